@@ -1,0 +1,35 @@
+# `make run` and `make test` are all a fresh machine needs: Python 3.11 to 3.13, make and a package registry.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: setup run test lint bench clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 13) else f"Hedgerow needs Python 3.11 to 3.13, this is {v[0]}.{v[1]}: set PYTHON=...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[test,bench]'
+	touch $@
+
+run: setup
+	$(BIN)/hedgerow run examples/digits_fedavg.yaml examples/digits_fedprox.yaml
+
+test: setup
+	$(BIN)/pytest
+
+# The root *is* the package, under another folder name: mypy finds it through a link.
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	mkdir -p $(VENV)/typed && ln -sfn $(CURDIR) $(VENV)/typed/hedgerow
+	MYPYPATH=$(VENV)/typed $(BIN)/mypy
+
+bench: setup
+	$(BIN)/python benchmarks/rounds.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

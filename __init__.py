@@ -1,0 +1,35 @@
+"""Hedgerow: federated-learning experiments on Ray.
+
+from hedgerow import load_experiment, run
+
+finished = run(load_experiment("examples/digits_fedavg.yaml"))
+finished.summary["test_accuracy"]
+"""
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import Any
+
+__version__ = version("hedgerow")
+
+_HOMES = {
+    "Algorithm": "hedgerow.algorithms.base",
+    "Batches": "hedgerow.algorithms.base",
+    "ClientData": "hedgerow.algorithms.base",
+    "Cohort": "hedgerow.algorithms.base",
+    "Exchange": "hedgerow.algorithms.base",
+    "HyperParameters": "hedgerow.algorithms.base",
+    "UserError": "hedgerow.platform.errors",
+    "load_experiment": "hedgerow.platform.experiment_file",
+    "parse_experiment": "hedgerow.platform.experiment_file",
+    "run": "hedgerow.platform.runner",
+    "resume": "hedgerow.platform.runner",
+}
+__all__ = ["__version__", *_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    """Public names, imported on first use: `import hedgerow` alone stays fast."""
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'hedgerow' has no attribute {name!r}")

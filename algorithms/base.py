@@ -1,0 +1,209 @@
+"""What an algorithm is: the server's half of a round as a generator of exchanges, the client's half as pure functions.
+
+Nothing here knows Ray, MLflow or files. An executor drives the generator:
+
+    generator = algorithm.round(server, cohort)
+    exchange = next(generator)            # what the server sends, and to whom
+    ...                                   # the clients work, their answers are reduced
+    exchange = generator.send(result)     # until the generator returns the new server state
+"""
+
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+
+from hedgerow.algorithms.task import Task
+from hedgerow.algorithms.trees import Tree
+
+
+class HyperParameters(BaseModel):
+    """Typed, bounded and documented hyperparameters: an algorithm's section of the experiment file.
+
+    A client step receives them either as plain numbers (loop) or with every float as a 0-d tensor (batched), so a step
+    computes with them but never branches on a float.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+    name: str
+
+    def at(self, round: int) -> Self:
+        """The values in force in `round` (counted from 1); schedules override this."""
+        return self
+
+
+def enabled(value: Any) -> bool:
+    """Whether a hyperparameter that is off at 0 is on; safe for the tensors of the batched form."""
+    return isinstance(value, Tensor) or value != 0
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Which mini-batches a client step wants drawn from the client's samples.
+
+    They are drawn outside the step from (seed, round, exchange, stream, client) alone.
+    """
+
+    size: int | None = None
+    """Samples per batch; None: the whole local data as one batch."""
+    epochs: int = 1
+    steps: int | None = None
+    """Number of batches; None: as many as `epochs` passes give. More than one pass reshuffles for each."""
+    shuffle: bool = True
+    held_out: bool = False
+    """Draw from the samples that the partition keeps for the client's own evaluation (if it keeps any)."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One mini-batch. In the batched form it is padded: `mask` is 1 for real samples, `active` for real steps."""
+
+    x: Tensor
+    y: Tensor
+    mask: Tensor | None = None
+    active: Tensor | float = 1.0
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """What one client step sees of its client's data.
+
+    `batched` says that the step runs under vmap for a chunk of clients at once; then every tensor carries a hidden
+    client dimension, batches are padded, and values must not steer Python control flow.
+    """
+
+    x: Tensor
+    y: Tensor
+    prepare: Callable[[Tensor], Tensor]
+    streams: Mapping[str, tuple[Tensor, Tensor]]
+    """Stream name -> (indices (steps, size) into x and y, mask (steps, size))."""
+    batched: bool
+
+    def batches(self, stream: str = "train") -> Iterator[Batch]:
+        """The mini-batches of a stream, in order."""
+        indices, mask = self.streams[stream]
+        for rows, real in zip(indices.unbind(0), mask.unbind(0), strict=True):
+            if self.batched:
+                yield Batch(self.prepare(self.x[rows]), self.y[rows], real.float(), real.any().float())
+            else:
+                rows = rows[real]
+                if len(rows):
+                    yield Batch(self.prepare(self.x[rows]), self.y[rows])
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """The clients of one round."""
+
+    round: int
+    """Counted from 1."""
+    clients: np.ndarray
+    """Sampled client ids, ascending (int64)."""
+    sizes: np.ndarray
+    """Number of training samples of each sampled client."""
+    population: int
+    """Number of all clients, m."""
+    test_shards: int = 0
+    """The shared test set is dealt into this many shards, addressed with `Exchange(on="test")`."""
+
+
+ClientStep = Callable[[Any, Tree, Tree, ClientData], tuple[Tree, Tree, dict[str, Tensor]]]
+Reduction = Literal["mean", "sum", "stack"]
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One broadcast - client work - reduction.
+
+    step: a method of the algorithm, `(hp, down, state, data) -> (up, state, metrics)`, written for one client.
+    down: the tree that every addressed client receives.
+    clients: the addressed ids, ascending.
+    per_client: a tree whose leaves have a leading client dimension; client i also receives row i, merged into `down`.
+    batches: the index streams to draw, by name.
+    reduce: "mean" (weighted), "sum" (weighted) or "stack" (every client's answer, in the order of `clients`).
+    weights: one number per addressed client; None: all equal.
+    on: "clients", or "test" for the shards of the shared test set.
+    """
+
+    step: ClientStep
+    down: Tree
+    clients: np.ndarray
+    per_client: Tree = field(default_factory=dict)
+    batches: Mapping[str, Batches] = field(default_factory=dict)
+    reduce: Reduction = "mean"
+    weights: np.ndarray | None = None
+    on: Literal["clients", "test"] = "clients"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came back from one exchange."""
+
+    up: Tree
+    """The reduced tree; empty when nobody was addressed or the step sends nothing up. A stack has one row per kept
+    client."""
+    kept: np.ndarray
+    """Per addressed client, in the order of `Exchange.clients`: whether it entered the reduction (bool). A client that
+    diverged, with NaN or infinity in its answer, did not."""
+    metrics: dict[str, np.ndarray]
+    """One number per addressed client."""
+
+
+Exchanges = Generator[Exchange | list[Exchange], Any, Any]
+"""The server's half: yields one exchange (and is sent its Result), or a list of them (and is sent their Results)."""
+
+
+class Algorithm:
+    """The server's and the client's half of one round. Subclass it in one file per algorithm.
+
+    hyper: the validated hyperparameters. task: model and loss.
+    """
+
+    Hyper: ClassVar[type[HyperParameters]] = HyperParameters
+
+    def __init__(self, hyper: Any, task: Task):
+        self.hyper = hyper
+        self.task = task
+
+    def init_server(self) -> Tree:
+        """The server's state before round 1. By convention `w` holds the model."""
+        return {"w": self.task.init()}
+
+    def init_client(self) -> Tree:
+        """The persistent state of a client before it first takes part; {} when clients are stateless.
+
+        Keys that a step adds to its state and that are not named here last until the round ends.
+        """
+        return {}
+
+    def round(self, server: Tree, cohort: Cohort) -> Exchanges:
+        """One round: yields exchanges, returns the new server state. A function of its arguments alone."""
+        raise NotImplementedError
+
+    def evaluate(self, server: Tree, cohort: Cohort) -> Exchanges:
+        """Score the server's model on the shared test set and on `cohort.clients`; returns the two Results."""
+        down = {"w": self.evaluate_params(server)}
+        shards = np.arange(cohort.test_shards)
+        return (
+            yield [
+                Exchange(self.score, down, shards, batches={"test": Batches(shuffle=False)}, on="test"),
+                Exchange(self.score, down, cohort.clients, batches={"test": Batches(shuffle=False, held_out=True)}),
+            ]
+        )
+
+    def evaluate_params(self, server: Tree) -> Tree:
+        """The parameters that are reported and saved as the run's model."""
+        return server["w"]
+
+    def score(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Tensor]]:
+        """Client step of evaluation: summed loss, correct predictions and sample count of all batches."""
+        totals = torch.zeros(3, device=data.x.device)
+        for batch in data.batches("test"):
+            totals = totals + self.task.score(down["w"], batch)
+        loss, correct, samples = totals.unbind(0)
+        return {}, state, {"loss": loss, "correct": correct, "samples": samples}

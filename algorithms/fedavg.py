@@ -1,0 +1,45 @@
+"""FedAvg (McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", 2017)."""
+
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field
+from torch import Tensor
+
+from hedgerow.algorithms.base import Algorithm, ClientData, Cohort, Exchange, Exchanges
+from hedgerow.algorithms.local import LocalSGD, local_sgd
+from hedgerow.algorithms.server import ServerStep
+from hedgerow.algorithms.trees import Tree
+
+
+class FedAvg(Algorithm):
+    """Each active client runs local SGD from the server's model; the server averages the results."""
+
+    class Hyper(LocalSGD):
+        name: Literal["fedavg"] = "fedavg"
+        weighting: Literal["uniform", "samples"] = Field(
+            "uniform", description="weight of a client in the mean: equal, or its number of training samples"
+        )
+        server: ServerStep = ServerStep()
+
+    def init_server(self) -> Tree:
+        w = self.task.init()
+        return {"w": w, "optimizer": self.hyper.server.init(w)}
+
+    def round(self, server: Tree, cohort: Cohort) -> Exchanges:
+        result = yield Exchange(
+            self.train,
+            down={"w": server["w"]},
+            clients=cohort.clients,
+            batches=self.hyper.batches,
+            weights=self.weights(cohort),
+        )
+        w, optimizer = self.hyper.server.step(server["w"], result.up["w"], server["optimizer"])
+        return {"w": w, "optimizer": optimizer}
+
+    def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Tensor]]:
+        w, loss = local_sgd(self.task.loss, down["w"], data, hp)
+        return {"w": w}, state, {"loss": loss}
+
+    def weights(self, cohort: Cohort) -> np.ndarray | None:
+        return cohort.sizes if self.hyper.weighting == "samples" else None

@@ -1,0 +1,26 @@
+"""FedProx (Li et al., "Federated Optimization in Heterogeneous Networks", 2020)."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from hedgerow.algorithms.base import ClientData
+from hedgerow.algorithms.fedavg import FedAvg
+from hedgerow.algorithms.local import local_sgd
+from hedgerow.algorithms.trees import Tree, tree_map
+
+
+class FedProx(FedAvg):
+    """FedAvg with the local objective L_k(w) + mu/2 ||w - w_server||^2 (thesis, chapter 2)."""
+
+    class Hyper(FedAvg.Hyper):
+        name: Literal["fedprox"] = "fedprox"  # type: ignore[assignment]
+        mu: float = Field(1e-4, ge=0, description="weight of the proximal term; 0 is FedAvg")
+
+    def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Tensor]]:
+        def proximal(w: Tree) -> Tree:
+            return tree_map(lambda p, p0: hp.mu * (p - p0), w, down["w"])
+
+        w, loss = local_sgd(self.task.loss, down["w"], data, hp, proximal)
+        return {"w": w}, state, {"loss": loss}

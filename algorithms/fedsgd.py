@@ -1,0 +1,61 @@
+"""Distributed SGD, also FedSGD (McMahan et al., 2017, section 2; thesis, chapter 2)."""
+
+from typing import Any, Literal, Self
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from hedgerow.algorithms.base import Algorithm, Batches, ClientData, Cohort, Exchange, Exchanges, HyperParameters
+from hedgerow.algorithms.server import ServerStep
+from hedgerow.algorithms.trees import Tree, add, tree_map, zeros_like
+
+
+class FedSGD(Algorithm):
+    """Each active client sends the gradient of its local loss at the server's model; the server steps along it."""
+
+    class Hyper(HyperParameters):
+        name: Literal["fedsgd"] = "fedsgd"
+        lr: float = Field(0.1, gt=0, description="step along the mean gradient in round 1")
+        lr_decay: float = Field(1.0, gt=0, le=1, description="factor on the step from round to round")
+        batch_size: int | None = Field(
+            None, ge=1, description="samples per forward pass; bounds memory, does not change the result"
+        )
+        weight_decay: float = Field(0.0, ge=0, description="L2 penalty")
+        weighting: Literal["uniform", "samples"] = Field(
+            "uniform", description="weight of a client in the mean: equal, or its number of training samples"
+        )
+        server: ServerStep = ServerStep()
+
+        def at(self, round: int) -> Self:
+            return self.model_copy(update={"lr": self.lr * self.lr_decay ** (round - 1)})
+
+    def init_server(self) -> Tree:
+        w = self.task.init()
+        return {"w": w, "optimizer": self.hyper.server.init(w)}
+
+    def round(self, server: Tree, cohort: Cohort) -> Exchanges:
+        w = server["w"]
+        result = yield Exchange(
+            self.gradient,
+            down={"w": w},
+            clients=cohort.clients,
+            batches={"train": Batches(size=self.hyper.batch_size, shuffle=False)},
+            weights=cohort.sizes if self.hyper.weighting == "samples" else None,
+        )
+        target = add(w, result.up["gradient"], -self.hyper.at(cohort.round).lr)
+        w, optimizer = self.hyper.server.step(w, target, server["optimizer"])
+        return {"w": w, "optimizer": optimizer}
+
+    def gradient(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Tensor]]:
+        total, loss, samples = (
+            zeros_like(down["w"]),
+            torch.zeros((), device=data.x.device),
+            torch.zeros((), device=data.x.device),
+        )
+        for batch in data.batches("train"):
+            n = float(len(batch.y)) if batch.mask is None else batch.mask.sum()
+            g, value = torch.func.grad_and_value(self.task.loss)(down["w"], batch)
+            total, loss, samples = add(total, g, n), loss + n * value, samples + n
+        mean = tree_map(lambda g, p: g / samples + hp.weight_decay * p, total, down["w"])
+        return {"gradient": mean}, state, {"loss": loss / samples}

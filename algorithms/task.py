@@ -1,0 +1,62 @@
+"""The task as the mathematics sees it: a functional model and its loss."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F  # noqa: N812
+
+if TYPE_CHECKING:
+    from hedgerow.algorithms.base import Batch
+
+Params = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model, without a state of its own, and the cross-entropy loss on its logits.
+
+    module: maps a batch of samples to logits (samples, classes).
+    mean, std: normalisation, broadcast against one raw sample; None leaves samples as they are (tokens).
+    """
+
+    module: nn.Module
+    mean: Tensor | None = None
+    std: Tensor | None = None
+
+    def init(self) -> Params:
+        """The initial parameters: those that the module was built with."""
+        return {name: p.detach().clone() for name, p in self.module.named_parameters()}
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """Raw samples, as stored, to the model's input."""
+        if self.mean is None or self.std is None:
+            return x.long()
+        return (x.float() - self.mean) / self.std
+
+    def to(self, device: torch.device) -> "Task":
+        """The same on another device."""
+        mean, std = (None if t is None else t.to(device) for t in (self.mean, self.std))
+        return Task(self.module.to(device), mean, std)
+
+    def logits(self, w: Params, x: Tensor) -> Tensor:
+        """Logits (samples, classes) of prepared samples `x` at parameters `w`."""
+        return functional_call(self.module, w, (x,))
+
+    def loss(self, w: Params, batch: "Batch") -> Tensor:
+        """Mean cross-entropy over the real samples of a batch; a 0-d tensor."""
+        logits = self.logits(w, batch.x)
+        if batch.mask is None:
+            return F.cross_entropy(logits, batch.y)
+        losses = F.cross_entropy(logits, batch.y, reduction="none")
+        return (losses * batch.mask).sum() / batch.mask.sum().clamp(min=1.0)
+
+    def score(self, w: Params, batch: "Batch") -> Tensor:
+        """(summed loss, correct predictions, samples) of a batch, as a tensor of shape (3,)."""
+        logits = self.logits(w, batch.x)
+        mask = torch.ones_like(batch.y, dtype=logits.dtype) if batch.mask is None else batch.mask
+        losses = F.cross_entropy(logits, batch.y, reduction="none")
+        hits = (logits.argmax(-1) == batch.y).to(logits.dtype)
+        return torch.stack([(losses * mask).sum(), (hits * mask).sum(), mask.sum()])

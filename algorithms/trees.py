@@ -1,0 +1,64 @@
+"""Trees: nested dictionaries of tensors, the only data structure that algorithms exchange."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Tree = dict[str, Any]
+"""A nested dictionary whose leaves are tensors: `{"w": {"fc.weight": ..., "fc.bias": ...}}`."""
+
+
+def tree_map(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
+    """Apply `function` leaf by leaf to trees of the same shape."""
+    if isinstance(tree, dict):
+        return {key: tree_map(function, tree[key], *(other[key] for other in rest)) for key in tree}
+    return function(tree, *rest)
+
+
+def leaves(tree: Any) -> Iterator[Any]:
+    """The leaves of a tree, in the order of its keys."""
+    if isinstance(tree, dict):
+        for child in tree.values():
+            yield from leaves(child)
+    else:
+        yield tree
+
+
+def flatten(tree: Tree, prefix: str = "") -> dict[str, Any]:
+    """One flat dictionary with keys joined by '/': the form in which trees are stored. Empty branches vanish."""
+    flat: dict[str, Any] = {}
+    for key, child in tree.items():
+        flat.update(flatten(child, f"{prefix}{key}/") if isinstance(child, dict) else {f"{prefix}{key}": child})
+    return flat
+
+
+def unflatten(flat: dict[str, Any]) -> Tree:
+    """The inverse of `flatten`."""
+    tree: Tree = {}
+    for path, leaf in flat.items():
+        *branches, last = path.split("/")
+        node = tree
+        for branch in branches:
+            node = node.setdefault(branch, {})
+        node[last] = leaf
+    return tree
+
+
+def count(tree: Any) -> int:
+    """Number of scalars in a tree."""
+    return sum(leaf.numel() if isinstance(leaf, Tensor) else leaf.size for leaf in leaves(tree))
+
+
+def zeros_like(tree: Any) -> Any:
+    return tree_map(torch.zeros_like, tree)
+
+
+def add(a: Any, b: Any, scale: Any = 1.0) -> Any:
+    """a + scale * b"""
+    return tree_map(lambda x, y: x + scale * y, a, b)
+
+
+def sub(a: Any, b: Any) -> Any:
+    return tree_map(torch.sub, a, b)

@@ -1,0 +1,50 @@
+"""From an experiment to what runs it: data, partition, model, algorithm. The same in every process."""
+
+from pathlib import Path
+
+import torch
+
+from hedgerow.algorithms.base import Algorithm
+from hedgerow.algorithms.task import Task
+from hedgerow.platform.data import Dataset, Partition, load_dataset, make_partition
+from hedgerow.platform.errors import UserError
+from hedgerow.platform.experiment import Experiment
+from hedgerow.platform.models import build_model
+from hedgerow.platform.plugins import algorithm_class
+
+
+def build_data(experiment: Experiment, data_root: Path | None) -> tuple[Dataset, Partition]:
+    """Load the data set (converted once, then cached) and draw the partition from the seed.
+
+    Raises UserError when files are missing or the partition does not fit the data.
+    """
+    dataset = load_dataset(experiment.task.data, data_root)
+    partition = make_partition(
+        experiment.task.partition, dataset.y_train, dataset.classes, dataset.train_clients, experiment.seed
+    )
+    if experiment.cohort_size(len(partition)) > len(partition):
+        raise UserError(
+            f"clients_per_round: {experiment.clients_per_round} clients cannot take part in a round of a population of "
+            f"{len(partition)}; lower it or raise task.partition.clients"
+        )
+    return dataset, partition
+
+
+def build_module(experiment: Experiment, dataset: Dataset) -> torch.nn.Module:
+    """The model with its initial parameters, which the seed decides."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(experiment.seed)
+        return build_model(experiment.task.model, dataset.sample_shape, dataset.classes, dataset.is_tokens)
+
+
+def task_on(dataset: Dataset, module: torch.nn.Module) -> Task:
+    """The mathematical task: a model on normalised samples of a data set."""
+    if dataset.is_tokens:
+        return Task(module)
+    return Task(module, torch.tensor(dataset.mean), torch.tensor(dataset.std))
+
+
+def build_algorithm(experiment: Experiment, dataset: Dataset) -> Algorithm:
+    """The algorithm on its task."""
+    task = task_on(dataset, build_module(experiment, dataset))
+    return algorithm_class(experiment.algorithm.name)(experiment.algorithm, task)

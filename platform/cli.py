@@ -1,0 +1,132 @@
+"""The `hedgerow` command."""
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hedgerow.platform.errors import UserError
+
+
+def told_kindly(command: Callable[..., Any]) -> Callable[..., Any]:
+    """A user's mistake ends in its sentence and exit code 2; Ctrl-C in 130."""
+
+    @wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+        except UserError as error:
+            click.echo(f"hedgerow: {error}", err=True)
+            sys.exit(2)
+        except KeyboardInterrupt:
+            click.echo("hedgerow: interrupted; `hedgerow resume RUN` continues from the last checkpoint", err=True)
+            sys.exit(130)
+
+    return wrapped
+
+
+data_root_option = click.option(
+    "--data-root",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="Folder of the data sets (default: $HEDGEROW_DATA_ROOT, else ./data).",
+)
+set_option = click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override one key: --set algorithm.lr=0.05"
+)
+address_option = click.option(
+    "--address", default=None, help="A running Ray cluster (default: $RAY_ADDRESS, else Ray is started here)."
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="hedgerow")
+def main() -> None:
+    """Federated-learning experiments on Ray: one YAML file, one command."""
+    # The user's own algorithms and models are importable from where they stand.
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+
+
+@main.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@set_option
+@data_root_option
+@address_option
+@told_kindly
+def run(files: tuple[Path, ...], overrides: tuple[str, ...], data_root: Path | None, address: str | None) -> None:
+    """Run the experiments in FILES, one after the other, and compare them.
+
+    Example: hedgerow run examples/digits_fedavg.yaml --set rounds=20
+    """
+    from hedgerow.platform.commands import run_all
+
+    run_all(files, overrides, data_root, address)
+
+
+@main.command()
+@click.argument("run")
+@address_option
+@told_kindly
+def resume(run: str, address: str | None) -> None:
+    """Continue RUN (its folder) from its last checkpoint.
+
+    Example: hedgerow resume runs/digits-fedavg-20260101-120000
+    """
+    from hedgerow.platform.commands import resume_one
+
+    resume_one(run, address)
+
+
+@main.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@set_option
+@told_kindly
+def show(file: Path, overrides: tuple[str, ...]) -> None:
+    """Print the experiment in FILE with every default filled in."""
+    from hedgerow.platform.experiment_file import dump_experiment, load_experiment
+
+    click.echo(dump_experiment(load_experiment(file, overrides)), nl=False)
+
+
+@main.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@set_option
+@data_root_option
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="Picture to draw, without its ending (default: NAME-partition in the experiment's output folder).",
+)
+@told_kindly
+def partition(file: Path, overrides: tuple[str, ...], data_root: Path | None, output: Path | None) -> None:
+    """Print the partition of FILE over its clients, and draw it."""
+    from hedgerow.platform.commands import show_partition
+
+    show_partition(file, overrides, data_root, output)
+
+
+@main.command()
+@click.argument("run")
+@told_kindly
+def push(run: str) -> None:
+    """Send RUN's local record to MLflow: what a server that was down has missed."""
+    from hedgerow.platform.runner import push as push_run
+
+    push_run(run)
+
+
+@main.command()
+@click.option("--uri", default=None, help="MLflow store (default: the SQLite store in ./runs).")
+@click.option("--port", default=5000, show_default=True, help="Port on this machine's loopback interface.")
+@told_kindly
+def ui(uri: str | None, port: int) -> None:
+    """Open MLflow's own page on the recorded runs."""
+    from hedgerow.platform.mlflow_store import default_uri, open_page
+
+    sys.exit(open_page(uri or default_uri(Path("runs")), port))

@@ -1,0 +1,66 @@
+"""What the commands do, apart from parsing their arguments."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from hedgerow.platform.build import build_data
+from hedgerow.platform.data.picture import draw_partition, partition_table
+from hedgerow.platform.experiment import Experiment
+from hedgerow.platform.experiment_file import load_experiment
+from hedgerow.platform.figures import draw_curves
+from hedgerow.platform.runner import FinishedRun
+from hedgerow.platform.runner import resume as resume_run
+from hedgerow.platform.runner import run as run_experiment
+from hedgerow.platform.runs import find_run
+from hedgerow.platform.terminal import Progress, closing_table, print_rows
+
+
+def run_all(files: Sequence[Path], overrides: Sequence[str], data_root: Path | None, address: str | None) -> None:
+    """Run experiments one after the other; all files are read, and their data found, before the first starts."""
+    experiments = [load_experiment(file, overrides) for file in files]
+    for experiment in experiments:
+        build_data(experiment, data_root)
+    finished = []
+    for experiment in experiments:
+        with Progress(experiment.name, experiment.rounds) as progress:
+            finished.append(run_experiment(experiment, data_root, progress, address))
+    _close(finished)
+
+
+def resume_one(name: str, address: str | None) -> None:
+    """Resume a run and show it as `run` does."""
+    experiment = load_experiment(find_run(name).experiment)
+    with Progress(experiment.name, experiment.rounds) as progress:
+        finished = resume_run(name, progress, address)
+    _close([finished])
+
+
+def show_partition(file: Path, overrides: Sequence[str], data_root: Path | None, output: Path | None) -> None:
+    """Print the table of a partition and draw the client-by-class picture."""
+    experiment: Experiment = load_experiment(file, overrides)
+    dataset, partition = build_data(experiment, data_root)
+    output = output or Path(experiment.output) / f"{experiment.name}-partition"
+    output.parent.mkdir(parents=True, exist_ok=True)
+    print_rows(partition_table(partition, dataset.y_train, dataset.class_names), f"{experiment.name}: partition")
+    for path in draw_partition(partition, dataset.y_train, dataset.class_names, output):
+        click.echo(f"picture: {path}")
+
+
+def _close(finished: list[FinishedRun]) -> None:
+    """The closing table, the figures, and where everything lies."""
+    closing_table([(run.experiment.name, run.summary) for run in finished])
+    for run in finished:
+        click.echo(f"run: {run.folder.path}")
+        for figure in sorted(run.folder.figures.glob("*.png")):
+            click.echo(f"  figure: {figure}")
+        if run.warning:
+            click.echo(f"  warning: {run.warning}", err=True)
+    if len(finished) > 1:
+        records = {run.experiment.name: run.records for run in finished}
+        folder = Path(finished[0].experiment.output) / "comparison"
+        for figure in draw_curves(records, folder, finished[0].experiment.evaluation.targets):
+            if figure.suffix == ".png":
+                click.echo(f"comparison: {figure}")
+    click.echo("`hedgerow ui` opens MLflow's page on these runs.")

@@ -1,0 +1,74 @@
+"""Conversions are made once: a data set is kept as plain arrays in the user's cache."""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from platformdirs import user_cache_dir
+
+from hedgerow.platform.data.dataset import Dataset
+
+_FORMAT = 1
+
+
+def cache_folder() -> Path:
+    """$HEDGEROW_CACHE, or the user's cache folder."""
+    return Path(os.environ.get("HEDGEROW_CACHE") or user_cache_dir("hedgerow"))
+
+
+def data_folder(root: Path | None) -> Path:
+    """The folder of the data sets: the given one, else $HEDGEROW_DATA_ROOT, else ./data."""
+    return root or Path(os.environ.get("HEDGEROW_DATA_ROOT") or "data")
+
+
+def load_dataset(config: Any, root: Path | None = None) -> Dataset:
+    """The data set of a `Source`, from the cache where it was converted before.
+
+    Raises UserError when files are missing or damaged.
+    """
+    root = data_folder(root)
+    # Size and time of the files are in the key: changed files are converted again.
+    stamps = [
+        [str(f.absolute()), s.st_size, s.st_mtime_ns] for f in config.files(root) if f.exists() for s in [f.stat()]
+    ]
+    key = json.dumps([_FORMAT, config.model_dump(mode="json"), stamps], sort_keys=True)
+    entry = cache_folder() / "data" / f"{config.name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+    try:
+        return _read(entry)
+    except (OSError, ValueError, KeyError, TypeError):
+        dataset = config.load(root)
+        _write(dataset, entry)
+        return dataset
+
+
+def _write(dataset: Dataset, entry: Path) -> None:
+    """Write aside and rename: of two processes that convert at once, one wins, and both are right."""
+    entry.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(dir=entry.parent))
+    rest = {}
+    for field, value in dataset.arrays().items():
+        if isinstance(value, np.ndarray):
+            np.save(aside / f"{field}.npy", value, allow_pickle=False)
+        else:
+            rest[field] = value
+    (aside / "fields.json").write_text(json.dumps(rest))
+    shutil.rmtree(entry, ignore_errors=True)
+    try:
+        aside.rename(entry)
+    except OSError:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _read(entry: Path) -> Dataset:
+    fields = json.loads((entry / "fields.json").read_text())
+    for file in entry.glob("*.npy"):
+        fields[file.stem] = np.asarray(np.load(file, mmap_mode="r", allow_pickle=False))
+    dataset = Dataset.from_arrays({**fields, "class_names": tuple(fields["class_names"])})
+    if len(dataset.x_train) != len(dataset.y_train) or len(dataset.x_test) != len(dataset.y_test):
+        raise ValueError("torn cache entry")
+    return dataset

@@ -1,0 +1,66 @@
+"""A data set in memory."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Raw arrays, in the most compact type: normalised only when a batch is drawn.
+
+    x_train, x_test: images uint8 (n, C, H, W), features float32 (n, F) or tokens uint8 (n, L). y_*: int64 (n,).
+    mean, std: float32, broadcast against one sample, in raw units. train_clients: the natural client of each training
+    sample, int64 (n,), or None.
+    """
+
+    name: str
+    x_train: np.ndarray
+    y_train: np.ndarray
+    x_test: np.ndarray
+    y_test: np.ndarray
+    classes: int
+    mean: np.ndarray
+    std: np.ndarray
+    class_names: tuple[str, ...]
+    train_clients: np.ndarray | None = None
+    is_tokens: bool = False
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """Shape of one sample."""
+        return self.x_train.shape[1:]
+
+    def arrays(self) -> dict[str, Any]:
+        """The fields, in a form that travels."""
+        return asdict(self)
+
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, Any]) -> "Dataset":
+        return cls(**arrays)
+
+
+def image_dataset(
+    name: str,
+    train: tuple[np.ndarray, np.ndarray],
+    test: tuple[np.ndarray, np.ndarray],
+    class_names: tuple[str, ...],
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+) -> Dataset:
+    """A data set of uint8 images; mean and std per channel, on the scale 0 to 1."""
+    mean_, std_ = (np.asarray(values, np.float32).reshape(-1, 1, 1) * 255 for values in (mean, std))
+    (x, y), (x_test, y_test) = train, test
+    y, y_test = y.astype(np.int64), y_test.astype(np.int64)
+    return Dataset(name, x, y, x_test, y_test, len(class_names), mean_, std_, class_names)
+
+
+def stratified_split(labels: np.ndarray, fraction: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Rows for training and for testing: the same `fraction` of each class is tested."""
+    rng = np.random.default_rng([seed, 71])
+    test = np.zeros(len(labels), bool)
+    for label in np.unique(labels):
+        rows = rng.permutation(np.flatnonzero(labels == label))
+        test[rows[: round(fraction * len(rows))]] = True
+    return np.flatnonzero(~test), np.flatnonzero(test)

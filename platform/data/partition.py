@@ -1,0 +1,210 @@
+"""Partitions of a data set over clients, drawn from the seed alone."""
+
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from hedgerow.platform.errors import UserError
+from hedgerow.platform.section import Section
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Who owns which training samples.
+
+    order: sample indices, client by client. offsets (m + 1,): client k owns order[offsets[k] : offsets[k + 1]].
+    train_sizes (m,): the first so many of them are for training, the rest for the client's own evaluation.
+    """
+
+    order: np.ndarray
+    offsets: np.ndarray
+    train_sizes: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.train_sizes)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Samples of each client, (m,)."""
+        return np.diff(self.offsets)
+
+    def samples(self, client: int) -> np.ndarray:
+        """Indices of all samples of a client."""
+        return self.order[self.offsets[client] : self.offsets[client + 1]]
+
+    def label_counts(self, labels: np.ndarray, classes: int) -> np.ndarray:
+        """(m, classes): how many samples of each class each client owns."""
+        owner = np.repeat(np.arange(len(self)), self.sizes)
+        counts = np.zeros((len(self), classes), dtype=np.int64)
+        np.add.at(counts, (owner, labels[self.order]), 1)
+        return counts
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The fields, in a form that travels."""
+        return asdict(self)
+
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, np.ndarray]) -> "Partition":
+        return cls(**arrays)
+
+
+class _Dealt(Section):
+    """Options of every partition that deals out the samples."""
+
+    clients: int = Field(ge=1, description="number of clients, m")
+    samples_per_client: int | None = Field(
+        None, ge=1, description="samples of a client (on average, where unbalanced); null: everything is dealt out"
+    )
+    holdout: float = Field(0.0, ge=0, lt=1, description="share of its samples that a client keeps for its evaluation")
+
+
+class IID(_Dealt):
+    """Shuffled and dealt equally."""
+
+    kind: Literal["iid"] = "iid"
+    unbalanced: float = Field(0.0, ge=0, description="standard deviation of the logarithm of the clients' sizes")
+
+
+class Dirichlet(_Dealt):
+    """Each client draws its samples, without replacement, from its own class prior ~ Dirichlet(alpha)."""
+
+    kind: Literal["dirichlet"] = "dirichlet"
+    alpha: float = Field(gt=0, description="concentration: small values make clients differ")
+    unbalanced: float = Field(0.0, ge=0, description="standard deviation of the logarithm of the clients' sizes")
+
+
+class Labels(_Dealt):
+    """Each client has samples of a fixed number of classes."""
+
+    kind: Literal["labels"] = "labels"
+    labels_per_client: int = Field(ge=1, description="classes that each client has")
+
+
+class Natural(Section):
+    """The clients that the data set itself names."""
+
+    kind: Literal["natural"] = "natural"
+    holdout: float = Field(0.0, ge=0, lt=1, description="share of its samples that a client keeps for its evaluation")
+
+
+PartitionConfig = Annotated[IID | Dirichlet | Labels | Natural, Field(discriminator="kind")]
+
+
+def make_partition(config: Any, labels: np.ndarray, classes: int, natural: np.ndarray | None, seed: int) -> Partition:
+    """Draw a partition. labels: of the training samples; natural: their natural client ids, or None.
+
+    Raises UserError when the partition does not fit the data.
+    """
+    rng = np.random.default_rng([seed, 43])
+    if isinstance(config, Natural):
+        if natural is None:
+            raise UserError("task.partition.kind: this data set names no clients; choose iid, dirichlet or labels")
+        _, owners = np.unique(natural, return_inverse=True)
+        groups = [rng.permutation(g) for g in _group(owners, owners.max() + 1)]
+        return _assemble(groups, config.holdout)
+    if config.clients > len(labels):
+        raise UserError(
+            f"task.partition.clients: {config.clients} clients are more than the {len(labels)} samples; lower it"
+        )
+    if isinstance(config, Labels):
+        return _assemble(_by_labels(config, labels, classes, rng), config.holdout)
+    sizes = _sizes(config, len(labels), rng)
+    if isinstance(config, IID):
+        shuffled = rng.permutation(len(labels))
+        return _assemble(np.split(shuffled[: sizes.sum()], np.cumsum(sizes)[:-1]), config.holdout)
+    return _assemble(_by_dirichlet(config.alpha, sizes, labels, classes, rng), config.holdout)
+
+
+def _sizes(config: IID | Dirichlet, total: int, rng: np.random.Generator) -> np.ndarray:
+    """Samples per client: equal up to one, or lognormal; together at most `total`, each at least 1."""
+    m = config.clients
+    if config.samples_per_client is not None:
+        if config.samples_per_client * m > total:
+            raise UserError(
+                f"task.partition.samples_per_client: {m} clients with {config.samples_per_client} samples need "
+                f"{m * config.samples_per_client}, the data set has {total}; lower it or the number of clients"
+            )
+        total = config.samples_per_client * m
+    if not config.unbalanced:
+        return total // m + (np.arange(m) < total % m)
+    shares = rng.lognormal(0.0, config.unbalanced, m)
+    sizes = np.maximum((shares / shares.sum() * total).astype(np.int64), 1)
+    while sizes.sum() > total:
+        sizes[sizes.argmax()] -= 1
+    return sizes
+
+
+def _by_dirichlet(
+    alpha: float, sizes: np.ndarray, labels: np.ndarray, classes: int, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """Sweep over the clients; each draws a label from its prior and takes one unused sample of it (thesis, 2.3).
+
+    A label whose samples are used up is drawn again, which is the prior renormalised over the others.
+    """
+    m = len(sizes)
+    priors = rng.dirichlet(np.full(classes, alpha), m)
+    pools = [rng.permutation(np.flatnonzero(labels == label)) for label in range(classes)]
+    left = np.array([len(pool) for pool in pools])
+    taken: list[np.ndarray] = []
+    owners: list[np.ndarray] = []
+    for sweep in range(int(sizes.max())):
+        waiting = np.flatnonzero(sizes > sweep)
+        while len(waiting):
+            weights = priors[waiting] * (left > 0)
+            # A tiny alpha leaves some clients with no mass on what is left: they take whatever there is.
+            weights[weights.sum(1) == 0] = left / left.sum()
+            cumulative = np.cumsum(weights, axis=1)
+            points = rng.random((len(waiting), 1)) * cumulative[:, -1:]
+            drawn = np.minimum((points >= cumulative).sum(1), classes - 1)
+            again = []
+            for label in np.unique(drawn):
+                clients = waiting[drawn == label]
+                served = clients[: left[label]]
+                again.append(clients[left[label] :])
+                taken.append(pools[label][left[label] - len(served) : left[label]])
+                owners.append(served)
+                left[label] -= len(served)
+            waiting = np.sort(np.concatenate(again))
+    samples, owner = np.concatenate(taken), np.concatenate(owners)
+    return [rng.permutation(samples[rows]) for rows in _group(owner, m)]
+
+
+def _by_labels(config: Labels, labels: np.ndarray, classes: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Every client gets `labels_per_client` classes, all classes equally often; a class is split equally among its."""
+    m, k = config.clients, config.labels_per_client
+    if k > classes:
+        raise UserError(f"task.partition.labels_per_client: {k} is more than the {classes} classes; lower it")
+    slots = np.zeros(classes)
+    holders: list[list[int]] = [[] for _ in range(classes)]
+    for client in rng.permutation(m):
+        for label in np.lexsort((rng.random(classes), slots))[:k]:
+            slots[label] += 1
+            holders[label].append(client)
+    parts: list[list[np.ndarray]] = [[] for _ in range(m)]
+    for label, clients in enumerate(holders):
+        pool = rng.permutation(np.flatnonzero(labels == label))
+        if clients and len(pool) < len(clients):
+            raise UserError(
+                f"task.partition.clients: class {label} has {len(pool)} samples for {len(clients)} clients; lower it "
+                "or labels_per_client"
+            )
+        for client, share in zip(clients, np.array_split(pool, len(clients)) if clients else [], strict=True):
+            parts[client].append(
+                share if config.samples_per_client is None else share[: config.samples_per_client // k]
+            )
+    return [rng.permutation(np.concatenate(part)) for part in parts]
+
+
+def _group(owners: np.ndarray, clients: int) -> list[np.ndarray]:
+    """For each client the positions at which it is the owner."""
+    by_owner = np.argsort(owners, kind="stable")
+    return np.split(by_owner, np.cumsum(np.bincount(owners, minlength=clients))[:-1])
+
+
+def _assemble(groups: list[np.ndarray], holdout: float) -> Partition:
+    sizes = np.array([len(group) for group in groups], dtype=np.int64)
+    train = np.maximum(sizes - np.round(holdout * sizes).astype(np.int64), np.minimum(sizes, 1))
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    return Partition(np.concatenate(groups).astype(np.int64), offsets, train)

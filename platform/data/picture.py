@@ -1,0 +1,62 @@
+"""A partition to look at: a table and a client-by-class picture."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from hedgerow.platform.data.partition import Partition
+
+SHOWN = 100
+"""Clients in the picture, at most."""
+
+
+def coverage(counts: np.ndarray, share: float) -> np.ndarray:
+    """(m,): how many classes, largest first, cover `share` of each client's samples. counts: (m, classes).
+
+    The class-coverage histograms of the thesis (figure A.3) count these.
+    """
+    ordered = np.cumsum(-np.sort(-counts, axis=1), axis=1)
+    return 1 + (ordered < share * ordered[:, -1:] - 1e-9).sum(axis=1)
+
+
+def partition_table(partition: Partition, labels: np.ndarray, class_names: tuple[str, ...]) -> list[dict[str, Any]]:
+    """One row per client: samples, training samples, classes present, classes that cover 80 %, largest class."""
+    counts = partition.label_counts(labels, len(class_names))
+    covered = coverage(counts, 0.8)
+    return [
+        {
+            "client": client,
+            "samples": int(row.sum()),
+            "for training": int(partition.train_sizes[client]),
+            "classes": int((row > 0).sum()),
+            "cover 80 %": int(covered[client]),
+            "largest class": f"{class_names[row.argmax()]} ({row.max() / max(row.sum(), 1):.0%})",
+        }
+        for client, row in enumerate(counts)
+    ]
+
+
+def draw_partition(
+    partition: Partition, labels: np.ndarray, class_names: tuple[str, ...], path: Path, title: str = ""
+) -> list[Path]:
+    """Draw samples by client and class as a heat map, and the clients' sizes beside it; PNG and SVG at `path`."""
+    counts = partition.label_counts(labels, len(class_names))
+    shown = counts[:SHOWN]
+    figure = Figure(figsize=(10, max(3.0, 1.6 + 0.28 * len(class_names[:40]))), layout="constrained")
+    heat, sizes = figure.subplots(1, 2, width_ratios=[4, 1])
+    image = heat.imshow(shown.T, aspect="auto", cmap="viridis", interpolation="nearest", origin="lower")
+    figure.colorbar(image, ax=heat, label="samples")
+    of_all = f" (the first {SHOWN} of {len(counts)})" if len(counts) > SHOWN else ""
+    heat.set(xlabel=f"client{of_all}", ylabel="class", title=title or f"{len(counts)} clients by class")
+    if len(class_names) <= 40:
+        heat.set_yticks(range(len(class_names)), class_names)
+    own = partition.sizes
+    sizes.hist(own, bins=min(30, max(1, len(np.unique(own)))), color="#4477AA", edgecolor="white")
+    sizes.set(xlabel="samples per client", ylabel="clients", title="sizes")
+    sizes.spines[["top", "right"]].set_visible(False)
+    written = [path.with_name(f"{path.name}.{ending}") for ending in ("png", "svg")]
+    for file in written:
+        figure.savefig(file, dpi=150)
+    return written

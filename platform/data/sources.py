@@ -1,0 +1,154 @@
+"""The data section of an experiment file: one class per source, each with its own options and its loader."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from hedgerow.platform.data.dataset import Dataset, image_dataset, stratified_split
+from hedgerow.platform.section import Section
+
+
+class Source(Section):
+    """Where a data set comes from."""
+
+    name: Any
+
+    def files(self, root: Path) -> list[Path]:
+        """The files whose change makes a cached conversion stale; empty for sources that read none.
+
+        Raises UserError when they are missing.
+        """
+        return []
+
+    def load(self, root: Path) -> Dataset:
+        """Read and convert. root: the folder of the data sets."""
+        raise NotImplementedError
+
+
+class Digits(Source):
+    """scikit-learn's 1797 handwritten digits, 1x8x8 (UCI Optical Recognition of Handwritten Digits, test part)."""
+
+    name: Literal["digits"] = "digits"
+    test_fraction: float = Field(0.2, gt=0, lt=1, description="share of each class that is kept for testing")
+
+    def load(self, root: Path) -> Dataset:
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
+        x, y = digits.images.astype(np.uint8)[:, None], digits.target.astype(np.int64)
+        train, test = stratified_split(y, self.test_fraction)
+        zero, full = np.zeros((1, 1, 1), np.float32), np.full((1, 1, 1), 16, np.float32)
+        return Dataset("digits", x[train], y[train], x[test], y[test], 10, zero, full, tuple("0123456789"))
+
+
+class TorchvisionSource(Source):
+    """A data set in torchvision's own layout, under the data root or under a folder of its name there."""
+
+    download: bool = Field(False, description="fetch it into the data root when it is absent")
+
+    def files(self, root: Path) -> list[Path]:
+        from hedgerow.platform.data import vision
+
+        return vision.files(self.name, root, self.download)
+
+    def load(self, root: Path) -> Dataset:
+        # torchvision takes seconds to import; a process that reads the cache never does.
+        from hedgerow.platform.data import vision
+
+        return vision.load(self.name, root, self.download)
+
+
+class MNIST(TorchvisionSource):
+    """MNIST: 60000 + 10000 digits, 1x28x28."""
+
+    name: Literal["mnist"] = "mnist"
+
+
+class FashionMNIST(TorchvisionSource):
+    """Fashion-MNIST: 60000 + 10000 articles of clothing, 1x28x28."""
+
+    name: Literal["fashion_mnist"] = "fashion_mnist"
+
+
+class CIFAR10(TorchvisionSource):
+    """CIFAR-10: 50000 + 10000 photographs, 3x32x32."""
+
+    name: Literal["cifar10"] = "cifar10"
+
+
+class CIFAR100(TorchvisionSource):
+    """CIFAR-100: 50000 + 10000 photographs in 100 classes, 3x32x32."""
+
+    name: Literal["cifar100"] = "cifar100"
+
+
+class EMNISTLetters(TorchvisionSource):
+    """EMNIST letters, 1x28x28: the first 10 are FedDyn's EMNIST-L, 48000 + 8000 samples."""
+
+    name: Literal["emnist_letters"] = "emnist_letters"
+    classes: int = Field(10, ge=2, le=26, description="how many letters, from A")
+
+    def load(self, root: Path) -> Dataset:
+        everything = super().load(root)
+        train, test = everything.y_train < self.classes, everything.y_test < self.classes
+        return image_dataset(
+            "emnist_letters",
+            (everything.x_train[train], everything.y_train[train]),
+            (everything.x_test[test], everything.y_test[test]),
+            everything.class_names[: self.classes],
+            (0.1307,),
+            (0.3081,),
+        )
+
+
+class ImageFolder(Source):
+    """Your own images: CLASS/*.png, or train/CLASS/* and test/CLASS/*, in a folder or in a zip of one."""
+
+    name: Literal["image_folder"] = "image_folder"
+    path: str = Field(min_length=1, description="the folder or .zip, absolute or under the data root")
+    size: int | None = Field(None, ge=1, description="resize to size x size; null: all images have one size already")
+    test_fraction: float = Field(
+        0.2, gt=0, lt=1, description="share of each class that is kept for testing, where there is no test/"
+    )
+
+    def files(self, root: Path) -> list[Path]:
+        from hedgerow.platform.data import folder
+
+        return folder.files(root / self.path)
+
+    def load(self, root: Path) -> Dataset:
+        from hedgerow.platform.data import folder
+
+        return folder.load(root / self.path, self.size, self.test_fraction)
+
+
+class Synthetic(Source):
+    """FedDyn's synthetic family (thesis, appendix A.1.1): each client has its own linear model and its own features.
+
+    gamma1 > 0: the clients' optimal models differ (type 1). gamma2 > 0: their feature means differ (type 2).
+    gamma3 > 0: their sample counts differ (type 3). All 0: homogeneous. Partition it with `kind: natural`.
+    """
+
+    name: Literal["synthetic"] = "synthetic"
+    clients: int = Field(20, ge=1, description="number of clients")
+    samples: int = Field(200, ge=1, description="training samples per client, on average")
+    test_samples: int = Field(50, ge=1, description="test samples per client")
+    features: int = Field(30, ge=1, description="dimension of a sample")
+    classes: int = Field(5, ge=2, description="number of classes")
+    gamma1: float = Field(0.0, ge=0, description="variance of the means of the clients' models")
+    gamma2: float = Field(0.0, ge=0, description="variance of the means of the clients' features")
+    gamma3: float = Field(0.0, ge=0, description="variance of the logarithm of the clients' sample counts")
+    seed: int = Field(0, ge=0, description="draws the data; the experiment's own seed does not change them")
+
+    def load(self, root: Path) -> Dataset:
+        from hedgerow.platform.data import synthetic
+
+        return synthetic.generate(self)
+
+
+DataConfig = Annotated[
+    Digits | MNIST | EMNISTLetters | FashionMNIST | CIFAR10 | CIFAR100 | ImageFolder | Synthetic,
+    Field(discriminator="name"),
+]

@@ -1,0 +1,129 @@
+"""The experiment file's schema: every key, its type, its bounds, its default."""
+
+from typing import Any, Generic, Literal, Self, TypeVar
+
+from pydantic import Field, SerializeAsAny, model_validator
+
+from hedgerow.algorithms.base import HyperParameters
+from hedgerow.platform.data import DataConfig, PartitionConfig
+from hedgerow.platform.models import ModelConfig
+from hedgerow.platform.section import Section
+
+
+class TaskConfig(Section):
+    """What is to be learnt: data, its partition over clients, and the model."""
+
+    data: DataConfig
+    partition: PartitionConfig
+    model: ModelConfig
+
+
+class Evaluation(Section):
+    """What is measured, and how often."""
+
+    every: int = Field(1, ge=1, description="score the server's model every so many rounds, and after the last")
+    clients: int = Field(
+        100, ge=0, description="score it also on the samples of up to this many clients (the same ones each time)"
+    )
+    targets: list[float] = Field(
+        [], description="test accuracies between 0 and 1: report the rounds and transmissions that reach each"
+    )
+
+    @model_validator(mode="after")
+    def _targets_are_accuracies(self) -> Self:
+        for target in self.targets:
+            if not 0 < target < 1:
+                raise ValueError(f"target {target:g} is not a test accuracy between 0 and 1")
+        return self
+
+
+class Resources(Section):
+    """Where the clients live."""
+
+    executor: Literal["ray", "inline"] = Field("ray", description="Ray actors, or this process alone")
+    actors: int | Literal["auto"] = Field("auto", description="client actors; auto: one per free CPU (or GPU share)")
+    cpus_per_actor: float = Field(1.0, ge=0, description="CPUs that each client actor reserves")
+    gpus_per_actor: float = Field(0.0, ge=0, description="GPUs, or the fraction of one, that each actor reserves")
+    threads: int = Field(1, ge=1, description="torch threads of each client actor")
+
+    @model_validator(mode="after")
+    def _sensible(self) -> Self:
+        if self.actors != "auto" and self.actors < 1:
+            raise ValueError("`actors` must be auto or at least 1")
+        if self.gpus_per_actor > 1 and self.gpus_per_actor != int(self.gpus_per_actor):
+            raise ValueError("`gpus_per_actor` above 1 must be a whole number")
+        if self.cpus_per_actor == 0 and self.gpus_per_actor == 0:
+            raise ValueError("`cpus_per_actor` and `gpus_per_actor` are both 0: reserve at least one of them")
+        return self
+
+
+class EngineConfig(Section):
+    """How an actor works through its clients."""
+
+    mode: Literal["auto", "loop", "vmap"] = Field(
+        "auto", description="one client after the other, or many at once; auto: whichever a short measurement favours"
+    )
+    chunk: int | Literal["auto"] = Field("auto", description="clients at once under vmap")
+
+    @model_validator(mode="after")
+    def _chunk_is_positive(self) -> Self:
+        if self.chunk != "auto" and self.chunk < 1:
+            raise ValueError("`chunk` must be auto or at least 1")
+        return self
+
+
+class Checkpoints(Section):
+    """When the run is saved."""
+
+    every: int = Field(10, ge=0, description="save every so many rounds, and after the last; 0: only after the last")
+    keep: int = Field(2, ge=1, description="how many checkpoints to keep")
+
+
+class Tracking(Section):
+    """Where MLflow records the run."""
+
+    enabled: bool = True
+    uri: str | None = Field(None, description="MLflow tracking URI; null: an SQLite store, hedgerow.db in `output`")
+    experiment: str = Field("hedgerow", min_length=1, description="MLflow experiment")
+
+
+H = TypeVar("H", bound=HyperParameters)
+
+
+class Experiment(Section, Generic[H]):
+    """One experiment: task, algorithm, rounds, resources, tracking."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="names the run and its folder")
+    seed: int = Field(0, ge=0, description="decides everything random")
+    rounds: int = Field(ge=1, description="rounds of communication")
+    participation: float | None = Field(
+        0.1, gt=0, le=1, description="fraction of the clients that take part in a round; null: see clients_per_round"
+    )
+    clients_per_round: int | None = Field(None, ge=1, description="their number, in place of `participation`")
+    task: TaskConfig
+    algorithm: SerializeAsAny[H]
+    evaluation: Evaluation = Evaluation()
+    resources: Resources = Resources()
+    engine: EngineConfig = EngineConfig()
+    checkpoints: Checkpoints = Checkpoints()
+    tracking: Tracking = Tracking()
+    output: str = Field("runs", min_length=1, description="folder of the runs, made if absent")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _number_replaces_fraction(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("clients_per_round") is not None and "participation" not in values:
+            values = {**values, "participation": None}
+        return values
+
+    @model_validator(mode="after")
+    def _one_way_to_say_it(self) -> Self:
+        if (self.participation is None) == (self.clients_per_round is None):
+            raise ValueError("give either `participation` or `clients_per_round`, and set the other to null")
+        return self
+
+    def cohort_size(self, population: int) -> int:
+        """How many of the `population` clients take part in a round: at least one."""
+        if self.participation is None:
+            return self.clients_per_round or 1
+        return max(1, round(self.participation * population))

@@ -1,0 +1,70 @@
+"""The curves of one run or of several."""
+
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+Record = dict[str, Any]
+
+# Okabe and Ito's colours can be told apart with any colour vision.
+COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
+STYLES = ["-", "--", "-.", ":"]
+
+
+def draw_curves(runs: dict[str, list[Record]], folder: Path, targets: list[float] | None = None) -> list[Path]:
+    """Accuracy and loss against rounds, and against transmitted scalars; PNG and SVG of each in `folder`.
+
+    runs: records by the name in the legend. targets: accuracies drawn as dashed lines.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    rounds = {name: [record["round"] for record in records] for name, records in runs.items()}
+    sent = {
+        name: list(accumulate(record["scalars_down"] + record["scalars_up"] for record in records))
+        for name, records in runs.items()
+    }
+    written = _draw(runs, rounds, "round", folder / "curves_by_round", targets or [])
+    return written + _draw(
+        runs, sent, "transmitted parameters (down + up)", folder / "curves_by_traffic", targets or []
+    )
+
+
+def _draw(
+    runs: dict[str, list[Record]], positions: dict[str, list[int]], label: str, path: Path, targets: list[float]
+) -> list[Path]:
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    accuracy, loss = figure.subplots(1, 2)
+    for index, (name, records) in enumerate(runs.items()):
+        style = {
+            "color": COLOURS[index % len(COLOURS)],
+            "linestyle": STYLES[index // len(COLOURS) % len(STYLES)],
+            "linewidth": 1.6,
+        }
+        _line(accuracy, positions[name], records, "test_accuracy", 100, label=name, **style)
+        _line(loss, positions[name], records, "test_loss", 1, label=f"{name}, test", **style)
+        _line(loss, positions[name], records, "train_loss", 1, label=f"{name}, training", alpha=0.35, **style)
+    for target in targets:
+        accuracy.axhline(100 * target, color="0.4", linestyle="--", linewidth=0.8)
+        accuracy.annotate(
+            f"{100 * target:g} %", (0.005, 100 * target), xycoords=("axes fraction", "data"), va="bottom", color="0.4"
+        )
+    accuracy.set(xlabel=label, ylabel="test accuracy (%)")
+    loss.set(xlabel=label, ylabel="cross-entropy")
+    for axes, place in ((accuracy, "lower right"), (loss, "upper right")):
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+        if axes.lines:
+            axes.legend(frameon=False, fontsize="small", loc=place)
+    written = [path.with_name(f"{path.name}.{ending}") for ending in ("png", "svg")]
+    for file in written:
+        figure.savefig(file, dpi=150)
+    return written
+
+
+def _line(axes: Any, positions: list[int], records: list[Record], key: str, scale: float, **style: Any) -> None:
+    points = [(x, scale * r[key]) for x, r in zip(positions, records, strict=True) if key in r]
+    if points:
+        x, y = np.array(points, dtype=float).T
+        axes.plot(x, y, marker="o" if len(points) == 1 else None, **style)

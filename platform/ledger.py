@@ -1,0 +1,32 @@
+"""The ledger: what the protocol transmits, whatever the machine does underneath."""
+
+from dataclasses import asdict, dataclass
+
+from hedgerow.algorithms.trees import Tree, leaves
+
+
+@dataclass
+class Ledger:
+    """Scalars and bytes that the clients receive (down) and send (up)."""
+
+    scalars_down: int = 0
+    scalars_up: int = 0
+    bytes_down: int = 0
+    bytes_up: int = 0
+
+    def charge_down(self, tree: Tree, copies: int) -> None:
+        """Charge a tree that `copies` clients receive."""
+        self.scalars_down += copies * sum(leaf.numel() for leaf in leaves(tree))
+        self.bytes_down += copies * sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree))
+
+    def charge_up(self, scalars: int, size: int) -> None:
+        """Charge what clients sent: scalars, and bytes."""
+        self.scalars_up += scalars
+        self.bytes_up += size
+
+    def as_dict(self) -> dict[str, int]:
+        return asdict(self)
+
+    def transmissions(self, clients: int, model_size: int) -> float:
+        """In units of one FedAvg round with as many clients: each receives and sends one model (thesis, 2.8)."""
+        return (self.scalars_down + self.scalars_up) / (2 * clients * model_size)

@@ -1,0 +1,126 @@
+"""The MLflow side of tracking: one MLflow run per run folder. Imports mlflow, which takes seconds."""
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# A server that is down is known within seconds, not MLflow's minutes; must be set before the import.
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
+
+import mlflow
+import numpy as np
+import torch
+from mlflow.entities import Metric, Param, RunTag
+from mlflow.exceptions import MlflowException
+from mlflow.models import infer_signature
+from mlflow.tracking import MlflowClient
+
+from hedgerow.platform.tracking import Record, flatten_params
+
+_PER_CALL = 1000
+"""Metrics that MLflow takes in one call, at most."""
+
+
+@dataclass(frozen=True)
+class MlflowPlace:
+    """Where runs are recorded. uri: None for an SQLite store, hedgerow.db, in `output`, artifacts beside it."""
+
+    uri: str | None
+    experiment: str
+    output: Path
+
+    def resolved_uri(self) -> str:
+        return self.uri or default_uri(self.output)
+
+
+def default_uri(output: Path) -> str:
+    """The SQLite store of an output folder."""
+    return f"sqlite:///{(output / 'hedgerow.db').absolute()}"
+
+
+class MlflowStore:
+    """One MLflow run, made or (with `run_id`) continued. Uses run ids throughout, never MLflow's global active run."""
+
+    def __init__(self, place: MlflowPlace, name: str, params: dict[str, Any], tags: dict[str, str], run_id: str | None):
+        self.place = place
+        self.client = MlflowClient(place.resolved_uri())
+        self.run_id = run_id if run_id and self._exists(run_id) else self._new(name, params, tags)
+        self.client.set_terminated(self.run_id, "RUNNING")
+        # A resumed run's rounds before the checkpoint are here already: nothing is recorded twice.
+        self._last = max((m.step for m in self.client.get_metric_history(self.run_id, "transmissions")), default=0)
+
+    def log(self, records: list[Record]) -> None:
+        """Record rounds; those that are here already are passed over."""
+        now = mlflow.utils.time.get_current_time_millis()
+        metrics = [
+            Metric(key, float(value), now, record["round"])
+            for record in records
+            if record["round"] > self._last
+            for key, value in record.items()
+            if key != "round"
+        ]
+        for start in range(0, len(metrics), _PER_CALL):
+            self.client.log_batch(self.run_id, metrics=metrics[start : start + _PER_CALL])
+        self._last = max([self._last, *(record["round"] for record in records)])
+
+    def log_files(self, folder: Path) -> None:
+        """Record the resolved experiment file, the run's record and the figures."""
+        for file in ("experiment.yaml", "run.json", "metrics.jsonl"):
+            self.client.log_artifact(self.run_id, str(folder / file))
+        if (folder / "figures").exists():
+            self.client.log_artifacts(self.run_id, str(folder / "figures"), "figures")
+
+    def log_model(self, module: torch.nn.Module, sample: np.ndarray) -> None:
+        """Record the final model, loadable with mlflow.pytorch.load_model. sample: prepared inputs (n, ...)."""
+        with torch.no_grad():
+            logits = module(torch.from_numpy(sample)).numpy()
+        previous = mlflow.get_tracking_uri()
+        mlflow.set_tracking_uri(self.place.resolved_uri())
+        try:
+            with mlflow.start_run(run_id=self.run_id):
+                mlflow.pytorch.log_model(
+                    module,
+                    name="model",
+                    signature=infer_signature(sample, logits),
+                    # The example traces the model into a format without pickle, for any number of samples.
+                    input_example=sample,
+                    # Given outright: MLflow would start a process to find them out.
+                    pip_requirements=[f"torch=={torch.__version__.split('+')[0]}", f"mlflow=={mlflow.__version__}"],
+                )
+        finally:
+            mlflow.set_tracking_uri(previous)
+
+    def end(self, status: str) -> None:
+        """End the run as FINISHED, FAILED or KILLED."""
+        self.client.set_terminated(self.run_id, status)
+
+    def _exists(self, run_id: str) -> bool:
+        try:
+            self.client.get_run(run_id)
+        except MlflowException:
+            return False
+        return True
+
+    def _new(self, name: str, params: dict[str, Any], tags: dict[str, str]) -> str:
+        run = self.client.create_run(self._experiment_id(), run_name=name)
+        flat = [Param(key, value[:6000]) for key, value in flatten_params(params).items()]
+        self.client.log_batch(run.info.run_id, params=flat, tags=[RunTag(key, value) for key, value in tags.items()])
+        return run.info.run_id
+
+    def _experiment_id(self) -> str:
+        found = self.client.get_experiment_by_name(self.place.experiment)
+        if found is not None:
+            return found.experiment_id
+        artifacts = None if self.place.uri else (self.place.output / "mlartifacts").absolute().as_uri()
+        return self.client.create_experiment(self.place.experiment, artifact_location=artifacts)
+
+
+def open_page(uri: str, port: int) -> int:
+    """Run MLflow's own page on the loopback interface until it is interrupted; returns its exit code."""
+    return subprocess.call(
+        [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri, "--host", "127.0.0.1", "--port", str(port)]
+    )

@@ -1,0 +1,93 @@
+"""The model section of an experiment file."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from hedgerow.platform.section import Section
+
+Width = Annotated[int, Field(ge=1)]
+
+
+class LogReg(Section):
+    """Multinomial logistic regression (thesis, appendix A.1.1)."""
+
+    name: Literal["logreg"] = "logreg"
+
+
+class MLP(Section):
+    """Fully connected ReLU network on the flattened sample.
+
+    The FedDyn experiments use hidden [200, 200] for MNIST (FedAvg's "2NN", 199210 parameters) and [100, 100] for the
+    EMNIST letters (89610).
+    """
+
+    name: Literal["mlp"] = "mlp"
+    hidden: list[Width] = Field([200], description="units of the hidden layers")
+
+
+class CNN(Section):
+    """FedDyn's CIFAR network: conv 5x5, max-pool, conv 5x5, max-pool, two fully connected layers; no normalisation.
+
+    The thesis prints 394 units for the first of them in chapter 2 (815892 parameters on CIFAR-10) and 384 in chapter 3
+    (797962): `fully_connected` decides.
+    """
+
+    name: Literal["cnn"] = "cnn"
+    channels: list[Width] = Field([64, 64], min_length=2, max_length=2, description="channels of the convolutions")
+    kernel: int = Field(5, ge=1, description="kernel size")
+    padding: int = Field(0, ge=0, description="zero padding of the convolutions")
+    fully_connected: list[Width] = Field([394, 192], description="units of the fully connected layers")
+
+
+class ResNet18(Section):
+    """torchvision's ResNet-18 with GroupNorm in place of BatchNorm, about 11.2 million parameters.
+
+    As Hsieh et al., "The Non-IID Data Quagmire of Decentralized Machine Learning", 2020.
+    """
+
+    name: Literal["resnet18_gn"] = "resnet18_gn"
+    groups: int = Field(2, ge=1, description="groups of each GroupNorm; must divide 64")
+    small_images: bool = Field(True, description="3x3 stem with stride 1 and no max-pool, as usual for 32x32 images")
+
+
+class CharLSTM(Section):
+    """LEAF's next-character model: embedding, stacked LSTM, linear on the last position (133520 parameters)."""
+
+    name: Literal["char_lstm"] = "char_lstm"
+    vocabulary: int = Field(80, ge=2, description="number of distinct tokens")
+    embedding: int = Field(8, ge=1, description="dimension of a token's embedding")
+    hidden: int = Field(100, ge=1, description="units of each LSTM layer")
+    layers: int = Field(2, ge=1, description="LSTM layers")
+
+
+class OwnModel(Section):
+    """Your own torch.nn.Module: `name` is its dotted path, `args` goes to its constructor."""
+
+    name: str
+    args: dict[str, Any] = Field({}, description="keyword arguments of its constructor")
+
+
+MODELS: dict[str, type[Section]] = {
+    "logreg": LogReg,
+    "mlp": MLP,
+    "cnn": CNN,
+    "resnet18_gn": ResNet18,
+    "char_lstm": CharLSTM,
+}
+
+
+def _tag(values: Any) -> Any:
+    name = values.get("name") if isinstance(values, dict) else getattr(values, "name", None)
+    return "own" if isinstance(name, str) and "." in name else name
+
+
+ModelConfig = Annotated[
+    Annotated[LogReg, Tag("logreg")]
+    | Annotated[MLP, Tag("mlp")]
+    | Annotated[CNN, Tag("cnn")]
+    | Annotated[ResNet18, Tag("resnet18_gn")]
+    | Annotated[CharLSTM, Tag("char_lstm")]
+    | Annotated[OwnModel, Tag("own")],
+    Discriminator(_tag),
+]

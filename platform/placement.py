@@ -1,0 +1,97 @@
+"""Ray for a run: a session, the actors that fit, and their reservation."""
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+
+from hedgerow.platform.errors import UserError
+from hedgerow.platform.experiment import Resources
+
+PATIENCE = 60.0
+"""Seconds to wait for resources that the cluster has but that are in use."""
+
+
+@contextmanager
+def ray_session(address: str | None = None) -> Iterator[None]:
+    """Use the Ray that this process is connected to; else connect to `address`; else start one on this machine.
+
+    What it starts it also stops.
+    """
+    if ray.is_initialized():
+        yield
+        return
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    address = address or os.environ.get("RAY_ADDRESS")
+    local: dict[str, Any] = {} if address else {"include_dashboard": False}
+    try:
+        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **local)
+    except ConnectionError as error:
+        raise UserError(
+            f"no Ray cluster answers at {address!r} ({str(error).splitlines()[0]}); start one there, or leave the "
+            "address out to use this machine"
+        ) from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def actors_that_fit(resources: Resources, nodes: list[dict[str, float]]) -> int:
+    """How many client actors the nodes (their Ray resources) can hold. A share of a GPU lies on one GPU."""
+    total = 0
+    for node in nodes:
+        room = []
+        if resources.cpus_per_actor:
+            room.append(int(node.get("CPU", 0) / resources.cpus_per_actor + 1e-6))
+        share = resources.gpus_per_actor
+        if share >= 1:
+            room.append(int(node.get("GPU", 0) / share))
+        elif share:
+            room.append(int(node.get("GPU", 0)) * int(1 / share + 1e-6))
+        total += min(room)
+    return total
+
+
+def count_actors(resources: Resources, cohort: int) -> int:
+    """The number of client actors: the file's, or as many as fit, at most one per client of a round.
+
+    Raises UserError when the cluster cannot hold them.
+    """
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    room = actors_that_fit(resources, nodes)
+    wanted = max(1, min(room, cohort)) if resources.actors == "auto" else resources.actors
+    if wanted > room:
+        cpus, gpus = (sum(node.get(kind, 0) for node in nodes) for kind in ("CPU", "GPU"))
+        raise UserError(
+            f"resources: {wanted} client actors of {resources.cpus_per_actor:g} CPU and {resources.gpus_per_actor:g} "
+            f"GPU each do not fit on this cluster, which has {cpus:g} CPUs and {gpus:g} GPUs, room for {room}; lower "
+            "resources.actors, cpus_per_actor or gpus_per_actor"
+        )
+    return wanted
+
+
+@contextmanager
+def reserved(resources: Resources, actors: int) -> Iterator[PlacementGroup]:
+    """A placement group with one bundle per client actor, given back at the end.
+
+    Raises UserError when the cluster's resources stay in use for too long.
+    """
+    bundle = {"CPU": resources.cpus_per_actor, "GPU": resources.gpus_per_actor}
+    group = placement_group([{kind: n for kind, n in bundle.items() if n}] * actors, strategy="PACK")
+    try:
+        if not group.wait(PATIENCE):
+            free = ray.available_resources()
+            raise UserError(
+                f"resources: the cluster is busy: {actors} client actors need "
+                f"{actors * resources.cpus_per_actor:g} CPUs and {actors * resources.gpus_per_actor:g} GPUs, and "
+                f"after {PATIENCE:g} s {free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs are free; wait for "
+                "other jobs or lower resources.actors"
+            )
+        yield group
+    finally:
+        remove_placement_group(group)

@@ -1,0 +1,47 @@
+"""Classes by name: the built-in algorithms, and the user's own algorithms and models by their dotted paths."""
+
+from difflib import get_close_matches
+from importlib import import_module
+
+from hedgerow.algorithms import ALGORITHMS
+from hedgerow.algorithms.base import Algorithm
+from hedgerow.platform.errors import UserError
+
+
+def import_object(dotted: str, base: type, what: str, place: str) -> type:
+    """The user's class at a dotted path such as `my_package.my_module.MyClass`.
+
+    base: what it must derive from, called `what` in messages; place: the key in the file. Raises UserError.
+    """
+    module_name, _, attribute = dotted.rpartition(".")
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"{place}: cannot import {dotted!r}: no module named {error.name!r}; run from the folder that holds it, or "
+            "install it"
+        ) from None
+    found = getattr(module, attribute, None)
+    if found is None:
+        raise UserError(f"{place}: module {module_name!r} has no {attribute!r}{nearest(attribute, dir(module))}")
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise UserError(f"{place}: {dotted!r} is not {what}; name a class that derives from {base.__name__}")
+    return found
+
+
+def algorithm_class(name: str, place: str = "algorithm.name") -> type[Algorithm]:
+    """The algorithm of that name, or at that dotted path. Raises UserError."""
+    if name in ALGORITHMS:
+        return ALGORITHMS[name]
+    if "." in name:
+        return import_object(name, Algorithm, "an algorithm", place)
+    raise UserError(
+        f"{place}: {name!r} is not an algorithm{nearest(name, ALGORITHMS)} (allowed: {', '.join(sorted(ALGORITHMS))}, "
+        "or the dotted path of your own)"
+    )
+
+
+def nearest(word: str, words: object) -> str:
+    """`; did you mean 'lr'?` for the word nearest in spelling, or nothing when none is near."""
+    close = get_close_matches(word, [str(w) for w in words], n=1, cutoff=0.6)  # type: ignore[attr-defined]
+    return f"; did you mean {close[0]!r}?" if close else ""

@@ -1,0 +1,90 @@
+"""The coordinator as a Ray actor, and its replacement when it dies."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from hedgerow.algorithms.trees import Tree
+from hedgerow.platform.coordinator import Coordinator
+from hedgerow.platform.data import Dataset, Partition
+from hedgerow.platform.federated import Record
+from hedgerow.platform.ray_executor import Hosting, RayExecutor, enter_process
+
+REPLACEMENTS = 3
+"""How often a dead coordinator is replaced."""
+
+
+class CoordinatorActor(Coordinator):
+    """A coordinator in a process of its own; data and partition come from the object store."""
+
+    def __init__(
+        self,
+        hosting: Hosting,
+        data: dict[str, Any],
+        partition: dict[str, Any],
+        executor: RayExecutor,
+        checkpoints: Path,
+    ):
+        enter_process(hosting.import_path, 1)
+        dataset = Dataset.from_arrays(data)
+        super().__init__(hosting.experiment, dataset, Partition.from_arrays(partition), executor, checkpoints)
+
+
+class RayDriver:
+    """Starts client actors and their coordinator, all at once, and speaks to the coordinator.
+
+    Checkpoints lie on this node's disk, so the coordinator is kept on this node.
+    """
+
+    def __init__(
+        self,
+        experiment: dict[str, Any],
+        dataset: Dataset,
+        partition: Partition,
+        checkpoints: Path,
+        group: PlacementGroup,
+        actors: int,
+    ):
+        self.hosting = Hosting(experiment, sys.path, ray.put(dataset.arrays()), ray.put(partition.arrays()))
+        resources = experiment["resources"]
+        self.executor = RayExecutor(
+            self.hosting, group, list(range(actors)), resources["cpus_per_actor"], resources["gpus_per_actor"]
+        )
+        self.checkpoints = checkpoints.absolute()
+        self.reported = 0
+        self.coordinator = self._spawn()
+
+    def advance(self, seconds: float) -> tuple[list[Record], bool]:
+        """As Coordinator.advance. A coordinator that died goes on from its last checkpoint."""
+        for _ in range(REPLACEMENTS):
+            try:
+                records, done = ray.get(self.coordinator.advance.remote(seconds))
+            except RayActorError:
+                self.coordinator = self._spawn()
+                continue
+            # Rounds that a replaced coordinator ran again were reported before, with the same numbers.
+            new = [record for record in records if record["round"] > self.reported]
+            self.reported = max([self.reported, *(record["round"] for record in records)])
+            return new, done
+        raise RuntimeError(f"the coordinator died {REPLACEMENTS} times in a row; see Ray's logs")
+
+    def plans(self) -> dict[str, Any]:
+        return ray.get(self.coordinator.plans.remote())
+
+    def parameters(self) -> Tree:
+        return ray.get(self.coordinator.parameters.remote())
+
+    def close(self) -> None:
+        ray.kill(self.coordinator)
+        self.executor.close()
+
+    def _spawn(self) -> Any:
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        h = self.hosting
+        actor = ray.remote(CoordinatorActor).options(num_cpus=0, scheduling_strategy=here)
+        return actor.remote(h, h.data, h.partition, self.executor, self.checkpoints)

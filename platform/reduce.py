@@ -1,0 +1,74 @@
+"""Reductions: weighted sums in double precision, so that the result does not depend on how clients are grouped."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hedgerow.algorithms.base import Reduction
+from hedgerow.algorithms.trees import Tree, leaves, tree_map
+
+
+def finite_clients(up: Tree, count: int) -> Tensor:
+    """(C,) bool: which clients of a chunk sent only finite numbers."""
+    finite = torch.ones(count, dtype=torch.bool)
+    for leaf in leaves(up):
+        if leaf.is_floating_point():
+            finite &= torch.isfinite(leaf).reshape(count, -1).all(1).cpu()
+    return finite
+
+
+@dataclass
+class Partial:
+    """One worker's share of a reduction: a sum in float64, or the stacked answers."""
+
+    kind: Reduction
+    tree: Tree | None = None
+    weight: float = 0.0
+    stacks: list[Tree] = field(default_factory=list)
+
+    def add(self, up: Tree, weights: Tensor, finite: Tensor) -> None:
+        """Add a chunk: leaves (C, ...), weights (C,), finite (C,).
+
+        A client that diverged is removed by `where` before the weighting: a zero weight would not do, 0 * NaN is NaN.
+        """
+        if self.kind == "stack":
+            self.stacks.append(tree_map(lambda leaf: _to_numpy(leaf[finite.to(leaf.device)]), up))
+            return
+        weights = torch.where(finite, weights, 0.0).double()
+        self.weight += float(weights.sum())
+
+        def weighted_sum(leaf: Tensor) -> Tensor:
+            shape = (-1,) + (1,) * (leaf.dim() - 1)
+            kept = torch.where(finite.to(leaf.device).view(shape), leaf, torch.zeros_like(leaf)).double()
+            return (kept * weights.to(leaf.device).view(shape)).sum(0)
+
+        chunk = tree_map(weighted_sum, up)
+        self.tree = chunk if self.tree is None else tree_map(torch.add, self.tree, chunk)
+
+    def to_wire(self) -> "Partial":
+        """The same with NumPy leaves: torch tensors cost several times more in Ray's serialisation."""
+        tree = None if self.tree is None else tree_map(_to_numpy, self.tree)
+        return Partial(self.kind, tree, self.weight, self.stacks)
+
+
+def combine(partials: list[Partial], order: np.ndarray) -> Tree:
+    """The reduced tree (float32 torch tensors) of the workers' shares, added in the order of the workers.
+
+    order: for a stack, the position of each kept answer in the order of the exchange's clients.
+    """
+    kind = partials[0].kind
+    if kind == "stack":
+        stacks = [stack for partial in partials for stack in partial.stacks]
+        back = np.argsort(order)
+        return tree_map(lambda *parts: torch.from_numpy(np.concatenate(parts)[back]), stacks[0], *stacks[1:])
+    trees = [partial.tree for partial in partials if partial.tree is not None]
+    weight = sum(partial.weight for partial in partials)
+    scale = 1.0 / weight if kind == "mean" else 1.0
+    return tree_map(lambda *parts: torch.from_numpy(np.asarray(sum(parts) * scale)).float(), trees[0], *trees[1:])
+
+
+def _to_numpy(leaf: Any) -> np.ndarray:
+    return leaf.detach().cpu().numpy()

@@ -1,0 +1,188 @@
+"""Run and resume experiments: data in, rounds through, everything recorded."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from hedgerow.algorithms.trees import Tree, tree_map
+from hedgerow.platform.build import build_data, build_module, task_on
+from hedgerow.platform.checkpoint import latest_checkpoint, read_checkpoint
+from hedgerow.platform.data import Dataset
+from hedgerow.platform.drivers import open_driver
+from hedgerow.platform.errors import UserError
+from hedgerow.platform.experiment import Experiment
+from hedgerow.platform.experiment_file import load_experiment
+from hedgerow.platform.federated import Record
+from hedgerow.platform.figures import draw_curves
+from hedgerow.platform.report import summarise
+from hedgerow.platform.runs import RunFolder, find_run, new_run
+from hedgerow.platform.tracking import RunLog, Tracker
+
+BEAT = 0.2
+"""Seconds of rounds between two reports to the driver."""
+
+
+class Show(Protocol):
+    """Sees the records of a run as they come, such as a progress bar."""
+
+    def __call__(self, record: Record) -> None: ...
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """What a run leaves behind."""
+
+    folder: RunFolder
+    experiment: Experiment
+    records: list[Record]
+    summary: dict[str, Any]
+    parameters: Tree
+    warning: str | None = None
+
+
+def run(
+    experiment: Experiment, data_root: Path | None = None, show: Show | None = None, address: str | None = None
+) -> FinishedRun:
+    """Run an experiment from its first round.
+
+    data_root: where data sets lie. show: called with every round's record. address: a Ray cluster; None: the one this
+    process is connected to, or a new one on this machine. Raises UserError before any work when something is amiss.
+    """
+    dataset, partition = build_data(experiment, data_root)
+    build_module(experiment, dataset)
+    folder = new_run(experiment, data_root)
+    return _execute(experiment, folder, (dataset, partition), show, address)
+
+
+def resume(name: str, show: Show | None = None, address: str | None = None) -> FinishedRun:
+    """Continue a run from its last checkpoint, or from the start when it has none. name: its folder."""
+    folder = find_run(name)
+    experiment = load_experiment(folder.experiment)
+    record = folder.record()
+    if record["status"] == "finished":
+        raise UserError(f"{folder.path} is finished: there is nothing to resume")
+    data = build_data(experiment, Path(record["data_root"]) if record["data_root"] else None)
+    return _execute(experiment, folder, data, show, address)
+
+
+def _execute(
+    experiment: Experiment,
+    folder: RunFolder,
+    data: tuple[Dataset, Any],
+    show: Show | None,
+    address: str | None,
+) -> FinishedRun:
+    dataset, partition = data
+    found = latest_checkpoint(folder.checkpoints)
+    records: list[Record] = read_checkpoint(found[0])[1]["history"] if found else []
+    log = RunLog(folder.metrics)
+    log.replace(records)
+    tracker = Tracker(lambda: open_store(folder)) if experiment.tracking.enabled else None
+    folder.update(status="running")
+    for record in records:
+        _tell(record, tracker, show)
+    with (
+        _recorded(folder, tracker),
+        open_driver(experiment, dataset, partition, folder.checkpoints, address) as driver,
+    ):
+        done = False
+        while not done:
+            news, done = driver.advance(BEAT)
+            for record in news:
+                log.append(record)
+                records.append(record)
+                _tell(record, tracker, show)
+        folder.update(plans=driver.plans())
+        parameters = driver.parameters()
+    summary = summarise(records, experiment.evaluation.targets)
+    draw_curves({experiment.name: records}, folder.figures, experiment.evaluation.targets)
+    folder.update(status="finished", summary=summary)
+    warning = _close_tracking(tracker, folder, experiment, dataset, parameters) if tracker else None
+    return FinishedRun(folder, experiment, records, summary, parameters, warning)
+
+
+def open_store(folder: RunFolder) -> Any:
+    """The MLflow run of a run folder, made on the first call and remembered in run.json."""
+    # mlflow takes seconds to import: only here, in the tracker's thread.
+    from hedgerow.platform.mlflow_store import MlflowPlace, MlflowStore
+
+    experiment, record = load_experiment(folder.experiment), folder.record()
+    place = MlflowPlace(experiment.tracking.uri, experiment.tracking.experiment, Path(experiment.output))
+    tags = {"git_commit": record["git_commit"] or "none", **record["versions"]}
+    store = MlflowStore(place, folder.name, experiment.model_dump(mode="json"), tags, record.get("mlflow_run_id"))
+    folder.update(mlflow_run_id=store.run_id)
+    return store
+
+
+def push(name: str) -> None:
+    """Send a run's local record to MLflow: what a server that was down has missed. Raises UserError."""
+    folder = find_run(name)
+    tracker = Tracker(lambda: open_store(folder))
+    for record in RunLog(folder.metrics).read():
+        tracker.log(record)
+    ended = {"finished": "FINISHED", "failed": "FAILED"}.get(folder.record()["status"], "KILLED")
+
+    def closing(store: Any) -> None:
+        store.log_files(folder.path)
+        store.end(ended)
+
+    tracker.finish(closing)
+    if tracker.error:
+        raise UserError(f"tracking.uri: MLflow did not take the run ({tracker.error}); check that the server is up")
+
+
+def _tell(record: Record, tracker: Tracker | None, show: Show | None) -> None:
+    if show:
+        show(record)
+    if tracker:
+        tracker.log(record)
+
+
+@contextmanager
+def _recorded(folder: RunFolder, tracker: Tracker | None) -> Iterator[None]:
+    """Whatever ends the run early is written into its record; SIGTERM ends it like Ctrl-C."""
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    previous = signal.signal(signal.SIGTERM, interrupt) if in_main_thread else None
+    try:
+        yield
+    except BaseException as error:
+        interrupted = isinstance(error, KeyboardInterrupt)
+        folder.update(status="interrupted" if interrupted else "failed")
+        if tracker:
+            tracker.finish(lambda store: store.end("KILLED" if interrupted else "FAILED"))
+        raise
+    finally:
+        if in_main_thread:
+            signal.signal(signal.SIGTERM, previous)
+
+
+def _close_tracking(
+    tracker: Tracker, folder: RunFolder, experiment: Experiment, dataset: Dataset, parameters: Tree
+) -> str | None:
+    """Record what a finished run leaves; returns a sentence when MLflow did not take it."""
+
+    def closing(store: Any) -> None:
+        store.log_files(folder.path)
+        module = build_module(experiment, dataset)
+        module.load_state_dict(tree_map(torch.tensor, parameters))
+        task = task_on(dataset, module)
+        store.log_model(module, task.prepare(torch.tensor(dataset.x_test[:2])).numpy())
+        store.end("FINISHED")
+
+    tracker.finish(closing)
+    if tracker.error is None:
+        return None
+    return (
+        f"MLflow did not take everything ({tracker.error}); nothing is lost: it is all in {folder.path}, and "
+        f"`hedgerow push {folder.path}` sends it later"
+    )

@@ -1,0 +1,110 @@
+"""Run folders: where a run lives on disk, and what its record says."""
+
+import json
+import os
+import platform as host
+import subprocess
+import sys
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from hedgerow.platform.errors import UserError
+from hedgerow.platform.experiment import Experiment
+from hedgerow.platform.experiment_file import dump_experiment
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """experiment.yaml (resolved), run.json (the record), metrics.jsonl, checkpoints/, figures/."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def experiment(self) -> Path:
+        return self.path / "experiment.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def figures(self) -> Path:
+        return self.path / "figures"
+
+    def record(self) -> dict[str, Any]:
+        """What run.json says."""
+        return json.loads((self.path / "run.json").read_text())
+
+    def update(self, **values: Any) -> None:
+        """Change entries of run.json, atomically."""
+        file = self.path / "run.json"
+        known = self.record() if file.exists() else {}
+        aside = file.with_suffix(".tmp")
+        aside.write_text(json.dumps(known | values, indent=2) + "\n")
+        aside.replace(file)
+
+
+def new_run(experiment: Experiment, data_root: Path | None) -> RunFolder:
+    """Make the folder of a new run under the experiment's `output`."""
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    for suffix in ("", *(f"-{n}" for n in range(2, 1000))):
+        folder = RunFolder(Path(experiment.output) / f"{experiment.name}-{stamp}{suffix}")
+        try:
+            folder.path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UserError(f"output: cannot write under {experiment.output!r} ({error.strerror})") from None
+        folder.checkpoints.mkdir()
+        folder.experiment.write_text(dump_experiment(experiment))
+        folder.update(
+            name=folder.name,
+            status="running",
+            created=datetime.now().astimezone().isoformat(timespec="seconds"),
+            command=sys.argv,
+            data_root=str(data_root.absolute()) if data_root else None,
+            versions=versions(),
+            git_commit=git_commit(),
+        )
+        return folder
+    raise UserError(f"output: too many runs named {experiment.name!r} in this second; wait a moment")
+
+
+def find_run(name: str) -> RunFolder:
+    """A run by its folder, or by its name under runs/. Raises UserError when it is none."""
+    for path in (Path(name), Path("runs") / name):
+        if (path / "run.json").exists() and (path / "experiment.yaml").exists():
+            return RunFolder(path)
+    raise UserError(f"{name} is not a run: give the folder that `hedgerow run` printed, such as runs/NAME-DATE-TIME")
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides the numbers."""
+    return {
+        "hedgerow": version("hedgerow"),
+        **{name: version(name) for name in ("torch", "ray", "mlflow", "numpy")},
+        "python": host.python_version(),
+        "machine": f"{host.system()} {host.machine()}, {os.cpu_count()} CPUs",
+    }
+
+
+def git_commit() -> str | None:
+    """The commit of the working folder, with "-dirty" where it has changes; None outside git."""
+    try:
+        described = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"], capture_output=True, text=True
+        )
+    except OSError:
+        return None
+    return described.stdout.strip() or None

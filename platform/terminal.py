@@ -1,0 +1,121 @@
+"""What a person sees while an experiment runs, and when it ends."""
+
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+from rich.table import Table
+
+Record = dict[str, Any]
+
+
+class Progress:
+    """A live bar on a terminal; elsewhere a plain line for about every tenth part of the rounds."""
+
+    def __init__(self, name: str, rounds: int, console: Console | None = None):
+        self.name, self.rounds = name, rounds
+        self.console = console or Console()
+        self.seen: Record = {}
+        self._first: Record | None = None
+        self._bar = RichProgress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=self.console,
+        )
+
+    def __enter__(self) -> "Progress":
+        if self.console.is_terminal:
+            self._bar.start()
+            self._task = self._bar.add_task(self.name, total=self.rounds, figures="starting")
+        else:
+            print(f"{self.name}: {self.rounds} rounds", file=self.console.file, flush=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.console.is_terminal:
+            self._bar.stop()
+
+    def __call__(self, record: Record) -> None:
+        """Show one round."""
+        self._first = self._first or record
+        self.seen.update(record)
+        figures = self._figures(record)
+        number = record["round"]
+        if self.console.is_terminal:
+            self._bar.update(self._task, completed=number, figures=figures)
+        elif number in (1, self.rounds) or number % max(1, self.rounds // 10) == 0:
+            print(f"{self.name}: round {number}/{self.rounds}  {figures}", file=self.console.file, flush=True)
+
+    def _figures(self, record: Record) -> str:
+        parts = []
+        if "test_accuracy" in self.seen:
+            parts.append(f"accuracy {self.seen['test_accuracy']:.1%}")
+        if "train_loss" in self.seen:
+            parts.append(f"loss {self.seen['train_loss']:.3f}")
+        assert self._first is not None
+        rounds, seconds = record["round"] - self._first["round"], record["seconds"] - self._first["seconds"]
+        if rounds and seconds > 0:
+            parts.append(f"{rounds / seconds:.1f} rounds/s")
+        return "  ".join(parts)
+
+
+def closing_table(runs: list[tuple[str, dict[str, Any]]], console: Console | None = None) -> None:
+    """One row per run. runs: (name, summary as `report.summarise` makes it)."""
+    table = Table(title="Results", title_justify="left")
+    table.add_column("run", no_wrap=True)
+    for heading in ("rounds", "accuracy", "best", "loss", "clients", "worst 10 %", "transmissions", "sent", "time"):
+        table.add_column(heading, justify="right")
+    targets = list(runs[0][1]["to_target"]) if runs else []
+    for target in targets:
+        table.add_column(f"to {float(target):.1%}", justify="right")
+    for name, summary in runs:
+        table.add_row(
+            name,
+            str(summary["rounds"]),
+            *(_percent(summary[key]) for key in ("test_accuracy", "best_test_accuracy")),
+            "-" if summary["test_loss"] is None else f"{summary['test_loss']:.3f}",
+            *(_percent(summary[key]) for key in ("client_accuracy", "client_accuracy_worst10")),
+            f"{summary['transmissions']:g}",
+            _bytes(summary["bytes"]),
+            f"{summary['seconds']:.1f} s",
+            *(_reached(summary, target) for target in targets),
+        )
+    console = console or Console(width=None if sys.stdout.isatty() else 160)
+    console.print(table)
+    if targets:
+        console.print(
+            "to x %: transmissions, in FedAvg rounds, until the test accuracy is first reached; + not reached"
+        )
+
+
+def print_rows(rows: list[dict[str, Any]], title: str, console: Console | None = None) -> None:
+    """A table of dictionaries with the same keys."""
+    table = Table(title=title, title_justify="left")
+    for heading in rows[0]:
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(*(str(value) for value in row.values()))
+    (console or Console()).print(table)
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _reached(summary: dict[str, Any], target: str) -> str:
+    reached = summary["to_target"].get(target)
+    return f"{reached['transmissions']:g}" if reached else f"{summary['transmissions']:g}+"
+
+
+def _bytes(size: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"
