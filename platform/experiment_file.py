@@ -1,32 +1,81 @@
 """Reads experiment files: YAML in, a validated experiment out, or one sentence that says what to mend."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import ValidationError, create_model
+from pydantic import Field, ValidationError, create_model
 
+from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.base import HyperParameters
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment import Experiment
-from hedgerow.platform.messages import explain
+from hedgerow.platform.messages import Keys, dotted, explain
 from hedgerow.platform.plugins import algorithm_class
 
-Keys = tuple[str | int, ...]
 Lines = dict[Keys, str]
-"""For each key, by its path, the place where it stands: "FILE:LINE"."""
+"""For each key, by its path, the place where it stands: "FILE:LINE" or "--set KEY=VALUE". In the order of reading."""
+
+_YAML = "tag:yaml.org,2002:"
+# A hundred digits are more than any setting needs, and fewer than Python refuses to convert.
+_INT = re.compile(r"^[-+]?(0|[1-9][0-9_]{0,99})$")
+_FLOAT = re.compile(
+    r"^([-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*|[0-9][0-9_]*(?=[eE]))([eE][-+]?[0-9]+)?"
+    r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$"
+)
+_SYNTAX_MENDS = {
+    "'\\t'": "a tab stands in the indentation; use spaces",
+    "mapping values are not allowed": "a `: ` where no key can be; mend the indentation, or quote the text around it",
+    "could not find expected ':'": "a line before this one lacks its `: `; write `key: value`",
+    "expected ',' or": "a bracket opened before is not closed, or a comma lacks; mend the list or section",
+    "expected the node content": "a value lacks, or a bracket is not closed; mend the list or section",
+    "unexpected end of stream": "a quotation is not closed; add the closing quote",
+    "another document": "a second document begins with `---`; keep one experiment per file",
+    "expected <block end>": "the indentation does not fit the lines above; align the keys of a section",
+    "undefined alias": "a value that begins with `*` refers to nothing; quote it",
+    "cannot start any token": "a value cannot begin with this character; quote it",
+    "expected a mapping or list of mappings for merging": "`<<` takes a section; give it one, or remove it",
+}
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 as PyYAML reads it, except that 1e-3 is a number, as everybody means it."""
+    """YAML as everybody means it.
+
+    PyYAML alone reads 1e-3 as text, and 010 as 8, 1:30 as 90, 2024-01-01 as a date. Tags, which make other objects, are
+    refused.
+    """
+
+    yaml_implicit_resolvers = {  # noqa: RUF012
+        first: [(tag, regexp) for tag, regexp in resolvers if tag.removeprefix(_YAML) in ("bool", "null", "merge")]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event: Any = self.peek_event()
+        tag = getattr(event, "tag", None)
+        if tag is not None:
+            problem = f"the tag {tag.replace(_YAML, '!!')} is not allowed; write a plain value"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+        return super().compose_node(parent, index)
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d[\d_]*\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
+class _Dumper(yaml.SafeDumper):
+    """Quotes the texts that either PyYAML or `_Loader` would read as numbers."""
+
+
+_Loader.add_implicit_resolver(f"{_YAML}int", _INT, list("-+0123456789"))
+for _class in (_Loader, _Dumper):
+    _class.add_implicit_resolver(f"{_YAML}float", _FLOAT, list("-+.0123456789"))
+
+
+class _SomeAlgorithm(HyperParameters, extra="ignore"):
+    """Stands in where no algorithm is named: only the name is at fault, not the other keys."""
+
+    name: str = Field(description=f"one of {', '.join(sorted(ALGORITHMS))}, or the dotted path of your own")
 
 
 def load_experiment(path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
@@ -45,7 +94,7 @@ def parse_experiment(values: dict[str, Any], lines: Lines | None = None, source:
     lines = lines or {}
     section = values.get("algorithm")
     name = section.get("name") if isinstance(section, dict) else None
-    hyper: type[HyperParameters] = HyperParameters
+    hyper: type[HyperParameters] = _SomeAlgorithm
     if isinstance(name, str):
         place = lines.get(("algorithm", "name"), source)
         hyper = _named(algorithm_class(name, f"{place}: algorithm.name").Hyper, name)
@@ -58,11 +107,16 @@ def parse_experiment(values: dict[str, Any], lines: Lines | None = None, source:
 
 def dump_experiment(experiment: Experiment) -> str:
     """The experiment as YAML with every default filled in; reads back as an equal experiment."""
-    return yaml.safe_dump(experiment.model_dump(mode="json"), sort_keys=False, width=100, allow_unicode=True)
+    values = experiment.model_dump(mode="json")
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, width=100, allow_unicode=True)
 
 
+@cache
 def _named(hyper: type[HyperParameters], name: str) -> type[HyperParameters]:
-    """The hyperparameters of the user's own algorithm, whose name in the file is its dotted path."""
+    """The hyperparameters of the user's own algorithm, whose name in the file is its dotted path.
+
+    Cached, since only experiments of one and the same class compare equal.
+    """
     if "." not in name:
         return hyper
     return create_model(hyper.__name__, __base__=hyper, name=(Literal[name], name))  # type: ignore[arg-type,valid-type]
@@ -81,65 +135,80 @@ def _read(path: Path) -> tuple[dict[str, Any], Lines]:
     except UnicodeDecodeError:
         raise UserError(f"{path}: this is not a text file; an experiment file is YAML in UTF-8") from None
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+        raise UserError(f"{path}: cannot be read ({error.strerror}); check the path and its permissions") from None
+    values, lines = _parse(text, lambda line: f"{path}:{line}", ())
+    if values is None:
+        raise UserError(f"{path}: the file is empty; begin with `name: ...`, as the files in examples/ do")
+    if not isinstance(values, dict):
+        raise UserError(f"{lines[()]}: an experiment file holds `key: value` lines; begin with `name: ...`")
+    return values, lines
+
+
+def _parse(text: str, place: Callable[[int], str], keys: Keys) -> tuple[Any, Lines]:
+    """The value that YAML text stands for, and where each of its keys stands.
+
+    place: names a line (from 1) in messages; keys: the path of the value itself.
+    """
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
-            raise UserError(f"{path}: the file is empty; `hedgerow show` prints what examples hold")
-        if not isinstance(node, yaml.MappingNode):
-            raise UserError(f"{path}:{node.start_mark.line + 1}: expected `key: value` lines at the top level")
-        lines: Lines = {}
-        _note_lines(node, (), lines, path)
+            return None, {keys: place(1)}
+        lines: Lines = {keys: place(node.start_mark.line + 1)}
+        _note_lines(node, keys, lines, place)
         return loader.construct_document(node), lines
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        line = mark.line + 1 if mark else 1
-        problem = (error.problem or "it is not YAML").replace("\n", " ")
-        if "could not determine a constructor" in problem:
-            problem = f"{problem.split()[-1]} is a tag that is not allowed here; write a plain value"
-        raise UserError(f"{path}:{line}: not valid YAML: {problem}") from None
-    except (yaml.YAMLError, ValueError) as error:
-        raise UserError(f"{path}: not valid YAML: {str(error).splitlines()[0]}") from None
+        problem = error.problem or "this is not YAML"
+        mend = next((mend for part, mend in _SYNTAX_MENDS.items() if part in problem), problem)
+        raise UserError(f"{place(mark.line + 1 if mark else 1)}: not valid YAML: {mend}") from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise UserError(f"{place(line)}: not valid YAML: an unprintable character; remove it") from None
+    except RecursionError:
+        raise UserError(f"{place(1)}: nested too deeply, or an alias (*) inside its own anchor (&)") from None
 
 
-def _note_lines(node: yaml.Node, keys: Keys, lines: Lines, path: Path) -> None:
+def _note_lines(node: yaml.Node, keys: Keys, lines: Lines, place: Callable[[int], str]) -> None:
     """Note where every key stands; refuse keys that come twice, of which YAML would silently keep the last."""
     if isinstance(node, yaml.SequenceNode):
         for index, child in enumerate(node.value):
-            lines[(*keys, index)] = f"{path}:{child.start_mark.line + 1}"
-            _note_lines(child, (*keys, index), lines, path)
+            lines[(*keys, index)] = place(child.start_mark.line + 1)
+            _note_lines(child, (*keys, index), lines, place)
     if not isinstance(node, yaml.MappingNode):
         return
     for key, child in node.value:
-        here = f"{path}:{key.start_mark.line + 1}"
+        here = place(key.start_mark.line + 1)
         if not isinstance(key, yaml.ScalarNode):
-            raise UserError(f"{here}: a key must be a word")
+            raise UserError(f"{here}: a list or section cannot be a key; write `key: value`")
+        if key.tag.removeprefix(_YAML) not in ("str", "merge"):
+            raise UserError(f"{here}: YAML does not read the key {key.value!r} as text; put it in quotes")
         inner = (*keys, key.value)
         if inner in lines:
-            raise UserError(f"{here}: {'.'.join(map(str, inner))} is given twice; remove one of the two")
+            raise UserError(f"{here}: {dotted(inner)} is given twice; remove one of the two")
         lines[inner] = here
-        _note_lines(child, inner, lines, path)
+        _note_lines(child, inner, lines, place)
 
 
 def _apply(values: dict[str, Any], lines: Lines, override: str) -> None:
     """Apply one --set KEY=VALUE."""
-    place = f"--set {override}"
+    place = f"--set {' '.join(override.split())}"
     path, equals, text = override.partition("=")
-    keys = path.split(".")
+    keys = tuple(key.strip() for key in path.split("."))
     if not equals or not all(keys):
-        raise UserError(f"{place}: write --set KEY=VALUE, such as --set algorithm.lr=0.05")
-    try:
-        value = yaml.load(text, _Loader)
-    except yaml.YAMLError:
-        raise UserError(f"{place}: {text!r} is not a YAML value; quote it") from None
-    node = values
-    for depth, key in enumerate(keys[:-1]):
-        child = node.setdefault(key, {})
-        if not isinstance(child, dict):
+        raise UserError(f"{place}: not of the form KEY=VALUE; write for example --set algorithm.lr=0.05")
+    value, inner = _parse(text, lambda line: place, keys)
+    for stale in [known for known in lines if known[: len(keys)] == keys]:
+        del lines[stale]
+    for depth, key in enumerate(keys[:-1], start=1):
+        child = values.get(key)
+        if child is not None and not isinstance(child, dict):
             raise UserError(
-                f"{place}: {'.'.join(keys[: depth + 1])} is not a section, so it has no key {keys[depth + 1]!r}"
+                f"{place}: {dotted(keys[:depth])} is not a section; set it as a whole: --set {dotted(keys[:depth])}=..."
             )
-        node = child
-    node[keys[-1]] = value
-    lines[tuple(keys)] = place
+        # Copied: an alias in the file may name the same section elsewhere.
+        values[key] = dict(child or {})
+        values = values[key]
+        lines.setdefault(keys[:depth], place)
+    values[keys[-1]] = value
+    lines.update(inner)

@@ -7,10 +7,11 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from hedgerow.platform.plugins import nearest
+from hedgerow.platform.plugins import closest, nearest
 
 Keys = tuple[str | int, ...]
 
+_SECTION_KINDS = ("dict_type", "model_type", "model_attributes_type", "union_tag_not_found")
 _KINDS = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -19,9 +20,7 @@ _KINDS = {
     "string_type": "text",
     "bool_type": "true or false",
     "list_type": "a list",
-    "dict_type": "a section with keys",
-    "model_type": "a section with keys",
-    "model_attributes_type": "a section with keys",
+    **dict.fromkeys(_SECTION_KINDS, "a section with keys"),
     "string_pattern_mismatch": "letters, digits, '.', '_' and '-', beginning with a letter or digit",
     "string_too_short": "not empty",
 }
@@ -33,24 +32,43 @@ _BOUNDS = {
     "too_short": ("min_length", "a list of at least {} entries"),
     "too_long": ("max_length", "a list of at most {} entries"),
 }
+# Hyperparameters of the user's own algorithm may be of types that are not told apart above: "Input should be a ..."
+_TYPE_NAME = re.compile(r"^\w+ should (be |have )?")
+
+
+def dotted(path: Keys) -> str:
+    """A key as --set takes it, on one line: `task.model.hidden`."""
+    return " ".join(".".join(map(str, path)).splitlines())
 
 
 def explain(error: ValidationError, model: type[BaseModel], values: Any, lines: Mapping[Keys, str], source: str) -> str:
-    """The first mistake, in the order of the file, and how many more there are."""
+    """One line: the first mistake, in the order of `lines`, and how many more there are.
+
+    model: what refused `values`; lines: the place of each key, in the order of the file; source: the place of the rest.
+    """
     grouped: dict[Keys, list[ErrorDetails]] = {}
     for detail in error.errors(include_url=False):
-        grouped.setdefault(_path(detail, values), []).append(detail)
-    sentences = []
-    for path, details in grouped.items():
-        place = _place(path, lines, source)
-        key = ".".join(str(k) for k in path)
-        sentences.append((_line_number(place), f"{place}: {_sentence(key, path, details, model)}"))
-    sentences.sort(key=lambda pair: pair[0])
-    more = len(sentences) - 1
-    return sentences[0][1] + (f" (and {more} more mistake{'s' * (more > 1)} in the file)" if more else "")
+        grouped.setdefault(_path(detail, values, model), []).append(detail)
+    # A misspelt key is one mistake, though it also leaves the right key missing.
+    misspelt = {
+        (*path[:-1], closest(str(path[-1]), _allowed_keys(model, details[0]["loc"][:-1])))
+        for path, details in grouped.items()
+        if details[0]["type"] == "extra_forbidden"
+    }
+    mistakes = {path: details for path, details in grouped.items() if path not in misspelt}
+    order = {path: position for position, path in enumerate(lines)}
+
+    def position(path: Keys) -> tuple[bool, int]:
+        return mistakes[path][0]["type"] == "missing", order.get(_written(path, lines), -1)
+
+    first = min(mistakes, key=position)
+    sentence = f"{lines.get(_written(first, lines), source)}: {_sentence(first, mistakes[first], model)}"
+    more = len(mistakes) - 1
+    sentence += f" (and {more} more mistake{'s' * (more > 1)})" if more else ""
+    return " ".join(sentence.splitlines())
 
 
-def _path(detail: ErrorDetails, values: Any) -> Keys:
+def _path(detail: ErrorDetails, values: Any, model: type[BaseModel]) -> Keys:
     """The keys as the user wrote them: pydantic's location without the names of union branches."""
     path: list[str | int] = []
     node = values
@@ -64,46 +82,59 @@ def _path(detail: ErrorDetails, values: Any) -> Keys:
             path.append(step)
         elif position == last and detail["type"] in ("missing", "extra_forbidden"):
             path.append(step)
+    if detail["type"] == "union_tag_invalid":
+        path.append(_selector(_sections(model, detail["loc"])))
     return tuple(path)
 
 
-def _place(path: Keys, lines: Mapping[Keys, str], source: str) -> str:
-    """Where the key stands, or the nearest section around it."""
-    for length in range(len(path), 0, -1):
-        if path[:length] in lines:
-            return lines[path[:length]]
-    return source
+def _written(path: Keys, lines: Mapping[Keys, str]) -> Keys:
+    """The key, or the nearest section around it, that stands somewhere."""
+    while path and path not in lines:
+        path = path[:-1]
+    return path
 
 
-def _line_number(place: str) -> int:
-    number = re.search(r":(\d+)$", place)
-    return int(number[1]) if number else 0
-
-
-def _sentence(key: str, path: Keys, details: list[ErrorDetails], model: type[BaseModel]) -> str:
+def _sentence(path: Keys, details: list[ErrorDetails], model: type[BaseModel]) -> str:
     first = details[0]
-    kind, context = first["type"], first.get("ctx", {})
+    key, given, kind, context = dotted(path), first["input"], first["type"], first.get("ctx", {})
     if kind == "extra_forbidden":
         allowed = _allowed_keys(model, first["loc"][:-1])
         return f"{key} is not a key here{nearest(str(path[-1]), allowed)} (allowed: {', '.join(allowed)})"
     if kind == "missing":
-        section = ".".join(str(k) for k in path[:-1])
-        return f"{key} is missing; add `{path[-1]}: ...`" + (f" under {section}" if section else " to the file")
-    if kind == "union_tag_not_found":
-        tag = context["discriminator"].strip("'()")
-        tag = "name" if tag == "_tag" else tag
-        return f"{key} lacks its key {tag!r}; add `{tag}: ...`, one of {', '.join(_tags(model, first['loc']))}"
+        section = dotted(path[:-1])
+        meaning = _description(model, first["loc"])
+        return (
+            f"{key} is missing; add `{path[-1]}: ...`"
+            + (f" under {section}" if section else " to the file")
+            + (f" ({meaning})" if meaning else "")
+        )
+    if kind == "union_tag_not_found" and isinstance(given, dict):
+        sections = _sections(model, first["loc"])
+        selector = _selector(sections)
+        return f"{key}.{selector} is missing; add `{selector}: ...`, one of {', '.join(_tags(sections))}"
     if kind == "union_tag_invalid":
-        tags = _tags(model, first["loc"])
-        return f"{key}: {context['tag']!r} is not known{nearest(context['tag'], tags)} (allowed: {', '.join(tags)})"
-    if kind == "value_error":
+        tags = _tags(_sections(model, first["loc"]))
+        tag = given[path[-1]]
+        return f"{key}: {_shown(tag)} is not known{nearest(str(tag), tags)} (allowed: {', '.join(tags)})"
+    if kind in ("value_error", "assertion_error"):
         return f"{key}: {context['error']}".removeprefix(": ")
+    if kind == "invalid_key":
+        return f"{key}: a key must be text; put it in quotes"
     wanted = list(dict.fromkeys(_wanted(detail) for detail in details))
-    hint = ""
-    if kind == "literal_error" or details[-1]["type"] == "literal_error":
-        choices = re.findall(r"'([^']*)'", details[-1]["ctx"]["expected"])
-        hint = nearest(first["input"], choices) if isinstance(first["input"], str) else ""
-    return f"{key} must be {' or '.join(wanted)}, not {_shown(first['input'])}{hint}"
+    return f"{key} must be {' or '.join(wanted)}, not {_shown(given)}{_mend(details, model)}"
+
+
+def _mend(details: list[ErrorDetails], model: type[BaseModel]) -> str:
+    first, last = details[0], details[-1]
+    given = first["input"]
+    if last["type"] == "literal_error" and isinstance(given, str):
+        return nearest(given, re.findall(r"'([^']*)'", last["ctx"]["expected"]))
+    if first["type"] == "string_type" and isinstance(given, (bool, int, float)):
+        return "; put it in quotes"
+    if first["type"] in _SECTION_KINDS and isinstance(given, str):
+        selector = _selector(_sections(model, first["loc"]))
+        return f"; write `{first['loc'][-1]}: {{{selector}: {given}}}`" if selector else ""
+    return ""
 
 
 def _wanted(detail: ErrorDetails) -> str:
@@ -114,7 +145,7 @@ def _wanted(detail: ErrorDetails) -> str:
         return words.format(f"{number:g}" if isinstance(number, float) else number)
     if kind == "literal_error":
         return context["expected"].replace("'", "")
-    return _KINDS.get(kind, detail["msg"].replace("Input should be ", ""))
+    return _KINDS.get(kind, _TYPE_NAME.sub("", detail["msg"]))
 
 
 def _shown(value: Any) -> str:
@@ -160,6 +191,17 @@ def _allowed_keys(model: type[BaseModel], location: Keys) -> list[str]:
     return sorted({name for section in _sections(model, location) for name in section.model_fields})
 
 
-def _tags(model: type[BaseModel], location: Keys) -> list[str]:
-    tags = [_tag(section) for section in _sections(model, location)]
+def _description(model: type[BaseModel], location: Keys) -> str | None:
+    """What the schema says about the key at a location."""
+    fields = [section.model_fields.get(str(location[-1])) for section in _sections(model, location[:-1])]
+    return next((field.description for field in fields if field is not None), None)
+
+
+def _selector(sections: list[type[BaseModel]]) -> str:
+    """The key, `name` or `kind`, that selects among sections; empty when there is none to select."""
+    return next((key for key in ("kind", "name") if any(key in section.model_fields for section in sections)), "")
+
+
+def _tags(sections: list[type[BaseModel]]) -> list[str]:
+    tags = [_tag(section) for section in sections]
     return [tag for tag in tags if tag] + (["the dotted path of your own"] if None in tags else [])

@@ -60,28 +60,32 @@ class RayDriver:
         self.coordinator = self._spawn()
 
     def advance(self, seconds: float) -> tuple[list[Record], bool]:
-        """As Coordinator.advance. A coordinator that died goes on from its last checkpoint."""
-        for _ in range(REPLACEMENTS):
-            try:
-                records, done = ray.get(self.coordinator.advance.remote(seconds))
-            except RayActorError:
-                self.coordinator = self._spawn()
-                continue
-            # Rounds that a replaced coordinator ran again were reported before, with the same numbers.
-            new = [record for record in records if record["round"] > self.reported]
-            self.reported = max([self.reported, *(record["round"] for record in records)])
-            return new, done
-        raise RuntimeError(f"the coordinator died {REPLACEMENTS} times in a row; see Ray's logs")
+        """As Coordinator.advance."""
+        records, done = self._ask("advance", seconds)
+        # Rounds that a replaced coordinator ran again were reported before, with the same numbers.
+        new = [record for record in records if record["round"] > self.reported]
+        self.reported = max([self.reported, *(record["round"] for record in records)])
+        return new, done
 
     def plans(self) -> dict[str, Any]:
-        return ray.get(self.coordinator.plans.remote())
+        return self._ask("plans")
 
     def parameters(self) -> Tree:
-        return ray.get(self.coordinator.parameters.remote())
+        return self._ask("parameters")
 
     def close(self) -> None:
         ray.kill(self.coordinator)
         self.executor.close()
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        """Call the coordinator. One that died is replaced, and goes on from its last checkpoint."""
+        for _ in range(REPLACEMENTS):
+            try:
+                return ray.get(getattr(self.coordinator, method).remote(*arguments))
+            except RayActorError as error:
+                lost = error
+                self.coordinator = self._spawn()
+        raise RuntimeError(f"the coordinator died {REPLACEMENTS} times in a row") from lost
 
     def _spawn(self) -> Any:
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)

@@ -28,7 +28,7 @@ class ClientStates:
 
     def commit(self) -> None:
         """Make the pending states final. Scratch keys, which the algorithm's initial state does not name, end here."""
-        for client, state in self.pending.items():
+        for client, state in self.pending.items() if self.initial else ():
             self.committed[client] = {key: state[key] for key in self.initial}
         self.pending = {}
 

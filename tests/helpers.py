@@ -1,0 +1,139 @@
+"""Small tasks with known answers, and short ways to run an algorithm on them."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hedgerow.algorithms.base import Algorithm, Batch
+from hedgerow.algorithms.task import Params, Task
+from hedgerow.platform.data import Dataset, Partition
+from hedgerow.platform.executors import InlineExecutor
+from hedgerow.platform.experiment import Checkpoints, EngineConfig, Evaluation, Experiment, Resources, TaskConfig
+from hedgerow.platform.federated import FederatedRun
+from hedgerow.platform.worker import Worker
+
+
+class QuadraticTask(Task):
+    """L_k(w) = 1/2 (w - c_k)' A_k (w - c_k); a sample is the row [A_k, c_k]."""
+
+    def __init__(self, dimension: int):
+        super().__init__(nn.Identity(), torch.zeros(()), torch.ones(()))
+        object.__setattr__(self, "dimension", dimension)
+
+    def init(self) -> Params:
+        return {"x": torch.zeros(self.dimension)}
+
+    def to(self, device: torch.device) -> "QuadraticTask":
+        return self
+
+    def loss(self, w: Params, batch: Batch) -> Tensor:
+        d = self.dimension
+        matrix, centre = batch.x[0, : d * d].reshape(d, d), batch.x[0, d * d :]
+        offset = w["x"] - centre
+        return 0.5 * offset @ (matrix @ offset)
+
+    def score(self, w: Params, batch: Batch) -> Tensor:
+        return torch.stack([self.loss(w, batch), torch.zeros(()), torch.ones(())])
+
+
+class Quadratics:
+    """m random quadratics in d dimensions with eigenvalues in [0.2, 1], one client each."""
+
+    def __init__(self, clients: int = 6, dimension: int = 4, seed: int = 0):
+        rng = np.random.default_rng(seed)
+        basis = [np.linalg.qr(rng.normal(size=(dimension, dimension)))[0] for _ in range(clients)]
+        self.A = np.stack([q @ np.diag(rng.uniform(0.2, 1, dimension)) @ q.T for q in basis])
+        self.c = rng.normal(size=(clients, dimension))
+        self.task = QuadraticTask(dimension)
+        x = np.concatenate([self.A.reshape(clients, -1), self.c], axis=1).astype(np.float32)
+        y = np.zeros(clients, np.int64)
+        self.dataset = dataset(x, y)
+        self.partition = partition(np.ones(clients, int))
+
+    @property
+    def optimum(self) -> np.ndarray:
+        """w* = (sum A_k)^-1 sum A_k c_k"""
+        return np.linalg.solve(self.A.sum(0), np.einsum("kij,kj->i", self.A, self.c))
+
+
+def dataset(x: np.ndarray, y: np.ndarray, test: int = 0) -> Dataset:
+    """A data set of the given arrays; the last `test` samples (or, with 0, all of them) are for testing."""
+    train, held = (slice(None), slice(None)) if not test else (slice(None, -test), slice(-test, None))
+    shape = (1,) * (x.ndim - 1)
+    names = tuple(str(label) for label in range(int(y.max()) + 1))
+    zero, one = np.zeros(shape, np.float32), np.ones(shape, np.float32)
+    return Dataset("test", x[train], y[train], x[held], y[held], len(names), zero, one, names)
+
+
+def partition(sizes: np.ndarray, seed: int | None = None) -> Partition:
+    """Clients with these sizes, samples in order or (with a seed) shuffled."""
+    total = int(sizes.sum())
+    order = np.arange(total) if seed is None else np.random.default_rng(seed).permutation(total)
+    return Partition(order, np.concatenate([[0], np.cumsum(sizes)]), sizes.astype(np.int64))
+
+
+def blobs(samples: int = 240, features: int = 6, classes: int = 3, seed: int = 0) -> Dataset:
+    """Gaussian blobs, one per class; a quarter is for testing."""
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, classes, samples)
+    y[:classes] = np.arange(classes)
+    x = rng.normal(size=(classes, features))[y] * 2 + rng.normal(size=(samples, features))
+    return dataset(x.astype(np.float32), y.astype(np.int64), samples // 4)
+
+
+def small_task(data: Dataset, seed: int = 0) -> Task:
+    """A tiny MLP on a data set of features."""
+    torch.manual_seed(seed)
+    module = nn.Sequential(nn.Linear(data.sample_shape[0], 8), nn.Tanh(), nn.Linear(8, data.classes))
+    return Task(module, torch.from_numpy(data.mean), torch.from_numpy(data.std))
+
+
+def experiment(hyper: Any, **settings: Any) -> Experiment:
+    """An experiment without a task section, for runs that bring their own task."""
+    values: dict[str, Any] = {
+        "name": "test",
+        "seed": 0,
+        "rounds": 3,
+        "participation": 1.0,
+        "clients_per_round": None,
+        "task": TaskConfig.model_construct(),
+        "algorithm": hyper,
+        "evaluation": Evaluation(),
+        "resources": Resources(executor="inline"),
+        "engine": EngineConfig(mode="vmap", chunk=2),
+        "checkpoints": Checkpoints(),
+    }
+    return Experiment.model_construct(**{**values, **settings})
+
+
+def run_inline(
+    algorithm: type[Algorithm],
+    task: Task,
+    data: Dataset,
+    clients: Partition,
+    hyper: dict[str, Any],
+    folder: Any = None,
+    **settings: Any,
+) -> FederatedRun:
+    """The inline run of an algorithm, ready to be iterated."""
+    values = algorithm.Hyper(**hyper)
+    wanted = experiment(values, **settings)
+    worker = Worker(algorithm(values, task), data, clients, wanted.seed)
+    return FederatedRun(wanted, algorithm(values, task), clients, len(data.y_test), InlineExecutor(worker), folder)
+
+
+def model(run: FederatedRun) -> dict[str, Tensor]:
+    """The server's parameters."""
+    return run.server["w"]
+
+
+def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    """Largest absolute difference."""
+    return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
+def identical(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    """Equal bit for bit."""
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)

@@ -1,0 +1,179 @@
+"""What FedAvg, FedProx and FedSGD promise: closed forms and identities between them (feddyn.md, section 5)."""
+
+import numpy as np
+import pytest
+import torch
+from helpers import Quadratics, blobs, distance, identical, model, partition, run_inline, small_task
+
+from hedgerow.algorithms import FedAvg, FedProx, FedSGD
+from hedgerow.algorithms.base import Batch
+from hedgerow.algorithms.server import ServerStep
+from hedgerow.platform.experiment import EngineConfig, Evaluation
+
+DATA = blobs()
+SAMPLES = len(DATA.y_train)
+EQUAL = partition(np.full(6, SAMPLES // 6))
+# What the quadratics need to converge, by the number of local steps; all six clients in one chunk.
+ROUNDS = {1: 150, 5: 50, 50: 12}
+QUICKLY = {"engine": EngineConfig(mode="vmap", chunk=6), "evaluation": Evaluation(every=1000, clients=0)}
+RAGGED = partition(np.array([3, 60, 17, 1, 40, 59]), seed=1)
+
+
+def pooled_descent(lr: float, rounds: int) -> dict[str, torch.Tensor]:
+    """Gradient descent on the mean loss of all training samples."""
+    task = small_task(DATA)
+    w = task.init()
+    batch = Batch(task.prepare(torch.from_numpy(DATA.x_train)), torch.from_numpy(DATA.y_train))
+    for _ in range(rounds):
+        gradient = torch.func.grad(task.loss)(w, batch)
+        w = {name: w[name] - lr * gradient[name] for name in w}
+    return w
+
+
+@pytest.mark.parametrize("mode", ["loop", "vmap"])
+def test_fedavg_with_one_client_and_one_full_step_is_gradient_descent(mode):
+    one = partition(np.array([SAMPLES]))
+    run = run_inline(
+        FedAvg, small_task(DATA), DATA, one, {"lr": 0.3, "batch_size": None, "steps": 1}, rounds=5,
+        engine=EngineConfig(mode=mode, chunk=1),
+    )  # fmt: skip
+    list(run)
+    assert distance(model(run), pooled_descent(0.3, 5)) < 1e-6
+
+
+@pytest.mark.parametrize("clients", [EQUAL, RAGGED], ids=["equal", "ragged"])
+@pytest.mark.parametrize("batch_size", [None, 7])
+def test_fedsgd_with_all_clients_is_gradient_descent_on_the_pooled_loss(clients, batch_size):
+    hyper = {"lr": 0.3, "weighting": "samples", "batch_size": batch_size}
+    run = run_inline(FedSGD, small_task(DATA), DATA, clients, hyper, rounds=5)
+    list(run)
+    assert distance(model(run), pooled_descent(0.3, 5)) < 1e-6
+
+
+@pytest.mark.parametrize("engine", [("loop", 1), ("vmap", 4)])
+def test_fedprox_without_its_term_is_fedavg(engine):
+    hyper = {"lr": 0.2, "epochs": 2, "batch_size": 8, "momentum": 0.5, "weight_decay": 1e-2}
+    settings = {"participation": 0.5, "rounds": 4, "engine": EngineConfig(mode=engine[0], chunk=engine[1])}
+    prox = run_inline(FedProx, small_task(DATA), DATA, RAGGED, {**hyper, "mu": 0.0}, **settings)
+    average = run_inline(FedAvg, small_task(DATA), DATA, RAGGED, hyper, **settings)
+    list(prox), list(average)
+    assert identical(model(prox), model(average))
+
+
+@pytest.mark.parametrize("steps", [1, 5, 50])
+def test_fedavg_on_quadratics_reaches_its_closed_form_fixed_point(steps):
+    # K steps map w to M_k (w - c_k) + c_k with M_k = (I - lr A_k)^K; the fixed point of their mean solves
+    # mean(I - M_k) w = mean((I - M_k) c_k).
+    problem, lr = Quadratics(), 0.5
+    run = run_inline(
+        FedAvg, problem.task, problem.dataset, problem.partition, {"lr": lr, "steps": steps, "batch_size": None},
+        rounds=ROUNDS[steps], **QUICKLY,
+    )  # fmt: skip
+    list(run)
+    moved = np.stack([np.eye(4) - np.linalg.matrix_power(np.eye(4) - lr * A, steps) for A in problem.A])
+    expected = np.linalg.solve(moved.mean(0), np.einsum("kij,kj->i", moved, problem.c) / len(moved))
+    assert np.abs(model(run)["x"].numpy() - expected).max() < 1e-5
+
+
+def test_fedavgs_bias_grows_with_local_work_and_one_step_has_none():
+    problem = Quadratics()
+    gaps = []
+    for steps in (1, 5, 50):
+        run = run_inline(
+            FedAvg, problem.task, problem.dataset, problem.partition, {"lr": 0.5, "steps": steps, "batch_size": None},
+            rounds=ROUNDS[steps], **QUICKLY,
+        )  # fmt: skip
+        list(run)
+        gaps.append(np.linalg.norm(model(run)["x"].numpy() - problem.optimum))
+    assert gaps[0] < 1e-5 < gaps[1] < gaps[2]
+    # Many exact steps: each client returns its own minimiser, and their mean is not the optimum.
+    assert np.abs(model(run)["x"].numpy() - problem.c.mean(0)).max() < 1e-3
+
+
+def test_fedproxs_fixed_point_on_quadratics_nears_the_optimum_as_mu_grows():
+    # Exact local minimisation: w_k = (A_k + mu I)^-1 (A_k c_k + mu w).
+    problem = Quadratics()
+    gaps = []
+    for mu in (0.1, 0.5, 1.0):
+        run = run_inline(
+            FedProx, problem.task, problem.dataset, problem.partition,
+            {"lr": 0.5, "steps": 80, "batch_size": None, "mu": mu}, rounds=60, **QUICKLY,
+        )  # fmt: skip
+        list(run)
+        inverse = np.linalg.inv(problem.A + mu * np.eye(4))
+        pull = np.einsum("kij,kjl,kl->i", inverse, problem.A, problem.c) / 6
+        expected = np.linalg.solve(np.eye(4) - mu * inverse.mean(0), pull)
+        assert np.abs(model(run)["x"].numpy() - expected).max() < 1e-4
+        gaps.append(np.linalg.norm(expected - problem.optimum))
+    assert gaps[0] > gaps[1] > gaps[2] > 1e-3
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg, FedProx, FedSGD])
+def test_loop_equals_vmap_whatever_the_options(algorithm):
+    hyper = {"lr": 0.2, "weight_decay": 1e-2, "batch_size": 8}
+    if algorithm is not FedSGD:
+        hyper |= {"epochs": 2, "momentum": 0.7, "clip_norm": 0.5}
+    runs = []
+    for mode, chunk in (("loop", "auto"), ("vmap", 4), ("vmap", 6)):
+        engine = EngineConfig(mode=mode, chunk=chunk)
+        run = run_inline(algorithm, small_task(DATA), DATA, RAGGED, hyper, rounds=4, engine=engine)
+        records = list(run)
+        runs.append((model(run), [r["train_loss"] for r in records]))
+    for other, losses in runs[1:]:
+        assert distance(runs[0][0], other) < 1e-5
+        assert losses == pytest.approx(runs[0][1], abs=1e-5)
+
+
+def test_clipping_bounds_the_step():
+    one = partition(np.array([SAMPLES]))
+    task = small_task(DATA)
+    run = run_inline(FedAvg, task, DATA, one, {"lr": 1.0, "steps": 1, "batch_size": None, "clip_norm": 0.01}, rounds=1)
+    list(run)
+    moved = sum(float((p - q).square().sum()) for p, q in zip(model(run).values(), task.init().values(), strict=True))
+    assert moved**0.5 == pytest.approx(0.01, rel=1e-3)
+
+
+def test_learning_rate_decays_from_round_to_round():
+    hyper = FedAvg.Hyper(lr=0.4, lr_decay=0.5)
+    assert [hyper.at(t).lr for t in (1, 2, 3)] == [0.4, 0.2, 0.1]
+
+
+def test_weights_by_samples_are_those_of_the_pooled_mean():
+    # One full-batch step per client, weighted by samples, is one step on the pooled loss.
+    hyper = {"lr": 0.3, "steps": 1, "batch_size": None, "weighting": "samples"}
+    run = run_inline(FedAvg, small_task(DATA), DATA, RAGGED, hyper, rounds=5)
+    list(run)
+    assert distance(model(run), pooled_descent(0.3, 5)) < 1e-6
+
+
+W, MEAN = {"x": torch.tensor([1.0, -2.0])}, {"x": torch.tensor([0.5, 0.0])}
+DELTA = np.array([-0.5, 2.0])
+
+
+def test_server_averages_by_default():
+    w, state = ServerStep().step(W, MEAN, ServerStep().init(W))
+    assert identical(w, MEAN)
+    assert state == {}
+
+
+def test_server_momentum_is_fedavgm():
+    server = ServerStep(lr=0.5, momentum=0.9)
+    w, state = server.step(W, MEAN, server.init(W))
+    assert w["x"].numpy() == pytest.approx(W["x"].numpy() + 0.5 * DELTA)
+    w2, _ = server.step(W, MEAN, state)
+    assert w2["x"].numpy() == pytest.approx(W["x"].numpy() + 0.5 * 1.9 * DELTA)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "second"),
+    [
+        ("adagrad", 0.01**2 + DELTA**2),
+        ("adam", 0.9 * 0.01**2 + 0.1 * DELTA**2),
+        ("yogi", 0.01**2 + 0.1 * DELTA**2),
+    ],
+)
+def test_adaptive_servers_follow_fedopt(optimizer, second):
+    server = ServerStep(optimizer=optimizer, lr=0.1, momentum=0.8, beta2=0.9, tau=0.01)
+    w, _ = server.step(W, MEAN, server.init(W))
+    expected = W["x"].numpy() + 0.1 * 0.2 * DELTA / (np.sqrt(second) + 0.01)
+    assert w["x"].numpy() == pytest.approx(expected, rel=1e-5)

@@ -1,0 +1,149 @@
+"""On Ray: as inline, with any number of actors, and when processes are killed."""
+
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from hedgerow.platform.errors import UserError
+from hedgerow.platform.experiment import Experiment, Resources
+from hedgerow.platform.experiment_file import parse_experiment
+from hedgerow.platform.runner import FinishedRun, run
+
+DETERMINISTIC = ("seconds",)
+
+
+def small(output: Path, **settings) -> Experiment:
+    """Digits over 12 clients, with states; vmap in chunks of 2, so that nothing is left to a measurement."""
+    values = {
+        "name": "small",
+        "rounds": 4,
+        "participation": 0.5,
+        "task": {
+            "data": {"name": "digits"},
+            "partition": {"kind": "dirichlet", "clients": 12, "alpha": 0.5, "samples_per_client": 20},
+            "model": {"name": "mlp", "hidden": [8]},
+        },
+        "algorithm": {"name": "toys.Stateful", "epochs": 2, "batch_size": 8},
+        "resources": {"actors": 1, "cpus_per_actor": 1},
+        "engine": {"mode": "vmap", "chunk": 2},
+        "checkpoints": {"every": 2},
+        "tracking": {"enabled": False},
+        "output": str(output),
+    }
+    for path, value in settings.items():
+        node = values
+        *sections, last = path.split("__")
+        for section in sections:
+            node = node.setdefault(section, {})
+        node[last] = value
+    return parse_experiment(values)
+
+
+def numbers(finished: FinishedRun) -> list[dict]:
+    """The records without the clock."""
+    return [{k: v for k, v in record.items() if k not in DETERMINISTIC} for record in finished.records]
+
+
+def same(a: FinishedRun, b: FinishedRun) -> bool:
+    """Same metrics and same parameters, bit for bit."""
+    equal = all(np.array_equal(a.parameters[k], b.parameters[k]) for k in a.parameters)
+    return equal and numbers(a) == numbers(b)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(ray_here, tmp_path_factory) -> FinishedRun:
+    return run(small(tmp_path_factory.mktemp("one")))
+
+
+@pytest.mark.usefixtures("ray_here")
+class TestOnRay:
+    def test_run_twice_alike_it_is_identical(self, undisturbed, tmp_path):
+        assert same(run(small(tmp_path)), undisturbed)
+
+    def test_three_actors_equal_one(self, undisturbed, tmp_path):
+        other = run(small(tmp_path, resources__actors=3))
+        for name, value in undisturbed.parameters.items():
+            assert np.abs(value - other.parameters[name]).max() < 1e-6
+        for mine, theirs in zip(numbers(undisturbed), numbers(other), strict=True):
+            assert mine == pytest.approx(theirs, abs=1e-6)
+
+    def test_inline_equals_ray(self, undisturbed, tmp_path):
+        assert same(run(small(tmp_path, resources__executor="inline")), undisturbed)
+
+    @pytest.mark.parametrize("actors", [1, 2])
+    def test_a_client_actor_killed_in_mid_round_changes_nothing(self, actors, tmp_path):
+        death = tmp_path / "death"
+        settings = {
+            "participation": 1.0,
+            "engine__mode": "loop",
+            "engine__chunk": "auto",
+            "resources__actors": actors,
+            "algorithm__kill_file": str(death),
+        }
+        calm = run(small(tmp_path / "calm", **settings))
+        # The process dies in round 3: the client states since the checkpoint of round 2 die with it.
+        death.touch()
+        disturbed = run(small(tmp_path / "disturbed", **settings))
+        assert not death.exists()
+        assert same(calm, disturbed)
+
+    def test_a_killed_coordinator_goes_on_from_its_checkpoint(self, tmp_path):
+        victims = []
+
+        def kill_once(record):
+            if not victims:
+                victims.extend(p for p in psutil.process_iter(["cmdline"]) if _hosts_coordinator(p))
+                victims[0].kill()
+
+        settings = {"rounds": 200, "checkpoints__every": 7}
+        calm = run(small(tmp_path / "calm", resources__executor="inline", **settings))
+        disturbed = run(small(tmp_path / "killed", **settings), show=kill_once)
+        assert len(victims) == 1
+        assert same(calm, disturbed)
+
+    def test_actors_and_resources_are_given_back(self, ray_here, undisturbed):
+        deadline = time.time() + 20
+        while ray_here.available_resources().get("CPU") != 4 and time.time() < deadline:
+            time.sleep(0.2)
+        assert ray_here.available_resources().get("CPU") == 4
+
+    @pytest.mark.parametrize(
+        ("resources", "fragment"),
+        [
+            ({"actors": 64}, "64 client actors of 1 CPU"),
+            ({"actors": 1, "gpus_per_actor": 0.25}, "0.25 GPU each do not fit"),
+            ({"actors": 1, "cpus_per_actor": 99.0}, "room for 0"),
+        ],
+    )
+    def test_more_than_the_cluster_has_is_refused_at_once(self, resources, fragment, tmp_path):
+        start = time.time()
+        with pytest.raises(UserError, match=fragment) as refused:
+            run(small(tmp_path, resources=resources))
+        assert "\n" not in str(refused.value)
+        assert time.time() - start < 30
+
+    def test_a_run_in_a_thread_works_as_in_tune(self, undisturbed, tmp_path):
+        results = []
+        thread = threading.Thread(target=lambda: results.append(run(small(tmp_path))))
+        thread.start()
+        thread.join()
+        assert same(results[0], undisturbed)
+
+
+def _hosts_coordinator(process: psutil.Process) -> bool:
+    return any("ray::CoordinatorActor" in part for part in process.info["cmdline"] or [])
+
+
+def test_how_many_actors_fit():
+    from hedgerow.platform.placement import actors_that_fit
+
+    nodes = [{"CPU": 4.0, "GPU": 2.0}, {"CPU": 16.0}, {"CPU": 1.0, "GPU": 1.0}]
+    assert actors_that_fit(Resources(cpus_per_actor=1), nodes) == 21
+    assert actors_that_fit(Resources(cpus_per_actor=1, gpus_per_actor=0.25), nodes) == 5
+    # A share of 0.4 leaves 0.2 of each GPU unused: a share lies on one GPU.
+    assert actors_that_fit(Resources(cpus_per_actor=0.5, gpus_per_actor=0.4), nodes) == 6
+    assert actors_that_fit(Resources(cpus_per_actor=0, gpus_per_actor=2), nodes) == 1

@@ -1,0 +1,102 @@
+"""Algorithms that exist to exercise the machinery: states, several exchanges, stacks, groups, divergence."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from hedgerow.algorithms.base import Algorithm, Batches, Exchange, HyperParameters
+from hedgerow.algorithms.fedavg import FedAvg
+from hedgerow.algorithms.local import local_sgd
+from hedgerow.algorithms.trees import sub, tree_map, zeros_like
+
+WHOLE = {"train": Batches(size=None, shuffle=False)}
+
+
+class Stateful(FedAvg):
+    """FedAvg with a client state: each client is pulled back by the sum of its own past displacements."""
+
+    class Hyper(FedAvg.Hyper):
+        name: str = "toys.Stateful"
+        pull: float = 0.1
+        kill_file: str = ""
+
+    def init_client(self):
+        return {"sum": zeros_like(self.task.init()), "times": torch.zeros(())}
+
+    def train(self, hp, down, state, data):
+        if hp.kill_file and not data.batched and state["times"] == 2 and Path(hp.kill_file).exists():
+            # The process that hosts this client dies in the middle of its third round, once.
+            Path(hp.kill_file).unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        def back(w: Any) -> Any:
+            return tree_map(lambda s: hp.pull * s, state["sum"])
+
+        w, loss = local_sgd(self.task.loss, down["w"], data, hp, back)
+        moved = tree_map(torch.add, state["sum"], sub(w, down["w"]))
+        return {"w": w}, {"sum": moved, "times": state["times"] + 1}, {"loss": loss}
+
+
+class TwoPhases(Algorithm):
+    """Round: clients send their sizes; then, with what they noted in the first exchange, twice as much."""
+
+    class Hyper(HyperParameters):
+        name: str = "two"
+
+    def round(self, server, cohort):
+        first = yield Exchange(self.note, {"w": server["w"]}, cohort.clients, batches=WHOLE, reduce="sum")
+        assert first.kept.all()
+        second, none = yield [
+            Exchange(self.recall, {}, cohort.clients, batches=WHOLE, reduce="sum"),
+            Exchange(self.recall, {}, cohort.clients[:0], batches=WHOLE),
+        ]
+        assert none.up == {}
+        return {"w": server["w"], "first": first.up["n"], "second": second.up["n"]}
+
+    def note(self, hp, down, state, data):
+        n = sum(b.mask.sum() if b.mask is not None else torch.tensor(float(len(b.y))) for b in data.batches())
+        return {"n": n}, {"n": n}, {}
+
+    def recall(self, hp, down, state, data):
+        return {"n": 2 * state["n"]}, state, {}
+
+
+class Stacker(Algorithm):
+    """Every client sends back its own row of a per-client message, plus the common one."""
+
+    class Hyper(HyperParameters):
+        name: str = "stack"
+
+    def round(self, server, cohort):
+        result = yield Exchange(
+            self.echo,
+            {"common": torch.tensor([100.0])},
+            cohort.clients,
+            per_client={"own": torch.from_numpy(cohort.clients.astype(np.float32))[:, None]},
+            batches=WHOLE,
+            reduce="stack",
+        )
+        return {"w": server["w"], "stack": result.up["value"]}
+
+    def echo(self, hp, down, state, data):
+        return {"value": down["common"] + down["own"]}, state, {}
+
+
+class Diverging(FedAvg):
+    """FedAvg whose clients with label 0 in their first sample return NaN; with `all`, everybody."""
+
+    class Hyper(FedAvg.Hyper):
+        name: Literal["diverging"] = "diverging"  # type: ignore[assignment]
+        everybody: bool = False
+
+    def train(self, hp, down, state, data):
+        up, state, metrics = super().train(hp, down, state, data)
+        first = next(iter(data.batches("train")))
+        labels = first.y if first.mask is None else torch.where(first.mask > 0, first.y, 99)
+        bad = torch.zeros_like(first.y[0]) if hp.everybody else labels.min()
+        poison = torch.where(bad == 0, torch.nan, 0.0)
+        return {"w": tree_map(lambda p: p + poison, up["w"])}, state, metrics
