@@ -30,6 +30,16 @@ def build_data(experiment: Experiment, data_root: Path | None) -> tuple[Dataset,
     return dataset, partition
 
 
+def check(experiment: Experiment, data_root: Path | None) -> tuple[Dataset, Partition]:
+    """Find out all that can be wrong with an experiment before any work starts; returns what was built for it.
+
+    Raises UserError when data, partition and model do not fit together.
+    """
+    dataset, partition = build_data(experiment, data_root)
+    build_module(experiment, dataset)
+    return dataset, partition
+
+
 def build_module(experiment: Experiment, dataset: Dataset) -> torch.nn.Module:
     """The model with its initial parameters, which the seed decides."""
     with torch.random.fork_rng(devices=[]):

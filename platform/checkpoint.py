@@ -71,8 +71,8 @@ def latest_checkpoint(parent: Path) -> tuple[Path, list[str]] | None:
 
 
 def prune(parent: Path, keep: int) -> None:
-    """Delete all but the newest `keep` checkpoints."""
-    for folder in checkpoints(parent)[:-keep]:
+    """Delete all but the newest `keep` checkpoints, and what interrupted writes left behind."""
+    for folder in [*checkpoints(parent)[:-keep], *parent.glob(".round-*")]:
         shutil.rmtree(folder)
 
 

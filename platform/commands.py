@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from hedgerow.platform.build import build_data
+from hedgerow.platform.build import build_data, check
 from hedgerow.platform.data.picture import draw_partition, partition_table
 from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.experiment_file import load_experiment
@@ -20,12 +20,11 @@ from hedgerow.platform.terminal import Progress, closing_table, print_rows
 def run_all(files: Sequence[Path], overrides: Sequence[str], data_root: Path | None, address: str | None) -> None:
     """Run experiments one after the other; all files are read, and their data found, before the first starts."""
     experiments = [load_experiment(file, overrides) for file in files]
-    for experiment in experiments:
-        build_data(experiment, data_root)
+    checked = [check(experiment, data_root) for experiment in experiments]
     finished = []
-    for experiment in experiments:
+    for experiment, data in zip(experiments, checked, strict=True):
         with Progress(experiment.name, experiment.rounds) as progress:
-            finished.append(run_experiment(experiment, data_root, progress, address))
+            finished.append(run_experiment(experiment, data_root, progress, address, data))
     _close(finished)
 
 

@@ -58,7 +58,7 @@ class _Loader(yaml.SafeLoader):
         event: Any = self.peek_event()
         tag = getattr(event, "tag", None)
         if tag is not None:
-            problem = f"the tag {tag.replace(_YAML, '!!')} is not allowed; write a plain value"
+            problem = f"{tag.replace(_YAML, '!!')} is a tag that is not allowed here; write a plain value"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
         return super().compose_node(parent, index)
 
@@ -140,7 +140,7 @@ def _read(path: Path) -> tuple[dict[str, Any], Lines]:
     if values is None:
         raise UserError(f"{path}: the file is empty; begin with `name: ...`, as the files in examples/ do")
     if not isinstance(values, dict):
-        raise UserError(f"{lines[()]}: an experiment file holds `key: value` lines; begin with `name: ...`")
+        raise UserError(f"{lines[()]}: expected `key: value` lines at the top level; begin with `name: ...`")
     return values, lines
 
 
@@ -196,7 +196,7 @@ def _apply(values: dict[str, Any], lines: Lines, override: str) -> None:
     path, equals, text = override.partition("=")
     keys = tuple(key.strip() for key in path.split("."))
     if not equals or not all(keys):
-        raise UserError(f"{place}: not of the form KEY=VALUE; write for example --set algorithm.lr=0.05")
+        raise UserError(f"{place}: write --set KEY=VALUE, such as --set algorithm.lr=0.05")
     value, inner = _parse(text, lambda line: place, keys)
     for stale in [known for known in lines if known[: len(keys)] == keys]:
         del lines[stale]

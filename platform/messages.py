@@ -21,7 +21,6 @@ _KINDS = {
     "bool_type": "true or false",
     "list_type": "a list",
     **dict.fromkeys(_SECTION_KINDS, "a section with keys"),
-    "string_pattern_mismatch": "letters, digits, '.', '_' and '-', beginning with a letter or digit",
     "string_too_short": "not empty",
 }
 _BOUNDS = {
@@ -55,7 +54,9 @@ def explain(error: ValidationError, model: type[BaseModel], values: Any, lines: 
         for path, details in grouped.items()
         if details[0]["type"] == "extra_forbidden"
     }
-    mistakes = {path: details for path, details in grouped.items() if path not in misspelt}
+    mistakes = {
+        path: details for path, details in grouped.items() if details[0]["type"] != "missing" or path not in misspelt
+    }
     order = {path: position for position, path in enumerate(lines)}
 
     def position(path: Keys) -> tuple[bool, int]:
@@ -111,7 +112,7 @@ def _sentence(path: Keys, details: list[ErrorDetails], model: type[BaseModel]) -
     if kind == "union_tag_not_found" and isinstance(given, dict):
         sections = _sections(model, first["loc"])
         selector = _selector(sections)
-        return f"{key}.{selector} is missing; add `{selector}: ...`, one of {', '.join(_tags(sections))}"
+        return f"{key} lacks its key {selector!r}; add `{selector}: ...`, one of {', '.join(_tags(sections))}"
     if kind == "union_tag_invalid":
         tags = _tags(_sections(model, first["loc"]))
         tag = given[path[-1]]
@@ -143,6 +144,11 @@ def _wanted(detail: ErrorDetails) -> str:
         bound, words = _BOUNDS[kind]
         number = context[bound]
         return words.format(f"{number:g}" if isinstance(number, float) else number)
+    if kind == "string_pattern_mismatch":
+        # The experiment's own name is the only text of the schema with a pattern; others are in the user's algorithms.
+        if detail["loc"] == ("name",):
+            return "letters, digits, '.', '_' and '-', beginning with a letter or digit"
+        return f"text that matches {context['pattern']}"
     if kind == "literal_error":
         return context["expected"].replace("'", "")
     return _KINDS.get(kind, _TYPE_NAME.sub("", detail["msg"]))

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 import torch
 
 from hedgerow.algorithms.trees import Tree, tree_map
-from hedgerow.platform.build import build_data, build_module, task_on
+from hedgerow.platform.build import build_module, check, task_on
 from hedgerow.platform.checkpoint import latest_checkpoint, read_checkpoint
-from hedgerow.platform.data import Dataset
+from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.drivers import open_driver
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment import Experiment
@@ -47,17 +47,20 @@ class FinishedRun:
 
 
 def run(
-    experiment: Experiment, data_root: Path | None = None, show: Show | None = None, address: str | None = None
+    experiment: Experiment,
+    data_root: Path | None = None,
+    show: Show | None = None,
+    address: str | None = None,
+    data: tuple[Dataset, Partition] | None = None,
 ) -> FinishedRun:
     """Run an experiment from its first round.
 
     data_root: where data sets lie. show: called with every round's record. address: a Ray cluster; None: the one this
-    process is connected to, or a new one on this machine. Raises UserError before any work when something is amiss.
+    process is connected to, or a new one on this machine. data: what `build.check` returned, where it was called before.
+    Raises UserError before any work when something is amiss.
     """
-    dataset, partition = build_data(experiment, data_root)
-    build_module(experiment, dataset)
-    folder = new_run(experiment, data_root)
-    return _execute(experiment, folder, (dataset, partition), show, address)
+    data = data or check(experiment, data_root)
+    return _execute(experiment, new_run(experiment, data_root), data, show, address)
 
 
 def resume(name: str, show: Show | None = None, address: str | None = None) -> FinishedRun:
@@ -67,14 +70,14 @@ def resume(name: str, show: Show | None = None, address: str | None = None) -> F
     record = folder.record()
     if record["status"] == "finished":
         raise UserError(f"{folder.path} is finished: there is nothing to resume")
-    data = build_data(experiment, Path(record["data_root"]) if record["data_root"] else None)
+    data = check(experiment, Path(record["data_root"]) if record["data_root"] else None)
     return _execute(experiment, folder, data, show, address)
 
 
 def _execute(
     experiment: Experiment,
     folder: RunFolder,
-    data: tuple[Dataset, Any],
+    data: tuple[Dataset, Partition],
     show: Show | None,
     address: str | None,
 ) -> FinishedRun:

@@ -1,0 +1,239 @@
+"""Experiment files that must be refused: what is wrong with each, and what the sentence about it must say."""
+
+GOOD = """\
+name: digits-fedavg
+seed: 0
+rounds: 100
+participation: 0.1
+task:
+  data: {name: digits}
+  partition:
+    kind: dirichlet
+    clients: 100
+    alpha: 0.3
+  model:
+    name: mlp
+    hidden: [200]
+algorithm:
+  name: fedavg
+  lr: 0.1
+  epochs: 2
+  batch_size: 8
+"""
+
+
+def change(*pairs: tuple[str, str]) -> str:
+    """The good file with some of its text replaced."""
+    text = GOOD
+    for old, new in pairs:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    return text
+
+
+def add(line: str) -> str:
+    """The good file with a line 19."""
+    return f"{GOOD}{line}\n"
+
+
+MODELS = "(allowed: logreg, mlp, cnn, resnet18_gn, char_lstm, the dotted path of your own)"
+ALGORITHMS = "fedavg, fedprox, fedsgd, or the dotted path of your own)"
+
+BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
+    # What is not an experiment file at all.
+    ("empty", "", ("the file is empty", "begin with `name: ...`")),
+    ("only comments", "# later\n", ("the file is empty",)),
+    ("a list", "\n- name: x\n", (":2: expected `key: value` lines at the top level",)),
+    ("a text", "digits\n", (":1: expected `key: value` lines at the top level",)),
+    # YAML.
+    ("tab", change(("  epochs", "\tepochs")), (":17: not valid YAML: a tab", "use spaces")),
+    ("indentation", change(("seed: 0", "  seed: 0")), (":2: not valid YAML", "mend the indentation")),
+    ("indentation of a section", change(("    clients", "   clients")), (":9: not valid YAML", "indentation")),
+    ("two colons", change(("seed: 0", "seed: 0: 1")), (":2: not valid YAML", "mend the indentation, or quote")),
+    ("no colon", change(("seed: 0", "seed 0")), (":3: not valid YAML: a line before this one lacks its `: `",)),
+    ("open list", change(("[200]", "[200")), ("not valid YAML: a bracket opened before is not closed",)),
+    ("open section", change(("{name: digits}", "{name: digits")), ("not valid YAML: a bracket opened before",)),
+    ("open quote", change(("digits-fedavg", "'digits")), ("not valid YAML: a quotation is not closed",)),
+    ("two documents", add("---\nname: b"), (":19: not valid YAML: a second document", "one experiment per file")),
+    (
+        "unknown alias",
+        change(("seed: 0", "seed: *s")),
+        (":2: not valid YAML: a value that begins with `*`", "quote it"),
+    ),
+    ("alias of itself", add("x: &a [*a]"), ("an alias (*) inside its own anchor (&)",)),
+    ("deep nesting", add("x: " + "[" * 5000 + "]" * 5000), ("nested too deeply",)),
+    (
+        "object",
+        change(("seed: 0", "seed: !!python/object/apply:os.getpid []")),
+        (":2:", "!!python/object", "plain value"),
+    ),
+    (
+        "tag",
+        change(("seed: 0", "seed: !!int x")),
+        (":2: not valid YAML: !!int is a tag that is not allowed here; write a plain",),
+    ),
+    ("merge of a number", change(("  lr: 0.1", "  <<: 3")), (":16: not valid YAML: `<<` takes a section",)),
+    ("unprintable", change(("seed: 0", "seed: 0\x01")), (":2: not valid YAML: an unprintable character; remove it",)),
+    # Keys.
+    ("twice", add("seed: 1"), (":19: seed is given twice; remove one of the two",)),
+    ("twice in a section", change(("epochs", "lr")), (":17: algorithm.lr is given twice",)),
+    ("number as key", add("1: 2"), (":19: YAML does not read the key '1' as text; put it in quotes",)),
+    ("truth as key", add("on: 2"), (":19: YAML does not read the key 'on' as text",)),
+    ("list as key", add("? [a]\n: 2"), (":19: a list or section cannot be a key",)),
+    ("key of two lines", add('"a\\nb": 2'), (":19: a b is not a key here (allowed: algorithm,",)),
+    (
+        "misspelt",
+        change(("lr: 0.1", "lrr: 0.1")),
+        (":16: algorithm.lrr is not a key here; did you mean 'lr'? (allowed: b",),
+    ),
+    ("misspelt, needed", change(("rounds", "round")), (":3: round is not a key here; did you mean 'rounds'?",)),
+    ("capital", change(("epochs", "Epochs")), (":17: algorithm.Epochs is not a key here; did you mean 'epochs'?",)),
+    (
+        "misspelt section",
+        change(("algorithm", "algoritm")),
+        (":14: algoritm is not a key", "did you mean 'algorithm'?"),
+    ),
+    ("unknown", add("gpu: true"), (":19: gpu is not a key here (allowed: algorithm, checkpoints,",)),
+    (
+        "of another kind",
+        change(("dirichlet", "iid")),
+        (":10: task.partition.alpha is not a key here (allowed: clients,",),
+    ),
+    ("of another model", change(("hidden: [200]", "kernel: 5")), (":13: task.model.kernel", "(allowed: hidden, name)")),
+    ("of the server's step", add("  server: {lrate: 1}"), (":19: algorithm.server.lrate", "(allowed: beta2, lr, mom")),
+    ("of another algorithm", add("  mu: 0.1"), (":19: algorithm.mu is not a key here (allowed: batch_size,",)),
+    # What is missing.
+    (
+        "no rounds",
+        change(("rounds: 100\n", "")),
+        (":1: rounds is missing; add `rounds: ...` to the file (rounds of c",),
+    ),
+    ("no name", change(("name: digits-fedavg\n", "")), (":1: name is missing; add `name: ...` to the file",)),
+    ("no data", change(("  data: {name: digits}\n", "")), (":5: task.data is missing; add `data: ...` under task",)),
+    (
+        "no alpha",
+        change(("    alpha: 0.3\n", "")),
+        (":7: task.partition.alpha is missing", "under task.partition (conc"),
+    ),
+    (
+        "no kind",
+        change(("    kind: dirichlet\n", "")),
+        (":7: task.partition lacks its key 'kind'", "one of iid, dirichlet, lab"),
+    ),
+    ("no model", change(("    name: mlp\n", "")), (":11: task.model lacks its key 'name'", "one of logreg, mlp, cnn")),
+    ("no algorithm", change(("  name: fedavg\n", "")), (":14: algorithm.name is missing", "one of " + ALGORITHMS)),
+    # Values of the wrong type.
+    ("truth for rounds", change(("100\np", "true\np")), (":3: rounds must be a whole number, not true",)),
+    ("fraction of a round", change(("100\np", "2.5\np")), (":3: rounds must be a whole number, not 2.5",)),
+    ("whole float", change(("seed: 0", "seed: 1.0")), (":2: seed must be a whole number, not 1.0",)),
+    ("octal", change(("seed: 0", "seed: 010")), (":2: seed must be a whole number, not '010'",)),
+    ("time of day", change(("seed: 0", "seed: 1:30")), (":2: seed must be a whole number, not '1:30'",)),
+    ("endless number", change(("seed: 0", "seed: 1" + "0" * 5000)), (":2: seed must be a whole number, not '1000",)),
+    ("null", change(("seed: 0", "seed:")), (":2: seed must be a whole number, not null",)),
+    ("truth for a number", change(("lr: 0.1", "lr: yes")), (":16: algorithm.lr must be a number, not true",)),
+    ("text for a number", change(("lr: 0.1", "lr: '0.1'")), (":16: algorithm.lr must be a number, not '0.1'",)),
+    ("comma", change(("lr: 0.1", "lr: 0,1")), (":16: algorithm.lr must be a number, not '0,1'",)),
+    ("not a number", change(("lr: 0.1", "lr: .nan")), (":16: algorithm.lr must be a finite number, not nan",)),
+    ("infinity", change(("lr: 0.1", "lr: .inf")), (":16: algorithm.lr must be a finite number, not inf",)),
+    ("too large", change(("lr: 0.1", "lr: 1e999")), (":16: algorithm.lr must be a finite number, not inf",)),
+    ("number as name", change(("digits-fedavg", "3")), (":1: name must be text, not 3; put it in quotes",)),
+    ("truth as name", change(("digits-fedavg", "no")), (":1: name must be text, not false; put it in quotes",)),
+    ("number for truth", add("tracking: {enabled: 1}"), (":19: tracking.enabled must be true or false, not 1",)),
+    ("number for a list", change(("[200]", "200")), (":13: task.model.hidden must be a list, not 200",)),
+    ("text in a list", change(("[200]", "[200, a]")), (":13: task.model.hidden.1 must be a whole number, not 'a'",)),
+    (
+        "section for a number",
+        change(("lr: 0.1", "lr: {start: 1}")),
+        (":16: algorithm.lr must be a number, not a section",),
+    ),
+    ("empty section", add("evaluation:"), (":19: evaluation must be a section with keys, not null",)),
+    (
+        "text for a section",
+        change(("{name: digits}", "digits")),
+        (":6: task.data must be a sec", "`data: {name: digits}`"),
+    ),
+    (
+        "list for a section",
+        change(("{name: digits}", "[digits]")),
+        (":6: task.data must be a section with keys, not ['d",),
+    ),
+    ("number for a model", "task: {model: 3}", (":1: task.model must be a section with keys, not 3", "more mistakes)")),
+    ("text for an algorithm", "algorithm: fedavg", (":1: algorithm must be a section", "`algorithm: {name: fedavg}`")),
+    # Values out of bounds.
+    ("no round", change(("100\np", "0\np")), (":3: rounds must be at least 1, not 0",)),
+    ("negative seed", change(("seed: 0", "seed: -1")), (":2: seed must be at least 0, not -1",)),
+    (
+        "participation above 1",
+        change(("participation: 0.1", "participation: 10")),
+        (":4: participation must be at most 1",),
+    ),
+    ("no step", change(("lr: 0.1", "lr: 0")), (":16: algorithm.lr must be greater than 0, not 0",)),
+    ("momentum 1", add("  momentum: 1"), (":19: algorithm.momentum must be less than 1, not 1",)),
+    ("empty layer", change(("[200]", "[200,\n      0]")), (":14: task.model.hidden.1 must be at least 1, not 0",)),
+    (
+        "few channels",
+        change(("mlp", "cnn"), ("hidden: [200]", "channels: [3]")),
+        (":13: task.model.channels", "at least 2"),
+    ),
+    ("target of 95", add("evaluation: {targets: [95]}"), (":19: evaluation: target 95 is not a test accuracy",)),
+    ("bad name", change(("digits-fedavg", "a/b")), (":1: name must be letters, digits, '.', '_' and '-'", "not 'a/b'")),
+    ("empty output", add("output: ''"), (":19: output must be not empty, not ''",)),
+    # Values that are none of the choices.
+    (
+        "data",
+        change(("name: digits}", "name: mnits}")),
+        (":6: task.data.name: 'mnits' is not known", "'mnist'? (allowed: d"),
+    ),
+    (
+        "partition",
+        change(("dirichlet", "dirichelt")),
+        (":8: task.partition.kind: 'dirichelt'", "'dirichlet'? (allowed: iid"),
+    ),
+    ("model", change(("mlp", "MPL")), (":12: task.model.name: 'MPL' is not known; did you mean 'mlp'? " + MODELS,)),
+    ("model of a list", change(("mlp", "[mlp]")), (":12: task.model.name: ['mlp'] is not known", MODELS)),
+    (
+        "algorithm",
+        change(("name: fedavg", "name: FedAvgg")),
+        (":15: algorithm.name: 'FedAvgg'", "mean 'fedavg'?", ALGORITHMS),
+    ),
+    ("algorithm of a number", change(("name: fedavg", "name: 3")), (":15: algorithm.name must be text, not 3",)),
+    (
+        "executor",
+        add("resources: {executor: rya}"),
+        (":19: resources.executor must be ray or inline, not 'rya'", "'ray'?"),
+    ),
+    ("actors", add("resources: {actors: autoo}"), (":19: resources.actors must be a whole number or auto", "'auto'?")),
+    ("optimiser", add("  server: {optimizer: adm}"), (":19: algorithm.server.optimizer must be sgd,", "mean 'adam'?")),
+    # Values that contradict each other.
+    ("two participations", add("clients_per_round: 3"), (":1: give either `participation` or `clients_per_round`",)),
+    (
+        "epochs and steps",
+        add("  steps: 3"),
+        (":14: algorithm: give either `epochs` or `steps`, and set the other to null",),
+    ),
+    # The user's own classes.
+    (
+        "no such module",
+        change(("name: fedavg", "name: nowhere.A")),
+        (":15: algorithm.name: cannot import 'nowhere.A'", "run f"),
+    ),
+    ("no such class", change(("name: fedavg", "name: json.A")), (":15: algorithm.name: module 'json' has no 'A'",)),
+    ("near class", change(("name: fedavg", "name: json.JSONDecode")), (":15:", "did you mean 'JSONDecoder'?")),
+    (
+        "not an algorithm",
+        change(("name: fedavg", "name: json.JSONDecoder")),
+        (":15:", "is not an algorithm; name a class t"),
+    ),
+    ("not a path", change(("name: fedavg", "name: .fedavg")), (":15: algorithm.name: '.fedavg' is not a dotted path",)),
+    # The first of several, in the order of the file.
+    (
+        "several",
+        change(("seed: 0", "seed: -1"), ("100\np", "0\np")),
+        (":2: seed must be at least 0", "(and 1 more mistake)"),
+    ),
+    (
+        "on one line",
+        "seed: 0\nname: {}\nrounds: x\n",
+        (":2: name must be text, not a section", "(and 3 more mistakes)"),
+    ),
+]

@@ -1,0 +1,66 @@
+"""The package as it is installed: every module in the wheel, and nothing that shadows the standard library."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("algorithms", "platform", "searchspaces", "cluster")
+
+
+def test_platform_has_no_init():
+    assert not (ROOT / "platform" / "__init__.py").exists()
+    where = subprocess.run(
+        [sys.executable, "-c", "import platform, hedgerow.platform.cli; print(platform.system())"],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert where.returncode == 0, where.stderr
+    assert where.stdout.strip() in ("Linux", "Darwin", "Windows")
+
+
+def test_the_wheel_holds_every_module(tmp_path):
+    build = "from setuptools.build_meta import build_wheel; import sys; print(build_wheel(sys.argv[1]))"
+    source = tmp_path / "source"
+    tracked = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    for name in tracked.stdout.split():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_bytes((ROOT / name).read_bytes())
+    done = subprocess.run([sys.executable, "-c", build, str(tmp_path)], cwd=source, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")}
+    modules = {f"hedgerow/{name}" for name in ("__init__.py", "__main__.py")}
+    for package in PACKAGES:
+        modules |= {f"hedgerow/{p.relative_to(ROOT).as_posix()}" for p in (ROOT / package).rglob("*.py")}
+    assert packed == modules
+
+
+def test_the_module_is_the_command():
+    done = subprocess.run([sys.executable, "-m", "hedgerow", "--version"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "version" in done.stdout
+
+
+def test_importing_hedgerow_is_light():
+    code = "import sys, hedgerow; print([m for m in ('torch', 'ray', 'mlflow', 'torchvision') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_client_actor_imports_neither_mlflow_nor_pandas_nor_torchvision():
+    code = (
+        "import sys, hedgerow.platform.worker, hedgerow.platform.build; "
+        "print([m for m in ('mlflow', 'pandas', 'torchvision', 'sklearn', 'matplotlib') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_algorithms_import_neither_ray_nor_mlflow_nor_the_platform():
+    for file in (ROOT / "algorithms").glob("*.py"):
+        for line in file.read_text().splitlines():
+            if line.startswith(("import ", "from ")):
+                assert not any(name in line for name in ("ray", "mlflow", "hedgerow.platform")), f"{file.name}: {line}"
