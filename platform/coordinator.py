@@ -4,14 +4,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hedgerow.algorithms.trees import Tree, tree_map
 from hedgerow.platform.build import build_algorithm
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.executors import Executor, InlineExecutor
 from hedgerow.platform.experiment_file import parse_experiment
 from hedgerow.platform.federated import FederatedRun, Record
+from hedgerow.platform.process import settle
 from hedgerow.platform.worker import Worker
 
 
@@ -33,7 +32,7 @@ class Coordinator:
         self.experiment = parse_experiment(experiment)
         algorithm = build_algorithm(self.experiment, dataset)
         if executor is None:
-            torch.set_num_threads(self.experiment.resources.threads)
+            settle(self.experiment.resources.threads)
             hosted = build_algorithm(self.experiment, dataset)
             device = "cuda" if self.experiment.resources.gpus_per_actor else "cpu"
             executor = InlineExecutor(Worker(hosted, dataset, partition, self.experiment.seed, device))

@@ -22,7 +22,7 @@ class Executor(Protocol):
         """orders: for each worker its share of each exchange; downs: the broadcast of each exchange (torch)."""
 
     def measure(self, order: Order, down: Tree, plans: Sequence[Plan]) -> list[float]:
-        """Seconds per chunk of `order` under each plan, on one worker."""
+        """Seconds per chunk of `order` under each plan, with all workers at work."""
 
     def save_states(self, folder: Path, round: int) -> None:
         """Commit `round` and write every worker's client states into `folder`."""

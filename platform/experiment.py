@@ -94,7 +94,7 @@ class Experiment(Section, Generic[H]):
     """One experiment: task, algorithm, rounds, resources, tracking."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="names the run and its folder")
-    seed: int = Field(0, ge=0, description="decides everything random")
+    seed: int = Field(0, ge=0, lt=2**63, description="decides everything random")
     rounds: int = Field(ge=1, description="rounds of communication")
     participation: float | None = Field(
         0.1, gt=0, le=1, description="fraction of the clients that take part in a round; null: see clients_per_round"

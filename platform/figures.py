@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 Record = dict[str, Any]
 
@@ -34,6 +33,9 @@ def draw_curves(runs: dict[str, list[Record]], folder: Path, targets: list[float
 def _draw(
     runs: dict[str, list[Record]], positions: dict[str, list[int]], label: str, path: Path, targets: list[float]
 ) -> list[Path]:
+    # matplotlib takes a second to import, which a run need not wait for at its start.
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(10, 4), layout="constrained")
     accuracy, loss = figure.subplots(1, 2)
     for index, (name, records) in enumerate(runs.items()):

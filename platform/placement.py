@@ -27,7 +27,11 @@ def ray_session(address: str | None = None) -> Iterator[None]:
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     address = address or os.environ.get("RAY_ADDRESS")
-    local: dict[str, Any] = {} if address else {"include_dashboard": False}
+    local: dict[str, Any] = {}
+    if not address:
+        # Processes that start with torch loaded are ready sooner; sums of small models travel with the reply.
+        config = {"preload_python_modules": ["torch"], "max_direct_call_object_size": 1_000_000}
+        local = {"include_dashboard": False, "_system_config": config}
     try:
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **local)
     except ConnectionError as error:

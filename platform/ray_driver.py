@@ -13,7 +13,8 @@ from hedgerow.algorithms.trees import Tree
 from hedgerow.platform.coordinator import Coordinator
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.federated import Record
-from hedgerow.platform.ray_executor import Hosting, RayExecutor, enter_process
+from hedgerow.platform.process import settle
+from hedgerow.platform.ray_executor import Hosting, RayExecutor
 
 REPLACEMENTS = 3
 """How often a dead coordinator is replaced."""
@@ -30,7 +31,7 @@ class CoordinatorActor(Coordinator):
         executor: RayExecutor,
         checkpoints: Path,
     ):
-        enter_process(hosting.import_path, 1)
+        settle(1, hosting.import_path)
         dataset = Dataset.from_arrays(data)
         super().__init__(hosting.experiment, dataset, Partition.from_arrays(partition), executor, checkpoints)
 

@@ -1,6 +1,5 @@
 """Client actors on Ray, and the executor that drives them."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,19 +7,22 @@ from typing import Any
 
 import numpy as np
 import ray
-import torch
 from ray.exceptions import RayActorError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from hedgerow.algorithms.trees import Tree, tree_map
+from hedgerow.algorithms.trees import Tree, leaves, tree_map
 from hedgerow.platform.build import build_algorithm
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.engine import Plan
 from hedgerow.platform.executors import WorkerLost
 from hedgerow.platform.experiment_file import parse_experiment
 from hedgerow.platform.federated import owner_of
+from hedgerow.platform.process import settle
 from hedgerow.platform.worker import Answer, Order, Worker
+
+SMALL = 100_000
+"""Bytes up to which Ray sends an argument along with the call."""
 
 
 @dataclass(frozen=True)
@@ -33,17 +35,11 @@ class Hosting:
     partition: Any
 
 
-def enter_process(import_path: list[str], threads: int) -> None:
-    """Prepare a Ray worker's process: the user's modules importable, torch's threads bounded."""
-    sys.path[:0] = [entry for entry in import_path if entry not in sys.path]
-    torch.set_num_threads(threads)
-
-
 class ClientActor:
     """A worker in a process of its own, on the CPUs and GPUs that Ray reserves for it."""
 
     def __init__(self, hosting: Hosting, data: dict[str, Any], partition: dict[str, Any], rank: int, workers: int):
-        enter_process(hosting.import_path, hosting.experiment["resources"]["threads"])
+        settle(hosting.experiment["resources"]["threads"], hosting.import_path)
         experiment = parse_experiment(hosting.experiment)
         dataset = Dataset.from_arrays(data)
         device = "cuda" if experiment.resources.gpus_per_actor else "cpu"
@@ -77,13 +73,15 @@ class RayExecutor:
         self.actors = [self._spawn(rank) for rank in range(self.workers)]
 
     def run(self, orders: list[list[Order]], downs: list[Tree], committed: int) -> list[list[Answer]]:
-        broadcast = [ray.put(_to_arrays(down)) for down in downs]
+        broadcast = [_broadcast(down) for down in downs]
         return self._all(
             [a.run.remote(mine, committed, *broadcast) for a, mine in zip(self.actors, orders, strict=True)]
         )
 
     def measure(self, order: Order, down: Tree, plans: Sequence[Plan]) -> list[float]:
-        return self._all([self.actors[0].measure.remote(order, plans, _to_arrays(down))])[0]
+        # All at once, as in a round: they share caches and memory.
+        seconds = self._all([actor.measure.remote(order, plans, _broadcast(down)) for actor in self.actors])
+        return [max(each) for each in zip(*seconds, strict=True)]
 
     def save_states(self, folder: Path, round: int) -> None:
         self._all([actor.save_states.remote(folder, round) for actor in self.actors])
@@ -123,5 +121,7 @@ class RayExecutor:
         return ray.remote(ClientActor).options(**options).remote(h, h.data, h.partition, rank, self.workers)
 
 
-def _to_arrays(tree: Tree) -> Tree:
-    return tree_map(lambda leaf: np.ascontiguousarray(leaf.numpy()), tree)
+def _broadcast(tree: Tree) -> Any:
+    """A tree for all actors: once in the object store, or, where that would cost more than it saves, as it is."""
+    arrays = tree_map(lambda leaf: np.ascontiguousarray(leaf.numpy()), tree)
+    return arrays if sum(leaf.nbytes for leaf in leaves(arrays)) < SMALL else ray.put(arrays)

@@ -1,5 +1,6 @@
 """Reductions: weighted sums in double precision, so that the result does not depend on how clients are grouped."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +17,8 @@ def finite_clients(up: Tree, count: int) -> Tensor:
     finite = torch.ones(count, dtype=torch.bool)
     for leaf in leaves(up):
         if leaf.is_floating_point():
-            finite &= torch.isfinite(leaf).reshape(count, -1).all(1).cpu()
+            # A row's sum is finite just when its entries are, unless they are so large that the client diverged anyway.
+            finite &= torch.isfinite(leaf.reshape(count, -1).sum(1)).cpu()
     return finite
 
 
@@ -30,20 +32,20 @@ class Partial:
     stacks: list[Tree] = field(default_factory=list)
 
     def add(self, up: Tree, weights: Tensor, finite: Tensor) -> None:
-        """Add a chunk: leaves (C, ...), weights (C,), finite (C,).
+        """Add a chunk: leaves (C, ...), weights (C,) float64, finite (C,).
 
-        A client that diverged is removed by `where` before the weighting: a zero weight would not do, 0 * NaN is NaN.
+        A client that diverged is taken out before the weighting: a zero weight would not do, 0 * NaN is NaN.
         """
         if self.kind == "stack":
             self.stacks.append(tree_map(lambda leaf: _to_numpy(leaf[finite.to(leaf.device)]), up))
             return
-        weights = torch.where(finite, weights, 0.0).double()
+        if not finite.all():
+            up, weights = tree_map(lambda leaf: leaf[finite.to(leaf.device)], up), weights[finite]
         self.weight += float(weights.sum())
 
         def weighted_sum(leaf: Tensor) -> Tensor:
-            shape = (-1,) + (1,) * (leaf.dim() - 1)
-            kept = torch.where(finite.to(leaf.device).view(shape), leaf, torch.zeros_like(leaf)).double()
-            return (kept * weights.to(leaf.device).view(shape)).sum(0)
+            rows = leaf.reshape(len(leaf), math.prod(leaf.shape[1:])).double()
+            return (weights.to(leaf.device) @ rows).reshape(leaf.shape[1:])
 
         chunk = tree_map(weighted_sum, up)
         self.tree = chunk if self.tree is None else tree_map(torch.add, self.tree, chunk)

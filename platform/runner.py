@@ -56,7 +56,7 @@ def run(
     """Run an experiment from its first round.
 
     data_root: where data sets lie. show: called with every round's record. address: a Ray cluster; None: the one this
-    process is connected to, or a new one on this machine. data: what `build.check` returned, where it was called before.
+    process is connected to, or a new one on this machine. data: what `build.check` returned, if it was called.
     Raises UserError before any work when something is amiss.
     """
     data = data or check(experiment, data_root)

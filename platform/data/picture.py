@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from hedgerow.platform.data.partition import Partition
 
@@ -44,6 +43,9 @@ def draw_partition(
     """Draw samples by client and class as a heat map, and the clients' sizes beside it; PNG and SVG at `path`."""
     counts = partition.label_counts(labels, len(class_names))
     shown = counts[:SHOWN]
+    # matplotlib takes a second to import, which a run need not wait for at its start.
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(10, max(3.0, 1.6 + 0.28 * len(class_names[:40]))), layout="constrained")
     heat, sizes = figure.subplots(1, 2, width_ratios=[4, 1])
     image = heat.imshow(shown.T, aspect="auto", cmap="viridis", interpolation="nearest", origin="lower")
@@ -53,10 +55,16 @@ def draw_partition(
     if len(class_names) <= 40:
         heat.set_yticks(range(len(class_names)), class_names)
     own = partition.sizes
-    sizes.hist(own, bins=min(30, max(1, len(np.unique(own)))), color="#4477AA", edgecolor="white")
+    sizes.hist(own, bins=_bins(own), color="#4477AA", edgecolor="white")
     sizes.set(xlabel="samples per client", ylabel="clients", title="sizes")
     sizes.spines[["top", "right"]].set_visible(False)
     written = [path.with_name(f"{path.name}.{ending}") for ending in ("png", "svg")]
     for file in written:
         figure.savefig(file, dpi=150)
     return written
+
+
+def _bins(sizes: np.ndarray) -> np.ndarray:
+    """At most 30 bins of whole numbers, with their edges between them."""
+    width = max(1, -(-int(np.ptp(sizes) + 1) // 30))
+    return np.arange(sizes.min() - 0.5, sizes.max() + width, width)

@@ -1,60 +1,66 @@
-"""Builds the model of a task, and refuses what cannot be trained in a client step."""
+"""Builds the model of a task."""
 
-import inspect
 from itertools import pairwise
+from math import prod
 from typing import Any
 
+import torch
 from torch import nn
 
 from hedgerow.platform.errors import UserError
-from hedgerow.platform.models.config import CNN, MLP, CharLSTM, LogReg, OwnModel, ResNet18
+from hedgerow.platform.models.char_lstm import CharLSTMNet
+from hedgerow.platform.models.check import check_module
+from hedgerow.platform.models.config import CNN, MLP, MODELS, CharLSTM, CustomModel, LogReg, ResNet18, SmallCNN
 from hedgerow.platform.plugins import import_object
 from hedgerow.platform.section import Section
 
-RECURRENT = "torch's recurrent kernels have no batching rule: under vmap they fall back to a slow loop"
 
-
-def build_model(config: Section, sample_shape: tuple[int, ...], classes: int, tokens: bool = False) -> nn.Module:
+def build_model(config: Section, sample_shape: tuple[int, ...], classes: int, is_tokens: bool = False) -> nn.Module:
     """A module that maps a batch of samples to logits (samples, classes), its parameters drawn from torch's generator.
 
-    sample_shape: of one sample, without the batch. tokens: samples are integer sequences. A module that cannot be
-    batched over clients carries the reason in its attribute `no_vmap`. Raises UserError when the model does not fit
-    the data or holds what has no place in a client step.
+    config: one of `ModelConfig`. sample_shape: of one sample, without the batch. is_tokens: samples are integer
+    sequences. The module's attribute `no_vmap` says why it cannot be batched over clients, None when it can. Raises
+    UserError when the model does not fit the data or holds what has no place in a client step.
     """
-    if tokens != isinstance(config, CharLSTM) and not isinstance(config, OwnModel):
-        needs, has = ("token sequences", "none") if not tokens else ("images or features", "token sequences")
-        raise UserError(f"task.model: {_name(config)} takes {needs}, but task.data has {has}; choose another model")
-    module = _build(config, sample_shape, classes)
-    _refuse_unfit_layers(module)
-    if not hasattr(module, "no_vmap") and any(isinstance(m, nn.RNNBase) for m in module.modules()):
-        module.no_vmap = RECURRENT  # type: ignore[assignment]
+    if isinstance(config, CustomModel):
+        module = _custom(config)
+    else:
+        _refuse_wrong_kind(config, "token sequences" if is_tokens else _kind(sample_shape))
+        module = _built_in(config, sample_shape, classes)
+    module.no_vmap = check_module(module)  # type: ignore[assignment]
+    if isinstance(config, CustomModel):
+        _try_out(module, config.name, sample_shape, classes, is_tokens)
     return module
 
 
-def _build(config: Any, shape: tuple[int, ...], classes: int) -> nn.Module:
-    features = 1
-    for size in shape:
-        features *= size
-    if isinstance(config, LogReg):
-        return nn.Sequential(nn.Flatten(), nn.Linear(features, classes))
-    if isinstance(config, MLP):
-        return nn.Sequential(nn.Flatten(), *_fully_connected([features, *config.hidden, classes]))
-    if isinstance(config, CNN):
-        return _cnn(config, shape, classes)
-    if isinstance(config, ResNet18):
-        # torchvision takes seconds to import: only runs with this model pay for it.
-        from hedgerow.platform.models.resnet import resnet18_gn
+def _kind(shape: tuple[int, ...]) -> str:
+    return "images" if len(shape) == 3 else "flat features"
 
-        if len(shape) != 3:
-            raise UserError("task.model: resnet18_gn takes images, but task.data has flat features; choose mlp")
-        if 64 % config.groups:
-            raise UserError(f"task.model.groups: {config.groups} does not divide 64 channels; choose 1, 2, 4, ... 64")
-        return resnet18_gn(shape[0], classes, config.groups, config.small_images)
-    if isinstance(config, CharLSTM):
-        from hedgerow.platform.models.char_lstm import CharLSTMNet
 
-        return CharLSTMNet(config.vocabulary, config.embedding, config.hidden, config.layers, classes)
-    return _own(config)
+def _refuse_wrong_kind(config: Any, kind: str) -> None:
+    if kind not in config.takes:
+        fitting = [name for name, other in MODELS.items() if kind in other.takes]
+        raise UserError(
+            f"task.model: {config.name} takes {' or '.join(config.takes)}, but task.data has {kind}; choose "
+            f"{', '.join(fitting)}"
+        )
+
+
+def _built_in(config: Any, shape: tuple[int, ...], classes: int) -> nn.Module:
+    match config:
+        case LogReg():
+            return nn.Sequential(nn.Flatten(), *_fully_connected([prod(shape), classes]))
+        case MLP():
+            return nn.Sequential(nn.Flatten(), *_fully_connected([prod(shape), *config.hidden, classes]))
+        case CNN():
+            return _cnn(config, shape, classes)
+        case SmallCNN():
+            return _cnn(CNN(channels=[16, 32], kernel=3, padding=1, fc=[]), shape, classes, config.name)
+        case ResNet18():
+            return _resnet18(config, shape, classes)
+        case CharLSTM():
+            return CharLSTMNet(config.vocabulary, config.embedding, config.hidden, config.layers, classes)
+    raise TypeError(f"not the section of a model: {config!r}")
 
 
 def _fully_connected(widths: list[int]) -> list[nn.Module]:
@@ -64,9 +70,7 @@ def _fully_connected(widths: list[int]) -> list[nn.Module]:
     return layers[:-1]
 
 
-def _cnn(config: CNN, shape: tuple[int, ...], classes: int) -> nn.Module:
-    if len(shape) != 3:
-        raise UserError("task.model: cnn takes images, but task.data has flat features; choose mlp or logreg")
+def _cnn(config: CNN, shape: tuple[int, ...], classes: int, name: str = "cnn") -> nn.Module:
     channels, height, width = shape
     layers: list[nn.Module] = []
     for outputs in config.channels:
@@ -75,37 +79,45 @@ def _cnn(config: CNN, shape: tuple[int, ...], classes: int) -> nn.Module:
         height, width = ((side + 2 * config.padding - config.kernel + 1) // 2 for side in (height, width))
         if min(height, width) < 1:
             raise UserError(
-                f"task.model: images of {shape[1]}x{shape[2]} are too small for cnn with kernel {config.kernel} and "
-                f"padding {config.padding}; lower task.model.kernel or raise task.model.padding"
+                f"task.model: images of {shape[1]}x{shape[2]} are too small for {name} with kernel {config.kernel} and "
+                f"padding {config.padding}; choose mlp, or cnn with a smaller kernel or more padding"
             )
-    widths = [channels * height * width, *config.fully_connected, classes]
-    return nn.Sequential(*layers, nn.Flatten(), *_fully_connected(widths))
+    return nn.Sequential(*layers, nn.Flatten(), *_fully_connected([channels * height * width, *config.fc, classes]))
 
 
-def _own(config: OwnModel) -> nn.Module:
+def _resnet18(config: ResNet18, shape: tuple[int, ...], classes: int) -> nn.Module:
+    if 64 % config.groups:
+        raise UserError(f"task.model.groups: {config.groups} does not divide 64 channels; choose 1, 2, 4, ... 64")
+    # torchvision takes seconds to import: only runs with this model pay for it.
+    from hedgerow.platform.models.resnet import resnet18_gn
+
+    return resnet18_gn(shape[0], classes, config.groups, config.small_images)
+
+
+def _custom(config: CustomModel) -> nn.Module:
     module_class = import_object(config.name, nn.Module, "a torch.nn.Module", "task.model.name")
     try:
-        inspect.signature(module_class).bind(**config.args)
-    except TypeError as error:
+        return module_class(**config.args)
+    except Exception as error:
         raise UserError(
-            f"task.model.args: {config.name} cannot be made from them ({error}); see its __init__"
-        ) from None
-    return module_class(**config.args)
+            f"task.model.args: {config.name} cannot be made from them ({_told(error)}); see its __init__"
+        ) from error
 
 
-def _refuse_unfit_layers(module: nn.Module) -> None:
-    for name, layer in module.named_modules():
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-            raise UserError(
-                f"task.model: layer {name!r} is a BatchNorm, whose running statistics have no place in a client step; "
-                "use GroupNorm"
-            )
-        if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
-            raise UserError(
-                f"task.model: layer {name!r} is a Dropout, whose global randomness would make runs irreproducible; "
-                "set p=0 or use weight_decay"
-            )
+def _try_out(module: nn.Module, name: str, shape: tuple[int, ...], classes: int, is_tokens: bool) -> None:
+    """Find out here, not in the first round, whether the user's module fits the data."""
+    samples = torch.zeros(2, *shape, dtype=torch.long if is_tokens else torch.float)
+    batch = f"a batch of shape {tuple(samples.shape)}"
+    try:
+        with torch.no_grad():
+            logits = module(samples)
+    except Exception as error:
+        raise UserError(f"task.model: {name} fails on {batch} ({_told(error)}); mend its forward") from error
+    found = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+    if found != (2, classes):
+        raise UserError(f"task.model: {name} returns {found} for {batch}; logits of shape {(2, classes)} are wanted")
 
 
-def _name(config: Any) -> str:
-    return str(config.name)
+def _told(error: Exception) -> str:
+    """On one line."""
+    return " ".join(str(error).split()) or type(error).__name__

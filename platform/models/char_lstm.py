@@ -2,16 +2,17 @@
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
 
 class CharLSTMNet(nn.Module):
     """Embedding, stacked LSTM, linear on the last position. tokens (B, L) int64 -> logits (B, classes).
 
-    It cannot be batched over clients at a profit: torch's LSTM kernel falls back to a loop under vmap, and a loop over
-    cells in Python is slower still.
+    Plain autograd gets torch's LSTM kernel. The kernel has no batching rule, so under a transform of torch.func (vmap,
+    grad, jvp) the same recurrence runs cell by cell, with the same parameters: faster there, and the same to 1e-5.
     """
 
-    no_vmap = "torch's LSTM kernel has no batching rule: under vmap it falls back to a slow loop"
+    no_vmap = None  # it holds an nn.LSTM, and yet can be batched
 
     def __init__(self, vocabulary: int, embedding: int, hidden: int, layers: int, classes: int):
         super().__init__()
@@ -20,5 +21,30 @@ class CharLSTMNet(nn.Module):
         self.output = nn.Linear(hidden, classes)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        hidden, _ = self.lstm(self.embedding(tokens))
-        return self.output(torch.select(hidden, 1, -1))
+        embedded = self.embedding(tokens)
+        # The stack of active transforms, not the type of a tensor: any of the parameters may be the batched one.
+        transformed = torch._C._functorch.peek_interpreter_stack() is not None
+        hidden = lstm_cells(self.lstm, embedded) if transformed else self.lstm(embedded)[0]
+        return self.output(hidden[:, -1])
+
+
+def lstm_cells(lstm: nn.LSTM, x: Tensor) -> Tensor:
+    """What `lstm(x)[0]` returns, in operations that can be batched and differentiated any number of times.
+
+    lstm: unidirectional, batch first, with biases. x (B, L, features) -> hidden states of the last layer (B, L, units).
+    """
+    inputs = x.transpose(0, 1)
+    for layer in range(lstm.num_layers):
+        w_input, w_hidden, b_input, b_hidden = (
+            getattr(lstm, f"{name}_l{layer}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        )
+        from_input = F.linear(inputs, w_input, b_input + b_hidden)
+        hidden = cell = torch.zeros_like(from_input[0, :, : lstm.hidden_size])
+        states = []
+        for gates in from_input.unbind():
+            into, forget, new, out = torch.addmm(gates, hidden, w_hidden.T).chunk(4, -1)
+            cell = forget.sigmoid() * cell + into.sigmoid() * new.tanh()
+            hidden = out.sigmoid() * cell.tanh()
+            states.append(hidden)
+        inputs = torch.stack(states)
+    return inputs.transpose(0, 1)

@@ -1,6 +1,6 @@
 """The model section of an experiment file."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
@@ -9,13 +9,20 @@ from hedgerow.platform.section import Section
 Width = Annotated[int, Field(ge=1)]
 
 
-class LogReg(Section):
+class BuiltIn(Section):
+    """A built-in model."""
+
+    takes: ClassVar[tuple[str, ...]] = ("images", "flat features")
+    """The kinds of samples that it can be trained on."""
+
+
+class LogReg(BuiltIn):
     """Multinomial logistic regression (thesis, appendix A.1.1)."""
 
     name: Literal["logreg"] = "logreg"
 
 
-class MLP(Section):
+class MLP(BuiltIn):
     """Fully connected ReLU network on the flattened sample.
 
     The FedDyn experiments use hidden [200, 200] for MNIST (FedAvg's "2NN", 199210 parameters) and [100, 100] for the
@@ -26,34 +33,47 @@ class MLP(Section):
     hidden: list[Width] = Field([200], description="units of the hidden layers")
 
 
-class CNN(Section):
+class CNN(BuiltIn):
     """FedDyn's CIFAR network: conv 5x5, max-pool, conv 5x5, max-pool, two fully connected layers; no normalisation.
 
     The thesis prints 394 units for the first of them in chapter 2 (815892 parameters on CIFAR-10) and 384 in chapter 3
-    (797962): `fully_connected` decides.
+    (797962): `fc` decides. The padding is not printed.
     """
 
+    takes: ClassVar[tuple[str, ...]] = ("images",)
     name: Literal["cnn"] = "cnn"
     channels: list[Width] = Field([64, 64], min_length=2, max_length=2, description="channels of the convolutions")
     kernel: int = Field(5, ge=1, description="kernel size")
     padding: int = Field(0, ge=0, description="zero padding of the convolutions")
-    fully_connected: list[Width] = Field([394, 192], description="units of the fully connected layers")
+    fc: list[Width] = Field([394, 192], description="units of the fully connected layers")
 
 
-class ResNet18(Section):
+class SmallCNN(BuiltIn):
+    """`cnn` for images of 8x8, such as the digits: conv 3x3x16, max-pool, conv 3x3x32, max-pool, linear (6090)."""
+
+    takes: ClassVar[tuple[str, ...]] = ("images",)
+    name: Literal["small_cnn"] = "small_cnn"
+
+
+class ResNet18(BuiltIn):
     """torchvision's ResNet-18 with GroupNorm in place of BatchNorm, about 11.2 million parameters.
 
     As Hsieh et al., "The Non-IID Data Quagmire of Decentralized Machine Learning", 2020.
     """
 
+    takes: ClassVar[tuple[str, ...]] = ("images",)
     name: Literal["resnet18_gn"] = "resnet18_gn"
     groups: int = Field(2, ge=1, description="groups of each GroupNorm; must divide 64")
     small_images: bool = Field(True, description="3x3 stem with stride 1 and no max-pool, as usual for 32x32 images")
 
 
-class CharLSTM(Section):
-    """LEAF's next-character model: embedding, stacked LSTM, linear on the last position (133520 parameters)."""
+class CharLSTM(BuiltIn):
+    """LEAF's next-character model: embedding, stacked LSTM, linear on the last position.
 
+    133520 parameters with 80 classes: torch's LSTM has two bias vectors per layer.
+    """
+
+    takes: ClassVar[tuple[str, ...]] = ("token sequences",)
     name: Literal["char_lstm"] = "char_lstm"
     vocabulary: int = Field(80, ge=2, description="number of distinct tokens")
     embedding: int = Field(8, ge=1, description="dimension of a token's embedding")
@@ -61,17 +81,18 @@ class CharLSTM(Section):
     layers: int = Field(2, ge=1, description="LSTM layers")
 
 
-class OwnModel(Section):
+class CustomModel(Section):
     """Your own torch.nn.Module: `name` is its dotted path, `args` goes to its constructor."""
 
     name: str
     args: dict[str, Any] = Field({}, description="keyword arguments of its constructor")
 
 
-MODELS: dict[str, type[Section]] = {
+MODELS: dict[str, type[BuiltIn]] = {
     "logreg": LogReg,
     "mlp": MLP,
     "cnn": CNN,
+    "small_cnn": SmallCNN,
     "resnet18_gn": ResNet18,
     "char_lstm": CharLSTM,
 }
@@ -86,8 +107,9 @@ ModelConfig = Annotated[
     Annotated[LogReg, Tag("logreg")]
     | Annotated[MLP, Tag("mlp")]
     | Annotated[CNN, Tag("cnn")]
+    | Annotated[SmallCNN, Tag("small_cnn")]
     | Annotated[ResNet18, Tag("resnet18_gn")]
     | Annotated[CharLSTM, Tag("char_lstm")]
-    | Annotated[OwnModel, Tag("own")],
+    | Annotated[CustomModel, Tag("own")],
     Discriminator(_tag),
 ]

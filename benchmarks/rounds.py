@@ -1,0 +1,226 @@
+"""Speed and memory of a round, as ratios against a bare PyTorch loop in the same run.
+
+    python benchmarks/rounds.py [--repeats 5] [--only digits cnn population start]
+
+Prints a table and writes benchmarks/results/rounds.json with the command, the versions and the machine.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from bare import one_process, two_processes
+
+from hedgerow.platform.build import build_data
+from hedgerow.platform.data import Dataset
+from hedgerow.platform.drivers import open_driver
+from hedgerow.platform.experiment_file import parse_experiment
+from hedgerow.platform.models import build_model
+from hedgerow.platform.runs import git_commit, versions
+from hedgerow.platform.streams import sample_clients
+
+DIGITS = {
+    "task": {
+        "data": {"name": "digits", "test_fraction": 0.1},
+        "partition": {"kind": "iid", "clients": 100, "samples_per_client": 16},
+        "model": {"name": "mlp", "hidden": [200]},
+    },
+    "algorithm": {"name": "fedavg", "lr": 0.1, "epochs": 2, "batch_size": 8},
+    "participation": 1.0,
+}
+CNN = {
+    "task": {
+        # Samples of CIFAR-10's shape; their values do not matter to the clock.
+        "data": {"name": "digits"},
+        "partition": {"kind": "iid", "clients": 100, "samples_per_client": 100},
+        "model": {"name": "cnn"},
+    },
+    "algorithm": {"name": "fedavg", "lr": 0.01, "epochs": 1, "batch_size": 50},
+    "participation": 0.1,
+}
+
+
+def settings(values: dict[str, Any], rounds: int) -> Any:
+    """An experiment on two actors of one thread, that scores only once, after its last round."""
+    return parse_experiment(
+        {
+            "name": "benchmark",
+            "rounds": rounds,
+            "evaluation": {"every": 10**6, "clients": 0},
+            "resources": {"actors": 2, "threads": 1},
+            "checkpoints": {"every": 0},
+            "tracking": {"enabled": False},
+            **values,
+        }
+    )
+
+
+def noise(shape: tuple[int, ...], samples: int, classes: int, test: int) -> Dataset:
+    """Random uint8 images."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (samples + test, *shape), dtype=np.uint8)
+    y = rng.integers(0, classes, samples + test)
+    mean, std = np.full((shape[0], 1, 1), 127.5, np.float32), np.full((shape[0], 1, 1), 64, np.float32)
+    names = tuple(map(str, range(classes)))
+    return Dataset("noise", x[:samples], y[:samples], x[samples:], y[samples:], classes, mean, std, names)
+
+
+def hedgerow_rounds(values: dict[str, Any], dataset: Dataset, clients: Any, rounds: int) -> tuple[list[float], dict]:
+    """Seconds of each steady round on Ray, and the plans."""
+    experiment = settings(values, rounds)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        open_driver(experiment, dataset, clients, Path(folder), None) as driver,
+    ):
+        records, done = [], False
+        while not done:
+            news, done = driver.advance(1.0)
+            records += news
+        clock = [0.0] + [record["seconds"] for record in records]
+        # The first round holds the measurement of the plan, the last the evaluation.
+        return list(np.diff(clock))[1:-1], driver.plans()
+
+
+def compare(name: str, values: dict[str, Any], dataset: Dataset, rounds: int, repeats: int) -> dict[str, Any]:
+    """Hedgerow against the bare loops on the same clients, in turn."""
+    from hedgerow.platform.data import make_partition
+
+    experiment = settings(values, rounds)
+    clients = make_partition(experiment.task.partition, dataset.y_train, dataset.classes, None, experiment.seed)
+    x = (torch.tensor(dataset.x_train).float() - torch.tensor(dataset.mean)) / torch.tensor(dataset.std)
+    y = torch.tensor(dataset.y_train)
+    count = experiment.cohort_size(len(clients))
+    cohorts = [
+        [torch.from_numpy(clients.samples(k)) for k in sample_clients(0, t, len(clients), count)]
+        for t in range(1, rounds)
+    ]
+    build = partial(build_model, experiment.task.model, dataset.sample_shape, dataset.classes)
+    hyper = experiment.algorithm
+    local = (hyper.epochs, hyper.batch_size, hyper.lr)
+    seconds: dict[str, list[float]] = {"bare loop": [], "bare loop, two processes": [], "hedgerow": []}
+    plans: dict = {}
+    for _ in range(repeats):
+        seconds["bare loop"].append(median(one_process(build, (x, y), cohorts, *local)[1:]))
+        seconds["bare loop, two processes"].append(median(two_processes(build, (x, y), cohorts, *local)[1:]))
+        steady, plans = hedgerow_rounds(values, dataset, clients, rounds)
+        seconds["hedgerow"].append(median(steady))
+    base = seconds["hedgerow"]
+    rows = {
+        who: {
+            "ms per round": round(1e3 * median(times), 2),
+            "spread": [round(1e3 * min(times), 2), round(1e3 * max(times), 2)],
+            "times hedgerow": round(median(a / b for a, b in zip(times, base, strict=True)), 2),
+        }
+        for who, times in seconds.items()
+    }
+    return {"workload": name, "rows": rows, "plan": plans["train/clients"]}
+
+
+def population(size: int) -> dict[str, float]:
+    """In a process of its own: a round of 100 of `size` clients with 10 samples each; its time and the peak memory."""
+    code = f"import rounds, json; print(json.dumps(rounds.measure_population({size})))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def measure_population(size: int) -> dict[str, float]:
+    """Peak memory of driver, coordinator and actors, each process's own (not the shared data), in MB."""
+    import threading
+
+    import psutil
+
+    dataset = noise((1, 8, 8), 1_000_000, 10, 100)
+    values = {
+        **DIGITS,
+        "task": {
+            **DIGITS["task"],  # type: ignore[dict-item]
+            "partition": {"kind": "iid", "clients": size, "samples_per_client": 10},
+        },
+        "participation": None,
+        "clients_per_round": 100,
+    }
+    from hedgerow.platform.data import make_partition
+
+    clients = make_partition(settings(values, 1).task.partition, dataset.y_train, 10, None, 0)
+    me, peak, stop = psutil.Process(), [0.0], threading.Event()
+
+    def watch() -> None:
+        while not stop.wait(0.2):
+            used = 0.0
+            for process in [me, *me.children(recursive=True)]:
+                try:
+                    memory = process.memory_info()
+                    used += memory.rss - memory.shared
+                except psutil.Error:
+                    continue
+            peak[0] = max(peak[0], used / 1e6)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    steady, _ = hedgerow_rounds(values, dataset, clients, 40)
+    stop.set()
+    thread.join()
+    return {"clients": size, "ms per round": round(1e3 * median(steady), 2), "peak MB": round(peak[0])}
+
+
+def time_to_first_round() -> float:
+    """Seconds from the command to the report of round 1, as a user waits for it (files of the system are cached)."""
+    root = Path(__file__).parent.parent
+    with tempfile.TemporaryDirectory() as output:
+        start = time.perf_counter()
+        command = [sys.executable, "-m", "hedgerow", "run", str(root / "examples/digits_fedavg.yaml")]
+        process = subprocess.Popen([*command, "--set", f"output={output}"], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "round 1/" in line:
+                break
+        seconds = time.perf_counter() - start
+        process.terminate()
+        process.wait()
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--only", nargs="+", default=["digits", "cnn", "population", "start"])
+    arguments = parser.parse_args()
+    results: dict[str, Any] = {
+        "command": " ".join(["python", "benchmarks/rounds.py", *sys.argv[1:]]),
+        "versions": versions(),
+        "commit": git_commit(),
+        "cpu": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+    }
+    if "digits" in arguments.only:
+        dataset = build_data(settings(DIGITS, 1), None)[0]
+        name = "digits MLP 64-200-10: 100 of 100 clients of 16, batch 8, 2 epochs"
+        results["digits"] = compare(name, DIGITS, dataset, 40, arguments.repeats)
+    if "cnn" in arguments.only:
+        name = "CIFAR CNN: 10 of 100 clients of 100, batch 50, 1 epoch"
+        results["cnn"] = compare(name, CNN, noise((3, 32, 32), 10_000, 10, 100), 10, arguments.repeats)
+    if "population" in arguments.only:
+        results["population"] = [population(size) for size in (1_000, 100_000)]
+    if "start" in arguments.only:
+        results["seconds to the first round"] = [round(time_to_first_round(), 1) for _ in range(arguments.repeats)]
+    print(json.dumps(results, indent=2))
+    folder = Path(__file__).parent / "results"
+    folder.mkdir(exist_ok=True)
+    (folder / "rounds.json").write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+"""Data sets: digits, torchvision's real file formats, image folders, the synthetic family, the cache."""
+
+import gzip
+import hashlib
+import io
+import os
+import pickle
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from pydantic import TypeAdapter
+
+from hedgerow.platform.data import DataConfig, load_dataset
+from hedgerow.platform.errors import UserError
+
+RNG = np.random.default_rng(0)
+
+
+def source(name: str, **options):
+    return TypeAdapter(DataConfig).validate_python({"name": name, **options})
+
+
+def idx(array: np.ndarray) -> bytes:
+    """An array in MNIST's file format."""
+    header = bytes([0, 0, 8, array.ndim]) + b"".join(n.to_bytes(4, "big") for n in array.shape)
+    return header + array.astype(np.uint8).tobytes()
+
+
+def test_digits_are_the_embedded_default():
+    data = load_dataset(source("digits"))
+    assert data.x_train.shape == (1438, 1, 8, 8)
+    assert data.x_test.shape == (359, 1, 8, 8)
+    assert data.x_train.dtype == np.uint8
+    assert (data.x_train.max(), data.std.item()) == (16, 16)
+    # Stratified: each class is tested in the same share.
+    shares = np.bincount(data.y_test) / (np.bincount(data.y_test) + np.bincount(data.y_train))
+    assert np.abs(shares - 0.2).max() < 0.01
+
+
+def test_digits_come_from_the_cache_without_scikit_learn():
+    load_dataset(source("digits"))
+    code = (
+        "import sys; from hedgerow.platform.data import load_dataset; "
+        "from hedgerow.platform.data.sources import Digits; load_dataset(Digits()); print('sklearn' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["raw", "gz"])
+@pytest.mark.parametrize("nested", [False, True], ids=["root", "named folder"])
+@pytest.mark.parametrize(("name", "folder"), [("mnist", "MNIST"), ("fashion_mnist", "FashionMNIST")])
+def test_mnist_files(tmp_path, name, folder, nested, packed):
+    raw = (tmp_path / name if nested else tmp_path) / folder / "raw"
+    raw.mkdir(parents=True)
+    arrays = {
+        "train-images-idx3-ubyte": RNG.integers(0, 256, (12, 28, 28)),
+        "train-labels-idx1-ubyte": np.arange(12) % 10,
+        "t10k-images-idx3-ubyte": RNG.integers(0, 256, (4, 28, 28)),
+        "t10k-labels-idx1-ubyte": np.arange(4),
+    }
+    for file, array in arrays.items():
+        if packed:
+            (raw / f"{file}.gz").write_bytes(gzip.compress(idx(array)))
+        else:
+            (raw / file).write_bytes(idx(array))
+    data = load_dataset(source(name), tmp_path)
+    assert (data.x_train[:, 0] == arrays["train-images-idx3-ubyte"]).all()
+    assert data.y_test.tolist() == [0, 1, 2, 3]
+    assert data.classes == 10
+
+
+def test_emnist_letters_are_upright_and_cut_to_the_first_ten(tmp_path):
+    raw = tmp_path / "EMNIST" / "raw"
+    raw.mkdir(parents=True)
+    images = RNG.integers(0, 256, (26, 28, 28))
+    for part in ("train", "test"):
+        (raw / f"emnist-letters-{part}-images-idx3-ubyte").write_bytes(idx(images))
+        (raw / f"emnist-letters-{part}-labels-idx1-ubyte").write_bytes(idx(np.arange(1, 27)))
+    data = load_dataset(source("emnist_letters"), tmp_path)
+    assert data.y_train.tolist() == list(range(10))
+    assert data.class_names == tuple("ABCDEFGHIJ")
+    assert (data.x_train[3, 0] == images[3].T).all()
+    assert load_dataset(source("emnist_letters", classes=26), tmp_path).classes == 26
+
+
+def test_cifar10_batches(tmp_path, monkeypatch):
+    from torchvision.datasets import CIFAR10
+
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    pixels = RNG.integers(0, 256, (6, 3072), dtype=np.uint8)
+
+    def write(name: str, content: dict) -> tuple[str, str]:
+        (folder / name).write_bytes(pickle.dumps(content))
+        return name, hashlib.md5((folder / name).read_bytes()).hexdigest()
+
+    names = [write(f"data_batch_{i}", {"data": pixels, "labels": [0, 1, 2, 3, 4, i]}) for i in range(1, 3)]
+    test = write("test_batch", {"data": pixels[:2], "labels": [8, 9]})
+    meta = write("batches.meta", {"label_names": [f"class {i}" for i in range(10)]})
+    # torchvision unpickles nothing whose checksum it does not know: it is told those of these small files.
+    monkeypatch.setattr(CIFAR10, "train_list", [list(n) for n in names])
+    monkeypatch.setattr(CIFAR10, "test_list", [list(test)])
+    monkeypatch.setattr(CIFAR10, "meta", {"filename": meta[0], "key": "label_names", "md5": meta[1]})
+    data = load_dataset(source("cifar10"), tmp_path)
+    assert data.x_train.shape == (12, 3, 32, 32)
+    assert (data.x_train[:6].reshape(6, -1) == pixels).all()
+    assert data.y_test.tolist() == [8, 9]
+    assert data.class_names[3] == "class 3"
+
+
+def picture(value: int, size: int = 6, ending: str = "png") -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(np.full((size, size, 3), [value, 0, 9], np.uint8)).save(buffer, format=ending)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("zipped", [False, True], ids=["folder", "zip"])
+@pytest.mark.parametrize("split", [False, True], ids=["one folder", "train and test"])
+def test_image_folders_and_zips(tmp_path, zipped, split):
+    files = {}
+    for label, value in (("cat", 10), ("dog", 200)):
+        for i in range(10):
+            part = ("test/" if i < 2 else "train/") if split else ""
+            files[f"{part}{label}/{i:02d}.png"] = picture(value + i)
+    if zipped:
+        with zipfile.ZipFile(tmp_path / "images.zip", "w") as archive:
+            for name, content in files.items():
+                archive.writestr(name, content)
+    else:
+        for name, content in files.items():
+            path = tmp_path / "images" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+    data = load_dataset(source("image_folder", path="images.zip" if zipped else "images"), tmp_path)
+    assert data.class_names == ("cat", "dog")
+    assert data.x_train.shape == (16, 3, 6, 6)
+    assert data.x_test.shape == (4, 3, 6, 6)
+    assert ((data.x_train[:, 0, 0, 0] >= 200) == (data.y_train == 1)).all()
+
+
+def test_images_of_different_sizes_are_resized_or_refused(tmp_path):
+    for label, size in (("a", 6), ("b", 9)):
+        (tmp_path / "x" / label).mkdir(parents=True)
+        for i in range(5):
+            (tmp_path / "x" / label / f"{i}.png").write_bytes(picture(i, size))
+    with pytest.raises(UserError, match="different sizes; set it"):
+        load_dataset(source("image_folder", path="x"), tmp_path)
+    assert load_dataset(source("image_folder", path="x", size=4), tmp_path).sample_shape == (3, 4, 4)
+
+
+def test_damaged_images_are_named(tmp_path):
+    (tmp_path / "x" / "a").mkdir(parents=True)
+    (tmp_path / "x" / "a" / "1.png").write_bytes(b"no picture")
+    with pytest.raises(UserError, match=r"a/1\.png is not a readable image"):
+        load_dataset(source("image_folder", path="x"), tmp_path)
+    (tmp_path / "y.zip").write_bytes(b"no zip")
+    with pytest.raises(UserError, match="neither a folder nor a whole zip"):
+        load_dataset(source("image_folder", path="y.zip"), tmp_path)
+
+
+def test_a_missing_data_set_says_what_is_expected_where(tmp_path):
+    with pytest.raises(UserError, match=r"MNIST/raw/train-images-idx3-ubyte; name the right folder with --data-root"):
+        load_dataset(source("mnist"), tmp_path)
+
+
+def test_a_changed_file_is_converted_again_and_a_damaged_cache_rebuilt(tmp_path, monkeypatch):
+    monkeypatch.setenv("HEDGEROW_CACHE", str(tmp_path / "cache"))
+    for label in ("a", "b"):
+        (tmp_path / "x" / label).mkdir(parents=True)
+        for i in range(5):
+            (tmp_path / "x" / label / f"{i}.png").write_bytes(picture(7))
+    assert load_dataset(source("image_folder", path="x"), tmp_path).x_train.max() == 9
+    for file in (tmp_path / "cache" / "data").glob("*/x_train.npy"):
+        file.write_bytes(file.read_bytes()[:40])
+    assert len(load_dataset(source("image_folder", path="x"), tmp_path).x_train) == 8
+    (tmp_path / "x" / "a" / "new.png").write_bytes(picture(250))
+    assert load_dataset(source("image_folder", path="x"), tmp_path).x_train.max() == 250
+
+
+def test_homogeneous_synthetic_data_follow_one_linear_model():
+    from scipy.optimize import linprog
+
+    data = load_dataset(source("synthetic", clients=3, samples=150, features=6, classes=3))
+    assert np.bincount(data.train_clients).tolist() == [150, 150, 150]
+    assert np.abs(data.x_train.mean(0)).max() < 0.25
+    assert np.abs(data.x_train.var(0) - np.arange(1, 7) ** -1.2).max() < 0.25
+    # One (theta, b) separates everybody's labels: a linear programme finds it.
+    x = np.c_[data.x_train, np.ones(450)].astype(float)
+    rows = []
+    for sample, label in zip(x, data.y_train, strict=True):
+        for other in set(range(3)) - {int(label)}:
+            row = np.zeros((3, 7))
+            row[label], row[other] = -sample, sample
+            rows.append(row.ravel())
+    solved = linprog(np.zeros(21), A_ub=np.array(rows), b_ub=-1e-3 * np.ones(len(rows)), bounds=(-1e6, 1e6))
+    assert solved.status == 0
+
+
+def test_the_synthetic_types_differ_in_what_they_say():
+    def of(**gammas):
+        return load_dataset(source("synthetic", clients=60, **gammas))
+
+    def means(data):
+        return np.stack([data.x_train[data.train_clients == k].mean(0) for k in range(60)])
+
+    plain, features, counts = of(), of(gamma2=1.0), of(gamma3=1.0)
+    assert means(plain).std() < 0.1
+    # The means of a client's features: N(beta_i, 1) around beta_i ~ N(0, 1).
+    assert means(features).mean(1).std() == pytest.approx(1, abs=0.3)
+    assert means(features).std(1).mean() == pytest.approx(1, abs=0.2)
+    sizes = np.bincount(counts.train_clients)
+    assert np.log(sizes).std() == pytest.approx(1, abs=0.25)
+    assert sizes.mean() == pytest.approx(200, rel=0.5)
+    # Type 1: the same features, but labels by another model for each client.
+    models = of(gamma1=1.0)
+    assert (np.bincount(models.train_clients) == 200).all()
+    assert means(models).std() < 0.1
+
+
+@pytest.mark.skipif("HEDGEROW_DATA_ROOT" not in os.environ, reason="HEDGEROW_DATA_ROOT names no real data")
+def test_real_mnist_when_it_is_there():
+    root = Path(os.environ["HEDGEROW_DATA_ROOT"])
+    try:
+        data = load_dataset(source("mnist"), root)
+    except UserError as absent:
+        pytest.skip(str(absent))
+    assert data.x_train.shape == (60000, 1, 28, 28)
+    assert np.bincount(data.y_train).tolist()[:3] == [5923, 6742, 5958]
+    assert np.isclose(data.x_train.mean() / 255, 0.1307, atol=1e-4)

@@ -1,0 +1,58 @@
+"""The README tells the truth: its files parse, its algorithm runs and does what FedDyn promises."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from helpers import Quadratics, model, run_inline
+
+from hedgerow.algorithms import ALGORITHMS
+from hedgerow.platform.cli import main
+from hedgerow.platform.experiment import EngineConfig, Evaluation
+from hedgerow.platform.experiment_file import load_experiment, parse_experiment
+from hedgerow.platform.models import MODELS
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda f: f.name)
+def test_every_example_is_valid(file):
+    load_experiment(file)
+
+
+def test_the_experiment_of_the_readme_is_the_example():
+    (block,) = (text for kind, text in BLOCKS if kind == "yaml" and "examples/digits_fedavg.yaml" in text)
+    assert parse_experiment(yaml.safe_load(block)) == load_experiment(ROOT / "examples" / "digits_fedavg.yaml")
+
+
+def test_every_command_algorithm_and_model_is_told():
+    for name in [*main.commands, *ALGORITHMS, *MODELS]:
+        assert f"`{name}" in README or f"hedgerow {name}" in README, name
+
+
+@pytest.mark.parametrize("clients_per_round", [6, 2])
+def test_the_algorithm_of_the_readme_is_feddyn(tmp_path, monkeypatch, clients_per_round):
+    # feddyn.md, checks 3 and 4: with inexact local solves, at full and partial participation, FedDyn reaches the
+    # stationary point of the mean loss; check 1: h is the mean of the clients' g.
+    (block,) = (text for kind, text in BLOCKS if kind == "python" and "class FedDyn" in text)
+    (tmp_path / "my_algorithms.py").write_text(block)
+    monkeypatch.syspath_prepend(tmp_path)
+    from my_algorithms import FedDyn
+
+    problem = Quadratics()
+    run = run_inline(
+        FedDyn, problem.task, problem.dataset, problem.partition,
+        {"lr": 0.4, "steps": 10, "batch_size": None, "alpha": 0.5}, rounds=300, participation=None,
+        clients_per_round=clients_per_round, engine=EngineConfig(mode="vmap", chunk=clients_per_round),
+        evaluation=Evaluation(every=1000, clients=0),
+    )  # fmt: skip
+    list(run)
+    assert np.abs(model(run)["x"].numpy() - problem.optimum).max() < 1e-4
+    states = run.executor.worker.states
+    states.enter(301, 0, 300)
+    mean = sum(state["g"]["x"] for state in states.committed.values()) / 6
+    assert np.abs((mean - run.server["h"]["x"]).numpy()).max() < 1e-5
