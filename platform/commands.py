@@ -1,6 +1,7 @@
 """What the commands do, apart from parsing their arguments."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import click
@@ -22,9 +23,10 @@ def run_all(files: Sequence[Path], overrides: Sequence[str], data_root: Path | N
     experiments = [load_experiment(file, overrides) for file in files]
     checked = [check(experiment, data_root) for experiment in experiments]
     finished = []
-    for experiment, data in zip(experiments, checked, strict=True):
-        with Progress(experiment.name, experiment.rounds) as progress:
-            finished.append(run_experiment(experiment, data_root, progress, address, data))
+    with _session(experiments, address):
+        for experiment, data in zip(experiments, checked, strict=True):
+            with Progress(experiment.name, experiment.rounds) as progress:
+                finished.append(run_experiment(experiment, data_root, progress, address, data))
     _close(finished)
 
 
@@ -45,6 +47,15 @@ def show_partition(file: Path, overrides: Sequence[str], data_root: Path | None,
     print_rows(partition_table(partition, dataset.y_train, dataset.class_names), f"{experiment.name}: partition")
     for path in draw_partition(partition, dataset.y_train, dataset.class_names, output):
         click.echo(f"picture: {path}")
+
+
+def _session(experiments: Sequence[Experiment], address: str | None) -> AbstractContextManager[None]:
+    """One Ray for all of them, where any needs it."""
+    if all(experiment.resources.executor == "inline" for experiment in experiments):
+        return nullcontext()
+    from hedgerow.platform.placement import ray_session
+
+    return ray_session(address)
 
 
 def _close(finished: list[FinishedRun]) -> None:

@@ -57,7 +57,7 @@ def _draw(
     for axes, place in ((accuracy, "lower right"), (loss, "upper right")):
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
-        if axes.lines:
+        if axes.get_legend_handles_labels()[0]:
             axes.legend(frameon=False, fontsize="small", loc=place)
     written = [path.with_name(f"{path.name}.{ending}") for ending in ("png", "svg")]
     for file in written:

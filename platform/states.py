@@ -46,7 +46,7 @@ class ClientStates:
         """The final states: ids (n,), and a tree of arrays with n rows."""
         ids = np.array(sorted(self.committed), dtype=np.int64)
         rows = [self.committed[c] for c in ids.tolist()]
-        return ids, tree_map(lambda *parts: torch.stack(parts), rows[0], *rows[1:]) if rows else {}
+        return ids, tree_map(lambda *parts: torch.stack(parts).cpu(), rows[0], *rows[1:]) if rows else {}
 
     def clear(self) -> None:
         """Forget everything: every client is at its initial state."""

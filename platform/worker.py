@@ -75,7 +75,7 @@ class Worker:
         algorithm.task = task = algorithm.task.to(self.device)
         self.algorithm = algorithm
         self.seed = seed
-        self.states = ClientStates(algorithm.init_client())
+        self.states = ClientStates(tree_map(self._load, algorithm.init_client()))
         train_x, test_x, prepare = self._load(dataset.x_train), self._load(dataset.x_test), task.prepare
         train_y, test_y = self._load(dataset.y_train), self._load(dataset.y_test)
         if 4 * train_x.numel() <= PREPARED:
@@ -170,7 +170,7 @@ class Worker:
             shard = load_tree(file)
             clients = shard["clients"].numpy()
             mine = np.ones(len(clients), bool) if owns is None else owns(clients)
-            self.states.load(clients[mine], tree_map(lambda leaf, mine=mine: leaf[mine], shard["states"]))
+            self.states.load(clients[mine], tree_map(lambda leaf, mine=mine: self._load(leaf[mine]), shard["states"]))
 
     def _load(self, array: Any) -> torch.Tensor:
         """To this worker's device; on the CPU a view of the same memory, which nobody writes."""

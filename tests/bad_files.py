@@ -36,7 +36,7 @@ def add(line: str) -> str:
     return f"{GOOD}{line}\n"
 
 
-MODELS = "(allowed: logreg, mlp, cnn, resnet18_gn, char_lstm, the dotted path of your own)"
+MODELS = "(allowed: logreg, mlp, cnn, small_cnn, resnet18_gn, char_lstm, the dotted path of your own)"
 ALGORITHMS = "fedavg, fedprox, fedsgd, or the dotted path of your own)"
 
 BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [

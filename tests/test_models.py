@@ -182,12 +182,12 @@ def test_cells_equal_the_kernel(layers, length):
 
 
 def test_hessian_vector_product_of_the_lstm():
-    """Forward over reverse against central differences of the gradient; batched against alone."""
+    """Forward over reverse against central differences of the gradient; batched, and in single precision."""
     name, options, shape, classes, size = SMALL[-1]
-    module = build(name, options, shape, classes).double()
+    module = build(name, options, shape, classes)
     x = samples(name, options, size, *shape)
     y = torch.arange(size) % classes
-    w = parameters(module)
+    w = {key: p.double() for key, p in parameters(module).items()}
     v = {key: torch.randn_like(p) for key, p in w.items()}
 
     def loss(w):
@@ -199,9 +199,11 @@ def test_hessian_vector_product_of_the_lstm():
     exact, step = product(w, v), 1e-5
     up, down = (grad(loss)({key: w[key] + sign * step * v[key] for key in w}) for sign in (1, -1))
     batched = vmap(partial(product, w))({key: torch.stack([v[key], 2 * v[key]]) for key in v})
+    single = product(*({key: p.float() for key, p in tree.items()} for tree in (w, v)))
     for key in w:
         torch.testing.assert_close(exact[key], (up[key] - down[key]) / (2 * step), rtol=1e-5, atol=1e-7)
         torch.testing.assert_close(batched[key], torch.stack([exact[key], 2 * exact[key]]))
+        torch.testing.assert_close(single[key].double(), exact[key], rtol=1e-3, atol=1e-5)
 
 
 def test_the_new_stem_of_the_resnet_is_initialised_as_its_other_convolutions():
