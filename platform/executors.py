@@ -1,11 +1,9 @@
 """Executors: carry out the exchanges of a round on workers, in this process or on Ray."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 from hedgerow.algorithms.trees import Tree
-from hedgerow.platform.engine import Plan
 from hedgerow.platform.worker import Answer, Order, Worker
 
 
@@ -21,8 +19,8 @@ class Executor(Protocol):
     def run(self, orders: list[list[Order]], downs: list[Tree], committed: int) -> list[list[Answer]]:
         """orders: for each worker its share of each exchange; downs: the broadcast of each exchange (torch)."""
 
-    def measure(self, order: Order, down: Tree, plans: Sequence[Plan]) -> list[float]:
-        """Seconds per chunk of `order` under each plan, with all workers at work."""
+    def measure(self, order: Order, down: Tree) -> float:
+        """Seconds per chunk of `order` under its plan, with all workers at work."""
 
     def save_states(self, folder: Path, round: int) -> None:
         """Commit `round` and write every worker's client states into `folder`."""
@@ -45,8 +43,8 @@ class InlineExecutor:
     def run(self, orders: list[list[Order]], downs: list[Tree], committed: int) -> list[list[Answer]]:
         return [self.worker.run(orders[0], downs, committed)]
 
-    def measure(self, order: Order, down: Tree, plans: Sequence[Plan]) -> list[float]:
-        return self.worker.measure(order, down, plans)
+    def measure(self, order: Order, down: Tree) -> float:
+        return self.worker.measure(order, down)
 
     def save_states(self, folder: Path, round: int) -> None:
         self.worker.save_states(folder, round)

@@ -5,7 +5,7 @@ Everything above (Ray, Tune, MLflow, checkpoints, reports) sees only: next(), st
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -278,7 +278,7 @@ class FederatedRun(Iterator[Record]):
                 getattr(self.algorithm.task.module, "no_vmap", None),
                 len(largest),
                 key,
-                lambda plans: self.executor.measure(order, exchange.down, plans),
+                lambda plan: self.executor.measure(replace(order, plan=plan), exchange.down),
             )
         return self.plans[step]
 

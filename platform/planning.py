@@ -5,7 +5,7 @@ import json
 import os
 import platform as host
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -19,8 +19,11 @@ from hedgerow.platform.experiment import EngineConfig
 MEASURED_STEPS = 2
 """Mini-batches that a measurement runs: enough to tell loop from vmap, cheap on large models."""
 
-Measure = Callable[[Sequence[Plan]], list[float]]
-"""Seconds that one chunk of clients takes under each plan."""
+NO_BETTER = 1.2
+"""A chunk so many times slower than the best plan so far ends the measurement: larger ones would only cost memory."""
+
+Measure = Callable[[Plan], float]
+"""Seconds that one chunk of clients takes under a plan."""
 
 
 def candidates(share: int) -> list[Plan]:
@@ -42,7 +45,7 @@ def choose(config: EngineConfig, no_vmap: str | None, share: int, key: dict, mea
     What the file leaves open is measured. The choice is remembered in the user's cache, so that a run which is
     repeated on the same machine repeats its numbers bit for bit; the run's record holds it too.
     no_vmap: why the model cannot be batched, if so. share: clients per worker in a round. key: what the choice
-    depends on. measure: seconds per chunk under each of the given plans.
+    depends on. measure: seconds per chunk under a plan.
     """
     if config.mode == "loop" or no_vmap:
         return Plan("loop")
@@ -57,9 +60,20 @@ def choose(config: EngineConfig, no_vmap: str | None, share: int, key: dict, mea
     file = cache_folder() / "plans" / f"{_digest(key | {'plans': [asdict(p) for p in plans]})}.json"
     if file.exists():
         return Plan(**json.loads(file.read_text()))
-    seconds = [-(-share // plan.chunk) * each for plan, each in zip(plans, measure(plans), strict=True)]
-    best = plans[seconds.index(min(seconds))]
+    best = _fastest(plans, share, measure)
     _remember(file, best)
+    return best
+
+
+def _fastest(plans: list[Plan], share: int, measure: Measure) -> Plan:
+    """The plan that works through `share` clients soonest; plans are tried from small chunks to large ones."""
+    best, shortest = plans[0], float("inf")
+    for plan in plans:
+        seconds = -(-share // plan.chunk) * measure(plan)
+        if seconds < shortest:
+            best, shortest = plan, seconds
+        elif seconds > NO_BETTER * shortest:
+            break
     return best
 
 

@@ -1,6 +1,5 @@
 """Client actors on Ray, and the executor that drives them."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from hedgerow.algorithms.trees import Tree, leaves, tree_map
 from hedgerow.platform.build import build_algorithm
 from hedgerow.platform.data import Dataset, Partition
-from hedgerow.platform.engine import Plan
 from hedgerow.platform.executors import WorkerLost
 from hedgerow.platform.experiment_file import parse_experiment
 from hedgerow.platform.federated import owner_of
@@ -53,8 +51,8 @@ class ClientActor:
     def run(self, orders: list[Order], committed: int, *downs: Tree) -> list[Answer]:
         return self.worker.run(orders, list(downs), committed)
 
-    def measure(self, order: Order, plans: Sequence[Plan], down: Tree) -> list[float]:
-        return self.worker.measure(order, down, plans)
+    def measure(self, order: Order, down: Tree) -> float:
+        return self.worker.measure(order, down)
 
     def save_states(self, folder: Path, round: int) -> None:
         self.worker.save_states(folder, round, f"states-{self.rank:04d}")
@@ -78,10 +76,9 @@ class RayExecutor:
             [a.run.remote(mine, committed, *broadcast) for a, mine in zip(self.actors, orders, strict=True)]
         )
 
-    def measure(self, order: Order, down: Tree, plans: Sequence[Plan]) -> list[float]:
+    def measure(self, order: Order, down: Tree) -> float:
         # All at once, as in a round: they share caches and memory.
-        seconds = self._all([actor.measure.remote(order, plans, _broadcast(down)) for actor in self.actors])
-        return [max(each) for each in zip(*seconds, strict=True)]
+        return max(self._all([actor.measure.remote(order, _broadcast(down)) for actor in self.actors]))
 
     def save_states(self, folder: Path, round: int) -> None:
         self._all([actor.save_states.remote(folder, round) for actor in self.actors])

@@ -2,7 +2,7 @@
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -135,17 +135,14 @@ class Worker:
         stacked = {name: np.concatenate(rows) for name, rows in metrics.items()}
         return Answer(partial.to_wire(), np.concatenate(kept), stacked, up_scalars, up_bytes)
 
-    def measure(self, order: Order, down: Tree, plans: Sequence[Plan]) -> list[float]:
-        """Seconds per chunk under each plan, on a few mini-batches of the order's own clients."""
-        batches = shortened(order.batches)
-        return [self._time(replace(order, batches=batches, plan=plan), down) for plan in plans]
-
-    def _time(self, order: Order, down: Tree) -> float:
+    def measure(self, order: Order, down: Tree) -> float:
+        """Seconds per chunk under the order's plan, on a few mini-batches of its own clients."""
         n = min(len(order.clients), order.plan.chunk)
-        order = replace(order, clients=order.clients[:n], weights=order.weights[:n])
+        batches = shortened(order.batches)
+        order = replace(order, clients=order.clients[:n], weights=order.weights[:n], batches=batches)
         seconds: list[float] = []
-        # The first time warms up; then as often as a fifth of a second allows, and once at least.
-        while len(seconds) < 2 or (sum(seconds[1:]) < 0.2 and len(seconds) < 20):
+        # The first time warms up; then as often as a tenth of a second allows, and once at least.
+        while len(seconds) < 2 or (sum(seconds[1:]) < 0.1 and len(seconds) < 20):
             self.states.enter(order.round, 0, order.round - 1)
             start = time.perf_counter()
             self._carry_out(order, down)

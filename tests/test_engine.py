@@ -9,7 +9,7 @@ from toys import Diverging, Stacker, Stateful, TwoPhases
 from hedgerow.algorithms import FedAvg
 from hedgerow.platform.engine import Plan
 from hedgerow.platform.experiment import EngineConfig
-from hedgerow.platform.planning import candidates, choose
+from hedgerow.platform.planning import choose
 
 DATA = blobs()
 RAGGED = partition(np.array([3, 60, 17, 1, 40, 59]), seed=1)
@@ -147,16 +147,20 @@ def test_the_plan_is_measured_once_and_remembered(tmp_path, monkeypatch):
     monkeypatch.setenv("HEDGEROW_CACHE", str(tmp_path))
     calls = []
 
-    def measure(plans):
-        calls.append(plans)
-        return [1.0 if plan.mode == "loop" else 2.0 for plan in plans]
+    def measure(plan):
+        calls.append(plan)
+        return 1.0 if plan.mode == "loop" else 2.0
 
     # Eight clients: eight loops take 8 s, one chunk of eight 2 s.
     assert choose(EngineConfig(), None, 8, {"k": 1}, measure) == Plan("vmap", 8)
     assert choose(EngineConfig(), None, 8, {"k": 1}, measure) == Plan("vmap", 8)
-    assert len(calls) == 1
+    assert calls == [Plan("loop"), Plan("vmap", 2), Plan("vmap", 4), Plan("vmap", 8)]
     assert choose(EngineConfig(), "no batching rule", 8, {"k": 1}, measure) == Plan("loop")
     assert choose(EngineConfig(mode="vmap", chunk=3), None, 8, {"k": 1}, measure) == Plan("vmap", 3)
     assert choose(EngineConfig(mode="loop"), None, 8, {"k": 1}, measure) == Plan("loop")
-    assert len(calls) == 1
-    assert Plan("loop") in candidates(8)
+    assert len(calls) == 4
+    # Where batching is slower, larger chunks are not even tried: they cost memory.
+    tried = []
+    slow = choose(EngineConfig(), None, 8, {"k": 2}, lambda plan: tried.append(plan) or plan.chunk**4)
+    assert slow == Plan("loop")
+    assert tried == [Plan("loop"), Plan("vmap", 2)]

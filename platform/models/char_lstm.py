@@ -9,8 +9,8 @@ class CharLSTMNet(nn.Module):
     """Embedding, stacked LSTM, linear on the last position. tokens (B, L) int64 -> logits (B, classes).
 
     Plain autograd gets torch's LSTM kernel. The kernel has neither a batching rule nor, on CPUs, forward derivatives:
-    under a transform of torch.func (vmap, grad, jvp) the same recurrence runs cell by cell, with the same parameters and
-    the same numbers to 1e-5.
+    under a transform of torch.func (vmap, grad, jvp) the same recurrence runs cell by cell, with the same parameters
+    and the same numbers to 1e-5.
     """
 
     no_vmap = None  # it holds an nn.LSTM, and yet can be batched
