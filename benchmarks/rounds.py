@@ -2,7 +2,7 @@
 
     python benchmarks/rounds.py [--repeats 5] [--only digits cnn population start]
 
-Prints a table and writes benchmarks/results/rounds.json with the command, the versions and the machine.
+Prints a table and writes benchmarks/results/WORKLOADS.json with the command, the versions and the machine.
 """
 
 import argparse
@@ -213,13 +213,18 @@ def main() -> None:
         name = "CIFAR CNN: 10 of 100 clients of 100, batch 50, 1 epoch"
         results["cnn"] = compare(name, CNN, noise((3, 32, 32), 10_000, 10, 100), 10, arguments.repeats)
     if "population" in arguments.only:
-        results["population"] = [population(size) for size in (1_000, 100_000)]
+        pairs = [(population(1_000), population(100_000)) for _ in range(arguments.repeats)]
+        results["population"] = {
+            "runs": pairs,
+            "time, 100,000 clients to 1,000": round(median(b["ms per round"] / a["ms per round"] for a, b in pairs), 2),
+            "MB more": round(median(b["peak MB"] - a["peak MB"] for a, b in pairs)),
+        }
     if "start" in arguments.only:
         results["seconds to the first round"] = [round(time_to_first_round(), 1) for _ in range(arguments.repeats)]
     print(json.dumps(results, indent=2))
     folder = Path(__file__).parent / "results"
     folder.mkdir(exist_ok=True)
-    (folder / "rounds.json").write_text(json.dumps(results, indent=2) + "\n")
+    (folder / f"{'-'.join(arguments.only)}.json").write_text(json.dumps(results, indent=2) + "\n")
 
 
 if __name__ == "__main__":
