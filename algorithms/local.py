@@ -75,7 +75,8 @@ def _in_place(
         losses.append(value.detach())
         with torch.no_grad():
             if correction is not None:
-                torch._foreach_add_(direction, list(correction(w).values()))
+                pull = correction(w)
+                torch._foreach_add_(direction, [pull[name] for name in w])
             if hp.clip_norm is not None:
                 torch._foreach_mul_(direction, _clip_factor(direction, hp.clip_norm))
             if enabled(hp.weight_decay):

@@ -7,20 +7,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
 from hedgerow.algorithms.trees import Tree, flatten, unflatten
 
 
 def save_tree(tree: Tree, file: Path) -> None:
-    """Write a tree of tensors (safetensors)."""
-    save_file({key: leaf.contiguous() for key, leaf in flatten(tree).items()}, file)
+    """Write a tree of tensors (safetensors), and the order of its keys, which the format itself does not keep."""
+    flat = flatten(tree)
+    save_file({key: leaf.contiguous() for key, leaf in flat.items()}, file, {"keys": json.dumps(list(flat))})
 
 
 def load_tree(file: Path) -> Tree:
-    """Read what `save_tree` wrote. Raises OSError or SafetensorError when the file is damaged."""
-    return unflatten(load_file(file))
+    """Read what `save_tree` wrote, keys in the same order: sums over leaves then have the same bits.
+
+    Raises OSError, KeyError or SafetensorError when the file is damaged.
+    """
+    with safe_open(file, "pt") as stored:
+        keys = json.loads((stored.metadata() or {})["keys"])
+        return unflatten({key: stored.get_tensor(key) for key in keys})
 
 
 def write_checkpoint(folder: Path, server: Tree, progress: dict[str, Any], save_states: Callable[[Path], None]) -> None:

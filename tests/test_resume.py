@@ -14,9 +14,12 @@ import pytest
 import torch
 import yaml
 from click.testing import CliRunner
+from helpers import blobs, identical, model, partition, run_inline, small_task
+from toys import Stateful
 
+from hedgerow.cli import main
 from hedgerow.platform.checkpoint import latest_checkpoint, load_tree, prune, read_checkpoint, write_checkpoint
-from hedgerow.platform.cli import main
+from hedgerow.platform.experiment import EngineConfig
 from hedgerow.platform.tracking import RunLog
 
 ROUNDS = 400
@@ -85,6 +88,33 @@ def test_a_driver_killed_at_a_random_round_resumes_to_the_same_end(tmp_path):
 
 def _rounds(folder: Path) -> int:
     return len(RunLog(folder / "metrics.jsonl").read())
+
+
+@pytest.mark.parametrize("mode", ["loop", "vmap"])
+def test_a_run_that_goes_on_from_a_checkpoint_ends_with_the_same_bits(tmp_path, mode):
+    data = blobs()
+    settings = {
+        "participation": 0.5, "rounds": 8, "engine": EngineConfig(mode=mode, chunk="auto" if mode == "loop" else 2),
+    }  # fmt: skip
+    hyper = {"lr": 0.1, "batch_size": 8, "clip_norm": 0.5, "pull": 0.3}
+
+    def start(folder):
+        return run_inline(
+            Stateful, small_task(data), data, partition(np.full(8, 20), seed=0), hyper, folder, **settings
+        )
+
+    calm = start(None)
+    list(calm)
+    first = start(tmp_path)
+    for _ in range(3):
+        next(first)
+    first.save()
+    # Some clients take part for the first time after it, others have their states from the checkpoint.
+    second = start(tmp_path)
+    assert second.round == 3
+    list(second)
+    assert identical(model(second), model(calm))
+    assert list(model(second)) == list(model(calm))
 
 
 def test_resuming_what_is_no_run_is_refused(tmp_path):
