@@ -24,6 +24,12 @@ _HOMES = {
     "parse_experiment": "hedgerow.platform.experiment_file",
     "run": "hedgerow.platform.runner",
     "resume": "hedgerow.platform.runner",
+    "Hedge": "hedgerow.searchspaces.hedge",
+    "HedgeScheduler": "hedgerow.searchspaces.scheduler",
+    "load_search": "hedgerow.searchspaces.search_file",
+    "parse_search": "hedgerow.searchspaces.search_file",
+    "search": "hedgerow.searchspaces.runner",
+    "resume_search": "hedgerow.searchspaces.runner",
 }
 __all__ = ["__version__", *_HOMES]
 

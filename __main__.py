@@ -1,5 +1,5 @@
 """`python -m hedgerow` is the `hedgerow` command."""
 
-from hedgerow.platform.cli import main
+from hedgerow.cli import main
 
 main()

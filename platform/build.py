@@ -19,6 +19,11 @@ def build_data(experiment: Experiment, data_root: Path | None) -> tuple[Dataset,
     Raises UserError when files are missing or the partition does not fit the data.
     """
     dataset = load_dataset(experiment.task.data, data_root)
+    return dataset, build_partition(experiment, dataset)
+
+
+def build_partition(experiment: Experiment, dataset: Dataset) -> Partition:
+    """Draw the partition from the seed. Raises UserError when it does not fit the data."""
     partition = make_partition(
         experiment.task.partition, dataset.y_train, dataset.classes, dataset.train_clients, experiment.seed
     )
@@ -27,7 +32,7 @@ def build_data(experiment: Experiment, data_root: Path | None) -> tuple[Dataset,
             f"clients_per_round: {experiment.clients_per_round} clients cannot take part in a round of a population of "
             f"{len(partition)}; lower it or raise task.partition.clients"
         )
-    return dataset, partition
+    return partition
 
 
 def check(experiment: Experiment, data_root: Path | None) -> tuple[Dataset, Partition]:

@@ -37,19 +37,41 @@ class Coordinator:
             device = "cuda" if self.experiment.resources.gpus_per_actor else "cpu"
             executor = InlineExecutor(Worker(hosted, dataset, partition, self.experiment.seed, device))
         self.run = FederatedRun(self.experiment, algorithm, partition, len(dataset.y_test), executor, checkpoints)
+        self._saved: tuple[int, Path] | None = None
 
     def advance(self, seconds: float) -> tuple[list[Record], bool]:
         """Run rounds for about `seconds`, at least one; returns their records, and whether the run is at its end."""
         records: list[Record] = []
         until = time.perf_counter() + seconds
-        every, rounds = self.experiment.checkpoints.every, self.experiment.rounds
-        for record in self.run:
-            records.append(record)
-            if record["round"] == rounds or (every and record["round"] % every == 0):
-                self.run.save()
+        while not self.done:
+            records.append(self.one_round())
             if time.perf_counter() >= until:
                 break
-        return records, self.run.round >= rounds
+        return records, self.done
+
+    def one_round(self) -> Record:
+        """Run one round, and save it when the schedule says so."""
+        record = next(self.run)
+        every = self.experiment.checkpoints.every
+        if self.done or (every and record["round"] % every == 0):
+            self.save()
+        return record
+
+    def save(self) -> Path:
+        """Save the present round, unless that is done already; returns the checkpoint's folder."""
+        if self._saved is None or self._saved[0] != self.run.round:
+            self._saved = (self.run.round, self.run.save())
+        return self._saved[1]
+
+    def load(self, checkpoint: Path) -> None:
+        """Go on from the checkpoint of another run of the same task."""
+        self.run.load(checkpoint)
+        self._saved = None
+
+    @property
+    def done(self) -> bool:
+        """Whether all rounds are run."""
+        return self.run.round >= self.experiment.rounds
 
     def plans(self) -> dict[str, Any]:
         """How each step is run (loop or vmap, chunk size), once it is known."""

@@ -83,10 +83,18 @@ def load_experiment(path: str | Path, overrides: Sequence[str] = ()) -> Experime
 
     overrides: "key.key=value" each, as given to --set. Raises UserError with the first mistake of the file.
     """
-    values, lines = _read(Path(path))
+    values, lines = read_file(Path(path), overrides)
+    # The section of `hedgerow search`; a plain run of the same file takes the values that stand outside it.
+    values.pop("search", None)
+    return parse_experiment(values, lines, str(path))
+
+
+def read_file(path: Path, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], Lines]:
+    """The plain values of an experiment file after the overrides, and where each of its keys stands."""
+    values, lines = _read(path)
     for override in overrides:
         _apply(values, lines, override)
-    return parse_experiment(values, lines, str(path))
+    return values, lines
 
 
 def parse_experiment(values: dict[str, Any], lines: Lines | None = None, source: str = "experiment") -> Experiment:
@@ -107,7 +115,11 @@ def parse_experiment(values: dict[str, Any], lines: Lines | None = None, source:
 
 def dump_experiment(experiment: Experiment) -> str:
     """The experiment as YAML with every default filled in; reads back as an equal experiment."""
-    values = experiment.model_dump(mode="json")
+    return dump_values(experiment.model_dump(mode="json"))
+
+
+def dump_values(values: dict[str, Any]) -> str:
+    """Plain values as YAML that reads back as the same values."""
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, width=100, allow_unicode=True)
 
 

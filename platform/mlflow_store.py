@@ -5,7 +5,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 # A server that is down is known within seconds, not MLflow's minutes; must be set before the import.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
@@ -19,6 +19,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.models import infer_signature
 from mlflow.tracking import MlflowClient
 
+from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.tracking import Record, flatten_params
 
 _PER_CALL = 1000
@@ -33,8 +34,18 @@ class MlflowPlace:
     experiment: str
     output: Path
 
+    @classmethod
+    def of(cls, experiment: Experiment) -> Self:
+        """Where an experiment's file says."""
+        return cls(experiment.tracking.uri, experiment.tracking.experiment, Path(experiment.output))
+
     def resolved_uri(self) -> str:
         return self.uri or default_uri(self.output)
+
+
+def run_tags(record: dict[str, Any]) -> dict[str, str]:
+    """What a run's record says about where its numbers come from."""
+    return {"git_commit": record["git_commit"] or "none", **record["versions"]}
 
 
 def default_uri(output: Path) -> str:
@@ -45,13 +56,16 @@ def default_uri(output: Path) -> str:
 class MlflowStore:
     """One MLflow run, made or (with `run_id`) continued. Uses run ids throughout, never MLflow's global active run."""
 
+    clock = "transmissions"
+    """A metric that every round has."""
+
     def __init__(self, place: MlflowPlace, name: str, params: dict[str, Any], tags: dict[str, str], run_id: str | None):
         self.place = place
         self.client = MlflowClient(place.resolved_uri())
         self.run_id = run_id if run_id and self._exists(run_id) else self._new(name, params, tags)
         self.client.set_terminated(self.run_id, "RUNNING")
         # A resumed run's rounds before the checkpoint are here already: nothing is recorded twice.
-        self._last = max((m.step for m in self.client.get_metric_history(self.run_id, "transmissions")), default=0)
+        self._last = max((m.step for m in self.client.get_metric_history(self.run_id, self.clock)), default=0)
 
     def log(self, records: list[Record]) -> None:
         """Record rounds; those that are here already are passed over."""
@@ -68,9 +82,9 @@ class MlflowStore:
         self._last = max([self._last, *(record["round"] for record in records)])
 
     def log_files(self, folder: Path) -> None:
-        """Record the resolved experiment file, the run's record and the figures."""
-        for file in ("experiment.yaml", "run.json", "metrics.jsonl"):
-            self.client.log_artifact(self.run_id, str(folder / file))
+        """Record the files of a run's folder (the resolved experiment, the record, the metrics) and the figures."""
+        for file in sorted(file for file in folder.iterdir() if file.is_file()):
+            self.client.log_artifact(self.run_id, str(file))
         if (folder / "figures").exists():
             self.client.log_artifacts(self.run_id, str(folder / "figures"), "figures")
 

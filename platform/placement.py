@@ -79,14 +79,28 @@ def count_actors(resources: Resources, cohort: int) -> int:
     return wanted
 
 
+def bundle(resources: Resources) -> dict[str, float]:
+    """What one client actor reserves, by Ray's names."""
+    wanted = {"CPU": resources.cpus_per_actor, "GPU": resources.gpus_per_actor}
+    return {kind: amount for kind, amount in wanted.items() if amount}
+
+
+def trials_that_fit(resources: Resources, actors: int) -> int:
+    """How many trials of so many client actors each the cluster holds at once.
+
+    Raises UserError when it holds none.
+    """
+    count_actors(resources.model_copy(update={"actors": actors}), actors)
+    return actors_that_fit(resources, [node["Resources"] for node in ray.nodes() if node["Alive"]]) // actors
+
+
 @contextmanager
 def reserved(resources: Resources, actors: int) -> Iterator[PlacementGroup]:
     """A placement group with one bundle per client actor, given back at the end.
 
     Raises UserError when the cluster's resources stay in use for too long.
     """
-    bundle = {"CPU": resources.cpus_per_actor, "GPU": resources.gpus_per_actor}
-    group = placement_group([{kind: n for kind, n in bundle.items() if n}] * actors, strategy="PACK")
+    group = placement_group([bundle(resources)] * actors, strategy="PACK")
     try:
         if not group.wait(PATIENCE):
             free = ray.available_resources()

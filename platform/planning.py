@@ -6,6 +6,7 @@ import os
 import platform as host
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -60,9 +61,7 @@ def choose(config: EngineConfig, no_vmap: str | None, share: int, key: dict, mea
     file = cache_folder() / "plans" / f"{_digest(key | {'plans': [asdict(p) for p in plans]})}.json"
     if file.exists():
         return Plan(**json.loads(file.read_text()))
-    best = _fastest(plans, share, measure)
-    _remember(file, best)
-    return best
+    return _remember(file, _fastest(plans, share, measure))
 
 
 def _fastest(plans: list[Plan], share: int, measure: Measure) -> Plan:
@@ -82,8 +81,12 @@ def _digest(key: dict) -> str:
     return hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:24]
 
 
-def _remember(file: Path, plan: Plan) -> None:
+def _remember(file: Path, plan: Plan) -> Plan:
+    """Keep the plan, unless another process was first: then that one's, so that all experts of a search agree."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as aside:
+    with tempfile.NamedTemporaryFile("w", dir=file.parent) as aside:
         json.dump(asdict(plan), aside)
-    Path(aside.name).replace(file)
+        aside.flush()
+        with suppress(FileExistsError):
+            os.link(aside.name, file)
+    return Plan(**json.loads(file.read_text()))

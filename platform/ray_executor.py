@@ -1,5 +1,6 @@
 """Client actors on Ray, and the executor that drives them."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,13 +38,17 @@ class ClientActor:
     """A worker in a process of its own, on the CPUs and GPUs that Ray reserves for it."""
 
     def __init__(self, hosting: Hosting, data: dict[str, Any], partition: dict[str, Any], rank: int, workers: int):
+        self.rank, self.workers = rank, workers
+        self.host(hosting, data, partition)
+
+    def host(self, hosting: Hosting, data: dict[str, Any], partition: dict[str, Any]) -> None:
+        """Serve an experiment, with all its clients at their initial states."""
         settle(hosting.experiment["resources"]["threads"], hosting.import_path)
         experiment = parse_experiment(hosting.experiment)
         dataset = Dataset.from_arrays(data)
         device = "cuda" if experiment.resources.gpus_per_actor else "cpu"
         algorithm = build_algorithm(experiment, dataset)
         self.worker = Worker(algorithm, dataset, Partition.from_arrays(partition), experiment.seed, device)
-        self.rank, self.workers = rank, workers
 
     def ready(self) -> int:
         return self.rank
@@ -85,6 +90,12 @@ class RayExecutor:
 
     def load_states(self, folder: Path | None) -> None:
         self._all([actor.load_states.remote(folder) for actor in self.actors])
+
+    def host(self, hosting: Hosting) -> None:
+        """Let the same processes serve another experiment on the same resources. A dead one is replaced."""
+        self.hosting = hosting
+        with suppress(WorkerLost):
+            self._all([actor.host.remote(hosting, hosting.data, hosting.partition) for actor in self.actors])
 
     def close(self) -> None:
         for actor in self.actors:

@@ -2,7 +2,7 @@
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,7 +91,7 @@ def _execute(
     for record in records:
         _tell(record, tracker, show)
     with (
-        _recorded(folder, tracker),
+        recorded(folder, tracker),
         open_driver(experiment, dataset, partition, folder.checkpoints, address) as driver,
     ):
         done = False
@@ -113,29 +113,32 @@ def _execute(
 def open_store(folder: RunFolder) -> Any:
     """The MLflow run of a run folder, made on the first call and remembered in run.json."""
     # mlflow takes seconds to import: only here, in the tracker's thread.
-    from hedgerow.platform.mlflow_store import MlflowPlace, MlflowStore
+    from hedgerow.platform.mlflow_store import MlflowPlace, MlflowStore, run_tags
 
     experiment, record = load_experiment(folder.experiment), folder.record()
-    place = MlflowPlace(experiment.tracking.uri, experiment.tracking.experiment, Path(experiment.output))
-    tags = {"git_commit": record["git_commit"] or "none", **record["versions"]}
-    store = MlflowStore(place, folder.name, experiment.model_dump(mode="json"), tags, record.get("mlflow_run_id"))
+    place, values = MlflowPlace.of(experiment), experiment.model_dump(mode="json")
+    store = MlflowStore(place, folder.name, values, run_tags(record), record.get("mlflow_run_id"))
     folder.update(mlflow_run_id=store.run_id)
     return store
 
 
-def push(name: str) -> None:
+def push(folder: RunFolder) -> None:
     """Send a run's local record to MLflow: what a server that was down has missed. Raises UserError."""
-    folder = find_run(name)
     tracker = Tracker(lambda: open_store(folder))
-    for record in RunLog(folder.metrics).read():
+    push_records(folder, tracker, RunLog(folder.metrics).read(), lambda store: store.log_files(folder.path))
+
+
+def push_records(folder: RunFolder, tracker: Tracker, records: list[Record], closing: Callable[[Any], None]) -> None:
+    """Send records, then close the store as the run ended. Raises UserError when MLflow does not take them."""
+    for record in records:
         tracker.log(record)
     ended = {"finished": "FINISHED", "failed": "FAILED"}.get(folder.record()["status"], "KILLED")
 
-    def closing(store: Any) -> None:
-        store.log_files(folder.path)
+    def close(store: Any) -> None:
+        closing(store)
         store.end(ended)
 
-    tracker.finish(closing)
+    tracker.finish(close)
     if tracker.error:
         raise UserError(f"tracking.uri: MLflow did not take the run ({tracker.error}); check that the server is up")
 
@@ -148,7 +151,7 @@ def _tell(record: Record, tracker: Tracker | None, show: Show | None) -> None:
 
 
 @contextmanager
-def _recorded(folder: RunFolder, tracker: Tracker | None) -> Iterator[None]:
+def recorded(folder: RunFolder, tracker: Tracker | None) -> Iterator[None]:
     """Whatever ends the run early is written into its record; SIGTERM ends it like Ctrl-C."""
 
     def interrupt(*_: Any) -> None:
@@ -176,13 +179,22 @@ def _close_tracking(
 
     def closing(store: Any) -> None:
         store.log_files(folder.path)
-        module = build_module(experiment, dataset)
-        module.load_state_dict(tree_map(torch.tensor, parameters))
-        task = task_on(dataset, module)
-        store.log_model(module, task.prepare(torch.tensor(dataset.x_test[:2])).numpy())
+        log_final_model(store, experiment, dataset, parameters)
         store.end("FINISHED")
 
     tracker.finish(closing)
+    return not_taken(tracker, folder)
+
+
+def log_final_model(store: Any, experiment: Experiment, dataset: Dataset, parameters: Tree) -> None:
+    """Record the model with these parameters (arrays)."""
+    module = build_module(experiment, dataset)
+    module.load_state_dict(tree_map(torch.tensor, parameters))
+    store.log_model(module, task_on(dataset, module).prepare(torch.tensor(dataset.x_test[:2])).numpy())
+
+
+def not_taken(tracker: Tracker, folder: RunFolder) -> str | None:
+    """A sentence about what a finished tracker could not send, if so."""
     if tracker.error is None:
         return None
     return (

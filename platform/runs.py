@@ -5,6 +5,7 @@ import os
 import platform as host
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import version
@@ -14,6 +15,8 @@ from typing import Any
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.experiment_file import dump_experiment
+
+_LOCK = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,16 @@ class RunFolder:
     def figures(self) -> Path:
         return self.path / "figures"
 
+    @property
+    def exists(self) -> bool:
+        """Whether there is a record to read."""
+        return (self.path / "run.json").exists()
+
+    @property
+    def is_search(self) -> bool:
+        """Whether it holds a search, with a run folder for each of its trials, instead of one run."""
+        return self.record().get("kind") == "search"
+
     def record(self) -> dict[str, Any]:
         """What run.json says."""
         return json.loads((self.path / "run.json").read_text())
@@ -49,14 +62,19 @@ class RunFolder:
     def update(self, **values: Any) -> None:
         """Change entries of run.json, atomically."""
         file = self.path / "run.json"
-        known = self.record() if file.exists() else {}
-        aside = file.with_suffix(".tmp")
-        aside.write_text(json.dumps(known | values, indent=2) + "\n")
-        aside.replace(file)
+        # The tracker's thread notes MLflow's identifiers while the run goes on.
+        with _LOCK:
+            known = self.record() if self.exists else {}
+            aside = file.with_suffix(".tmp")
+            aside.write_text(json.dumps(known | values, indent=2) + "\n")
+            aside.replace(file)
 
 
-def new_run(experiment: Experiment, data_root: Path | None) -> RunFolder:
-    """Make the folder of a new run under the experiment's `output`."""
+def new_run(experiment: Experiment, data_root: Path | None, resolved: str | None = None) -> RunFolder:
+    """Make the folder of a new run under the experiment's `output`.
+
+    resolved: what its experiment.yaml says, where that is more than the experiment.
+    """
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     for suffix in ("", *(f"-{n}" for n in range(2, 1000))):
         folder = RunFolder(Path(experiment.output) / f"{experiment.name}-{stamp}{suffix}")
@@ -66,8 +84,7 @@ def new_run(experiment: Experiment, data_root: Path | None) -> RunFolder:
             continue
         except OSError as error:
             raise UserError(f"output: cannot write under {experiment.output!r} ({error.strerror})") from None
-        folder.checkpoints.mkdir()
-        folder.experiment.write_text(dump_experiment(experiment))
+        folder.experiment.write_text(resolved or dump_experiment(experiment))
         folder.update(
             name=folder.name,
             status="running",

@@ -78,9 +78,9 @@ def closing_table(runs: list[tuple[str, dict[str, Any]]], console: Console | Non
         table.add_row(
             name,
             str(summary["rounds"]),
-            *(_percent(summary[key]) for key in ("test_accuracy", "best_test_accuracy")),
+            *(percent(summary[key]) for key in ("test_accuracy", "best_test_accuracy")),
             "-" if summary["test_loss"] is None else f"{summary['test_loss']:.3f}",
-            *(_percent(summary[key]) for key in ("client_accuracy", "client_accuracy_worst10")),
+            *(percent(summary[key]) for key in ("client_accuracy", "client_accuracy_worst10")),
             f"{summary['transmissions']:g}",
             _bytes(summary["bytes"]),
             f"{summary['seconds']:.1f} s",
@@ -104,7 +104,7 @@ def print_rows(rows: list[dict[str, Any]], title: str, console: Console | None =
     (console or Console()).print(table)
 
 
-def _percent(value: float | None) -> str:
+def percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
 
 

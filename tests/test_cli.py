@@ -7,7 +7,7 @@ import pytest
 from bad_files import BAD_FILES
 from click.testing import CliRunner
 
-from hedgerow.platform.cli import main
+from hedgerow.cli import main
 from hedgerow.platform.tracking import RunLog
 
 GOOD = """\

@@ -12,7 +12,7 @@ PACKAGES = ("algorithms", "platform", "searchspaces", "cluster")
 def test_platform_has_no_init():
     assert not (ROOT / "platform" / "__init__.py").exists()
     where = subprocess.run(
-        [sys.executable, "-c", "import platform, hedgerow.platform.cli; print(platform.system())"],
+        [sys.executable, "-c", "import platform, hedgerow.cli; print(platform.system())"],
         cwd=ROOT, capture_output=True, text=True,
     )  # fmt: skip
     assert where.returncode == 0, where.stderr

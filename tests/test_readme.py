@@ -9,7 +9,7 @@ import yaml
 from helpers import Quadratics, model, run_inline
 
 from hedgerow.algorithms import ALGORITHMS
-from hedgerow.platform.cli import main
+from hedgerow.cli import main
 from hedgerow.platform.experiment import EngineConfig, Evaluation
 from hedgerow.platform.experiment_file import load_experiment, parse_experiment
 from hedgerow.platform.models import MODELS

@@ -44,6 +44,16 @@ class Stateful(FedAvg):
         return {"w": w}, {"sum": moved, "times": state["times"] + 1}, {"loss": loss}
 
 
+class Broken(FedAvg):
+    """An algorithm with a mistake in it."""
+
+    class Hyper(FedAvg.Hyper):
+        name: str = "toys.Broken"
+
+    def train(self, hp, down, state, data):
+        raise ValueError("this algorithm is broken")
+
+
 class TwoPhases(Algorithm):
     """Round: clients send their sizes; then, with what they noted in the first exchange, twice as much."""
 

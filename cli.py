@@ -68,17 +68,41 @@ def run(files: tuple[Path, ...], overrides: tuple[str, ...], data_root: Path | N
 
 
 @main.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@set_option
+@data_root_option
+@address_option
+@told_kindly
+def search(files: tuple[Path, ...], overrides: tuple[str, ...], data_root: Path | None, address: str | None) -> None:
+    """Search over hyperparameters, as the `search` section of each of FILES says.
+
+    Example: hedgerow search examples/digits_hedge.yaml --set search.gamma=0.5
+    """
+    from hedgerow.searchspaces.commands import search_all
+
+    search_all(files, overrides, data_root, address)
+
+
+@main.command()
 @click.argument("run")
 @address_option
 @told_kindly
 def resume(run: str, address: str | None) -> None:
-    """Continue RUN (its folder) from its last checkpoint.
+    """Continue RUN, the folder of a run or a search, from its last checkpoint.
 
     Example: hedgerow resume runs/digits-fedavg-20260101-120000
     """
-    from hedgerow.platform.commands import resume_one
+    from hedgerow.platform.runs import find_run
 
-    resume_one(run, address)
+    folder = find_run(run)
+    if folder.is_search:
+        from hedgerow.searchspaces.commands import resume_one as resume_search
+
+        resume_search(str(folder.path), address)
+    else:
+        from hedgerow.platform.commands import resume_one
+
+        resume_one(str(folder.path), address)
 
 
 @main.command()
@@ -116,9 +140,17 @@ def partition(file: Path, overrides: tuple[str, ...], data_root: Path | None, ou
 @told_kindly
 def push(run: str) -> None:
     """Send RUN's local record to MLflow: what a server that was down has missed."""
-    from hedgerow.platform.runner import push as push_run
+    from hedgerow.platform.runs import find_run
 
-    push_run(run)
+    folder = find_run(run)
+    if folder.is_search:
+        from hedgerow.searchspaces.runner import push as push_search
+
+        push_search(folder)
+    else:
+        from hedgerow.platform.runner import push as push_run
+
+        push_run(folder)
 
 
 @main.command()

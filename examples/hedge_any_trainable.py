@@ -1,0 +1,71 @@
+"""Hedge over any Ray Tune trainable: which learning rate suits an online classifier, found while it learns.
+
+    python examples/hedge_any_trainable.py
+
+Every trial classifies the next batch of handwritten digits before it learns from it; Hedge weighs the trials by their
+errors. Nothing here is federated: the scheduler asks only for a number that each trial reports, round by round.
+"""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+from ray import tune
+from sklearn.datasets import load_digits
+from sklearn.linear_model import SGDClassifier
+
+from hedgerow import HedgeScheduler
+
+RATES = [0.0001, 0.001, 0.01, 0.1]
+BATCH = 20
+
+
+class OnlineClassifier(tune.Trainable):
+    """One expert: logistic regression by stochastic gradient descent at its own learning rate."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        digits = load_digits()
+        order = np.random.RandomState(0).permutation(len(digits.target))
+        self.x, self.y = digits.data[order] / 16, digits.target[order]
+        self.model = SGDClassifier(loss="log_loss", learning_rate="constant", eta0=config["rate"], random_state=0)
+        self.round = 0
+
+    def step(self) -> dict[str, Any]:
+        batch = slice(self.round * BATCH, (self.round + 1) * BATCH)
+        error = 1.0 if self.round == 0 else float(np.mean(self.model.predict(self.x[batch]) != self.y[batch]))
+        self.model.partial_fit(self.x[batch], self.y[batch], classes=np.arange(10))
+        self.round += 1
+        return {"error": error, "done": (self.round + 1) * BATCH > len(self.y)}
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        # One process serves several trials: with fewer CPUs than trials they take turns.
+        self.setup(new_config)
+        return True
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        (Path(checkpoint_dir) / "state.pkl").write_bytes(pickle.dumps((self.model, self.round)))
+
+    def load_checkpoint(self, checkpoint_dir: Any) -> None:
+        self.model, self.round = pickle.loads((Path(checkpoint_dir) / "state.pkl").read_bytes())
+
+
+def main() -> None:
+    ray.init(log_to_driver=False, logging_level="ERROR")
+    scheduler = HedgeScheduler(len(RATES), metric="error", mode="min")
+    tuner = tune.Tuner(
+        OnlineClassifier,
+        param_space={"rate": tune.grid_search(RATES)},
+        tune_config=tune.TuneConfig(scheduler=scheduler, reuse_actors=True),
+        run_config=tune.RunConfig(verbose=0),
+    )
+    tuner.fit()
+    hedge = scheduler.rounds.hedge
+    for rate, weight, errors in zip(RATES, hedge.probs(), hedge.losses, strict=True):
+        print(f"rate {rate:<7g} weight {weight:6.1%}  mean error {errors / hedge.rounds:.1%}")
+    print(f"Hedge: mean error {hedge.total / hedge.rounds:.1%}, regret {hedge.regret:.2f} (bound {hedge.bound():.2f})")
+
+
+if __name__ == "__main__":
+    main()

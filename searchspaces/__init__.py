@@ -1,0 +1,1 @@
+"""Hyperparameter search: Hedge over experts, sweeps, and the spaces they search."""

@@ -1,0 +1,153 @@
+"""Each kind of search as Ray Tune's searcher and scheduler."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ray import tune
+from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining, TrialScheduler
+
+from hedgerow.searchspaces.config import ACCURACIES, AshaSearch, Entry, HedgeSearch, OptunaSearch, PbtSearch
+from hedgerow.searchspaces.expert import NUMBER
+from hedgerow.searchspaces.hedge import Hedge, make_hedge
+from hedgerow.searchspaces.rounds import Record
+from hedgerow.searchspaces.scheduler import ROUND, HedgeScheduler
+from hedgerow.searchspaces.search_file import SearchPlan
+from hedgerow.searchspaces.space import Overrides, Space, domain, holds, ordered
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What `tune.Tuner` is given. space: its parameter space."""
+
+    config: tune.TuneConfig
+    space: dict[str, Any] | None
+
+
+def tuning(
+    plan: SearchPlan, known: list[Overrides], room: int, clip: float, journal: Path, told: Callable[[Record], None]
+) -> Tuning:
+    """Searcher and scheduler of a search.
+
+    known: the configurations of the trials, or, when configurations are proposed one by one, of those that an
+    interrupted search has tried. room: trials that the cluster holds at once. clip, journal, told: see HedgeRounds.
+    """
+    search = plan.search
+    concurrency = min(search.concurrency or room, room)
+    limits: dict[str, Any] = {"max_concurrent_trials": concurrency, "reuse_actors": True}
+    if isinstance(search, OptunaSearch):
+        # optuna takes a second to import.
+        from ray.tune.search.optuna import OptunaSearch as Optuna
+
+        proposals = Optuna(
+            Proposal(search.space, plan.values),
+            metric=search.metric,
+            mode=search.mode,
+            points_to_evaluate=[{f"overrides/{key}": value for key, value in point.items()} for point in known],
+            seed=plan.experiment.seed % 2**32,
+        )
+        return Tuning(tune.TuneConfig(search_alg=proposals, num_samples=search.samples, **limits), None)
+    scheduler: TrialScheduler | None = None
+    if isinstance(search, HedgeSearch):
+        scheduler = hedge_scheduler(plan, search, len(known), clip, journal, told)
+        # Paused experts count as running for Tune's limit, so the scheduler keeps it.
+        limits["max_concurrent_trials"] = None
+    elif isinstance(search, AshaSearch):
+        scheduler = ASHAScheduler(
+            time_attr=ROUND,
+            max_t=plan.experiment.rounds,
+            grace_period=min(search.grace, plan.experiment.rounds),
+            reduction_factor=search.reduction,
+            metric=search.metric,
+            mode=search.mode,
+        )
+    elif isinstance(search, PbtSearch):
+        limits["max_concurrent_trials"] = None
+        scheduler = PopulationBasedTraining(
+            time_attr=ROUND,
+            perturbation_interval=search.interval,
+            quantile_fraction=search.quantile,
+            resample_probability=search.resample,
+            hyperparam_mutations={"overrides": {key: _mutations(entry) for key, entry in search.space.items()}},
+            custom_explore_fn=_within(search.space),
+            log_config=False,
+            metric=search.metric,
+            mode=search.mode,
+        )
+    return Tuning(tune.TuneConfig(scheduler=scheduler, **limits), {"overrides": tune.grid_search(known)})
+
+
+def hedge_scheduler(
+    plan: SearchPlan,
+    search: HedgeSearch,
+    experts: int,
+    clip: float,
+    journal: Path | None,
+    told: Callable[[Record], None] | None,
+) -> HedgeScheduler:
+    """The scheduler that the file asks for."""
+    return HedgeScheduler(
+        experts,
+        search.metric,
+        search.mode,
+        hedge=hedge_of(plan, search, experts),
+        clip=clip,
+        missing=search.missing,
+        averaged=(*ACCURACIES, "test_loss"),
+        ahead=search.ahead,
+        concurrency=search.concurrency,
+        prune=search.prune,
+        time_attr=ROUND,
+        journal=journal,
+        told=told,
+    )
+
+
+def hedge_of(plan: SearchPlan, search: HedgeSearch, experts: int) -> Hedge:
+    """Hedge with the rate of the file, over its evaluated rounds."""
+    rounds = -(-plan.experiment.rounds // plan.experiment.evaluation.every)
+    return make_hedge(search.rate, experts, search.gamma, rounds, search.share)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A space as optuna's define-by-run function, so that conditions hold as the configuration is drawn."""
+
+    space: Space
+    values: dict[str, Any]
+
+    def __call__(self, trial: Any) -> dict[str, Any]:
+        chosen: Overrides = {}
+        for key in ordered(self.space):
+            entry, name = self.space[key], f"overrides/{key}"
+            if not holds(entry.when, self.space, chosen, self.values):
+                continue
+            match entry.form:
+                case "uniform":
+                    chosen[key] = trial.suggest_float(name, *entry.values)
+                case "loguniform":
+                    chosen[key] = trial.suggest_float(name, *entry.values, log=True)
+                case "integers":
+                    chosen[key] = trial.suggest_int(name, *entry.values)
+                case _:
+                    chosen[key] = trial.suggest_categorical(name, entry.values)
+        return {NUMBER: trial.number}
+
+
+def _mutations(entry: Entry) -> Any:
+    return entry.values if entry.form in ("grid", "choice") else domain(entry)
+
+
+def _within(space: Space) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Population based training multiplies by 0.8 or 1.2: back within the bounds of the file."""
+
+    def clip(config: dict[str, Any]) -> dict[str, Any]:
+        for key, entry in space.items():
+            if entry.form in ("uniform", "loguniform", "integers"):
+                low, high = entry.values
+                value = min(max(config["overrides"][key], low), high)
+                config["overrides"][key] = round(value) if entry.form == "integers" else value
+        return config
+
+    return clip

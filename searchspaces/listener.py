@@ -1,0 +1,101 @@
+"""What a running search tells: to the terminal, to its run folder, and to MLflow."""
+
+from pathlib import Path
+from typing import Any, Protocol
+
+from ray import tune
+from ray.tune.experiment import Trial
+
+from hedgerow.platform.checkpoint import checkpoints, read_checkpoint
+from hedgerow.platform.experiment_file import dump_experiment
+from hedgerow.platform.report import summarise
+from hedgerow.platform.tracking import Record, RunLog, Tracker
+from hedgerow.searchspaces.expert import expert_folder, number_of
+from hedgerow.searchspaces.report import short_label
+from hedgerow.searchspaces.search_file import SearchPlan
+
+
+class ShowSearch(Protocol):
+    """Sees a search as it goes, such as the live table. labels: what to call the trials, kept up to date here."""
+
+    labels: list[str]
+
+    def trial(self, index: int, record: Record) -> None: ...
+    def state(self, index: int, text: str) -> None: ...
+    def hedge(self, record: Record) -> None: ...
+
+
+class Listener(tune.Callback):
+    """Passes on what the trials and Hedge report, and keeps the records of the trials' run folders.
+
+    folder: the search's.
+    """
+
+    def __init__(self, folder: Path, plan: SearchPlan, show: ShowSearch | None, tracker: Tracker | None):
+        self.folder, self.plan, self.show, self.tracker = folder, plan, show, tracker
+        self.log = RunLog(folder / "metrics.jsonl")
+        self.log.replace([])
+        self._told: dict[int, int] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Tune writes all it is given to disk, for a way of restoring that is not used here; terminals cannot be."""
+        return self.__dict__ | {"show": None, "tracker": None}
+
+    def hedge(self, record: Record) -> None:
+        """One of Hedge's rounds is complete."""
+        self.log.append(record)
+        if self.show:
+            self.show.hedge(record)
+        if self.tracker:
+            self.tracker.log({"expert": None, **record})
+
+    def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
+        index, overrides = number_of(trial.trial_id, trial.config), trial.config["overrides"]
+        folder = expert_folder(self.folder, index)
+        # Again after every pause, and with another configuration in population based training.
+        if not folder.exists or folder.record()["overrides"] != overrides:
+            folder.path.mkdir(parents=True, exist_ok=True)
+            folder.experiment.write_text(dump_experiment(self.plan.trial(overrides)))
+            folder.update(name=folder.name, status="running", overrides=overrides)
+            if self.show:
+                self.show.labels[index] = short_label(overrides)
+        self._state(trial, "running")
+
+    def on_trial_result(self, iteration: int, trials: list[Trial], trial: Trial, result: Record, **info: Any) -> None:
+        index = number_of(trial.trial_id, trial.config)
+        for record in result["records"]:
+            # A trial that went back to its checkpoint repeats what it told before.
+            if record["round"] <= self._told.get(index, 0):
+                continue
+            self._told[index] = record["round"]
+            if self.show:
+                self.show.trial(index, record)
+            if self.tracker:
+                self.tracker.log({"expert": index, **record})
+
+    def on_trial_save(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
+        self._state(trial, "waiting")
+
+    def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
+        index = number_of(trial.trial_id, trial.config)
+        if self._told.get(index, 0) < self.plan.experiment.rounds:
+            self._end(trial, "stopped")
+            return
+        folder = expert_folder(self.folder, index)
+        progress = read_checkpoint(checkpoints(folder.checkpoints)[-1])[1]
+        summary = summarise(progress["history"], self.plan.experiment.evaluation.targets)
+        folder.update(plans=progress["plans"], summary=summary)
+        self._end(trial, "finished")
+
+    def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
+        self._end(trial, "failed")
+
+    def _end(self, trial: Trial, status: str) -> None:
+        folder = expert_folder(self.folder, number_of(trial.trial_id, trial.config))
+        if folder.exists:
+            folder.update(status=status)
+        self._state(trial, status)
+
+    def _state(self, trial: Trial, text: str) -> None:
+        if self.show:
+            self.show.state(number_of(trial.trial_id, trial.config), text)

@@ -1,0 +1,183 @@
+"""Hedge's rounds from losses that arrive in any order: a round counts when every living expert has reported it."""
+
+import json
+import math
+import numbers
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from hedgerow.platform.errors import UserError
+from hedgerow.searchspaces.hedge import Hedge
+
+Record = dict[str, Any]
+
+
+class HedgeRounds:
+    """Buffers what the experts report and feeds it to Hedge round by round.
+
+    Everything is indexed by expert, so the weights do not depend on who reports first.
+
+    hedge: its state; one expert each. metric, mode: what is optimised; to be maximised it is an accuracy a with loss
+    1 - a, to be minimised it becomes min(metric, clip) / clip. A metric that is not finite is the worst loss, 1.
+    missing: what an expert that died costs in every later round: loss 1 ("penalise"), or nothing, its weight
+    resting as it is ("skip"). averaged: metrics whose weighted mean is recorded. journal: file to which every report
+    is appended, and from which an interrupted search goes on. told: called with the record of every complete round.
+    """
+
+    def __init__(
+        self,
+        hedge: Hedge,
+        metric: str,
+        mode: Literal["max", "min"],
+        clip: float = 1.0,
+        missing: Literal["penalise", "skip"] = "penalise",
+        averaged: Sequence[str] = (),
+        journal: Path | None = None,
+        told: Callable[[Record], None] | None = None,
+    ):
+        self.hedge, self.metric, self.mode, self.clip, self.missing = hedge, metric, mode, clip, missing
+        self.averaged = list(dict.fromkeys([metric, *averaged]))
+        self.told = told
+        self.latest = np.zeros(hedge.experts, dtype=np.int64)
+        self.retired: dict[int, bool] = {}
+        self._waiting: dict[int, dict[int, Record]] = {}
+        self._journal = journal
+        if journal is not None and journal.exists():
+            self._replay(journal)
+
+    def report(self, expert: int, round: int, metrics: Record) -> None:
+        """An expert's metrics of one round. What it reported before, and a round without the metric, is passed over.
+
+        Raises UserError when the metric is not a number.
+        """
+        if round <= self.latest[expert] or self.metric not in metrics:
+            return
+        kept = {name: _number(metrics[name], name, expert, round) for name in self.averaged if name in metrics}
+        self._write({"expert": expert, "round": round, **kept})
+        self._take(expert, round, kept)
+
+    def retire(self, expert: int, penalised: bool) -> None:
+        """No more is to come from this expert. penalised: it died; else it ended, and rests."""
+        if expert in self.retired:
+            return
+        self._write({"expert": expert, "retired": penalised})
+        self._drop(expert, penalised)
+
+    def ahead(self, expert: int) -> int:
+        """How many rounds the expert is ahead of the last living one."""
+        living = [latest for other, latest in enumerate(self.latest) if other not in self.retired]
+        return int(self.latest[expert] - min(living, default=self.latest[expert]))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the settings, as JSON."""
+        return {
+            "hedge": self.hedge.state_dict(),
+            "latest": self.latest.tolist(),
+            "retired": list(self.retired.items()),
+            "waiting": [[round, list(row.items())] for round, row in sorted(self._waiting.items())],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a `state_dict`."""
+        self.hedge.load_state_dict(state["hedge"])
+        self.latest = np.array(state["latest"], dtype=np.int64)
+        self.retired = dict(state["retired"])
+        self._waiting = {round: dict(row) for round, row in state["waiting"]}
+
+    # ---- rounds -------------------------------------------------------------------------------------------------
+
+    def _take(self, expert: int, round: int, kept: Record) -> None:
+        self.latest[expert] = round
+        self._waiting.setdefault(round, {})[expert] = kept
+        self._complete()
+
+    def _drop(self, expert: int, penalised: bool) -> None:
+        self.retired[expert] = penalised
+        self._complete()
+
+    def _complete(self) -> None:
+        """Carry out every round that all living experts have passed."""
+        while self._waiting:
+            round = min(self._waiting)
+            if any(latest < round and other not in self.retired for other, latest in enumerate(self.latest)):
+                return
+            self._one_round(round, self._waiting.pop(round))
+
+    def _one_round(self, round: int, row: dict[int, Record]) -> None:
+        n = len(self.latest)
+        losses = np.ones(n)
+        awake = np.ones(n, dtype=bool)
+        for expert in range(n):
+            if expert in row:
+                losses[expert] = self._loss(row[expert][self.metric])
+            else:
+                awake[expert] = self.missing == "penalise" and self.retired.get(expert, True)
+        weights = self.hedge.probs()
+        expected = {name: self._mean(name, row) for name in self.averaged}
+        entropy = self.hedge.entropy
+        hedge_loss = self.hedge.update(losses, awake)
+        if self.told is None:
+            return
+        self.told(
+            {
+                "round": round,
+                "weights": weights.tolist(),
+                "losses": [float(losses[i]) if awake[i] else None for i in range(n)],
+                "hedge_loss": hedge_loss,
+                "expected": {name: value for name, value in expected.items() if value is not None},
+                "leader": int(weights.argmax()),
+                "best": self.hedge.best,
+                "cumulative_loss": self.hedge.total,
+                "best_loss": float(self.hedge.losses.min()),
+                "regret": self.hedge.regret,
+                "bound": self.hedge.bound(),
+                "entropy": entropy,
+            }
+        )
+
+    def _loss(self, value: float) -> float:
+        if not math.isfinite(value):
+            return 1.0
+        return 1.0 - value if self.mode == "max" else min(value, self.clip) / self.clip
+
+    def _mean(self, name: str, row: dict[int, Record]) -> float | None:
+        """The mean of a metric under p^t, over the experts that reported it as a finite number."""
+        known = np.array([math.isfinite(row.get(i, {}).get(name, math.nan)) for i in range(len(self.latest))])
+        if not known.any():
+            return None
+        return self.hedge.expected([row[i][name] if known[i] else 0.0 for i in range(len(known))], known)
+
+    # ---- the journal --------------------------------------------------------------------------------------------
+
+    def _write(self, entry: Record) -> None:
+        if self._journal is not None:
+            with self._journal.open("a") as file:
+                file.write(json.dumps(entry) + "\n")
+
+    def _replay(self, journal: Path) -> None:
+        whole = []
+        for line in journal.read_text().splitlines():
+            try:
+                entry = json.loads(line)
+            except json.JSONDecodeError:  # the line that a crash tore
+                break
+            whole.append(line + "\n")
+            expert = entry.pop("expert")
+            if "retired" in entry:
+                self._drop(expert, entry["retired"])
+            else:
+                self._take(expert, entry.pop("round"), entry)
+        journal.write_text("".join(whole))
+
+
+def _number(value: Any, name: str, expert: int, round: int) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        shown = repr(value) if len(repr(value)) <= 40 else f"{repr(value)[:37]}..."
+        raise UserError(
+            f"search.metric: expert {expert} reported {name} = {shown} in round {round}, which is not a number; report "
+            "a number between 0 and 1 (or set `mode: min` and `clip` for a loss)"
+        )
+    return float(value)

@@ -1,0 +1,212 @@
+"""Run and resume searches: trials on Ray Tune, everything recorded as for a single run."""
+
+import json
+import math
+import os
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import tune
+from ray.tune.error import TuneError
+
+from hedgerow.algorithms.trees import tree_map
+from hedgerow.platform.build import build_algorithm, build_module, build_partition, check
+from hedgerow.platform.checkpoint import latest_checkpoint, read_checkpoint
+from hedgerow.platform.data import Dataset, Partition
+from hedgerow.platform.errors import UserError
+from hedgerow.platform.experiment import Experiment
+from hedgerow.platform.placement import ray_session, trials_that_fit
+from hedgerow.platform.runner import log_final_model, not_taken, push_records, recorded
+from hedgerow.platform.runs import RunFolder, find_run, new_run
+from hedgerow.platform.tracking import Record, RunLog, Tracker
+from hedgerow.searchspaces.expert import Expert, Shared, client_actors, expert_folder, trial_resources
+from hedgerow.searchspaces.kinds import tuning
+from hedgerow.searchspaces.listener import Listener, ShowSearch
+from hedgerow.searchspaces.report import Trial
+from hedgerow.searchspaces.results import FinishedSearch
+from hedgerow.searchspaces.scheduler import HedgeScheduler
+from hedgerow.searchspaces.search_file import SearchPlan, load_search
+from hedgerow.searchspaces.space import Overrides
+
+Data = tuple[Dataset, Partition]
+
+TUNE_SETTINGS = {
+    # Trials log into their run folders, and go on from there.
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_GLOBAL_CHECKPOINT_S": "86400",
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    # Ctrl-C ends a search as it ends a run: at once, to be resumed.
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+}
+"""What of Ray Tune's own book-keeping a search does without (environment variables)."""
+
+
+def search(
+    plan: SearchPlan,
+    data_root: Path | None = None,
+    show: ShowSearch | None = None,
+    address: str | None = None,
+    data: Data | None = None,
+) -> FinishedSearch:
+    """Run a search from its beginning.
+
+    data_root: where data sets lie. show: sees it as it goes. address: a Ray cluster; None: the one this process is
+    connected to, or a new one on this machine. data: what `check_search` returned, if it was called.
+    Raises UserError before any work when something is amiss.
+    """
+    data = data or check_search(plan, data_root)
+    folder = new_run(plan.experiment, data_root, plan.dump())
+    folder.update(kind="search")
+    return _execute(plan, folder, data, show, address)
+
+
+def resume_search(name: str, show: ShowSearch | None = None, address: str | None = None) -> FinishedSearch:
+    """Continue a search: its trials from their checkpoints, Hedge from its journal. name: its folder."""
+    folder = find_run(name)
+    record = folder.record()
+    if record["status"] == "finished":
+        raise UserError(f"{folder.path} is finished: there is nothing to resume")
+    plan = load_search(folder.experiment)
+    data = check_search(plan, Path(record["data_root"]) if record["data_root"] else None)
+    return _execute(plan, folder, data, show, address)
+
+
+def check_search(plan: SearchPlan, data_root: Path | None) -> Data:
+    """Find out all that can be wrong before any work starts; returns the data and the partition of the file itself.
+
+    Raises UserError when a configuration does not fit the data.
+    """
+    dataset, partition = check(plan.experiment, data_root)
+    known = {_shape(plan.experiment)}
+    for overrides in plan.configurations:
+        trial = plan.trial(overrides)
+        if _shape(trial) not in known:
+            known.add(_shape(trial))
+            build_partition(trial, dataset)
+            build_module(trial, dataset)
+    return dataset, partition
+
+
+def _shape(experiment: Experiment) -> str:
+    """What decides whether an experiment fits its data."""
+    keys = {"task", "seed", "participation", "clients_per_round"}
+    return json.dumps(experiment.model_dump(mode="json", include=keys), sort_keys=True)
+
+
+def _execute(
+    plan: SearchPlan, folder: RunFolder, data: Data, show: ShowSearch | None, address: str | None
+) -> FinishedSearch:
+    tracker = Tracker(lambda: open_search_store(folder)) if plan.experiment.tracking.enabled else None
+    listener = Listener(folder.path.absolute(), plan, show, tracker)
+    folder.update(status="running")
+    with recorded(folder, tracker), ray_session(address):
+        warning = _tune(plan, folder, data, listener)
+        finished = FinishedSearch(folder, plan, read_trials(folder), RunLog(folder.metrics).read(), warning)
+        finished.write()
+    folder.update(status="finished", summary=finished.summary)
+    if tracker is None:
+        return finished
+    tracker.finish(lambda store: _close_store(store, finished, data[0]))
+    sentences = [sentence for sentence in (warning, not_taken(tracker, folder)) if sentence]
+    return replace(finished, warning="; ".join(sentences) or None)
+
+
+def _tune(plan: SearchPlan, folder: RunFolder, data: Data, listener: Listener) -> str | None:
+    """Drive the trials to their end; returns a sentence about those that failed.
+
+    Raises UserError when they report nonsense or do not fit on the cluster.
+    """
+    for name, value in TUNE_SETTINGS.items():
+        os.environ.setdefault(name, value)
+    dataset, partition = data
+    here, resources = folder.path.absolute(), plan.experiment.resources
+    room = trials_that_fit(resources, client_actors(resources))
+    shared = Shared(
+        plan.values, here, sys.path, plan.search.report_every, ray.put(dataset.arrays()), ray.put(partition.arrays())
+    )
+    known = known_configurations(folder, plan)
+    clip = getattr(plan.search, "clip", None) or 2 * math.log(dataset.classes)
+    chosen = tuning(plan, known, room, clip, here / "losses.jsonl", listener.hedge)
+    # Whatever Tune kept of an interrupted search: the trials go on from their run folders.
+    shutil.rmtree(here / "tune", ignore_errors=True)
+    tuner = tune.Tuner(
+        tune.with_resources(tune.with_parameters(Expert, shared=shared), trial_resources(resources)),
+        param_space=chosen.space,
+        tune_config=chosen.config,
+        run_config=tune.RunConfig(
+            name="tune",
+            storage_path=str(here),
+            failure_config=tune.FailureConfig(max_failures=plan.search.restarts),
+            callbacks=[listener],
+            verbose=0,
+        ),
+    )
+    try:
+        results = tuner.fit()
+    except TuneError:
+        scheduler = chosen.config.scheduler
+        if isinstance(scheduler, HedgeScheduler) and scheduler.error:
+            raise scheduler.error from None
+        raise
+    errors = [_last_line(error) for error in results.errors]
+    if errors and len(errors) == len(results):
+        raise RuntimeError(f"every trial failed; the first: {errors[0]}")
+    shutil.rmtree(here / "tune", ignore_errors=True)
+    return f"{len(errors)} of {len(results)} trials failed; the first: {errors[0]}" if errors else None
+
+
+def known_configurations(folder: RunFolder, plan: SearchPlan) -> list[Overrides]:
+    """The configurations that the file lists, then those that an interrupted search came upon by itself."""
+    known = list(plan.configurations)
+    for index, trial in enumerate(read_trials(folder)):
+        # Population based training changes configurations as it goes: the run folder knows the last one.
+        known[index : index + 1] = [trial.overrides]
+    return known
+
+
+def read_trials(folder: RunFolder) -> list[Trial]:
+    """The trials of a search, from their run folders, in the order of their numbers."""
+    trials: list[Trial] = []
+    while (expert := expert_folder(folder.path, len(trials))).exists:
+        record = expert.record()
+        trials.append(Trial(expert.name, record["overrides"], RunLog(expert.metrics).read(), record["status"]))
+    return trials
+
+
+def push(folder: RunFolder) -> None:
+    """Send a search's local record to MLflow: what a server that was down has missed. Raises UserError."""
+    records: list[Record] = [{"expert": None, **record} for record in RunLog(folder.metrics).read()]
+    for index, trial in enumerate(read_trials(folder)):
+        records += [{"expert": index, **record} for record in trial.records]
+    tracker = Tracker(lambda: open_search_store(folder))
+    push_records(folder, tracker, records, lambda store: store.parent.log_files(folder.path))
+
+
+def open_search_store(folder: RunFolder) -> Any:
+    """The MLflow runs of a search's folder, made on the first call and remembered in the run.json of each."""
+    # mlflow takes seconds to import: only here, in the tracker's thread.
+    from hedgerow.searchspaces.mlflow_search import SearchStore
+
+    return SearchStore(folder, load_search(folder.experiment))
+
+
+def _close_store(store: Any, finished: FinishedSearch, dataset: Dataset) -> None:
+    """Record tables, figures and the best trial's model; then end every run."""
+    store.parent.log_files(finished.folder.path)
+    best = finished.best
+    found = latest_checkpoint(expert_folder(finished.folder.path, int(best.name)).checkpoints)
+    if found:
+        experiment = finished.plan.trial(best.overrides)
+        server = read_checkpoint(found[0])[0]
+        parameters = build_algorithm(experiment, dataset).evaluate_params(server)
+        log_final_model(store.parent, experiment, dataset, tree_map(lambda leaf: leaf.numpy(), parameters))
+    store.end("FINISHED")
+
+
+def _last_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[-1]

@@ -1,0 +1,150 @@
+"""Hedge as a scheduler of Ray Tune: a trial is an expert, a reported round is one of Hedge's rounds."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import ray
+from ray.tune.experiment import Trial
+from ray.tune.result import TRAINING_ITERATION
+from ray.tune.schedulers import TrialScheduler
+
+from hedgerow.platform.errors import UserError
+from hedgerow.searchspaces.hedge import Hedge
+from hedgerow.searchspaces.rounds import HedgeRounds, Record
+
+ROUND = "round"
+
+
+class HedgeScheduler(TrialScheduler):
+    """Weighs the trials by what they report, round by round (thesis, Algorithm 10), and lets them take turns.
+
+    Works with any trainable that reports its metric:
+
+        tune.Tuner(trainable, tune_config=tune.TuneConfig(scheduler=HedgeScheduler(8, metric="loss", mode="min")), ...)
+
+    experts: how many trials there will be. metric, mode, clip, missing, averaged, journal, told: see HedgeRounds.
+    hedge: the rate; None: `Hedge(experts, gamma)`. ahead: with more trials than the cluster has room for, the rounds
+    that one may be ahead of another; then it is paused (with a checkpoint), and the one that is least far takes its
+    place. With room for all, no trial ever waits. concurrency: trials at once, at most. prune: trials whose weight
+    falls below it are stopped; the regret to a stopped trial is bounded no more. time_attr: the key that counts
+    rounds; a result may also carry several rounds at once, as a list of dictionaries under "records".
+    """
+
+    def __init__(
+        self,
+        experts: int,
+        metric: str = "loss",
+        mode: Literal["max", "min"] = "min",
+        gamma: float = 0.1,
+        hedge: Hedge | None = None,
+        clip: float = 1.0,
+        missing: Literal["penalise", "skip"] = "penalise",
+        averaged: tuple[str, ...] = (),
+        ahead: int = 10,
+        concurrency: int | None = None,
+        prune: float = 0.0,
+        time_attr: str = TRAINING_ITERATION,
+        journal: Path | None = None,
+        told: Callable[[Record], None] | None = None,
+    ):
+        super().__init__()
+        self._metric = metric
+        self.ahead, self.concurrency, self.prune, self.time_attr = ahead, concurrency, prune, time_attr
+        self.rounds = HedgeRounds(hedge or Hedge(experts, gamma), metric, mode, clip, missing, averaged, journal, told)
+        self.error: UserError | None = None
+        """What ended the search, if the trials reported nonsense: Tune itself passes on only its traceback."""
+        self._unfinished: set[int] = set(range(experts))
+        self._pausing: set[str] = set()
+        self._known: set[str] = set()
+
+    # ---- what Tune tells ----------------------------------------------------------------------------------------
+
+    def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
+        expert = expert_of(trial)
+        if expert >= len(self.rounds.latest):
+            raise ValueError(f"HedgeScheduler(experts={len(self.rounds.latest)}) was given more trials than that")
+        if trial.trial_id not in self._known and trial.status == Trial.PENDING:
+            # Paused from the beginning: Tune starts pending trials by itself, but paused ones only when we say so.
+            trial.set_status(Trial.PAUSED)
+        self._known.add(trial.trial_id)
+
+    def on_trial_result(self, tune_controller: Any, trial: Trial, result: Record) -> str:
+        expert = expert_of(trial)
+        self._report(expert, result)
+        if expert in self.rounds.retired:
+            return TrialScheduler.STOP
+        if self.prune and self.rounds.hedge.probs()[expert] < self.prune and len(self._unfinished) > 1:
+            self._end(expert, penalised=False)
+            return TrialScheduler.STOP
+        if len(self._unfinished) > self._room(trial) and self.rounds.ahead(expert) >= self.ahead:
+            self._pausing.add(trial.trial_id)
+            return TrialScheduler.PAUSE
+        return TrialScheduler.CONTINUE
+
+    def on_trial_complete(self, tune_controller: Any, trial: Trial, result: Record) -> None:
+        if result:
+            self._report(expert_of(trial), result)
+        self._end(expert_of(trial), penalised=False)
+
+    def on_trial_remove(self, tune_controller: Any, trial: Trial) -> None:
+        self._end(expert_of(trial), penalised=False)
+
+    def on_trial_error(self, tune_controller: Any, trial: Trial) -> None:
+        # Tune starts it again from its checkpoint as long as its `max_failures` allow.
+        self._pausing.discard(trial.trial_id)
+        if not trial.should_recover():
+            self._end(expert_of(trial), penalised=True)
+
+    def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
+        """The trial that is least far, where there is room, or will be once the one that is being paused is saved."""
+        busy = 0
+        waiting: list[tuple[int, int, Trial]] = []
+        for trial in tune_controller.get_trials():
+            if trial.status == Trial.PAUSED:
+                self._pausing.discard(trial.trial_id)
+                expert = expert_of(trial)
+                waiting.append((int(self.rounds.latest[expert]), expert, trial))
+            elif trial.status in (Trial.RUNNING, Trial.PENDING) and trial.trial_id not in self._pausing:
+                busy += 1
+        if not waiting:
+            return None
+        first = min(waiting, key=lambda entry: entry[:2])[2]
+        return first if busy < self._room(first) else None
+
+    def debug_string(self) -> str:
+        hedge = self.rounds.hedge
+        return f"Hedge: round {hedge.rounds}, leader {hedge.leader}, regret {hedge.regret:.3g}"
+
+    def save(self, checkpoint_path: str) -> None:
+        Path(checkpoint_path).write_text(json.dumps(self.rounds.state_dict()))
+
+    def restore(self, checkpoint_path: str) -> None:
+        self.rounds.load_state_dict(json.loads(Path(checkpoint_path).read_text()))
+
+    def _report(self, expert: int, result: Record) -> None:
+        try:
+            for record in result.get("records", [result]):
+                self.rounds.report(expert, int(record.get(ROUND, record.get(self.time_attr, 0))), record)
+        except UserError as error:
+            self.error = error
+            raise
+
+    # ---- room ---------------------------------------------------------------------------------------------------
+
+    def _end(self, expert: int, penalised: bool) -> None:
+        self._unfinished.discard(expert)
+        self.rounds.retire(expert, penalised)
+
+    def _room(self, trial: Trial) -> int:
+        """How many such trials the cluster holds at once."""
+        wanted = trial.placement_group_factory.required_resources
+        has = ray.cluster_resources()
+        room = min((int(has.get(kind, 0) / n + 1e-6) for kind, n in wanted.items() if n), default=len(self._unfinished))
+        return max(1, min(room, self.concurrency or room))
+
+
+def expert_of(trial: Trial) -> int:
+    """A trial's number: Tune counts them in their identifiers."""
+    return int(trial.trial_id.rsplit("_", 1)[-1])

@@ -1,0 +1,127 @@
+"""Reads what `hedgerow search` runs: an experiment file with its `search` section, checked as a whole."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from hedgerow.platform.errors import UserError
+from hedgerow.platform.experiment import Experiment
+from hedgerow.platform.experiment_file import Lines, dump_values, parse_experiment, read_file
+from hedgerow.platform.messages import explain
+from hedgerow.platform.plugins import nearest
+from hedgerow.searchspaces.config import ACCURACIES, HedgeSearch, PbtSearch, SearchFile, SearchSection
+from hedgerow.searchspaces.named import named_space
+from hedgerow.searchspaces.space import Overrides, Space, configurations, corners, with_overrides
+
+SEARCHABLE = ("algorithm", "task.model", "task.partition", "seed", "participation", "clients_per_round", "engine")
+"""What may differ between the trials of one search: they share data, rounds, evaluation and resources."""
+
+
+@dataclass(frozen=True)
+class SearchPlan:
+    """A search, ready to run. values: the experiment file without `search`. configurations: known before it starts."""
+
+    experiment: Experiment
+    search: SearchSection
+    values: dict[str, Any]
+    configurations: list[Overrides]
+
+    def trial(self, overrides: Overrides) -> Experiment:
+        """The experiment of one configuration. Raises UserError."""
+        return parse_experiment(with_overrides(self.values, overrides))
+
+    def dump(self) -> str:
+        """The resolved file, which reads back as the same search."""
+        resolved = self.experiment.model_dump(mode="json")
+        search = self.search.model_dump(mode="json", exclude_none=True)
+        return dump_values(resolved | {"search": search})
+
+
+def load_search(path: str | Path, overrides: Sequence[str] = ()) -> SearchPlan:
+    """Read and validate an experiment file with a `search` section.
+
+    overrides: "key.key=value" each, as given to --set. Raises UserError with the first mistake of the file.
+    """
+    values, lines = read_file(Path(path), overrides)
+    if "search" not in values:
+        raise UserError(f"{path}: there is no `search:` section; add one, as examples/digits_hedge.yaml does")
+    return parse_search(values, lines, str(path))
+
+
+def parse_search(values: dict[str, Any], lines: Lines | None = None, source: str = "experiment") -> SearchPlan:
+    """Validate plain values, `search` among them. lines, source: where they stand, for messages. Raises UserError."""
+    lines = lines or {}
+    base = {key: value for key, value in values.items() if key != "search"}
+    search = _search_section(values["search"], lines, source)
+    experiment = parse_experiment(base, lines, source)
+    try:
+        _check_metric(search, experiment)
+        _check_space(search, experiment)
+        resolved = experiment.model_dump(mode="json")
+        found = configurations(search.space, resolved, search.samples, experiment.seed)
+        _check_conditions(search.space, found)
+    except UserError as error:
+        raise UserError(f"{lines.get(('search', 'space'), source)}: {error}") from None
+    for some in (corners(search.space, resolved), found):
+        for overrides in some:
+            _check_trial(base, overrides, lines, source)
+    return SearchPlan(experiment, search, base, [] if search.kind == "optuna" else found)
+
+
+def _search_section(section: Any, lines: Lines, source: str) -> SearchSection:
+    if isinstance(section, dict) and isinstance(section.get("space"), str):
+        place = lines.get(("search", "space"), source)
+        try:
+            section = {**section, "space": named_space(section["space"])}
+        except UserError as error:
+            raise UserError(f"{place}: {error}") from None
+    if isinstance(section, dict) and "kind" not in section:
+        section = {"kind": "hedge", **section}
+    try:
+        return SearchFile.model_validate({"search": section}, strict=True).search
+    except ValidationError as error:
+        raise UserError(explain(error, SearchFile, {"search": section}, lines, source)) from None
+
+
+def _check_trial(base: dict[str, Any], overrides: Overrides, lines: Lines, source: str) -> None:
+    """Raises UserError, with the place of the searched key, when a configuration is no experiment."""
+    places = dict(lines)
+    for key in overrides:
+        home = ("search", "space", key)
+        places[tuple(key.split("."))] = lines.get(home, lines.get(("search", "space"), source))
+    parse_experiment(with_overrides(base, overrides), places, source)
+
+
+def _check_space(search: SearchSection, experiment: Experiment) -> None:
+    for key, entry in search.space.items():
+        if not any(key == known or key.startswith(f"{known}.") for known in SEARCHABLE):
+            raise UserError(
+                f"search.space.{key} cannot be searched{nearest(key, SEARCHABLE)}: it is the same for all trials "
+                f"(what may differ: {', '.join(SEARCHABLE)})"
+            )
+        if search.kind == "grid" and entry.form != "grid":
+            raise UserError(f"search.space.{key}: kind grid takes lists only; give one, or take `kind: random`")
+        if isinstance(search, PbtSearch) and entry.when:
+            raise UserError(f"search.space.{key}: kind pbt takes no conditions; remove `when`")
+    if isinstance(search, HedgeSearch) and search.rate == "tuned" and experiment.evaluation.every > experiment.rounds:
+        raise UserError("search.rate: `tuned` needs at least one evaluated round; lower evaluation.every")
+
+
+def _check_conditions(space: Space, found: list[Overrides]) -> None:
+    for key, entry in space.items():
+        if entry.form == "grid" and not any(key in overrides for overrides in found):
+            raise UserError(f"search.space.{key}: its condition {entry.when} never holds; mend or remove `when`")
+
+
+def _check_metric(search: SearchSection, experiment: Experiment) -> None:
+    known = [*ACCURACIES, "test_loss"]
+    if search.metric not in known and not search.metric.startswith("train_"):
+        raise UserError(
+            f"search.metric: {search.metric!r} is not reported{nearest(search.metric, known)} (allowed: "
+            f"{', '.join(known)}, or train_... for a metric of the algorithm)"
+        )
+    if search.metric.startswith("client_") and not experiment.evaluation.clients:
+        raise UserError(f"search.metric: {search.metric} needs evaluation.clients above 0")

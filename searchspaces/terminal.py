@@ -1,0 +1,224 @@
+"""What a person sees while a search runs, and when it ends."""
+
+import math
+import sys
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from hedgerow.platform.terminal import percent
+from hedgerow.searchspaces.report import Record, Row, display, number
+
+BAR = 10
+EIGHTHS = " ▏▎▍▌▋▊▉"
+
+
+class SearchTable:
+    """A live table of the trials on a terminal; elsewhere a plain line for about every tenth part of the rounds.
+
+    rounds: of each trial. labels: one per trial; read when they are shown, so that a label may be replaced in the list
+    as soon as a sampler has chosen the configuration. metric, mode: what a sweep is sorted by; with Hedge records it
+    is sorted by weight.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        rounds: int,
+        labels: list[str],
+        console: Console | None = None,
+        metric: str = "test_accuracy",
+        mode: str = "max",
+    ):
+        self.name, self.rounds, self.labels, self.metric = name, rounds, labels, metric
+        self.console = console or Console()
+        self._sign = -1 if mode == "max" else 1
+        self._seen: list[Record] = [{"round": 0} for _ in labels]
+        self._states = ["waiting"] * len(labels)
+        self._hedge: Record | None = None
+        self._done = self._printed = 0
+        # The table is only made when it is drawn: a record costs no more than keeping it.
+        self._live = Live(get_renderable=self._render, console=self.console, refresh_per_second=4)
+
+    def __enter__(self) -> "SearchTable":
+        if self.console.is_terminal:
+            self._live.start()
+        else:
+            self._print(f"{len(self.labels)} trials of {self.rounds} rounds")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.console.is_terminal:
+            self._live.stop()
+        elif self._hedge is None and self._done > self._printed:
+            self._print(self._sweep_line())
+
+    def trial(self, index: int, record: Record) -> None:
+        """A round of one trial."""
+        self._done += record["round"] - self._seen[index]["round"]
+        self._seen[index].update(record)
+        self._states[index] = "running"
+        tenth = len(self.labels) * self.rounds / 10
+        if not self.console.is_terminal and self._hedge is None and self._done // tenth > self._printed // tenth:
+            self._printed = self._done
+            self._print(self._sweep_line())
+
+    def state(self, index: int, text: str) -> None:
+        """What one trial does: running, waiting, finished, died."""
+        self._states[index] = text
+
+    def hedge(self, record: Record) -> None:
+        """One of Hedge's rounds."""
+        self._hedge = record
+        round_ = record["round"]
+        tenth = round_ in (1, self.rounds) or round_ % max(1, self.rounds // 10) == 0
+        if tenth and not self.console.is_terminal:
+            leader = record["leader"]
+            self._print(
+                f"round {round_}/{self.rounds}  {self._figures(record)}  "
+                f"leader {self.labels[leader]} ({percent(record['weights'][leader])})"
+            )
+
+    def _print(self, line: str) -> None:
+        print(f"{self.name}: {line}", file=self.console.file, flush=True)
+
+    def _sweep_line(self) -> str:
+        line = f"{self._done}/{len(self.labels) * self.rounds} rounds of {len(self.labels)} trials"
+        best = self._order()[0]
+        value = self._seen[best].get(self.metric)
+        return line if value is None else f"{line}, best {number(self.metric, value)} ({self.labels[best]})"
+
+    def _figures(self, record: Record) -> str:
+        expected = record["expected"].get(self.metric)
+        metric = self.metric.removeprefix("test_").replace("_", " ")
+        parts = [] if expected is None else [f"expected {metric} {number(self.metric, expected)}"]
+        bound = "" if record["bound"] is None else f" (bound {record['bound']:.3g})"
+        return "  ".join([*parts, f"regret {record['regret']:.3g}{bound}"])
+
+    def _order(self) -> list[int]:
+        """The trials, heaviest or best first; those without a figure last."""
+        if self._hedge is not None:
+            weights = self._hedge["weights"]
+            return sorted(range(len(self.labels)), key=lambda i: -weights[i])
+
+        def place(i: int) -> tuple[bool, float]:
+            value = self._seen[i].get(self.metric)
+            return (False, self._sign * value) if value is not None and math.isfinite(value) else (True, 0.0)
+
+        return sorted(range(len(self.labels)), key=place)
+
+    def _render(self) -> Group:
+        hedge, order = self._hedge, self._order()
+        if hedge is None:
+            line = self._sweep_line()
+        else:
+            # The leader's configuration and weight are the table's first row.
+            line = f"round {hedge['round']}/{self.rounds}  leader {hedge['leader']:03d}  {self._figures(hedge)}"
+        header = Text.assemble((self.name, "bold"), f"  {line}")
+        # Beside the rows there are this header, the headings, what is left out, and the line of the cursor.
+        room = max(1, self.console.height - 3 - math.ceil(header.cell_len / self.console.width))
+        shown = order if len(order) <= room + 1 else order[:room]
+        parts: list[Text | Table] = [header, self._table(shown)]
+        if len(shown) < len(order):
+            parts.append(Text(f"... and {len(order) - len(shown)} more", style="dim"))
+        return Group(*parts)
+
+    def _table(self, shown: list[int]) -> Table:
+        table = Table(box=None, pad_edge=False, header_style="bold dim")
+        table.add_column("expert" if self._hedge else "trial", no_wrap=True)
+        # Only this column gives way on a narrow terminal: rich shrinks those that may wrap, which its text does not.
+        table.add_column("configuration", min_width=12)
+        for heading in ("round", "accuracy", "loss"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        if self._hedge:
+            table.add_column("weight", no_wrap=True)
+        table.add_column("state", no_wrap=True)
+        for i in shown:
+            seen, state = self._seen[i], self._states[i]
+            cells: list[str | Text] = [
+                f"{i:03d}",
+                Text(self.labels[i], no_wrap=True, overflow="ellipsis"),
+                str(seen["round"]),
+                percent(seen.get("test_accuracy")),
+                number("test_loss", seen.get("test_loss")),
+            ]
+            if self._hedge:
+                weight = self._hedge["weights"][i]
+                cells.append(f"{bar(weight)} {weight:6.1%}")
+            table.add_row(*cells, state, style="" if state == "running" else "dim")
+        return table
+
+
+def bar(share: float) -> str:
+    """A share of 1 as a bar of BAR characters, to an eighth of one."""
+    whole, eighths = divmod(round(8 * BAR * share), 8)
+    return ("█" * whole + EIGHTHS[eighths]).ljust(BAR)[:BAR]
+
+
+def closing_tables(
+    rows: list[Row], summary: Record | None, best: list[Row], console: Console | None = None, limit: int = 20
+) -> None:
+    """The trials, the best of them by each metric, and what Hedge did.
+
+    rows: of `report.sweep_rows`, of which the first `limit` are shown. summary: of `report.hedge_summary`, None for a
+    search without Hedge. best: of `report.best_per_metric`.
+    """
+    console = console or Console(width=None if sys.stdout.isatty() else 160)
+    texts, bests = _narrow(display(rows)), _narrow(display(best))
+    if texts:
+        console.print(_titled("Trials", texts[:limit]))
+    if len(texts) > limit:
+        console.print(f"... and {len(texts) - limit} more")
+    if bests:
+        console.print(_titled("Best by metric", bests))
+    if any(key.startswith("transmissions_to_") for row in rows for key in row):
+        console.print(
+            "to x %: transmissions, in FedAvg rounds, until the test accuracy is first reached; in parentheses: times "
+            "those of the cheapest trial; + not reached"
+        )
+    if summary:
+        console.print(Text(hedge_sentences(summary)))
+
+
+def _narrow(texts: list[dict[str, str]]) -> list[dict[str, str]]:
+    """Without the rounds to each target, which the files have, and with shorter headings."""
+    return [
+        {heading.removeprefix("transmissions "): cell for heading, cell in text.items() if "rounds to " not in heading}
+        for text in texts
+    ]
+
+
+def _titled(title: str, texts: list[dict[str, str]]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for heading in texts[0]:
+        table.add_column(Text(heading), justify="left" if heading in ("trial", "configuration", "metric") else "right")
+    for text in texts:
+        table.add_row(*map(Text, text.values()))
+    return table
+
+
+def hedge_sentences(summary: Record) -> str:
+    """`report.hedge_summary` in words."""
+    metric, bound, certain = summary["metric"], summary["bound"], summary["certain"]
+    verdict = (
+        "" if bound is None else f" ({'within' if summary['regret'] <= bound else 'above'} its bound, {bound:.3g})"
+    )
+    losses = {key: number("loss", summary[key]) for key in ("hedge_loss", "best_loss")}
+    lines = [
+        f"Hedge over {summary['experts']} experts: its expected loss averages {losses['hedge_loss']} over "
+        f"{summary['rounds']} rounds, that of the best expert in hindsight, {summary['best']}, {losses['best_loss']}; "
+        f"the regret is {summary['regret']:.3g} in all{verdict}.",
+        f"At the end {summary['leader']} leads with {percent(summary['leader_weight'])} of the weight; "
+        + ("no expert ever had more than 90%." if certain is None else f"90% was first exceeded in round {certain}."),
+    ]
+    if summary["expected"] is not None:
+        compared = "".join(
+            f"; {whose}: {number(metric, summary[key])}"
+            for key, whose in (("leader_metric", "each round's leader"), ("best_metric", "best expert in hindsight"))
+            if summary[key] is not None
+        )
+        expected = number(metric, summary["expected"])
+        lines.append(f"Weighted {metric.replace('_', ' ')}, averaged over the rounds: {expected}{compared}.")
+    return "\n".join(lines)

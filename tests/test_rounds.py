@@ -1,0 +1,190 @@
+"""Hedge's rounds from reports in any order: the weights of a round never depend on who reported when."""
+
+import json
+import math
+import random
+
+import numpy as np
+import pytest
+
+from hedgerow.platform.errors import UserError
+from hedgerow.searchspaces.hedge import Hedge
+from hedgerow.searchspaces.rounds import HedgeRounds
+
+LOSSES = np.array([[0.1, 0.5, 0.9], [0.2, 0.4, 0.9], [0.3, 0.3, 0.8], [0.0, 0.6, 1.0]])
+"""The hand trace of hedge.md, section 7, check 1: a row per round, a column per expert."""
+
+
+def rounds(n: int = 3, **settings) -> tuple[HedgeRounds, list[dict]]:
+    records: list[dict] = []
+    settings = {"metric": "loss", "mode": "min", "told": records.append} | settings
+    return HedgeRounds(Hedge(n, 0.1), **settings), records
+
+
+def feed(buffer: HedgeRounds, order: list[tuple[int, int]], losses: np.ndarray = LOSSES) -> None:
+    for round, expert in order:
+        buffer.report(expert, round + 1, {"loss": losses[round, expert]})
+
+
+IN_ORDER = [(round, expert) for round in range(4) for expert in range(3)]
+ONE_BY_ONE = [(round, expert) for expert in (2, 0, 1) for round in range(4)]
+
+
+def test_the_hand_trace_uses_the_weights_from_before_the_losses():
+    buffer, records = rounds()
+    feed(buffer, IN_ORDER)
+    assert [r["hedge_loss"] for r in records] == pytest.approx([0.5, 0.322423, 0.312326, 0.127430], abs=1e-6)
+    assert records[0]["weights"] == pytest.approx([1 / 3] * 3)
+    assert records[3]["weights"] == pytest.approx([0.792903, 0.199168, 0.007929], abs=1e-6)
+    assert records[3]["cumulative_loss"] == pytest.approx(1.262179, abs=1e-6)
+    assert records[3]["regret"] == pytest.approx(1.262179 - 0.6, abs=1e-6)
+    assert [r["leader"] for r in records] == [0, 0, 0, 0]
+
+
+def shuffled(seed: int) -> list[tuple[int, int]]:
+    """An order in which every expert reports its own rounds in sequence, as trials do."""
+    queues = {expert: list(range(4)) for expert in range(3)}
+    draw = random.Random(seed)
+    order = []
+    while any(queues.values()):
+        expert = draw.choice([e for e, q in queues.items() if q])
+        order.append((queues[expert].pop(0), expert))
+    return order
+
+
+@pytest.mark.parametrize("order", [ONE_BY_ONE, *(shuffled(seed) for seed in range(20))], ids=str)
+def test_the_records_are_the_same_bits_in_whatever_order_experts_report(order):
+    buffer, records = rounds()
+    feed(buffer, order)
+    reference, expected = rounds()
+    feed(reference, IN_ORDER)
+    assert records == expected
+
+
+def test_a_round_waits_for_its_last_expert():
+    buffer, records = rounds()
+    feed(buffer, [(0, 0), (1, 0), (0, 1)])
+    assert records == []
+    assert buffer.ahead(0) == 2
+    feed(buffer, [(0, 2)])
+    assert [r["round"] for r in records] == [1]
+    assert buffer.ahead(0) == 1
+
+
+def test_what_was_reported_before_is_passed_over():
+    buffer, records = rounds()
+    feed(buffer, [*IN_ORDER[:6], *IN_ORDER])
+    assert [r["round"] for r in records] == [1, 2, 3, 4]
+
+
+def test_rounds_without_the_metric_are_no_rounds_of_hedge():
+    buffer, records = rounds(1)
+    for round in range(1, 7):
+        buffer.report(0, round, {"loss": 0.5} if round % 2 == 0 else {"train_loss": 1.0})
+    assert [r["round"] for r in records] == [2, 4, 6]
+
+
+def test_an_accuracy_to_be_maximised_is_the_loss_one_minus_it():
+    buffer, records = rounds(2, metric="accuracy", mode="max", averaged=("other",))
+    buffer.report(0, 1, {"accuracy": 0.75, "other": 4.0})
+    buffer.report(1, 1, {"accuracy": 0.25, "other": 8.0})
+    assert records[0]["losses"] == [0.25, 0.75]
+    assert records[0]["expected"] == {"accuracy": 0.5, "other": 6.0}
+
+
+def test_a_cross_entropy_is_clipped_and_scaled():
+    buffer, records = rounds(2, clip=4.0)
+    buffer.report(0, 1, {"loss": 1.0})
+    buffer.report(1, 1, {"loss": 9.0})
+    assert records[0]["losses"] == [0.25, 1.0]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_metric_that_is_not_finite_is_the_worst_loss_and_is_left_out_of_the_mean(bad):
+    buffer, records = rounds(2)
+    buffer.report(0, 1, {"loss": bad})
+    buffer.report(1, 1, {"loss": 0.5})
+    assert records[0]["losses"] == [1.0, 0.5]
+    assert records[0]["expected"] == {"loss": 0.5}
+
+
+def test_an_expert_that_died_pays_the_worst_loss_from_then_on():
+    buffer, records = rounds()
+    feed(buffer, [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)])
+    buffer.retire(2, penalised=True)
+    assert records[1]["losses"] == [0.2, 0.4, 1.0]
+    reference, expected = rounds()
+    worst = LOSSES.copy()
+    worst[1, 2] = 1.0
+    feed(reference, IN_ORDER[:6], worst)
+    assert records[1]["weights"] == expected[1]["weights"]
+    assert buffer.hedge.probs().tolist() == reference.hedge.probs().tolist()
+
+
+def test_skipped_it_sleeps_and_keeps_its_weight():
+    buffer, records = rounds(missing="skip")
+    feed(buffer, IN_ORDER[:3])
+    before = buffer.hedge.probs()
+    buffer.retire(2, penalised=True)
+    feed(buffer, [(1, 0), (1, 1)])
+    assert records[1]["losses"] == [0.2, 0.4, None]
+    share = before[:2] / before[:2].sum()
+    assert records[1]["hedge_loss"] == pytest.approx(share @ [0.2, 0.4])
+    after = buffer.hedge.probs()
+    assert after[2] == pytest.approx(before[2], abs=1e-12)
+    assert after[0] / after[1] == pytest.approx(before[0] / before[1] * 0.1 ** (0.2 - 0.4))
+
+
+def test_an_expert_that_ended_rests_and_is_not_waited_for():
+    buffer, records = rounds(2)
+    buffer.report(0, 1, {"loss": 0.5})
+    buffer.report(1, 1, {"loss": 0.5})
+    buffer.retire(1, penalised=False)
+    buffer.report(0, 2, {"loss": 0.5})
+    assert records[1]["losses"] == [0.5, None]
+
+
+@pytest.mark.parametrize("cut", range(13))
+def test_a_journal_continues_at_any_line_as_if_nothing_had_happened(tmp_path, cut):
+    whole, expected = rounds()
+    feed(whole, ONE_BY_ONE)
+    journal = tmp_path / "losses.jsonl"
+    first, _ = rounds(journal=journal)
+    feed(first, ONE_BY_ONE[:cut])
+    # The crash tore the line that was being written.
+    with journal.open("a") as file:
+        file.write('{"expert": 1, "rou')
+    again, records = rounds(journal=journal)
+    feed(again, ONE_BY_ONE)
+    assert records == expected
+    _, records = rounds(journal=journal)
+    assert records == expected
+
+
+def test_the_death_of_an_expert_is_in_the_journal(tmp_path):
+    first, before = rounds(journal=tmp_path / "losses.jsonl")
+    feed(first, IN_ORDER[:3])
+    first.retire(2, penalised=True)
+    feed(first, [(1, 0), (1, 1)])
+    _, after = rounds(journal=tmp_path / "losses.jsonl")
+    assert after == before
+    assert len(after) == 2
+
+
+def test_the_state_goes_through_json_in_the_middle_of_a_round():
+    whole, expected = rounds()
+    feed(whole, ONE_BY_ONE)
+    first, records = rounds()
+    feed(first, ONE_BY_ONE[:7])
+    second, rest = rounds()
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    feed(second, ONE_BY_ONE[7:])
+    assert records + rest == expected
+
+
+@pytest.mark.parametrize("value", ["high", None, True, [0.5]])
+def test_a_loss_that_is_no_number_is_one_sentence(value):
+    buffer, _ = rounds()
+    with pytest.raises(UserError) as caught:
+        buffer.report(1, 7, {"loss": value})
+    assert f"expert 1 reported loss = {value!r} in round 7, which is not a number; report a number" in str(caught.value)

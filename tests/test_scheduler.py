@@ -1,0 +1,135 @@
+"""Hedge on Ray Tune: the weights of a sequential run, whatever the number of slots and whoever dies."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import trainables
+from ray import tune
+from ray.tune.error import TuneError
+from trainables import Scripted, loss_of
+
+from hedgerow.searchspaces.hedge import Hedge
+from hedgerow.searchspaces.rounds import HedgeRounds
+from hedgerow.searchspaces.scheduler import HedgeScheduler
+
+# The workers cannot import the tests' modules.
+ray.cloudpickle.register_pickle_by_value(trainables)
+
+ROUNDS = 12
+EXPERTS = 5
+
+
+def sequential(experts: int = EXPERTS, rounds: int = ROUNDS) -> list[dict]:
+    """One expert after the other in this process: what every search must equal."""
+    records: list[dict] = []
+    buffer = HedgeRounds(Hedge(experts, 0.1), "loss", "min", told=records.append)
+    for expert in range(experts):
+        for round in range(1, rounds + 1):
+            buffer.report(expert, round, {"loss": loss_of(expert, round)})
+    return records
+
+
+class Told:
+    """Collects the scheduler's records, and how far apart the experts were. Tune pickles what it is given."""
+
+    def __init__(self):
+        self.records: list[dict] = []
+
+    def __call__(self, record: dict) -> None:
+        self.records.append(record)
+
+
+def search(folder: Path, special: dict[int, dict] | None = None, failures: int = 1, experts=EXPERTS, **settings: Any):
+    """A search over scripted experts. special: further configuration of some of them. Returns scheduler and records."""
+    told = Told()
+    scheduler = HedgeScheduler(experts, told=told, **settings)
+    configs = [
+        {"expert": i, "rounds": ROUNDS, "log": str(folder / "log"), **(special or {}).get(i, {})}
+        for i in range(experts)
+    ]
+    tuner = tune.Tuner(
+        Scripted,
+        param_space={"script": tune.grid_search(configs)},
+        tune_config=tune.TuneConfig(scheduler=scheduler, reuse_actors=True),
+        run_config=tune.RunConfig(
+            name="tune",
+            storage_path=str(folder),
+            failure_config=tune.FailureConfig(max_failures=failures),
+            checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=3),
+            verbose=0,
+        ),
+    )
+    results = tuner.fit()
+    return scheduler, told.records, results
+
+
+def spread(log: Path, experts: int = EXPERTS) -> int:
+    """The most rounds that one expert was ahead of another, by the order in which rounds were run."""
+    done: Counter[int] = Counter(dict.fromkeys(range(experts), 0))
+    widest = 0
+    for line in log.read_text().splitlines():
+        expert, round = map(int, line.split())
+        done[expert] = max(done[expert], round)
+        widest = max(widest, max(done.values()) - min(done.values()))
+    return widest
+
+
+@pytest.mark.usefixtures("ray_here")
+class TestHedgeScheduler:
+    @pytest.mark.parametrize("slots", [1, 2])
+    def test_experts_take_turns_and_the_weights_are_those_of_a_sequential_run(self, tmp_path, slots):
+        scheduler, records, _ = search(tmp_path, concurrency=slots, ahead=3)
+        assert records == sequential()
+        assert spread(tmp_path / "log") <= 3 + 1
+        assert scheduler.rounds.hedge.rounds == ROUNDS
+
+    def test_with_room_for_all_no_expert_waits(self, tmp_path):
+        _, records, _ = search(tmp_path, experts=4, ahead=1)
+        assert records == sequential(4)
+        order = [line.split()[0] for line in (tmp_path / "log").read_text().splitlines()]
+        assert Counter(order) == {str(expert): ROUNDS for expert in range(4)}
+
+    def test_an_expert_whose_process_dies_goes_on_from_its_checkpoint(self, tmp_path):
+        death = tmp_path / "death"
+        death.touch()
+        _, records, _ = search(tmp_path, {1: {"kill_file": str(death), "kill_at": 8}}, ahead=3)
+        assert not death.exists()
+        assert records == sequential()
+
+    def test_an_expert_that_is_broken_for_good_pays_the_worst_loss(self, tmp_path):
+        _, records, results = search(tmp_path, {2: {"raise_at": 5}}, failures=0, ahead=3)
+        assert len(results.errors) == 1
+        assert [record["losses"][2] for record in records[4:]] == [1.0] * (ROUNDS - 4)
+        assert records[:4] == sequential()[:4]
+
+    def test_skipped_it_sleeps(self, tmp_path):
+        _, records, _ = search(tmp_path, {2: {"raise_at": 5}}, failures=0, missing="skip", ahead=3)
+        assert [record["losses"][2] for record in records[4:]] == [None] * (ROUNDS - 4)
+        assert {record["weights"][2] for record in records[4:]} == {records[4]["weights"][2]}
+
+    def test_experts_below_the_weight_are_pruned(self, tmp_path):
+        _, records, _ = search(tmp_path, prune=0.05, ahead=2)
+        log = Counter(line.split()[0] for line in (tmp_path / "log").read_text().splitlines())
+        stopped = [expert for expert in range(EXPERTS) if log[str(expert)] < ROUNDS]
+        assert stopped
+        assert len(records) == ROUNDS
+        for expert in stopped:
+            assert records[-1]["losses"][expert] is None
+            assert 0 < records[-1]["weights"][expert] < 0.05
+
+    def test_a_loss_that_is_no_number_ends_the_search_with_one_sentence(self, tmp_path):
+        with pytest.raises(TuneError, match="expert 0 reported loss = 'high' in round 2, which is not a number"):
+            search(tmp_path, {0: {"text_at": 2}}, experts=1)
+
+    def test_more_trials_than_experts_are_refused(self, tmp_path):
+        tuner = tune.Tuner(
+            Scripted,
+            param_space={"script": {"expert": tune.grid_search([0, 1]), "rounds": 1, "log": str(tmp_path / "log")}},
+            tune_config=tune.TuneConfig(scheduler=HedgeScheduler(1)),
+            run_config=tune.RunConfig(name="tune", storage_path=str(tmp_path), verbose=0),
+        )
+        with pytest.raises(Exception, match=r"HedgeScheduler\(experts=1\) was given more trials"):
+            tuner.fit()

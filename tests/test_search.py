@@ -1,0 +1,249 @@
+"""Searches over federated runs: on Ray Tune, tracked, resumed, and equal to running one expert after the other."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import mlflow
+import numpy as np
+import pytest
+import yaml
+from mlflow.tracking import MlflowClient
+from test_resume import hedgerow
+
+from hedgerow.platform.errors import UserError
+from hedgerow.platform.mlflow_store import default_uri
+from hedgerow.platform.runner import run
+from hedgerow.platform.tracking import RunLog
+from hedgerow.searchspaces.hedge import Hedge
+from hedgerow.searchspaces.results import FinishedSearch
+from hedgerow.searchspaces.rounds import HedgeRounds
+from hedgerow.searchspaces.runner import check_search, push, resume_search, search
+from hedgerow.searchspaces.search_file import SearchPlan, parse_search
+
+ROUNDS = 6
+SPACE = {"algorithm.lr": [0.01, 0.3], "algorithm.pull": [0.0, 0.1], "task.partition.alpha": [0.5]}
+
+
+def plan(output: Path, **settings) -> SearchPlan:
+    """Four experts with client states on digits; vmap in chunks of 2, so that nothing is left to a measurement."""
+    values: dict = {
+        "name": "small",
+        "rounds": ROUNDS,
+        "participation": 0.5,
+        "task": {
+            "data": {"name": "digits"},
+            "partition": {"kind": "dirichlet", "clients": 12, "alpha": 0.5, "samples_per_client": 20},
+            "model": {"name": "mlp", "hidden": [8]},
+        },
+        "algorithm": {"name": "toys.Stateful", "batch_size": 8},
+        "engine": {"mode": "vmap", "chunk": 2},
+        "evaluation": {"clients": 5, "targets": [0.2, 0.99]},
+        "checkpoints": {"every": 2},
+        "tracking": {"enabled": False},
+        "output": str(output),
+        "search": {"kind": "hedge", "space": SPACE, "report_every": 2, "ahead": 2},
+    }
+    for path, value in settings.items():
+        node = values
+        *sections, last = path.split("__")
+        for section in sections:
+            node = node.setdefault(section, {})
+        node[last] = value
+    return parse_search(values)
+
+
+def one_after_the_other(plan: SearchPlan) -> list[dict]:
+    """Every expert as an ordinary run in this process, and Hedge over their accuracies."""
+    records: list[dict] = []
+    n = len(plan.configurations)
+    averaged = ("test_accuracy", "client_accuracy", "client_accuracy_worst10", "test_loss")
+    buffer = HedgeRounds(Hedge(n, 0.1), "test_accuracy", "max", averaged=averaged, told=records.append)
+    for index, overrides in enumerate(plan.configurations):
+        alone = plan.trial(overrides | {"resources.executor": "inline"})
+        for record in run(alone).records:
+            buffer.report(index, record["round"], record)
+    return records
+
+
+def without_clock(records: list[dict]) -> list[dict]:
+    return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory) -> list[dict]:
+    return one_after_the_other(plan(tmp_path_factory.mktemp("reference")))
+
+
+@pytest.mark.usefixtures("ray_here")
+class TestHedge:
+    @pytest.mark.parametrize("slots", [1, 2, 4])
+    def test_the_weights_are_those_of_one_expert_after_the_other_bit_for_bit(self, tmp_path, reference, slots):
+        finished = search(plan(tmp_path, search__concurrency=slots))
+        assert finished.hedge == reference
+        assert finished.warning is None
+        assert [trial.status for trial in finished.trials] == ["finished"] * 4
+        assert not np.allclose(reference[-1]["weights"], 0.25)
+
+    def test_an_expert_whose_process_is_killed_changes_nothing(self, tmp_path, reference):
+        death = tmp_path / "death"
+        # The toy dies in its third round when it finds the file; an empty name keeps the others alive.
+        chosen = plan(tmp_path, algorithm__kill_file=str(death), engine__mode="loop", engine__chunk="auto")
+        calm = one_after_the_other(chosen)
+        death.touch()
+        finished = search(chosen)
+        assert not death.exists()
+        assert finished.hedge == calm
+        assert [r["leader"] for r in calm] == [r["leader"] for r in reference]
+
+    def test_with_client_actors_of_their_own_experts_learn_the_same(self, tmp_path, reference):
+        finished = search(plan(tmp_path, resources={"actors": 2, "cpus_per_actor": 1}))
+        for mine, theirs in zip(finished.hedge, reference, strict=True):
+            assert mine["weights"] == pytest.approx(theirs["weights"], abs=1e-6)
+
+    def test_everything_is_recorded_in_a_parent_run_and_a_child_run_per_expert(self, tmp_path):
+        finished = search(plan(tmp_path, tracking__enabled=True))
+        client = MlflowClient(default_uri(tmp_path))
+        parent_id = finished.folder.record()["mlflow_run_id"]
+        runs = client.search_runs([client.get_experiment_by_name("hedgerow").experiment_id])
+        assert len(runs) == 5
+        assert {found.info.status for found in runs} == {"FINISHED"}
+        children = [found for found in runs if found.data.tags.get("mlflow.parentRunId") == parent_id]
+        assert len(children) == 4
+        for child in children:
+            trial = finished.trials[int(child.data.tags["expert"])]
+            assert float(child.data.params["algorithm.lr"]) == trial.overrides["algorithm.lr"]
+            accuracies = [m.value for m in client.get_metric_history(child.info.run_id, "test_accuracy")]
+            assert accuracies == [record["test_accuracy"] for record in trial.records]
+        for key, name in [
+            ("weight/002", None),
+            ("hedge_loss", "hedge_loss"),
+            ("regret", "regret"),
+            ("leader", "leader"),
+        ]:
+            history = [m.value for m in client.get_metric_history(parent_id, key)]
+            assert history == [r["weights"][2] if name is None else r[name] for r in finished.hedge]
+        artifacts = {file.path for file in client.list_artifacts(parent_id)}
+        assert {"experiment.yaml", "run.json", "metrics.jsonl", "results.csv", "results.md", "figures"} <= artifacts
+        mlflow.set_tracking_uri(default_uri(tmp_path))
+        (model,) = mlflow.search_logged_models(output_format="list", experiment_ids=[runs[0].info.experiment_id])
+        assert model.source_run_id == parent_id
+
+    def test_no_run_is_left_open_when_the_search_fails(self, tmp_path):
+        space = {"algorithm.lr": [0.01, 0.3]}
+        broken = plan(
+            tmp_path,
+            tracking__enabled=True,
+            algorithm={"name": "toys.Broken"},
+            search={"space": space, "restarts": 0},
+        )
+        with pytest.raises(RuntimeError, match=r"every trial failed; the first: .*this algorithm is broken"):
+            search(broken)
+        client = MlflowClient(default_uri(tmp_path))
+        runs = client.search_runs([client.get_experiment_by_name("hedgerow").experiment_id])
+        assert runs
+        assert {found.info.status for found in runs} == {"FAILED"}
+
+    def test_what_mlflow_missed_is_pushed_later(self, tmp_path):
+        finished = search(plan(tmp_path))
+        push(finished.folder)
+        client = MlflowClient(default_uri(tmp_path))
+        runs = client.search_runs([client.get_experiment_by_name("hedgerow").experiment_id])
+        assert len(runs) == 5
+        assert {found.info.status for found in runs} == {"FINISHED"}
+
+
+@pytest.mark.usefixtures("ray_here")
+class TestSweeps:
+    def test_a_grid_leaves_tables_figures_and_a_run_folder_per_trial(self, tmp_path):
+        finished = search(
+            plan(tmp_path, search={"kind": "grid", "space": {"algorithm.lr": [0.01, 0.3], "seed": [0, 1]}})
+        )
+        with (finished.folder.path / "results.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        assert {(row["algorithm.lr"], row["seed"]) for row in rows} == {(a, b) for a in ("0.01", "0.3") for b in "01"}
+        accuracies = [float(row["test_accuracy"]) for row in rows]
+        assert accuracies == sorted(accuracies, reverse=True)
+        assert "| trial |" in (finished.folder.path / "results.md").read_text()
+        assert (finished.folder.figures / "parallel_coordinates.svg").exists()
+        # A trial is what `hedgerow run` makes of the same values.
+        trial = finished.trials[3]
+        alone = run(finished.plan.trial(trial.overrides | {"resources.executor": "inline"}))
+        assert without_clock(trial.records) == without_clock(alone.records)
+        record = json.loads((finished.folder.path / "experts" / "003" / "run.json").read_text())
+        assert record["summary"]["test_accuracy"] == alone.summary["test_accuracy"]
+        assert record["plans"]["train/clients"] == {"mode": "vmap", "chunk": 2}
+
+    def test_asha_stops_the_weaker_trials_early(self, tmp_path):
+        kind = {"kind": "asha", "grace": 2, "reduction": 2, "report_every": 2, "concurrency": 1}
+        finished = search(plan(tmp_path, search=kind | {"space": {"algorithm.lr": [0.5, 0.3, 0.0001, 0.0002]}}))
+        lengths = [len(trial.records) for trial in finished.trials]
+        assert lengths[0] == ROUNDS
+        assert min(lengths) == 2
+        assert {t.status for t in finished.trials if len(t.records) < ROUNDS} == {"stopped"}
+
+    def test_optuna_proposes_configurations_one_after_the_other(self, tmp_path):
+        space = {
+            "algorithm.lr": {"loguniform": [0.01, 0.5]},
+            "algorithm.momentum": {"choice": [0.0, 0.5]},
+            "algorithm.pull": {"uniform": [0.0, 0.2], "when": {"algorithm.momentum": 0.5}},
+        }
+        finished = search(plan(tmp_path, search={"kind": "optuna", "samples": 4, "concurrency": 2, "space": space}))
+        assert len(finished.trials) == 4
+        for trial in finished.trials:
+            assert 0.01 <= trial.overrides["algorithm.lr"] <= 0.5
+            assert ("algorithm.pull" in trial.overrides) == (trial.overrides["algorithm.momentum"] == 0.5)
+            assert len(trial.records) == ROUNDS
+
+    def test_population_based_training_copies_the_better_trials(self, tmp_path):
+        kind = {"kind": "pbt", "interval": 2, "report_every": 2, "quantile": 0.5}
+        # Room for one at a time: they take turns, so each sees what the other has reached.
+        alone = {"cpus_per_actor": 3}
+        finished = search(plan(tmp_path, resources=alone, search=kind | {"space": {"algorithm.lr": [0.0001, 0.3]}}))
+        assert [len(trial.records) for trial in finished.trials] == [ROUNDS, ROUNDS]
+        weak = finished.trials[0]
+        assert weak.overrides["algorithm.lr"] == 0.3
+        assert weak.records[-1]["test_accuracy"] > 0.2
+
+    def test_more_than_the_cluster_has_is_refused_before_any_work(self, tmp_path):
+        with pytest.raises(UserError, match="64 client actors of 1 CPU and 0 GPU each do not fit on this cluster"):
+            search(plan(tmp_path, resources={"actors": 64}))
+
+
+def test_a_partition_that_does_not_fit_is_refused_before_any_work(tmp_path):
+    bad = plan(tmp_path, search__space={"task.partition.clients": [12, 5000]})
+    with pytest.raises(UserError, match="5000 clients"):
+        check_search(bad, None)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("ray_here")
+def test_a_driver_killed_in_mid_search_resumes_to_the_same_end(tmp_path):
+    chosen = plan(tmp_path, rounds=60, search__report_every=5, search__ahead=5)
+    file = tmp_path / "file.yaml"
+    file.write_text(chosen.dump())
+    victim = hedgerow("search", str(file), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not (folders := list(tmp_path.glob("small-*"))) or _rounds(folders[0]) < 10:
+        assert victim.poll() is None, "the search ended before it could be killed"
+        time.sleep(0.01)
+    os.kill(victim.pid, signal.SIGKILL)
+    victim.wait()
+    assert 10 <= _rounds(folders[0]) < 60
+    resumed: FinishedSearch = resume_search(str(folders[0]))
+    assert resumed.hedge == one_after_the_other(chosen)
+    assert [len(trial.records) for trial in resumed.trials] == [60] * 4
+    with pytest.raises(UserError, match="is finished: there is nothing to resume"):
+        resume_search(str(folders[0]))
+
+
+def _rounds(folder: Path) -> int:
+    return len(RunLog(folder / "metrics.jsonl").read())
+
+
+def test_a_search_file_is_yaml_that_a_person_reads(tmp_path):
+    text = plan(tmp_path).dump()
+    assert yaml.safe_load(text)["search"]["space"]["algorithm.lr"]["grid"] == [0.01, 0.3]

@@ -1,0 +1,267 @@
+"""The `search` section: configurations in a fixed order, conditions, and one clear sentence for every mistake."""
+
+import copy
+
+import pytest
+import yaml
+
+from hedgerow.platform.errors import UserError
+from hedgerow.platform.experiment_file import load_experiment
+from hedgerow.searchspaces.search_file import load_search, parse_search
+
+BASE = """
+name: tiny
+rounds: 4
+task:
+  data: {name: digits}
+  partition: {kind: iid, clients: 10}
+  model: {name: logreg}
+algorithm: {name: fedprox, lr: 0.1}
+"""
+
+
+def plan(search: str, base: str = BASE):
+    return parse_search(yaml.safe_load(base) | {"search": yaml.safe_load(search)})
+
+
+def test_a_grid_is_the_product_of_its_lists_in_the_order_of_the_file():
+    found = plan("{space: {algorithm.lr: [0.1, 0.2], algorithm.mu: {grid: [0.0, 1.0, 2.0]}}}").configurations
+    assert found == [{"algorithm.lr": lr, "algorithm.mu": mu} for lr in (0.1, 0.2) for mu in (0.0, 1.0, 2.0)]
+
+
+def test_hedge_is_the_kind_of_a_search_that_names_none_with_the_thesis_gamma():
+    search = plan("{space: {algorithm.lr: [0.1, 0.2]}}").search
+    assert (search.kind, search.gamma, search.rate, search.metric, search.mode) == (
+        "hedge", 0.1, "fixed", "test_accuracy", "max",
+    )  # fmt: skip
+
+
+def test_a_key_whose_condition_fails_is_left_out_and_nothing_comes_twice():
+    found = plan(
+        """
+        kind: grid
+        space:
+          algorithm.name: [fedavg, fedprox]
+          algorithm.mu: {grid: [0.1, 1.0], when: {algorithm.name: fedprox}}
+        """
+    ).configurations
+    assert found == [
+        {"algorithm.name": "fedavg"},
+        {"algorithm.name": "fedprox", "algorithm.mu": 0.1},
+        {"algorithm.name": "fedprox", "algorithm.mu": 1.0},
+    ]
+
+
+def test_a_condition_may_ask_for_a_value_of_the_file_or_for_one_of_several():
+    space = "{algorithm.lr: [0.1, 0.2], algorithm.mu: {grid: [1.0], when: {WHEN}}}"
+    kept = plan("space: " + space.replace("WHEN", "algorithm.lr: [0.2, 0.3], task.data.name: digits")).configurations
+    assert kept == [{"algorithm.lr": 0.1}, {"algorithm.lr": 0.2, "algorithm.mu": 1.0}]
+
+
+def test_draws_are_decided_by_the_seed_and_lie_within_their_bounds():
+    text = """
+    kind: random
+    samples: 50
+    space:
+      algorithm.lr: {loguniform: [0.001, 0.1]}
+      algorithm.mu: {uniform: [0, 2]}
+      algorithm.epochs: {integers: [1, 3]}
+      algorithm.batch_size: {choice: [4, 8]}
+    """
+    first, again = plan(text).configurations, plan(text).configurations
+    other = plan(text, BASE + "seed: 1\n").configurations
+    assert first == again != other
+    assert len(first) == 50
+    rates = [point["algorithm.lr"] for point in first]
+    assert all(0.001 <= rate <= 0.1 for rate in rates)
+    # Evenly on the logarithmic scale: about half lie below the geometric mean, 0.01, which is a tenth of the range.
+    assert 15 <= sum(rate < 0.01 for rate in rates) <= 35
+    assert {point["algorithm.epochs"] for point in first} == {1, 2, 3}
+    assert {point["algorithm.batch_size"] for point in first} == {4, 8}
+
+
+def test_grids_and_draws_multiply():
+    found = plan(
+        "{kind: random, samples: 3, space: {seed: [0, 1], algorithm.lr: {uniform: [0.1, 0.2]}}}"
+    ).configurations
+    assert [point["seed"] for point in found] == [0, 0, 0, 1, 1, 1]
+    assert len({point["algorithm.lr"] for point in found}) == 6
+
+
+def test_a_trial_is_the_file_with_its_values_in_place_and_the_file_itself_is_unchanged():
+    search = plan("{space: {algorithm.lr: [0.1, 0.2], task.model.name: [logreg, mlp]}}")
+    before = copy.deepcopy(search.values)
+    trial = search.trial({"algorithm.lr": 0.2, "task.model.name": "mlp"})
+    assert (trial.algorithm.lr, trial.task.model.name, trial.task.data.name) == (0.2, "mlp", "digits")
+    assert search.values == before
+
+
+def test_the_resolved_file_reads_back_as_the_same_search(tmp_path):
+    search = plan("{space: {algorithm.lr: [0.1, 0.2], algorithm.mu: {choice: [0.0, 1.0]}}, samples: 2}")
+    (tmp_path / "resolved.yaml").write_text(search.dump())
+    again = load_search(tmp_path / "resolved.yaml")
+    assert again.search == search.search
+    assert again.experiment == search.experiment
+    assert again.configurations == search.configurations
+
+
+def test_a_plain_run_leaves_the_search_out(tmp_path):
+    (tmp_path / "both.yaml").write_text(BASE + "search: {space: {algorithm.lr: [0.1]}}\n")
+    assert load_experiment(tmp_path / "both.yaml").algorithm.lr == 0.1
+
+
+GOOD = BASE + "search:\n  kind: hedge\n  space:\n    algorithm.lr: [0.1, 0.2]\n"
+
+BAD = {
+    "an unknown hyperparameter": (
+        "algorithm.lr:",
+        "algorithm.lrr:",
+        "bad.yaml:12: algorithm.lrr is not a key here; did you mean 'lr'?",
+    ),
+    "a value out of range": (
+        "[0.1, 0.2]",
+        "[0.1, -0.2]",
+        "bad.yaml:12: algorithm.lr must be greater than 0, not -0.2",
+    ),
+    "an empty space": (
+        "space:\n    algorithm.lr: [0.1, 0.2]",
+        "space: {}",
+        "search: `space` is empty; name at least one key",
+    ),
+    "no space": (
+        "  space:\n    algorithm.lr: [0.1, 0.2]\n",
+        "",
+        "search.space is missing; add `space: ...` under search",
+    ),
+    "an empty list": (
+        "[0.1, 0.2]",
+        "[]",
+        "bad.yaml:12: search.space.algorithm.lr must be a list of at least 1 entries, not []",
+    ),
+    "gamma 0": (
+        "kind: hedge",
+        "gamma: 0.0",
+        "bad.yaml:10: search.gamma must be greater than 0, not 0.0",
+    ),
+    "gamma 1": (
+        "kind: hedge",
+        "gamma: 1.0",
+        "bad.yaml:10: search.gamma must be less than 1, not 1.0",
+    ),
+    "mode against metric": (
+        "kind: hedge",
+        "mode: min",
+        "search: `mode: min` contradicts `metric: test_accuracy`, of which max is better; set `mode: max`",
+    ),
+    "loss to be maximised": (
+        "kind: hedge",
+        "metric: test_loss\n  mode: max",
+        "mode: max` contradicts `metric: test_loss`",
+    ),
+    "an unknown metric": (
+        "kind: hedge",
+        "metric: test_acuracy",
+        "'test_acuracy' is not reported; did you mean 'test_accuracy'?",
+    ),
+    "an unknown kind": (
+        "kind: hedge",
+        "kind: hegde",
+        "bad.yaml:10: search.kind: 'hegde' is not known; did you mean 'hedge'?",
+    ),
+    "an unknown key": (
+        "kind: hedge",
+        "gama: 0.5",
+        "bad.yaml:10: search.gama is not a key here; did you mean 'gamma'?",
+    ),
+    "gamma in a grid": (
+        "kind: hedge",
+        "kind: grid\n  gamma: 0.5",
+        "search.gamma is not a key here",
+    ),
+    "what all trials share": (
+        "algorithm.lr: [0.1, 0.2]",
+        "task.data.name: [digits]",
+        "search.space.task.data.name cannot be searched",
+    ),
+    "two forms": (
+        "[0.1, 0.2]",
+        "{grid: [1.0], choice: [1.0]}",
+        "search.space.algorithm.lr: give one of grid, choice, uniform, loguniform, integers, not grid and choice",
+    ),
+    "bounds the wrong way": (
+        "[0.1, 0.2]",
+        "{uniform: [0.2, 0.1]}",
+        "`uniform` takes [low, high] with low < high",
+    ),
+    "a logarithm of 0": (
+        "[0.1, 0.2]",
+        "{loguniform: [0.0, 0.1]}",
+        "`loguniform` takes bounds above 0",
+    ),
+    "no number of draws": (
+        "[0.1, 0.2]",
+        "{uniform: [0.1, 0.2]}",
+        "`samples` is missing: how many draws of algorithm.lr? Add `samples: 10`",
+    ),
+    "draws of nothing": (
+        "kind: hedge",
+        "samples: 3",
+        "`samples` has nothing to draw",
+    ),
+    "a bound out of range": (
+        "kind: hedge\n  space:\n    algorithm.lr: [0.1, 0.2]",
+        "samples: 2\n  space:\n    algorithm.lr: {uniform: [-1.0, 0.2]}",
+        "algorithm.lr must be greater than 0, not -1",
+    ),
+    "a condition that never holds": (
+        "[0.1, 0.2]",
+        "{grid: [0.1], when: {algorithm.mu: 3}}",
+        "search.space.algorithm.lr: its condition {'algorithm.mu': 3} never holds",
+    ),
+    "a draw in a grid": (
+        "kind: hedge\n  space:\n    algorithm.lr: [0.1, 0.2]",
+        "kind: grid\n  samples: 2\n  space:\n    algorithm.lr: {uniform: [0.1, 0.2]}",
+        "kind grid takes lists only",
+    ),
+    "an unknown name": (
+        "space:\n    algorithm.lr: [0.1, 0.2]",
+        "space: feddyn/cifar11",
+        "did you mean 'feddyn/cifar10'?",
+    ),
+    "fairness without clients": (
+        "search:\n",
+        "evaluation: {clients: 0}\nsearch:\n  metric: client_accuracy\n",
+        "search.metric: client_accuracy needs evaluation.clients above 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_mistake_is_one_sentence_with_its_place(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    old, new, message = BAD[name]
+    assert old in GOOD
+    (tmp_path / "bad.yaml").write_text(GOOD.replace(old, new))
+    with pytest.raises(UserError) as caught:
+        load_search("bad.yaml")
+    sentence = str(caught.value)
+    assert message in sentence
+    assert sentence.startswith("bad.yaml")
+    assert "\n" not in sentence
+
+
+def test_conditions_in_a_circle_are_told():
+    with pytest.raises(UserError, match=r"the conditions of algorithm.lr and algorithm.mu depend on each other"):
+        plan(
+            """
+            space:
+              algorithm.lr: {grid: [0.1], when: {algorithm.mu: 1.0}}
+              algorithm.mu: {grid: [1.0], when: {algorithm.lr: 0.1}}
+            """
+        )
+
+
+def test_a_file_without_a_search_says_what_to_add(tmp_path):
+    (tmp_path / "plain.yaml").write_text(BASE)
+    with pytest.raises(UserError, match="there is no `search:` section"):
+        load_search(tmp_path / "plain.yaml")
