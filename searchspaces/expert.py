@@ -46,7 +46,10 @@ class Expert(tune.Trainable):
     with one client actor, which is what `actors: auto` means in a search, it hosts the clients too.
     """
 
-    def setup(self, config: dict[str, Any], shared: Shared) -> None:
+    reported: int
+    """Rounds that Tune knows already."""
+
+    def setup(self, config: dict[str, Any], shared: Shared) -> None:  # type: ignore[override]
         settle(1, shared.import_path)
         self.shared = shared
         # Views of the object store: one copy of the data per node, whatever the number of trials.

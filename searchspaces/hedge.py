@@ -39,7 +39,7 @@ class Hedge:
 
     @classmethod
     def tuned(cls, experts: int, rounds: int) -> "Hedge":
-        """eta = sqrt(8 ln N / T) for T = `rounds`: regret at most sqrt(T ln N / 2) (hedge.md, H3)."""
+        """eta = sqrt(8 ln N / T) for T = `rounds`: regret at most sqrt(T ln N / 2) (Cesa-Bianchi & Lugosi 2006)."""
         return cls(experts, math.exp(-math.sqrt(8 * math.log(experts) / rounds)))
 
     def probs(self) -> np.ndarray:
@@ -111,7 +111,7 @@ class Hedge:
         return float(-(p[p > 0] * np.log(p[p > 0])).sum())
 
     def bound(self) -> float:
-        """The smallest known bound on the regret so far, for losses in [0, 1] (hedge.md, H1 and H2)."""
+        """The smallest known bound on the regret so far, losses in [0, 1] (Freund & Schapire 1997)."""
         if self.eta == 0:
             return float(self.rounds)
         gamma, best, n = math.exp(-self.eta), float(self.losses.min()), math.log(self.experts)
@@ -161,7 +161,7 @@ class AnytimeHedge(Hedge):
         return self.eta / math.sqrt(self.rounds + 1)
 
     def bound(self) -> float:
-        """hedge.md, H5."""
+        """sqrt(2 t ln N) + sqrt(ln N / 8)."""
         n = math.log(self.experts)
         return min(math.sqrt(2 * self.rounds * n) + math.sqrt(n / 8), float(self.rounds))
 

@@ -139,6 +139,7 @@ class HedgeScheduler(TrialScheduler):
 
     def _room(self, trial: Trial) -> int:
         """How many such trials the cluster holds at once."""
+        assert trial.placement_group_factory is not None
         wanted = trial.placement_group_factory.required_resources
         has = ray.cluster_resources()
         room = min((int(has.get(kind, 0) / n + 1e-6) for kind, n in wanted.items() if n), default=len(self._unfinished))

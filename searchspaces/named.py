@@ -1,0 +1,53 @@
+"""Search spaces by name: the published grids of the methods, one YAML file per family in `spaces/`.
+
+A name is METHOD/DATA_SET. Where a source gives a grid for a method that is not here yet, its keys have the names that
+the method will have; using the space before then is refused like any unknown hyperparameter.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hedgerow.platform.errors import UserError
+from hedgerow.platform.plugins import nearest
+
+SPACES = Path(__file__).parent / "spaces"
+
+
+@dataclass(frozen=True)
+class NamedSpace:
+    """One published grid. source: where it stands; space: as under `search.space` of an experiment file."""
+
+    name: str
+    family: str
+    source: str
+    space: dict[str, dict[str, Any]]
+
+    @property
+    def size(self) -> int | None:
+        """The number of configurations; None when some keys are drawn."""
+        grids = [entry.get("grid") for entry in self.space.values()]
+        return math.prod(len(grid) for grid in grids) if all(grids) else None  # type: ignore[arg-type]
+
+
+@cache
+def named_spaces() -> dict[str, NamedSpace]:
+    """All of them, by name, family by family."""
+    found: dict[str, NamedSpace] = {}
+    for file in sorted(SPACES.glob("*.yaml")):
+        for name, entry in yaml.safe_load(file.read_text(encoding="utf-8")).items():
+            assert name not in found, f"{name} stands in {found[name].family}.yaml and in {file.name}"
+            found[name] = NamedSpace(name, file.stem, entry["source"], entry["space"])
+    return found
+
+
+def named_space(name: str) -> dict[str, dict[str, Any]]:
+    """The space of that name. Raises UserError."""
+    known = named_spaces()
+    if name not in known:
+        raise UserError(f"search.space: {name!r} is not a known space{nearest(name, known)} (see searchspaces/spaces)")
+    return known[name].space
