@@ -30,8 +30,8 @@ class NamedSpace:
     @property
     def size(self) -> int | None:
         """The number of configurations; None when some keys are drawn."""
-        grids = [entry.get("grid") for entry in self.space.values()]
-        return math.prod(len(grid) for grid in grids) if all(grids) else None  # type: ignore[arg-type]
+        lengths = [len(entry["grid"]) for entry in self.space.values() if "grid" in entry]
+        return math.prod(lengths) if len(lengths) == len(self.space) else None
 
 
 @cache

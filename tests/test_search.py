@@ -30,7 +30,7 @@ SPACE = {"algorithm.lr": [0.01, 0.3], "algorithm.pull": [0.0, 0.1], "task.partit
 
 
 def plan(output: Path, **settings) -> SearchPlan:
-    """Four experts with client states on digits; vmap in chunks of 2, so that nothing is left to a measurement."""
+    """Four experts with client states on digits, two at a time; nothing is left to a measurement."""
     values: dict = {
         "name": "small",
         "rounds": ROUNDS,
@@ -41,12 +41,12 @@ def plan(output: Path, **settings) -> SearchPlan:
             "model": {"name": "mlp", "hidden": [8]},
         },
         "algorithm": {"name": "toys.Stateful", "batch_size": 8},
-        "engine": {"mode": "vmap", "chunk": 2},
+        "engine": {"mode": "loop"},
         "evaluation": {"clients": 5, "targets": [0.2, 0.99]},
         "checkpoints": {"every": 2},
         "tracking": {"enabled": False},
         "output": str(output),
-        "search": {"kind": "hedge", "space": SPACE, "report_every": 2, "ahead": 2},
+        "search": {"kind": "hedge", "space": SPACE, "report_every": 2, "ahead": 2, "concurrency": 2},
     }
     for path, value in settings.items():
         node = values
@@ -79,20 +79,39 @@ def reference(tmp_path_factory) -> list[dict]:
     return one_after_the_other(plan(tmp_path_factory.mktemp("reference")))
 
 
+@pytest.fixture(scope="module")
+def finished(ray_here, tmp_path_factory) -> FinishedSearch:
+    """Two experts at a time."""
+    return search(plan(tmp_path_factory.mktemp("finished")))
+
+
+@pytest.fixture(scope="module")
+def tracked(ray_here, tmp_path_factory) -> FinishedSearch:
+    """All four at once, with MLflow."""
+    return search(plan(tmp_path_factory.mktemp("tracked"), tracking__enabled=True, search__concurrency=4))
+
+
+def runs_of(finished: FinishedSearch) -> tuple[MlflowClient, list]:
+    client = MlflowClient(default_uri(finished.folder.path.parent))
+    return client, client.search_runs([client.get_experiment_by_name("hedgerow").experiment_id])
+
+
 @pytest.mark.usefixtures("ray_here")
 class TestHedge:
-    @pytest.mark.parametrize("slots", [1, 2, 4])
-    def test_the_weights_are_those_of_one_expert_after_the_other_bit_for_bit(self, tmp_path, reference, slots):
-        finished = search(plan(tmp_path, search__concurrency=slots))
-        assert finished.hedge == reference
-        assert finished.warning is None
-        assert [trial.status for trial in finished.trials] == ["finished"] * 4
+    def test_the_weights_are_those_of_one_expert_after_the_other_bit_for_bit(
+        self, tmp_path, reference, finished, tracked
+    ):
+        one_at_a_time = search(plan(tmp_path, search__concurrency=1))
+        for done in (one_at_a_time, finished, tracked):
+            assert done.hedge == reference
+            assert done.warning is None
+            assert [trial.status for trial in done.trials] == ["finished"] * 4
         assert not np.allclose(reference[-1]["weights"], 0.25)
 
     def test_an_expert_whose_process_is_killed_changes_nothing(self, tmp_path, reference):
         death = tmp_path / "death"
         # The toy dies in its third round when it finds the file; an empty name keeps the others alive.
-        chosen = plan(tmp_path, algorithm__kill_file=str(death), engine__mode="loop", engine__chunk="auto")
+        chosen = plan(tmp_path, algorithm__kill_file=str(death))
         calm = one_after_the_other(chosen)
         death.touch()
         finished = search(chosen)
@@ -105,17 +124,15 @@ class TestHedge:
         for mine, theirs in zip(finished.hedge, reference, strict=True):
             assert mine["weights"] == pytest.approx(theirs["weights"], abs=1e-6)
 
-    def test_everything_is_recorded_in_a_parent_run_and_a_child_run_per_expert(self, tmp_path):
-        finished = search(plan(tmp_path, tracking__enabled=True))
-        client = MlflowClient(default_uri(tmp_path))
-        parent_id = finished.folder.record()["mlflow_run_id"]
-        runs = client.search_runs([client.get_experiment_by_name("hedgerow").experiment_id])
+    def test_everything_is_recorded_in_a_parent_run_and_a_child_run_per_expert(self, tracked):
+        client, runs = runs_of(tracked)
+        parent_id = tracked.folder.record()["mlflow_run_id"]
         assert len(runs) == 5
         assert {found.info.status for found in runs} == {"FINISHED"}
         children = [found for found in runs if found.data.tags.get("mlflow.parentRunId") == parent_id]
         assert len(children) == 4
         for child in children:
-            trial = finished.trials[int(child.data.tags["expert"])]
+            trial = tracked.trials[int(child.data.tags["expert"])]
             assert float(child.data.params["algorithm.lr"]) == trial.overrides["algorithm.lr"]
             accuracies = [m.value for m in client.get_metric_history(child.info.run_id, "test_accuracy")]
             assert accuracies == [record["test_accuracy"] for record in trial.records]
@@ -126,10 +143,10 @@ class TestHedge:
             ("leader", "leader"),
         ]:
             history = [m.value for m in client.get_metric_history(parent_id, key)]
-            assert history == [r["weights"][2] if name is None else r[name] for r in finished.hedge]
+            assert history == [r["weights"][2] if name is None else r[name] for r in tracked.hedge]
         artifacts = {file.path for file in client.list_artifacts(parent_id)}
         assert {"experiment.yaml", "run.json", "metrics.jsonl", "results.csv", "results.md", "figures"} <= artifacts
-        mlflow.set_tracking_uri(default_uri(tmp_path))
+        mlflow.set_tracking_uri(default_uri(tracked.folder.path.parent))
         (model,) = mlflow.search_logged_models(output_format="list", experiment_ids=[runs[0].info.experiment_id])
         assert model.source_run_id == parent_id
 
@@ -148,11 +165,9 @@ class TestHedge:
         assert runs
         assert {found.info.status for found in runs} == {"FAILED"}
 
-    def test_what_mlflow_missed_is_pushed_later(self, tmp_path):
-        finished = search(plan(tmp_path))
+    def test_what_mlflow_missed_is_pushed_later(self, finished):
         push(finished.folder)
-        client = MlflowClient(default_uri(tmp_path))
-        runs = client.search_runs([client.get_experiment_by_name("hedgerow").experiment_id])
+        _, runs = runs_of(finished)
         assert len(runs) == 5
         assert {found.info.status for found in runs} == {"FINISHED"}
 
@@ -176,7 +191,7 @@ class TestSweeps:
         assert without_clock(trial.records) == without_clock(alone.records)
         record = json.loads((finished.folder.path / "experts" / "003" / "run.json").read_text())
         assert record["summary"]["test_accuracy"] == alone.summary["test_accuracy"]
-        assert record["plans"]["train/clients"] == {"mode": "vmap", "chunk": 2}
+        assert record["plans"]["train/clients"] == {"mode": "loop", "chunk": 1}
 
     def test_asha_stops_the_weaker_trials_early(self, tmp_path):
         kind = {"kind": "asha", "grace": 2, "reduction": 2, "report_every": 2, "concurrency": 1}
