@@ -17,6 +17,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 run: setup
 	$(BIN)/hedgerow run examples/digits_fedavg.yaml examples/digits_fedprox.yaml
+	$(BIN)/hedgerow search examples/digits_hedge.yaml
 
 test: setup
 	$(BIN)/pytest

@@ -113,14 +113,14 @@ class TestHedgeScheduler:
         )
 
     def test_experts_below_the_weight_are_pruned(self, tmp_path):
-        _, records, _ = search(tmp_path, prune=0.05, ahead=2)
-        log = Counter(line.split()[0] for line in (tmp_path / "log").read_text().splitlines())
-        stopped = [expert for expert in range(EXPERTS) if log[str(expert)] < ROUNDS]
-        assert stopped
+        _, records, _ = search(tmp_path, {2: {"loss": 1.0}}, experts=3, prune=0.05, ahead=1, concurrency=1)
+        rounds = sum(line.startswith("2 ") for line in (tmp_path / "log").read_text().splitlines())
+        # It stops as soon as its weight is known to be below, at most the report later that is under way.
+        below = next(record["round"] for record in records if record["weights"][2] < 0.05)
+        assert below - 1 <= rounds <= below + 1
         assert len(records) == ROUNDS
-        for expert in stopped:
-            assert records[-1]["losses"][expert] is None
-            assert 0 < min(record["weights"][expert] for record in records) < 0.05
+        assert records[-1]["losses"][2] is None
+        assert 0 < records[-1]["weights"][2] < 0.05
 
     def test_a_loss_that_is_no_number_ends_the_search_with_one_sentence(self, tmp_path):
         with pytest.raises(TuneError, match="expert 0 reported loss = 'high' in round 2, which is not a number"):
