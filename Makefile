@@ -31,6 +31,7 @@ lint: setup
 
 bench: setup
 	$(BIN)/python benchmarks/rounds.py
+	$(BIN)/python benchmarks/search.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

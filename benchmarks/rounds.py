@@ -7,8 +7,6 @@ Prints a table and writes benchmarks/results/WORKLOADS.json with the command, th
 
 import argparse
 import json
-import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -21,13 +19,13 @@ from typing import Any
 import numpy as np
 import torch
 from bare import one_process, two_processes
+from measuring import PeakMemory, conditions, write_results
 
 from hedgerow.platform.build import build_data
 from hedgerow.platform.data import Dataset
 from hedgerow.platform.drivers import open_driver
 from hedgerow.platform.experiment_file import parse_experiment
 from hedgerow.platform.models import build_model
-from hedgerow.platform.runs import git_commit, versions
 from hedgerow.platform.streams import sample_clients
 
 DIGITS = {
@@ -138,10 +136,6 @@ def population(size: int) -> dict[str, float]:
 
 def measure_population(size: int) -> dict[str, float]:
     """Peak memory of driver, coordinator and actors, each process's own (not the shared data), in MB."""
-    import threading
-
-    import psutil
-
     dataset = noise((1, 8, 8), 1_000_000, 10, 100)
     values = {
         **DIGITS,
@@ -155,25 +149,9 @@ def measure_population(size: int) -> dict[str, float]:
     from hedgerow.platform.data import make_partition
 
     clients = make_partition(settings(values, 1).task.partition, dataset.y_train, 10, None, 0)
-    me, peak, stop = psutil.Process(), [0.0], threading.Event()
-
-    def watch() -> None:
-        while not stop.wait(0.2):
-            used = 0.0
-            for process in [me, *me.children(recursive=True)]:
-                try:
-                    memory = process.memory_info()
-                    used += memory.rss - memory.shared
-                except psutil.Error:
-                    continue
-            peak[0] = max(peak[0], used / 1e6)
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    steady, _ = hedgerow_rounds(values, dataset, clients, 40)
-    stop.set()
-    thread.join()
-    return {"clients": size, "ms per round": round(1e3 * median(steady), 2), "peak MB": round(peak[0])}
+    with PeakMemory() as peak:
+        steady, _ = hedgerow_rounds(values, dataset, clients, 40)
+    return {"clients": size, "ms per round": round(1e3 * median(steady), 2), "peak MB": round(peak.megabytes)}
 
 
 def time_to_first_round() -> float:
@@ -198,13 +176,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--only", nargs="+", default=["digits", "cnn", "population", "start"])
     arguments = parser.parse_args()
-    results: dict[str, Any] = {
-        "command": " ".join(["python", "benchmarks/rounds.py", *sys.argv[1:]]),
-        "versions": versions(),
-        "commit": git_commit(),
-        "cpu": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-    }
+    results = conditions()
     if "digits" in arguments.only:
         dataset = build_data(settings(DIGITS, 1), None)[0]
         name = "digits MLP 64-200-10: 100 of 100 clients of 16, batch 8, 2 epochs"
@@ -221,10 +193,7 @@ def main() -> None:
         }
     if "start" in arguments.only:
         results["seconds to the first round"] = [round(time_to_first_round(), 1) for _ in range(arguments.repeats)]
-    print(json.dumps(results, indent=2))
-    folder = Path(__file__).parent / "results"
-    folder.mkdir(exist_ok=True)
-    (folder / f"{'-'.join(arguments.only)}.json").write_text(json.dumps(results, indent=2) + "\n")
+    write_results("-".join(arguments.only), results)
 
 
 if __name__ == "__main__":

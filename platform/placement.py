@@ -66,7 +66,7 @@ def count_actors(resources: Resources, cohort: int) -> int:
 
     Raises UserError when the cluster cannot hold them.
     """
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    nodes = _nodes()
     room = actors_that_fit(resources, nodes)
     wanted = max(1, min(room, cohort)) if resources.actors == "auto" else resources.actors
     if wanted > room:
@@ -91,7 +91,13 @@ def trials_that_fit(resources: Resources, actors: int) -> int:
     Raises UserError when it holds none.
     """
     count_actors(resources.model_copy(update={"actors": actors}), actors)
-    return actors_that_fit(resources, [node["Resources"] for node in ray.nodes() if node["Alive"]]) // actors
+    return actors_that_fit(resources, _nodes()) // actors
+
+
+def cpu_share(trials: int) -> float:
+    """The CPUs that each of so many trials takes when they fill the cluster; never more than one node has."""
+    cpus = [node.get("CPU", 0.0) for node in _nodes()]
+    return min(int(1e4 * sum(cpus) / trials) / 1e4, max(cpus))
 
 
 @contextmanager
@@ -113,3 +119,8 @@ def reserved(resources: Resources, actors: int) -> Iterator[PlacementGroup]:
         yield group
     finally:
         remove_placement_group(group)
+
+
+def _nodes() -> list[dict[str, float]]:
+    """The resources of each node that is alive."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]

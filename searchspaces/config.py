@@ -110,7 +110,7 @@ class HedgeSearch(SearchSection):
     missing: Literal["penalise", "skip"] = Field(
         "penalise", description="an expert that died for good: loss 1 in every round, or asleep"
     )
-    ahead: int = Field(10, ge=1, description="with more experts than room, rounds that one may be ahead of another")
+    ahead: int = Field(20, ge=1, description="with more experts than room, rounds that one may be ahead of another")
     prune: float = Field(0.0, ge=0, lt=1, description="experts whose weight falls below this are stopped; 0: none")
 
 

@@ -152,8 +152,14 @@ def client_actors(resources: Resources) -> int:
     return resources.actors
 
 
-def trial_resources(resources: Resources) -> PlacementGroupFactory:
-    """What each trial reserves: one bundle per client actor; with several, the coordinator's own is empty."""
+def trial_resources(resources: Resources, share: float = 0.0) -> PlacementGroupFactory:
+    """What each trial reserves: a bundle for itself, and, where there are several client actors, one for each of them.
+
+    share: CPUs that it keeps from other trials in all, where fewer are to run at once than there is room for.
+    """
     actors = client_actors(resources)
     one = bundle(resources)
-    return PlacementGroupFactory([one] if actors == 1 else [{}, *[one] * actors])
+    if actors == 1:
+        return PlacementGroupFactory([one | {"CPU": max(share, resources.cpus_per_actor)}])
+    rest = max(0.0, share - actors * resources.cpus_per_actor)
+    return PlacementGroupFactory([{"CPU": rest} if rest else {}, *[one] * actors])

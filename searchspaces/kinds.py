@@ -34,8 +34,7 @@ def tuning(
     interrupted search has tried. room: trials that the cluster holds at once. clip, journal, told: see HedgeRounds.
     """
     search = plan.search
-    concurrency = min(search.concurrency or room, room)
-    limits: dict[str, Any] = {"max_concurrent_trials": concurrency, "reuse_actors": True}
+    limits: dict[str, Any] = {"max_concurrent_trials": room, "reuse_actors": True}
     if isinstance(search, OptunaSearch):
         # optuna takes a second to import.
         from ray.tune.search.optuna import OptunaSearch as Optuna
@@ -51,7 +50,7 @@ def tuning(
     scheduler: TrialScheduler | None = None
     if isinstance(search, HedgeSearch):
         scheduler = hedge_scheduler(plan, search, len(known), clip, journal, told)
-        # Paused experts count as running for Tune's limit, so the scheduler keeps it.
+        # Paused experts count as running for Tune's limit.
         limits["max_concurrent_trials"] = None
     elif isinstance(search, AshaSearch):
         scheduler = ASHAScheduler(
@@ -96,7 +95,6 @@ def hedge_scheduler(
         missing=search.missing,
         averaged=(*ACCURACIES, "test_loss"),
         ahead=search.ahead,
-        concurrency=search.concurrency,
         prune=search.prune,
         time_attr=ROUND,
         journal=journal,

@@ -19,7 +19,7 @@ from hedgerow.platform.checkpoint import latest_checkpoint, read_checkpoint
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment import Experiment
-from hedgerow.platform.placement import ray_session, trials_that_fit
+from hedgerow.platform.placement import cpu_share, ray_session, trials_that_fit
 from hedgerow.platform.runner import log_final_model, not_taken, push_records, recorded
 from hedgerow.platform.runs import RunFolder, find_run, new_run
 from hedgerow.platform.tracking import Record, RunLog, Tracker
@@ -126,6 +126,10 @@ def _tune(plan: SearchPlan, folder: RunFolder, data: Data, listener: Listener) -
     dataset, partition = data
     here, resources = folder.path.absolute(), plan.experiment.resources
     room = trials_that_fit(resources, client_actors(resources))
+    request = trial_resources(resources)
+    if plan.search.concurrency and plan.search.concurrency < room:
+        # By reservation and not by counting: a process whose trial pauses must find no room for a second one.
+        room, request = plan.search.concurrency, trial_resources(resources, cpu_share(plan.search.concurrency))
     shared = Shared(
         plan.values, here, sys.path, plan.search.report_every, ray.put(dataset.arrays()), ray.put(partition.arrays())
     )
@@ -135,7 +139,7 @@ def _tune(plan: SearchPlan, folder: RunFolder, data: Data, listener: Listener) -
     # Whatever Tune kept of an interrupted search: the trials go on from their run folders.
     shutil.rmtree(here / "tune", ignore_errors=True)
     tuner = tune.Tuner(
-        tune.with_resources(tune.with_parameters(Expert, shared=shared), trial_resources(resources)),
+        tune.with_resources(tune.with_parameters(Expert, shared=shared), request),
         param_space=chosen.space,
         tune_config=chosen.config,
         run_config=tune.RunConfig(

@@ -27,7 +27,7 @@ class HedgeScheduler(TrialScheduler):
     experts: how many trials there will be. metric, mode, clip, missing, averaged, journal, told: see HedgeRounds.
     hedge: the rate; None: `Hedge(experts, gamma)`. ahead: with more trials than the cluster has room for, the rounds
     that one may be ahead of another; then it is paused (with a checkpoint), and the one that is least far takes its
-    place. With room for all, no trial ever waits. concurrency: trials at once, at most. prune: trials whose weight
+    place. With room for all, no trial ever waits. prune: trials whose weight
     falls below it are stopped; the regret to a stopped trial is bounded no more. time_attr: the key that counts
     rounds; a result may also carry several rounds at once, as a list of dictionaries under "records".
     """
@@ -42,8 +42,7 @@ class HedgeScheduler(TrialScheduler):
         clip: float = 1.0,
         missing: Literal["penalise", "skip"] = "penalise",
         averaged: tuple[str, ...] = (),
-        ahead: int = 10,
-        concurrency: int | None = None,
+        ahead: int = 20,
         prune: float = 0.0,
         time_attr: str = TRAINING_ITERATION,
         journal: Path | None = None,
@@ -51,7 +50,7 @@ class HedgeScheduler(TrialScheduler):
     ):
         super().__init__()
         self._metric = metric
-        self.ahead, self.concurrency, self.prune, self.time_attr = ahead, concurrency, prune, time_attr
+        self.ahead, self.prune, self.time_attr = ahead, prune, time_attr
         self.rounds = HedgeRounds(hedge or Hedge(experts, gamma), metric, mode, clip, missing, averaged, journal, told)
         self.error: UserError | None = None
         """What ended the search, if the trials reported nonsense: Tune itself passes on only its traceback."""
@@ -98,7 +97,11 @@ class HedgeScheduler(TrialScheduler):
             self._end(expert_of(trial), penalised=True)
 
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
-        """The trial that is least far, where there is room, or will be once the one that is being paused is saved."""
+        """The trial that is least far, where there is room, and one more.
+
+        Tune keeps the process of a trial that ends or pauses only if another is waiting for it by then. What does not
+        fit yet starts no process of its own. A trial that is being paused counts as gone.
+        """
         busy = 0
         waiting: list[tuple[int, int, Trial]] = []
         for trial in tune_controller.get_trials():
@@ -111,7 +114,7 @@ class HedgeScheduler(TrialScheduler):
         if not waiting:
             return None
         first = min(waiting, key=lambda entry: entry[:2])[2]
-        return first if busy < self._room(first) else None
+        return first if busy <= self._room(first) else None
 
     def debug_string(self) -> str:
         hedge = self.rounds.hedge
@@ -143,7 +146,7 @@ class HedgeScheduler(TrialScheduler):
         wanted = trial.placement_group_factory.required_resources
         has = ray.cluster_resources()
         room = min((int(has.get(kind, 0) / n + 1e-6) for kind, n in wanted.items() if n), default=len(self._unfinished))
-        return max(1, min(room, self.concurrency or room))
+        return max(1, room)
 
 
 def expert_of(trial: Trial) -> int:

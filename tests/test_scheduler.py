@@ -42,8 +42,18 @@ class Told:
         self.records.append(record)
 
 
-def search(folder: Path, special: dict[int, dict] | None = None, failures: int = 1, experts=EXPERTS, **settings: Any):
-    """A search over scripted experts. special: further configuration of some of them. Returns scheduler and records."""
+def search(
+    folder: Path,
+    special: dict[int, dict] | None = None,
+    failures: int = 1,
+    experts: int = EXPERTS,
+    cpus: int = 1,
+    **settings: Any,
+):
+    """A search over scripted experts: the scheduler, its records, and Tune's results.
+
+    special: further configuration of some of them. cpus: of each, of four in all.
+    """
     told = Told()
     scheduler = HedgeScheduler(experts, told=told, **settings)
     configs = [
@@ -51,7 +61,7 @@ def search(folder: Path, special: dict[int, dict] | None = None, failures: int =
         for i in range(experts)
     ]
     tuner = tune.Tuner(
-        Scripted,
+        tune.with_resources(Scripted, {"cpu": cpus}),
         param_space={"script": tune.grid_search(configs)},
         tune_config=tune.TuneConfig(scheduler=scheduler, reuse_actors=True),
         run_config=tune.RunConfig(
@@ -81,7 +91,7 @@ def spread(log: Path, experts: int = EXPERTS) -> int:
 class TestHedgeScheduler:
     @pytest.mark.parametrize("slots", [1, 2])
     def test_experts_take_turns_and_the_weights_are_those_of_a_sequential_run(self, tmp_path, slots):
-        scheduler, records, _ = search(tmp_path, concurrency=slots, ahead=3)
+        scheduler, records, _ = search(tmp_path, cpus=4 // slots, ahead=3)
         assert records == sequential()
         assert spread(tmp_path / "log") <= 3 + 1
         assert scheduler.rounds.hedge.rounds == ROUNDS
@@ -113,7 +123,7 @@ class TestHedgeScheduler:
         )
 
     def test_experts_below_the_weight_are_pruned(self, tmp_path):
-        _, records, _ = search(tmp_path, {2: {"loss": 1.0}}, experts=3, prune=0.05, ahead=1, concurrency=1)
+        _, records, _ = search(tmp_path, {2: {"loss": 1.0}}, experts=3, prune=0.05, ahead=1, cpus=4)
         rounds = sum(line.startswith("2 ") for line in (tmp_path / "log").read_text().splitlines())
         # It stops as soon as its weight is known to be below, at most the report later that is under way.
         below = next(record["round"] for record in records if record["weights"][2] < 0.05)

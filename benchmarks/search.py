@@ -1,0 +1,148 @@
+"""What a search costs beyond the training of its experts, as ratios in the same run.
+
+    python benchmarks/search.py [--repeats 3] [--only scheduler search]
+
+Prints a table and writes benchmarks/results/search.json with the command, the versions and the machine.
+"""
+
+import argparse
+import os
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from measuring import PeakMemory, conditions, write_results
+from ray.tune.experiment import Trial
+
+from hedgerow.platform.placement import ray_session
+from hedgerow.platform.runner import run
+from hedgerow.searchspaces.runner import search
+from hedgerow.searchspaces.scheduler import HedgeScheduler
+from hedgerow.searchspaces.search_file import SearchPlan, parse_search
+
+EXPERTS = 200
+CORES = os.cpu_count() or 1
+
+
+class Controller:
+    """As much of Tune's controller as the scheduler asks for."""
+
+    def __init__(self, trials: list[Trial]):
+        self.trials = trials
+
+    def get_trials(self) -> list[Trial]:
+        return self.trials
+
+
+def scheduler_cost(rounds: int = 50) -> dict[str, float]:
+    """Milliseconds per report: taking it, and choosing who runs next, with 200 experts and a journal on disk."""
+    with tempfile.TemporaryDirectory() as folder:
+        scheduler = HedgeScheduler(EXPERTS, journal=Path(folder) / "losses.jsonl")
+        trials = [Trial("benchmark", trial_id=f"x_{i:05d}", stub=True) for i in range(EXPERTS)]
+        controller = Controller(trials)
+        for trial in trials:
+            trial.create_placement_group_factory()
+            scheduler.on_trial_add(controller, trial)
+            trial.set_status(Trial.RUNNING)
+        spent = []
+        for number in range(1, rounds + 1):
+            for i, trial in enumerate(trials):
+                result = {"loss": ((7 * i + number * (i + 3)) % 11) / 11, "training_iteration": number}
+                start = time.perf_counter()
+                scheduler.on_trial_result(controller, trial, result)
+                scheduler.choose_trial_to_run(controller)
+                spent.append(time.perf_counter() - start)
+        assert scheduler.rounds.hedge.rounds == rounds
+    mean = sum(spent) / len(spent)
+    return {"experts": EXPERTS, "ms per report": round(1e3 * mean, 4), "longest, ms": round(1e3 * max(spent), 2)}
+
+
+def plan(output: str, rounds: int) -> SearchPlan:
+    """Twelve experts of FedProx on digits, each with the same work per round."""
+    return parse_search(
+        {
+            "name": "benchmark",
+            "rounds": rounds,
+            "participation": 0.1,
+            "task": {
+                "data": {"name": "digits"},
+                "partition": {"kind": "dirichlet", "clients": 100, "alpha": 0.3},
+                "model": {"name": "mlp", "hidden": [200]},
+            },
+            "algorithm": {"name": "fedprox", "epochs": 5, "batch_size": 8},
+            "engine": {"mode": "vmap", "chunk": 10},
+            "tracking": {"enabled": False},
+            "output": output,
+            "search": {"space": {"algorithm.lr": [0.003, 0.01, 0.03, 0.1], "algorithm.mu": [0.0, 0.01, 1.0]}},
+        }
+    )
+
+
+class Clock:
+    """Notes when each round of an expert was reported."""
+
+    def __init__(self) -> None:
+        self.labels = [""] * 12
+        self.reports: list[tuple[float, int]] = []
+
+    def trial(self, index: int, record: dict[str, Any]) -> None:
+        self.reports.append((time.perf_counter(), index))
+
+    def state(self, index: int, text: str) -> None: ...
+
+    def hedge(self, record: dict[str, Any]) -> None: ...
+
+
+def measure_search(rounds: int) -> dict[str, float]:
+    """A search of twelve experts against the same twelve trained one by one in this process."""
+    with tempfile.TemporaryDirectory() as output:
+        chosen = plan(output, rounds)
+        alone = []
+        run(chosen.trial({"rounds": 3, "resources.executor": "inline"}))
+        for overrides in chosen.configurations:
+            records = run(chosen.trial(overrides | {"resources.executor": "inline"})).records
+            alone.append(records[-1]["seconds"])
+        clock = Clock()
+        began = time.perf_counter()
+        with PeakMemory(every=0.5) as peak:
+            search(chosen, show=clock)
+        whole = time.perf_counter() - began
+    # The search proper begins when every process has brought in its first report: by then all is imported.
+    first = [next(at for at, index in clock.reports if index == i) for i in range(min(CORES, 12))]
+    start = max(first)
+    share = 1 - sum(at <= start for at, *_ in clock.reports) / len(clock.reports)
+    ideal = sum(alone) / CORES
+    steady = clock.reports[-1][0] - start
+    return {
+        "experts": 12,
+        "rounds": rounds,
+        "alone, all experts, s": round(sum(alone), 2),
+        "alone / cores, s": round(ideal, 2),
+        "search, s": round(steady / share, 2),
+        "ratio": round(steady / share / ideal, 3),
+        "start-up, s": round(first[0] - began, 1),
+        "whole command, s": round(whole, 1),
+        "peak MB": round(peak.megabytes),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--only", nargs="+", default=["scheduler", "search"])
+    arguments = parser.parse_args()
+    results = conditions()
+    if "scheduler" in arguments.only:
+        with ray_session():
+            results["scheduler"] = scheduler_cost()
+    if "search" in arguments.only:
+        runs = [measure_search(arguments.rounds) for _ in range(arguments.repeats)]
+        results["search"] = {"ratio": median(run["ratio"] for run in runs), "runs": runs}
+    write_results("search", results)
+
+
+if __name__ == "__main__":
+    main()
