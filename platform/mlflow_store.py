@@ -1,5 +1,6 @@
 """The MLflow side of tracking: one MLflow run per run folder. Imports mlflow, which takes seconds."""
 
+import logging
 import os
 import subprocess
 import sys
@@ -21,6 +22,9 @@ from mlflow.tracking import MlflowClient
 
 from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.tracking import Record, flatten_params
+
+# "Creating initial MLflow database tables..." would stand in the middle of the progress.
+logging.getLogger("mlflow").setLevel(logging.WARNING)
 
 _PER_CALL = 1000
 """Metrics that MLflow takes in one call, at most."""

@@ -42,8 +42,8 @@ class Shared:
 class Expert(tune.Trainable):
     """Runs rounds and reports them; its state is the run folder, so that whatever dies goes on from there.
 
-    config: {"overrides": values by dotted key}. The trial's process is the coordinator;
-    with one client actor, which is what `actors: auto` means in a search, it hosts the clients too.
+    config: {"overrides": values by dotted key}. The trial's process is the coordinator; with one client actor, which is
+    what `actors: auto` means in a search, it hosts the clients too.
     """
 
     reported: int
@@ -125,7 +125,8 @@ class Expert(tune.Trainable):
         if self.clients is None:
             group = ray.util.get_current_placement_group()
             assert group is not None, "Tune gives every trial its placement group"
-            bundles = list(range(actors))
+            # The last bundles: a first one, for this process, is there only where it reserves anything.
+            bundles = list(range(group.bundle_count - actors, group.bundle_count))
             self.clients = RayExecutor(hosting, group, bundles, resources.cpus_per_actor, resources.gpus_per_actor)
         else:
             self.clients.host(hosting)

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from hedgerow.cli import main
 from hedgerow.platform.experiment import EngineConfig, Evaluation
 from hedgerow.platform.experiment_file import load_experiment, parse_experiment
 from hedgerow.platform.models import MODELS
+from hedgerow.searchspaces.config import FORMS, Entry, SearchFile
+from hedgerow.searchspaces.search_file import load_search
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -22,6 +25,28 @@ BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.DOTALL)
 @pytest.mark.parametrize("file", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda f: f.name)
 def test_every_example_is_valid(file):
     load_experiment(file)
+    if "search" in yaml.safe_load(file.read_text()):
+        load_search(file)
+
+
+def test_the_search_of_the_readme_is_the_example():
+    (block,) = (text for kind, text in BLOCKS if kind == "yaml" and "examples/digits_hedge.yaml" in text)
+    example = yaml.safe_load((ROOT / "examples" / "digits_hedge.yaml").read_text())
+    assert yaml.safe_load(block)["search"] == example["search"]
+
+
+def test_every_form_of_the_readme_is_a_form_of_the_space():
+    (block,) = (text for kind, text in BLOCKS if kind == "yaml" and "loguniform" in text)
+    entries = [Entry.model_validate(entry, strict=True) for entry in yaml.safe_load(block).values()]
+    assert {entry.form for entry in entries} == set(FORMS)
+
+
+def test_every_kind_and_every_key_of_a_search_is_told():
+    text = README[README.index("## Searching") : README.index("## Your own algorithm")]
+    for kind in get_args(SearchFile.model_fields["search"].annotation):
+        for key in kind.model_fields:
+            assert f"`{key}`" in text or f"{key}:" in text, key
+        assert f"`{kind.model_fields['kind'].default}`" in text
 
 
 def test_the_experiment_of_the_readme_is_the_example():
