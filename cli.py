@@ -142,15 +142,14 @@ def push(run: str) -> None:
     """Send RUN's local record to MLflow: what a server that was down has missed."""
     from hedgerow.platform.runs import find_run
 
-    folder = find_run(run)
-    if folder.is_search:
+    if find_run(run).is_search:
         from hedgerow.searchspaces.runner import push as push_search
 
-        push_search(folder)
+        push_search(run)
     else:
         from hedgerow.platform.runner import push as push_run
 
-        push_run(folder)
+        push_run(run)
 
 
 @main.command()

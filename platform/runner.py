@@ -122,8 +122,9 @@ def open_store(folder: RunFolder) -> Any:
     return store
 
 
-def push(folder: RunFolder) -> None:
+def push(name: str) -> None:
     """Send a run's local record to MLflow: what a server that was down has missed. Raises UserError."""
+    folder = find_run(name)
     tracker = Tracker(lambda: open_store(folder))
     push_records(folder, tracker, RunLog(folder.metrics).read(), lambda store: store.log_files(folder.path))
 

@@ -48,6 +48,8 @@ class Expert(tune.Trainable):
 
     reported: int
     """Rounds that Tune knows already."""
+    log: RunLog | None
+    """Opened by the process that really runs the trial."""
 
     def setup(self, config: dict[str, Any], shared: Shared) -> None:  # type: ignore[override]
         settle(1, shared.import_path)
@@ -67,6 +69,10 @@ class Expert(tune.Trainable):
     def step(self) -> Record:
         """Run to the next report; the result holds the records of its rounds."""
         run = self.coordinator.run
+        if self.log is None:
+            # Only now: Tune may set up a second process for a trial that another one already serves, and drop it.
+            self.log = RunLog(self.folder.metrics)
+            self.log.replace(run.history)
         until = min(run.experiment.rounds, run.round + self.stride - run.round % self.stride)
         while run.round < until and not self.stopped:
             self.log.append(self.coordinator.one_round())
@@ -86,7 +92,6 @@ class Expert(tune.Trainable):
         if token["folder"] != str(self.folder.path):
             self.coordinator.load(Path(token["checkpoint"]))
             self.coordinator.save()
-            self.log.replace(self.coordinator.run.history)
         # A run folder that is ahead of what Tune knows reports the rest again; what is known twice does no harm.
         self.reported = min(token["reported"], len(self.coordinator.run.history))
 
@@ -106,8 +111,7 @@ class Expert(tune.Trainable):
         values = experiment.model_dump(mode="json")
         executor = self._executor(experiment, partition)
         self.coordinator = Coordinator(values, self.dataset, partition, executor, self.folder.checkpoints)
-        self.log = RunLog(self.folder.metrics)
-        self.log.replace(self.coordinator.run.history)
+        self.log = None
         self.reported = 0
 
     def _partition(self, experiment: Experiment) -> Partition:

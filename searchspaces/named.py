@@ -1,10 +1,24 @@
-"""Search spaces by name: the published grids of the methods, one YAML file per family in `spaces/`.
+"""Search spaces by name: the grids of the sources, one YAML file per family in `spaces/`; a name is METHOD/DATA_SET.
 
-A name is METHOD/DATA_SET. Where a source gives a grid for a method that is not here yet, its keys have the names that
-the method will have; using the space before then is refused like any unknown hyperparameter.
+Where a source gives a grid for a method that is not here yet, its keys have the names that the method will have; using
+the space before then is refused like any unknown hyperparameter. Beside those of the algorithms that are here:
+
+    alpha                        FedDyn, PFLDyn, MOML: the quadratic penalty; KD, DiSK: weight of cross-entropy;
+                                 FOCUS: how sharply a client's credibility falls with its losses
+    adapt_lr, adapt_steps        MAML's inner learning rate (eta) and number of steps
+    u_lr, upper_lr               FedBiO's tau and eta (its gamma is lr)
+    upper_lr_factor              FedBiO's eta / gamma
+    c, neumann_terms, ridge      FedBiO's momentum constant, Q, and lambda of lambda/2 ||y||^2
+    compression, threshold       Comm-FedBiO's d / message size; Preprocess: largest loss of a kept sample
+    sketch_size, lasso           FedSep's p and beta
+    decode_lr, decode_lr_scale   FedSep's gamma, and gamma ||S||^2: one or the other
+    tau, student_tau, top_k      KD, DiSK: temperatures of teacher and student (tau_s), DiSK's K
+    lambda_min, lambda_max, lambda_period, delta
+                                 DiSK's dual weight: its bounds and period (lambda_T), and the budget
 """
 
 import math
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,7 +34,7 @@ SPACES = Path(__file__).parent / "spaces"
 
 @dataclass(frozen=True)
 class NamedSpace:
-    """One published grid. source: where it stands; space: as under `search.space` of an experiment file."""
+    """One grid of a source. source: where it stands; space: as under `search.space` of an experiment file."""
 
     name: str
     family: str
@@ -29,8 +43,8 @@ class NamedSpace:
 
     @property
     def size(self) -> int | None:
-        """The number of configurations; None when some keys are drawn."""
-        lengths = [len(entry["grid"]) for entry in self.space.values() if "grid" in entry]
+        """The number of configurations; None when some keys are drawn or conditional."""
+        lengths = [len(entry["grid"]) for entry in self.space.values() if entry.keys() == {"grid"}]
         return math.prod(lengths) if len(lengths) == len(self.space) else None
 
 
@@ -46,8 +60,10 @@ def named_spaces() -> dict[str, NamedSpace]:
 
 
 def named_space(name: str) -> dict[str, dict[str, Any]]:
-    """The space of that name. Raises UserError."""
+    """A copy of the space of that name. Raises UserError."""
     known = named_spaces()
     if name not in known:
-        raise UserError(f"search.space: {name!r} is not a known space{nearest(name, known)} (see searchspaces/spaces)")
-    return known[name].space
+        raise UserError(
+            f"search.space: {name!r} is not a known space{nearest(name, known)} (the files in {SPACES} list them)"
+        )
+    return deepcopy(known[name].space)

@@ -182,8 +182,9 @@ def read_trials(folder: RunFolder) -> list[Trial]:
     return trials
 
 
-def push(folder: RunFolder) -> None:
+def push(name: str) -> None:
     """Send a search's local record to MLflow: what a server that was down has missed. Raises UserError."""
+    folder = find_run(name)
     records: list[Record] = [{"expert": None, **record} for record in RunLog(folder.metrics).read()]
     for index, trial in enumerate(read_trials(folder)):
         records += [{"expert": index, **record} for record in trial.records]

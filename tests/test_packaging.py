@@ -32,10 +32,13 @@ def test_the_wheel_holds_every_module(tmp_path):
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("*.whl")
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")}
-    modules = {f"hedgerow/{name}" for name in ("__init__.py", "__main__.py")}
+    modules = {f"hedgerow/{file.name}" for file in ROOT.glob("*.py")}
     for package in PACKAGES:
         modules |= {f"hedgerow/{p.relative_to(ROOT).as_posix()}" for p in (ROOT / package).rglob("*.py")}
     assert packed == modules
+    spaces = {f"hedgerow/{p.relative_to(ROOT).as_posix()}" for p in (ROOT / "searchspaces/spaces").glob("*.yaml")}
+    assert spaces
+    assert spaces <= set(zipfile.ZipFile(wheel).namelist())
 
 
 def test_the_module_is_the_command():

@@ -96,6 +96,10 @@ class TestHedgeScheduler:
         assert spread(tmp_path / "log") <= 3 + 1
         assert scheduler.rounds.hedge.rounds == ROUNDS
 
+    def test_twenty_four_experts_on_two_slots_come_to_the_end(self, tmp_path):
+        _, records, _ = search(tmp_path, experts=24, cpus=2, ahead=6)
+        assert records == sequential(24)
+
     def test_with_room_for_all_no_expert_waits(self, tmp_path):
         _, records, _ = search(tmp_path, experts=4, ahead=1)
         assert records == sequential(4)

@@ -166,7 +166,7 @@ class TestHedge:
         assert {found.info.status for found in runs} == {"FAILED"}
 
     def test_what_mlflow_missed_is_pushed_later(self, finished):
-        push(finished.folder)
+        push(str(finished.folder.path))
         _, runs = runs_of(finished)
         assert len(runs) == 5
         assert {found.info.status for found in runs} == {"FINISHED"}
