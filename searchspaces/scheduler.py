@@ -77,7 +77,7 @@ class HedgeScheduler(TrialScheduler):
         if self.prune and self.rounds.hedge.probs()[expert] < self.prune and len(self._unfinished) > 1:
             self._end(expert, penalised=False)
             return TrialScheduler.STOP
-        if len(self._unfinished) > self._room(trial) and self.rounds.ahead(expert) >= self.ahead:
+        if self._must_wait(trial):
             self._pausing.add(trial.trial_id)
             return TrialScheduler.PAUSE
         return TrialScheduler.CONTINUE
@@ -100,7 +100,8 @@ class HedgeScheduler(TrialScheduler):
         """The trial that is least far, where there is room, and one more.
 
         Tune keeps the process of a trial that ends or pauses only if another is waiting for it by then. What does not
-        fit yet starts no process of its own. A trial that is being paused counts as gone.
+        fit yet starts no process of its own. A trial that is being paused counts as gone. One that is too far ahead is
+        not chosen: it would take back its own process from the one that it has to wait for.
         """
         busy = 0
         waiting: list[tuple[int, int, Trial]] = []
@@ -114,7 +115,7 @@ class HedgeScheduler(TrialScheduler):
         if not waiting:
             return None
         first = min(waiting, key=lambda entry: entry[:2])[2]
-        return first if busy <= self._room(first) else None
+        return first if busy <= self._room(first) and not self._must_wait(first) else None
 
     def debug_string(self) -> str:
         hedge = self.rounds.hedge
@@ -139,6 +140,10 @@ class HedgeScheduler(TrialScheduler):
     def _end(self, expert: int, penalised: bool) -> None:
         self._unfinished.discard(expert)
         self.rounds.retire(expert, penalised)
+
+    def _must_wait(self, trial: Trial) -> bool:
+        """Whether the trial is too far ahead, where the trials have to share what room there is."""
+        return len(self._unfinished) > self._room(trial) and self.rounds.ahead(expert_of(trial)) >= self.ahead
 
     def _room(self, trial: Trial) -> int:
         """How many such trials the cluster holds at once."""

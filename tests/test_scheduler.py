@@ -96,6 +96,11 @@ class TestHedgeScheduler:
         assert spread(tmp_path / "log") <= 3 + 1
         assert scheduler.rounds.hedge.rounds == ROUNDS
 
+    def test_the_last_two_on_one_slot_take_turns_too(self, tmp_path):
+        _, records, _ = search(tmp_path, experts=2, cpus=4, ahead=2)
+        assert records == sequential(2)
+        assert spread(tmp_path / "log", experts=2) <= 2 + 1
+
     def test_twenty_four_experts_on_two_slots_come_to_the_end(self, tmp_path):
         _, records, _ = search(tmp_path, experts=24, cpus=2, ahead=6)
         assert records == sequential(24)
