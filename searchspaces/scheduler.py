@@ -27,9 +27,9 @@ class HedgeScheduler(TrialScheduler):
     experts: how many trials there will be. metric, mode, clip, missing, averaged, journal, told: see HedgeRounds.
     hedge: the rate; None: `Hedge(experts, gamma)`. ahead: with more trials than the cluster has room for, the rounds
     that one may be ahead of another; then it is paused (with a checkpoint), and the one that is least far takes its
-    place. With room for all, no trial ever waits. prune: trials whose weight
-    falls below it are stopped; the regret to a stopped trial is bounded no more. time_attr: the key that counts
-    rounds; a result may also carry several rounds at once, as a list of dictionaries under "records".
+    place, or it waits where it is if no other needs the room. With room for all, no trial ever waits. prune: trials
+    whose weight falls below it are stopped; the regret to a stopped trial is bounded no more. time_attr: the key that
+    counts rounds; a result may also carry several rounds at once, as a list of dictionaries under "records".
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class HedgeScheduler(TrialScheduler):
         self.error: UserError | None = None
         """What ended the search, if the trials reported nonsense: Tune itself passes on only its traceback."""
         self._unfinished: set[int] = set(range(experts))
+        self._holding: dict[str, Trial] = {}
         self._pausing: set[str] = set()
         self._known: set[str] = set()
 
@@ -78,8 +79,9 @@ class HedgeScheduler(TrialScheduler):
             self._end(expert, penalised=False)
             return TrialScheduler.STOP
         if self._must_wait(trial):
-            self._pausing.add(trial.trial_id)
-            return TrialScheduler.PAUSE
+            # Whether it gives up its process is decided in `choose_trial_to_run`, when it is known who wants it.
+            self._holding[trial.trial_id] = trial
+            return TrialScheduler.NOOP
         return TrialScheduler.CONTINUE
 
     def on_trial_complete(self, tune_controller: Any, trial: Trial, result: Record) -> None:
@@ -92,6 +94,7 @@ class HedgeScheduler(TrialScheduler):
 
     def on_trial_error(self, tune_controller: Any, trial: Trial) -> None:
         # Tune starts it again from its checkpoint as long as its `max_failures` allow.
+        self._holding.pop(trial.trial_id, None)
         self._pausing.discard(trial.trial_id)
         if not trial.should_recover():
             self._end(expert_of(trial), penalised=True)
@@ -100,22 +103,34 @@ class HedgeScheduler(TrialScheduler):
         """The trial that is least far, where there is room, and one more.
 
         Tune keeps the process of a trial that ends or pauses only if another is waiting for it by then. What does not
-        fit yet starts no process of its own. A trial that is being paused counts as gone. One that is too far ahead is
-        not chosen: it would take back its own process from the one that it has to wait for.
+        fit yet starts no process of its own. A trial that is being paused counts as gone. One that is too far ahead
+        keeps its process, idle, until it may go on or another needs the room: a new process costs seconds.
         """
-        busy = 0
-        waiting: list[tuple[int, int, Trial]] = []
-        for trial in tune_controller.get_trials():
-            if trial.status == Trial.PAUSED:
-                self._pausing.discard(trial.trial_id)
-                expert = expert_of(trial)
-                waiting.append((int(self.rounds.latest[expert]), expert, trial))
-            elif trial.status in (Trial.RUNNING, Trial.PENDING) and trial.trial_id not in self._pausing:
-                busy += 1
+        trials = tune_controller.get_trials()
+        self._pausing -= {trial.trial_id for trial in trials if trial.status == Trial.PAUSED}
+        self._release(tune_controller, wanted=any(trial.status == Trial.PENDING for trial in trials))
+        waiting = [trial for trial in trials if trial.status == Trial.PAUSED]
         if not waiting:
             return None
-        first = min(waiting, key=lambda entry: entry[:2])[2]
+        first = min(waiting, key=lambda trial: (int(self.rounds.latest[expert_of(trial)]), expert_of(trial)))
+        busy = sum(t.status in (Trial.RUNNING, Trial.PENDING) and t.trial_id not in self._pausing for t in trials)
         return first if busy <= self._room(first) and not self._must_wait(first) else None
+
+    def _release(self, tune_controller: Any, wanted: bool) -> None:
+        """Let those go on that were too far ahead and are no more; if their room is wanted, pause the others."""
+        for trial in list(self._holding.values()):
+            if trial.is_saving:
+                continue
+            if trial.status != Trial.RUNNING:
+                del self._holding[trial.trial_id]
+            elif not self._must_wait(trial):
+                del self._holding[trial.trial_id]
+                # Schedulers are handed a wrapper that warns of this method, for which Tune has no public one.
+                getattr(tune_controller, "_tune_controller", tune_controller)._schedule_trial_train(trial)
+            elif wanted:
+                del self._holding[trial.trial_id]
+                self._pausing.add(trial.trial_id)
+                tune_controller.pause_trial(trial)
 
     def debug_string(self) -> str:
         hedge = self.rounds.hedge
