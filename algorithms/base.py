@@ -36,6 +36,32 @@ class HyperParameters(BaseModel):
         """The values in force in `round` (counted from 1); schedules override this."""
         return self
 
+    def floats(self) -> dict[str, Any]:
+        """Every float by its dotted path, those of nested sections too: what may be batched over experts."""
+        return _floats(self)
+
+    def with_floats(self, values: Mapping[str, Any]) -> Self:
+        """The same with some floats replaced, by dotted path; values may be tensors and are not validated."""
+        return _with_floats(self, values)
+
+
+def _floats(section: BaseModel) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in section:
+        if isinstance(value, BaseModel):
+            found |= {f"{name}.{path}": inner for path, inner in _floats(value).items()}
+        elif isinstance(value, float):
+            found[name] = value
+    return found
+
+
+def _with_floats(section: Any, values: Mapping[str, Any]) -> Any:
+    update: dict[str, Any] = {path: value for path, value in values.items() if "." not in path}
+    for name in {path.partition(".")[0] for path in values if "." in path}:
+        inner = {path.partition(".")[2]: value for path, value in values.items() if path.startswith(f"{name}.")}
+        update[name] = _with_floats(getattr(section, name), inner)
+    return section.model_copy(update=update) if update else section
+
 
 def enabled(value: Any) -> bool:
     """Whether a hyperparameter that is off at 0 is on; safe for the tensors of the batched form."""

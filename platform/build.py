@@ -59,7 +59,7 @@ def task_on(dataset: Dataset, module: torch.nn.Module) -> Task:
     return Task(module, torch.tensor(dataset.mean), torch.tensor(dataset.std))
 
 
-def build_algorithm(experiment: Experiment, dataset: Dataset) -> Algorithm:
-    """The algorithm on its task."""
-    task = task_on(dataset, build_module(experiment, dataset))
-    return algorithm_class(experiment.algorithm.name)(experiment.algorithm, task)
+def build_algorithms(experiments: list[Experiment], dataset: Dataset) -> list[Algorithm]:
+    """The algorithms of experiments that have their task and seed in common."""
+    task = task_on(dataset, build_module(experiments[0], dataset))
+    return [algorithm_class(one.algorithm.name)(one.algorithm, task) for one in experiments]

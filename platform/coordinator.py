@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from hedgerow.algorithms.trees import Tree, tree_map
-from hedgerow.platform.build import build_algorithm
+from hedgerow.platform.build import build_algorithms
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.executors import Executor, InlineExecutor
 from hedgerow.platform.experiment_file import parse_experiment
-from hedgerow.platform.federated import FederatedRun, Record
+from hedgerow.platform.federated import FederatedRun
+from hedgerow.platform.learner import Learner, Record
 from hedgerow.platform.process import settle
 from hedgerow.platform.worker import Worker
 
@@ -17,66 +18,55 @@ from hedgerow.platform.worker import Worker
 class Coordinator:
     """Runs rounds and keeps their checkpoints.
 
-    experiment: the resolved file as plain values. executor: None for one worker in this process.
-    checkpoints: their folder; a run goes on from the last one that lies there.
+    experiments: resolved files as plain values; several ones differ in floats of their algorithm only, and share the
+    work of each round. executor: None for one worker in this process. checkpoints: the folder of each experiment's; it
+    goes on from the last one that lies there.
     """
 
     def __init__(
         self,
-        experiment: dict[str, Any],
+        experiments: list[dict[str, Any]],
         dataset: Dataset,
         partition: Partition,
         executor: Executor | None,
-        checkpoints: Path,
+        checkpoints: list[Path],
     ):
-        self.experiment = parse_experiment(experiment)
-        algorithm = build_algorithm(self.experiment, dataset)
+        parsed = [parse_experiment(values) for values in experiments]
+        first = parsed[0]
         if executor is None:
-            settle(self.experiment.resources.threads)
-            hosted = build_algorithm(self.experiment, dataset)
-            device = "cuda" if self.experiment.resources.gpus_per_actor else "cpu"
-            executor = InlineExecutor(Worker(hosted, dataset, partition, self.experiment.seed, device))
-        self.run = FederatedRun(self.experiment, algorithm, partition, len(dataset.y_test), executor, checkpoints)
-        self._saved: tuple[int, Path] | None = None
+            settle(first.resources.threads)
+            device = "cuda" if first.resources.gpus_per_actor else "cpu"
+            hosted = build_algorithms(parsed, dataset)
+            executor = InlineExecutor(Worker(hosted, dataset, partition, first.seed, device))
+        learners = [
+            Learner(experiment, algorithm, partition, len(dataset.y_test))
+            for experiment, algorithm in zip(parsed, build_algorithms(parsed, dataset), strict=True)
+        ]
+        self.run = FederatedRun(learners, executor, list(checkpoints))
 
     def advance(self, seconds: float) -> tuple[list[Record], bool]:
         """Run rounds for about `seconds`, at least one; returns their records, and whether the run is at its end."""
         records: list[Record] = []
         until = time.perf_counter() + seconds
-        while not self.done:
-            records.append(self.one_round())
+        while not self.run.done:
+            records += self.one_round().values()
             if time.perf_counter() >= until:
                 break
-        return records, self.done
+        return records, self.run.done
 
-    def one_round(self) -> Record:
-        """Run one round, and save it when the schedule says so."""
-        record = next(self.run)
-        every = self.experiment.checkpoints.every
-        if self.done or (every and record["round"] % every == 0):
-            self.save()
-        return record
-
-    def save(self) -> Path:
-        """Save the present round, unless that is done already; returns the checkpoint's folder."""
-        if self._saved is None or self._saved[0] != self.run.round:
-            self._saved = (self.run.round, self.run.save())
-        return self._saved[1]
-
-    def load(self, checkpoint: Path) -> None:
-        """Go on from the checkpoint of another run of the same task."""
-        self.run.load(checkpoint)
-        self._saved = None
-
-    @property
-    def done(self) -> bool:
-        """Whether all rounds are run."""
-        return self.run.round >= self.experiment.rounds
+    def one_round(self) -> dict[int, Record]:
+        """Run one round, and save it when the schedule says so; returns the record of each experiment, by number."""
+        records = next(self.run)
+        every = self.run.learners[0].experiment.checkpoints.every
+        if self.run.done or (every and self.run.round % every == 0):
+            self.run.save()
+        return records
 
     def plans(self) -> dict[str, Any]:
-        """How each step is run (loop or vmap, chunk size), once it is known."""
-        return self.run.state_dict()["progress"]["plans"]
+        """How each step of the first experiment is run (loop or vmap, chunk size), once it is known."""
+        return self.run.learners[0].state_dict()["progress"]["plans"]
 
     def parameters(self) -> Tree:
-        """The parameters that are reported, as arrays."""
-        return tree_map(lambda leaf: leaf.numpy(), self.run.algorithm.evaluate_params(self.run.server))
+        """The first experiment's parameters that are reported, as arrays."""
+        learner = self.run.learners[0]
+        return tree_map(lambda leaf: leaf.numpy(), learner.algorithm.evaluate_params(learner.server))

@@ -9,7 +9,7 @@ from hedgerow.algorithms.trees import Tree
 from hedgerow.platform.coordinator import Coordinator
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.experiment import Experiment
-from hedgerow.platform.federated import Record
+from hedgerow.platform.learner import Record
 
 
 class Driver(Protocol):
@@ -31,7 +31,7 @@ def open_driver(
     """The coordinator that the experiment asks for, inline or on Ray."""
     values = experiment.model_dump(mode="json")
     if experiment.resources.executor == "inline":
-        yield Coordinator(values, dataset, partition, None, checkpoints)
+        yield Coordinator([values], dataset, partition, None, [checkpoints])
         return
     # Ray is imported only where it is used: an inline run needs none of it.
     from hedgerow.platform.placement import count_actors, ray_session, reserved

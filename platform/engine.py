@@ -60,57 +60,99 @@ class Samples:
 
 
 @dataclass(frozen=True)
-class Chunk:
-    """What a chunk of clients answered; every leaf has a leading client dimension."""
+class Work:
+    """What one run of a client step is given: some clients of one expert, or of several that differ in floats only.
 
+    hypers, downs: one per expert. A row is a client of an expert: clients, experts (n,) say which, and the leaves of
+    per_client have a leading dimension along the rows. states: (experts, clients) of some rows -> stacked states.
+    key: what the index streams are drawn from, beside stream and client.
+    """
+
+    step: ClientStep
+    hypers: list[Any]
+    downs: list[Tree]
     clients: np.ndarray
+    experts: np.ndarray
+    per_client: Tree
+    states: Callable[[np.ndarray, np.ndarray], Tree]
+    samples: Samples
+    batches: Mapping[str, Batches]
+    key: tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What a chunk of rows answered; every leaf has a leading dimension along them."""
+
+    rows: slice
     up: Tree
     state: Tree
     metrics: dict[str, Tensor]
 
 
-def for_each_client(
-    step: ClientStep,
-    hp: Any,
-    down: Tree,
-    per_client: Tree,
-    states: Callable[[np.ndarray], Tree],
-    samples: Samples,
-    batches: Mapping[str, Batches],
-    key: tuple[int | str, ...],
-    clients: np.ndarray,
-    plan: Plan,
-) -> Iterator[Chunk]:
-    """Run `step` for every one of `clients`, chunk by chunk.
+def for_each_client(work: Work, plan: Plan) -> Iterator[Chunk]:
+    """Run a client step for every row of `work`, chunk by chunk.
 
-    per_client: leaves with a leading dimension along `clients`. states: ids -> stacked states. key: what the index
-    streams are drawn from, beside stream and client. Under vmap every chunk has the same shape: the last one is
-    filled up with copies of its last client, whose answers are dropped.
+    Under vmap every chunk has the same shape: the last one is filled up with copies of its last row, whose answers are
+    dropped.
     """
-    for start in range(0, len(clients), plan.chunk):
-        ids = clients[start : start + plan.chunk]
-        real = len(ids)
-        rows = np.minimum(np.arange(start, start + plan.chunk), len(clients) - 1)
-        padded = clients[rows]
-        extra = tree_map(lambda leaf, rows=rows: leaf[torch.from_numpy(rows).to(leaf.device)], per_client)
-        inputs = (extra, states(padded), samples.streams(batches, key, padded))
-        run = _run_one if plan.mode == "loop" else _run_batched
-        up, state, metrics = run(step, hp, down, inputs, samples)
-        yield Chunk(ids, *(tree_map(lambda leaf, n=real: leaf[:n], tree) for tree in (up, state, metrics)))
+    n = len(work.clients)
+    run = _run_one(work) if plan.mode == "loop" else _run_batched(work)
+    for start in range(0, n, plan.chunk):
+        rows = np.minimum(np.arange(start, start + plan.chunk), n - 1)
+        experts, clients = work.experts[rows], work.clients[rows]
+        extra = tree_map(lambda leaf, rows=rows: leaf[torch.from_numpy(rows).to(leaf.device)], work.per_client)
+        inputs = (extra, work.states(experts, clients), work.samples.streams(work.batches, work.key, clients))
+        answers = run(experts, inputs)
+        real = slice(start, min(start + plan.chunk, n))
+        size = real.stop - real.start
+        yield Chunk(real, *(tree_map(lambda leaf, size=size: leaf[:size], tree) for tree in answers))
 
 
-def _run_one(step: ClientStep, hp: Any, down: Tree, inputs: tuple[Tree, ...], samples: Samples) -> Any:
-    extra, state, streams = (_each(tree, lambda leaf: leaf[0]) for tree in inputs)
-    data = ClientData(samples.x, samples.y, samples.prepare, streams, batched=False)
-    return tuple(tree_map(lambda leaf: leaf.unsqueeze(0), tree) for tree in step(hp, {**down, **extra}, state, data))
+Run = Callable[[np.ndarray, tuple[Tree, ...]], Any]
+"""(the experts of a chunk's rows, the rows' own inputs) -> (up, state, metrics) with a leading dimension."""
 
 
-def _run_batched(step: ClientStep, hp: Any, down: Tree, inputs: tuple[Tree, ...], samples: Samples) -> Any:
-    def one(extra: Tree, state: Tree, streams: dict[str, tuple[Tensor, Tensor]]) -> Any:
-        data = ClientData(samples.x, samples.y, samples.prepare, streams, batched=True)
-        return step(hp, {**down, **extra}, state, data)
+def _run_one(work: Work) -> Run:
+    def run(experts: np.ndarray, inputs: tuple[Tree, ...]) -> Any:
+        extra, state, streams = (_each(tree, lambda leaf: leaf[0]) for tree in inputs)
+        hp, down = work.hypers[experts[0]], work.downs[experts[0]]
+        answers = work.step(hp, {**down, **extra}, state, _data(work, streams, batched=False))
+        return tuple(tree_map(lambda leaf: leaf.unsqueeze(0), tree) for tree in answers)
 
-    return torch.func.vmap(one, randomness="error")(*inputs)
+    return run
+
+
+def _run_batched(work: Work) -> Run:
+    hp, device = work.hypers[0], work.samples.x.device
+    several = len(work.hypers) > 1
+    # With one expert its message stays unbatched: the first local step then costs one large product, not many small.
+    common = {} if several else work.downs[0]
+    stacked = tree_map(lambda *leaves: torch.stack(leaves), *work.downs) if several else {}
+    floats = {path: torch.tensor(values, device=device) for path, values in _differing(work.hypers).items()}
+
+    def one(down: Tree, own: dict[str, Tensor], extra: Tree, state: Tree, streams: Any) -> Any:
+        data = _data(work, streams, batched=True)
+        return work.step(hp.with_floats(own), {**common, **down, **extra}, state, data)
+
+    def run(experts: np.ndarray, inputs: tuple[Tree, ...]) -> Any:
+        which = torch.from_numpy(experts).to(device)
+        down, own = (tree_map(lambda leaf: leaf[which], tree) for tree in (stacked, floats))
+        return torch.func.vmap(one, randomness="error")(down, own, *inputs)
+
+    return run
+
+
+def _differing(hypers: list[Any]) -> dict[str, list[float]]:
+    """The floats in which experts differ: path -> one value per expert."""
+    every = [hp.floats() for hp in hypers]
+    columns = {path: [floats[path] for floats in every] for path in every[0]}
+    return {path: values for path, values in columns.items() if len(set(values)) > 1}
+
+
+def _data(work: Work, streams: Any, batched: bool) -> ClientData:
+    samples = work.samples
+    return ClientData(samples.x, samples.y, samples.prepare, streams, batched)
 
 
 def _each(tree: Any, function: Callable[[Tensor], Tensor]) -> Any:

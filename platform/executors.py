@@ -16,17 +16,17 @@ class Executor(Protocol):
 
     workers: int
 
-    def run(self, orders: list[list[Order]], downs: list[Tree], committed: int) -> list[list[Answer]]:
+    def run(self, orders: list[list[Order]], downs: list[Tree]) -> list[list[Answer]]:
         """orders: for each worker its share of each exchange; downs: the broadcast of each exchange (torch)."""
 
-    def measure(self, order: Order, down: Tree) -> float:
-        """Seconds per chunk of `order` under its plan, with all workers at work."""
+    def measure(self, orders: list[Order], downs: list[Tree]) -> float:
+        """Seconds per chunk of kin orders under their plan, with all workers at work."""
 
-    def save_states(self, folder: Path, round: int) -> None:
-        """Commit `round` and write every worker's client states into `folder`."""
+    def save_states(self, expert: int, folder: Path, round: int) -> None:
+        """Commit `round` of an expert and write every worker's share of its client states into `folder`."""
 
-    def load_states(self, folder: Path | None) -> None:
-        """Replace all client states by those in `folder`, or by the initial ones."""
+    def load_states(self, expert: int, folder: Path | None) -> None:
+        """Replace an expert's client states by those in `folder`, or by the initial ones."""
 
     def close(self) -> None:
         """Give back everything."""
@@ -40,17 +40,17 @@ class InlineExecutor:
     def __init__(self, worker: Worker):
         self.worker = worker
 
-    def run(self, orders: list[list[Order]], downs: list[Tree], committed: int) -> list[list[Answer]]:
-        return [self.worker.run(orders[0], downs, committed)]
+    def run(self, orders: list[list[Order]], downs: list[Tree]) -> list[list[Answer]]:
+        return [self.worker.run(orders[0], downs)]
 
-    def measure(self, order: Order, down: Tree) -> float:
-        return self.worker.measure(order, down)
+    def measure(self, orders: list[Order], downs: list[Tree]) -> float:
+        return self.worker.measure(orders, downs)
 
-    def save_states(self, folder: Path, round: int) -> None:
-        self.worker.save_states(folder, round)
+    def save_states(self, expert: int, folder: Path, round: int) -> None:
+        self.worker.save_states(folder, expert, round)
 
-    def load_states(self, folder: Path | None) -> None:
-        self.worker.load_states(folder)
+    def load_states(self, expert: int, folder: Path | None) -> None:
+        self.worker.load_states(folder, expert)
 
     def close(self) -> None:
         pass

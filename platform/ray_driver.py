@@ -12,7 +12,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from hedgerow.algorithms.trees import Tree
 from hedgerow.platform.coordinator import Coordinator
 from hedgerow.platform.data import Dataset, Partition
-from hedgerow.platform.federated import Record
+from hedgerow.platform.learner import Record
 from hedgerow.platform.process import settle
 from hedgerow.platform.ray_executor import Hosting, RayExecutor
 
@@ -33,7 +33,7 @@ class CoordinatorActor(Coordinator):
     ):
         settle(1, hosting.import_path)
         dataset = Dataset.from_arrays(data)
-        super().__init__(hosting.experiment, dataset, Partition.from_arrays(partition), executor, checkpoints)
+        super().__init__(hosting.experiments, dataset, Partition.from_arrays(partition), executor, [checkpoints])
 
 
 class RayDriver:
@@ -51,7 +51,7 @@ class RayDriver:
         group: PlacementGroup,
         actors: int,
     ):
-        self.hosting = Hosting(experiment, sys.path, ray.put(dataset.arrays()), ray.put(partition.arrays()))
+        self.hosting = Hosting([experiment], sys.path, ray.put(dataset.arrays()), ray.put(partition.arrays()))
         resources = experiment["resources"]
         self.executor = RayExecutor(
             self.hosting, group, list(range(actors)), resources["cpus_per_actor"], resources["gpus_per_actor"]

@@ -12,11 +12,11 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from hedgerow.algorithms.trees import Tree, leaves, tree_map
-from hedgerow.platform.build import build_algorithm
+from hedgerow.platform.build import build_algorithms
 from hedgerow.platform.data import Dataset, Partition
+from hedgerow.platform.dispatch import owner_of
 from hedgerow.platform.executors import WorkerLost
 from hedgerow.platform.experiment_file import parse_experiment
-from hedgerow.platform.federated import owner_of
 from hedgerow.platform.process import settle
 from hedgerow.platform.worker import Answer, Order, Worker
 
@@ -28,7 +28,8 @@ SMALL = 100_000
 class Hosting:
     """What a client actor is made of. Data and partition lie in Ray's object store, once per node."""
 
-    experiment: dict[str, Any]
+    experiments: list[dict[str, Any]]
+    """Several ones differ in floats of their algorithm only."""
     import_path: list[str]
     data: Any
     partition: Any
@@ -43,27 +44,27 @@ class ClientActor:
 
     def host(self, hosting: Hosting, data: dict[str, Any], partition: dict[str, Any]) -> None:
         """Serve an experiment, with all its clients at their initial states."""
-        settle(hosting.experiment["resources"]["threads"], hosting.import_path)
-        experiment = parse_experiment(hosting.experiment)
-        dataset = Dataset.from_arrays(data)
-        device = "cuda" if experiment.resources.gpus_per_actor else "cpu"
-        algorithm = build_algorithm(experiment, dataset)
-        self.worker = Worker(algorithm, dataset, Partition.from_arrays(partition), experiment.seed, device)
+        settle(hosting.experiments[0]["resources"]["threads"], hosting.import_path)
+        experiments = [parse_experiment(values) for values in hosting.experiments]
+        first, dataset = experiments[0], Dataset.from_arrays(data)
+        device = "cuda" if first.resources.gpus_per_actor else "cpu"
+        algorithms = build_algorithms(experiments, dataset)
+        self.worker = Worker(algorithms, dataset, Partition.from_arrays(partition), first.seed, device)
 
     def ready(self) -> int:
         return self.rank
 
-    def run(self, orders: list[Order], committed: int, *downs: Tree) -> list[Answer]:
-        return self.worker.run(orders, list(downs), committed)
+    def run(self, orders: list[Order], downs: list[Tree]) -> list[Answer]:
+        return self.worker.run(orders, downs)
 
-    def measure(self, order: Order, down: Tree) -> float:
-        return self.worker.measure(order, down)
+    def measure(self, orders: list[Order], downs: list[Tree]) -> float:
+        return self.worker.measure(orders, downs)
 
-    def save_states(self, folder: Path, round: int) -> None:
-        self.worker.save_states(folder, round, f"states-{self.rank:04d}")
+    def save_states(self, expert: int, folder: Path, round: int) -> None:
+        self.worker.save_states(folder, expert, round, f"states-{self.rank:04d}")
 
-    def load_states(self, folder: Path | None) -> None:
-        self.worker.load_states(folder, lambda clients: owner_of(clients, self.workers) == self.rank)
+    def load_states(self, expert: int, folder: Path | None) -> None:
+        self.worker.load_states(folder, expert, lambda clients: owner_of(clients, self.workers) == self.rank)
 
 
 class RayExecutor:
@@ -75,21 +76,20 @@ class RayExecutor:
         self.workers = len(bundles)
         self.actors = [self._spawn(rank) for rank in range(self.workers)]
 
-    def run(self, orders: list[list[Order]], downs: list[Tree], committed: int) -> list[list[Answer]]:
-        broadcast = [_broadcast(down) for down in downs]
-        return self._all(
-            [a.run.remote(mine, committed, *broadcast) for a, mine in zip(self.actors, orders, strict=True)]
-        )
+    def run(self, orders: list[list[Order]], downs: list[Tree]) -> list[list[Answer]]:
+        broadcast = _broadcast(downs)
+        return self._all([actor.run.remote(mine, broadcast) for actor, mine in zip(self.actors, orders, strict=True)])
 
-    def measure(self, order: Order, down: Tree) -> float:
+    def measure(self, orders: list[Order], downs: list[Tree]) -> float:
+        broadcast = _broadcast(downs)
         # All at once, as in a round: they share caches and memory.
-        return max(self._all([actor.measure.remote(order, _broadcast(down)) for actor in self.actors]))
+        return max(self._all([actor.measure.remote(orders, broadcast) for actor in self.actors]))
 
-    def save_states(self, folder: Path, round: int) -> None:
-        self._all([actor.save_states.remote(folder, round) for actor in self.actors])
+    def save_states(self, expert: int, folder: Path, round: int) -> None:
+        self._all([actor.save_states.remote(expert, folder, round) for actor in self.actors])
 
-    def load_states(self, folder: Path | None) -> None:
-        self._all([actor.load_states.remote(folder) for actor in self.actors])
+    def load_states(self, expert: int, folder: Path | None) -> None:
+        self._all([actor.load_states.remote(expert, folder) for actor in self.actors])
 
     def host(self, hosting: Hosting) -> None:
         """Let the same processes serve another experiment on the same resources. A dead one is replaced."""
@@ -129,7 +129,7 @@ class RayExecutor:
         return ray.remote(ClientActor).options(**options).remote(h, h.data, h.partition, rank, self.workers)
 
 
-def _broadcast(tree: Tree) -> Any:
-    """A tree for all actors: once in the object store, or, where that would cost more than it saves, as it is."""
-    arrays = tree_map(lambda leaf: np.ascontiguousarray(leaf.numpy()), tree)
-    return arrays if sum(leaf.nbytes for leaf in leaves(arrays)) < SMALL else ray.put(arrays)
+def _broadcast(downs: list[Tree]) -> Any:
+    """Trees for all actors: once in the object store, or, where that would cost more than it saves, as they are."""
+    arrays = [tree_map(lambda leaf: np.ascontiguousarray(leaf.numpy()), down) for down in downs]
+    return arrays if sum(leaf.nbytes for down in arrays for leaf in leaves(down)) < SMALL else ray.put(arrays)

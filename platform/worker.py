@@ -15,7 +15,7 @@ from hedgerow.algorithms.base import Algorithm, Batches, Reduction
 from hedgerow.algorithms.trees import Tree, count, leaves, tree_map
 from hedgerow.platform.checkpoint import load_tree, save_tree
 from hedgerow.platform.data import Dataset, Partition
-from hedgerow.platform.engine import Plan, Samples, Shares, for_each_client
+from hedgerow.platform.engine import Chunk, Plan, Samples, Shares, Work, for_each_client
 from hedgerow.platform.planning import shortened
 from hedgerow.platform.reduce import Partial, finite_clients
 from hedgerow.platform.states import ClientStates
@@ -47,9 +47,20 @@ class Order:
     plan: Plan
     keep_states: bool = True
     """False: what the step does to the client's state is forgotten (evaluation)."""
+    expert: int = 0
+    """Whose hyperparameters and client states: an executor may serve several experts at once."""
+    committed: int = 0
+    """The last round of this expert whose client states are final; those of a later round that is not this one are
+    forgotten (that round is being replayed)."""
+
+    @property
+    def kin(self) -> tuple[Any, ...]:
+        """Orders that agree in this are carried out together: the same step for other experts."""
+        batches = tuple(self.batches.items())
+        return self.step, self.on, self.round, self.number, self.reduce, self.plan, self.keep_states, batches
 
 
-@dataclass(frozen=True)
+@dataclass
 class Answer:
     """What a worker returns for an order."""
 
@@ -61,6 +72,16 @@ class Answer:
     up_scalars: int = 0
     up_bytes: int = 0
 
+    def add(self, up: Tree, metrics: dict[str, torch.Tensor], weights: np.ndarray, finite: torch.Tensor) -> None:
+        """Take in the next clients of the order."""
+        self.partial.add(up, torch.from_numpy(weights), finite)
+        self.kept = np.concatenate([self.kept, finite.numpy()])
+        for name, values in metrics.items():
+            so_far = self.metrics.get(name, np.zeros(0))
+            self.metrics[name] = np.concatenate([so_far, values.detach().cpu().double().numpy()])
+        self.up_scalars += count(up)
+        self.up_bytes += sum(leaf.numel() * leaf.element_size() for leaf in leaves(up))
+
 
 def test_shards(samples: int) -> int:
     """Into how many shards a test set of `samples` is dealt."""
@@ -68,14 +89,21 @@ def test_shards(samples: int) -> int:
 
 
 class Worker:
-    """Hosts a share of the clients of one experiment on one device."""
+    """Hosts a share of the clients of one experiment on one device.
 
-    def __init__(self, algorithm: Algorithm, dataset: Dataset, partition: Partition, seed: int, device: str = "cpu"):
+    algorithms: one, or, of a pack, one per expert; experts have task, data, clients and seed in common.
+    """
+
+    def __init__(
+        self, algorithms: list[Algorithm], dataset: Dataset, partition: Partition, seed: int, device: str = "cpu"
+    ):
         self.device = torch.device(device)
-        algorithm.task = task = algorithm.task.to(self.device)
-        self.algorithm = algorithm
+        task = algorithms[0].task.to(self.device)
+        for algorithm in algorithms:
+            algorithm.task = task
+        self.algorithms = algorithms
         self.seed = seed
-        self.states = ClientStates(tree_map(self._load, algorithm.init_client()))
+        self.states = [ClientStates(tree_map(self._load, algorithm.init_client())) for algorithm in algorithms]
         train_x, test_x, prepare = self._load(dataset.x_train), self._load(dataset.x_test), task.prepare
         train_y, test_y = self._load(dataset.y_train), self._load(dataset.y_test)
         if 4 * train_x.numel() <= PREPARED:
@@ -91,85 +119,108 @@ class Worker:
             "test": Samples(test_x, test_y, prepare, np.arange(len(test_y)), shards, shards),
         }
 
-    def run(self, orders: list[Order], downs: list[Tree], committed: int) -> list[Answer]:
-        """Carry out this worker's share of the exchanges that run in parallel.
+    def run(self, orders: list[Order], downs: list[Tree]) -> list[Answer]:
+        """Carry out this worker's share of the exchanges that run in parallel. downs: the broadcast of each order."""
+        first = {order.expert: order for order in reversed(orders)}
+        for expert, order in first.items():
+            self.states[expert].enter(order.round, order.number, order.committed)
+        answers = [Answer(Partial(order.reduce)) for order in orders]
+        groups: dict[Any, list[int]] = {}
+        for i, (order, down) in enumerate(zip(orders, downs, strict=True)):
+            if len(order.clients):
+                # A float may decide the shape of a message: such experts do not go together.
+                shapes = tuple(leaf.shape for leaf in leaves(down))
+                groups.setdefault((order.kin, shapes), []).append(i)
+        for group in groups.values():
+            self._carry_out(*([some[i] for i in group] for some in (orders, downs, answers)))
+        for answer in answers:
+            answer.partial = answer.partial.to_wire()
+        return answers
 
-        downs: the broadcast of each order. committed: the last round whose client states are final; states of a later
-        round that is not this one are forgotten (that round is being replayed).
-        """
-        if orders:
-            self.states.enter(orders[0].round, orders[0].number, committed)
-        return [self._carry_out(order, down) for order, down in zip(orders, downs, strict=True)]
+    def _carry_out(self, orders: list[Order], downs: list[Tree], answers: list[Answer]) -> None:
+        """Run orders that are kin as one, and share out what comes back."""
+        order, ends = orders[0], np.cumsum([len(order.clients) for order in orders])
+        work = Work(
+            step=getattr(self.algorithms[0], order.step),
+            hypers=[self.algorithms[o.expert].hyper.at(o.round) for o in orders],
+            downs=[tree_map(self._load, down) for down in downs],
+            clients=np.concatenate([o.clients for o in orders]),
+            experts=np.repeat(np.arange(len(orders)), [len(o.clients) for o in orders]),
+            per_client=tree_map(lambda *parts: self._load(np.concatenate(parts)), *(o.per_client for o in orders)),
+            states=lambda experts, clients: self._states(orders, experts, clients),
+            samples=self.samples[order.on],
+            batches=order.batches,
+            key=(self.seed, order.round, order.number),
+        )
+        weights = np.concatenate([o.weights for o in orders])
+        for chunk in for_each_client(work, order.plan):
+            for which in np.unique(work.experts[chunk.rows]):
+                begin = ends[which] - len(orders[which].clients)
+                rows = slice(max(chunk.rows.start, begin), min(chunk.rows.stop, ends[which]))
+                part = _part(chunk, rows)
+                finite = finite_clients(part.up, rows.stop - rows.start)
+                answers[which].add(part.up, part.metrics, weights[rows], finite)
+                if part.state and order.keep_states:
+                    kept = tree_map(lambda leaf, ok=finite: leaf[ok.to(leaf.device)], part.state)
+                    self.states[orders[which].expert].keep(work.clients[rows][finite.numpy()], kept)
 
-    def _carry_out(self, order: Order, down: Tree) -> Answer:
-        partial = Partial(order.reduce)
-        if not len(order.clients):
-            return Answer(partial)
-        hp = self.algorithm.hyper.at(order.round)
-        kept: list[np.ndarray] = []
-        metrics: dict[str, list[np.ndarray]] = {}
-        up_scalars = up_bytes = done = 0
-        for chunk in for_each_client(
-            getattr(self.algorithm, order.step),
-            hp,
-            tree_map(self._load, down),
-            tree_map(self._load, order.per_client),
-            self.states.read if order.on == "clients" else lambda ids: {},
-            self.samples[order.on],
-            order.batches,
-            (self.seed, order.round, order.number),
-            order.clients,
-            order.plan,
-        ):
-            n = len(chunk.clients)
-            finite = finite_clients(chunk.up, n)
-            kept.append(finite.numpy())
-            partial.add(chunk.up, torch.from_numpy(order.weights[done : done + n]), finite)
-            if chunk.state and order.keep_states:
-                self.states.keep(chunk.clients[finite.numpy()], tree_map(lambda leaf, ok=finite: leaf[ok], chunk.state))
-            for name, values in chunk.metrics.items():
-                metrics.setdefault(name, []).append(values.detach().cpu().double().numpy())
-            up_scalars += count(chunk.up)
-            up_bytes += sum(leaf.numel() * leaf.element_size() for leaf in leaves(chunk.up))
-            done += n
-        stacked = {name: np.concatenate(rows) for name, rows in metrics.items()}
-        return Answer(partial.to_wire(), np.concatenate(kept), stacked, up_scalars, up_bytes)
+    def _states(self, orders: list[Order], experts: np.ndarray, clients: np.ndarray) -> Tree:
+        """The states of some rows; the rows of one expert stand together."""
+        if orders[0].on == "test":
+            return {}
+        parts = [self.states[orders[i].expert].read(clients[experts == i]) for i in np.unique(experts)]
+        return parts[0] if len(parts) == 1 else tree_map(lambda *leaves: torch.cat(leaves), *parts)
 
-    def measure(self, order: Order, down: Tree) -> float:
-        """Seconds per chunk under the order's plan, on a few mini-batches of its own clients."""
-        n = min(len(order.clients), order.plan.chunk)
-        batches = shortened(order.batches)
-        order = replace(order, clients=order.clients[:n], weights=order.weights[:n], batches=batches)
+    def measure(self, orders: list[Order], downs: list[Tree]) -> float:
+        """Seconds per chunk of kin orders under their plan, on a few mini-batches of their own clients."""
+        left, short = orders[0].plan.chunk, []
+        for order in orders:
+            n = min(len(order.clients), left)
+            left -= n
+            own = {"clients": order.clients[:n], "weights": order.weights[:n]}
+            per_client = tree_map(lambda leaf, n=n: leaf[:n], order.per_client)
+            batches = shortened(order.batches)
+            short.append(replace(order, **own, per_client=per_client, batches=batches, keep_states=False))
         seconds: list[float] = []
         # The first time warms up; then as often as a tenth of a second allows, and once at least.
         while len(seconds) < 2 or (sum(seconds[1:]) < 0.1 and len(seconds) < 20):
-            self.states.enter(order.round, 0, order.round - 1)
             start = time.perf_counter()
-            self._carry_out(order, down)
+            self.run(short, downs)
             seconds.append(time.perf_counter() - start)
-        self.states.enter(order.round, 0, order.round - 1)
         return min(seconds[1:])
 
-    def save_states(self, folder: Path, round: int, name: str = "states") -> None:
-        """Make `round` final and write the client states into `folder`."""
-        self.states.enter(round + 1, 0, round)
-        clients, states = self.states.state_dict()
+    def save_states(self, folder: Path, expert: int, round: int, name: str = "states") -> None:
+        """Make `round` final and write an expert's client states into `folder`."""
+        self.states[expert].enter(round + 1, 0, round)
+        clients, states = self.states[expert].state_dict()
         if len(clients):
             save_tree({"clients": torch.from_numpy(clients), "states": states}, folder / f"{name}.safetensors")
 
-    def load_states(self, folder: Path | None, owns: Callable[[np.ndarray], np.ndarray] | None = None) -> None:
-        """Replace the client states by those of this worker's clients in `folder`; None: by the initial ones.
+    def load_states(
+        self, folder: Path | None, expert: int, owns: Callable[[np.ndarray], np.ndarray] | None = None
+    ) -> None:
+        """Replace an expert's client states by those of this worker's clients in `folder`; None: by the initial ones.
 
         owns: ids -> bool, which clients live here; None: all.
         """
-        self.states.clear()
+        states = self.states[expert]
+        states.clear()
         for file in sorted(folder.glob("states*.safetensors")) if folder else ():
             shard = load_tree(file)
             clients = shard["clients"].numpy()
             mine = np.ones(len(clients), bool) if owns is None else owns(clients)
-            self.states.load(clients[mine], tree_map(lambda leaf, mine=mine: self._load(leaf[mine]), shard["states"]))
+            states.load(clients[mine], tree_map(lambda leaf, mine=mine: self._load(leaf[mine]), shard["states"]))
 
     def _load(self, array: Any) -> torch.Tensor:
         """To this worker's device; on the CPU a view of the same memory, which nobody writes."""
         tensor = array if isinstance(array, torch.Tensor) else torch.from_numpy(array)
         return tensor.to(self.device)
+
+
+def _part(chunk: Chunk, rows: slice) -> Chunk:
+    """Some rows of a chunk."""
+    begin = chunk.rows.start
+    if rows == chunk.rows:
+        return chunk
+    cut = slice(rows.start - begin, rows.stop - begin)
+    return Chunk(rows, *(tree_map(lambda leaf: leaf[cut], tree) for tree in (chunk.up, chunk.state, chunk.metrics)))

@@ -12,6 +12,7 @@ from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.executors import InlineExecutor
 from hedgerow.platform.experiment import Checkpoints, EngineConfig, Evaluation, Experiment, Resources, TaskConfig
 from hedgerow.platform.federated import FederatedRun
+from hedgerow.platform.learner import Learner, Record
 from hedgerow.platform.worker import Worker
 
 
@@ -108,6 +109,22 @@ def experiment(hyper: Any, **settings: Any) -> Experiment:
     return Experiment.model_construct(**{**values, **settings})
 
 
+class SingleRun(FederatedRun):
+    """A run of one learner, which yields its records."""
+
+    def __next__(self) -> Record:  # type: ignore[override]
+        return super().__next__()[0]
+
+    @property
+    def server(self) -> Any:
+        return self.learners[0].server
+
+    @property
+    def states(self) -> Any:
+        """The client states of its only worker."""
+        return self.executor.worker.states[0]
+
+
 def run_inline(
     algorithm: type[Algorithm],
     task: Task,
@@ -116,12 +133,13 @@ def run_inline(
     hyper: dict[str, Any],
     folder: Any = None,
     **settings: Any,
-) -> FederatedRun:
+) -> SingleRun:
     """The inline run of an algorithm, ready to be iterated."""
     values = algorithm.Hyper(**hyper)
     wanted = experiment(values, **settings)
-    worker = Worker(algorithm(values, task), data, clients, wanted.seed)
-    return FederatedRun(wanted, algorithm(values, task), clients, len(data.y_test), InlineExecutor(worker), folder)
+    worker = Worker([algorithm(values, task)], data, clients, wanted.seed)
+    learner = Learner(wanted, algorithm(values, task), clients, len(data.y_test))
+    return SingleRun([learner], InlineExecutor(worker), [folder])
 
 
 def model(run: FederatedRun) -> dict[str, Tensor]:

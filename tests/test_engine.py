@@ -33,7 +33,7 @@ def test_scratch_state_lasts_from_one_exchange_to_the_next_and_ends_with_the_rou
     list(run)
     assert float(run.server["first"]) == 180
     assert float(run.server["second"]) == 360
-    states = run.executor.worker.states
+    states = run.states
     assert set(states.pending) == set(range(6))
     states.enter(3, 0, 2)
     assert states.pending == states.committed == {}
@@ -53,7 +53,7 @@ def test_client_states_persist_for_those_who_took_part(engine):
     run = run_inline(Stateful, small_task(DATA), DATA, RAGGED, {"batch_size": 8}, rounds=4, engine=engine,
                      participation=0.5)  # fmt: skip
     records = list(run)
-    states = run.executor.worker.states
+    states = run.states
     states.enter(5, 0, 4)
     assert sum(float(state["times"]) for state in states.committed.values()) == sum(r["participants"] for r in records)
 
@@ -61,7 +61,7 @@ def test_client_states_persist_for_those_who_took_part(engine):
 def test_an_uncommitted_round_is_forgotten():
     run = run_inline(Stateful, small_task(DATA), DATA, RAGGED, {"batch_size": 8}, rounds=4)
     next(run)
-    states = run.executor.worker.states
+    states = run.states
     states.enter(2, 0, 0)  # round 1 was not committed: it is run again
     assert states.committed == {}
 

@@ -1,0 +1,140 @@
+"""Deals exchanges out to the workers of an executor, and puts their answers together."""
+
+from dataclasses import asdict, replace
+
+import numpy as np
+
+from hedgerow.algorithms.base import Exchange, Result
+from hedgerow.algorithms.trees import tree_map
+from hedgerow.platform.engine import Plan
+from hedgerow.platform.executors import Executor
+from hedgerow.platform.learner import EVALUATION, Learner, Request
+from hedgerow.platform.ledger import Ledger
+from hedgerow.platform.planning import choose
+from hedgerow.platform.reduce import combine
+from hedgerow.platform.worker import Answer, Order
+
+Positions = list[np.ndarray]
+"""For each worker the positions, in `Exchange.clients`, of its share."""
+
+
+class Dispatcher:
+    """Carries out requests of learners on an executor. learners: by the number of the expert that the workers know."""
+
+    def __init__(self, learners: list[Learner], executor: Executor):
+        self.learners, self.executor = learners, executor
+
+    def carry_out(self, requests: list[tuple[int, Request]]) -> list[Result]:
+        """Run requests, each with its expert, all at once; what experts want in common, workers do as one."""
+        shares = [self._deal(self.learners[expert], request) for expert, request in requests]
+        orders: list[list[Order]] = [[] for _ in range(self.executor.workers)]
+        for (expert, request), positions in zip(requests, shares, strict=True):
+            for worker, rows in enumerate(positions):
+                orders[worker].append(_order(expert, request, rows))
+        downs = [request.exchange.down for _, request in requests]
+        self._plan(requests, orders)
+        answers = self.executor.run(orders, downs)
+        return [
+            _result(request.exchange, positions, [mine[i] for mine in answers], request.ledger)
+            for i, ((_, request), positions) in enumerate(zip(requests, shares, strict=True))
+        ]
+
+    def _deal(self, learner: Learner, request: Request) -> Positions:
+        """Clients with states stick to their worker.
+
+        Without, the cohort is dealt evenly, in the same way for every exchange of the round, so that scratch states
+        stay where they are.
+        """
+        workers, exchange = self.executor.workers, request.exchange
+        if exchange.on == "test" or not len(exchange.clients):
+            owner = exchange.clients % workers
+        elif learner.stateless:
+            owner = np.searchsorted(request.cohort.clients, exchange.clients) % workers
+        else:
+            owner = owner_of(exchange.clients, workers)
+        return [np.flatnonzero(owner == worker) for worker in range(workers)]
+
+    def _plan(self, requests: list[tuple[int, Request]], orders: list[list[Order]]) -> None:
+        """Give every order its plan: the one that its learner has for the step, else a newly chosen one."""
+        for i, (expert, request) in enumerate(requests):
+            learner, step = self.learners[expert], _name(request.exchange)
+            if step not in learner.plans:
+                kin = [j for j, order in enumerate(orders[0]) if order.kin == orders[0][i].kin]
+                plans = [self.learners[requests[j][0]].plans for j in kin]
+                known = next((theirs[step] for theirs in plans if step in theirs), None)
+                plan = known or self._choose(step, request.exchange, kin, [r.exchange for _, r in requests], orders)
+                for theirs in plans:
+                    theirs.setdefault(step, plan)
+        for mine in orders:
+            mine[:] = [
+                replace(order, plan=self.learners[expert].plans[_name(request.exchange)])
+                for order, (expert, request) in zip(mine, requests, strict=True)
+            ]
+
+    def _choose(
+        self, step: str, exchange: Exchange, kin: list[int], exchanges: list[Exchange], orders: list[list[Order]]
+    ) -> Plan:
+        busiest = max(orders, key=lambda mine: sum(len(mine[j].clients) for j in kin))
+        share = sum(len(busiest[j].clients) for j in kin)
+        learner = self.learners[busiest[kin[0]].expert]
+        experiment = learner.experiment
+        key = {
+            "task": experiment.task.model_dump(mode="json"),
+            "algorithm": type(learner.algorithm).__name__,
+            "batches": {name: asdict(spec) for name, spec in exchange.batches.items()},
+            "resources": experiment.resources.model_dump(mode="json"),
+            "step": step,
+            "experts": len(kin),
+            "share": share,
+        }
+
+        def measure(plan: Plan) -> float:
+            planned = [replace(busiest[j], plan=plan) for j in kin]
+            return self.executor.measure(planned, [exchanges[j].down for j in kin])
+
+        no_vmap = getattr(learner.algorithm.task.module, "no_vmap", None)
+        return choose(experiment.engine, no_vmap, share, key, measure)
+
+
+def owner_of(clients: np.ndarray, workers: int) -> np.ndarray:
+    """The worker on which each client's state lives."""
+    return clients % workers
+
+
+def _name(exchange: Exchange) -> str:
+    return f"{exchange.step.__name__}/{exchange.on}"
+
+
+def _order(expert: int, request: Request, rows: np.ndarray) -> Order:
+    exchange = request.exchange
+    weights = np.ones(len(exchange.clients)) if exchange.weights is None else exchange.weights
+    return Order(
+        round=request.cohort.round,
+        number=request.number,
+        step=exchange.step.__name__,
+        on=exchange.on,
+        clients=exchange.clients[rows],
+        per_client=tree_map(lambda leaf: leaf[rows].numpy(), exchange.per_client),
+        weights=np.asarray(weights, dtype=np.float64)[rows],
+        batches=dict(exchange.batches),
+        reduce=exchange.reduce,
+        plan=Plan("loop"),
+        keep_states=request.number < EVALUATION,
+        expert=expert,
+        committed=request.committed,
+    )
+
+
+def _result(exchange: Exchange, positions: Positions, answers: list[Answer], ledger: Ledger) -> Result:
+    if not len(exchange.clients):
+        return Result({}, np.zeros(0, bool), {})
+    ledger.charge_down(exchange.down, len(exchange.clients))
+    ledger.charge_down(exchange.per_client, 1)
+    for answer in answers:
+        ledger.charge_up(answer.up_scalars, answer.up_bytes)
+    back = np.argsort(np.concatenate(positions))
+    working = [answer for answer in answers if len(answer.kept)]
+    kept = np.concatenate([answer.kept for answer in working])
+    metrics = {name: np.concatenate([a.metrics[name] for a in working])[back] for name in working[0].metrics}
+    up = combine([a.partial for a in working], np.concatenate(positions)[kept]) if kept.any() else {}
+    return Result(up, kept[back], metrics)

@@ -1,0 +1,172 @@
+"""A learner: the server's side of one experiment, round by round, without a word about where its clients live."""
+
+import time
+from collections.abc import Generator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from hedgerow.algorithms.base import Algorithm, Cohort, Exchange, Exchanges, Result
+from hedgerow.algorithms.trees import Tree, count
+from hedgerow.platform.data import Partition
+from hedgerow.platform.engine import Plan
+from hedgerow.platform.experiment import Experiment
+from hedgerow.platform.ledger import Ledger
+from hedgerow.platform.streams import sample_clients
+from hedgerow.platform.worker import test_shards
+
+Record = dict[str, Any]
+
+EVALUATION = 1_000_000
+"""Exchanges are numbered within their round; those of the evaluation from here."""
+
+
+class NoContributors(Exception):  # noqa: N818
+    """Every client of an exchange diverged: there is nothing to aggregate."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """An exchange that a learner wants carried out.
+
+    number: its position within the round. committed: the last round whose client states are final. ledger: what the
+    exchange transmits is charged to it.
+    """
+
+    exchange: Exchange
+    cohort: Cohort
+    number: int
+    committed: int
+    ledger: Ledger
+
+
+Requests = Generator[list[Request], list[Result], Any]
+"""Yields exchanges that may run in parallel, and is sent their results."""
+
+
+class Learner:
+    """Server state, progress and records of one experiment. A round is a function of (server state, round number)."""
+
+    def __init__(self, experiment: Experiment, algorithm: Algorithm, partition: Partition, test_samples: int):
+        self.experiment = experiment
+        self.algorithm = algorithm
+        self.sizes = partition.train_sizes
+        self.population = len(partition)
+        self.cohort_size = experiment.cohort_size(self.population)
+        self.stateless = not algorithm.init_client()
+        self.test_shards = test_shards(test_samples)
+        self.plans: dict[str, Plan] = {}
+        self._evaluated = self._evaluation_cohort()
+        self.restart()
+
+    def restart(self) -> None:
+        """Back to the state before round 1."""
+        self.server = self.algorithm.init_server()
+        self.round = self.committed = 0
+        self.seconds = self.transmissions = 0.0
+        self.history: list[Record] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` needs, beside the client states: the server's tree and the progress (JSON)."""
+        progress = {
+            "round": self.round,
+            "seconds": self.seconds,
+            "transmissions": self.transmissions,
+            "plans": {step: asdict(plan) for step, plan in self.plans.items()},
+            "history": self.history,
+        }
+        return {"server": self.server, "progress": progress}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a `state_dict`."""
+        progress = state["progress"]
+        self.server = state["server"]
+        self.round = self.committed = progress["round"]
+        self.seconds = progress["seconds"]
+        self.transmissions = progress["transmissions"]
+        self.plans = {step: Plan(**plan) for step, plan in progress["plans"].items()}
+        self.history = list(progress["history"])
+
+    def one_round(self) -> Requests:
+        """Run the next round; when the generator ends, the round's record is the last of `history`."""
+        start = time.perf_counter()
+        number = self.round + 1
+        clients = sample_clients(self.experiment.seed, number, self.population, self.cohort_size)
+        cohort = Cohort(number, clients, self.sizes[clients], self.population, self.test_shards)
+        ledger = Ledger()
+        results: list[Result] = []
+        try:
+            server = yield from self._drive(self.algorithm.round(self.server, cohort), cohort, ledger, results)
+            committed = number
+        except NoContributors:
+            server, committed = self.server, self.committed
+        record: Record = {"round": number, "participants": len(clients), **_training_metrics(results)}
+        record |= ledger.as_dict()
+        model_size = count(self.algorithm.evaluate_params(self.server))
+        transmissions = self.transmissions + ledger.transmissions(len(clients), model_size)
+        record["transmissions"] = transmissions
+        if number % self.experiment.evaluation.every == 0 or number == self.experiment.rounds:
+            # Client states of this round are not final yet, and evaluation must not touch them.
+            record |= yield from self._evaluate(server, number)
+        # Only now, with every answer in hand, does the round count: a worker lost above leaves all as it was.
+        self.server, self.round, self.committed, self.transmissions = server, number, committed, transmissions
+        self.seconds += time.perf_counter() - start
+        record["seconds"] = self.seconds
+        self.history.append(record)
+
+    def _evaluate(self, server: Tree, number: int) -> Requests:
+        clients = self._evaluated
+        cohort = Cohort(number, clients, self.sizes[clients], self.population, self.test_shards)
+        generator = self.algorithm.evaluate(server, cohort)
+        test, local = yield from self._drive(generator, cohort, Ledger(), [], first=EVALUATION)
+        samples = test.metrics["samples"].sum()
+        record = {
+            "test_accuracy": float(test.metrics["correct"].sum() / samples),
+            "test_loss": float(test.metrics["loss"].sum() / samples),
+        }
+        if len(clients):
+            accuracy = np.sort(local.metrics["correct"] / np.maximum(local.metrics["samples"], 1))
+            record["client_accuracy"] = float(accuracy.mean())
+            record["client_accuracy_worst10"] = float(accuracy[: -(-len(accuracy) // 10)].mean())
+        return record
+
+    def _evaluation_cohort(self) -> np.ndarray:
+        """The same clients every time, a uniform sample of the population."""
+        wanted = min(self.experiment.evaluation.clients, self.population)
+        return sample_clients(self.experiment.seed, 0, self.population, wanted)
+
+    def _drive(
+        self, generator: Exchanges, cohort: Cohort, ledger: Ledger, results: list[Result], first: int = 0
+    ) -> Requests:
+        """Run an algorithm's generator to its end and return what it returns. first: number of its first exchange.
+
+        Raises NoContributors when all clients of an exchange diverged.
+        """
+        reply: Any = None
+        number = first
+        while True:
+            try:
+                wanted = generator.send(reply)
+            except StopIteration as stop:
+                return stop.value
+            exchanges = wanted if isinstance(wanted, list) else [wanted]
+            answers = yield [
+                Request(exchange, cohort, number + i, self.committed, ledger) for i, exchange in enumerate(exchanges)
+            ]
+            results += answers
+            if any(len(answer.kept) and not answer.kept.any() for answer in answers):
+                generator.close()
+                raise NoContributors
+            reply = answers if isinstance(wanted, list) else answers[0]
+            number += len(exchanges)
+
+
+def _training_metrics(results: list[Result]) -> Record:
+    """Mean of each metric over the clients that were kept, and how many were left out."""
+    record: Record = {"dropped": int(sum((~result.kept).sum() for result in results))}
+    for result in results:
+        for name, values in result.metrics.items():
+            values = values[result.kept & np.isfinite(values)]
+            record[f"train_{name}"] = float(values.mean()) if len(values) else float("nan")
+    return record
