@@ -20,7 +20,8 @@ PATIENCE = 5
 class FederatedRun(Iterator[dict[int, Record]]):
     """Rounds of some learners on one executor; each `next` runs one round of those that are least far.
 
-    It returns the record of each, by number. Learners that differ in floats only share the work of a round, chunk by chunk.
+    It returns the record of each, by number. Learners that differ in floats only share the work of a round, chunk by
+    chunk.
 
     folders: where each learner's checkpoints go; it goes on from the last one that lies there. None keeps none, and
     then a lost worker means starting again from round 1.
@@ -55,7 +56,7 @@ class FederatedRun(Iterator[dict[int, Record]]):
         return not self._least_far()
 
     def save(self) -> list[Path]:
-        """Write a checkpoint of every learner at its present round, unless that is done already; returns the folders."""
+        """Write a checkpoint of every learner at its present round, unless that is done; returns the folders."""
         for expert, (learner, folder) in enumerate(zip(self.learners, self.folders, strict=True)):
             assert folder is not None
             target = folder / f"round-{learner.round:08d}"

@@ -18,8 +18,8 @@ from hedgerow.platform.drivers import open_driver
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.experiment_file import load_experiment
-from hedgerow.platform.learner import Record
 from hedgerow.platform.figures import draw_curves
+from hedgerow.platform.learner import Record
 from hedgerow.platform.report import summarise
 from hedgerow.platform.runs import RunFolder, find_run, new_run
 from hedgerow.platform.tracking import RunLog, Tracker

@@ -132,7 +132,7 @@ class Worker:
                 shapes = tuple(leaf.shape for leaf in leaves(down))
                 groups.setdefault((order.kin, shapes), []).append(i)
         for group in groups.values():
-            self._carry_out(*([some[i] for i in group] for some in (orders, downs, answers)))
+            self._carry_out([orders[i] for i in group], [downs[i] for i in group], [answers[i] for i in group])
         for answer in answers:
             answer.partial = answer.partial.to_wire()
         return answers
@@ -177,10 +177,16 @@ class Worker:
         for order in orders:
             n = min(len(order.clients), left)
             left -= n
-            own = {"clients": order.clients[:n], "weights": order.weights[:n]}
-            per_client = tree_map(lambda leaf, n=n: leaf[:n], order.per_client)
-            batches = shortened(order.batches)
-            short.append(replace(order, **own, per_client=per_client, batches=batches, keep_states=False))
+            short.append(
+                replace(
+                    order,
+                    clients=order.clients[:n],
+                    weights=order.weights[:n],
+                    per_client=tree_map(lambda leaf, n=n: leaf[:n], order.per_client),
+                    batches=shortened(order.batches),
+                    keep_states=False,
+                )
+            )
         seconds: list[float] = []
         # The first time warms up; then as often as a tenth of a second allows, and once at least.
         while len(seconds) < 2 or (sum(seconds[1:]) < 0.1 and len(seconds) < 20):

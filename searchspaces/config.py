@@ -54,6 +54,10 @@ ACCURACIES = ("test_accuracy", "client_accuracy", "client_accuracy_worst10")
 """What every run reports on evaluated rounds, beside test_loss."""
 
 
+ALONE = ("asha", "pbt", "optuna")
+"""Kinds of search that start, stop or change each trial by itself."""
+
+
 class SearchSection(Section):
     """What all kinds of search have in common."""
 
@@ -65,6 +69,11 @@ class SearchSection(Section):
     concurrency: int | None = Field(None, ge=1, description="trials at once; null: as many as the cluster holds")
     report_every: int = Field(10, ge=1, description="rounds between two reports of a trial")
     restarts: int = Field(3, ge=0, description="how often a trial whose process died starts again")
+    pack: Annotated[int, Field(ge=1)] | Literal["auto", "off"] = Field(
+        "auto",
+        description="configurations that differ only in numbers such as lr train together, so many in a trial at most; "
+        "auto: as many as keep every slot busy; off: each in a trial of its own",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -90,6 +99,22 @@ class SearchSection(Section):
             raise ValueError("`samples` has nothing to draw: every key of the space is a grid; remove it")
         return self
 
+    @model_validator(mode="after")
+    def _packs_where_trials_end_together(self) -> Self:
+        if self._alone and isinstance(self.pack, int):
+            raise ValueError(f"`pack: {self.pack}` does not go with {self._alone}, which treats each trial alone")
+        return self
+
+    @property
+    def _alone(self) -> str | None:
+        """What keeps the trials apart, if anything does."""
+        return f"kind {self.kind}" if self.kind in ALONE else None
+
+    @property
+    def packed(self) -> int | Literal["auto"] | None:
+        """Configurations in a trial at most; None: one, which is on its own."""
+        return None if self.pack == "off" or self._alone else self.pack
+
 
 def _mode_of(metric: str) -> str | None:
     return next((mode for part, mode in MODES.items() if part in metric.split("_")), None)
@@ -112,6 +137,10 @@ class HedgeSearch(SearchSection):
     )
     ahead: int = Field(20, ge=1, description="with more experts than room, rounds that one may be ahead of another")
     prune: float = Field(0.0, ge=0, lt=1, description="experts whose weight falls below this are stopped; 0: none")
+
+    @property
+    def _alone(self) -> str | None:
+        return "`prune`" if self.prune else None
 
 
 class GridSearch(SearchSection):

@@ -1,4 +1,4 @@
-"""A trial of a search: one federated run in its own run folder, as Ray Tune sees it."""
+"""A trial of a search, as Ray Tune sees it: the runs of its experts, each in its own run folder."""
 
 import json
 import math
@@ -15,13 +15,14 @@ from hedgerow.platform.coordinator import Coordinator
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.experiment import Experiment, Resources
 from hedgerow.platform.experiment_file import parse_experiment
-from hedgerow.platform.federated import Record
+from hedgerow.platform.learner import Record
 from hedgerow.platform.placement import bundle
 from hedgerow.platform.process import settle
 from hedgerow.platform.ray_executor import Hosting, RayExecutor
 from hedgerow.platform.runs import RunFolder
 from hedgerow.platform.tracking import RunLog
-from hedgerow.searchspaces.space import with_overrides
+from hedgerow.searchspaces.packs import members
+from hedgerow.searchspaces.space import Overrides, with_overrides
 
 
 @dataclass(frozen=True)
@@ -39,17 +40,27 @@ class Shared:
     partition: Any
 
 
-class Expert(tune.Trainable):
-    """Runs rounds and reports them; its state is the run folder, so that whatever dies goes on from there.
+@dataclass
+class Member:
+    """One expert of a trial: its run folder is its state, so that whatever dies goes on from there."""
 
-    config: {"overrides": values by dotted key}. The trial's process is the coordinator; with one client actor, which is
-    what `actors: auto` means in a search, it hosts the clients too.
-    """
-
-    reported: int
+    number: int
+    folder: RunFolder
+    experiment: Experiment
+    stopped: bool
+    """Early, before the search was interrupted: it tells what it has, and stays stopped."""
+    reported: int = 0
     """Rounds that Tune knows already."""
-    log: RunLog | None
+    log: RunLog | None = None
     """Opened by the process that really runs the trial."""
+
+
+class Expert(tune.Trainable):
+    """Runs rounds of one expert, or of a pack of them, and reports them.
+
+    config: see `packs.members`. The trial's process is the coordinator; with one client actor, which is what
+    `actors: auto` means in a search, it hosts the clients too.
+    """
 
     def setup(self, config: dict[str, Any], shared: Shared) -> None:  # type: ignore[override]
         settle(1, shared.import_path)
@@ -67,65 +78,83 @@ class Expert(tune.Trainable):
         return True
 
     def step(self) -> Record:
-        """Run to the next report; the result holds the records of its rounds."""
+        """Run to the next report; the result holds the new records, each with the number of its expert."""
         run = self.coordinator.run
-        if self.log is None:
-            # Only now: Tune may set up a second process for a trial that another one already serves, and drop it.
-            self.log = RunLog(self.folder.metrics)
-            self.log.replace(run.history)
-        until = min(run.experiment.rounds, run.round + self.stride - run.round % self.stride)
-        while run.round < until and not self.stopped:
-            self.log.append(self.coordinator.one_round())
-        records, self.reported = run.history[self.reported :], len(run.history)
-        last = next((record for record in reversed(run.history) if "test_accuracy" in record), {})
-        return {**last, "round": run.round, "records": records, "done": self.coordinator.done or self.stopped}
+        for member, learner in zip(self.members, run.learners, strict=True):
+            if member.log is None:
+                # Only now: Tune may set up a second process for a trial that another one serves, and drop it.
+                member.log = RunLog(member.folder.metrics)
+                member.log.replace(learner.history)
+        stopped = all(member.stopped for member in self.members)
+        until = min(self.members[0].experiment.rounds, run.round + self.stride - run.round % self.stride)
+        while run.round < until and not stopped:
+            for i, record in self.coordinator.one_round().items():
+                log = self.members[i].log
+                assert log is not None
+                log.append(record)
+        records = []
+        for member, learner in zip(self.members, run.learners, strict=True):
+            records += [{"expert": member.number, **record} for record in learner.history[member.reported :]]
+            member.reported = len(learner.history)
+        # What schedulers that know single experts only look at.
+        last = next((record for record in reversed(run.learners[0].history) if "test_accuracy" in record), {})
+        return {**last, "round": run.round, "records": records, "done": run.done or stopped}
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Make sure that the run folder holds this round, and tell where it is."""
-        checkpoint = self.coordinator.save()
-        token = {"folder": str(self.folder.path), "checkpoint": str(checkpoint), "reported": self.reported}
-        (Path(checkpoint_dir) / "expert.json").write_text(json.dumps(token))
+        """Make sure that the run folders hold this round, and tell where they are."""
+        saved = self.coordinator.run.save()
+        tokens = [
+            {"folder": str(member.folder.path), "checkpoint": str(checkpoint), "reported": member.reported}
+            for member, checkpoint in zip(self.members, saved, strict=True)
+        ]
+        (Path(checkpoint_dir) / "experts.json").write_text(json.dumps(tokens))
 
     def load_checkpoint(self, checkpoint_dir: Any) -> None:
         """Go on from a checkpoint: this trial's own, or, in population based training, another trial's."""
-        token = json.loads((Path(checkpoint_dir) / "expert.json").read_text())
-        if token["folder"] != str(self.folder.path):
-            self.coordinator.load(Path(token["checkpoint"]))
-            self.coordinator.save()
-        # A run folder that is ahead of what Tune knows reports the rest again; what is known twice does no harm.
-        self.reported = min(token["reported"], len(self.coordinator.run.history))
+        tokens = json.loads((Path(checkpoint_dir) / "experts.json").read_text())
+        run = self.coordinator.run
+        for i, (member, token) in enumerate(zip(self.members, tokens, strict=True)):
+            if token["folder"] != str(member.folder.path):
+                run.load(i, Path(token["checkpoint"]))
+                run.save()
+            # A run folder that is ahead of what Tune knows reports the rest again; what is known twice does no harm.
+            member.reported = min(token["reported"], len(run.learners[i].history))
 
     def cleanup(self) -> None:
         if self.clients is not None:
             self.clients.close()
 
     def _open(self, config: dict[str, Any]) -> None:
-        self.folder = expert_folder(self.shared.folder, number_of(self.trial_id, config))
-        experiment = parse_experiment(with_overrides(self.shared.values, config["overrides"]))
-        self.folder.checkpoints.mkdir(parents=True, exist_ok=True)
-        # Stopped early before the search was interrupted: it tells what it has, and stays stopped.
-        self.stopped = self.folder.exists and self.folder.record()["status"] == "stopped"
-        every = experiment.evaluation.every
+        self.members = [self._member(number, overrides) for number, overrides in members(self.trial_id, config)]
+        experiments = [member.experiment for member in self.members]
+        every = experiments[0].evaluation.every
         self.stride = math.ceil(self.shared.report_every / every) * every
-        partition = self._partition(experiment)
-        values = experiment.model_dump(mode="json")
-        executor = self._executor(experiment, partition)
-        self.coordinator = Coordinator(values, self.dataset, partition, executor, self.folder.checkpoints)
-        self.log = None
-        self.reported = 0
+        partition = self._partition(experiments[0])
+        values = [experiment.model_dump(mode="json") for experiment in experiments]
+        executor = self._executor(experiments[0], values, partition)
+        folders = [member.folder.checkpoints for member in self.members]
+        self.coordinator = Coordinator(values, self.dataset, partition, executor, folders)
+
+    def _member(self, number: int, overrides: Overrides) -> Member:
+        folder = expert_folder(self.shared.folder, number)
+        folder.checkpoints.mkdir(parents=True, exist_ok=True)
+        stopped = folder.exists and folder.record()["status"] == "stopped"
+        return Member(number, folder, parse_experiment(with_overrides(self.shared.values, overrides)), stopped)
 
     def _partition(self, experiment: Experiment) -> Partition:
         same = experiment.task.partition == self.base.task.partition and experiment.seed == self.base.seed
         return self.base_partition if same else build_partition(experiment, self.dataset)
 
-    def _executor(self, experiment: Experiment, partition: Partition) -> RayExecutor | None:
+    def _executor(
+        self, experiment: Experiment, values: list[dict[str, Any]], partition: Partition
+    ) -> RayExecutor | None:
         """Client actors in the trial's placement group; None: this process hosts the clients."""
         resources, shared = experiment.resources, self.shared
         actors = client_actors(resources)
         if actors == 1:
             return None
         drawn = shared.partition if partition is self.base_partition else ray.put(partition.arrays())
-        hosting = Hosting(experiment.model_dump(mode="json"), shared.import_path, shared.data, drawn)
+        hosting = Hosting(values, shared.import_path, shared.data, drawn)
         if self.clients is None:
             group = ray.util.get_current_placement_group()
             assert group is not None, "Tune gives every trial its placement group"
@@ -137,16 +166,8 @@ class Expert(tune.Trainable):
         return self.clients
 
 
-NUMBER = "number"
-
-
-def number_of(trial_id: str, config: dict[str, Any]) -> int:
-    """A trial's number: Tune counts the trials in their identifiers, except those that a searcher proposed."""
-    return config[NUMBER] if NUMBER in config else int(trial_id.rsplit("_", 1)[-1])
-
-
 def expert_folder(search_folder: Path, index: int) -> RunFolder:
-    """The run folder of a search's trial."""
+    """The run folder of an expert."""
     return RunFolder(search_folder / "experts" / f"{index:03d}")
 
 

@@ -9,8 +9,8 @@ from ray import tune
 from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining, TrialScheduler
 
 from hedgerow.searchspaces.config import ACCURACIES, AshaSearch, Entry, HedgeSearch, OptunaSearch, PbtSearch
-from hedgerow.searchspaces.expert import NUMBER
 from hedgerow.searchspaces.hedge import Hedge, make_hedge
+from hedgerow.searchspaces.packs import NUMBER, PACK
 from hedgerow.searchspaces.rounds import Record
 from hedgerow.searchspaces.scheduler import ROUND, HedgeScheduler
 from hedgerow.searchspaces.search_file import SearchPlan
@@ -26,12 +26,19 @@ class Tuning:
 
 
 def tuning(
-    plan: SearchPlan, known: list[Overrides], room: int, clip: float, journal: Path, told: Callable[[Record], None]
+    plan: SearchPlan,
+    known: list[Overrides],
+    packs: list[list[int]] | None,
+    room: int,
+    clip: float,
+    journal: Path,
+    told: Callable[[Record], None],
 ) -> Tuning:
     """Searcher and scheduler of a search.
 
-    known: the configurations of the trials, or, when configurations are proposed one by one, of those that an
-    interrupted search has tried. room: trials that the cluster holds at once. clip, journal, told: see HedgeRounds.
+    known: the configurations of the experts, or, when configurations are proposed one by one, of those that an
+    interrupted search has tried. packs: which of them share a trial; None: none do. room: trials that the cluster holds
+    at once. clip, journal, told: see HedgeRounds.
     """
     search = plan.search
     limits: dict[str, Any] = {"max_concurrent_trials": room, "reuse_actors": True}
@@ -74,7 +81,10 @@ def tuning(
             metric=search.metric,
             mode=search.mode,
         )
-    return Tuning(tune.TuneConfig(scheduler=scheduler, **limits), {"overrides": tune.grid_search(known)})
+    config = tune.TuneConfig(scheduler=scheduler, **limits)
+    if packs is None:
+        return Tuning(config, {"overrides": tune.grid_search(known)})
+    return Tuning(config, {PACK: tune.grid_search([[(i, known[i]) for i in pack] for pack in packs])})
 
 
 def hedge_scheduler(

@@ -10,7 +10,8 @@ from hedgerow.platform.checkpoint import checkpoints, read_checkpoint
 from hedgerow.platform.experiment_file import dump_experiment
 from hedgerow.platform.report import summarise
 from hedgerow.platform.tracking import Record, RunLog, Tracker
-from hedgerow.searchspaces.expert import expert_folder, number_of
+from hedgerow.searchspaces.expert import expert_folder
+from hedgerow.searchspaces.packs import members
 from hedgerow.searchspaces.report import short_label
 from hedgerow.searchspaces.search_file import SearchPlan
 
@@ -50,52 +51,55 @@ class Listener(tune.Callback):
             self.tracker.log({"expert": None, **record})
 
     def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        index, overrides = number_of(trial.trial_id, trial.config), trial.config["overrides"]
-        folder = expert_folder(self.folder, index)
-        # Again after every pause, and with another configuration in population based training.
-        if not folder.exists or folder.record()["overrides"] != overrides:
-            folder.path.mkdir(parents=True, exist_ok=True)
-            folder.experiment.write_text(dump_experiment(self.plan.trial(overrides)))
-            folder.update(name=folder.name, status="running", overrides=overrides)
-            if self.show:
-                self.show.labels[index] = short_label(overrides)
+        for index, overrides in members(trial.trial_id, trial.config):
+            folder = expert_folder(self.folder, index)
+            # Again after every pause, and with another configuration in population based training.
+            if not folder.exists or folder.record()["overrides"] != overrides:
+                folder.path.mkdir(parents=True, exist_ok=True)
+                folder.experiment.write_text(dump_experiment(self.plan.trial(overrides)))
+                folder.update(name=folder.name, status="running", overrides=overrides)
+                if self.show:
+                    self.show.labels[index] = short_label(overrides)
         self._state(trial, "running")
 
     def on_trial_result(self, iteration: int, trials: list[Trial], trial: Trial, result: Record, **info: Any) -> None:
-        index = number_of(trial.trial_id, trial.config)
-        for record in result["records"]:
+        for told in result["records"]:
+            index = told["expert"]
             # A trial that went back to its checkpoint repeats what it told before.
-            if record["round"] <= self._told.get(index, 0):
+            if told["round"] <= self._told.get(index, 0):
                 continue
-            self._told[index] = record["round"]
+            self._told[index] = told["round"]
             if self.show:
-                self.show.trial(index, record)
+                self.show.trial(index, told)
             if self.tracker:
-                self.tracker.log({"expert": index, **record})
+                self.tracker.log(told)
 
     def on_trial_save(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
         self._state(trial, "waiting")
 
     def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        index = number_of(trial.trial_id, trial.config)
-        if self._told.get(index, 0) < self.plan.experiment.rounds:
-            self._end(trial, "stopped")
-            return
-        folder = expert_folder(self.folder, index)
-        progress = read_checkpoint(checkpoints(folder.checkpoints)[-1])[1]
-        summary = summarise(progress["history"], self.plan.experiment.evaluation.targets)
-        folder.update(plans=progress["plans"], summary=summary)
-        self._end(trial, "finished")
+        for index, _ in members(trial.trial_id, trial.config):
+            if self._told.get(index, 0) < self.plan.experiment.rounds:
+                self._end(index, "stopped")
+                continue
+            folder = expert_folder(self.folder, index)
+            progress = read_checkpoint(checkpoints(folder.checkpoints)[-1])[1]
+            summary = summarise(progress["history"], self.plan.experiment.evaluation.targets)
+            folder.update(plans=progress["plans"], summary=summary)
+            self._end(index, "finished")
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        self._end(trial, "failed")
+        for index, _ in members(trial.trial_id, trial.config):
+            self._end(index, "failed")
 
-    def _end(self, trial: Trial, status: str) -> None:
-        folder = expert_folder(self.folder, number_of(trial.trial_id, trial.config))
+    def _end(self, index: int, status: str) -> None:
+        folder = expert_folder(self.folder, index)
         if folder.exists:
             folder.update(status=status)
-        self._state(trial, status)
+        if self.show:
+            self.show.state(index, status)
 
     def _state(self, trial: Trial, text: str) -> None:
         if self.show:
-            self.show.state(number_of(trial.trial_id, trial.config), text)
+            for index, _ in members(trial.trial_id, trial.config):
+                self.show.state(index, text)

@@ -14,7 +14,7 @@ from ray import tune
 from ray.tune.error import TuneError
 
 from hedgerow.algorithms.trees import tree_map
-from hedgerow.platform.build import build_algorithm, build_module, build_partition, check
+from hedgerow.platform.build import build_algorithms, build_module, build_partition, check
 from hedgerow.platform.checkpoint import latest_checkpoint, read_checkpoint
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.errors import UserError
@@ -26,6 +26,7 @@ from hedgerow.platform.tracking import Record, RunLog, Tracker
 from hedgerow.searchspaces.expert import Expert, Shared, client_actors, expert_folder, trial_resources
 from hedgerow.searchspaces.kinds import tuning
 from hedgerow.searchspaces.listener import Listener, ShowSearch
+from hedgerow.searchspaces.packs import dealt
 from hedgerow.searchspaces.report import Trial
 from hedgerow.searchspaces.results import FinishedSearch
 from hedgerow.searchspaces.scheduler import HedgeScheduler
@@ -135,7 +136,7 @@ def _tune(plan: SearchPlan, folder: RunFolder, data: Data, listener: Listener) -
     )
     known = known_configurations(folder, plan)
     clip = getattr(plan.search, "clip", None) or 2 * math.log(dataset.classes)
-    chosen = tuning(plan, known, room, clip, here / "losses.jsonl", listener.hedge)
+    chosen = tuning(plan, known, packs_of(folder, plan, known, room), room, clip, here / "losses.jsonl", listener.hedge)
     # Whatever Tune kept of an interrupted search: the trials go on from their run folders.
     shutil.rmtree(here / "tune", ignore_errors=True)
     tuner = tune.Tuner(
@@ -167,27 +168,39 @@ def _tune(plan: SearchPlan, folder: RunFolder, data: Data, listener: Listener) -
 def known_configurations(folder: RunFolder, plan: SearchPlan) -> list[Overrides]:
     """The configurations that the file lists, then those that an interrupted search came upon by itself."""
     known = list(plan.configurations)
-    for index, trial in enumerate(read_trials(folder)):
+    for trial in read_trials(folder):
         # Population based training changes configurations as it goes: the run folder knows the last one.
-        known[index : index + 1] = [trial.overrides]
+        known[int(trial.name) : int(trial.name) + 1] = [trial.overrides]
     return known
 
 
+def packs_of(folder: RunFolder, plan: SearchPlan, known: list[Overrides], room: int) -> list[list[int]] | None:
+    """Which experts share a trial: as an interrupted search had it, so that it goes on with the same numbers."""
+    if plan.search.packed is None:
+        return None
+    record = folder.record()
+    if "packs" not in record:
+        size = None if plan.search.packed == "auto" else plan.search.packed
+        folder.update(packs=dealt([plan.trial(overrides) for overrides in known], room, size))
+    return folder.record()["packs"]
+
+
 def read_trials(folder: RunFolder) -> list[Trial]:
-    """The trials of a search, from their run folders, in the order of their numbers."""
-    trials: list[Trial] = []
-    while (expert := expert_folder(folder.path, len(trials))).exists:
-        record = expert.record()
-        trials.append(Trial(expert.name, record["overrides"], RunLog(expert.metrics).read(), record["status"]))
-    return trials
+    """The trials of a search that have begun, from their run folders, in the order of their numbers."""
+    experts = [RunFolder(path) for path in sorted((folder.path / "experts").glob("*"))]
+    return [
+        Trial(expert.name, expert.record()["overrides"], RunLog(expert.metrics).read(), expert.record()["status"])
+        for expert in experts
+        if expert.exists
+    ]
 
 
 def push(name: str) -> None:
     """Send a search's local record to MLflow: what a server that was down has missed. Raises UserError."""
     folder = find_run(name)
     records: list[Record] = [{"expert": None, **record} for record in RunLog(folder.metrics).read()]
-    for index, trial in enumerate(read_trials(folder)):
-        records += [{"expert": index, **record} for record in trial.records]
+    for trial in read_trials(folder):
+        records += [{"expert": int(trial.name), **record} for record in trial.records]
     tracker = Tracker(lambda: open_search_store(folder))
     push_records(folder, tracker, records, lambda store: store.parent.log_files(folder.path))
 
@@ -208,7 +221,7 @@ def _close_store(store: Any, finished: FinishedSearch, dataset: Dataset) -> None
     if found:
         experiment = finished.plan.trial(best.overrides)
         server = read_checkpoint(found[0])[0]
-        parameters = build_algorithm(experiment, dataset).evaluate_params(server)
+        parameters = build_algorithms([experiment], dataset)[0].evaluate_params(server)
         log_final_model(store.parent, experiment, dataset, tree_map(lambda leaf: leaf.numpy(), parameters))
     store.end("FINISHED")
 

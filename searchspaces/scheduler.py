@@ -12,6 +12,7 @@ from ray.tune.schedulers import TrialScheduler
 
 from hedgerow.platform.errors import UserError
 from hedgerow.searchspaces.hedge import Hedge
+from hedgerow.searchspaces.packs import members
 from hedgerow.searchspaces.rounds import HedgeRounds, Record
 
 ROUND = "round"
@@ -24,12 +25,13 @@ class HedgeScheduler(TrialScheduler):
 
         tune.Tuner(trainable, tune_config=tune.TuneConfig(scheduler=HedgeScheduler(8, metric="loss", mode="min")), ...)
 
-    experts: how many trials there will be. metric, mode, clip, missing, averaged, journal, told: see HedgeRounds.
-    hedge: the rate; None: `Hedge(experts, gamma)`. ahead: with more trials than the cluster has room for, the rounds
-    that one may be ahead of another; then it is paused (with a checkpoint), and the one that is least far takes its
-    place, or it waits where it is if no other needs the room. With room for all, no trial ever waits. prune: trials
-    whose weight falls below it are stopped; the regret to a stopped trial is bounded no more. time_attr: the key that
-    counts rounds; a result may also carry several rounds at once, as a list of dictionaries under "records".
+    experts: how many there will be; as a rule each is a trial. metric, mode, clip, missing, averaged, journal, told:
+    see HedgeRounds. hedge: the rate; None: `Hedge(experts, gamma)`. ahead: with more trials than the cluster has room
+    for, the rounds that one may be ahead of another; then it is paused (with a checkpoint), and the one that is least
+    far takes its place, or it waits where it is if no other needs the room. With room for all, no trial ever waits.
+    prune: trials whose weight falls below it are stopped; the regret to a stopped trial is bounded no more. time_attr:
+    the key that counts rounds; a result may also carry several rounds at once, as a list of dictionaries under
+    "records". A trial may train several experts (`packs.members`): then each of its records names its "expert".
     """
 
     def __init__(
@@ -57,26 +59,25 @@ class HedgeScheduler(TrialScheduler):
         self._unfinished: set[int] = set(range(experts))
         self._holding: dict[str, Trial] = {}
         self._pausing: set[str] = set()
-        self._known: set[str] = set()
+        self._known: dict[str, set[int]] = {}
 
     # ---- what Tune tells ----------------------------------------------------------------------------------------
 
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
-        expert = expert_of(trial)
-        if expert >= len(self.rounds.latest):
+        if max(experts_of(trial)) >= len(self.rounds.latest):
             raise ValueError(f"HedgeScheduler(experts={len(self.rounds.latest)}) was given more trials than that")
         if trial.trial_id not in self._known and trial.status == Trial.PENDING:
             # Paused from the beginning: Tune starts pending trials by itself, but paused ones only when we say so.
             trial.set_status(Trial.PAUSED)
-        self._known.add(trial.trial_id)
+        self._known[trial.trial_id] = set(experts_of(trial))
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: Record) -> str:
-        expert = expert_of(trial)
-        self._report(expert, result)
-        if expert in self.rounds.retired:
+        self._report(trial, result)
+        experts = experts_of(trial)
+        if all(expert in self.rounds.retired for expert in experts):
             return TrialScheduler.STOP
-        if self.prune and self.rounds.hedge.probs()[expert] < self.prune and len(self._unfinished) > 1:
-            self._end(expert, penalised=False)
+        if self.prune and max(self.rounds.hedge.probs()[experts]) < self.prune and len(self._unfinished) > 1:
+            self._end(trial, penalised=False)
             return TrialScheduler.STOP
         if self._must_wait(trial):
             # Whether it gives up its process is decided in `choose_trial_to_run`, when it is known who wants it.
@@ -86,18 +87,18 @@ class HedgeScheduler(TrialScheduler):
 
     def on_trial_complete(self, tune_controller: Any, trial: Trial, result: Record) -> None:
         if result:
-            self._report(expert_of(trial), result)
-        self._end(expert_of(trial), penalised=False)
+            self._report(trial, result)
+        self._end(trial, penalised=False)
 
     def on_trial_remove(self, tune_controller: Any, trial: Trial) -> None:
-        self._end(expert_of(trial), penalised=False)
+        self._end(trial, penalised=False)
 
     def on_trial_error(self, tune_controller: Any, trial: Trial) -> None:
         # Tune starts it again from its checkpoint as long as its `max_failures` allow.
         self._holding.pop(trial.trial_id, None)
         self._pausing.discard(trial.trial_id)
         if not trial.should_recover():
-            self._end(expert_of(trial), penalised=True)
+            self._end(trial, penalised=True)
 
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
         """The trial that is least far, where there is room, and one more.
@@ -112,7 +113,7 @@ class HedgeScheduler(TrialScheduler):
         waiting = [trial for trial in trials if trial.status == Trial.PAUSED]
         if not waiting:
             return None
-        first = min(waiting, key=lambda trial: (int(self.rounds.latest[expert_of(trial)]), expert_of(trial)))
+        first = min(waiting, key=lambda trial: (int(min(self.rounds.latest[experts_of(trial)])), experts_of(trial)))
         busy = sum(t.status in (Trial.RUNNING, Trial.PENDING) and t.trial_id not in self._pausing for t in trials)
         return first if busy <= self._room(first) and not self._must_wait(first) else None
 
@@ -142,33 +143,42 @@ class HedgeScheduler(TrialScheduler):
     def restore(self, checkpoint_path: str) -> None:
         self.rounds.load_state_dict(json.loads(Path(checkpoint_path).read_text()))
 
-    def _report(self, expert: int, result: Record) -> None:
+    def _report(self, trial: Trial, result: Record) -> None:
+        only = experts_of(trial)[0]
         try:
             for record in result.get("records", [result]):
-                self.rounds.report(expert, int(record.get(ROUND, record.get(self.time_attr, 0))), record)
+                round = int(record.get(ROUND, record.get(self.time_attr, 0)))
+                self.rounds.report(record.get("expert", only), round, record)
         except UserError as error:
             self.error = error
             raise
 
     # ---- room ---------------------------------------------------------------------------------------------------
 
-    def _end(self, expert: int, penalised: bool) -> None:
-        self._unfinished.discard(expert)
-        self.rounds.retire(expert, penalised)
+    def _end(self, trial: Trial, penalised: bool) -> None:
+        for expert in experts_of(trial):
+            self._unfinished.discard(expert)
+            self.rounds.retire(expert, penalised)
 
     def _must_wait(self, trial: Trial) -> bool:
         """Whether the trial is too far ahead, where the trials have to share what room there is."""
-        return len(self._unfinished) > self._room(trial) and self.rounds.ahead(expert_of(trial)) >= self.ahead
+        ahead = min(self.rounds.ahead(expert) for expert in experts_of(trial))
+        return ahead >= self.ahead and self._trials_left() > self._room(trial)
+
+    def _trials_left(self) -> int:
+        """How many trials have not ended; an expert that no trial has named yet counts as one."""
+        running = [experts for experts in self._known.values() if experts & self._unfinished]
+        return len(running) + len(self._unfinished.difference(*running))
 
     def _room(self, trial: Trial) -> int:
         """How many such trials the cluster holds at once."""
         assert trial.placement_group_factory is not None
         wanted = trial.placement_group_factory.required_resources
         has = ray.cluster_resources()
-        room = min((int(has.get(kind, 0) / n + 1e-6) for kind, n in wanted.items() if n), default=len(self._unfinished))
+        room = min((int(has.get(kind, 0) / n + 1e-6) for kind, n in wanted.items() if n), default=self._trials_left())
         return max(1, room)
 
 
-def expert_of(trial: Trial) -> int:
-    """A trial's number: Tune counts them in their identifiers."""
-    return int(trial.trial_id.rsplit("_", 1)[-1])
+def experts_of(trial: Trial) -> list[int]:
+    """The numbers of a trial's experts."""
+    return [number for number, _ in members(trial.trial_id, trial.config)]

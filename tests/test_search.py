@@ -87,14 +87,14 @@ def reference(tmp_path_factory) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def finished(ray_here, tmp_path_factory) -> FinishedSearch:
-    """Two experts at a time."""
-    return search(plan(tmp_path_factory.mktemp("finished")))
+    """Two experts at a time, which take turns."""
+    return search(plan(tmp_path_factory.mktemp("finished"), search__pack="off"))
 
 
 @pytest.fixture(scope="module")
 def tracked(ray_here, tmp_path_factory) -> FinishedSearch:
-    """All four at once, with MLflow."""
-    return search(plan(tmp_path_factory.mktemp("tracked"), tracking__enabled=True, search__concurrency=4))
+    """Two packs of two, with MLflow."""
+    return search(plan(tmp_path_factory.mktemp("tracked"), tracking__enabled=True))
 
 
 def runs_of(finished: FinishedSearch) -> tuple[MlflowClient, list]:

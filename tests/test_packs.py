@@ -1,0 +1,178 @@
+"""Packs: experts that differ in floats train together, batched over (expert, client), and learn as if alone."""
+
+import numpy as np
+import pytest
+import torch
+from helpers import blobs, distance, experiment, identical, partition, run_inline, small_task
+from pydantic import BaseModel
+from test_search import plan
+from toys import Diverging, Stateful, TwoPhases
+
+from hedgerow.algorithms import FedAvg, FedProx
+from hedgerow.algorithms.base import HyperParameters
+from hedgerow.platform.errors import UserError
+from hedgerow.platform.executors import InlineExecutor
+from hedgerow.platform.experiment import Checkpoints, EngineConfig
+from hedgerow.platform.federated import FederatedRun
+from hedgerow.platform.learner import Learner
+from hedgerow.platform.worker import Worker
+from hedgerow.searchspaces.packs import dealt, members
+from hedgerow.searchspaces.runner import search
+
+DATA = blobs()
+RAGGED = partition(np.array([3, 60, 17, 1, 40, 59]), seed=1)
+LOOP, VMAP = EngineConfig(mode="loop"), EngineConfig(mode="vmap", chunk=4)
+
+
+def pack(algorithm, hypers, folders=None, **settings) -> FederatedRun:
+    """An inline run of several experts."""
+    values = [algorithm.Hyper(**hyper) for hyper in hypers]
+    wanted = [experiment(value, **settings) for value in values]
+    worker = Worker([algorithm(value, small_task(DATA)) for value in values], DATA, RAGGED, 0)
+    learners = [Learner(one, algorithm(one.algorithm, small_task(DATA)), RAGGED, len(DATA.y_test)) for one in wanted]
+    return FederatedRun(learners, InlineExecutor(worker), folders or [None] * len(values))
+
+
+def alone(algorithm, hyper, **settings):
+    run = run_inline(algorithm, small_task(DATA), DATA, RAGGED, hyper, **settings)
+    return run, list(run)
+
+
+PACKS = [
+    (FedAvg, [{"lr": lr, "batch_size": 8} for lr in (0.01, 0.1, 0.5)]),
+    (FedAvg, [{"lr": 0.1, "momentum": m, "weight_decay": d, "clip_norm": c, "lr_decay": q, "batch_size": 8}
+              for m, d, c, q in ((0.0, 0.0, 0.1, 1.0), (0.9, 0.0, 1.0, 0.5), (0.5, 0.01, 10.0, 0.9))]),
+    (FedAvg, [{"batch_size": 8, "server": {"lr": lr}} for lr in (0.5, 1.0)]),
+    (FedProx, [{"mu": mu, "batch_size": 8, "epochs": 2} for mu in (0.0, 0.1, 1.0, 5.0)]),
+    (Stateful, [{"pull": pull, "batch_size": 8} for pull in (0.0, 0.1, 0.3)]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", [LOOP, VMAP], ids=["loop", "vmap"])
+@pytest.mark.parametrize(("algorithm", "hypers"), PACKS)
+def test_every_expert_learns_what_it_learns_alone(algorithm, hypers, engine):
+    settings = {"rounds": 4, "participation": 0.7, "engine": engine}
+    packed = pack(algorithm, hypers, **settings)
+    rounds = list(packed)
+    assert [sorted(records) for records in rounds] == [list(range(len(hypers)))] * 4
+    models = [learner.server["w"] for learner in packed.learners]
+    assert distance(models[0], models[1]) > 1e-4
+    for learner, hyper in zip(packed.learners, hypers, strict=True):
+        single, records = alone(algorithm, hyper, **settings)
+        if engine is LOOP:
+            assert identical(learner.server["w"], single.server["w"])
+        assert distance(learner.server["w"], single.server["w"]) < 1e-6
+        for mine, theirs in zip(learner.history, records, strict=True):
+            for key in theirs.keys() - {"seconds"}:
+                assert mine[key] == pytest.approx(theirs[key], abs=1e-5), key
+
+
+def test_an_expert_that_diverges_disturbs_nobody():
+    # Of three penalties one is absurd: its clients are dropped, its model stays, the others go on as if alone.
+    hypers = [{"weight_decay": decay, "batch_size": None, "steps": 5} for decay in (0.0, 1e30, 0.01)]
+    packed = pack(FedAvg, hypers, rounds=2)
+    list(packed)
+    assert [learner.history[-1]["dropped"] for learner in packed.learners] == [0, 6, 0]
+    assert identical(packed.learners[1].server["w"], small_task(DATA).init())
+    for expert in (0, 2):
+        single, _ = alone(FedAvg, hypers[expert], rounds=2)
+        assert distance(packed.learners[expert].server["w"], single.server["w"]) < 1e-6
+
+
+def test_experts_whose_exchanges_differ_are_driven_side_by_side():
+    # With `everybody` a round of one expert ends early; lock step goes on with the others.
+    packed = pack(Diverging, [{"everybody": True}, {"everybody": False}], rounds=2, engine=LOOP)
+    list(packed)
+    assert [learner.round for learner in packed.learners] == [2, 2]
+    assert [learner.committed for learner in packed.learners] == [0, 2]
+
+
+def test_scratch_states_of_experts_do_not_mix():
+    packed = pack(TwoPhases, [{}, {}], rounds=2)
+    list(packed)
+    assert [float(learner.server["second"]) for learner in packed.learners] == [360, 360]
+
+
+def test_a_pack_goes_on_from_checkpoints_of_different_rounds(tmp_path):
+    hypers = [{"pull": 0.1, "batch_size": 8}, {"pull": 0.3, "batch_size": 8}]
+    settings = {"rounds": 6, "engine": LOOP, "checkpoints": Checkpoints(every=0)}
+    calm = pack(Stateful, hypers, **settings)
+    list(calm)
+    folders = [tmp_path / "0", tmp_path / "1"]
+    first = pack(Stateful, hypers, folders, **settings)
+    next(first)
+    first.save()
+    next(first)
+    # Killed between the two saves: the second expert's checkpoint is a round older.
+    first.folders = [folders[0], tmp_path / "lost"]
+    first.save()
+    again = pack(Stateful, hypers, folders, **settings)
+    assert [learner.round for learner in again.learners] == [2, 1]
+    assert [sorted(records) for records in again] == [[1], [0, 1], [0, 1], [0, 1], [0, 1]]
+    for mine, theirs in zip(again.learners, calm.learners, strict=True):
+        assert identical(mine.server["w"], theirs.server["w"])
+
+
+def test_floats_are_found_and_replaced_in_nested_sections_too():
+    class Inner(BaseModel):
+        rate: float = 0.5
+        steps: int = 3
+
+    class Hyper(HyperParameters):
+        lr: float = 0.1
+        clip: float | None = None
+        inner: Inner = Inner()
+
+    hyper = Hyper(name="x")
+    assert hyper.floats() == {"lr": 0.1, "inner.rate": 0.5}
+    changed = hyper.with_floats({"lr": torch.tensor(2.0), "inner.rate": 0.25})
+    assert (float(changed.lr), changed.inner.rate, changed.inner.steps) == (2.0, 0.25, 3)
+    assert hyper.with_floats({}) is hyper
+
+
+def test_experts_are_dealt_by_what_they_have_in_common(tmp_path):
+    space = {"algorithm.lr": [0.01, 0.1, 1.0], "algorithm.batch_size": [4, 8], "seed": [0, 1]}
+    chosen = plan(tmp_path, search__space=space)
+    trials = [chosen.trial(overrides) for overrides in chosen.configurations]
+    # Rates go together; batch sizes and seeds draw other mini-batches.
+    packs = dealt(trials, room=1, size=None)
+    assert sorted(len(one) for one in packs) == [3, 3, 3, 3]
+    for one in packs:
+        assert len({(trials[i].algorithm.batch_size, trials[i].seed) for i in one}) == 1
+    assert sorted(i for one in packs for i in one) == list(range(12))
+    assert sorted(map(len, dealt(trials, room=2, size=None))) == [1] * 4 + [2] * 4
+    assert sorted(map(len, dealt(trials, room=9, size=2))) == [1] * 4 + [2] * 4
+    assert dealt(trials[:1], room=4, size=None) == [[0]]
+
+
+def test_who_is_in_a_trial():
+    assert members("ab_00003", {"overrides": {"seed": 1}}) == [(3, {"seed": 1})]
+    assert members("ab_00003", {"overrides": {}, "number": 7}) == [(7, {})]
+    assert members("ab_00003", {"pack": [[4, {"seed": 1}], [6, {}]]}) == [(4, {"seed": 1}), (6, {})]
+    assert members("ab_00003", {"lr": 0.1}) == [(3, {})]
+
+
+@pytest.mark.parametrize(("kind", "more"), [("asha", {}), ("pbt", {}), ("hedge", {"prune": 0.01})])
+def test_trials_that_end_apart_are_not_packed(kind, more, tmp_path):
+    space = {"algorithm.lr": [0.01, 0.3]}
+    section = {"kind": kind, "space": space, **more}
+    assert plan(tmp_path, search=section).search.packed is None
+    with pytest.raises(UserError, match=r"`pack: 2` does not go with .*, which treats each trial alone"):
+        plan(tmp_path, search=section | {"pack": 2})
+
+
+@pytest.mark.usefixtures("ray_here")
+def test_a_packed_search_has_the_weights_of_an_unpacked_one(tmp_path):
+    space = {"algorithm.lr": [0.01, 0.03, 0.1, 0.3], "algorithm.pull": [0.0, 0.1]}
+    settings = {"engine": {"mode": "vmap", "chunk": 5}, "search__space": space}
+    apart = search(plan(tmp_path, **settings, search__pack="off"))
+    packed = search(plan(tmp_path, **settings))
+    assert "packs" not in apart.folder.record()
+    assert packed.folder.record()["packs"] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert [trial.overrides for trial in packed.trials] == [trial.overrides for trial in apart.trials]
+    assert [trial.status for trial in packed.trials] == ["finished"] * 8
+    for mine, theirs in zip(packed.hedge, apart.hedge, strict=True):
+        assert mine["weights"] == pytest.approx(theirs["weights"], abs=1e-6)
+    for mine, theirs in zip(packed.trials, apart.trials, strict=True):
+        assert len(mine.records) == len(theirs.records) == 6
+        assert "expert" not in mine.records[0]
