@@ -24,8 +24,8 @@ from hedgerow.algorithms.trees import Tree
 class HyperParameters(BaseModel):
     """Typed, bounded and documented hyperparameters: an algorithm's section of the experiment file.
 
-    A client step receives them either as plain numbers (loop) or with every float as a 0-d tensor (batched), so a step
-    computes with them but never branches on a float.
+    A client step receives their values as attributes: as plain numbers (loop), or with floats as 0-d tensors where they
+    differ from client to client (batched). So a step computes with them but never branches on a float.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
@@ -41,7 +41,7 @@ class HyperParameters(BaseModel):
         return _floats(self)
 
     def with_floats(self, values: Mapping[str, Any]) -> Self:
-        """The same with some floats replaced, by dotted path; values may be tensors and are not validated."""
+        """The same with some floats replaced, by dotted path; values are not validated."""
         return _with_floats(self, values)
 
 

@@ -10,8 +10,9 @@ from hedgerow.platform.engine import Plan
 from hedgerow.platform.executors import Executor
 from hedgerow.platform.learner import EVALUATION, Learner, Request
 from hedgerow.platform.ledger import Ledger
-from hedgerow.platform.planning import choose
+from hedgerow.platform.planning import Cost, Load, choose
 from hedgerow.platform.reduce import combine
+from hedgerow.platform.streams import steps_per_client
 from hedgerow.platform.worker import Answer, Order
 
 Positions = list[np.ndarray]
@@ -88,12 +89,22 @@ class Dispatcher:
             "share": share,
         }
 
-        def measure(plan: Plan) -> float:
+        def measure(plan: Plan, whole: bool = False) -> Cost:
             planned = [replace(busiest[j], plan=plan) for j in kin]
-            return self.executor.measure(planned, [exchanges[j].down for j in kin])
+            return self.executor.measure(planned, [exchanges[j].down for j in kin], whole)
 
         no_vmap = getattr(learner.algorithm.task.module, "no_vmap", None)
-        return choose(experiment.engine, no_vmap, share, key, measure)
+        left, steps = experiment.rounds - learner.round, _equal_steps(exchange, learner.sizes)
+        load = Load(share, left, steps, experiment.resources.memory_mb)
+        return choose(experiment.engine, no_vmap, load, key, measure)
+
+
+def _equal_steps(exchange: Exchange, sizes: np.ndarray) -> int | None:
+    """Mini-batches of all streams of a client's step, if they and their sizes are the same for every client."""
+    specs = exchange.batches.values()
+    if exchange.on == "test" or any(spec.held_out for spec in specs) or sizes.min() != sizes.max():
+        return None
+    return sum(int(steps_per_client(spec, sizes[:1])[0]) for spec in specs)
 
 
 def owner_of(clients: np.ndarray, workers: int) -> np.ndarray:

@@ -5,6 +5,8 @@ No Ray in here: the same function serves an actor, the inline executor and a ben
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -22,6 +24,8 @@ class Plan:
 
     mode: Literal["loop", "vmap"]
     chunk: int = 1
+    compiled: bool = False
+    """Under vmap: with torch.compile, which fuses what is not a matrix product."""
 
 
 class Shares(NamedTuple):
@@ -97,7 +101,7 @@ def for_each_client(work: Work, plan: Plan) -> Iterator[Chunk]:
     dropped.
     """
     n = len(work.clients)
-    run = _run_one(work) if plan.mode == "loop" else _run_batched(work)
+    run = _run_one(work) if plan.mode == "loop" else _run_batched(work, plan.compiled)
     for start in range(0, n, plan.chunk):
         rows = np.minimum(np.arange(start, start + plan.chunk), n - 1)
         experts, clients = work.experts[rows], work.clients[rows]
@@ -117,42 +121,68 @@ def _run_one(work: Work) -> Run:
     def run(experts: np.ndarray, inputs: tuple[Tree, ...]) -> Any:
         extra, state, streams = (_each(tree, lambda leaf: leaf[0]) for tree in inputs)
         hp, down = work.hypers[experts[0]], work.downs[experts[0]]
-        answers = work.step(hp, {**down, **extra}, state, _data(work, streams, batched=False))
+        data = ClientData(work.samples.x, work.samples.y, work.samples.prepare, streams, batched=False)
+        answers = work.step(hp, {**down, **extra}, state, data)
         return tuple(tree_map(lambda leaf: leaf.unsqueeze(0), tree) for tree in answers)
 
     return run
 
 
-def _run_batched(work: Work) -> Run:
-    hp, device = work.hypers[0], work.samples.x.device
+def _run_batched(work: Work, compiled: bool) -> Run:
+    device = work.samples.x.device
     several = len(work.hypers) > 1
     # With one expert its message stays unbatched: the first local step then costs one large product, not many small.
     common = {} if several else work.downs[0]
     stacked = tree_map(lambda *leaves: torch.stack(leaves), *work.downs) if several else {}
-    floats = {path: torch.tensor(values, device=device) for path, values in _differing(work.hypers).items()}
-
-    def one(down: Tree, own: dict[str, Tensor], extra: Tree, state: Tree, streams: Any) -> Any:
-        data = _data(work, streams, batched=True)
-        return work.step(hp.with_floats(own), {**common, **down, **extra}, state, data)
+    columns = {path: torch.tensor(values, device=device) for path, values in _columns(work.hypers, compiled).items()}
+    values = work.hypers[0].model_dump()
+    vmapped = _compiled() if compiled else _vmapped
 
     def run(experts: np.ndarray, inputs: tuple[Tree, ...]) -> Any:
         which = torch.from_numpy(experts).to(device)
-        down, own = (tree_map(lambda leaf: leaf[which], tree) for tree in (stacked, floats))
-        return torch.func.vmap(one, randomness="error")(down, own, *inputs)
+        down, floats = (tree_map(lambda leaf: leaf[which], tree) for tree in (stacked, columns))
+        return vmapped(work.step, values, common, work.samples, down, floats, *inputs)
 
     return run
 
 
-def _differing(hypers: list[Any]) -> dict[str, list[float]]:
-    """The floats in which experts differ: path -> one value per expert."""
+def _vmapped(
+    step: ClientStep, values: dict[str, Any], common: Tree, samples: Samples, *batched: Any
+) -> tuple[Tree, Tree, dict[str, Tensor]]:
+    """A client step for a chunk of rows. batched: what differs from row to row, with a leading dimension."""
+
+    def one(down: Tree, floats: dict[str, Tensor], extra: Tree, state: Tree, streams: Any) -> Any:
+        data = ClientData(samples.x, samples.y, samples.prepare, streams, batched=True)
+        return step(_attributes(values, floats), {**common, **down, **extra}, state, data)
+
+    return torch.func.vmap(one, randomness="error")(*batched)
+
+
+@cache
+def _compiled() -> Any:
+    # One compilation for each step and shape; the default limit of eight is for programs that forget one.
+    torch._dynamo.config.recompile_limit = 64  # type: ignore[attr-defined]
+    return torch.compile(_vmapped, dynamic=False, fullgraph=True)
+
+
+def _attributes(values: dict[str, Any], floats: Mapping[str, Tensor], prefix: str = "") -> SimpleNamespace:
+    """Hyperparameters as a client step sees them: values, nested sections too, some floats of which are tensors."""
+    found = {}
+    for name, value in values.items():
+        path = prefix + name
+        found[name] = _attributes(value, floats, f"{path}.") if isinstance(value, dict) else floats.get(path, value)
+    return SimpleNamespace(**found)
+
+
+def _columns(hypers: list[Any], compiled: bool) -> dict[str, list[float]]:
+    """The floats that reach the step as tensors: path -> one value per expert.
+
+    They are those in which experts differ, and, for a compiled step, all but the zeros, which switch things off: a
+    rate that decays from round to round must not compile the step anew.
+    """
     every = [hp.floats() for hp in hypers]
     columns = {path: [floats[path] for floats in every] for path in every[0]}
-    return {path: values for path, values in columns.items() if len(set(values)) > 1}
-
-
-def _data(work: Work, streams: Any, batched: bool) -> ClientData:
-    samples = work.samples
-    return ClientData(samples.x, samples.y, samples.prepare, streams, batched)
+    return {path: values for path, values in columns.items() if len(set(values)) > 1 or (compiled and values[0])}
 
 
 def _each(tree: Any, function: Callable[[Tensor], Tensor]) -> Any:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Protocol
 
 from hedgerow.algorithms.trees import Tree
+from hedgerow.platform.planning import Cost
 from hedgerow.platform.worker import Answer, Order, Worker
 
 
@@ -19,8 +20,8 @@ class Executor(Protocol):
     def run(self, orders: list[list[Order]], downs: list[Tree]) -> list[list[Answer]]:
         """orders: for each worker its share of each exchange; downs: the broadcast of each exchange (torch)."""
 
-    def measure(self, orders: list[Order], downs: list[Tree]) -> float:
-        """Seconds per chunk of kin orders under their plan, with all workers at work."""
+    def measure(self, orders: list[Order], downs: list[Tree], whole: bool) -> Cost:
+        """What a chunk of kin orders takes under their plan, with all workers at work; see Worker.measure."""
 
     def save_states(self, expert: int, folder: Path, round: int) -> None:
         """Commit `round` of an expert and write every worker's share of its client states into `folder`."""
@@ -43,8 +44,8 @@ class InlineExecutor:
     def run(self, orders: list[list[Order]], downs: list[Tree]) -> list[list[Answer]]:
         return [self.worker.run(orders[0], downs)]
 
-    def measure(self, orders: list[Order], downs: list[Tree]) -> float:
-        return self.worker.measure(orders, downs)
+    def measure(self, orders: list[Order], downs: list[Tree], whole: bool) -> Cost:
+        return self.worker.measure(orders, downs, whole)
 
     def save_states(self, expert: int, folder: Path, round: int) -> None:
         self.worker.save_states(folder, expert, round)

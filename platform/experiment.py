@@ -45,6 +45,9 @@ class Resources(Section):
     cpus_per_actor: float = Field(1.0, ge=0, description="CPUs that each client actor reserves")
     gpus_per_actor: float = Field(0.0, ge=0, description="GPUs, or the fraction of one, that each actor reserves")
     threads: int = Field(1, ge=1, description="torch threads of each client actor")
+    memory_mb: float | None = Field(
+        None, gt=0, description="memory that each client actor may take (on its GPU, if it has one): bounds the chunk"
+    )
 
     @model_validator(mode="after")
     def _sensible(self) -> Self:
@@ -64,6 +67,11 @@ class EngineConfig(Section):
         "auto", description="one client after the other, or many at once; auto: whichever a short measurement favours"
     )
     chunk: int | Literal["auto"] = Field("auto", description="clients at once under vmap")
+    compile: bool | Literal["auto"] = Field(
+        "auto",
+        description="whether vmap runs through torch.compile (clients need equally many steps); auto: in long runs, if "
+        "it is faster",
+    )
 
     @model_validator(mode="after")
     def _chunk_is_positive(self) -> Self:

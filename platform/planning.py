@@ -1,14 +1,15 @@
-"""Loop or vmap, and the chunk size: measured once per machine and task, then remembered."""
+"""Loop or vmap, the chunk size, compiled or not: measured once per machine and task, then remembered."""
 
 import hashlib
 import json
+import logging
 import os
 import platform as host
 import tempfile
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -23,14 +24,56 @@ MEASURED_STEPS = 2
 NO_BETTER = 1.2
 """A chunk so many times slower than the best plan so far ends the measurement: larger ones would only cost memory."""
 
-Measure = Callable[[Plan], float]
-"""Seconds that one chunk of clients takes under a plan."""
+COMPILE_SECONDS = 60.0
+"""A compiled step is tried where it could save a run so much time: to compile takes about half of it."""
+
+COMPILE_GAIN = 0.5
+"""The share of its time that a compiled step may save; measured: 0.4 to 0.8 for small models on a CPU."""
+
+UNROLLED = 64
+"""Mini-batches up to which a step is compiled: its loop is unrolled."""
 
 
-def candidates(share: int) -> list[Plan]:
-    """The plans worth measuring for a worker with `share` clients in a round."""
-    chunks = {-(-share // parts) for parts in (1, 2, 4, 8)}
-    return [Plan("loop"), *(Plan("vmap", chunk) for chunk in sorted(chunks) if 2 <= chunk <= 128)]
+@dataclass(frozen=True)
+class Cost:
+    """What one chunk of clients takes. memory: what the process held at rest, and what more in the meantime, in MB."""
+
+    seconds: float
+    at_rest: float = 0.0
+    more: float = 0.0
+
+
+class Measure(Protocol):
+    """Tries a plan: on a few mini-batches of a chunk of clients, or on the whole of their work."""
+
+    def __call__(self, plan: Plan, whole: bool = False) -> Cost: ...
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is to be done under a plan. share: clients per worker in a round. rounds: how many of them are left.
+
+    steps: mini-batches of every client; None: they differ, and so does the shape of every chunk.
+    megabytes: memory that a worker's process may take; None: any.
+    """
+
+    share: int
+    rounds: int = 1
+    steps: int | None = None
+    megabytes: float | None = None
+
+
+def options(config: EngineConfig, share: int) -> list[Plan]:
+    """The plans that the file leaves open, for a worker with `share` clients in a round; small chunks first."""
+    chunks = candidates(share) if config.chunk == "auto" else [config.chunk]
+    batched = [Plan("vmap", chunk) for chunk in chunks]
+    return [Plan("loop"), *batched] if config.mode == "auto" else batched or [Plan("vmap", 1)]
+
+
+def candidates(share: int) -> list[int]:
+    """Chunks that cut a share evenly."""
+    chunks = {-(-share // -(-share // most)) for most in (4, 8, 16, 32, 64, 128)}
+    return [chunk for chunk in sorted(chunks) if chunk > 1]
 
 
 def shortened(batches: dict[str, Batches]) -> dict[str, Batches]:
@@ -40,40 +83,62 @@ def shortened(batches: dict[str, Batches]) -> dict[str, Batches]:
     }
 
 
-def choose(config: EngineConfig, no_vmap: str | None, share: int, key: dict, measure: Measure) -> Plan:
+def choose(config: EngineConfig, no_vmap: str | None, load: Load, key: dict, measure: Measure) -> Plan:
     """The plan for one step.
 
     What the file leaves open is measured. The choice is remembered in the user's cache, so that a run which is
     repeated on the same machine repeats its numbers bit for bit; the run's record holds it too.
-    no_vmap: why the model cannot be batched, if so. share: clients per worker in a round. key: what the choice
-    depends on. measure: seconds per chunk under a plan.
+    no_vmap: why the model cannot be batched, if so. key: what the choice depends on.
     """
     if config.mode == "loop" or no_vmap:
         return Plan("loop")
-    if config.mode == "vmap" and config.chunk != "auto":
-        return Plan("vmap", config.chunk)
-    plans = [plan for plan in candidates(share) if config.mode == "auto" or plan.mode == "vmap"]
-    if config.chunk != "auto":
-        plans = [Plan("loop"), Plan("vmap", config.chunk)]
-    plans = plans or [Plan("vmap", max(share, 1))]
-    if len(plans) == 1:
+    plans = options(config, load.share)
+    compiling = config.compile is not False and load.steps is not None and load.steps <= UNROLLED
+    if len(plans) == 1 and not (compiling and plans[0].mode == "vmap"):
         return plans[0]
-    file = cache_folder() / "plans" / f"{_digest(key | {'plans': [asdict(p) for p in plans]})}.json"
+    open_ = {"plans": [asdict(plan) for plan in plans], "megabytes": load.megabytes}
+    compiled = {"compile": config.compile, "rounds": load.rounds} if compiling else {}
+    file = cache_folder() / "plans" / f"{_digest(key | open_ | compiled)}.json"
     if file.exists():
         return Plan(**json.loads(file.read_text()))
-    return _remember(file, _fastest(plans, share, measure))
+    costs = _measured(plans, load, measure)
+    best = min(costs, key=costs.__getitem__)
+    batched = [plan for plan in costs if plan.mode == "vmap"]
+    if compiling and batched:
+        candidate = replace(min(batched, key=costs.__getitem__), compiled=True)
+        best = candidate if config.compile is True or _pays(candidate, best, load, measure) else best
+    return _remember(file, best)
 
 
-def _fastest(plans: list[Plan], share: int, measure: Measure) -> Plan:
-    """The plan that works through `share` clients soonest; plans are tried from small chunks to large ones."""
-    best, shortest = plans[0], float("inf")
+def _measured(plans: list[Plan], load: Load, measure: Measure) -> dict[Plan, float]:
+    """Seconds that a worker's share takes under each plan, from small chunks to large ones.
+
+    It ends where larger chunks are slower, or would take more memory than there is.
+    """
+    if len(plans) == 1:
+        return {plans[0]: 0.0}
+    seconds: dict[Plan, float] = {}
+    cost, chunk = Cost(0.0), 1
     for plan in plans:
-        seconds = -(-share // plan.chunk) * measure(plan)
-        if seconds < shortest:
-            best, shortest = plan, seconds
-        elif seconds > NO_BETTER * shortest:
+        if load.megabytes is not None and cost.at_rest + cost.more * plan.chunk / chunk > load.megabytes:
             break
-    return best
+        cost, chunk = measure(plan), plan.chunk
+        seconds[plan] = -(-load.share // plan.chunk) * cost.seconds
+        if plan.mode == "vmap" and seconds[plan] > NO_BETTER * min(seconds.values()):
+            break
+    return seconds
+
+
+def _pays(compiled: Plan, best: Plan, load: Load, measure: Measure) -> bool:
+    """Whether the compiled plan is faster than the best one, if that could matter in the rounds that are left."""
+    seconds = -(-load.share // best.chunk) * measure(best, whole=True).seconds
+    if load.rounds * seconds * COMPILE_GAIN < COMPILE_SECONDS:
+        return False
+    try:
+        return -(-load.share // compiled.chunk) * measure(compiled, whole=True).seconds < seconds
+    except Exception as error:  # no compiler on this machine, or a step that cannot be traced
+        logging.getLogger(__name__).info("not compiled: %s", error)
+        return False
 
 
 def _digest(key: dict) -> str:

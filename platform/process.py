@@ -1,7 +1,10 @@
-"""What every process that hosts clients does first."""
+"""What every process that hosts clients does first, and how much memory it holds."""
 
 import ctypes
+import resource
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 import torch
 
@@ -21,3 +24,33 @@ def settle(threads: int, import_path: list[str] | None = None) -> None:
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, 2**30)
         mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def held(device: torch.device) -> float:
+    """MB that this process holds on a device now; what it shares with others does not count."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device) / 1e6
+    return _status("VmRSS") - _status("RssShmem") if sys.platform == "linux" else peak(device)
+
+
+def reset_peak(device: torch.device) -> None:
+    """Let `peak` count from now on, where the system can."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    elif sys.platform == "linux":
+        with suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak(device: torch.device) -> float:
+    """The most MB that this process held on a device."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e6
+    if sys.platform == "linux":
+        return _status("VmHWM") - _status("RssShmem")
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6  # bytes on macOS
+
+
+def _status(field: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(float(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith(f"{field}:"))

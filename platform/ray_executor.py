@@ -1,7 +1,7 @@
 """Client actors on Ray, and the executor that drives them."""
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.dispatch import owner_of
 from hedgerow.platform.executors import WorkerLost
 from hedgerow.platform.experiment_file import parse_experiment
+from hedgerow.platform.planning import Cost
 from hedgerow.platform.process import settle
 from hedgerow.platform.worker import Answer, Order, Worker
 
@@ -57,8 +58,8 @@ class ClientActor:
     def run(self, orders: list[Order], downs: list[Tree]) -> list[Answer]:
         return self.worker.run(orders, downs)
 
-    def measure(self, orders: list[Order], downs: list[Tree]) -> float:
-        return self.worker.measure(orders, downs)
+    def measure(self, orders: list[Order], downs: list[Tree], whole: bool) -> Cost:
+        return self.worker.measure(orders, downs, whole)
 
     def save_states(self, expert: int, folder: Path, round: int) -> None:
         self.worker.save_states(folder, expert, round, f"states-{self.rank:04d}")
@@ -80,10 +81,11 @@ class RayExecutor:
         broadcast = _broadcast(downs)
         return self._all([actor.run.remote(mine, broadcast) for actor, mine in zip(self.actors, orders, strict=True)])
 
-    def measure(self, orders: list[Order], downs: list[Tree]) -> float:
+    def measure(self, orders: list[Order], downs: list[Tree], whole: bool) -> Cost:
         broadcast = _broadcast(downs)
         # All at once, as in a round: they share caches and memory.
-        return max(self._all([actor.measure.remote(orders, broadcast) for actor in self.actors]))
+        costs = self._all([actor.measure.remote(orders, broadcast, whole) for actor in self.actors])
+        return Cost(*(max(values) for values in zip(*map(astuple, costs), strict=True)))
 
     def save_states(self, expert: int, folder: Path, round: int) -> None:
         self._all([actor.save_states.remote(expert, folder, round) for actor in self.actors])

@@ -16,7 +16,8 @@ from hedgerow.algorithms.trees import Tree, count, leaves, tree_map
 from hedgerow.platform.checkpoint import load_tree, save_tree
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.engine import Chunk, Plan, Samples, Shares, Work, for_each_client
-from hedgerow.platform.planning import shortened
+from hedgerow.platform.planning import Cost, shortened
+from hedgerow.platform.process import held, peak, reset_peak
 from hedgerow.platform.reduce import Partial, finite_clients
 from hedgerow.platform.states import ClientStates
 
@@ -118,6 +119,7 @@ class Worker:
             ),
             "test": Samples(test_x, test_y, prepare, np.arange(len(test_y)), shards, shards),
         }
+        self.at_rest = held(self.device)
 
     def run(self, orders: list[Order], downs: list[Tree]) -> list[Answer]:
         """Carry out this worker's share of the exchanges that run in parallel. downs: the broadcast of each order."""
@@ -171,29 +173,33 @@ class Worker:
         parts = [self.states[orders[i].expert].read(clients[experts == i]) for i in np.unique(experts)]
         return parts[0] if len(parts) == 1 else tree_map(lambda *leaves: torch.cat(leaves), *parts)
 
-    def measure(self, orders: list[Order], downs: list[Tree]) -> float:
-        """Seconds per chunk of kin orders under their plan, on a few mini-batches of their own clients."""
-        left, short = orders[0].plan.chunk, []
+    def measure(self, orders: list[Order], downs: list[Tree], whole: bool) -> Cost:
+        """What one chunk of kin orders takes under their plan, on their first clients.
+
+        whole: with all mini-batches of a round, not only a few.
+        """
+        left, some = orders[0].plan.chunk, []
         for order in orders:
             n = min(len(order.clients), left)
             left -= n
-            short.append(
+            some.append(
                 replace(
                     order,
                     clients=order.clients[:n],
                     weights=order.weights[:n],
                     per_client=tree_map(lambda leaf, n=n: leaf[:n], order.per_client),
-                    batches=shortened(order.batches),
+                    batches=order.batches if whole else shortened(order.batches),
                     keep_states=False,
                 )
             )
         seconds: list[float] = []
+        reset_peak(self.device)
         # The first time warms up; then as often as a tenth of a second allows, and once at least.
         while len(seconds) < 2 or (sum(seconds[1:]) < 0.1 and len(seconds) < 20):
             start = time.perf_counter()
-            self.run(short, downs)
+            self.run(some, downs)
             seconds.append(time.perf_counter() - start)
-        return min(seconds[1:])
+        return Cost(min(seconds[1:]), self.at_rest, peak(self.device) - self.at_rest)
 
     def save_states(self, folder: Path, expert: int, round: int, name: str = "states") -> None:
         """Make `round` final and write an expert's client states into `folder`."""

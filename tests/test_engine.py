@@ -8,8 +8,8 @@ from toys import Diverging, Stacker, Stateful, TwoPhases
 
 from hedgerow.algorithms import FedAvg
 from hedgerow.platform.engine import Plan
-from hedgerow.platform.experiment import EngineConfig
-from hedgerow.platform.planning import choose
+from hedgerow.platform.experiment import EngineConfig, Resources
+from hedgerow.platform.planning import Cost, Load, choose, options
 
 DATA = blobs()
 RAGGED = partition(np.array([3, 60, 17, 1, 40, 59]), seed=1)
@@ -147,20 +147,88 @@ def test_the_plan_is_measured_once_and_remembered(tmp_path, monkeypatch):
     monkeypatch.setenv("HEDGEROW_CACHE", str(tmp_path))
     calls = []
 
-    def measure(plan):
+    def measure(plan, whole=False):
         calls.append(plan)
-        return 1.0 if plan.mode == "loop" else 2.0
+        return Cost(1.0 if plan.mode == "loop" else 2.0)
 
     # Eight clients: eight loops take 8 s, one chunk of eight 2 s.
-    assert choose(EngineConfig(), None, 8, {"k": 1}, measure) == Plan("vmap", 8)
-    assert choose(EngineConfig(), None, 8, {"k": 1}, measure) == Plan("vmap", 8)
-    assert calls == [Plan("loop"), Plan("vmap", 2), Plan("vmap", 4), Plan("vmap", 8)]
-    assert choose(EngineConfig(), "no batching rule", 8, {"k": 1}, measure) == Plan("loop")
-    assert choose(EngineConfig(mode="vmap", chunk=3), None, 8, {"k": 1}, measure) == Plan("vmap", 3)
-    assert choose(EngineConfig(mode="loop"), None, 8, {"k": 1}, measure) == Plan("loop")
-    assert len(calls) == 4
+    assert choose(EngineConfig(), None, Load(8), {"k": 1}, measure) == Plan("vmap", 8)
+    assert choose(EngineConfig(), None, Load(8), {"k": 1}, measure) == Plan("vmap", 8)
+    assert calls == [Plan("loop"), Plan("vmap", 4), Plan("vmap", 8)]
+    assert choose(EngineConfig(), "no batching rule", Load(8), {"k": 1}, measure) == Plan("loop")
+    assert choose(EngineConfig(mode="vmap", chunk=3), None, Load(8), {"k": 1}, measure) == Plan("vmap", 3)
+    assert choose(EngineConfig(mode="loop"), None, Load(8), {"k": 1}, measure) == Plan("loop")
+    assert choose(EngineConfig(), None, Load(1), {"k": 1}, measure) == Plan("loop")
+    assert len(calls) == 3
     # Where batching is slower, larger chunks are not even tried: they cost memory.
     tried = []
-    slow = choose(EngineConfig(), None, 8, {"k": 2}, lambda plan: tried.append(plan) or plan.chunk**4)
+    slow = choose(EngineConfig(), None, Load(8), {"k": 2}, lambda plan: tried.append(plan) or Cost(plan.chunk**4))
     assert slow == Plan("loop")
-    assert tried == [Plan("loop"), Plan("vmap", 2)]
+    assert tried == [Plan("loop"), Plan("vmap", 4)]
+
+
+@pytest.mark.parametrize(
+    ("share", "chunks"), [(1, []), (3, [3]), (5, [3, 5]), (50, [4, 8, 13, 25, 50]), (5000, [4, 8, 16, 32, 64, 125])]
+)
+def test_chunks_cut_a_share_evenly(share, chunks):
+    assert [plan.chunk for plan in options(EngineConfig(), share) if plan.mode == "vmap"] == chunks
+
+
+def test_chunks_keep_within_the_memory_that_there_is(tmp_path, monkeypatch):
+    monkeypatch.setenv("HEDGEROW_CACHE", str(tmp_path))
+    tried = []
+
+    def measure(plan, whole=False):
+        tried.append(plan.chunk)
+        return Cost(1.0, at_rest=500.0, more=10.0 * plan.chunk)
+
+    assert choose(EngineConfig(), None, Load(64, megabytes=700.0), {}, measure) == Plan("vmap", 16)
+    assert tried == [1, 4, 8, 16]
+
+
+def test_a_long_run_is_compiled_where_that_is_faster(tmp_path, monkeypatch):
+    monkeypatch.setenv("HEDGEROW_CACHE", str(tmp_path))
+    seconds = {"compiled": 1.0}
+
+    def measure(plan, whole=False):
+        assert whole or not plan.compiled
+        return Cost(seconds["compiled"] if plan.compiled else 2.0 + plan.chunk / 100)
+
+    def chosen(case, rounds=1000, steps=10, **config):
+        return choose(EngineConfig(**config), None, Load(8, rounds, steps), {"case": case}, measure)
+
+    assert chosen("long") == Plan("vmap", 8, compiled=True)
+    assert chosen("short", rounds=10) == Plan("vmap", 8)
+    assert chosen("ragged", steps=None) == Plan("vmap", 8)
+    assert chosen("many steps", steps=1000) == Plan("vmap", 8)
+    assert chosen("not wanted", compile=False) == Plan("vmap", 8)
+    assert chosen("wanted", rounds=1, compile=True) == Plan("vmap", 8, compiled=True)
+    assert chosen("wanted, fixed", rounds=1, compile=True, mode="vmap", chunk=5) == Plan("vmap", 5, compiled=True)
+    seconds["compiled"] = 3.0
+    assert chosen("slower") == Plan("vmap", 8)
+
+
+def test_a_machine_without_a_compiler_goes_on_without(tmp_path, monkeypatch):
+    monkeypatch.setenv("HEDGEROW_CACHE", str(tmp_path))
+
+    def measure(plan, whole=False):
+        if plan.compiled:
+            raise RuntimeError("no working C++ compiler")
+        return Cost(1.0)
+
+    assert choose(EngineConfig(), None, Load(8, 1000, 10), {}, measure) == Plan("vmap", 8)
+
+
+def test_a_worker_tells_what_memory_a_chunk_takes():
+    run = run_inline(
+        FedAvg,
+        small_task(DATA),
+        DATA,
+        RAGGED,
+        {"batch_size": 8},
+        engine=EngineConfig(),
+        resources=Resources(executor="inline", memory_mb=1.0),
+    )
+    next(run)
+    # Not even two clients at once fit into a megabyte, which the process itself exceeds.
+    assert run.learners[0].plans["train/clients"] == Plan("loop")
