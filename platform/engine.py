@@ -135,7 +135,8 @@ def _run_batched(work: Work, compiled: bool) -> Run:
     common = {} if several else work.downs[0]
     stacked = tree_map(lambda *leaves: torch.stack(leaves), *work.downs) if several else {}
     columns = {path: torch.tensor(values, device=device) for path, values in _columns(work.hypers, compiled).items()}
-    values = work.hypers[0].model_dump()
+    # Without the plain values of those: a compiled step is compiled anew when a plain value changes.
+    values = work.hypers[0].with_floats(dict.fromkeys(columns)).model_dump(warnings=False)
     vmapped = _compiled() if compiled else _vmapped
 
     def run(experts: np.ndarray, inputs: tuple[Tree, ...]) -> Any:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers import blobs, identical, model, partition, run_inline, small_task
+from helpers import blobs, distance, identical, model, partition, run_inline, small_task
 from toys import Diverging, Stacker, Stateful, TwoPhases
 
 from hedgerow.algorithms import FedAvg
@@ -232,3 +232,21 @@ def test_a_worker_tells_what_memory_a_chunk_takes():
     next(run)
     # Not even two clients at once fit into a megabyte, which the process itself exceeds.
     assert run.learners[0].plans["train/clients"] == Plan("loop")
+
+
+def test_compiled_it_learns_the_same():
+    even = partition(np.full(6, 24), seed=1)
+    hyper = {"batch_size": 12, "epochs": 1, "lr_decay": 0.5, "momentum": 0.9}
+    eager, compiled = (
+        run_inline(
+            FedAvg, small_task(DATA), DATA, even, hyper, engine=EngineConfig(mode="vmap", chunk=3, compile=wanted)
+        )
+        for wanted in (False, True)
+    )
+    list(eager)
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    list(compiled)
+    assert compiled.learners[0].plans["train/clients"] == Plan("vmap", 3, compiled=True)
+    assert distance(model(compiled), model(eager)) < 1e-6
+    # Three rounds of two chunks with three learning rates: one compilation.
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] - before == 1
