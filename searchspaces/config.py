@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from hedgerow.platform.section import Section
 
@@ -74,6 +74,12 @@ class SearchSection(Section):
         description="configurations that differ only in numbers such as lr train together, so many in a trial at most; "
         "auto: as many as keep every slot busy; off: each in a trial of its own",
     )
+
+    @field_validator("pack", mode="before")
+    @classmethod
+    def _off_is_no_truth_value(cls, value: Any) -> Any:
+        # To YAML a bare `off` is false.
+        return "off" if value is False else value
 
     @model_validator(mode="before")
     @classmethod

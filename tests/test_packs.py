@@ -18,6 +18,7 @@ from hedgerow.platform.learner import Learner
 from hedgerow.platform.worker import Worker
 from hedgerow.searchspaces.packs import dealt, members
 from hedgerow.searchspaces.runner import search
+from hedgerow.searchspaces.search_file import load_search
 
 DATA = blobs()
 RAGGED = partition(np.array([3, 60, 17, 1, 40, 59]), seed=1)
@@ -159,6 +160,14 @@ def test_trials_that_end_apart_are_not_packed(kind, more, tmp_path):
     assert plan(tmp_path, search=section).search.packed is None
     with pytest.raises(UserError, match=r"`pack: 2` does not go with .*, which treats each trial alone"):
         plan(tmp_path, search=section | {"pack": 2})
+
+
+def test_off_without_quotes_is_off(tmp_path):
+    file = tmp_path / "file.yaml"
+    file.write_text(plan(tmp_path).dump().replace("pack: auto", "pack: off"))
+    assert load_search(file).search.pack == "off"
+    file.write_text(load_search(file).dump())
+    assert load_search(file).search.packed is None
 
 
 @pytest.mark.usefixtures("ray_here")
