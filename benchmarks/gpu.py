@@ -2,8 +2,8 @@
 
     python benchmarks/gpu.py [--device cuda] [--only chunks processes precision] [--repeats 5]
 
-Where there is no GPU it says so and measures nothing; `--device cpu --quick` tries the script itself out. Prints a table
-and writes benchmarks/results/gpu.json with the command, the versions and the machine.
+Where there is no GPU it says so and measures nothing; `--device cpu --quick` tries the script itself out. Prints the
+figures and writes them to benchmarks/results/gpu.json with the command, the versions and the machine.
 """
 
 import argparse
@@ -64,18 +64,18 @@ def worker_of(name: str, clients: int, device: str) -> tuple[Worker, dict[str, A
     return worker, {"w": worker.algorithms[0].init_server()["w"]}
 
 
-def order_of(worker: Worker, clients: int, plan: Plan, round: int) -> Order:
+def order_of(worker: Worker, clients: int, plan: Plan, number: int) -> Order:
     ids = np.arange(clients)
     batches = worker.algorithms[0].hyper.batches
-    return Order(round, 0, "train", "clients", ids, {}, np.ones(clients), batches, "mean", plan)
+    return Order(number, 0, "train", "clients", ids, {}, np.ones(clients), batches, "mean", plan)
 
 
 def clients_per_second(worker: Worker, down: dict[str, Any], clients: int, plan: Plan, repeats: int) -> float:
     """The median of some rounds; the answers' way back to the host is part of each."""
     seconds = []
-    for round in range(1, repeats + 3):
+    for number in range(1, repeats + 3):
         start = time.perf_counter()
-        worker.run([order_of(worker, clients, plan, round)], [down])
+        worker.run([order_of(worker, clients, plan, number)], [down])
         seconds.append(time.perf_counter() - start)
     return clients / median(seconds[2:])
 
@@ -135,9 +135,9 @@ def by_precision(name: str, clients: int, device: str, repeats: int, card: str) 
 
 def _serve(pipe: Any, name: str, clients: int, device: str, plan: Plan) -> None:
     worker, down = worker_of(name, clients, device)
-    while (round := pipe.recv()) is not None:
-        worker.run([order_of(worker, clients, plan, round)], [down])
-        pipe.send(round)
+    while (number := pipe.recv()) is not None:
+        worker.run([order_of(worker, clients, plan, number)], [down])
+        pipe.send(number)
 
 
 def by_processes(name: str, clients: int, device: str, repeats: int, counts: tuple[int, ...]) -> dict[str, Any]:
@@ -154,22 +154,18 @@ def by_processes(name: str, clients: int, device: str, repeats: int, counts: tup
             processes[-1].start()
             pipes.append(here)
         seconds = []
-        for round in range(1, repeats + 3):
+        for number in range(1, repeats + 3):
             start = time.perf_counter()
             for pipe in pipes:
-                pipe.send(round)
+                pipe.send(number)
             for pipe in pipes:
                 pipe.recv()
             seconds.append(time.perf_counter() - start)
         for pipe, process in zip(pipes, processes, strict=True):
             pipe.send(None)
             process.join()
-        found[f"{count} processes"] = round_to(count * share / median(seconds[2:]))
+        found[f"{count} processes"] = round(count * share / median(seconds[2:]), 1)
     return found
-
-
-def round_to(rate: float) -> float:
-    return round(rate, 1)
 
 
 def main() -> None:

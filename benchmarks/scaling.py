@@ -1,0 +1,110 @@
+"""A model of a round's time, fitted to some measurements and checked against others.
+
+    python benchmarks/scaling.py [--repeats 3]
+
+    seconds = per round + per actor * A + per MB * M + per actor and MB * A * M
+              + (per client step + per client step and million parameters * P) * client steps of the busiest core
+
+A: client actors. M: megabytes of the model. P: its millions of parameters. Writes benchmarks/results/scaling.json with
+the constants, the measurements, the predictions, the command, the versions and the machine.
+"""
+
+import argparse
+import os
+from itertools import product
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+from measuring import conditions, write_results
+from rounds import DIGITS, hedgerow_rounds, settings
+from scipy.optimize import nnls
+
+from hedgerow.platform.build import build_data
+from hedgerow.platform.data import make_partition
+from hedgerow.platform.placement import ray_session
+
+STEPS = 4
+"""Mini-batches of 8 of each client's 16 samples, in two epochs."""
+
+CONSTANTS = ("per round", "per actor", "per MB", "per actor and MB", "per client step", "per client step and 1e6 params")
+
+
+class Case(NamedTuple):
+    """An MLP 64-hidden-10 and how it is trained."""
+
+    hidden: int
+    clients: int
+    actors: int
+
+    @property
+    def parameters(self) -> int:
+        return 64 * self.hidden + self.hidden + self.hidden * 10 + 10
+
+    @property
+    def features(self) -> list[float]:
+        """What each constant is multiplied by."""
+        megabytes = 4e-6 * self.parameters
+        busy = min(self.actors, os.cpu_count() or 1)
+        steps = STEPS * self.clients / busy
+        return [1.0, self.actors, megabytes, self.actors * megabytes, steps, steps * self.parameters / 1e6]
+
+
+FITTED = [Case(*case) for case in product((20, 200, 1600), (10, 100), (1, 2))]
+CHECKED = [Case(*case) for case in ((80, 50, 2), (400, 30, 1), (400, 80, 2), (800, 60, 2), (800, 20, 1), (200, 60, 3))]
+
+
+def measure(case: Case, rounds: int = 30) -> float:
+    """Seconds of a steady round."""
+    values = {
+        **DIGITS,
+        "task": {**DIGITS["task"], "model": {"name": "mlp", "hidden": [case.hidden]}},
+        "participation": None,
+        "clients_per_round": case.clients,
+        "resources": {"actors": case.actors, "cpus_per_actor": 0.5, "threads": 1},
+        "engine": {"mode": "vmap", "chunk": min(25, -(-case.clients // case.actors)), "compile": False},
+    }
+    experiment = settings(values, rounds)
+    dataset, _ = build_data(experiment, None)
+    clients = make_partition(experiment.task.partition, dataset.y_train, dataset.classes, None, 0)
+    return median(hedgerow_rounds(values, dataset, clients, rounds)[0])
+
+
+def fit(cases: list[Case], seconds: list[float]) -> np.ndarray:
+    """The constants, none negative, that make the relative errors smallest."""
+    rows = np.array([case.features for case in cases]) / np.array(seconds)[:, None]
+    return nnls(rows, np.ones(len(cases)))[0]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=3)
+    arguments = parser.parse_args()
+    cases = FITTED + CHECKED
+    with ray_session():
+        # In turn: what else the machine does meets all cases alike.
+        runs = [[measure(case) for case in cases] for _ in range(arguments.repeats)]
+    seconds = [median(column) for column in zip(*runs, strict=True)]
+    constants = fit(FITTED, seconds[: len(FITTED)])
+    table: list[dict[str, Any]] = []
+    for case, measured, column in zip(cases, seconds, zip(*runs, strict=True), strict=True):
+        predicted = float(constants @ case.features)
+        table.append(
+            {
+                **case._asdict(),
+                "fitted": case in FITTED,
+                "ms": round(1e3 * measured, 2),
+                "spread": [round(1e3 * min(column), 2), round(1e3 * max(column), 2)],
+                "predicted ms": round(1e3 * predicted, 2),
+                "error": round(predicted / measured - 1, 3),
+            }
+        )
+    worst = max(abs(row["error"]) for row in table if not row["fitted"])
+    named = {name: float(f"{value:.3g}") for name, value in zip(CONSTANTS, constants, strict=True)}
+    write_results(
+        "scaling", {**conditions(), "seconds": named, "largest error where not fitted": worst, "cases": table}
+    )
+
+
+if __name__ == "__main__":
+    main()
