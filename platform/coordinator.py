@@ -35,7 +35,8 @@ class Coordinator:
             settle(self.experiment.resources.threads)
             hosted = build_algorithm(self.experiment, dataset)
             device = "cuda" if self.experiment.resources.gpus_per_actor else "cpu"
-            executor = InlineExecutor(Worker(hosted, dataset, partition, self.experiment.seed, device))
+            seed, resources = self.experiment.seed, self.experiment.resources
+            executor = InlineExecutor(Worker(hosted, dataset, partition, seed, device, resources))
         self.run = FederatedRun(self.experiment, algorithm, partition, len(dataset.y_test), executor, checkpoints)
         self._saved: tuple[int, Path] | None = None
 

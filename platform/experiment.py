@@ -45,6 +45,12 @@ class Resources(Section):
     cpus_per_actor: float = Field(1.0, ge=0, description="CPUs that each client actor reserves")
     gpus_per_actor: float = Field(0.0, ge=0, description="GPUs, or the fraction of one, that each actor reserves")
     threads: int = Field(1, ge=1, description="torch threads of each client actor")
+    state_memory_mb: float = Field(
+        1000, ge=0, description="megabytes of client states that each actor holds in memory; the others lie in a file"
+    )
+    state_folder: str | None = Field(
+        None, description="folder of that file, on each node's own disk; null: TMPDIR, else /var/tmp"
+    )
 
     @model_validator(mode="after")
     def _sensible(self) -> Self:

@@ -29,6 +29,8 @@ Record = dict[str, Any]
 EVALUATION = 1_000_000
 """Exchanges are numbered within their round; those of the evaluation from here."""
 
+PLACE_OF_STATES = {"state_memory_mb", "state_folder"}
+
 PATIENCE = 5
 """How often in one round workers may be lost before the run gives up."""
 
@@ -268,7 +270,8 @@ class FederatedRun(Iterator[Record]):
                 "task": self.experiment.task.model_dump(mode="json"),
                 "algorithm": type(self.algorithm).__name__,
                 "batches": {name: asdict(spec) for name, spec in exchange.batches.items()},
-                "resources": self.experiment.resources.model_dump(mode="json"),
+                # Where the states lie decides no plan: with less memory for them a run still has the same bits.
+                "resources": self.experiment.resources.model_dump(mode="json", exclude=PLACE_OF_STATES),
                 "step": step,
                 "share": len(largest),
             }

@@ -48,7 +48,8 @@ class ClientActor:
         dataset = Dataset.from_arrays(data)
         device = "cuda" if experiment.resources.gpus_per_actor else "cpu"
         algorithm = build_algorithm(experiment, dataset)
-        self.worker = Worker(algorithm, dataset, Partition.from_arrays(partition), experiment.seed, device)
+        clients, resources = Partition.from_arrays(partition), experiment.resources
+        self.worker = Worker(algorithm, dataset, clients, experiment.seed, device, resources)
 
     def ready(self) -> int:
         return self.rank

@@ -16,6 +16,7 @@ from hedgerow.algorithms.trees import Tree, count, leaves, tree_map
 from hedgerow.platform.checkpoint import load_tree, save_tree
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.engine import Plan, Samples, Shares, for_each_client
+from hedgerow.platform.experiment import Resources
 from hedgerow.platform.planning import shortened
 from hedgerow.platform.reduce import Partial, finite_clients
 from hedgerow.platform.states import ClientStates
@@ -70,12 +71,22 @@ def test_shards(samples: int) -> int:
 class Worker:
     """Hosts a share of the clients of one experiment on one device."""
 
-    def __init__(self, algorithm: Algorithm, dataset: Dataset, partition: Partition, seed: int, device: str = "cpu"):
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        dataset: Dataset,
+        partition: Partition,
+        seed: int,
+        device: str = "cpu",
+        resources: Resources | None = None,
+    ):
+        resources = resources or Resources()
         self.device = torch.device(device)
         algorithm.task = task = algorithm.task.to(self.device)
         self.algorithm = algorithm
         self.seed = seed
-        self.states = ClientStates(tree_map(self._load, algorithm.init_client()))
+        initial, memory = tree_map(self._load, algorithm.init_client()), int(resources.state_memory_mb * 1e6)
+        self.states = ClientStates(initial, len(partition), memory, resources.state_folder)
         train_x, test_x, prepare = self._load(dataset.x_train), self._load(dataset.x_test), task.prepare
         train_y, test_y = self._load(dataset.y_train), self._load(dataset.y_test)
         if 4 * train_x.numel() <= PREPARED:
@@ -151,11 +162,11 @@ class Worker:
         return min(seconds[1:])
 
     def save_states(self, folder: Path, round: int, name: str = "states") -> None:
-        """Make `round` final and write the client states into `folder`."""
+        """Make `round` final and write the client states into `folder`: files of a bounded size."""
         self.states.enter(round + 1, 0, round)
-        clients, states = self.states.state_dict()
-        if len(clients):
-            save_tree({"clients": torch.from_numpy(clients), "states": states}, folder / f"{name}.safetensors")
+        for number, (clients, states) in enumerate(self.states.shards()):
+            shard = {"clients": torch.from_numpy(clients), "states": states}
+            save_tree(shard, folder / f"{name}-{number:04d}.safetensors")
 
     def load_states(self, folder: Path | None, owns: Callable[[np.ndarray], np.ndarray] | None = None) -> None:
         """Replace the client states by those of this worker's clients in `folder`; None: by the initial ones.
@@ -164,10 +175,11 @@ class Worker:
         """
         self.states.clear()
         for file in sorted(folder.glob("states*.safetensors")) if folder else ():
-            shard = load_tree(file)
-            clients = shard["clients"].numpy()
+            clients = load_tree(file, "clients")["clients"].numpy()
             mine = np.ones(len(clients), bool) if owns is None else owns(clients)
-            self.states.load(clients[mine], tree_map(lambda leaf, mine=mine: self._load(leaf[mine]), shard["states"]))
+            if mine.any():
+                states = load_tree(file, "states")["states"]
+                self.states.load(clients[mine], tree_map(lambda leaf, mine=mine: leaf[mine], states))
 
     def _load(self, array: Any) -> torch.Tensor:
         """To this worker's device; on the CPU a view of the same memory, which nobody writes."""

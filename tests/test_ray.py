@@ -85,9 +85,10 @@ class TestOnRay:
             "algorithm__kill_file": str(death),
         }
         calm = run(small(tmp_path / "calm", **settings))
-        # The process dies in round 3: the client states since the checkpoint of round 2 die with it.
+        # The process dies in round 3: the client states since the checkpoint of round 2 die with it, those in memory
+        # and (for want of room) those in a file.
         death.touch()
-        disturbed = run(small(tmp_path / "disturbed", **settings))
+        disturbed = run(small(tmp_path / "disturbed", resources__state_memory_mb=0.01, **settings))
         assert not death.exists()
         assert same(calm, disturbed)
 
