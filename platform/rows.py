@@ -70,9 +70,11 @@ class Rows:
         if not len(rows):
             return
         self.file = self.file or _open_unnamed(self.folder)
-        offsets = (slots[rows].astype(np.int64) - len(self.slab)) * self.width
-        for row, offset in zip(rows.tolist(), offsets.tolist(), strict=True):
-            rest = memoryview(records[row])
+        # Neighbours go in one call; all that are written for the first time are neighbours.
+        places = slots[rows].astype(np.int64) - len(self.slab)
+        starts = np.flatnonzero((np.diff(rows, prepend=-2) != 1) | (np.diff(places, prepend=-2) != 1))
+        for run, place in zip(np.split(rows, starts[1:]), places[starts].tolist(), strict=True):
+            rest, offset = memoryview(records[run[0] : run[-1] + 1].reshape(-1)), place * self.width
             while rest:
                 done = call(self.file.fileno(), [rest], offset)
                 if not done:
