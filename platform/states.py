@@ -12,7 +12,7 @@ from hedgerow.platform.rows import Rows
 ALIGNED = 64
 """Leaves begin at multiples of so many bytes, as torch's own tensors do: kernels may depend on it."""
 
-SHARD = 64 * 2**20
+SHARD = 32 * 2**20
 """Bytes of a part of the states, as they are saved."""
 
 
