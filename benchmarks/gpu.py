@@ -22,6 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from hedgerow.platform.build import build_algorithms
 from hedgerow.platform.data import make_partition
 from hedgerow.platform.engine import Plan
+from hedgerow.platform.experiment import Resources
 from hedgerow.platform.experiment_file import parse_experiment
 from hedgerow.platform.worker import Order, Worker
 
@@ -60,7 +61,8 @@ def worker_of(name: str, clients: int, device: str) -> tuple[Worker, dict[str, A
     )
     dataset = noise(model["shape"], clients * model["samples"], 10, 10)
     partition = make_partition(experiment.task.partition, dataset.y_train, 10, None, 0)
-    worker = Worker(build_algorithms([experiment], dataset), dataset, partition, 0, device)
+    resources = Resources(gpus_per_actor=float(device == "cuda"))
+    worker = Worker(build_algorithms([experiment], dataset), dataset, partition, 0, resources)
     return worker, {"w": worker.algorithms[0].init_server()["w"]}
 
 

@@ -35,10 +35,13 @@ def write_results(name: str, results: dict[str, Any]) -> None:
 
 
 class PeakMemory:
-    """The most memory that this process and its children held at once, in MB; what they share is not counted."""
+    """The most memory that this process and its children held at once, in MB; what they share is not counted.
+
+    shared: the most that one of them had mapped of what they share (Ray's object store, libraries), in MB.
+    """
 
     def __init__(self, every: float = 0.2):
-        self.every, self.megabytes = every, 0.0
+        self.every, self.megabytes, self.shared = every, 0.0, 0.0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch)
 
@@ -58,6 +61,7 @@ class PeakMemory:
                 try:
                     memory = process.memory_info()
                     used += memory.rss - memory.shared
+                    self.shared = max(self.shared, memory.shared / 1e6)
                 except psutil.Error:
                     continue
             self.megabytes = max(self.megabytes, used / 1e6)

@@ -27,7 +27,14 @@ from hedgerow.platform.placement import ray_session
 STEPS = 4
 """Mini-batches of 8 of each client's 16 samples, in two epochs."""
 
-CONSTANTS = ("per round", "per actor", "per MB", "per actor and MB", "per client step", "per client step and 1e6 params")
+CONSTANTS = (
+    "per round",
+    "per actor",
+    "per MB",
+    "per actor and MB",
+    "per client step",
+    "per client step and 1e6 params",
+)
 
 
 class Case(NamedTuple):

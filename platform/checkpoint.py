@@ -19,14 +19,16 @@ def save_tree(tree: Tree, file: Path) -> None:
     save_file({key: leaf.contiguous() for key, leaf in flat.items()}, file, {"keys": json.dumps(list(flat))})
 
 
-def load_tree(file: Path) -> Tree:
+def load_tree(file: Path, branch: str | None = None) -> Tree:
     """Read what `save_tree` wrote, keys in the same order: sums over leaves then have the same bits.
 
+    branch: read only what lies under this key of the tree.
     Raises OSError, KeyError or SafetensorError when the file is damaged.
     """
     with safe_open(file, "pt") as stored:
         keys = json.loads((stored.metadata() or {})["keys"])
-        return unflatten({key: stored.get_tensor(key) for key in keys})
+        wanted = [key for key in keys if branch is None or key.split("/")[0] == branch]
+        return unflatten({key: stored.get_tensor(key) for key in wanted})
 
 
 def write_checkpoint(folder: Path, server: Tree, progress: dict[str, Any], save_states: Callable[[Path], None]) -> None:

@@ -35,9 +35,8 @@ class Coordinator:
         first = parsed[0]
         if executor is None:
             settle(first.resources.threads)
-            device = "cuda" if first.resources.gpus_per_actor else "cpu"
             hosted = build_algorithms(parsed, dataset)
-            executor = InlineExecutor(Worker(hosted, dataset, partition, first.seed, device))
+            executor = InlineExecutor(Worker(hosted, dataset, partition, first.seed, first.resources))
         learners = [
             Learner(experiment, algorithm, partition, len(dataset.y_test))
             for experiment, algorithm in zip(parsed, build_algorithms(parsed, dataset), strict=True)

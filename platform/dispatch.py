@@ -83,7 +83,8 @@ class Dispatcher:
             "task": experiment.task.model_dump(mode="json"),
             "algorithm": type(learner.algorithm).__name__,
             "batches": {name: asdict(spec) for name, spec in exchange.batches.items()},
-            "resources": experiment.resources.model_dump(mode="json"),
+            # Where the states lie decides no plan: with less memory for them a run still has the same bits.
+            "resources": experiment.resources.model_dump(mode="json", exclude={"state_memory_mb", "state_folder"}),
             "step": step,
             "experts": len(kin),
             "share": share,

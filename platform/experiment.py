@@ -48,6 +48,12 @@ class Resources(Section):
     memory_mb: float | None = Field(
         None, gt=0, description="memory that each client actor may take (on its GPU, if it has one): bounds the chunk"
     )
+    state_memory_mb: float = Field(
+        1000, ge=0, description="megabytes of client states that each actor holds in memory; the others lie in a file"
+    )
+    state_folder: str | None = Field(
+        None, description="folder of that file, on each node's own disk; null: TMPDIR, else /var/tmp"
+    )
 
     @model_validator(mode="after")
     def _sensible(self) -> Self:

@@ -48,9 +48,8 @@ class ClientActor:
         settle(hosting.experiments[0]["resources"]["threads"], hosting.import_path)
         experiments = [parse_experiment(values) for values in hosting.experiments]
         first, dataset = experiments[0], Dataset.from_arrays(data)
-        device = "cuda" if first.resources.gpus_per_actor else "cpu"
         algorithms = build_algorithms(experiments, dataset)
-        self.worker = Worker(algorithms, dataset, Partition.from_arrays(partition), first.seed, device)
+        self.worker = Worker(algorithms, dataset, Partition.from_arrays(partition), first.seed, first.resources)
 
     def ready(self) -> int:
         return self.rank

@@ -1,21 +1,36 @@
 """The persistent states of a worker's clients: committed, and pending until the round that changed them is final."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
+from torch import Tensor
 
-from hedgerow.algorithms.trees import Tree, tree_map
+from hedgerow.algorithms.trees import Tree, leaves, tree_map
+from hedgerow.platform.rows import Rows
+
+ALIGNED = 64
+"""Leaves begin at multiples of so many bytes, as torch's own tensors do: kernels may depend on it."""
+
+SHARD = 32 * 2**20
+"""Bytes of a part of the states, as they are saved."""
 
 
 class ClientStates:
-    """States by client id. A client that never took part has the algorithm's initial state.
+    """States by client id, of `clients` clients. One that never took part has the algorithm's initial state.
 
-    What a step writes stays pending until the coordinator commits the round, so a round can be replayed.
+    What a step writes stays pending until the coordinator commits the round, so a round can be replayed. A committed
+    state is one record of bytes; `memory` bytes of them are held in memory, the others in a file in `folder`.
     """
 
-    def __init__(self, initial: Tree):
+    def __init__(self, initial: Tree, clients: int, memory: int = 2**30, folder: str | None = None):
         self.initial = initial
-        self.committed: dict[int, Tree] = {}
-        self.pending: dict[int, Tree] = {}
+        self.device = next((leaf.device for leaf in leaves(initial)), torch.device("cpu"))
+        self.width = sum(_aligned(leaf.nbytes) for leaf in leaves(initial))
+        first = self._pack(tree_map(lambda leaf: leaf[None], initial), 1)
+        self.committed = Rows(first[0], clients, memory, folder)
+        self.pending: dict[int, tuple[Tree, int]] = {}
+        """By client: stacked states, and the row that is its own. Stacks to which nobody points any more are freed."""
         self.round = 0
 
     def enter(self, round: int, number: int, committed: int) -> None:
@@ -27,32 +42,95 @@ class ClientStates:
         self.round = round
 
     def commit(self) -> None:
-        """Make the pending states final. Scratch keys, which the algorithm's initial state does not name, end here."""
-        for client, state in self.pending.items() if self.initial else ():
-            self.committed[client] = {key: state[key] for key in self.initial}
+        """Make the pending states final. Scratch keys, which the algorithm's initial state does not name, end here.
+
+        Raises ValueError when a state has not the shapes and types of the initial one.
+        """
+        clients = np.array(list(self.pending), dtype=np.int64)
+        for stack, positions, rows in self._by_stack(clients) if self.initial else ():
+            assert stack is not None
+            self.load(clients[positions], tree_map(lambda leaf, rows=rows: leaf[rows], stack))
         self.pending = {}
 
     def read(self, clients: np.ndarray) -> Tree:
         """The states of `clients`, stacked along a new first dimension; {} for stateless clients."""
-        states = [self.pending.get(c) or self.committed.get(c) or self.initial for c in clients.tolist()]
-        return tree_map(lambda *parts: torch.stack(parts), states[0], *states[1:]) if states[0] else {}
+        parts, order = [], []
+        for stack, positions, rows in self._by_stack(clients):
+            if stack is None:
+                parts.append(self._final(clients[positions], self.device))
+            else:
+                parts.append(tree_map(lambda leaf, rows=rows: leaf[rows], stack))
+            order += positions
+        if len(parts) == 1:
+            return parts[0]
+        back = torch.from_numpy(np.argsort(order)).to(self.device)
+        return tree_map(lambda *pieces: torch.cat(pieces)[back], *parts)
 
     def keep(self, clients: np.ndarray, states: Tree) -> None:
-        """Hold the new states (leaves with a leading client dimension) as pending."""
-        for row, client in enumerate(clients.tolist()):
-            self.pending[client] = tree_map(lambda leaf, row=row: leaf[row].clone(), states)
+        """Hold the new states (leaves with a leading client dimension) as pending; nobody may write them any more."""
+        self.pending |= {client: (states, row) for row, client in enumerate(clients.tolist())}
 
-    def state_dict(self) -> tuple[np.ndarray, Tree]:
-        """The final states: ids (n,), and a tree of arrays with n rows."""
-        ids = np.array(sorted(self.committed), dtype=np.int64)
-        rows = [self.committed[c] for c in ids.tolist()]
-        return ids, tree_map(lambda *parts: torch.stack(parts).cpu(), rows[0], *rows[1:]) if rows else {}
+    def shards(self) -> Iterator[tuple[np.ndarray, Tree]]:
+        """The final states, in parts of about `SHARD` bytes: ids (n,), and a tree with n rows, on the CPU."""
+        clients = self.committed.written()
+        step = max(1, SHARD // max(self.width, 1))
+        for start in range(0, len(clients), step):
+            ids = clients[start : start + step]
+            yield ids, self._final(ids, torch.device("cpu"))
+
+    def load(self, clients: np.ndarray, states: Tree) -> None:
+        """Set final states, as `shards` gave them."""
+        self.committed.write(clients, self._pack(states, len(clients)))
 
     def clear(self) -> None:
         """Forget everything: every client is at its initial state."""
-        self.round, self.pending, self.committed = 0, {}, {}
+        self.round, self.pending = 0, {}
+        self.committed.clear()
 
-    def load(self, clients: np.ndarray, states: Tree) -> None:
-        """Add final states, as `state_dict` gave them."""
-        for row, client in enumerate(clients.tolist()):
-            self.committed[client] = tree_map(lambda leaf, row=row: leaf[row].clone(), states)
+    def _by_stack(self, clients: np.ndarray) -> list[tuple[Tree | None, list[int], list[int]]]:
+        """Clients whose pending states lie in the same stack: (stack, positions in `clients`, rows of the stack).
+
+        The stack is None for those that have no pending state.
+        """
+        groups: dict[int, tuple[Tree | None, list[int], list[int]]] = {}
+        for position, client in enumerate(clients.tolist()):
+            stack, row = self.pending.get(client, (None, 0))
+            _, positions, rows = groups.setdefault(id(stack), (stack, [], []))
+            positions.append(position)
+            rows.append(row)
+        return list(groups.values())
+
+    def _final(self, clients: np.ndarray, device: torch.device) -> Tree:
+        records = torch.empty((len(clients), self.width), dtype=torch.uint8)
+        self.committed.read(clients, records.numpy())
+        return tree_map(lambda leaf: leaf.contiguous(), self._leaves(records.to(device)))
+
+    def _pack(self, states: Tree, n: int) -> np.ndarray:
+        """The records (n, width) of stacked states."""
+        records = torch.empty((n, self.width), dtype=torch.uint8, device=self.device)
+        tree_map(_fill, self._leaves(records), states)
+        return records.cpu().numpy()
+
+    def _leaves(self, records: Tensor) -> Tree:
+        """The states that are written in records (n, width), as views of their bytes."""
+        end = 0
+
+        def leaf(like: Tensor) -> Tensor:
+            nonlocal end
+            start, end = end, end + _aligned(like.nbytes)
+            return records[:, start : start + like.nbytes].view(like.dtype).view(len(records), *like.shape)
+
+        return tree_map(leaf, self.initial)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNED) * ALIGNED
+
+
+def _fill(leaf: Tensor, value: Tensor) -> None:
+    if (leaf.shape, leaf.dtype) != (value.shape, value.dtype):
+        raise ValueError(
+            f"a client's state keeps the shapes and types that init_client gave it: a leaf of {tuple(leaf.shape[1:])} "
+            f"{leaf.dtype} cannot become {tuple(value.shape[1:])} {value.dtype}"
+        )
+    leaf.copy_(value)

@@ -16,6 +16,7 @@ from hedgerow.algorithms.trees import Tree, count, leaves, tree_map
 from hedgerow.platform.checkpoint import load_tree, save_tree
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.engine import Chunk, Plan, Samples, Shares, Work, for_each_client
+from hedgerow.platform.experiment import Resources
 from hedgerow.platform.planning import Cost, shortened
 from hedgerow.platform.process import held, peak, reset_peak
 from hedgerow.platform.reduce import Partial, finite_clients
@@ -96,15 +97,25 @@ class Worker:
     """
 
     def __init__(
-        self, algorithms: list[Algorithm], dataset: Dataset, partition: Partition, seed: int, device: str = "cpu"
+        self,
+        algorithms: list[Algorithm],
+        dataset: Dataset,
+        partition: Partition,
+        seed: int,
+        resources: Resources | None = None,
     ):
-        self.device = torch.device(device)
+        resources = resources or Resources()
+        self.device = torch.device("cuda" if resources.gpus_per_actor else "cpu")
         task = algorithms[0].task.to(self.device)
         for algorithm in algorithms:
             algorithm.task = task
         self.algorithms = algorithms
         self.seed = seed
-        self.states = [ClientStates(tree_map(self._load, algorithm.init_client())) for algorithm in algorithms]
+        memory, folder = int(resources.state_memory_mb * 1e6) // len(algorithms), resources.state_folder
+        self.states = [
+            ClientStates(tree_map(self._load, algorithm.init_client()), len(partition), memory, folder)
+            for algorithm in algorithms
+        ]
         train_x, test_x, prepare = self._load(dataset.x_train), self._load(dataset.x_test), task.prepare
         train_y, test_y = self._load(dataset.y_train), self._load(dataset.y_test)
         if 4 * train_x.numel() <= PREPARED:
@@ -202,11 +213,11 @@ class Worker:
         return Cost(min(seconds[1:]), self.at_rest, peak(self.device) - self.at_rest)
 
     def save_states(self, folder: Path, expert: int, round: int, name: str = "states") -> None:
-        """Make `round` final and write an expert's client states into `folder`."""
+        """Make `round` final and write an expert's client states into `folder`: files of a bounded size."""
         self.states[expert].enter(round + 1, 0, round)
-        clients, states = self.states[expert].state_dict()
-        if len(clients):
-            save_tree({"clients": torch.from_numpy(clients), "states": states}, folder / f"{name}.safetensors")
+        for number, (clients, states) in enumerate(self.states[expert].shards()):
+            shard = {"clients": torch.from_numpy(clients), "states": states}
+            save_tree(shard, folder / f"{name}-{number:04d}.safetensors")
 
     def load_states(
         self, folder: Path | None, expert: int, owns: Callable[[np.ndarray], np.ndarray] | None = None
@@ -218,10 +229,11 @@ class Worker:
         states = self.states[expert]
         states.clear()
         for file in sorted(folder.glob("states*.safetensors")) if folder else ():
-            shard = load_tree(file)
-            clients = shard["clients"].numpy()
+            clients = load_tree(file, "clients")["clients"].numpy()
             mine = np.ones(len(clients), bool) if owns is None else owns(clients)
-            states.load(clients[mine], tree_map(lambda leaf, mine=mine: self._load(leaf[mine]), shard["states"]))
+            if mine.any():
+                shard = load_tree(file, "states")["states"]
+                states.load(clients[mine], tree_map(lambda leaf, mine=mine: leaf[mine], shard))
 
     def _load(self, array: Any) -> torch.Tensor:
         """To this worker's device; on the CPU a view of the same memory, which nobody writes."""

@@ -137,7 +137,7 @@ def run_inline(
     """The inline run of an algorithm, ready to be iterated."""
     values = algorithm.Hyper(**hyper)
     wanted = experiment(values, **settings)
-    worker = Worker([algorithm(values, task)], data, clients, wanted.seed)
+    worker = Worker([algorithm(values, task)], data, clients, wanted.seed, wanted.resources)
     learner = Learner(wanted, algorithm(values, task), clients, len(data.y_test))
     return SingleRun([learner], InlineExecutor(worker), [folder])
 

@@ -77,7 +77,7 @@ def test_the_algorithm_of_the_readme_is_feddyn(tmp_path, monkeypatch, clients_pe
     )  # fmt: skip
     list(run)
     assert np.abs(model(run)["x"].numpy() - problem.optimum).max() < 1e-4
-    states = run.executor.worker.states
+    states = run.states
     states.enter(301, 0, 300)
-    mean = sum(state["g"]["x"] for state in states.committed.values()) / 6
+    mean = sum(tree["g"]["x"].sum(0) for _, tree in states.shards()) / 6
     assert np.abs((mean - run.server["h"]["x"]).numpy()).max() < 1e-5

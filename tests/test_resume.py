@@ -34,7 +34,8 @@ FILE = {
     },
     "algorithm": {"name": "toys.Stateful", "batch_size": 8},
     "engine": {"mode": "vmap", "chunk": 2},
-    "resources": {"actors": 1},
+    # A client's state takes 3 kB: of these, three are in memory and the others in a file.
+    "resources": {"actors": 1, "state_memory_mb": 0.01},
     "checkpoints": {"every": 7},
     "tracking": {"enabled": False},
 }
@@ -59,7 +60,9 @@ def test_a_driver_killed_at_a_random_round_resumes_to_the_same_end(tmp_path):
     for output in (calm, killed):
         output.mkdir()
         (output / "file.yaml").write_text(yaml.safe_dump({**FILE, "output": str(output / "runs")}))
-    inline = hedgerow("run", str(calm / "file.yaml"), "--set", "resources.executor=inline", stdout=subprocess.DEVNULL)
+    calmly = ["resources.executor=inline", "resources.state_memory_mb=1"]
+    overrides = [word for setting in calmly for word in ("--set", setting)]
+    inline = hedgerow("run", str(calm / "file.yaml"), *overrides, stdout=subprocess.DEVNULL)
     assert inline.wait(120) == 0
 
     victim = hedgerow("run", str(killed / "file.yaml"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

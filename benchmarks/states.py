@@ -1,0 +1,177 @@
+"""A round of clients with states, as the population grows to a million: its time, and where the states lie.
+
+    python benchmarks/states.py [--repeats 3] [--rounds 40] [--only population disk]
+
+population: 1000 clients per round out of 1e3, 1e4, 1e5 and 1e6, in turn; memory for the states of 1e3 clients, so of
+the larger populations nearly all that took part lie in a file. disk: 5e4 clients for 200 rounds, after which nearly
+everybody's state was written, and is read back from the file.
+
+Prints a table and writes benchmarks/results/states.json with the command, the versions and the machine.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import psutil
+from measuring import PeakMemory, conditions, write_results
+from rounds import noise, settings
+
+from hedgerow.algorithms.fedavg import FedAvg
+from hedgerow.algorithms.local import local_sgd
+from hedgerow.algorithms.trees import add, sub, tree_map, zeros_like
+from hedgerow.platform.data import Partition
+from hedgerow.platform.drivers import open_driver
+from hedgerow.platform.states import ClientStates
+
+COHORT = 1000
+MEMORY_MB = 33.0
+"""Of states, per actor: the 500 that each of two actors hosts of a population of 1000 just fit."""
+
+
+class Drifting(FedAvg):
+    """FedDyn's clients: each keeps the gradient of its own loss where it last ended, a vector of the model's size."""
+
+    class Hyper(FedAvg.Hyper):
+        name: str = "states.Drifting"
+        alpha: float = 0.1
+
+    def init_client(self):
+        return {"g": zeros_like(self.task.init())}
+
+    def train(self, hp, down, state, data):
+        def pull(w):
+            return tree_map(lambda p, p0, g: hp.alpha * (p - p0) - g, w, down["w"], state["g"])
+
+        w, loss = local_sgd(self.task.loss, down["w"], data, hp, pull)
+        return {"w": w}, {"g": add(state["g"], sub(w, down["w"]), -hp.alpha)}, {"loss": loss}
+
+
+VALUES = {
+    "task": {
+        # Images of 8 x 8 pixels; their values do not matter to the clock.
+        "data": {"name": "digits"},
+        "partition": {"kind": "iid", "clients": COHORT},
+        "model": {"name": "mlp", "hidden": [200]},
+    },
+    "algorithm": {"name": "states.Drifting", "lr": 0.05, "epochs": 1, "batch_size": 5},
+    "clients_per_round": COHORT,
+    # The same for all populations, whose shares of a round differ by a few clients: a measurement of its own for each
+    # might choose differently.
+    "engine": {"mode": "vmap", "chunk": 64},
+}
+
+
+def shared_samples(population: int, samples: int) -> Partition:
+    """Two to ten samples for each client, all clients' of the same few."""
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(2, 11, population)
+    return Partition(rng.integers(0, samples, sizes.sum()), np.concatenate([[0], np.cumsum(sizes)]), sizes)
+
+
+def spilled_bytes(folder: str) -> int:
+    """The sizes of the files without a name that the processes under this one hold open in `folder`."""
+    sizes = {}
+    for process in psutil.Process().children(recursive=True):
+        for descriptor in Path(f"/proc/{process.pid}/fd").iterdir():
+            if descriptor.exists() and str(descriptor.readlink()).startswith(folder):
+                status = descriptor.stat()
+                sizes[status.st_ino] = status.st_size
+    return sum(sizes.values())
+
+
+def cpu_seconds() -> float:
+    """What the processes under this one have computed so far, for themselves and in the kernel."""
+    times = [process.cpu_times() for process in psutil.Process().children(recursive=True)]
+    return sum(time.user + time.system for time in times)
+
+
+def measure(population: int, rounds: int) -> dict[str, Any]:
+    """A run: the time of its rounds, the memory of driver, coordinator and actors, and what they spilled."""
+    from hedgerow.platform.build import build_algorithms
+
+    dataset, clients = noise((1, 8, 8), 10_000, 10, 100), shared_samples(population, 10_000)
+    with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR", "/var/tmp")) as folder:
+        resources = {"actors": 2, "threads": 1, "state_memory_mb": MEMORY_MB, "state_folder": folder}
+        # It is left before its last round, which evaluates and saves.
+        experiment = settings({**VALUES, "resources": resources}, 10**6)
+        width = ClientStates(build_algorithms([experiment], dataset)[0].init_client(), 1).width
+        records: list[dict] = []
+        with (
+            PeakMemory() as peak,
+            open_driver(experiment, dataset, clients, Path(folder), None) as driver,
+        ):
+            records += driver.advance(1.0)[0]
+            first, used = len(records), cpu_seconds()
+            while len(records) < rounds:
+                records += driver.advance(1.0)[0]
+            used = (cpu_seconds() - used) / (len(records) - first)
+            on_disk = spilled_bytes(folder)
+    # The first round, which warms up, is left out.
+    steady = 1e3 * np.diff([record["seconds"] for record in records])
+    tenth = max(1, len(steady) // 10)
+    return {
+        "clients": population,
+        "ms per round": round(float(np.median(steady)), 1),
+        "ms, first and last tenth": [round(float(np.median(part)), 1) for part in (steady[:tenth], steady[-tenth:])],
+        "CPU ms per round": round(1e3 * used, 1),
+        "peak MB": round(peak.megabytes),
+        "peak MB of shared memory": round(peak.shared),
+        "MB on disk": round(on_disk / 1e6, 1),
+        "states in memory, at most": 2 * int(MEMORY_MB * 1e6 // width),
+        "states spilled": on_disk // width,
+    }
+
+
+def apart(population: int, rounds: int) -> dict[str, Any]:
+    """`measure`, in a process of its own."""
+    code = f"import states, json; print(json.dumps(states.measure({population}, {rounds})))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    print(done.stdout.splitlines()[-1], flush=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def compare(runs: list[list[dict]], key: str) -> dict[str, Any]:
+    """Median and spread of a figure for each population, and its ratio to the first one's in the same repeat."""
+    columns = [[row[key] for row in column] for column in zip(*runs, strict=True)]
+    return {
+        str(runs[0][i]["clients"]): {
+            "median": median(values),
+            "spread": [min(values), max(values)],
+            "to the first": round(median(b / a for a, b in zip(columns[0], values, strict=True)), 2),
+        }
+        for i, values in enumerate(columns)
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--only", nargs="+", default=["population", "disk"])
+    arguments = parser.parse_args()
+    results = conditions()
+    if "population" in arguments.only:
+        populations = (1_000, 10_000, 100_000, 1_000_000)
+        runs = [[apart(size, arguments.rounds) for size in populations] for _ in range(arguments.repeats)]
+        results["population"] = {
+            "runs": runs,
+            **{key: compare(runs, key) for key in ("ms per round", "CPU ms per round")},
+            "peak MB": {size: max(run[i]["peak MB"] for run in runs) for i, size in enumerate(populations)},
+        }
+    if "disk" in arguments.only:
+        results["disk"] = apart(50_000, 200)
+    write_results("states", results)
+
+
+if __name__ == "__main__":
+    main()
