@@ -84,13 +84,15 @@ class FederatedRun(Iterator[dict[int, Record]]):
         """Drive the rounds of some learners side by side: what they want at the same time is carried out at once."""
         rounds = {expert: self.learners[expert].one_round() for expert in experts}
         results: dict[int, list[Result] | None] = dict.fromkeys(experts)
-        while rounds:
+        while True:
             wanted: dict[int, list[Request]] = {}
             for expert, generator in list(rounds.items()):
                 try:
                     wanted[expert] = generator.send(results[expert])  # type: ignore[arg-type]
                 except StopIteration:
                     del rounds[expert]
+            if not wanted:
+                return
             answers = iter(self._dispatcher.carry_out([(e, request) for e, some in wanted.items() for request in some]))
             results = {expert: [next(answers) for _ in some] for expert, some in wanted.items()}
 

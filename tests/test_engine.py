@@ -7,6 +7,7 @@ from helpers import blobs, distance, identical, model, partition, run_inline, sm
 from toys import Diverging, Stacker, Stateful, TwoPhases
 
 from hedgerow.algorithms import FedAvg
+from hedgerow.platform.dispatch import longest_first
 from hedgerow.platform.engine import Plan
 from hedgerow.platform.experiment import EngineConfig, Resources
 from hedgerow.platform.planning import Cost, Load, choose, options
@@ -252,3 +253,22 @@ def test_compiled_it_learns_the_same():
     assert distance(model(compiled), model(eager)) < 1e-6
     # Three rounds of two chunks with three learning rates: one compilation.
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] - before == 1
+
+
+def test_the_largest_clients_go_first_to_whoever_has_the_least_to_do():
+    assert longest_first(np.array([5, 5, 5, 5, 5]), 2).tolist() == [0, 1, 0, 1, 0]
+    sizes = np.array([1, 9, 2, 8, 3, 7])
+    owner = longest_first(sizes, 3)
+    assert [sizes[owner == worker].sum() for worker in range(3)] == [10, 10, 10]
+    # One client with nearly all the data has a worker for itself.
+    owner = longest_first(np.array([1] * 20 + [1000]), 4)
+    assert (owner == owner[20]).sum() == 1
+
+
+def test_chunks_hold_clients_of_similar_size():
+    run = run_inline(FedAvg, small_task(DATA), DATA, RAGGED, {"batch_size": 8}, rounds=1)
+    seen = []
+    worker_run = run.executor.worker.run
+    run.executor.worker.run = lambda orders, downs: seen.append(orders[0]) or worker_run(orders, downs)
+    next(run)
+    assert RAGGED.sizes[seen[0].clients].tolist() == [60, 59, 40, 17, 3, 1]
