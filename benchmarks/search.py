@@ -1,6 +1,6 @@
 """What a search costs beyond the training of its experts, as ratios in the same run.
 
-    python benchmarks/search.py [--repeats 3] [--only scheduler search]
+    python benchmarks/search.py [--repeats 3] [--only scheduler search packs]
 
 Prints a table and writes benchmarks/results/search.json with the command, the versions and the machine.
 """
@@ -59,7 +59,7 @@ def scheduler_cost(rounds: int = 50) -> dict[str, float]:
     return {"experts": EXPERTS, "ms per report": round(1e3 * mean, 4), "longest, ms": round(1e3 * max(spent), 2)}
 
 
-def plan(output: str, rounds: int) -> SearchPlan:
+def plan(output: str, rounds: int, **search: Any) -> SearchPlan:
     """Twelve experts of FedProx on digits, each with the same work per round."""
     return parse_search(
         {
@@ -72,10 +72,9 @@ def plan(output: str, rounds: int) -> SearchPlan:
                 "model": {"name": "mlp", "hidden": [200]},
             },
             "algorithm": {"name": "fedprox", "epochs": 5, "batch_size": 8},
-            "engine": {"mode": "vmap", "chunk": 10},
             "tracking": {"enabled": False},
             "output": output,
-            "search": {"space": {"algorithm.lr": [0.003, 0.01, 0.03, 0.1], "algorithm.mu": [0.0, 0.01, 1.0]}},
+            "search": {"space": {"algorithm.lr": [0.003, 0.01, 0.03, 0.1], "algorithm.mu": [0.0, 0.01, 1.0]}, **search},
         }
     )
 
@@ -95,44 +94,59 @@ class Clock:
     def hedge(self, record: dict[str, Any]) -> None: ...
 
 
+def timed(chosen: SearchPlan) -> dict[str, float]:
+    """A search: its wall time, its start-up, its memory, and the time of all rounds at its steady pace."""
+    clock = Clock()
+    began = time.perf_counter()
+    with PeakMemory(every=0.5) as peak:
+        search(chosen, show=clock)
+    whole = time.perf_counter() - began
+    # The search proper begins when every process has brought in its first report: by then all is imported.
+    firsts = sorted(next(at for at, index in clock.reports if index == i) for i in range(12))
+    start = firsts[CORES - 1]
+    share = 1 - sum(at <= start for at, _ in clock.reports) / len(clock.reports)
+    return {
+        "search, s": round((clock.reports[-1][0] - start) / share, 2),
+        "start-up, s": round(firsts[0] - began, 1),
+        "whole command, s": round(whole, 1),
+        "peak MB": round(peak.megabytes),
+    }
+
+
 def measure_search(rounds: int) -> dict[str, float]:
-    """A search of twelve experts against the same twelve trained one by one in this process."""
+    """A search of twelve experts, each in its own trial, against the same twelve trained one by one in this process."""
     with tempfile.TemporaryDirectory() as output:
-        chosen = plan(output, rounds)
+        chosen = plan(output, rounds, pack="off")
         alone = []
         run(chosen.trial({"rounds": 3, "resources.executor": "inline"}))
         for overrides in chosen.configurations:
             records = run(chosen.trial(overrides | {"resources.executor": "inline"})).records
             alone.append(records[-1]["seconds"])
-        clock = Clock()
-        began = time.perf_counter()
-        with PeakMemory(every=0.5) as peak:
-            search(chosen, show=clock)
-        whole = time.perf_counter() - began
-    # The search proper begins when every process has brought in its first report: by then all is imported.
-    first = [next(at for at, index in clock.reports if index == i) for i in range(min(CORES, 12))]
-    start = max(first)
-    share = 1 - sum(at <= start for at, *_ in clock.reports) / len(clock.reports)
+        found = timed(chosen)
     ideal = sum(alone) / CORES
-    steady = clock.reports[-1][0] - start
     return {
         "experts": 12,
         "rounds": rounds,
         "alone, all experts, s": round(sum(alone), 2),
         "alone / cores, s": round(ideal, 2),
-        "search, s": round(steady / share, 2),
-        "ratio": round(steady / share / ideal, 3),
-        "start-up, s": round(first[0] - began, 1),
-        "whole command, s": round(whole, 1),
-        "peak MB": round(peak.megabytes),
+        "ratio": round(found["search, s"] / ideal, 3),
+        **found,
     }
+
+
+def measure_packs(rounds: int) -> dict[str, Any]:
+    """The same search with each expert in a trial of its own, and packed."""
+    with tempfile.TemporaryDirectory() as output:
+        apart, packed = (timed(plan(output, rounds, pack=pack)) for pack in ("off", "auto"))
+    share = {key: round(packed[key] / apart[key], 3) for key in ("search, s", "whole command, s")}
+    return {"experts": 12, "rounds": rounds, "apart": apart, "packed": packed, "packed / apart": share}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=100)
-    parser.add_argument("--only", nargs="+", default=["scheduler", "search"])
+    parser.add_argument("--only", nargs="+", default=["scheduler", "search", "packs"])
     arguments = parser.parse_args()
     results = conditions()
     if "scheduler" in arguments.only:
@@ -141,7 +155,14 @@ def main() -> None:
     if "search" in arguments.only:
         runs = [measure_search(arguments.rounds) for _ in range(arguments.repeats)]
         results["search"] = {"ratio": median(run["ratio"] for run in runs), "runs": runs}
-    write_results("search", results)
+    if "packs" in arguments.only:
+        runs = [measure_packs(arguments.rounds) for _ in range(arguments.repeats)]
+        keys = runs[0]["packed / apart"]
+        results["packs"] = {
+            "packed / apart": {key: median(run["packed / apart"][key] for run in runs) for key in keys},
+            "runs": runs,
+        }
+    write_results("search" if len(arguments.only) == 3 else "-".join(["search", *arguments.only]), results)
 
 
 if __name__ == "__main__":
