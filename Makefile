@@ -32,6 +32,7 @@ lint: setup
 bench: setup
 	$(BIN)/python benchmarks/rounds.py
 	$(BIN)/python benchmarks/search.py
+	$(BIN)/python benchmarks/peers.py $(if $(DATA_ROOT),--data-root '$(DATA_ROOT)')
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

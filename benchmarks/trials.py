@@ -60,7 +60,7 @@ def run_trial(
     mark = uuid4().hex
     environment = os.environ | {
         MARKER: mark,
-        "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")])),
         "FLWR_HOME": str(folder / "flwr"),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -76,7 +76,7 @@ def run_trial(
         process = subprocess.Popen(
             command, cwd=folder, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL
         )
-        with PeakMemory(pid=process.pid, marker=f"{MARKER}={mark}") as peak:
+        with PeakMemory(every=0.5, pid=process.pid, marker=f"{MARKER}={mark}") as peak:
             first = _watch(process, folder, start)
         whole = time.time() - start
     _clear(mark)
@@ -122,7 +122,7 @@ def _watch(process: subprocess.Popen, folder: Path, start: float) -> float:
             process.kill()
         if not first and any(file.stat().st_size for file in folder.glob("runs/*/metrics.jsonl")):
             first = time.time()
-        time.sleep(0.02)
+        time.sleep(0.05)
     return first
 
 
