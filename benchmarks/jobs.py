@@ -3,7 +3,7 @@
 import json
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from hedgerow.algorithms.trees import tree_map
 from hedgerow.platform.build import build_data, build_module, build_partition, task_on
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.experiment import Experiment
-from hedgerow.platform.experiment_file import dump_experiment
+from hedgerow.platform.experiment_file import dump_experiment, load_experiment
 from hedgerow.platform.streams import draw, sample_clients
 
 
@@ -41,6 +41,20 @@ class WrittenJob:
         initial = {name: p.detach().numpy() for name, p in self.module.named_parameters()}
         moved = max(np.abs(other[name] - p).max() for name, p in initial.items())
         return float(max(np.abs(parameters[name] - other[name]).max() for name in initial) / moved)
+
+    def shortened(self, rounds: int) -> "WrittenJob":
+        """The first rounds of the same job, in a folder beside it."""
+        folder = self.folder.with_name(f"{self.folder.name}-of-{rounds}")
+        folder.mkdir()
+        for file in self.folder.iterdir():
+            (folder / file.name).symlink_to(file)
+        for name in ("cohorts.npy", "rows.npy"):
+            (folder / name).unlink()
+            np.save(folder / name, np.load(self.folder / name)[:rounds])
+        (folder / "experiment.yaml").unlink()
+        experiment = load_experiment(self.folder / "experiment.yaml", [f"rounds={rounds}"])
+        (folder / "experiment.yaml").write_text(dump_experiment(experiment))
+        return replace(self, folder=folder)
 
 
 def write_job(folder: Path, workload: Workload, data_root: Path | None) -> WrittenJob:

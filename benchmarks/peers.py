@@ -20,11 +20,14 @@ from environments import installed, python_of
 from jobs import write_job
 from measuring import RESULTS, conditions
 from tables import draw, table
-from trials import CONTENDERS, HERE, Contender, Failed, run_trial
+from trials import CONTENDERS, HERE, Contender, Failed, run_trial, steady_ms
 from workloads import WORKLOADS, Workload
 
+CHECKED = 2
+"""Rounds after which parameters are compared. Later ones prove less: rounding errors grow severalfold in each."""
+
 ALIKE = 1e-3
-"""Final parameters that differ by more of the way they went were not reached by the same arithmetic."""
+"""Parameters that differ by more of the way they went were not reached by the same arithmetic."""
 
 NAMED = ("flwr", "pfl", "ray", "torch", "numpy")
 
@@ -32,61 +35,68 @@ NAMED = ("flwr", "pfl", "ray", "torch", "numpy")
 def compare(
     workload: Workload, contenders: dict[Contender, Path], data_root: Path | None, repeats: int, scratch: Path
 ) -> dict[str, Any]:
-    """All contenders in turn, `repeats` times over."""
+    """All contenders in turn: once to see that they do the same work, then `repeats` times against the clock."""
     job = write_job(scratch / "job", workload, data_root)
-    runs: dict[str, list[dict[str, Any] | None]] = {contender.name: [] for contender in contenders}
+    short = job.shortened(CHECKED)
+    checks: dict[str, dict[str, Any]] = {}
+    runs: dict[str, list[dict[str, Any]]] = {}
     problems: dict[str, str] = {}
-    for repeat in range(repeats):
-        reference = None
+    reference = None
+    for repeat in range(repeats + 1):
         for contender, python in contenders.items():
             name = contender.name
             if name in problems:
-                runs[name].append(None)
                 continue
             try:
-                run, parameters = run_trial(contender, python, job, data_root, scratch / f"{repeat}" / name)
+                where = scratch / str(repeat) / name
+                run, parameters = run_trial(contender, python, job if repeat else short, data_root, where)
             except Failed as error:
                 problems[name] = f"failed: {error}"
-                runs[name].append(None)
                 continue
-            reference = parameters if reference is None else reference
-            run["apart"] = job.apart(parameters, reference)
-            if not run["apart"] < ALIKE:
-                problems[name] = f"not doing the same work: its parameters are {run['apart']:.2g} apart"
-            runs[name].append(run)
-            print(f"  {repeat + 1}/{repeats} {name}: " + ", ".join(f"{k} {run[k]}" for k in list(run)[1:]), flush=True)
-    base = runs.get("hedgerow", [None] * repeats)
+            if repeat:
+                runs.setdefault(name, []).append(run)
+                told = f"{steady_ms(run):.1f} ms per round"
+            else:
+                reference = reference or parameters
+                run["apart"] = job.apart(parameters, reference)
+                if not run["apart"] < ALIKE:
+                    problems[name] = f"not doing the same work: its parameters are {run['apart']:.2g} apart"
+                checks[name] = run
+                told = f"{run['apart']:.1g} apart"
+            print(f"  {repeat}/{repeats} {name}: {told}, {run['s to round 1']} s to round 1", flush=True)
+    ours = [steady_ms(run) for run in runs.get("hedgerow", [])]
+    # One that failed in the end has no complete set of repeats to compare.
+    rows = {name: _row(checks[name], mine, ours) for name, mine in runs.items() if name not in problems}
     return {
         "workload": workload.title,
         "rounds": workload.rounds,
         "data": job.source.told,
-        "rows": {name: _row(mine, base) for name, mine in runs.items() if any(mine)},
+        "rows": rows,
         "problems": problems,
+        "checks": checks,
         "runs": runs,
     }
 
 
-def _row(mine: list[dict[str, Any] | None], base: list[dict[str, Any] | None]) -> dict[str, Any]:
-    """Medians over the repeats, [median, least, most] where the spread matters."""
-    done = [run for run in mine if run]
+def _row(check: dict[str, Any], mine: list[dict[str, Any]], ours: list[float]) -> dict[str, Any]:
+    """Medians over the repeats, [median, least, most] where the spread matters. ours: Hedgerow's ms in each repeat."""
+    spent, starts = [steady_ms(run) for run in mine], [run["s to round 1"] for run in mine]
     row: dict[str, Any] = {
-        key: [median(run[key] for run in done), min(run[key] for run in done), max(run[key] for run in done)]
-        for key in ("ms per round", "s to round 1")
+        key: [round(number, 2) for number in (median(numbers), min(numbers), max(numbers))]
+        for key, numbers in (("ms per round", spent), ("s to round 1", starts))
     }
     for key in ("s in all", "peak MB", "accuracy"):
-        row[key] = median(run[key] for run in done)
-    row["apart"] = max(run["apart"] for run in done)
-    both = [(run, other) for run, other in zip(mine, base, strict=True) if run and other]
-    if both:
-        ratios = [run["ms per round"] / other["ms per round"] for run, other in both]
-        row["times hedgerow"] = round(median(ratios), 2)
-    return row | {key: done[-1][key] for key in ("plan",) if key in done[-1]}
+        row[key] = median(run[key] for run in mine)
+    if len(ours) == len(spent):
+        row["times hedgerow"] = round(median(a / b for a, b in zip(spent, ours, strict=True)), 2)
+    row |= {"apart": check["apart"], "s to round 1, first time": check["s to round 1"]}
+    return row | {key: mine[-1][key] for key in ("plan",) if key in mine[-1]}
 
 
 def main() -> None:
     names = [contender.name for contender in CONTENDERS]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=5, help="0: only see that all do the same work")
     parser.add_argument(
         "--data-root", type=Path, help="folder of CIFAR-10 and tinyshakespeare/input.txt, where present"
     )
@@ -98,23 +108,25 @@ def main() -> None:
     results = conditions()
     results["peers"] = {c.name: installed(python, NAMED) for c, python in contenders.items() if c.requirements}
     results["workloads"] = {}
-    parts = [*(arguments.only if len(arguments.only) < len(WORKLOADS) else [])]
-    parts += [c.target.partition(":")[0] for c in chosen] if len(chosen) < len(CONTENDERS) else []
-    file = RESULTS / "-".join(["peers", *parts])
+    parts = arguments.only if len(arguments.only) < len(WORKLOADS) else []
+    who = [c.target.replace(":", "_") for c in chosen] if len(chosen) < len(CONTENDERS) else []
+    file = RESULTS / "-".join(["peers", *parts, *who])
     RESULTS.mkdir(exist_ok=True)
     sys.path.insert(0, str(HERE))
+    data_root = arguments.data_root and arguments.data_root.absolute()
+    cache = tempfile.TemporaryDirectory(prefix="hedgerow-peers-cache-")
+    # A cache of its own: Hedgerow's plans are measured here and now, while the contenders are checked.
+    os.environ["HEDGEROW_CACHE"] = cache.name
     for name in arguments.only:
         print(f"{name}: {WORKLOADS[name].title}", flush=True)
         with tempfile.TemporaryDirectory(prefix="hedgerow-peers-") as scratch:
-            # A cache of its own: Hedgerow's plan is measured here and now, in the first repeat.
-            os.environ["HEDGEROW_CACHE"] = str(Path(scratch) / "cache")
-            data_root = arguments.data_root and arguments.data_root.absolute()
             found = compare(WORKLOADS[name], contenders, data_root, arguments.repeats, Path(scratch))
         results["workloads"][name] = found
-        # After every workload: a run that is cut short keeps what it has.
-        file.with_suffix(".json").write_text(json.dumps(results, indent=2) + "\n")
-        file.with_suffix(".md").write_text(table(results["workloads"]))
-        draw(results["workloads"], file)
+        if arguments.repeats:
+            # After every workload: a run that is cut short keeps what it has.
+            file.with_suffix(".json").write_text(json.dumps(results, indent=2) + "\n")
+            file.with_suffix(".md").write_text(table(results["workloads"]))
+            draw(results["workloads"], file)
     print(table(results["workloads"]))
     problems = [(w, c, p) for w, found in results["workloads"].items() for c, p in found["problems"].items()]
     for workload, contender, problem in problems:

@@ -29,12 +29,17 @@ def table(workloads: dict[str, Any]) -> str:
                 f"{row['apart']:.0e}",
             ]
             lines.append("| " + " | ".join(cells) + " |")
-        lines += [f"| {found['workload']} | {name} | {_first_line(p)} |||||| " for name, p in found["problems"].items()]
+        lines += [
+            f"| {found['workload']} | {name} | {_first_line(p)} | | | | | |" for name, p in found["problems"].items()
+        ]
     return "\n".join(lines) + "\n"
 
 
 def draw(workloads: dict[str, Any], file: Path) -> None:
     """FILE.png: seconds per round, on a logarithmic scale; FILE-start.png: seconds to the end of round 1."""
+    workloads = {name: found for name, found in workloads.items() if found["rows"]}
+    if not workloads:
+        return
     _panels(workloads, "ms per round", 1e-3, "seconds per round", file.with_name(f"{file.name}.png"), log=True)
     label = "seconds from the command to the end of round 1"
     _panels(workloads, "s to round 1", 1.0, label, file.with_name(f"{file.name}-start.png"), log=False)

@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 from uuid import uuid4
 
@@ -55,7 +56,10 @@ CONTENDERS = [
 def run_trial(
     contender: Contender, python: Path, job: WrittenJob, data_root: Path | None, folder: Path
 ) -> tuple[Outcome, dict[str, np.ndarray]]:
-    """Run it in an empty folder; returns what was measured, and the final parameters. Raises Failed."""
+    """Run it in an empty folder; returns what was measured, and the final parameters. Raises Failed.
+
+    "seconds" are those of each round; the first of them is not steady.
+    """
     folder.mkdir(parents=True)
     mark = uuid4().hex
     environment = os.environ | {
@@ -86,13 +90,17 @@ def run_trial(
     first = extra.pop("first", first)
     return {
         "seconds": [round(s, 5) for s in seconds],
-        "ms per round": round(1e3 * float(np.median(seconds[1:])), 2),
         "s to round 1": round(first - start, 2),
         "s in all": round(whole, 2),
         "peak MB": round(peak.megabytes),
         "accuracy": round(job.accuracy(parameters), 4),
         **extra,
     }, parameters
+
+
+def steady_ms(run: Outcome) -> float:
+    """Milliseconds of a round: the median of the steady ones."""
+    return 1e3 * median(run["seconds"][1:])
 
 
 def _scripted(folder: Path) -> tuple[list[float], dict[str, np.ndarray], Outcome]:
