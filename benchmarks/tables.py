@@ -5,21 +5,22 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 # Okabe and Ito's colours can be told apart with any colour vision.
 OURS, THEIRS = "#D55E00", "#56B4E9"
 
 
 def table(workloads: dict[str, Any]) -> str:
-    """One line per workload and contender."""
+    """One line per contender, under a line for each workload."""
     lines = [
-        "| workload | contender | time per round | times Hedgerow | first round after | memory | accuracy | apart |",
-        "|---|---|---|---|---|---|---|---|",
+        "| contender | time per round | times Hedgerow | first round after | memory | accuracy | apart |",
+        "|---|---|---|---|---|---|---|",
     ]
     for found in workloads.values():
+        lines.append(f"| **{found['workload']}** ({found['data']}, {found['rounds']} rounds) | | | | | | |")
         for name, row in found["rows"].items():
             cells = [
-                f"{found['workload']} ({found['data']}, {found['rounds']} rounds)",
                 name,
                 "{} ({} to {})".format(*map(_seconds, (1e-3 * ms for ms in row["ms per round"]))),
                 f"{row['times hedgerow']:.2f}" if "times hedgerow" in row else "",
@@ -29,9 +30,7 @@ def table(workloads: dict[str, Any]) -> str:
                 f"{row['apart']:.0e}",
             ]
             lines.append("| " + " | ".join(cells) + " |")
-        lines += [
-            f"| {found['workload']} | {name} | {_first_line(p)} | | | | | |" for name, p in found["problems"].items()
-        ]
+        lines += [f"| {name} | {_first_line(p)} | | | | | |" for name, p in found["problems"].items()]
     return "\n".join(lines) + "\n"
 
 
@@ -65,6 +64,9 @@ def _bars(panel: Axes, rows: dict[str, Any], key: str, unit: float, log: bool) -
     panel.barh(names, middle, xerr=whiskers, color=colours, capsize=3)
     if log:
         panel.set_xscale("log")
+        panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        panel.xaxis.set_major_formatter("{x:g}")
+        panel.xaxis.set_minor_formatter(NullFormatter())
         panel.set_xlim(min(least) / 2, 4 * max(most))
     else:
         panel.set_xlim(0, 1.3 * max(most))
@@ -72,7 +74,7 @@ def _bars(panel: Axes, rows: dict[str, Any], key: str, unit: float, log: bool) -
     for position, (name, end) in enumerate(zip(names, most, strict=True)):
         # Per round the ratio is the median over repeats, of numbers taken in turn.
         ratio = rows[name].get("times hedgerow") if log else ours and rows[name][key][0] / ours
-        told = _seconds(middle[position]) + (f"  {ratio:.2f}×" if ratio else "")
+        told = _seconds(middle[position]) + (f"  {ratio:.3g}×" if ratio else "")
         panel.annotate(told, (end, position), (6, 0), textcoords="offset points", va="center", fontsize=8)
     panel.spines[["top", "right"]].set_visible(False)
     panel.tick_params(labelsize=8)

@@ -93,7 +93,6 @@ def run_trial(
         "s to round 1": round(first - start, 2),
         "s in all": round(whole, 2),
         "peak MB": round(peak.megabytes),
-        "accuracy": round(job.accuracy(parameters), 4),
         **extra,
     }, parameters
 
