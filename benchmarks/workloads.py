@@ -151,6 +151,6 @@ WORKLOADS = {
         source=cifar10_few_tests,
         partition={"kind": "iid", "clients": 100, "samples_per_client": 40},
         model={"name": "resnet18_gn"},
-        local={"lr": 0.05, "epochs": 1, "batch_size": 20},
+        local={"lr": 0.01, "epochs": 1, "batch_size": 20},
     ),
 }
