@@ -29,8 +29,8 @@ CHECKED = 1
 ALIKE = 5e-3
 """Parameters that differ by more of the way they went were not reached by the same arithmetic.
 
-Rounding alone gives up to 0.001 (the ResNet, by the layout of convolutions); the same mini-batches in another order give
-0.02 (digits) to 1.3 (the ResNet).
+Rounding alone gives up to 0.001 (the ResNet, by the layout of convolutions); the same mini-batches in another order
+give 0.02 (digits) to 1.3 (the ResNet).
 """
 
 NAMED = ("flwr", "pfl", "ray", "torch", "numpy")
