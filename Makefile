@@ -33,6 +33,9 @@ bench: setup
 	$(BIN)/python benchmarks/rounds.py
 	$(BIN)/python benchmarks/search.py
 	$(BIN)/python benchmarks/states.py
+	$(BIN)/python benchmarks/scaling.py
+	$(BIN)/python benchmarks/gpu.py
+	$(BIN)/python benchmarks/peers.py $(if $(DATA_ROOT),--data-root '$(DATA_ROOT)')
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from measuring import conditions, noise, write_results
+from measuring import conditions, write_results
+from rounds import noise
 from torch.utils.flop_counter import FlopCounterMode
 
 from hedgerow.platform.build import build_algorithms

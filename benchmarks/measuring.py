@@ -5,6 +5,7 @@ import os
 import platform
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +36,18 @@ def write_results(name: str, results: dict[str, Any]) -> None:
 
 
 class PeakMemory:
-    """The most memory that this process and its children held at once, in MB; what they share is not counted.
+    """The most memory that a process and its descendants held at once, in MB; what they share is not counted.
 
-    shared: the most that one of them had mapped of what they share (Ray's object store, libraries), in MB.
+    pid: of the process; None: this one. marker: an entry of the environment, "NAME=VALUE"; processes that have it count
+    too, such as Ray's, which leave their parent. shared: the most that one of them had mapped of what they share (Ray's
+    object store, libraries), in MB.
     """
 
-    def __init__(self, every: float = 0.2):
-        self.every, self.megabytes, self.shared = every, 0.0, 0.0
+    def __init__(self, every: float = 0.2, pid: int | None = None, marker: str | None = None):
+        self.every, self.root = every, psutil.Process(pid)
+        self.megabytes = self.shared = 0.0
+        self.name, _, self.value = (marker or "").partition("=")
+        self._marked: dict[int, bool] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch)
 
@@ -54,14 +60,28 @@ class PeakMemory:
         self._thread.join()
 
     def _watch(self) -> None:
-        me = psutil.Process()
         while not self._stop.wait(self.every):
             used = 0.0
-            for process in [me, *me.children(recursive=True)]:
-                try:
+            for process in self._members():
+                with suppress(psutil.Error):
                     memory = process.memory_info()
                     used += memory.rss - memory.shared
                     self.shared = max(self.shared, memory.shared / 1e6)
-                except psutil.Error:
-                    continue
             self.megabytes = max(self.megabytes, used / 1e6)
+
+    def _members(self) -> set[psutil.Process]:
+        members = {self.root}
+        with suppress(psutil.Error):
+            members.update(self.root.children(recursive=True))
+        if self.name:
+            members.update(process for process in psutil.process_iter() if self._is_marked(process))
+        return members
+
+    def _is_marked(self, process: psutil.Process) -> bool:
+        """Asked once of every process: an environment is read from the system, which takes time."""
+        if process.pid not in self._marked:
+            marked = False
+            with suppress(psutil.Error):
+                marked = process.environ().get(self.name) == self.value
+            self._marked[process.pid] = marked
+        return self._marked[process.pid]

@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from bare import one_process, two_processes
+from contenders.bare import one_process, two_processes
+from jobs import mini_batches
 from measuring import PeakMemory, conditions, write_results
 
 from hedgerow.platform.build import build_data
@@ -26,7 +27,6 @@ from hedgerow.platform.data import Dataset
 from hedgerow.platform.drivers import open_driver
 from hedgerow.platform.experiment_file import parse_experiment
 from hedgerow.platform.models import build_model
-from hedgerow.platform.streams import sample_clients
 
 DIGITS = {
     "task": {
@@ -90,6 +90,16 @@ def hedgerow_rounds(values: dict[str, Any], dataset: Dataset, clients: Any, roun
         return list(np.diff(clock))[1:-1], driver.plans()
 
 
+def load_given(build: Any, x: torch.Tensor, y: torch.Tensor) -> tuple:
+    """What the bare loops load, by a name that their processes can look up."""
+    return build(), x, y
+
+
+def steady(moments: list[float]) -> float:
+    """Median seconds of a round after the first."""
+    return median(np.diff(moments)[1:])
+
+
 def compare(name: str, values: dict[str, Any], dataset: Dataset, rounds: int, repeats: int) -> dict[str, Any]:
     """Hedgerow against the bare loops on the same clients, in turn."""
     from hedgerow.platform.data import make_partition
@@ -97,22 +107,17 @@ def compare(name: str, values: dict[str, Any], dataset: Dataset, rounds: int, re
     experiment = settings(values, rounds)
     clients = make_partition(experiment.task.partition, dataset.y_train, dataset.classes, None, experiment.seed)
     x = (torch.tensor(dataset.x_train).float() - torch.tensor(dataset.mean)) / torch.tensor(dataset.std)
-    y = torch.tensor(dataset.y_train)
-    count = experiment.cohort_size(len(clients))
-    cohorts = [
-        [torch.from_numpy(clients.samples(k)) for k in sample_clients(0, t, len(clients), count)]
-        for t in range(1, rounds)
-    ]
     build = partial(build_model, experiment.task.model, dataset.sample_shape, dataset.classes)
-    hyper = experiment.algorithm
-    local = (hyper.epochs, hyper.batch_size, hyper.lr)
+    load = partial(load_given, build, x, torch.tensor(dataset.y_train))
+    _, batches = mini_batches(experiment, clients)
+    lr = experiment.algorithm.lr
     seconds: dict[str, list[float]] = {"bare loop": [], "bare loop, two processes": [], "hedgerow": []}
     plans: dict = {}
     for _ in range(repeats):
-        seconds["bare loop"].append(median(one_process(build, (x, y), cohorts, *local)[1:]))
-        seconds["bare loop, two processes"].append(median(two_processes(build, (x, y), cohorts, *local)[1:]))
-        steady, plans = hedgerow_rounds(values, dataset, clients, rounds)
-        seconds["hedgerow"].append(median(steady))
+        seconds["bare loop"].append(steady(one_process(load, batches, lr)[0]))
+        seconds["bare loop, two processes"].append(steady(two_processes(load, batches, lr)[0]))
+        spent, plans = hedgerow_rounds(values, dataset, clients, rounds)
+        seconds["hedgerow"].append(median(spent))
     base = seconds["hedgerow"]
     rows = {
         who: {

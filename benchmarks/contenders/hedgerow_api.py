@@ -1,0 +1,10 @@
+"""Hedgerow, called from Python with a data set in memory: for those that no `task.data` of an experiment file names."""
+
+import pickle
+from typing import Any
+
+from hedgerow import load_experiment, run
+
+
+def main(job: Any) -> None:
+    run(load_experiment(job.folder / "experiment.yaml"), data=pickle.loads((job.folder / "data.pickle").read_bytes()))

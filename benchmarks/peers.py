@@ -1,0 +1,145 @@
+"""Hedgerow beside Flower, pfl-research and a bare loop: the same arithmetic, in turn, on the same machine.
+
+    python benchmarks/peers.py [--repeats 5] [--data-root FOLDER] [--only digits pfl cnn lstm resnet]
+                               [--contenders "bare loop" pfl flower hedgerow ...]
+
+Writes benchmarks/results/peers.json, .md and two figures; with --only or --contenders the names of those are added.
+Ends with exit code 1 when a contender failed or did other work than the bare loop.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from environments import installed, python_of
+from jobs import write_job
+from measuring import RESULTS, conditions
+from tables import draw, table
+from trials import CONTENDERS, HERE, Contender, Failed, run_trial, steady_ms
+from workloads import WORKLOADS, Workload
+
+CHECKED = 1
+"""Rounds after which parameters are compared. Later ones prove less: rounding errors grow tenfold and more in each."""
+
+ALIKE = 5e-3
+"""Parameters that differ by more of the way they went were not reached by the same arithmetic.
+
+Rounding alone gives up to 0.001 (the ResNet, by the layout of convolutions); the same mini-batches in another order
+give 0.02 (digits) to 1.3 (the ResNet).
+"""
+
+NAMED = ("flwr", "pfl", "ray", "torch", "numpy")
+
+
+def compare(
+    workload: Workload, contenders: dict[Contender, Path], data_root: Path | None, repeats: int, scratch: Path
+) -> dict[str, Any]:
+    """All contenders in turn: once to see that they do the same work, then `repeats` times against the clock."""
+    job = write_job(scratch / "job", workload, data_root)
+    short = job.shortened(CHECKED)
+    checks: dict[str, dict[str, Any]] = {}
+    runs: dict[str, list[dict[str, Any]]] = {}
+    problems: dict[str, str] = {}
+    reference = None
+    for repeat in range(repeats + 1):
+        for contender, python in contenders.items():
+            name = contender.name
+            if name in problems:
+                continue
+            try:
+                where = scratch / str(repeat) / name
+                run, parameters = run_trial(contender, python, job if repeat else short, data_root, where)
+            except Failed as error:
+                problems[name] = f"failed: {error}"
+                continue
+            if repeat:
+                if repeat == 1:
+                    # The other repeats end with the same parameters.
+                    checks[name]["accuracy"] = job.accuracy(parameters)
+                runs.setdefault(name, []).append(run)
+                told = f"{steady_ms(run):.1f} ms per round"
+            else:
+                reference = reference or parameters
+                run["apart"] = job.apart(parameters, reference)
+                if not run["apart"] < ALIKE:
+                    problems[name] = f"not doing the same work: its parameters are {run['apart']:.2g} apart"
+                checks[name] = run
+                told = f"{run['apart']:.1g} apart"
+            print(f"  {repeat}/{repeats} {name}: {told}, {run['s to round 1']} s to round 1", flush=True)
+    ours = [steady_ms(run) for run in runs.get("hedgerow", [])]
+    # One that failed in the end has no complete set of repeats to compare.
+    rows = {name: _row(checks[name], mine, ours) for name, mine in runs.items() if name not in problems}
+    return {
+        "workload": workload.title,
+        "rounds": workload.rounds,
+        "data": job.source.told,
+        "rows": rows,
+        "problems": problems,
+        "checks": checks,
+        "runs": runs,
+    }
+
+
+def _row(check: dict[str, Any], mine: list[dict[str, Any]], ours: list[float]) -> dict[str, Any]:
+    """Medians over the repeats, [median, least, most] where the spread matters. ours: Hedgerow's ms in each repeat."""
+    spent, starts = [steady_ms(run) for run in mine], [run["s to round 1"] for run in mine]
+    row: dict[str, Any] = {
+        key: [round(number, 2) for number in (median(numbers), min(numbers), max(numbers))]
+        for key, numbers in (("ms per round", spent), ("s to round 1", starts))
+    }
+    for key in ("s in all", "peak MB"):
+        row[key] = median(run[key] for run in mine)
+    if len(ours) == len(spent):
+        row["times hedgerow"] = round(median(a / b for a, b in zip(spent, ours, strict=True)), 2)
+    row |= {"accuracy": check["accuracy"], "apart": check["apart"], "s to round 1, first time": check["s to round 1"]}
+    return row | {key: mine[-1][key] for key in ("plan",) if key in mine[-1]}
+
+
+def main() -> None:
+    names = [contender.name for contender in CONTENDERS]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5, help="0: only see that all do the same work")
+    parser.add_argument(
+        "--data-root", type=Path, help="folder of CIFAR-10 and tinyshakespeare/input.txt, where present"
+    )
+    parser.add_argument("--only", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
+    parser.add_argument("--contenders", nargs="+", choices=names, default=names)
+    arguments = parser.parse_args()
+    chosen = [contender for contender in CONTENDERS if contender.name in arguments.contenders]
+    contenders = {c: python_of(HERE / c.requirements) if c.requirements else Path(sys.executable) for c in chosen}
+    results = conditions()
+    results["peers"] = {c.name: installed(python, NAMED) for c, python in contenders.items() if c.requirements}
+    results["workloads"] = {}
+    parts = arguments.only if len(arguments.only) < len(WORKLOADS) else []
+    who = [c.target.replace(":", "_") for c in chosen] if len(chosen) < len(CONTENDERS) else []
+    file = RESULTS / "-".join(["peers", *parts, *who])
+    RESULTS.mkdir(exist_ok=True)
+    sys.path.insert(0, str(HERE))
+    data_root = arguments.data_root and arguments.data_root.absolute()
+    cache = tempfile.TemporaryDirectory(prefix="hedgerow-peers-cache-")
+    # A cache of its own: Hedgerow's plans are measured here and now, while the contenders are checked.
+    os.environ["HEDGEROW_CACHE"] = cache.name
+    for name in arguments.only:
+        print(f"{name}: {WORKLOADS[name].title}", flush=True)
+        with tempfile.TemporaryDirectory(prefix="hedgerow-peers-") as scratch:
+            found = compare(WORKLOADS[name], contenders, data_root, arguments.repeats, Path(scratch))
+        results["workloads"][name] = found
+        if arguments.repeats:
+            # After every workload: a run that is cut short keeps what it has.
+            file.with_suffix(".json").write_text(json.dumps(results, indent=2) + "\n")
+            file.with_suffix(".md").write_text(table(results["workloads"]))
+            draw(results["workloads"], file)
+    print(table(results["workloads"]))
+    problems = [(w, c, p) for w, found in results["workloads"].items() for c, p in found["problems"].items()]
+    for workload, contender, problem in problems:
+        print(f"{workload}: {contender} {problem}", file=sys.stderr)
+    sys.exit(bool(problems))
+
+
+if __name__ == "__main__":
+    main()

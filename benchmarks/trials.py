@@ -1,0 +1,150 @@
+"""One contender, once: its command, its clock, its memory, and what it leaves."""
+
+import json
+import os
+import subprocess
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import psutil
+from jobs import WrittenJob
+from measuring import PeakMemory
+
+from hedgerow.platform.checkpoint import latest_checkpoint, load_tree
+
+HERE = Path(__file__).parent / "contenders"
+
+MARKER = "HEDGEROW_BENCH"
+"""The environment variable by which processes of a trial are known, wherever they have gone."""
+
+PATIENCE = 1800
+"""Seconds that a trial may take."""
+
+Outcome = dict[str, Any]
+
+
+class Failed(Exception):  # noqa: N818
+    """A contender came to no end; what it said last."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A script under contenders/ that runs a job: target is its MODULE:FUNCTION."""
+
+    name: str
+    target: str
+    requirements: str | None = None
+    """The file of its own environment's requirements; None: it runs in Hedgerow's."""
+
+
+CONTENDERS = [
+    Contender("bare loop", "bare:one"),
+    Contender("bare loop, two processes", "bare:two"),
+    Contender("pfl, one process", "pfl_sim:one", "pfl.txt"),
+    Contender("pfl", "pfl_sim:two", "pfl.txt"),
+    Contender("flower", "flower_sim:run", "flower.txt"),
+    Contender("hedgerow", "hedgerow_api:main"),
+]
+
+
+def run_trial(
+    contender: Contender, python: Path, job: WrittenJob, data_root: Path | None, folder: Path
+) -> tuple[Outcome, dict[str, np.ndarray]]:
+    """Run it in an empty folder; returns what was measured, and the final parameters. Raises Failed.
+
+    "seconds" are those of each round; the first of them is not steady.
+    """
+    folder.mkdir(parents=True)
+    mark = uuid4().hex
+    environment = os.environ | {
+        MARKER: mark,
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")])),
+        "FLWR_HOME": str(folder / "flwr"),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    if contender.name == "hedgerow" and job.source.dataset is None:
+        command = [str(python), "-m", "hedgerow", "run", str(job.folder / "experiment.yaml")]
+        command += ["--data-root", str(data_root)] if data_root else []
+    else:
+        command = [str(python), str(HERE / "job.py"), contender.target, str(job.folder), str(folder / "out")]
+    with (folder / "log").open("wb") as log:
+        start = time.time()
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+        )
+        with PeakMemory(every=0.5, pid=process.pid, marker=f"{MARKER}={mark}") as peak:
+            first = _watch(process, folder, start)
+        whole = time.time() - start
+    _clear(mark)
+    if process.returncode:
+        raise Failed((folder / "log").read_text(errors="replace")[-3000:])
+    seconds, parameters, extra = _hedgerow(folder) if contender.name == "hedgerow" else _scripted(folder)
+    first = extra.pop("first", first)
+    return {
+        "seconds": [round(s, 5) for s in seconds],
+        "s to round 1": round(first - start, 2),
+        "s in all": round(whole, 2),
+        "peak MB": round(peak.megabytes),
+        **extra,
+    }, parameters
+
+
+def steady_ms(run: Outcome) -> float:
+    """Milliseconds of a round: the median of the steady ones."""
+    return 1e3 * median(run["seconds"][1:])
+
+
+def _scripted(folder: Path) -> tuple[list[float], dict[str, np.ndarray], Outcome]:
+    """What contenders/job.py wrote."""
+    moments = json.loads((folder / "out.json").read_text())["moments"]
+    with np.load(folder / "out.npz") as stored:
+        parameters = dict(stored)
+    return list(np.diff(moments)), parameters, {"first": moments[1]}
+
+
+def _hedgerow(folder: Path) -> tuple[list[float], dict[str, np.ndarray], Outcome]:
+    """What a run folder holds. The last round, which scores the model, is left out of the seconds."""
+    (run,) = (folder / "runs").iterdir()
+    clock = [json.loads(line)["seconds"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    found = latest_checkpoint(run / "checkpoints")
+    assert found is not None
+    parameters = {name: p.numpy() for name, p in load_tree(found[0] / "server.safetensors")["w"].items()}
+    plan = json.loads((run / "run.json").read_text())["plans"]["train/clients"]
+    return list(np.diff([0.0, *clock]))[:-1], parameters, {"plan": plan}
+
+
+def _watch(process: subprocess.Popen, folder: Path, start: float) -> float:
+    """Wait for the end of a process. Returns when its first round was reported in a run folder, if it keeps one."""
+    first = 0.0
+    while process.poll() is None:
+        if time.time() - start > PATIENCE:
+            process.kill()
+        if not first and any(file.stat().st_size for file in folder.glob("runs/*/metrics.jsonl")):
+            first = time.time()
+        time.sleep(0.05)
+    return first
+
+
+def _clear(mark: str) -> None:
+    """Wait until all processes of a trial are gone, and end those that stay: the next trial has the machine."""
+    deadline = time.time() + 15
+    while left := [process for process in psutil.process_iter() if _has(process, mark)]:
+        if time.time() > deadline:
+            for process in left:
+                with suppress(psutil.Error):
+                    process.kill()
+        time.sleep(0.1)
+
+
+def _has(process: psutil.Process, mark: str) -> bool:
+    with suppress(psutil.Error):
+        return process.environ().get(MARKER) == mark
+    return False

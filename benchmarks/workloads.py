@@ -1,0 +1,156 @@
+"""What the contenders of peers.py train: five tasks, from many small clients to few large ones."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import TypeAdapter
+
+from hedgerow.platform.data import DataConfig, Dataset, load_dataset
+from hedgerow.platform.data.cache import data_folder
+from hedgerow.platform.errors import UserError
+from hedgerow.platform.experiment import Experiment
+from hedgerow.platform.experiment_file import parse_experiment
+
+PLACEHOLDER = {"name": "digits"}
+"""Stands in `task.data` where the data set is handed over from Python."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set: the section of an experiment file that reads it, or, where no section does, the data set itself."""
+
+    told: str
+    section: dict[str, Any]
+    dataset: Dataset | None = None
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One task. rounds: enough that the median of the steady ones is worth something, and no more."""
+
+    title: str
+    rounds: int
+    clients_per_round: int
+    source: Callable[[Path | None], Source]
+    partition: dict[str, Any]
+    model: dict[str, Any]
+    local: dict[str, Any]
+
+    def experiment(self, source: Source) -> Experiment:
+        """The experiment as a user would write it; nothing is scored before the last round, nothing sent to MLflow."""
+        return parse_experiment(
+            {
+                "name": "peers",
+                "rounds": self.rounds,
+                "clients_per_round": self.clients_per_round,
+                "task": {"data": source.section, "partition": self.partition, "model": self.model},
+                "algorithm": {"name": "fedavg", **self.local},
+                "evaluation": {"every": 10**6, "clients": 0},
+                "resources": {"actors": 2, "threads": 1},
+                "checkpoints": {"every": 0},
+                "tracking": {"enabled": False},
+            }
+        )
+
+
+def digits(data_root: Path | None) -> Source:
+    return Source("scikit-learn's digits", {"name": "digits", "test_fraction": 0.1})
+
+
+def cifar10(data_root: Path | None) -> Source:
+    """CIFAR-10 in torchvision's layout or as a zip of images by class; else noise of its shape."""
+    for section in ({"name": "cifar10"}, {"name": "image_folder", "path": "cifar10_imagefolder.zip"}):
+        try:
+            load_dataset(TypeAdapter(DataConfig).validate_python(section), data_root)
+        except UserError:
+            continue
+        return Source("CIFAR-10", section)
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (60_000, 3, 32, 32), dtype=np.uint8), rng.integers(0, 10, 60_000)
+    mean, std = np.full((3, 1, 1), 127.5, np.float32), np.full((3, 1, 1), 64, np.float32)
+    names = tuple("0123456789")
+    noise = Dataset("noise", x[:50_000], y[:50_000], x[50_000:], y[50_000:], 10, mean, std, names)
+    return Source("noise of CIFAR-10's shape", PLACEHOLDER, noise)
+
+
+def cifar10_few_tests(data_root: Path | None) -> Source:
+    """CIFAR-10 with 500 of its test images: a ResNet takes minutes to score them all, which nobody measures here."""
+    source = cifar10(data_root)
+    whole = source.dataset or load_dataset(TypeAdapter(DataConfig).validate_python(source.section), data_root)
+    few = slice(None, None, len(whole.y_test) // 500)
+    return Source(source.told, PLACEHOLDER, replace(whole, x_test=whole.x_test[few], y_test=whole.y_test[few]))
+
+
+def characters(data_root: Path | None) -> Source:
+    """Windows of 80 characters, and the character that follows: 100 clients, each with a stretch of the text.
+
+    The text is tiny-Shakespeare where it is present, else characters drawn at random.
+    """
+    file = data_folder(data_root) / "tinyshakespeare" / "input.txt"
+    if file.exists():
+        told, text = "tiny-Shakespeare", np.frombuffer(file.read_bytes(), np.uint8)
+    else:
+        told, text = "random characters", np.random.default_rng(0).integers(0, 65, 1_100_000, dtype=np.uint8)
+    letters, tokens = np.unique(text, return_inverse=True)
+    windows = tokens[: len(tokens) // 81 * 81].reshape(-1, 81)
+    x, y = windows[:, :80].astype(np.uint8), windows[:, 80].astype(np.int64)
+    none, owners = np.zeros(0, np.float32), np.repeat(np.arange(100), 100)
+    names = tuple(map(str, letters))
+    n = len(owners)
+    return Source(
+        told,
+        PLACEHOLDER,
+        Dataset(told, x[:n], y[:n], x[n:], y[n:], len(names), none, none, names, owners, is_tokens=True),
+    )
+
+
+WORKLOADS = {
+    "digits": Workload(
+        "digits, MLP 64-200-10: 100 of 100 clients of 16, batch 8, 2 epochs",
+        rounds=40,
+        clients_per_round=100,
+        source=digits,
+        partition={"kind": "iid", "clients": 100, "samples_per_client": 16},
+        model={"name": "mlp", "hidden": [200]},
+        local={"lr": 0.1, "epochs": 2, "batch_size": 8},
+    ),
+    "pfl": Workload(
+        "pfl-research's CIFAR-10 benchmark: 50 of 1000 clients of 50, batch 10, 1 epoch",
+        rounds=8,
+        clients_per_round=50,
+        source=cifar10,
+        partition={"kind": "iid", "clients": 1000, "samples_per_client": 50},
+        model={"name": "nets.PflCNN"},
+        local={"lr": 0.1, "epochs": 1, "batch_size": 10},
+    ),
+    "cnn": Workload(
+        "FedDyn's CIFAR CNN: 10 of 100 clients of 500, batch 50, 1 epoch",
+        rounds=5,
+        clients_per_round=10,
+        source=cifar10,
+        partition={"kind": "iid", "clients": 100, "samples_per_client": 500},
+        model={"name": "cnn"},
+        local={"lr": 0.1, "epochs": 1, "batch_size": 50},
+    ),
+    "lstm": Workload(
+        "LEAF's character LSTM: 10 of 100 clients of 100 sequences, batch 20, 1 epoch",
+        rounds=6,
+        clients_per_round=10,
+        source=characters,
+        partition={"kind": "natural"},
+        model={"name": "char_lstm"},
+        local={"lr": 0.5, "epochs": 1, "batch_size": 20},
+    ),
+    "resnet": Workload(
+        "ResNet-18 with GroupNorm on CIFAR-10: 4 of 100 clients of 40, batch 20, 1 epoch",
+        rounds=4,
+        clients_per_round=4,
+        source=cifar10_few_tests,
+        partition={"kind": "iid", "clients": 100, "samples_per_client": 40},
+        model={"name": "resnet18_gn"},
+        local={"lr": 0.01, "epochs": 1, "batch_size": 20},
+    ),
+}
