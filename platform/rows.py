@@ -74,7 +74,7 @@ class Rows:
         places = slots[rows].astype(np.int64) - len(self.slab)
         starts = np.flatnonzero((np.diff(rows, prepend=-2) != 1) | (np.diff(places, prepend=-2) != 1))
         for run, place in zip(np.split(rows, starts[1:]), places[starts].tolist(), strict=True):
-            rest, offset = memoryview(records[run[0] : run[-1] + 1].reshape(-1)), place * self.width
+            rest, offset = records[run[0] : run[-1] + 1].reshape(-1).data, place * self.width
             while rest:
                 done = call(self.file.fileno(), [rest], offset)
                 if not done:
