@@ -64,7 +64,9 @@ class Dispatcher:
         """Give every order its plan: the one that its learner has for the step, else a newly chosen one."""
         for i, (expert, request) in enumerate(requests):
             learner, step = self.learners[expert], _name(request.exchange)
-            if step not in learner.plans:
+            # A shard of the test set is a large batch already: nothing is gained by batching shards.
+            wanted = request.exchange.on == "clients" and len(request.exchange.clients)
+            if wanted and step not in learner.plans:
                 kin = [j for j, order in enumerate(orders[0]) if order.kin == orders[0][i].kin]
                 plans = [self.learners[requests[j][0]].plans for j in kin]
                 known = next((theirs[step] for theirs in plans if step in theirs), None)
@@ -73,7 +75,7 @@ class Dispatcher:
                     theirs.setdefault(step, plan)
         for mine in orders:
             mine[:] = [
-                replace(order, plan=self.learners[expert].plans[_name(request.exchange)])
+                replace(order, plan=self.learners[expert].plans.get(_name(request.exchange), order.plan))
                 for order, (expert, request) in zip(mine, requests, strict=True)
             ]
 

@@ -21,6 +21,9 @@ from hedgerow.platform.experiment import EngineConfig
 MEASURED_STEPS = 2
 """Mini-batches that a measurement runs: enough to tell loop from vmap, cheap on large models."""
 
+MEASURED_SAMPLES = 64
+"""Samples of a mini-batch in a measurement, where it is as large as a client's data."""
+
 NO_BETTER = 1.2
 """A chunk so many times slower than the best plan so far ends the measurement: larger ones would only cost memory."""
 
@@ -77,9 +80,10 @@ def candidates(share: int) -> list[int]:
 
 
 def shortened(batches: dict[str, Batches]) -> dict[str, Batches]:
-    """The same streams, cut to a few mini-batches."""
+    """The same streams, cut to a few mini-batches; of whole local data sets, to a part of them."""
     return {
-        name: replace(spec, steps=min(spec.steps or MEASURED_STEPS, MEASURED_STEPS)) for name, spec in batches.items()
+        name: replace(spec, size=spec.size or MEASURED_SAMPLES, steps=min(spec.steps or MEASURED_STEPS, MEASURED_STEPS))
+        for name, spec in batches.items()
     }
 
 
