@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from hedgerow.algorithms.base import Batch, Batches, ClientData, HyperParameters, enabled
+from hedgerow.algorithms.gradient import gradient_and_value
 from hedgerow.algorithms.task import Params
 from hedgerow.algorithms.trees import add, tree_map
 
@@ -96,7 +97,7 @@ def _in_place(
 def _batched(
     loss: Loss, start: Params, data: ClientData, hp: LocalSGD, correction: Correction | None
 ) -> tuple[Params, Tensor]:
-    gradient = torch.func.grad_and_value(loss)
+    gradient = gradient_and_value(loss)
     w = start
     momenta: Params | None = None
     total = torch.zeros((), device=data.x.device)

@@ -49,13 +49,13 @@ def show_partition(file: Path, overrides: Sequence[str], data_root: Path | None,
         click.echo(f"picture: {path}")
 
 
-def _session(experiments: Sequence[Experiment], address: str | None) -> AbstractContextManager[None]:
+def _session(experiments: Sequence[Experiment], address: str | None) -> AbstractContextManager[object]:
     """One Ray for all of them, where any needs it."""
     if all(experiment.resources.executor == "inline" for experiment in experiments):
         return nullcontext()
-    from hedgerow.platform.placement import ray_session
+    from hedgerow.platform.placement import ray_starting
 
-    return ray_session(address)
+    return ray_starting(address)
 
 
 def _close(finished: list[FinishedRun]) -> None:

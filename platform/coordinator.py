@@ -8,6 +8,7 @@ from hedgerow.algorithms.trees import Tree, tree_map
 from hedgerow.platform.build import build_algorithms
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.executors import Executor, InlineExecutor
+from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.experiment_file import parse_experiment
 from hedgerow.platform.federated import FederatedRun
 from hedgerow.platform.learner import Learner, Record
@@ -32,16 +33,11 @@ class Coordinator:
         checkpoints: list[Path],
     ):
         parsed = [parse_experiment(values) for values in experiments]
-        first = parsed[0]
-        if executor is None:
-            settle(first.resources.threads)
-            hosted = build_algorithms(parsed, dataset)
-            executor = InlineExecutor(Worker(hosted, dataset, partition, first.seed, first.resources))
         learners = [
             Learner(experiment, algorithm, partition, len(dataset.y_test))
             for experiment, algorithm in zip(parsed, build_algorithms(parsed, dataset), strict=True)
         ]
-        self.run = FederatedRun(learners, executor, list(checkpoints))
+        self.run = FederatedRun(learners, executor or in_this_process(parsed, dataset, partition), list(checkpoints))
 
     def advance(self, seconds: float) -> tuple[list[Record], bool]:
         """Run rounds for about `seconds`, at least one; returns their records, and whether the run is at its end."""
@@ -61,6 +57,10 @@ class Coordinator:
             self.run.save()
         return records
 
+    def reload(self) -> None:
+        """Go on from the last checkpoints, which somebody else has written."""
+        self.run.reload()
+
     def plans(self) -> dict[str, Any]:
         """How each step of the first experiment is run (loop or vmap, chunk size), once it is known."""
         return self.run.learners[0].state_dict()["progress"]["plans"]
@@ -69,3 +69,13 @@ class Coordinator:
         """The first experiment's parameters that are reported, as arrays."""
         learner = self.run.learners[0]
         return tree_map(lambda leaf: leaf.numpy(), learner.algorithm.evaluate_params(learner.server))
+
+
+def in_this_process(
+    experiments: list[Experiment], dataset: Dataset, partition: Partition, workers: int = 1, measures: bool = True
+) -> InlineExecutor:
+    """One worker here, which does the work of `workers`. measures: see InlineExecutor."""
+    first = experiments[0]
+    settle(first.resources.threads)
+    algorithms = build_algorithms(experiments, dataset)
+    return InlineExecutor(Worker(algorithms, dataset, partition, first.seed, first.resources), workers, measures)

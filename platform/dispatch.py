@@ -16,6 +16,9 @@ from hedgerow.platform.reduce import combine
 from hedgerow.platform.streams import steps_per_client
 from hedgerow.platform.worker import Answer, Order
 
+NO_MATTER = {"executor", "state_memory_mb", "state_folder"}
+"""Keys of `resources` that decide no plan: wherever states lie and rounds begin, a run has the same bits."""
+
 Positions = list[np.ndarray]
 """For each worker the positions, in `Exchange.clients`, of its share."""
 
@@ -32,7 +35,7 @@ class Dispatcher:
         orders: list[list[Order]] = [[] for _ in range(self.executor.workers)]
         for (expert, request), positions in zip(requests, shares, strict=True):
             for worker, rows in enumerate(positions):
-                orders[worker].append(_order(expert, request, rows))
+                orders[worker].append(_order(expert, worker, request, rows))
         downs = [request.exchange.down for _, request in requests]
         self._plan(requests, orders)
         answers = self.executor.run(orders, downs)
@@ -90,8 +93,8 @@ class Dispatcher:
             "task": experiment.task.model_dump(mode="json"),
             "algorithm": type(learner.algorithm).__name__,
             "batches": {name: asdict(spec) for name, spec in exchange.batches.items()},
-            # Where the states lie decides no plan: with less memory for them a run still has the same bits.
-            "resources": experiment.resources.model_dump(mode="json", exclude={"state_memory_mb", "state_folder"}),
+            "resources": experiment.resources.model_dump(mode="json", exclude=NO_MATTER),
+            "inline": experiment.resources.executor == "inline",
             "step": step,
             "experts": len(kin),
             "share": share,
@@ -140,7 +143,7 @@ def _name(exchange: Exchange) -> str:
     return f"{exchange.step.__name__}/{exchange.on}"
 
 
-def _order(expert: int, request: Request, rows: np.ndarray) -> Order:
+def _order(expert: int, worker: int, request: Request, rows: np.ndarray) -> Order:
     exchange = request.exchange
     weights = np.ones(len(exchange.clients)) if exchange.weights is None else exchange.weights
     return Order(
@@ -155,6 +158,7 @@ def _order(expert: int, request: Request, rows: np.ndarray) -> Order:
         reduce=exchange.reduce,
         plan=Plan("loop"),
         keep_states=request.number < EVALUATION,
+        worker=worker,
         expert=expert,
         committed=request.committed,
     )

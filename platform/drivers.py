@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hedgerow.algorithms.trees import Tree
-from hedgerow.platform.coordinator import Coordinator
+from hedgerow.platform.coordinator import Coordinator, in_this_process
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.learner import Record
+from hedgerow.platform.local_first import LocalFirst
 
 
 class Driver(Protocol):
@@ -30,18 +31,34 @@ def open_driver(
 ) -> Iterator[Driver]:
     """The coordinator that the experiment asks for, inline or on Ray."""
     values = experiment.model_dump(mode="json")
-    if experiment.resources.executor == "inline":
+    resources = experiment.resources
+    if resources.executor == "inline":
         yield Coordinator([values], dataset, partition, None, [checkpoints])
         return
     # Ray is imported only where it is used: an inline run needs none of it.
-    from hedgerow.platform.placement import count_actors, ray_session, reserved
+    from hedgerow.platform.placement import count_actors, cpu_count, ray_starting, reserved, starts_here
     from hedgerow.platform.ray_driver import RayDriver
 
-    with ray_session(address):
-        actors = count_actors(experiment.resources, experiment.cohort_size(len(partition)))
-        with reserved(experiment.resources, actors) as group:
+    cohort = experiment.cohort_size(len(partition))
+
+    @contextmanager
+    def on_ray(actors: int) -> Iterator[RayDriver]:
+        with reserved(resources, actors) as group:
             driver = RayDriver(values, dataset, partition, checkpoints, group, actors)
             try:
                 yield driver
             finally:
                 driver.close()
+
+    with ray_starting(address) as ready:
+        here = resources.executor == "auto" and not resources.gpus_per_actor and starts_here(address)
+        if here and not ready.done():
+            actors = count_actors(resources, cohort, [{"CPU": cpu_count()}])
+            executor = in_this_process([experiment], dataset, partition, actors, measures=False)
+            local = Coordinator([values], dataset, partition, executor, [checkpoints])
+            with LocalFirst(local, ready, lambda: on_ray(actors)) as first:
+                yield first
+        else:
+            ready.result()
+            with on_ray(count_actors(resources, cohort)) as driver:
+                yield driver

@@ -33,18 +33,27 @@ class Executor(Protocol):
         """Give back everything."""
 
 
+class Unmeasured(Exception):  # noqa: N818
+    """A plan has to be measured, and not here."""
+
+
 class InlineExecutor:
-    """One worker in this process: no Ray, no copies. Also the reference that Ray must equal."""
+    """One worker in this process: no Ray, no copies. Also the reference that Ray must equal.
 
-    workers = 1
+    workers: whose shares it carries out, one after the other; with as many it has the same bits as so many actors.
+    measures: False: raise Unmeasured where a plan is not known yet.
+    """
 
-    def __init__(self, worker: Worker):
-        self.worker = worker
+    def __init__(self, worker: Worker, workers: int = 1, measures: bool = True):
+        self.worker, self.workers, self.measures = worker, workers, measures
 
     def run(self, orders: list[list[Order]], downs: list[Tree]) -> list[list[Answer]]:
-        return [self.worker.run(orders[0], downs)]
+        answers = iter(self.worker.run([order for mine in orders for order in mine], downs * self.workers))
+        return [[next(answers) for _ in mine] for mine in orders]
 
     def measure(self, orders: list[Order], downs: list[Tree], whole: bool) -> Cost:
+        if not self.measures:
+            raise Unmeasured
         return self.worker.measure(orders, downs, whole)
 
     def save_states(self, expert: int, folder: Path, round: int) -> None:

@@ -40,7 +40,11 @@ class Evaluation(Section):
 class Resources(Section):
     """Where the clients live."""
 
-    executor: Literal["ray", "inline"] = Field("ray", description="Ray actors, or this process alone")
+    executor: Literal["auto", "ray", "inline"] = Field(
+        "auto",
+        description="Ray actors, or this process alone; auto: Ray actors, and until they are there this process, with "
+        "the same numbers",
+    )
     actors: int | Literal["auto"] = Field("auto", description="client actors; auto: one per free CPU (or GPU share)")
     cpus_per_actor: float = Field(1.0, ge=0, description="CPUs that each client actor reserves")
     gpus_per_actor: float = Field(0.0, ge=0, description="GPUs, or the fraction of one, that each actor reserves")

@@ -31,7 +31,7 @@ class FederatedRun(Iterator[dict[int, Record]]):
         self.learners, self.executor, self.folders = learners, executor, folders
         self._dispatcher = Dispatcher(learners, executor)
         self._saved: dict[int, Path] = {}
-        self._replay([0] * len(learners))
+        self.reload()
 
     def __next__(self) -> dict[int, Record]:
         going = self._least_far()
@@ -72,6 +72,10 @@ class FederatedRun(Iterator[dict[int, Record]]):
         self.learners[expert].load_state_dict({"server": server, "progress": progress})
         self.executor.load_states(expert, checkpoint)
         self._saved[expert] = checkpoint
+
+    def reload(self) -> None:
+        """Let all learners continue from their last checkpoints."""
+        self._replay([0] * len(self.learners))
 
     # ---- one round ----------------------------------------------------------------------------------------------
 

@@ -3,10 +3,12 @@
 import logging
 import os
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 import ray
+from joblib import cpu_count
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from hedgerow.platform.errors import UserError
@@ -16,22 +18,53 @@ PATIENCE = 60.0
 """Seconds to wait for resources that the cluster has but that are in use."""
 
 
+_starting: list[Future[None]] = []
+"""The session that is being started or is there, if this module has started it."""
+
+
 @contextmanager
 def ray_session(address: str | None = None) -> Iterator[None]:
     """Use the Ray that this process is connected to; else connect to `address`; else start one on this machine.
 
-    What it starts it also stops.
+    What it starts it also stops. Raises UserError when nobody answers at the address.
     """
-    if ray.is_initialized():
+    with ray_starting(address) as ready:
+        ready.result()
         yield
+
+
+@contextmanager
+def ray_starting(address: str | None = None) -> Iterator[Future[None]]:
+    """As `ray_session`, in the background: to start Ray takes seconds. `result()` of what is yielded waits for it."""
+    if _starting or ray.is_initialized():
+        done: Future[None] = Future()
+        done.set_result(None)
+        yield _starting[0] if _starting else done
         return
+    with ThreadPoolExecutor(1, thread_name_prefix="ray-start") as thread:
+        ready = thread.submit(_connect, address)
+        _starting.append(ready)
+        try:
+            yield ready
+        finally:
+            _starting.clear()
+            if ready.exception() is None:
+                ray.shutdown()
+
+
+def starts_here(address: str | None) -> bool:
+    """Whether Ray would be started on this machine, and not one used that runs."""
+    return not (address or os.environ.get("RAY_ADDRESS"))
+
+
+def _connect(address: str | None) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     address = address or os.environ.get("RAY_ADDRESS")
     local: dict[str, Any] = {}
     if not address:
         # Processes that start with torch loaded are ready sooner; sums of small models travel with the reply.
         config = {"preload_python_modules": ["torch"], "max_direct_call_object_size": 1_000_000}
-        local = {"include_dashboard": False, "_system_config": config}
+        local = {"include_dashboard": False, "num_cpus": cpu_count(), "_system_config": config}
     try:
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **local)
     except ConnectionError as error:
@@ -39,10 +72,6 @@ def ray_session(address: str | None = None) -> Iterator[None]:
             f"no Ray cluster answers at {address!r} ({str(error).splitlines()[0]}); start one there, or leave the "
             "address out to use this machine"
         ) from None
-    try:
-        yield
-    finally:
-        ray.shutdown()
 
 
 def actors_that_fit(resources: Resources, nodes: list[dict[str, float]]) -> int:
@@ -61,12 +90,12 @@ def actors_that_fit(resources: Resources, nodes: list[dict[str, float]]) -> int:
     return total
 
 
-def count_actors(resources: Resources, cohort: int) -> int:
+def count_actors(resources: Resources, cohort: int, nodes: list[dict[str, float]] | None = None) -> int:
     """The number of client actors: the file's, or as many as fit, at most one per client of a round.
 
-    Raises UserError when the cluster cannot hold them.
+    nodes: the resources of each; None: those of the cluster. Raises UserError when they cannot hold them.
     """
-    nodes = _nodes()
+    nodes = _nodes() if nodes is None else nodes
     room = actors_that_fit(resources, nodes)
     wanted = max(1, min(room, cohort)) if resources.actors == "auto" else resources.actors
     if wanted > room:

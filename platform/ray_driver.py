@@ -59,6 +59,11 @@ class RayDriver:
         self.checkpoints = checkpoints.absolute()
         self.reported = 0
         self.coordinator = self._spawn()
+        self._first_answer = self.coordinator.plans.remote()
+
+    def is_ready(self) -> bool:
+        """Whether the coordinator and the client actors are there. Does not wait."""
+        return bool(ray.wait([self._first_answer], timeout=0)[0])
 
     def advance(self, seconds: float) -> tuple[list[Record], bool]:
         """As Coordinator.advance."""
@@ -67,6 +72,11 @@ class RayDriver:
         new = [record for record in records if record["round"] > self.reported]
         self.reported = max([self.reported, *(record["round"] for record in records)])
         return new, done
+
+    def go_on_from(self, round: int) -> None:
+        """Go on from the checkpoint of a round that somebody else has run and reported. Waits for the actors."""
+        self._ask("reload")
+        self.reported = round
 
     def plans(self) -> dict[str, Any]:
         return self._ask("plans")

@@ -49,6 +49,8 @@ class Order:
     plan: Plan
     keep_states: bool = True
     """False: what the step does to the client's state is forgotten (evaluation)."""
+    worker: int = 0
+    """Whose share it is: shares stay apart even where one process carries out several."""
     expert: int = 0
     """Whose hyperparameters and client states: an executor may serve several experts at once."""
     committed: int = 0
@@ -59,7 +61,8 @@ class Order:
     def kin(self) -> tuple[Any, ...]:
         """Orders that agree in this are carried out together: the same step for other experts."""
         batches = tuple(self.batches.items())
-        return self.step, self.on, self.round, self.number, self.reduce, self.plan, self.keep_states, batches
+        place = (self.worker, self.on, self.round, self.number)
+        return self.step, *place, self.reduce, self.plan, self.keep_states, batches
 
 
 @dataclass

@@ -1,0 +1,36 @@
+"""First derivatives of a loss under vmap, without the seconds that torch.func.grad takes to import torch's compiler."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._functorch import eager_transforms
+from torch._functorch.eager_transforms import (
+    _create_differentiable,
+    _undo_create_differentiable,
+    _wrap_tensor_for_grad,
+)
+
+from hedgerow.algorithms.trees import Tree, leaves, tree_map
+
+
+def gradient_and_value(loss: Callable[..., Tensor]) -> Callable[..., tuple[Tree, Tensor]]:
+    """As torch.func.grad_and_value by the first argument, a tree, but only once: the result has no graph of its own.
+
+    torch.func keeps a graph for further derivatives, and on its first call imports torch._dynamo, which takes longer
+    than torch itself, in every process. For second derivatives, and while a step is compiled, it is the right tool.
+    """
+    if torch.compiler.is_compiling():
+        return torch.func.grad_and_value(loss)
+
+    def both(w: Tree, *rest: Any) -> tuple[Tree, Tensor]:
+        # What torch's own grad_and_value_impl does, for a tree and one derivative.
+        with eager_transforms.grad_increment_nesting() as level, torch.enable_grad():
+            inside = tree_map(lambda p: _create_differentiable(_wrap_tensor_for_grad(p, level), level), w)
+            value = loss(inside, *rest)
+            gradients = iter(torch.autograd.grad(value, list(leaves(inside)), materialize_grads=True))
+            direction = tree_map(lambda p: _undo_create_differentiable(next(gradients), level), inside)
+            return direction, _undo_create_differentiable(value.detach(), level)
+
+    return both
