@@ -98,8 +98,9 @@ def choose(config: EngineConfig, no_vmap: str | None, load: Load, key: dict, mea
         return Plan("loop")
     plans = options(config, load.share)
     compiling = config.compile is not False and load.steps is not None and load.steps <= UNROLLED
-    if len(plans) == 1 and not (compiling and plans[0].mode == "vmap"):
-        return plans[0]
+    if len(plans) == 1:
+        # The file decides it all, and nothing is measured.
+        return replace(plans[0], compiled=compiling and config.compile is True and plans[0].mode == "vmap")
     open_ = {"plans": [asdict(plan) for plan in plans], "megabytes": load.megabytes}
     compiled = {"compile": config.compile, "rounds": load.rounds} if compiling else {}
     file = cache_folder() / "plans" / f"{_digest(key | open_ | compiled)}.json"
@@ -119,8 +120,6 @@ def _measured(plans: list[Plan], load: Load, measure: Measure) -> dict[Plan, flo
 
     It ends where larger chunks are slower, or would take more memory than there is.
     """
-    if len(plans) == 1:
-        return {plans[0]: 0.0}
     seconds: dict[Plan, float] = {}
     cost, chunk = Cost(0.0), 1
     for plan in plans:

@@ -207,6 +207,7 @@ def test_a_long_run_is_compiled_where_that_is_faster(tmp_path, monkeypatch):
     assert chosen("not wanted", compile=False) == Plan("vmap", 8)
     assert chosen("wanted", rounds=1, compile=True) == Plan("vmap", 8, compiled=True)
     assert chosen("wanted, fixed", rounds=1, compile=True, mode="vmap", chunk=5) == Plan("vmap", 5, compiled=True)
+    assert chosen("fixed", mode="vmap", chunk=5) == Plan("vmap", 5)
     seconds["compiled"] = 3.0
     assert chosen("slower") == Plan("vmap", 8)
 

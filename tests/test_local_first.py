@@ -1,0 +1,130 @@
+"""A run that begins in the driver's process and ends on Ray has the bits of one that was there all the time."""
+
+import time
+from concurrent.futures import Future
+from contextlib import contextmanager
+
+import pytest
+from helpers import blobs, distance, small_task
+from test_ray import numbers, same, small
+
+from hedgerow.algorithms.base import Batch
+from hedgerow.algorithms.gradient import gradient_and_value
+from hedgerow.platform.build import check
+from hedgerow.platform.coordinator import Coordinator, in_this_process
+from hedgerow.platform.drivers import open_driver
+from hedgerow.platform.errors import UserError
+from hedgerow.platform.local_first import LocalFirst
+from hedgerow.platform.runner import FinishedRun, run
+
+
+@contextmanager
+def local_first(experiment, folder, ready, actors=2):
+    """As `open_driver` makes it, with a Ray that is there when the test says so."""
+    dataset, partition = check(experiment, None)
+    values = experiment.model_dump(mode="json")
+    executor = in_this_process([experiment], dataset, partition, actors, measures=False)
+    local = Coordinator([values], dataset, partition, executor, [folder])
+
+    @contextmanager
+    def on_ray():
+        with open_driver(experiment, dataset, partition, folder, None) as driver:
+            yield driver
+
+    with LocalFirst(local, ready, on_ray) as first:
+        try:
+            yield first
+        finally:
+            if not ready.done():
+                ready.cancel()
+
+
+def finish(driver, records):
+    done = False
+    while not done:
+        news, done = driver.advance(0.0)
+        records += news
+    return records
+
+
+@pytest.mark.usefixtures("ray_here")
+@pytest.mark.parametrize("local_rounds", [0, 1, 3, 6])
+def test_whoever_runs_a_round_its_bits_are_the_same(local_rounds, tmp_path):
+    experiment = small(tmp_path / "runs", rounds=6, resources__actors=2)
+    whole: FinishedRun = run(experiment)
+    ready: Future[None] = Future()
+    records: list = []
+    with local_first(experiment, tmp_path / "checkpoints", ready) as driver:
+        for _ in range(local_rounds):
+            records += driver.advance(0.0)[0]
+        assert len(records) == local_rounds
+        ready.set_result(None)
+        if local_rounds < 6:
+            while not (driver._remote.done() and driver._there().is_ready()):
+                time.sleep(0.01)
+            finish(driver, records)
+            assert driver.local is None
+        ended = FinishedRun(whole.folder, experiment, records, {}, driver.parameters())
+        assert driver.plans() == whole.folder.record()["plans"]
+    assert [record["round"] for record in records] == [1, 2, 3, 4, 5, 6]
+    assert numbers(ended) == numbers(whole)
+    assert same(ended, whole)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.usefixtures("ray_here")
+def test_plans_are_measured_on_the_actors(tmp_path, monkeypatch):
+    monkeypatch.setenv("HEDGEROW_CACHE", str(tmp_path / "cache"))
+    experiment = small(tmp_path / "runs", resources__actors=2, engine={"mode": "auto"})
+    ready: Future[None] = Future()
+    ready.set_result(None)
+    with local_first(experiment, tmp_path / "checkpoints", ready) as driver:
+        records = finish(driver, [])
+        # No plan was known, so not even the first round was run here.
+        assert driver.local is None
+    assert len(records) == 4
+
+
+@pytest.mark.timeout(60)
+def test_a_run_that_ends_before_ray_is_there_leaves_nothing_behind(tmp_path):
+    experiment = small(tmp_path / "runs", resources__actors=2)
+    ready: Future[None] = Future()
+    with local_first(experiment, tmp_path / "checkpoints", ready) as driver:
+        assert len(finish(driver, [])) == 4
+        assert set(driver.parameters()) == {"1.weight", "1.bias", "3.weight", "3.bias"}
+        # Ray comes up only now; nobody wants its actors any more.
+        driver._wanted = False
+        ready.set_result(None)
+    assert driver._remote.result() is None
+
+
+@pytest.mark.timeout(60)
+def test_a_ray_that_does_not_start_is_told(tmp_path):
+    experiment = small(tmp_path / "runs", rounds=10**6, resources__actors=2, checkpoints__every=0)
+    ready: Future[None] = Future()
+    with local_first(experiment, tmp_path / "checkpoints", ready) as driver:
+        driver.advance(0.0)
+        ready.set_exception(UserError("no Ray cluster answers"))
+        with pytest.raises(UserError, match="no Ray cluster answers"):
+            finish(driver, [])
+
+
+def test_the_first_derivative_is_that_of_torch():
+    import torch
+
+    data = blobs()
+    task = small_task(data)
+    w = task.init()
+    mask = (torch.arange(12) < 9).float()
+    batch = Batch(torch.from_numpy(data.x_train[:12]), torch.from_numpy(data.y_train[:12]), mask)
+    ours, value = gradient_and_value(task.loss)(w, batch)
+    theirs, expected = torch.func.grad_and_value(task.loss)(w, batch)
+    assert distance(ours, theirs) == 0
+    assert value == expected
+    assert not value.requires_grad
+
+    def scaled(scale):
+        return gradient_and_value(lambda w, batch: scale * task.loss(w, batch))(w, batch)[0]
+
+    stacked = torch.func.vmap(scaled)(torch.tensor([1.0, 3.0]))
+    assert distance({k: g[1] for k, g in stacked.items()}, {k: 3 * g for k, g in ours.items()}) < 1e-6
