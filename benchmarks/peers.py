@@ -20,7 +20,7 @@ from environments import installed, python_of
 from jobs import write_job
 from measuring import RESULTS, conditions
 from tables import draw, table
-from trials import CONTENDERS, HERE, Contender, Failed, run_trial, steady_ms
+from trials import CONTENDERS, HERE, OURS_ON_RAY, Contender, Failed, run_trial, steady_ms
 from workloads import WORKLOADS, Workload
 
 CHECKED = 1
@@ -71,7 +71,7 @@ def compare(
                 checks[name] = run
                 told = f"{run['apart']:.1g} apart"
             print(f"  {repeat}/{repeats} {name}: {told}, {run['s to round 1']} s to round 1", flush=True)
-    ours = [steady_ms(run) for run in runs.get("hedgerow", [])]
+    ours = [steady_ms(run) for run in runs.get(OURS_ON_RAY, [])]
     # One that failed in the end has no complete set of repeats to compare.
     rows = {name: _row(checks[name], mine, ours) for name, mine in runs.items() if name not in problems}
     return {
@@ -86,7 +86,7 @@ def compare(
 
 
 def _row(check: dict[str, Any], mine: list[dict[str, Any]], ours: list[float]) -> dict[str, Any]:
-    """Medians over the repeats, [median, least, most] where the spread matters. ours: Hedgerow's ms in each repeat."""
+    """Medians over the repeats, [median, least, most] where the spread matters. ours: Hedgerow's ms on Ray in each repeat."""
     spent, starts = [steady_ms(run) for run in mine], [run["s to round 1"] for run in mine]
     row: dict[str, Any] = {
         key: [round(number, 2) for number in (median(numbers), min(numbers), max(numbers))]

@@ -56,7 +56,7 @@ def settings(values: dict[str, Any], rounds: int) -> Any:
             "name": "benchmark",
             "rounds": rounds,
             "evaluation": {"every": 10**6, "clients": 0},
-            "resources": {"actors": 2, "threads": 1},
+            "resources": {"executor": "ray", "actors": 2, "threads": 1},
             "checkpoints": {"every": 0},
             "tracking": {"enabled": False},
             **values,

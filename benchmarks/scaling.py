@@ -68,7 +68,7 @@ def measure(case: Case, rounds: int = 30) -> float:
         "task": {**DIGITS["task"], "model": {"name": "mlp", "hidden": [case.hidden]}},
         "participation": None,
         "clients_per_round": case.clients,
-        "resources": {"actors": case.actors, "cpus_per_actor": 0.5, "threads": 1},
+        "resources": {"executor": "ray", "actors": case.actors, "cpus_per_actor": 0.5, "threads": 1},
         "engine": {"mode": "vmap", "chunk": min(25, -(-case.clients // case.actors)), "compile": False},
     }
     experiment = settings(values, rounds)

@@ -99,7 +99,7 @@ def measure(population: int, rounds: int) -> dict[str, Any]:
 
     dataset, clients = noise((1, 8, 8), 10_000, 10, 100), shared_samples(population, 10_000)
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR", "/var/tmp")) as folder:
-        resources = {"actors": 2, "threads": 1, "state_memory_mb": MEMORY_MB, "state_folder": folder}
+        resources = {"executor": "ray", "actors": 2, "threads": 1, "state_memory_mb": MEMORY_MB, "state_folder": folder}
         # It is left before its last round, which evaluates and saves.
         experiment = settings({**VALUES, "resources": resources}, 10**6)
         width = ClientStates(build_algorithms([experiment], dataset)[0].init_client(), 1).width

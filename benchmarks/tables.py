@@ -10,6 +10,8 @@ from matplotlib.ticker import LogLocator, NullFormatter
 # Okabe and Ito's colours can be told apart with any colour vision.
 OURS, THEIRS = "#D55E00", "#56B4E9"
 
+DEFAULT = "hedgerow"
+
 
 def table(workloads: dict[str, Any]) -> str:
     """One line per contender, under a line for each workload."""
@@ -60,7 +62,7 @@ def _bars(panel: Axes, rows: dict[str, Any], key: str, unit: float, log: bool) -
     names = sorted(rows, key=lambda name: -rows[name][key][0])
     middle, least, most = zip(*([unit * value for value in rows[name][key]] for name in names), strict=True)
     whiskers = [[m - a for m, a in zip(middle, least, strict=True)], [b - m for m, b in zip(middle, most, strict=True)]]
-    colours = [OURS if name == "hedgerow" else THEIRS for name in names]
+    colours = [OURS if name.startswith(DEFAULT) else THEIRS for name in names]
     panel.barh(names, middle, xerr=whiskers, color=colours, capsize=3)
     if log:
         panel.set_xscale("log")
@@ -70,7 +72,7 @@ def _bars(panel: Axes, rows: dict[str, Any], key: str, unit: float, log: bool) -
         panel.set_xlim(min(least) / 2, 4 * max(most))
     else:
         panel.set_xlim(0, 1.3 * max(most))
-    ours = rows["hedgerow"][key][0] if "hedgerow" in rows else None
+    ours = rows[DEFAULT][key][0] if DEFAULT in rows else None
     for position, (name, end) in enumerate(zip(names, most, strict=True)):
         # Per round the ratio is the median over repeats, of numbers taken in turn.
         ratio = rows[name].get("times hedgerow") if log else ours and rows[name][key][0] / ours

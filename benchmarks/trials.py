@@ -41,7 +41,12 @@ class Contender:
     target: str
     requirements: str | None = None
     """The file of its own environment's requirements; None: it runs in Hedgerow's."""
+    executor: str | None = None
+    """Hedgerow's `resources.executor`."""
 
+
+OURS, OURS_ON_RAY = "hedgerow", "hedgerow, on Ray"
+"""As it is by default, beginning in its own process; and with all rounds on client actors."""
 
 CONTENDERS = [
     Contender("bare loop", "bare:one"),
@@ -49,7 +54,8 @@ CONTENDERS = [
     Contender("pfl, one process", "pfl_sim:one", "pfl.txt"),
     Contender("pfl", "pfl_sim:two", "pfl.txt"),
     Contender("flower", "flower_sim:run", "flower.txt"),
-    Contender("hedgerow", "hedgerow_api:main"),
+    Contender(OURS, "hedgerow_api:main", executor="auto"),
+    Contender(OURS_ON_RAY, "hedgerow_api:main", executor="ray"),
 ]
 
 
@@ -69,9 +75,11 @@ def run_trial(
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
+        "HEDGEROW_BENCH_EXECUTOR": contender.executor or "",
     }
-    if contender.name == "hedgerow" and job.source.dataset is None:
+    if contender.executor and job.source.dataset is None:
         command = [str(python), "-m", "hedgerow", "run", str(job.folder / "experiment.yaml")]
+        command += ["--set", f"resources.executor={contender.executor}"]
         command += ["--data-root", str(data_root)] if data_root else []
     else:
         command = [str(python), str(HERE / "job.py"), contender.target, str(job.folder), str(folder / "out")]
@@ -86,7 +94,7 @@ def run_trial(
     _clear(mark)
     if process.returncode:
         raise Failed((folder / "log").read_text(errors="replace")[-3000:])
-    seconds, parameters, extra = _hedgerow(folder) if contender.name == "hedgerow" else _scripted(folder)
+    seconds, parameters, extra = _hedgerow(folder) if contender.executor else _scripted(folder)
     first = extra.pop("first", first)
     return {
         "seconds": [round(s, 5) for s in seconds],

@@ -200,7 +200,7 @@ BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
     (
         "executor",
         add("resources: {executor: rya}"),
-        (":19: resources.executor must be ray or inline, not 'rya'", "'ray'?"),
+        (":19: resources.executor must be auto, ray or inline, not 'rya'", "'ray'?"),
     ),
     ("actors", add("resources: {actors: autoo}"), (":19: resources.actors must be a whole number or auto", "'auto'?")),
     ("optimiser", add("  server: {optimizer: adm}"), (":19: algorithm.server.optimizer must be sgd,", "mean 'adam'?")),

@@ -102,7 +102,7 @@ def test_two_experiments_are_run_compared_and_drawn(tmp_path, monkeypatch):
     (folder,) = (tmp_path / "runs").glob("good-*")
     record = json.loads((folder / "run.json").read_text())
     assert record["status"] == "finished"
-    assert record["plans"]["train/clients"] == {"mode": "vmap", "chunk": 5}
+    assert record["plans"]["train/clients"] == {"mode": "vmap", "chunk": 5, "compiled": False}
     assert record["summary"]["to_target"]["0.01"] == {"rounds": 1, "transmissions": 1.0}
     assert record["summary"]["to_target"]["0.99"] is None
     assert [r["round"] for r in RunLog(folder / "metrics.jsonl").read()] == [1, 2, 3]

@@ -142,7 +142,7 @@ def test_the_dump_shows_every_default_in_the_order_of_the_schema(tmp_path):
         "beta2": 0.99,
         "tau": 0.001,
     }
-    assert values["resources"]["executor"] == "ray"
+    assert values["resources"]["executor"] == "auto"
     assert values["task"]["data"] == {"name": "digits", "test_fraction": 0.2}
 
 

@@ -1,5 +1,6 @@
 """Hedgerow, called from Python with a data set in memory: for those that no `task.data` of an experiment file names."""
 
+import os
 import pickle
 from typing import Any
 
@@ -7,4 +8,6 @@ from hedgerow import load_experiment, run
 
 
 def main(job: Any) -> None:
-    run(load_experiment(job.folder / "experiment.yaml"), data=pickle.loads((job.folder / "data.pickle").read_bytes()))
+    executor = os.environ["HEDGEROW_BENCH_EXECUTOR"]
+    experiment = load_experiment(job.folder / "experiment.yaml", [f"resources.executor={executor}"])
+    run(experiment, data=pickle.loads((job.folder / "data.pickle").read_bytes()))
