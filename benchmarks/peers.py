@@ -86,7 +86,7 @@ def compare(
 
 
 def _row(check: dict[str, Any], mine: list[dict[str, Any]], ours: list[float]) -> dict[str, Any]:
-    """Medians over the repeats, [median, least, most] where the spread matters. ours: Hedgerow's ms on Ray in each repeat."""
+    """Medians over the repeats, [median, least, most] where the spread matters. ours: of Hedgerow on Ray."""
     spent, starts = [steady_ms(run) for run in mine], [run["s to round 1"] for run in mine]
     row: dict[str, Any] = {
         key: [round(number, 2) for number in (median(numbers), min(numbers), max(numbers))]

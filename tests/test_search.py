@@ -197,7 +197,7 @@ class TestSweeps:
         assert without_clock(trial.records) == without_clock(alone.records)
         record = json.loads((finished.folder.path / "experts" / "003" / "run.json").read_text())
         assert record["summary"]["test_accuracy"] == alone.summary["test_accuracy"]
-        assert record["plans"]["train/clients"] == {"mode": "loop", "chunk": 1}
+        assert record["plans"]["train/clients"] == {"mode": "loop", "chunk": 1, "compiled": False}
 
     def test_asha_stops_the_weaker_trials_early(self, tmp_path):
         kind = {"kind": "asha", "grace": 2, "reduction": 2, "report_every": 2, "concurrency": 1}
