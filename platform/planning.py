@@ -6,10 +6,10 @@ import logging
 import os
 import platform as host
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -101,18 +101,28 @@ def choose(config: EngineConfig, no_vmap: str | None, load: Load, key: dict, mea
     if len(plans) == 1:
         # The file decides it all, and nothing is measured.
         return replace(plans[0], compiled=compiling and config.compile is True and plans[0].mode == "vmap")
-    open_ = {"plans": [asdict(plan) for plan in plans], "megabytes": load.megabytes}
-    compiled = {"compile": config.compile, "rounds": load.rounds} if compiling else {}
-    file = cache_folder() / "plans" / f"{_digest(key | open_ | compiled)}.json"
-    if file.exists():
-        return Plan(**json.loads(file.read_text()))
-    costs = _measured(plans, load, measure)
-    best = min(costs, key=costs.__getitem__)
-    batched = [plan for plan in costs if plan.mode == "vmap"]
-    if compiling and batched:
-        candidate = replace(min(batched, key=costs.__getitem__), compiled=True)
-        best = candidate if config.compile is True or _pays(candidate, best, load, measure) else best
-    return _remember(file, best)
+    question = key | {"plans": [asdict(plan) for plan in plans], "megabytes": load.megabytes}
+    known = _remembered(question, lambda: _fastest(plans, load, measure))
+    best = Plan(**known["best"])
+    if not compiling or known["batched"] is None:
+        return best
+    compiled = replace(Plan(**known["batched"]), compiled=True)
+    if config.compile is True:
+        return compiled
+    if load.rounds * known["seconds"] * COMPILE_GAIN < COMPILE_SECONDS:
+        return best
+    pays = _remembered(question | {"compiled": True}, lambda: _pays(compiled, best, load, measure))
+    return compiled if pays else best
+
+
+def _fastest(plans: list[Plan], load: Load, measure: Measure) -> dict[str, Any]:
+    """The best plan, the best batched one (if any was tried), and the seconds of a round's work under the best."""
+    seconds = _measured(plans, load, measure)
+    best = min(seconds, key=seconds.__getitem__)
+    batched = min((plan for plan in seconds if plan.mode == "vmap"), key=seconds.__getitem__, default=None)
+    # The seconds were those of a few mini-batches.
+    work = seconds[best] * max(1.0, (load.steps or 0) / MEASURED_STEPS)
+    return {"best": asdict(best), "batched": batched and asdict(batched), "seconds": work}
 
 
 def _measured(plans: list[Plan], load: Load, measure: Measure) -> dict[Plan, float]:
@@ -133,10 +143,8 @@ def _measured(plans: list[Plan], load: Load, measure: Measure) -> dict[Plan, flo
 
 
 def _pays(compiled: Plan, best: Plan, load: Load, measure: Measure) -> bool:
-    """Whether the compiled plan is faster than the best one, if that could matter in the rounds that are left."""
+    """Whether the compiled plan is faster than the best one."""
     seconds = -(-load.share // best.chunk) * measure(best, whole=True).seconds
-    if load.rounds * seconds * COMPILE_GAIN < COMPILE_SECONDS:
-        return False
     try:
         return -(-load.share // compiled.chunk) * measure(compiled, whole=True).seconds < seconds
     except Exception as error:  # no compiler on this machine, or a step that cannot be traced
@@ -149,12 +157,18 @@ def _digest(key: dict) -> str:
     return hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:24]
 
 
-def _remember(file: Path, plan: Plan) -> Plan:
-    """Keep the plan, unless another process was first: then that one's, so that all experts of a search agree."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=file.parent) as aside:
-        json.dump(asdict(plan), aside)
-        aside.flush()
-        with suppress(FileExistsError):
-            os.link(aside.name, file)
-    return Plan(**json.loads(file.read_text()))
+def _remembered(question: dict[str, Any], answer: Callable[[], Any]) -> Any:
+    """The answer to a question in the user's cache; else a new one, kept there unless another process was first.
+
+    Then that one's, so that all experts of a search agree.
+    """
+    file = cache_folder() / "plans" / f"{_digest(question)}.json"
+    if not file.exists():
+        found = answer()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=file.parent) as aside:
+            json.dump(found, aside)
+            aside.flush()
+            with suppress(FileExistsError):
+                os.link(aside.name, file)
+    return json.loads(file.read_text())
