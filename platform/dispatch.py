@@ -85,8 +85,8 @@ class Dispatcher:
     def _choose(
         self, step: str, exchange: Exchange, kin: list[int], exchanges: list[Exchange], orders: list[list[Order]]
     ) -> Plan:
-        busiest = max(orders, key=lambda mine: sum(len(mine[j].clients) for j in kin))
-        share = sum(len(busiest[j].clients) for j in kin)
+        busiest = max(orders, key=lambda mine: len(mine[kin[0]].clients))
+        share = len(busiest[kin[0]].clients)
         learner = self.learners[busiest[kin[0]].expert]
         experiment = learner.experiment
         key = {
@@ -106,7 +106,7 @@ class Dispatcher:
 
         no_vmap = getattr(learner.algorithm.task.module, "no_vmap", None)
         left, steps = experiment.rounds - learner.round, _equal_steps(exchange, learner.sizes)
-        load = Load(share, left, steps, experiment.resources.memory_mb)
+        load = Load(share, left, steps, experiment.resources.memory_mb, len(kin))
         return choose(experiment.engine, no_vmap, load, key, measure)
 
 

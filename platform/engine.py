@@ -65,20 +65,18 @@ class Samples:
 
 @dataclass(frozen=True)
 class Work:
-    """What one run of a client step is given: some clients of one expert, or of several that differ in floats only.
+    """What one run of a client step is given: some clients, of one expert or of E that differ in floats only.
 
-    hypers, downs: one per expert. A row is a client of an expert: clients, experts (n,) say which, and the leaves of
-    per_client have a leading dimension along the rows. states: (experts, clients) of some rows -> stacked states.
-    key: what the index streams are drawn from, beside stream and client.
+    hypers, downs: one per expert. clients (n,). per_client: leaves (E, n, ...). states: clients -> leaves (E, their
+    number, ...). key: what the index streams are drawn from, beside stream and client; experts have them in common.
     """
 
     step: ClientStep
     hypers: list[Any]
     downs: list[Tree]
     clients: np.ndarray
-    experts: np.ndarray
     per_client: Tree
-    states: Callable[[np.ndarray, np.ndarray], Tree]
+    states: Callable[[np.ndarray], Tree]
     samples: Samples
     batches: Mapping[str, Batches]
     key: tuple[int | str, ...]
@@ -86,77 +84,97 @@ class Work:
 
 @dataclass(frozen=True)
 class Chunk:
-    """What a chunk of rows answered; every leaf has a leading dimension along them."""
+    """What a chunk of clients answered; every leaf has leading dimensions (E, their number)."""
 
-    rows: slice
+    clients: slice
     up: Tree
     state: Tree
     metrics: dict[str, Tensor]
 
 
 def for_each_client(work: Work, plan: Plan) -> Iterator[Chunk]:
-    """Run a client step for every row of `work`, chunk by chunk.
+    """Run a client step for every client of `work`, chunk by chunk.
 
-    Under vmap every chunk has the same shape: the last one is filled up with copies of its last row, whose answers are
-    dropped.
+    Under vmap every chunk has the same shape: the last one is filled up with copies of its last client, whose answers
+    are dropped.
     """
     n = len(work.clients)
     run = _run_one(work) if plan.mode == "loop" else _run_batched(work, plan.compiled)
     for start in range(0, n, plan.chunk):
         rows = np.minimum(np.arange(start, start + plan.chunk), n - 1)
-        experts, clients = work.experts[rows], work.clients[rows]
-        extra = tree_map(lambda leaf, rows=rows: leaf[torch.from_numpy(rows).to(leaf.device)], work.per_client)
-        inputs = (extra, work.states(experts, clients), work.samples.streams(work.batches, work.key, clients))
-        answers = run(experts, inputs)
+        clients = work.clients[rows]
+        extra = tree_map(lambda leaf, rows=rows: leaf[:, torch.from_numpy(rows).to(leaf.device)], work.per_client)
+        answers = run(extra, work.states(clients), work.samples.streams(work.batches, work.key, clients))
         real = slice(start, min(start + plan.chunk, n))
         size = real.stop - real.start
-        yield Chunk(real, *(tree_map(lambda leaf, size=size: leaf[:size], tree) for tree in answers))
+        yield Chunk(real, *(tree_map(lambda leaf, size=size: leaf[:, :size], tree) for tree in answers))
 
 
-Run = Callable[[np.ndarray, tuple[Tree, ...]], Any]
-"""(the experts of a chunk's rows, the rows' own inputs) -> (up, state, metrics) with a leading dimension."""
+Run = Callable[[Tree, Tree, Any], Any]
+"""(per-client messages, states, streams) of a chunk -> (up, state, metrics)."""
 
 
 def _run_one(work: Work) -> Run:
-    def run(experts: np.ndarray, inputs: tuple[Tree, ...]) -> Any:
-        extra, state, streams = (_each(tree, lambda leaf: leaf[0]) for tree in inputs)
-        hp, down = work.hypers[experts[0]], work.downs[experts[0]]
-        data = ClientData(work.samples.x, work.samples.y, work.samples.prepare, streams, batched=False)
-        answers = work.step(hp, {**down, **extra}, state, data)
-        return tuple(tree_map(lambda leaf: leaf.unsqueeze(0), tree) for tree in answers)
+    def run(extra: Tree, state: Tree, streams: Any) -> Any:
+        samples, streams = work.samples, _each(streams, lambda leaf: leaf[0])
+        data = ClientData(samples.x, samples.y, samples.prepare, streams, batched=False)
+        answers = []
+        for expert, (hp, down) in enumerate(zip(work.hypers, work.downs, strict=True)):
+            own, mine = (tree_map(lambda leaf, e=expert: leaf[e, 0], tree) for tree in (extra, state))
+            answers.append(work.step(hp, {**down, **own}, mine, data))
+        parts = zip(*answers, strict=True)
+        return tuple(tree_map(lambda *rows: torch.stack(rows)[:, None], *part) for part in parts)
 
     return run
 
 
 def _run_batched(work: Work, compiled: bool) -> Run:
     device = work.samples.x.device
-    several = len(work.hypers) > 1
-    # With one expert its message stays unbatched: the first local step then costs one large product, not many small.
-    common = {} if several else work.downs[0]
-    stacked = tree_map(lambda *leaves: torch.stack(leaves), *work.downs) if several else {}
-    columns = {path: torch.tensor(values, device=device) for path, values in _columns(work.hypers, compiled).items()}
+    downs = tree_map(lambda *parts: torch.stack(parts), *work.downs)
+    floats = {path: torch.tensor(values, device=device) for path, values in _columns(work.hypers, compiled).items()}
     # Without the plain values of those: a compiled step is compiled anew when a plain value changes.
-    values = work.hypers[0].with_floats(dict.fromkeys(columns)).model_dump(warnings=False)
+    values = work.hypers[0].with_floats(dict.fromkeys(floats)).model_dump(warnings=False)
     vmapped = _compiled() if compiled else _vmapped
 
-    def run(experts: np.ndarray, inputs: tuple[Tree, ...]) -> Any:
-        which = torch.from_numpy(experts).to(device)
-        down, floats = (tree_map(lambda leaf: leaf[which], tree) for tree in (stacked, columns))
-        return vmapped(work.step, values, common, work.samples, down, floats, *inputs)
+    def run(extra: Tree, state: Tree, streams: Any) -> Any:
+        return vmapped(work.step, values, work.samples, len(work.hypers), downs, floats, extra, state, streams)
 
     return run
 
 
 def _vmapped(
-    step: ClientStep, values: dict[str, Any], common: Tree, samples: Samples, *batched: Any
+    step: ClientStep,
+    values: dict[str, Any],
+    samples: Samples,
+    experts: int,
+    downs: Tree,
+    floats: dict[str, Tensor],
+    extra: Tree,
+    state: Tree,
+    streams: Any,
 ) -> tuple[Tree, Tree, dict[str, Tensor]]:
-    """A client step for a chunk of rows. batched: what differs from row to row, with a leading dimension."""
+    """A client step for a chunk of clients, for every expert.
 
-    def one(down: Tree, floats: dict[str, Tensor], extra: Tree, state: Tree, streams: Any) -> Any:
-        data = ClientData(samples.x, samples.y, samples.prepare, streams, batched=True)
-        return step(_attributes(values, floats), {**common, **down, **extra}, state, data)
+    Clients of an expert share its message, and experts their clients' samples: the products of the first local step,
+    and of evaluation, are then few and large.
+    """
 
-    return torch.func.vmap(one, randomness="error")(*batched)
+    def clients(expert: Tensor, down: Tree, floats: dict[str, Tensor], extra: Tree, state: Tree) -> Any:
+        hp = _attributes(values, floats)
+
+        def one(extra: Tree, state: Tree, streams: Any) -> Any:
+            data = ClientData(samples.x, samples.y, samples.prepare, streams, batched=True)
+            return step(hp, {**down, **extra}, state, data)
+
+        return torch.func.vmap(one, randomness="error")(extra, state, streams)
+
+    # The numbers are there because vmap wants at least one tensor, and all the trees may be empty.
+    batched = (torch.arange(experts), downs, floats, extra, state)
+    if experts > 1:
+        return torch.func.vmap(clients, randomness="error")(*batched)
+    # A level of vmap less.
+    only = (tree_map(lambda leaf: leaf[0], tree) for tree in batched)
+    return tuple(tree_map(lambda leaf: leaf[None], tree) for tree in clients(*only))  # type: ignore[return-value]
 
 
 @cache

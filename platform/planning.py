@@ -24,6 +24,9 @@ MEASURED_STEPS = 2
 MEASURED_SAMPLES = 64
 """Samples of a mini-batch in a measurement, where it is as large as a client's data."""
 
+TOGETHER = 512
+"""Clients of all experts that are batched at most."""
+
 NO_BETTER = 1.2
 """A chunk so many times slower than the best plan so far ends the measurement: larger ones would only cost memory."""
 
@@ -57,26 +60,27 @@ class Load:
     """What is to be done under a plan. share: clients per worker in a round. rounds: how many of them are left.
 
     steps: mini-batches of every client; None: they differ, and so does the shape of every chunk.
-    megabytes: memory that a worker's process may take; None: any.
+    megabytes: memory that a worker's process may take; None: any. experts: of whom all run every client of a chunk.
     """
 
     share: int
     rounds: int = 1
     steps: int | None = None
     megabytes: float | None = None
+    experts: int = 1
 
 
-def options(config: EngineConfig, share: int) -> list[Plan]:
+def options(config: EngineConfig, share: int, experts: int = 1) -> list[Plan]:
     """The plans that the file leaves open, for a worker with `share` clients in a round; small chunks first."""
-    chunks = candidates(share) if config.chunk == "auto" else [config.chunk]
+    chunks = candidates(share, experts) if config.chunk == "auto" else [config.chunk]
     batched = [Plan("vmap", chunk) for chunk in chunks]
     return [Plan("loop"), *batched] if config.mode == "auto" else batched or [Plan("vmap", 1)]
 
 
-def candidates(share: int) -> list[int]:
-    """Chunks that cut a share evenly."""
+def candidates(share: int, experts: int) -> list[int]:
+    """Chunks that cut a share evenly; of several experts, those that are not too many together."""
     chunks = {-(-share // -(-share // most)) for most in (4, 8, 16, 32, 64, 128)}
-    return [chunk for chunk in sorted(chunks) if chunk > 1]
+    return [chunk for chunk in sorted(chunks) if chunk * experts > 1 and chunk * experts <= max(TOGETHER, 4 * experts)]
 
 
 def shortened(batches: dict[str, Batches]) -> dict[str, Batches]:
@@ -96,7 +100,7 @@ def choose(config: EngineConfig, no_vmap: str | None, load: Load, key: dict, mea
     """
     if config.mode == "loop" or no_vmap:
         return Plan("loop")
-    plans = options(config, load.share)
+    plans = options(config, load.share, load.experts)
     compiling = config.compile is not False and load.steps is not None and load.steps <= UNROLLED
     if len(plans) == 1:
         # The file decides it all, and nothing is measured.

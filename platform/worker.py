@@ -15,7 +15,7 @@ from hedgerow.algorithms.base import Algorithm, Batches, Reduction
 from hedgerow.algorithms.trees import Tree, count, leaves, tree_map
 from hedgerow.platform.checkpoint import load_tree, save_tree
 from hedgerow.platform.data import Dataset, Partition
-from hedgerow.platform.engine import Chunk, Plan, Samples, Shares, Work, for_each_client
+from hedgerow.platform.engine import Plan, Samples, Shares, Work, for_each_client
 from hedgerow.platform.experiment import Resources
 from hedgerow.platform.planning import Cost, shortened
 from hedgerow.platform.process import held, peak, reset_peak
@@ -146,7 +146,7 @@ class Worker:
             if len(order.clients):
                 # A float may decide the shape of a message: such experts do not go together.
                 shapes = tuple(leaf.shape for leaf in leaves(down))
-                groups.setdefault((order.kin, shapes), []).append(i)
+                groups.setdefault((order.kin, order.clients.tobytes(), shapes), []).append(i)
         for group in groups.values():
             self._carry_out([orders[i] for i in group], [downs[i] for i in group], [answers[i] for i in group])
         for answer in answers:
@@ -154,58 +154,54 @@ class Worker:
         return answers
 
     def _carry_out(self, orders: list[Order], downs: list[Tree], answers: list[Answer]) -> None:
-        """Run orders that are kin as one, and share out what comes back."""
-        order, ends = orders[0], np.cumsum([len(order.clients) for order in orders])
+        """Run orders that are kin, of the same clients, as one, and share out what comes back."""
+        order, clients = orders[0], orders[0].clients
         work = Work(
             step=getattr(self.algorithms[0], order.step),
             hypers=[self.algorithms[o.expert].hyper.at(o.round) for o in orders],
             downs=[tree_map(self._load, down) for down in downs],
-            clients=np.concatenate([o.clients for o in orders]),
-            experts=np.repeat(np.arange(len(orders)), [len(o.clients) for o in orders]),
-            per_client=tree_map(lambda *parts: self._load(np.concatenate(parts)), *(o.per_client for o in orders)),
-            states=lambda experts, clients: self._states(orders, experts, clients),
+            clients=clients,
+            per_client=tree_map(lambda *parts: self._load(np.stack(parts)), *(o.per_client for o in orders)),
+            states=lambda clients: self._states(orders, clients),
             samples=self.samples[order.on],
             batches=order.batches,
             key=(self.seed, order.round, order.number),
         )
-        weights = np.concatenate([o.weights for o in orders])
         for chunk in for_each_client(work, order.plan):
-            for which in np.unique(work.experts[chunk.rows]):
-                begin = ends[which] - len(orders[which].clients)
-                rows = slice(max(chunk.rows.start, begin), min(chunk.rows.stop, ends[which]))
-                part = _part(chunk, rows)
-                finite = finite_clients(part.up, rows.stop - rows.start)
-                answers[which].add(part.up, part.metrics, weights[rows], finite)
-                if part.state and order.keep_states:
-                    kept = tree_map(lambda leaf, ok=finite: leaf[ok.to(leaf.device)], part.state)
-                    self.states[orders[which].expert].keep(work.clients[rows][finite.numpy()], kept)
+            size = chunk.clients.stop - chunk.clients.start
+            for i, (mine, answer) in enumerate(zip(orders, answers, strict=True)):
+                up, state, metrics = (
+                    tree_map(lambda leaf, i=i: leaf[i], tree) for tree in (chunk.up, chunk.state, chunk.metrics)
+                )
+                finite = finite_clients(up, size)
+                answer.add(up, metrics, mine.weights[chunk.clients], finite)
+                if state and mine.keep_states:
+                    kept = tree_map(lambda leaf, ok=finite: leaf[ok.to(leaf.device)], state)
+                    self.states[mine.expert].keep(clients[chunk.clients][finite.numpy()], kept)
 
-    def _states(self, orders: list[Order], experts: np.ndarray, clients: np.ndarray) -> Tree:
-        """The states of some rows; the rows of one expert stand together."""
+    def _states(self, orders: list[Order], clients: np.ndarray) -> Tree:
+        """The states of some clients, of each order's expert: leaves (orders, clients, ...)."""
         if orders[0].on == "test":
             return {}
-        parts = [self.states[orders[i].expert].read(clients[experts == i]) for i in np.unique(experts)]
-        return parts[0] if len(parts) == 1 else tree_map(lambda *leaves: torch.cat(leaves), *parts)
+        return tree_map(lambda *parts: torch.stack(parts), *(self.states[o.expert].read(clients) for o in orders))
 
     def measure(self, orders: list[Order], downs: list[Tree], whole: bool) -> Cost:
         """What one chunk of kin orders takes under their plan, on their first clients.
 
         whole: with all mini-batches of a round, not only a few.
         """
-        left, some = orders[0].plan.chunk, []
-        for order in orders:
-            n = min(len(order.clients), left)
-            left -= n
-            some.append(
-                replace(
-                    order,
-                    clients=order.clients[:n],
-                    weights=order.weights[:n],
-                    per_client=tree_map(lambda leaf, n=n: leaf[:n], order.per_client),
-                    batches=order.batches if whole else shortened(order.batches),
-                    keep_states=False,
-                )
+        n = orders[0].plan.chunk
+        some = [
+            replace(
+                order,
+                clients=order.clients[:n],
+                weights=order.weights[:n],
+                per_client=tree_map(lambda leaf: leaf[:n], order.per_client),
+                batches=order.batches if whole else shortened(order.batches),
+                keep_states=False,
             )
+            for order in orders
+        ]
         seconds: list[float] = []
         reset_peak(self.device)
         # The first time warms up; then as often as a tenth of a second allows, and once at least.
@@ -242,12 +238,3 @@ class Worker:
         """To this worker's device; on the CPU a view of the same memory, which nobody writes."""
         tensor = array if isinstance(array, torch.Tensor) else torch.from_numpy(array)
         return tensor.to(self.device)
-
-
-def _part(chunk: Chunk, rows: slice) -> Chunk:
-    """Some rows of a chunk."""
-    begin = chunk.rows.start
-    if rows == chunk.rows:
-        return chunk
-    cut = slice(rows.start - begin, rows.stop - begin)
-    return Chunk(rows, *(tree_map(lambda leaf: leaf[cut], tree) for tree in (chunk.up, chunk.state, chunk.metrics)))
