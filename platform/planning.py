@@ -18,6 +18,9 @@ from hedgerow.platform.data import cache_folder
 from hedgerow.platform.engine import Plan
 from hedgerow.platform.experiment import EngineConfig
 
+FORMAT = 2
+"""Of remembered answers; those of another one are not looked at."""
+
 MEASURED_STEPS = 2
 """Mini-batches that a measurement runs: enough to tell loop from vmap, cheap on large models."""
 
@@ -157,7 +160,7 @@ def _pays(compiled: Plan, best: Plan, load: Load, measure: Measure) -> bool:
 
 
 def _digest(key: dict) -> str:
-    key = key | {"torch": torch.__version__, "machine": [host.node(), host.machine(), os.cpu_count()]}
+    key = key | {"format": FORMAT, "torch": torch.__version__, "machine": [host.node(), host.machine(), os.cpu_count()]}
     return hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:24]
 
 
