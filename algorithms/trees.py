@@ -17,6 +17,11 @@ def tree_map(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     return function(tree, *rest)
 
 
+def stack(*trees: Any) -> Any:
+    """Trees of the same shape as one, whose leaves have a new first dimension; of a single one a view."""
+    return tree_map(lambda *parts: torch.stack(parts) if len(parts) > 1 else parts[0][None], *trees)
+
+
 def leaves(tree: Any) -> Iterator[Any]:
     """The leaves of a tree, in the order of its keys."""
     if isinstance(tree, dict):

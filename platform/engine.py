@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hedgerow.algorithms.base import Batches, ClientData, ClientStep
-from hedgerow.algorithms.trees import Tree, tree_map
+from hedgerow.algorithms.trees import Tree, stack, tree_map
 from hedgerow.platform.streams import draw
 
 
@@ -122,15 +122,14 @@ def _run_one(work: Work) -> Run:
         for expert, (hp, down) in enumerate(zip(work.hypers, work.downs, strict=True)):
             own, mine = (tree_map(lambda leaf, e=expert: leaf[e, 0], tree) for tree in (extra, state))
             answers.append(work.step(hp, {**down, **own}, mine, data))
-        parts = zip(*answers, strict=True)
-        return tuple(tree_map(lambda *rows: torch.stack(rows)[:, None], *part) for part in parts)
+        return tuple(tree_map(lambda leaf: leaf[:, None], stack(*part)) for part in zip(*answers, strict=True))
 
     return run
 
 
 def _run_batched(work: Work, compiled: bool) -> Run:
     device = work.samples.x.device
-    downs = tree_map(lambda *parts: torch.stack(parts), *work.downs)
+    downs = stack(*work.downs)
     floats = {path: torch.tensor(values, device=device) for path, values in _columns(work.hypers, compiled).items()}
     # Without the plain values of those: a compiled step is compiled anew when a plain value changes.
     values = work.hypers[0].with_floats(dict.fromkeys(floats)).model_dump(warnings=False)

@@ -28,6 +28,7 @@ class LocalFirst:
         self, local: Coordinator, ready: Future[None], on_ray: Callable[[], AbstractContextManager["RayDriver"]]
     ):
         self.local: Coordinator | None = local
+        self._told = len(local.run.learners[0].history)
         self._ready, self._on_ray = ready, on_ray
         self._wanted = True
         self._opened = ExitStack()
@@ -45,10 +46,15 @@ class LocalFirst:
     def advance(self, seconds: float) -> tuple[list[Record], bool]:
         """As Coordinator.advance."""
         if self.local is not None and not (self._remote.done() and self._there().is_ready()):
+            history = self.local.run.learners[0].history
             try:
-                return self.local.advance(seconds)
+                _, done = self.local.advance(seconds)
             except Unmeasured:
-                pass
+                done = False
+            news, self._told = history[self._told :], len(history)
+            if news:
+                # Those before a round that needs a measurement, too.
+                return news, done
         return self._handed_over().advance(seconds)
 
     def plans(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hedgerow.algorithms.base import Algorithm, Batches, Reduction
-from hedgerow.algorithms.trees import Tree, count, leaves, tree_map
+from hedgerow.algorithms.trees import Tree, count, leaves, stack, tree_map
 from hedgerow.platform.checkpoint import load_tree, save_tree
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.engine import Plan, Samples, Shares, Work, for_each_client
@@ -183,7 +183,7 @@ class Worker:
         """The states of some clients, of each order's expert: leaves (orders, clients, ...)."""
         if orders[0].on == "test":
             return {}
-        return tree_map(lambda *parts: torch.stack(parts), *(self.states[o.expert].read(clients) for o in orders))
+        return stack(*(self.states[o.expert].read(clients) for o in orders))
 
     def measure(self, orders: list[Order], downs: list[Tree], whole: bool) -> Cost:
         """What one chunk of kin orders takes under their plan, on their first clients.

@@ -86,6 +86,25 @@ def test_plans_are_measured_on_the_actors(tmp_path, monkeypatch):
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.usefixtures("ray_here")
+def test_rounds_before_one_that_needs_a_measurement_are_told(tmp_path):
+    # A model that no other test has. Without clients to score, the plan of training is known afterwards, that of
+    # scoring is not.
+    settings = {"rounds": 5, "resources__actors": 2, "engine": {"mode": "auto"}, "task__model__hidden": [9]}
+    run(small(tmp_path / "runs", **settings, evaluation={"clients": 0}))
+    experiment = small(tmp_path / "runs", **settings, evaluation={"clients": 5, "every": 3})
+    ready: Future[None] = Future()
+    with local_first(experiment, tmp_path / "checkpoints", ready) as driver:
+        records, done = driver.advance(60.0)
+        assert [record["round"] for record in records] == [1, 2]
+        assert not done
+        ready.set_result(None)
+        finish(driver, records)
+        assert driver.local is None
+    assert [record["round"] for record in records] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.timeout(60)
 def test_a_run_that_ends_before_ray_is_there_leaves_nothing_behind(tmp_path):
     experiment = small(tmp_path / "runs", resources__actors=2)
     ready: Future[None] = Future()
