@@ -9,7 +9,7 @@ Nothing here knows Ray, MLflow or files. An executor drives the generator:
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -68,6 +68,15 @@ def enabled(value: Any) -> bool:
     return isinstance(value, Tensor) or value != 0
 
 
+SCORED = 200
+"""Samples per batch of an evaluation: more take more memory and no less time."""
+
+
+def channels_last(t: Tensor) -> Tensor:
+    """Images and kernels in the layout in which CPU convolutions are 1.3 to 1.5 times faster; the values stay."""
+    return t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t
+
+
 @dataclass(frozen=True)
 class Batches:
     """Which mini-batches a client step wants drawn from the client's samples.
@@ -119,7 +128,7 @@ class ClientData:
             else:
                 rows = rows[real]
                 if len(rows):
-                    yield Batch(self.prepare(self.x[rows]), self.y[rows])
+                    yield Batch(channels_last(self.prepare(self.x[rows])), self.y[rows])
 
 
 @dataclass(frozen=True)
@@ -215,10 +224,11 @@ class Algorithm:
         """Score the server's model on the shared test set and on `cohort.clients`; returns the two Results."""
         down = {"w": self.evaluate_params(server)}
         shards = np.arange(cohort.test_shards)
+        once = Batches(SCORED, shuffle=False)
         return (
             yield [
-                Exchange(self.score, down, shards, batches={"test": Batches(shuffle=False)}, on="test"),
-                Exchange(self.score, down, cohort.clients, batches={"test": Batches(shuffle=False, held_out=True)}),
+                Exchange(self.score, down, shards, batches={"test": once}, on="test"),
+                Exchange(self.score, down, cohort.clients, batches={"test": replace(once, held_out=True)}),
             ]
         )
 

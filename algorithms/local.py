@@ -7,7 +7,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from hedgerow.algorithms.base import Batch, Batches, ClientData, HyperParameters, enabled
+from hedgerow.algorithms.base import Batch, Batches, ClientData, HyperParameters, channels_last, enabled
 from hedgerow.algorithms.gradient import gradient_and_value
 from hedgerow.algorithms.task import Params
 from hedgerow.algorithms.trees import add, tree_map
@@ -64,13 +64,11 @@ def local_sgd(
 def _in_place(
     loss: Loss, start: Params, data: ClientData, hp: LocalSGD, correction: Correction | None
 ) -> tuple[Params, Tensor]:
-    # channels_last makes CPU convolutions 1.3 to 1.5 times faster; it changes the layout, not the values.
-    w = {name: _channels_last(p.detach()).clone().requires_grad_() for name, p in start.items()}
+    w = {name: channels_last(p.detach()).clone().requires_grad_() for name, p in start.items()}
     params = list(w.values())
     momenta: list[Tensor] | None = None
     losses = []
     for batch in data.batches("train"):
-        batch = Batch(_channels_last(batch.x), batch.y)
         value = loss(w, batch)
         direction = list(torch.autograd.grad(value, params))
         losses.append(value.detach())
@@ -125,7 +123,3 @@ def _batched(
 def _clip_factor(direction: list[Tensor], clip_norm: Any) -> Tensor:
     norm = torch.stack([d.square().sum() for d in direction]).sum().sqrt()
     return (clip_norm / (norm + 1e-6)).clamp(max=1.0)
-
-
-def _channels_last(t: Tensor) -> Tensor:
-    return t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t

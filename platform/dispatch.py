@@ -111,11 +111,13 @@ class Dispatcher:
 
 
 def _equal_steps(exchange: Exchange, sizes: np.ndarray) -> int | None:
-    """Mini-batches of all streams of a client's step, if they and their sizes are the same for every client."""
-    specs = exchange.batches.values()
-    if exchange.on == "test" or any(spec.held_out for spec in specs) or sizes.min() != sizes.max():
+    """Mini-batches of all streams of a client's step, if every client has as many, and room for as many samples."""
+    specs, extremes = exchange.batches.values(), np.array([sizes.min(), sizes.max()])
+    if exchange.on == "test" or any(spec.held_out for spec in specs):
         return None
-    return sum(int(steps_per_client(spec, sizes[:1])[0]) for spec in specs)
+    steps = sum((steps_per_client(spec, extremes) for spec in specs), np.zeros(2, int))
+    full = extremes[0] == extremes[1] or all(spec.size and spec.size <= extremes[0] for spec in specs)
+    return int(steps[0]) if full and steps[0] == steps[1] else None
 
 
 def longest_first(sizes: np.ndarray, workers: int) -> np.ndarray:

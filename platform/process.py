@@ -22,7 +22,8 @@ def settle(threads: int, import_path: list[str] | None = None) -> None:
     sys.path[:0] = [entry for entry in import_path or [] if entry not in sys.path]
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, 2**30)
+        # Older versions of glibc refuse more than 32 MB.
+        mallopt(_M_MMAP_THRESHOLD, 2**30) or mallopt(_M_MMAP_THRESHOLD, 2**25)
         mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
