@@ -59,7 +59,7 @@ def scheduler_cost(rounds: int = 50) -> dict[str, float]:
     return {"experts": EXPERTS, "ms per report": round(1e3 * mean, 4), "longest, ms": round(1e3 * max(spent), 2)}
 
 
-def plan(output: str, rounds: int, **search: Any) -> SearchPlan:
+def plan(output: str, rounds: int, engine: dict[str, Any] | None = None, **search: Any) -> SearchPlan:
     """Twelve experts of FedProx on digits, each with the same work per round."""
     return parse_search(
         {
@@ -72,6 +72,7 @@ def plan(output: str, rounds: int, **search: Any) -> SearchPlan:
                 "model": {"name": "mlp", "hidden": [200]},
             },
             "algorithm": {"name": "fedprox", "epochs": 5, "batch_size": 8},
+            "engine": engine or {},
             "tracking": {"enabled": False},
             "output": output,
             "search": {"space": {"algorithm.lr": [0.003, 0.01, 0.03, 0.1], "algorithm.mu": [0.0, 0.01, 1.0]}, **search},
@@ -135,11 +136,23 @@ def measure_search(rounds: int) -> dict[str, float]:
 
 
 def measure_packs(rounds: int) -> dict[str, Any]:
-    """The same search with each expert in a trial of its own, and packed."""
+    """The same search with each expert in a trial of its own, packed, and packed with a compiled step."""
     with tempfile.TemporaryDirectory() as output:
         apart, packed = (timed(plan(output, rounds, pack=pack)) for pack in ("off", "auto"))
-    share = {key: round(packed[key] / apart[key], 3) for key in ("search, s", "whole command, s")}
-    return {"experts": 12, "rounds": rounds, "apart": apart, "packed": packed, "packed / apart": share}
+        compiled = timed(plan(output, rounds, engine={"compile": True}, pack="auto"))
+
+    def share(found: dict[str, float]) -> dict[str, float]:
+        return {key: round(found[key] / apart[key], 3) for key in ("search, s", "whole command, s")}
+
+    return {
+        "experts": 12,
+        "rounds": rounds,
+        "apart": apart,
+        "packed": packed,
+        "compiled": compiled,
+        "packed / apart": share(packed),
+        "compiled / apart": share(compiled),
+    }
 
 
 def main() -> None:
@@ -157,11 +170,10 @@ def main() -> None:
         results["search"] = {"ratio": median(run["ratio"] for run in runs), "runs": runs}
     if "packs" in arguments.only:
         runs = [measure_packs(arguments.rounds) for _ in range(arguments.repeats)]
-        keys = runs[0]["packed / apart"]
         results["packs"] = {
-            "packed / apart": {key: median(run["packed / apart"][key] for run in runs) for key in keys},
-            "runs": runs,
-        }
+            how: {key: median(run[how][key] for run in runs) for key in runs[0][how]}
+            for how in ("packed / apart", "compiled / apart")
+        } | {"runs": runs}
     write_results("search" if len(arguments.only) == 3 else "-".join(["search", *arguments.only]), results)
 
 

@@ -112,7 +112,7 @@ def measure(population: int, rounds: int) -> dict[str, Any]:
             first, used = len(records), cpu_seconds()
             while len(records) < rounds:
                 records += driver.advance(1.0)[0]
-            used = (cpu_seconds() - used) / (len(records) - first)
+            used = (cpu_seconds() - used) / max(1, len(records) - first)
             on_disk = spilled_bytes(folder)
     # The first round, which warms up, is left out.
     steady = 1e3 * np.diff([record["seconds"] for record in records])

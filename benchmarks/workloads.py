@@ -119,7 +119,7 @@ WORKLOADS = {
     ),
     "pfl": Workload(
         "pfl-research's CIFAR-10 benchmark: 50 of 1000 clients of 50, batch 10, 1 epoch",
-        rounds=8,
+        rounds=4,
         clients_per_round=50,
         source=cifar10,
         partition={"kind": "iid", "clients": 1000, "samples_per_client": 50},
@@ -128,7 +128,7 @@ WORKLOADS = {
     ),
     "cnn": Workload(
         "FedDyn's CIFAR CNN: 10 of 100 clients of 500, batch 50, 1 epoch",
-        rounds=5,
+        rounds=4,
         clients_per_round=10,
         source=cifar10,
         partition={"kind": "iid", "clients": 100, "samples_per_client": 500},
@@ -146,7 +146,7 @@ WORKLOADS = {
     ),
     "resnet": Workload(
         "ResNet-18 with GroupNorm on CIFAR-10: 4 of 100 clients of 40, batch 20, 1 epoch",
-        rounds=4,
+        rounds=3,
         clients_per_round=4,
         source=cifar10_few_tests,
         partition={"kind": "iid", "clients": 100, "samples_per_client": 40},
