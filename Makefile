@@ -34,6 +34,7 @@ bench: setup
 	$(BIN)/python benchmarks/search.py
 	$(BIN)/python benchmarks/states.py
 	$(BIN)/python benchmarks/scaling.py
+	$(BIN)/python benchmarks/limits.py
 	$(BIN)/python benchmarks/gpu.py
 	$(BIN)/python benchmarks/peers.py $(if $(DATA_ROOT),--data-root '$(DATA_ROOT)')
 

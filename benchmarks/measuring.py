@@ -17,9 +17,10 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def conditions() -> dict[str, Any]:
-    """The command, the versions and the machine."""
+    """The command, the versions and the machine; of folders only the names."""
+    arguments = [Path(part).name if Path(part).is_dir() else part for part in sys.argv[1:]]
     return {
-        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *arguments]),
         "versions": versions(),
         "commit": git_commit(),
         "cpu": platform.processor() or platform.machine(),

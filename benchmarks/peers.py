@@ -3,7 +3,7 @@
     python benchmarks/peers.py [--repeats 5] [--data-root FOLDER] [--only digits pfl cnn lstm resnet]
                                [--contenders "bare loop" pfl flower hedgerow ...]
 
-Writes benchmarks/results/peers.json, .md and two figures; with --only or --contenders the names of those are added.
+Writes benchmarks/results/peers-WORKLOAD.json, and peers.md and two figures of all workloads whose results lie there.
 Ends with exit code 1 when a contender failed or did other work than the bare loop.
 """
 
@@ -100,6 +100,15 @@ def _row(check: dict[str, Any], mine: list[dict[str, Any]], ours: list[float]) -
     return row | {key: mine[-1][key] for key in ("plan",) if key in mine[-1]}
 
 
+def report() -> None:
+    """The table and the figures of all results that there are."""
+    files = {name: RESULTS / f"peers-{name}.json" for name in WORKLOADS}
+    found = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
+    (RESULTS / "peers.md").write_text(table(found))
+    draw(found, RESULTS / "peers")
+    print(table(found))
+
+
 def main() -> None:
     names = [contender.name for contender in CONTENDERS]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -112,12 +121,9 @@ def main() -> None:
     arguments = parser.parse_args()
     chosen = [contender for contender in CONTENDERS if contender.name in arguments.contenders]
     contenders = {c: python_of(HERE / c.requirements) if c.requirements else Path(sys.executable) for c in chosen}
-    results = conditions()
-    results["peers"] = {c.name: installed(python, NAMED) for c, python in contenders.items() if c.requirements}
-    results["workloads"] = {}
-    parts = arguments.only if len(arguments.only) < len(WORKLOADS) else []
-    who = [c.target.replace(":", "_") for c in chosen] if len(chosen) < len(CONTENDERS) else []
-    file = RESULTS / "-".join(["peers", *parts, *who])
+    record = conditions()
+    record["peers"] = {c.name: installed(python, NAMED) for c, python in contenders.items() if c.requirements}
+    problems = []
     RESULTS.mkdir(exist_ok=True)
     sys.path.insert(0, str(HERE))
     data_root = arguments.data_root and arguments.data_root.absolute()
@@ -128,14 +134,11 @@ def main() -> None:
         print(f"{name}: {WORKLOADS[name].title}", flush=True)
         with tempfile.TemporaryDirectory(prefix="hedgerow-peers-") as scratch:
             found = compare(WORKLOADS[name], contenders, data_root, arguments.repeats, Path(scratch))
-        results["workloads"][name] = found
+        problems += [(name, contender, problem) for contender, problem in found["problems"].items()]
         if arguments.repeats:
             # After every workload: a run that is cut short keeps what it has.
-            file.with_suffix(".json").write_text(json.dumps(results, indent=2) + "\n")
-            file.with_suffix(".md").write_text(table(results["workloads"]))
-            draw(results["workloads"], file)
-    print(table(results["workloads"]))
-    problems = [(w, c, p) for w, found in results["workloads"].items() for c, p in found["problems"].items()]
+            (RESULTS / f"peers-{name}.json").write_text(json.dumps(record | found, indent=2) + "\n")
+            report()
     for workload, contender, problem in problems:
         print(f"{workload}: {contender} {problem}", file=sys.stderr)
     sys.exit(bool(problems))

@@ -60,6 +60,9 @@ class Case(NamedTuple):
 FITTED = [Case(*case) for case in product((20, 200, 1600), (10, 100), (1, 2))]
 CHECKED = [Case(*case) for case in ((80, 50, 2), (400, 30, 1), (400, 80, 2), (800, 60, 2), (800, 20, 1), (200, 60, 3))]
 
+FAR = (1000, (0.05, 1.0, 6.6, 45.0))
+"""Actors, and megabytes of a model, for which the exchange alone is extrapolated: nothing of that size is measured."""
+
 
 def measure(case: Case, rounds: int = 30) -> float:
     """Seconds of a steady round."""
@@ -108,9 +111,15 @@ def main() -> None:
         )
     worst = max(abs(row["error"]) for row in table if not row["fitted"])
     named = {name: float(f"{value:.3g}") for name, value in zip(CONSTANTS, constants, strict=True)}
-    write_results(
-        "scaling", {**conditions(), "seconds": named, "largest error where not fitted": worst, "cases": table}
-    )
+    actors, sizes = FAR
+    exchange = {f"{mb} MB": round(float(constants[:4] @ [1.0, actors, mb, actors * mb]), 2) for mb in sizes}
+    found = {
+        "seconds": named,
+        "largest error where not fitted": worst,
+        f"extrapolated: exchange with {actors} actors, s": exchange,
+        "cases": table,
+    }
+    write_results("scaling", conditions() | found)
 
 
 if __name__ == "__main__":

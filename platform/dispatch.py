@@ -11,7 +11,7 @@ from hedgerow.platform.engine import Plan
 from hedgerow.platform.executors import Executor
 from hedgerow.platform.learner import EVALUATION, Learner, Request
 from hedgerow.platform.ledger import Ledger
-from hedgerow.platform.planning import Cost, Load, choose
+from hedgerow.platform.planning import MEASURED_STEPS, Cost, Load, choose
 from hedgerow.platform.reduce import combine
 from hedgerow.platform.streams import steps_per_client
 from hedgerow.platform.worker import Answer, Order
@@ -100,24 +100,25 @@ class Dispatcher:
             "share": share,
         }
 
-        def measure(plan: Plan, whole: bool = False) -> Cost:
+        def measure(plan: Plan, steps: int | None = MEASURED_STEPS) -> Cost:
             planned = [replace(busiest[j], plan=plan) for j in kin]
-            return self.executor.measure(planned, [exchanges[j].down for j in kin], whole)
+            return self.executor.measure(planned, [exchanges[j].down for j in kin], steps)
 
         no_vmap = getattr(learner.algorithm.task.module, "no_vmap", None)
-        left, steps = experiment.rounds - learner.round, _equal_steps(exchange, learner.sizes)
-        load = Load(share, left, steps, experiment.resources.memory_mb, len(kin))
+        left, (steps, alike) = experiment.rounds - learner.round, _steps(exchange, learner.sizes)
+        load = Load(share, left, steps, alike, experiment.resources.memory_mb, len(kin))
         return choose(experiment.engine, no_vmap, load, key, measure)
 
 
-def _equal_steps(exchange: Exchange, sizes: np.ndarray) -> int | None:
-    """Mini-batches of all streams of a client's step, if every client has as many, and room for as many samples."""
-    specs, extremes = exchange.batches.values(), np.array([sizes.min(), sizes.max()])
+def _steps(exchange: Exchange, sizes: np.ndarray) -> tuple[int, bool]:
+    """Mini-batches of all streams of a client's step, on average; and whether all have as many, with room for as many
+    samples."""
+    specs = exchange.batches.values()
     if exchange.on == "test" or any(spec.held_out for spec in specs):
-        return None
-    steps = sum((steps_per_client(spec, extremes) for spec in specs), np.zeros(2, int))
-    full = extremes[0] == extremes[1] or all(spec.size and spec.size <= extremes[0] for spec in specs)
-    return int(steps[0]) if full and steps[0] == steps[1] else None
+        return 1, False
+    steps = sum((steps_per_client(spec, sizes) for spec in specs), np.zeros(len(sizes), int))
+    full = sizes.min() == sizes.max() or all(spec.size and spec.size <= sizes.min() for spec in specs)
+    return round(float(steps.mean())), bool(full and steps.min() == steps.max())
 
 
 def longest_first(sizes: np.ndarray, workers: int) -> np.ndarray:

@@ -18,7 +18,7 @@ from hedgerow.platform.data import cache_folder
 from hedgerow.platform.engine import Plan
 from hedgerow.platform.experiment import EngineConfig
 
-FORMAT = 2
+FORMAT = 3
 """Of remembered answers; those of another one are not looked at."""
 
 MEASURED_STEPS = 2
@@ -26,6 +26,13 @@ MEASURED_STEPS = 2
 
 MEASURED_SAMPLES = 64
 """Samples of a mini-batch in a measurement, where it is as large as a client's data."""
+
+CLOSE = 1.5
+"""Plans within so many times the fastest are measured again, with more mini-batches."""
+
+RUN_OFF_STEPS = 10
+"""Mini-batches of that second measurement, at most. What a client costs once, to copy its model and to add up its
+answer, weighs too much in two."""
 
 TOGETHER = 512
 """Clients of all experts that are batched at most."""
@@ -53,24 +60,29 @@ class Cost:
 
 
 class Measure(Protocol):
-    """Tries a plan: on a few mini-batches of a chunk of clients, or on the whole of their work."""
+    """Tries a plan on some mini-batches of a chunk of clients; steps None: on all of theirs."""
 
-    def __call__(self, plan: Plan, whole: bool = False) -> Cost: ...
+    def __call__(self, plan: Plan, steps: int | None = MEASURED_STEPS) -> Cost: ...
 
 
 @dataclass(frozen=True)
 class Load:
     """What is to be done under a plan. share: clients per worker in a round. rounds: how many of them are left.
 
-    steps: mini-batches of every client; None: they differ, and so does the shape of every chunk.
+    steps: mini-batches of a client, on average. alike: whether all have as many, so that all chunks have one shape.
     megabytes: memory that a worker's process may take; None: any. experts: of whom all run every client of a chunk.
     """
 
     share: int
     rounds: int = 1
-    steps: int | None = None
+    steps: int = 1
+    alike: bool = False
     megabytes: float | None = None
     experts: int = 1
+
+    def seconds(self, plan: Plan, cost: Cost) -> float:
+        """Of a worker's share, where a chunk of it costs so much."""
+        return -(-self.share // plan.chunk) * cost.seconds
 
 
 def options(config: EngineConfig, share: int, experts: int = 1) -> list[Plan]:
@@ -86,10 +98,12 @@ def candidates(share: int, experts: int) -> list[int]:
     return [chunk for chunk in sorted(chunks) if chunk * experts > 1 and chunk * experts <= max(TOGETHER, 4 * experts)]
 
 
-def shortened(batches: dict[str, Batches]) -> dict[str, Batches]:
-    """The same streams, cut to a few mini-batches; of whole local data sets, to a part of them."""
+def shortened(batches: dict[str, Batches], steps: int | None) -> dict[str, Batches]:
+    """The same streams, cut to some mini-batches, or, for None, whole; of whole local data sets, a part of them."""
+    if steps is None:
+        return batches
     return {
-        name: replace(spec, size=spec.size or MEASURED_SAMPLES, steps=min(spec.steps or MEASURED_STEPS, MEASURED_STEPS))
+        name: replace(spec, size=spec.size or MEASURED_SAMPLES, steps=min(spec.steps or steps, steps))
         for name, spec in batches.items()
     }
 
@@ -104,7 +118,7 @@ def choose(config: EngineConfig, no_vmap: str | None, load: Load, key: dict, mea
     if config.mode == "loop" or no_vmap:
         return Plan("loop")
     plans = options(config, load.share, load.experts)
-    compiling = config.compile is not False and load.steps is not None and load.steps <= UNROLLED
+    compiling = config.compile is not False and load.alike and load.steps <= UNROLLED
     if len(plans) == 1:
         # The file decides it all, and nothing is measured.
         return replace(plans[0], compiled=compiling and config.compile is True and plans[0].mode == "vmap")
@@ -125,10 +139,18 @@ def choose(config: EngineConfig, no_vmap: str | None, load: Load, key: dict, mea
 def _fastest(plans: list[Plan], load: Load, measure: Measure) -> dict[str, Any]:
     """The best plan, the best batched one (if any was tried), and the seconds of a round's work under the best."""
     seconds = _measured(plans, load, measure)
-    best = min(seconds, key=seconds.__getitem__)
-    batched = min((plan for plan in seconds if plan.mode == "vmap"), key=seconds.__getitem__, default=None)
-    # The seconds were those of a few mini-batches.
-    work = seconds[best] * max(1.0, (load.steps or 0) / MEASURED_STEPS)
+    steps = min(load.steps, MEASURED_STEPS)
+    close = [plan for plan in seconds if seconds[plan] <= CLOSE * min(seconds.values())]
+    again: dict[Plan, float] = {}
+    if len(close) > 1 and load.steps > MEASURED_STEPS:
+        steps = min(load.steps, RUN_OFF_STEPS)
+        again = {plan: load.seconds(plan, measure(plan, steps)) for plan in close}
+    final = again or seconds
+    best = min(final, key=final.__getitem__)
+    # Of two that were measured alike: those of the run-off, where there are any.
+    tried = next((some for some in (again, seconds) if any(plan.mode == "vmap" for plan in some)), {})
+    batched = min((plan for plan in tried if plan.mode == "vmap"), key=tried.__getitem__, default=None)
+    work = final[best] * load.steps / steps
     return {"best": asdict(best), "batched": batched and asdict(batched), "seconds": work}
 
 
@@ -143,7 +165,7 @@ def _measured(plans: list[Plan], load: Load, measure: Measure) -> dict[Plan, flo
         if load.megabytes is not None and cost.at_rest + cost.more * plan.chunk / chunk > load.megabytes:
             break
         cost, chunk = measure(plan), plan.chunk
-        seconds[plan] = -(-load.share // plan.chunk) * cost.seconds
+        seconds[plan] = load.seconds(plan, cost)
         if plan.mode == "vmap" and seconds[plan] > NO_BETTER * min(seconds.values()):
             break
     return seconds
@@ -151,9 +173,9 @@ def _measured(plans: list[Plan], load: Load, measure: Measure) -> dict[Plan, flo
 
 def _pays(compiled: Plan, best: Plan, load: Load, measure: Measure) -> bool:
     """Whether the compiled plan is faster than the best one."""
-    seconds = -(-load.share // best.chunk) * measure(best, whole=True).seconds
+    seconds = load.seconds(best, measure(best, None))
     try:
-        return -(-load.share // compiled.chunk) * measure(compiled, whole=True).seconds < seconds
+        return load.seconds(compiled, measure(compiled, None)) < seconds
     except Exception as error:  # no compiler on this machine, or a step that cannot be traced
         logging.getLogger(__name__).info("not compiled: %s", error)
         return False

@@ -57,8 +57,8 @@ class ClientActor:
     def run(self, orders: list[Order], downs: list[Tree]) -> list[Answer]:
         return self.worker.run(orders, downs)
 
-    def measure(self, orders: list[Order], downs: list[Tree], whole: bool) -> Cost:
-        return self.worker.measure(orders, downs, whole)
+    def measure(self, orders: list[Order], downs: list[Tree], steps: int | None) -> Cost:
+        return self.worker.measure(orders, downs, steps)
 
     def save_states(self, expert: int, folder: Path, round: int) -> None:
         self.worker.save_states(folder, expert, round, f"states-{self.rank:04d}")
@@ -80,10 +80,10 @@ class RayExecutor:
         broadcast = _broadcast(downs)
         return self._all([actor.run.remote(mine, broadcast) for actor, mine in zip(self.actors, orders, strict=True)])
 
-    def measure(self, orders: list[Order], downs: list[Tree], whole: bool) -> Cost:
+    def measure(self, orders: list[Order], downs: list[Tree], steps: int | None) -> Cost:
         broadcast = _broadcast(downs)
         # All at once, as in a round: they share caches and memory.
-        costs = self._all([actor.measure.remote(orders, broadcast, whole) for actor in self.actors])
+        costs = self._all([actor.measure.remote(orders, broadcast, steps) for actor in self.actors])
         return Cost(*(max(values) for values in zip(*map(astuple, costs), strict=True)))
 
     def save_states(self, expert: int, folder: Path, round: int) -> None:

@@ -185,10 +185,10 @@ class Worker:
             return {}
         return stack(*(self.states[o.expert].read(clients) for o in orders))
 
-    def measure(self, orders: list[Order], downs: list[Tree], whole: bool) -> Cost:
+    def measure(self, orders: list[Order], downs: list[Tree], steps: int | None) -> Cost:
         """What one chunk of kin orders takes under their plan, on their first clients.
 
-        whole: with all mini-batches of a round, not only a few.
+        steps: with so many mini-batches; None: with all those of a round.
         """
         n = orders[0].plan.chunk
         some = [
@@ -197,7 +197,7 @@ class Worker:
                 clients=order.clients[:n],
                 weights=order.weights[:n],
                 per_client=tree_map(lambda leaf: leaf[:n], order.per_client),
-                batches=order.batches if whole else shortened(order.batches),
+                batches=shortened(order.batches, steps),
                 keep_states=False,
             )
             for order in orders

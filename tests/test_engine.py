@@ -10,7 +10,7 @@ from hedgerow.algorithms import FedAvg
 from hedgerow.platform.dispatch import longest_first
 from hedgerow.platform.engine import Plan
 from hedgerow.platform.experiment import EngineConfig, Resources
-from hedgerow.platform.planning import Cost, Load, choose, options
+from hedgerow.platform.planning import MEASURED_STEPS, Cost, Load, choose, options
 
 DATA = blobs()
 RAGGED = partition(np.array([3, 60, 17, 1, 40, 59]), seed=1)
@@ -150,7 +150,7 @@ def test_the_plan_is_measured_once_and_remembered(tmp_path, monkeypatch):
     monkeypatch.setenv("HEDGEROW_CACHE", str(tmp_path))
     calls = []
 
-    def measure(plan, whole=False):
+    def measure(plan, steps=MEASURED_STEPS):
         calls.append(plan)
         return Cost(1.0 if plan.mode == "loop" else 2.0)
 
@@ -170,6 +170,23 @@ def test_the_plan_is_measured_once_and_remembered(tmp_path, monkeypatch):
     assert tried == [Plan("loop"), Plan("vmap", 4)]
 
 
+def test_what_a_client_costs_once_does_not_decide_between_plans_that_are_close(tmp_path, monkeypatch):
+    monkeypatch.setenv("HEDGEROW_CACHE", str(tmp_path))
+    tried = []
+
+    def measure(plan, steps=MEASURED_STEPS):
+        tried.append((plan.mode, steps))
+        # In a loop a client costs 3 s once, and 1 s for each mini-batch; batched 1 s once, and 1.6 s for each.
+        return Cost(3.0 + steps if plan.mode == "loop" else plan.chunk * (1.0 + 1.6 * steps))
+
+    assert choose(EngineConfig(), None, Load(8, steps=2), {"steps": 2}, measure) == Plan("vmap", 4)
+    assert tried == [("loop", 2), ("vmap", 2), ("vmap", 2)]
+    assert choose(EngineConfig(), None, Load(8, steps=5), {"steps": 5}, measure) == Plan("loop")
+    assert tried[6:] == [("loop", 5), ("vmap", 5), ("vmap", 5)]
+    assert choose(EngineConfig(), None, Load(8, steps=500), {"steps": 500}, measure) == Plan("loop")
+    assert tried[-1] == ("vmap", 10)
+
+
 @pytest.mark.parametrize(
     ("share", "chunks"), [(1, []), (3, [3]), (5, [3, 5]), (50, [4, 8, 13, 25, 50]), (5000, [4, 8, 16, 32, 64, 125])]
 )
@@ -181,7 +198,7 @@ def test_chunks_keep_within_the_memory_that_there_is(tmp_path, monkeypatch):
     monkeypatch.setenv("HEDGEROW_CACHE", str(tmp_path))
     tried = []
 
-    def measure(plan, whole=False):
+    def measure(plan, steps=MEASURED_STEPS):
         tried.append(plan.chunk)
         return Cost(1.0, at_rest=500.0, more=10.0 * plan.chunk)
 
@@ -193,12 +210,13 @@ def test_a_long_run_is_compiled_where_that_is_faster(tmp_path, monkeypatch):
     monkeypatch.setenv("HEDGEROW_CACHE", str(tmp_path))
     seconds = {"compiled": 1.0}
 
-    def measure(plan, whole=False):
-        assert whole or not plan.compiled
+    def measure(plan, steps=MEASURED_STEPS):
+        assert steps is None or not plan.compiled
         return Cost(seconds["compiled"] if plan.compiled else 2.0 + plan.chunk / 100)
 
     def chosen(case, rounds=1000, steps=10, **config):
-        return choose(EngineConfig(**config), None, Load(8, rounds, steps), {"case": case}, measure)
+        load = Load(8, rounds, steps or 10, alike=steps is not None)
+        return choose(EngineConfig(**config), None, load, {"case": case}, measure)
 
     assert chosen("long") == Plan("vmap", 8, compiled=True)
     assert chosen("short", rounds=10) == Plan("vmap", 8)
@@ -215,12 +233,12 @@ def test_a_long_run_is_compiled_where_that_is_faster(tmp_path, monkeypatch):
 def test_a_machine_without_a_compiler_goes_on_without(tmp_path, monkeypatch):
     monkeypatch.setenv("HEDGEROW_CACHE", str(tmp_path))
 
-    def measure(plan, whole=False):
+    def measure(plan, steps=MEASURED_STEPS):
         if plan.compiled:
             raise RuntimeError("no working C++ compiler")
         return Cost(1.0)
 
-    assert choose(EngineConfig(), None, Load(8, 1000, 10), {}, measure) == Plan("vmap", 8)
+    assert choose(EngineConfig(), None, Load(8, 1000, 10, alike=True), {}, measure) == Plan("vmap", 8)
 
 
 def test_a_worker_tells_what_memory_a_chunk_takes():

@@ -1,0 +1,170 @@
+"""Where a round's time goes: the arithmetic, what else the steps do, and the exchange with the actors.
+
+    python benchmarks/limits.py [--repeats 5] [--only digits pfl cnn lstm resnet]
+
+Each workload of peers.py, on data of the same shape: one actor's half of a round in this process, profiled and against
+the clock, and the whole round on two client actors. The bound is the arithmetic of a client step (the products that
+PyTorch counts) at the speed of a large matrix product on one core: no framework that computes in float32 is faster.
+
+Prints a table and writes benchmarks/results/limits.json with the command, the versions and the machine.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from measuring import conditions, write_results
+from rounds import hedgerow_rounds
+from torch.nn import functional as F  # noqa: N812
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
+from workloads import WORKLOADS, Workload
+
+from hedgerow.platform.build import build_data, build_module, build_partition, task_on
+from hedgerow.platform.coordinator import Coordinator
+from hedgerow.platform.data import Dataset, Partition
+from hedgerow.platform.experiment import Experiment
+from hedgerow.platform.placement import ray_session
+from hedgerow.platform.streams import steps_per_client
+
+HERE = Path(__file__).parent / "contenders"
+
+KINDS = {
+    "convolutions": ("aten::mkldnn_convolution", "aten::convolution_backward", "aten::_slow_conv2d"),
+    "matrix products": ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"),
+}
+
+ROUNDS = 6
+"""Of which the first measures the plan and warms up, and the last evaluates."""
+
+
+def peak_gflops(size: int = 1536) -> float:
+    """Of a large matrix product on one thread."""
+    a, b = torch.randn(size, size), torch.randn(size, size)
+    seconds = []
+    for _ in range(6):
+        start = time.perf_counter()
+        a @ b
+        seconds.append(time.perf_counter() - start)
+    return 2e-9 * size**3 / min(seconds)
+
+
+def task_of(workload: Workload) -> tuple[Experiment, Dataset, Partition]:
+    """The workload with little to evaluate."""
+    source = workload.source(None)
+    experiment = replace(workload, rounds=ROUNDS).experiment(source)
+    if source.dataset is None:
+        dataset, partition = build_data(experiment, None)
+    else:
+        dataset, partition = source.dataset, build_partition(experiment, source.dataset)
+    return experiment, replace(dataset, x_test=dataset.x_test[:50], y_test=dataset.y_test[:50]), partition
+
+
+def step_gflop(experiment: Experiment, dataset: Dataset) -> float:
+    """The products of one local step, forward and backward."""
+    module = build_module(experiment, dataset)
+    rows = slice(experiment.algorithm.batch_size)
+    x = task_on(dataset, module).prepare(torch.tensor(dataset.x_train[rows]))
+    with FlopCounterMode(display=False) as counter:
+        F.cross_entropy(module(x), torch.tensor(dataset.y_train[rows])).backward()
+    return 1e-9 * counter.get_total_flops()
+
+
+def half_a_round(experiment: Experiment, dataset: Dataset, partition: Partition) -> tuple[float, dict, dict]:
+    """Half of a cohort in this process: seconds of a steady round, shares of the time by kind of work, the plans."""
+    update = {
+        "clients_per_round": experiment.clients_per_round // 2,
+        "resources": experiment.resources.model_copy(update={"executor": "inline"}),
+    }
+    values = experiment.model_copy(update=update).model_dump(mode="json")
+    with tempfile.TemporaryDirectory() as folder:
+        coordinator = Coordinator([values], dataset, partition, None, [Path(folder)])
+        coordinator.one_round()
+        seconds = []
+        for _ in range(ROUNDS - 3):
+            start = time.perf_counter()
+            coordinator.one_round()
+            seconds.append(time.perf_counter() - start)
+        with profile(activities=[ProfilerActivity.CPU]) as recorded:
+            start = time.perf_counter()
+            coordinator.one_round()
+            whole = time.perf_counter() - start
+    return median(seconds), shares(recorded, whole), coordinator.run.learners[0].plans
+
+
+def shares(recorded: profile, whole: float) -> dict[str, float]:
+    """Of the time of a profiled round, by kind."""
+    spent = dict.fromkeys(KINDS, 0.0) | {"other operators": 0.0}
+    for event in recorded.key_averages():
+        kind = next((kind for kind, names in KINDS.items() if event.key in names), "other operators")
+        if event.key.startswith("aten::"):
+            spent[kind] += 1e-6 * event.self_cpu_time_total
+    # What no operator of torch accounts for: Python, autograd, drawing mini-batches, reductions.
+    return {kind: round(s / whole, 3) for kind, s in spent.items()} | {
+        "rest": round(1 - sum(spent.values()) / whole, 3)
+    }
+
+
+def measure(workload: Workload, repeats: int) -> dict[str, Any]:
+    """All figures of a workload; medians over the repeats, in turn."""
+    experiment, dataset, partition = task_of(workload)
+    (spec,) = experiment.algorithm.batches.values()
+    steps = int(steps_per_client(spec, partition.train_sizes[:1])[0]) * experiment.clients_per_round // 2
+    gflop = step_gflop(experiment, dataset)
+    runs = []
+    for _ in range(repeats):
+        peak = peak_gflops()
+        inside, parts, plans = half_a_round(experiment, dataset, partition)
+        # By default rounds begin in the driver; here all are to run on the actors.
+        values = experiment.model_dump(mode="json", exclude={"name", "rounds"})
+        values["resources"]["executor"] = "ray"
+        on_actors = median(hedgerow_rounds(values, dataset, partition, ROUNDS)[0])
+        runs.append((peak, inside, on_actors, parts))
+    peak, inside, on_actors = (median(run[i] for run in runs) for i in range(3))
+    return {
+        "workload": workload.title,
+        "plan": f"{plans['train/clients'].mode}, {plans['train/clients'].chunk} at once",
+        "client steps of an actor": steps,
+        "GFLOP per client step": float(f"{gflop:.3g}"),
+        "GFLOP/s, large product": round(peak, 1),
+        "ms per client step": float(f"{1e3 * inside / steps:.3g}"),
+        "bound, ms per client step": float(f"{1e3 * gflop / peak:.3g}"),
+        "share of the bound": round(median(gflop * steps / run[0] / run[1] for run in runs), 2),
+        "ms per round, an actor's half in this process": round(1e3 * inside, 1),
+        "ms per round, two actors": round(1e3 * on_actors, 1),
+        "spread": {
+            "ms per round, an actor's half in this process": _spread([run[1] for run in runs]),
+            "ms per round, two actors": _spread([run[2] for run in runs]),
+        },
+        "shares of a profiled round": {kind: median(run[3][kind] for run in runs) for kind in runs[0][3]},
+    }
+
+
+def _spread(seconds: list[float]) -> list[float]:
+    return [round(1e3 * float(end), 1) for end in (np.min(seconds), np.max(seconds))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--only", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    # Here and in the actors: the model of pfl's benchmark is found there.
+    os.environ["PYTHONPATH"] = str(HERE)
+    sys.path.insert(0, str(HERE))
+    with ray_session():
+        results = {name: measure(WORKLOADS[name], arguments.repeats) for name in arguments.only}
+    write_results("limits", conditions() | results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""Reductions: what the answers of clients come to, however they are grouped."""
+
+import numpy as np
+import pytest
+import torch
+
+from hedgerow.platform.reduce import WIDENED, Partial, combine, finite_clients
+
+CLIENTS = 7
+WEIGHTS = torch.tensor([1.0, 2.0, 0.5, 3.0, 1.0, 4.0, 2.5], dtype=torch.float64)
+
+
+def answers() -> dict:
+    """Of seven clients: a leaf that is widened in several pieces, a scalar and an empty one."""
+    generator = torch.Generator().manual_seed(0)
+    wide = torch.randn(CLIENTS, 3, WIDENED, generator=generator)
+    return {"w": {"wide": wide, "scalar": torch.randn(CLIENTS, generator=generator)}, "none": torch.zeros(CLIENTS, 0)}
+
+
+def reduced(up: dict, groups: list[list[int]], kind: str = "mean") -> dict:
+    """The clients of each group as a worker of their own, one chunk per client."""
+    partials = []
+    for group in groups:
+        partial = Partial(kind)
+        for client in group:
+            chunk = {"w": {name: leaf[[client]] for name, leaf in up["w"].items()}, "none": up["none"][[client]]}
+            partial.add(chunk, WEIGHTS[[client]], finite_clients(chunk, 1))
+        partials.append(partial.to_wire())
+    return combine(partials, np.arange(CLIENTS))
+
+
+def mean(values: torch.Tensor, clients: list[int]) -> np.ndarray:
+    return np.average(values[clients].double().numpy(), axis=0, weights=WEIGHTS[clients].numpy())
+
+
+def test_a_weighted_mean_is_that_of_float64():
+    up = answers()
+    partial = Partial("mean")
+    partial.add(up, WEIGHTS, finite_clients(up, CLIENTS))
+    found = combine([partial.to_wire()], np.arange(CLIENTS))
+    everybody = list(range(CLIENTS))
+    for name, leaf in up["w"].items():
+        assert found["w"][name].dtype == torch.float32
+        np.testing.assert_allclose(found["w"][name].numpy(), mean(leaf, everybody).astype(np.float32), rtol=1e-6)
+    assert found["none"].shape == (0,)
+
+
+@pytest.mark.parametrize("groups", [[[0, 1, 2, 3, 4, 5, 6]], [[6, 5, 4], [0, 1, 2, 3]], [[0], [1, 3, 5], [2, 4, 6]]])
+def test_grouping_changes_nothing_that_float32_shows(groups):
+    up = answers()
+    found, whole = reduced(up, groups), reduced(up, [list(range(CLIENTS))])
+    # Sums of float64 in another order: their last bits differ, and at most one rounding to float32 with them.
+    np.testing.assert_allclose(found["w"]["wide"].numpy(), whole["w"]["wide"].numpy(), rtol=2e-7)
+
+
+def test_a_client_that_diverged_counts_for_nothing():
+    up = answers()
+    up["w"]["wide"][2, 1, 5] = float("nan")
+    up["w"]["scalar"][4] = float("inf")
+    partial = Partial("mean")
+    finite = finite_clients(up, CLIENTS)
+    assert finite.tolist() == [True, True, False, True, False, True, True]
+    partial.add(up, WEIGHTS, finite)
+    found = combine([partial.to_wire()], np.arange(CLIENTS))
+    expected = mean(up["w"]["wide"], [0, 1, 3, 5, 6]).astype(np.float32)
+    np.testing.assert_allclose(found["w"]["wide"].numpy(), expected, rtol=1e-6, atol=1e-7)
+
+
+def test_a_stack_has_the_order_of_the_clients():
+    found = reduced(answers(), [[4, 2, 0], [6, 5, 3, 1]], "stack")
+    # `order` says that the first answer to come in is client 0's, and so on.
+    assert torch.equal(found["w"]["scalar"], answers()["w"]["scalar"][[4, 2, 0, 6, 5, 3, 1]])
