@@ -68,9 +68,11 @@ def task_of(workload: Workload) -> tuple[Experiment, Dataset, Partition]:
     return experiment, replace(dataset, x_test=dataset.x_test[:50], y_test=dataset.y_test[:50]), partition
 
 
-def step_gflop(experiment: Experiment, dataset: Dataset) -> float:
-    """The products of one local step, forward and backward."""
+def step_gflop(experiment: Experiment, dataset: Dataset) -> float | None:
+    """The products of one local step, forward and backward; None for recurrent layers, which PyTorch does not count."""
     module = build_module(experiment, dataset)
+    if any(isinstance(part, torch.nn.RNNBase) for part in module.modules()):
+        return None
     rows = slice(experiment.algorithm.batch_size)
     x = task_on(dataset, module).prepare(torch.tensor(dataset.x_train[rows]))
     with FlopCounterMode(display=False) as counter:
@@ -129,15 +131,12 @@ def measure(workload: Workload, repeats: int) -> dict[str, Any]:
         on_actors = median(hedgerow_rounds(values, dataset, partition, ROUNDS)[0])
         runs.append((peak, inside, on_actors, parts))
     peak, inside, on_actors = (median(run[i] for run in runs) for i in range(3))
-    return {
+    found = {
         "workload": workload.title,
         "plan": f"{plans['train/clients'].mode}, {plans['train/clients'].chunk} at once",
         "client steps of an actor": steps,
-        "GFLOP per client step": float(f"{gflop:.3g}"),
         "GFLOP/s, large product": round(peak, 1),
         "ms per client step": float(f"{1e3 * inside / steps:.3g}"),
-        "bound, ms per client step": float(f"{1e3 * gflop / peak:.3g}"),
-        "share of the bound": round(median(gflop * steps / run[0] / run[1] for run in runs), 2),
         "ms per round, an actor's half in this process": round(1e3 * inside, 1),
         "ms per round, two actors": round(1e3 * on_actors, 1),
         "spread": {
@@ -146,6 +145,13 @@ def measure(workload: Workload, repeats: int) -> dict[str, Any]:
         },
         "shares of a profiled round": {kind: median(run[3][kind] for run in runs) for kind in runs[0][3]},
     }
+    if gflop is not None:
+        found |= {
+            "GFLOP per client step": float(f"{gflop:.3g}"),
+            "bound, ms per client step": float(f"{1e3 * gflop / peak:.3g}"),
+            "share of the bound": round(median(gflop * steps / run[0] / run[1] for run in runs), 2),
+        }
+    return found
 
 
 def _spread(seconds: list[float]) -> list[float]:

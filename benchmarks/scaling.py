@@ -49,11 +49,18 @@ class Case(NamedTuple):
         return 64 * self.hidden + self.hidden + self.hidden * 10 + 10
 
     @property
+    def chunk(self) -> int:
+        """Clients at once."""
+        return min(25, -(-self.clients // self.actors))
+
+    @property
     def features(self) -> list[float]:
         """What each constant is multiplied by."""
         megabytes = 4e-6 * self.parameters
+        chunks = -(-self.clients // (self.actors * self.chunk))
         busy = min(self.actors, os.cpu_count() or 1)
-        steps = STEPS * self.clients / busy
+        # The last chunk is filled up.
+        steps = STEPS * chunks * self.chunk * self.actors / busy
         return [1.0, self.actors, megabytes, self.actors * megabytes, steps, steps * self.parameters / 1e6]
 
 
@@ -72,7 +79,7 @@ def measure(case: Case, rounds: int = 30) -> float:
         "participation": None,
         "clients_per_round": case.clients,
         "resources": {"executor": "ray", "actors": case.actors, "cpus_per_actor": 0.5, "threads": 1},
-        "engine": {"mode": "vmap", "chunk": min(25, -(-case.clients // case.actors)), "compile": False},
+        "engine": {"mode": "vmap", "chunk": case.chunk, "compile": False},
     }
     experiment = settings(values, rounds)
     dataset, _ = build_data(experiment, None)
