@@ -3,10 +3,12 @@
     python benchmarks/scaling.py [--repeats 3]
 
     seconds = per round + per actor * A + per MB * M + per actor and MB * A * M
+              + per batched step * batched steps of the busiest core
               + (per client step + per client step and million parameters * P) * client steps of the busiest core
 
-A: client actors. M: megabytes of the model. P: its millions of parameters. Writes benchmarks/results/scaling.json with
-the constants, the measurements, the predictions, the command, the versions and the machine.
+A: client actors. M: megabytes of the model. P: its millions of parameters. A batched step is a local step of a whole
+chunk. Writes benchmarks/results/scaling.json with the constants, the measurements, the predictions, the command, the
+versions and the machine.
 """
 
 import argparse
@@ -32,6 +34,7 @@ CONSTANTS = (
     "per actor",
     "per MB",
     "per actor and MB",
+    "per batched step",
     "per client step",
     "per client step and 1e6 params",
 )
@@ -59,16 +62,14 @@ class Case(NamedTuple):
         megabytes = 4e-6 * self.parameters
         chunks = -(-self.clients // (self.actors * self.chunk))
         busy = min(self.actors, os.cpu_count() or 1)
+        batched = STEPS * chunks * self.actors / busy
         # The last chunk is filled up.
-        steps = STEPS * chunks * self.chunk * self.actors / busy
-        return [1.0, self.actors, megabytes, self.actors * megabytes, steps, steps * self.parameters / 1e6]
+        steps = batched * self.chunk
+        return [1.0, self.actors, megabytes, self.actors * megabytes, batched, steps, steps * self.parameters / 1e6]
 
 
 FITTED = [Case(*case) for case in product((20, 200, 1600), (10, 100), (1, 2))]
 CHECKED = [Case(*case) for case in ((80, 50, 2), (400, 30, 1), (400, 80, 2), (800, 60, 2), (800, 20, 1), (200, 60, 3))]
-
-FAR = (1000, (0.05, 1.0, 6.6, 45.0))
-"""Actors, and megabytes of a model, for which the exchange alone is extrapolated: nothing of that size is measured."""
 
 
 def measure(case: Case, rounds: int = 30) -> float:
@@ -118,14 +119,7 @@ def main() -> None:
         )
     worst = max(abs(row["error"]) for row in table if not row["fitted"])
     named = {name: float(f"{value:.3g}") for name, value in zip(CONSTANTS, constants, strict=True)}
-    actors, sizes = FAR
-    exchange = {f"{mb} MB": round(float(constants[:4] @ [1.0, actors, mb, actors * mb]), 2) for mb in sizes}
-    found = {
-        "seconds": named,
-        "largest error where not fitted": worst,
-        f"extrapolated: exchange with {actors} actors, s": exchange,
-        "cases": table,
-    }
+    found = {"seconds": named, "largest error where not fitted": worst, "cases": table}
     write_results("scaling", conditions() | found)
 
 
