@@ -68,6 +68,10 @@ def enabled(value: Any) -> bool:
     return isinstance(value, Tensor) or value != 0
 
 
+MODEL = "model"
+"""Among a client step's metrics: the client's own model, which is looked at and not transmitted."""
+
+
 SCORED = 200
 """Samples per batch of an evaluation: more take more memory and no less time."""
 
@@ -130,6 +134,10 @@ class ClientData:
                 if len(rows):
                     yield Batch(channels_last(self.prepare(self.x[rows])), self.y[rows])
 
+    def steps(self, stream: str = "train") -> Tensor:
+        """How many mini-batches of a stream are real: K of the papers. 0-d."""
+        return self.streams[stream][1].any(-1).sum()
+
 
 @dataclass(frozen=True)
 class Cohort:
@@ -147,7 +155,10 @@ class Cohort:
     """The shared test set is dealt into this many shards, addressed with `Exchange(on="test")`."""
 
 
-ClientStep = Callable[[Any, Tree, Tree, ClientData], tuple[Tree, Tree, dict[str, Tensor]]]
+ClientStep = Callable[[Any, Tree, Tree, ClientData], tuple[Tree, Tree, dict[str, Any]]]
+"""(hp, down, state, data) -> (up, new state, metrics). Metrics are 0-d tensors, recorded and not transmitted; under
+`MODEL` a step may also show the client's own model, a tree."""
+
 Reduction = Literal["mean", "sum", "stack"]
 
 
@@ -162,7 +173,8 @@ class Exchange:
     batches: the index streams to draw, by name.
     reduce: "mean" (weighted), "sum" (weighted) or "stack" (every client's answer, in the order of `clients`).
     weights: one number per addressed client; None: all equal.
-    on: "clients", or "test" for the shards of the shared test set.
+    on: "clients"; "test" for the shards of the shared test set; "pool" for one pseudo-client, 0, that has all clients'
+        training samples, and to which nothing is transmitted.
     """
 
     step: ClientStep
@@ -172,7 +184,7 @@ class Exchange:
     batches: Mapping[str, Batches] = field(default_factory=dict)
     reduce: Reduction = "mean"
     weights: np.ndarray | None = None
-    on: Literal["clients", "test"] = "clients"
+    on: Literal["clients", "test", "pool"] = "clients"
 
 
 @dataclass(frozen=True)
@@ -187,6 +199,9 @@ class Result:
     diverged, with NaN or infinity in its answer, did not."""
     metrics: dict[str, np.ndarray]
     """One number per addressed client."""
+    moved: Tree = field(default_factory=dict)
+    """Where client models are followed (`evaluation.model: clients`): the sum, over the kept clients, of how far each
+    one's own model lies from where it was when it last took part."""
 
 
 Exchanges = Generator[Exchange | list[Exchange], Any, Any]
@@ -200,6 +215,9 @@ class Algorithm:
     """
 
     Hyper: ClassVar[type[HyperParameters]] = HyperParameters
+
+    has_client_models: ClassVar[bool] = False
+    """Whether the training step shows each client's own model among its metrics, under `MODEL`."""
 
     def __init__(self, hyper: Any, task: Task):
         self.hyper = hyper
@@ -236,7 +254,7 @@ class Algorithm:
         """The parameters that are reported and saved as the run's model."""
         return server["w"]
 
-    def score(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Tensor]]:
+    def score(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """Client step of evaluation: summed loss, correct predictions and sample count of all batches."""
         totals = torch.zeros(3, device=data.x.device)
         for batch in data.batches("test"):

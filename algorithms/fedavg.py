@@ -4,10 +4,9 @@ from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
-from torch import Tensor
 
-from hedgerow.algorithms.base import Algorithm, ClientData, Cohort, Exchange, Exchanges
-from hedgerow.algorithms.local import LocalSGD, local_sgd
+from hedgerow.algorithms.base import MODEL, Algorithm, ClientData, Cohort, Exchange, Exchanges
+from hedgerow.algorithms.local import LocalSolver, minimise
 from hedgerow.algorithms.server import ServerStep
 from hedgerow.algorithms.trees import Tree
 
@@ -15,7 +14,9 @@ from hedgerow.algorithms.trees import Tree
 class FedAvg(Algorithm):
     """Each active client runs local SGD from the server's model; the server averages the results."""
 
-    class Hyper(LocalSGD):
+    has_client_models = True
+
+    class Hyper(LocalSolver):
         name: Literal["fedavg"] = "fedavg"
         weighting: Literal["uniform", "samples"] = Field(
             "uniform", description="weight of a client in the mean: equal, or its number of training samples"
@@ -37,9 +38,9 @@ class FedAvg(Algorithm):
         w, optimizer = self.hyper.server.step(server["w"], result.up["w"], server["optimizer"])
         return {"w": w, "optimizer": optimizer}
 
-    def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Tensor]]:
-        w, loss = local_sgd(self.task.loss, down["w"], data, hp)
-        return {"w": w}, state, {"loss": loss}
+    def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        w, loss = minimise(self.task.loss, down["w"], data, hp)
+        return {"w": w}, state, {"loss": loss, MODEL: w}
 
     def weights(self, cohort: Cohort) -> np.ndarray | None:
         return cohort.sizes if self.hyper.weighting == "samples" else None

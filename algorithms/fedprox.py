@@ -3,12 +3,11 @@
 from typing import Any, Literal
 
 from pydantic import Field
-from torch import Tensor
 
-from hedgerow.algorithms.base import ClientData
+from hedgerow.algorithms.base import MODEL, ClientData
 from hedgerow.algorithms.fedavg import FedAvg
-from hedgerow.algorithms.local import local_sgd
-from hedgerow.algorithms.trees import Tree, tree_map
+from hedgerow.algorithms.local import Proximal, minimise
+from hedgerow.algorithms.trees import Tree
 
 
 class FedProx(FedAvg):
@@ -18,9 +17,6 @@ class FedProx(FedAvg):
         name: Literal["fedprox"] = "fedprox"  # type: ignore[assignment]
         mu: float = Field(1e-4, ge=0, description="weight of the proximal term; 0 is FedAvg")
 
-    def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Tensor]]:
-        def proximal(w: Tree) -> Tree:
-            return tree_map(lambda p, p0: hp.mu * (p - p0), w, down["w"])
-
-        w, loss = local_sgd(self.task.loss, down["w"], data, hp, proximal)
-        return {"w": w}, state, {"loss": loss}
+    def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        w, loss = minimise(self.task.loss, down["w"], data, hp, proximal=Proximal(hp.mu, down["w"]))
+        return {"w": w}, state, {"loss": loss, MODEL: w}

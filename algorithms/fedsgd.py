@@ -4,7 +4,6 @@ from typing import Any, Literal, Self
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from hedgerow.algorithms.base import Algorithm, Batches, ClientData, Cohort, Exchange, Exchanges, HyperParameters
 from hedgerow.algorithms.server import ServerStep
@@ -47,7 +46,7 @@ class FedSGD(Algorithm):
         w, optimizer = self.hyper.server.step(w, target, server["optimizer"])
         return {"w": w, "optimizer": optimizer}
 
-    def gradient(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Tensor]]:
+    def gradient(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         total, loss, samples = (
             zeros_like(down["w"]),
             torch.zeros((), device=data.x.device),

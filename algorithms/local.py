@@ -1,7 +1,7 @@
-"""Local minimisation: the SGD that nearly every client step calls, in two forms with the same numbers."""
+"""Local minimisation: what nearly every client step calls. SGD in two forms with the same numbers, or Newton's method."""
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -9,11 +9,11 @@ from torch import Tensor
 
 from hedgerow.algorithms.base import Batch, Batches, ClientData, HyperParameters, channels_last, enabled
 from hedgerow.algorithms.gradient import gradient_and_value
+from hedgerow.algorithms.newton import newton
 from hedgerow.algorithms.task import Params
 from hedgerow.algorithms.trees import add, tree_map
 
 Loss = Callable[[Params, Batch], Tensor]
-Correction = Callable[[Params], Params]
 
 
 class LocalSGD(HyperParameters):
@@ -21,6 +21,7 @@ class LocalSGD(HyperParameters):
 
     lr: float = Field(0.1, gt=0, description="local learning rate in round 1")
     lr_decay: float = Field(1.0, gt=0, le=1, description="factor on the local learning rate from round to round")
+    lr_decay_every: int = Field(1, ge=1, description="rounds from one such decay to the next")
     epochs: int | None = Field(1, ge=1, description="passes over the local data; null where `steps` is given")
     steps: int | None = Field(None, ge=1, description="local steps, in place of `epochs`")
     batch_size: int | None = Field(50, ge=1, description="samples per step; null: the whole local data")
@@ -42,7 +43,8 @@ class LocalSGD(HyperParameters):
         return self
 
     def at(self, round: int) -> Self:
-        return self.model_copy(update={"lr": self.lr * self.lr_decay ** (round - 1)})
+        decays = (round - 1) // self.lr_decay_every
+        return self.model_copy(update={"lr": self.lr * self.lr_decay**decays})
 
     @property
     def batches(self) -> dict[str, Batches]:
@@ -50,22 +52,69 @@ class LocalSGD(HyperParameters):
         return {"train": Batches(size=self.batch_size, epochs=self.epochs or 1, steps=self.steps)}
 
 
-def local_sgd(
-    loss: Loss, start: Params, data: ClientData, hp: LocalSGD, correction: Correction | None = None
-) -> tuple[Params, Tensor]:
-    """Minimise `loss` from `start` over the client's "train" batches.
+class LocalSolver(LocalSGD):
+    """The same where the local problem may also be solved exactly, as in the analyses."""
 
-    The direction is clip(grad loss(w) + correction(w)) + weight_decay * w, as in the experiments of the FedDyn paper.
-    Returns the final parameters and the mean loss over the steps (0-d).
+    solver: Literal["sgd", "newton"] = Field(
+        "sgd",
+        description="newton: the exact minimiser, for convex problems of a few hundred parameters; what SGD alone "
+        "needs is then ignored",
+    )
+
+    @property
+    def batches(self) -> dict[str, Batches]:
+        return super().batches if self.solver == "sgd" else {"train": Batches(shuffle=False)}
+
+
+class Proximal(NamedTuple):
+    """weight/2 ||w - centre||^2"""
+
+    weight: Any
+    centre: Params
+
+
+class _Pull(NamedTuple):
+    """The gradient of what stands beside the loss: constant + scale * w."""
+
+    constant: Params | None
+    scale: Any
+
+
+def minimise(
+    loss: Loss,
+    start: Params,
+    data: ClientData,
+    hp: Any,
+    linear: Params | None = None,
+    proximal: Proximal | None = None,
+) -> tuple[Params, Tensor]:
+    """Minimise `loss(w) + <linear, w> + proximal(w) + weight_decay/2 ||w||^2` from `start` over the "train" batches.
+
+    hp: LocalSGD or LocalSolver. SGD's direction is clip(grad loss + linear + weight (w - centre)) + weight_decay w, as
+    in the experiments of the FedDyn paper. Returns the final parameters and the mean loss over the steps (0-d).
     """
-    return (_batched if data.batched else _in_place)(loss, start, data, hp, correction)
+    pull = _pull(linear, proximal)
+    if getattr(hp, "solver", "sgd") == "newton":
+        batch = next(data.batches("train"))
+        return newton(lambda w: loss(w, batch), start, pull.constant, pull.scale + hp.weight_decay, data.batched)
+    return (_batched if data.batched else _in_place)(loss, start, data, hp, pull)
 
 
-def _in_place(
-    loss: Loss, start: Params, data: ClientData, hp: LocalSGD, correction: Correction | None
-) -> tuple[Params, Tensor]:
+def _pull(linear: Params | None, proximal: Proximal | None) -> _Pull:
+    if proximal is None or not enabled(proximal.weight):
+        return _Pull(linear, 0.0)
+    weight, centre = proximal
+    if linear is None:
+        return _Pull(tree_map(lambda c: -weight * c, centre), weight)
+    return _Pull(add(linear, centre, -weight), weight)
+
+
+def _in_place(loss: Loss, start: Params, data: ClientData, hp: Any, pull: _Pull) -> tuple[Params, Tensor]:
     w = {name: channels_last(p.detach()).clone().requires_grad_() for name, p in start.items()}
     params = list(w.values())
+    constant = None if pull.constant is None else [channels_last(pull.constant[name]) for name in w]
+    # Where nothing is clipped in between, both pulls towards zero are one.
+    before, after = (0.0, pull.scale + hp.weight_decay) if hp.clip_norm is None else (pull.scale, hp.weight_decay)
     momenta: list[Tensor] | None = None
     losses = []
     for batch in data.batches("train"):
@@ -73,13 +122,14 @@ def _in_place(
         direction = list(torch.autograd.grad(value, params))
         losses.append(value.detach())
         with torch.no_grad():
-            if correction is not None:
-                pull = correction(w)
-                torch._foreach_add_(direction, [pull[name] for name in w])
+            if constant is not None:
+                torch._foreach_add_(direction, constant)
+            if enabled(before):
+                torch._foreach_add_(direction, params, alpha=before)
             if hp.clip_norm is not None:
                 torch._foreach_mul_(direction, _clip_factor(direction, hp.clip_norm))
-            if enabled(hp.weight_decay):
-                torch._foreach_add_(direction, params, alpha=hp.weight_decay)
+            if enabled(after):
+                torch._foreach_add_(direction, params, alpha=after)
             if enabled(hp.momentum):
                 if momenta is None:
                     momenta = [d.clone() for d in direction]
@@ -92,9 +142,7 @@ def _in_place(
     return {name: p.detach().contiguous() for name, p in w.items()}, mean_loss
 
 
-def _batched(
-    loss: Loss, start: Params, data: ClientData, hp: LocalSGD, correction: Correction | None
-) -> tuple[Params, Tensor]:
+def _batched(loss: Loss, start: Params, data: ClientData, hp: Any, pull: _Pull) -> tuple[Params, Tensor]:
     gradient = gradient_and_value(loss)
     w = start
     momenta: Params | None = None
@@ -102,13 +150,15 @@ def _batched(
     steps = torch.zeros((), device=data.x.device)
     for batch in data.batches("train"):
         direction, value = gradient(w, batch)
-        if correction is not None:
-            direction = tree_map(torch.add, direction, correction(w))
+        if pull.constant is not None:
+            direction = tree_map(torch.add, direction, pull.constant)
+        if enabled(pull.scale):
+            direction = add(direction, w, pull.scale)
         if hp.clip_norm is not None:
             factor = _clip_factor(list(direction.values()), hp.clip_norm)
             direction = tree_map(lambda d, factor=factor: d * factor, direction)
         if enabled(hp.weight_decay):
-            direction = tree_map(lambda d, p: d + hp.weight_decay * p, direction, w)
+            direction = add(direction, w, hp.weight_decay)
         if enabled(hp.momentum):
             momenta = direction if momenta is None else add(direction, momenta, hp.momentum)
             direction = momenta

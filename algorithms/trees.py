@@ -65,5 +65,9 @@ def add(a: Any, b: Any, scale: Any = 1.0) -> Any:
     return tree_map(lambda x, y: x + scale * y, a, b)
 
 
+def scale(a: Any, factor: Any) -> Any:
+    return tree_map(lambda x: factor * x, a)
+
+
 def sub(a: Any, b: Any) -> Any:
     return tree_map(torch.sub, a, b)

@@ -24,9 +24,6 @@ import psutil
 from measuring import PeakMemory, conditions, write_results
 from rounds import noise, settings
 
-from hedgerow.algorithms.fedavg import FedAvg
-from hedgerow.algorithms.local import local_sgd
-from hedgerow.algorithms.trees import add, sub, tree_map, zeros_like
 from hedgerow.platform.data import Partition
 from hedgerow.platform.drivers import open_driver
 from hedgerow.platform.states import ClientStates
@@ -36,24 +33,6 @@ MEMORY_MB = 33.0
 """Of states, per actor: the 500 that each of two actors hosts of a population of 1000 just fit."""
 
 
-class Drifting(FedAvg):
-    """FedDyn's clients: each keeps the gradient of its own loss where it last ended, a vector of the model's size."""
-
-    class Hyper(FedAvg.Hyper):
-        name: str = "states.Drifting"
-        alpha: float = 0.1
-
-    def init_client(self):
-        return {"g": zeros_like(self.task.init())}
-
-    def train(self, hp, down, state, data):
-        def pull(w):
-            return tree_map(lambda p, p0, g: hp.alpha * (p - p0) - g, w, down["w"], state["g"])
-
-        w, loss = local_sgd(self.task.loss, down["w"], data, hp, pull)
-        return {"w": w}, {"g": add(state["g"], sub(w, down["w"]), -hp.alpha)}, {"loss": loss}
-
-
 VALUES = {
     "task": {
         # Images of 8 x 8 pixels; their values do not matter to the clock.
@@ -61,7 +40,7 @@ VALUES = {
         "partition": {"kind": "iid", "clients": COHORT},
         "model": {"name": "mlp", "hidden": [200]},
     },
-    "algorithm": {"name": "states.Drifting", "lr": 0.05, "epochs": 1, "batch_size": 5},
+    "algorithm": {"name": "feddyn", "alpha": 0.1, "lr": 0.05, "epochs": 1, "batch_size": 5},
     "clients_per_round": COHORT,
     # The same for all populations, whose shares of a round differ by a few clients: a measurement of its own for each
     # might choose differently.

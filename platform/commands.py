@@ -70,7 +70,7 @@ def _close(finished: list[FinishedRun]) -> None:
     if len(finished) > 1:
         records = {run.experiment.name: run.records for run in finished}
         folder = Path(finished[0].experiment.output) / "comparison"
-        for figure in draw_curves(records, folder, finished[0].experiment.evaluation.targets):
+        for figure in draw_curves(records, folder, finished[0].experiment.evaluation.accuracies):
             if figure.suffix == ".png":
                 click.echo(f"comparison: {figure}")
     click.echo("`hedgerow ui` opens MLflow's page on these runs.")

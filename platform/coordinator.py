@@ -78,4 +78,5 @@ def in_this_process(
     first = experiments[0]
     settle(first.resources.threads)
     algorithms = build_algorithms(experiments, dataset)
-    return InlineExecutor(Worker(algorithms, dataset, partition, first.seed, first.resources), workers, measures)
+    worker = Worker(algorithms, dataset, partition, first.seed, first.resources, first.evaluation.follows)
+    return InlineExecutor(worker, workers, measures)

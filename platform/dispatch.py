@@ -52,7 +52,7 @@ class Dispatcher:
         similar numbers of steps, and little is padded.
         """
         workers, exchange = self.executor.workers, request.exchange
-        if exchange.on == "test" or not len(exchange.clients):
+        if exchange.on != "clients" or not len(exchange.clients):
             owner = exchange.clients % workers
             return [np.flatnonzero(owner == worker) for worker in range(workers)]
         if learner.stateless:
@@ -170,13 +170,15 @@ def _order(expert: int, worker: int, request: Request, rows: np.ndarray) -> Orde
 def _result(exchange: Exchange, positions: Positions, answers: list[Answer], ledger: Ledger) -> Result:
     if not len(exchange.clients):
         return Result({}, np.zeros(0, bool), {})
-    ledger.charge_down(exchange.down, len(exchange.clients))
-    ledger.charge_down(exchange.per_client, 1)
-    for answer in answers:
-        ledger.charge_up(answer.up_scalars, answer.up_bytes)
+    if exchange.on != "pool":
+        ledger.charge_down(exchange.down, len(exchange.clients))
+        ledger.charge_down(exchange.per_client, 1)
+        for answer in answers:
+            ledger.charge_up(answer.up_scalars, answer.up_bytes)
     back = np.argsort(np.concatenate(positions))
     working = [answer for answer in answers if len(answer.kept)]
     kept = np.concatenate([answer.kept for answer in working])
     metrics = {name: np.concatenate([a.metrics[name] for a in working])[back] for name in working[0].metrics}
     up = combine([a.partial for a in working], np.concatenate(positions)[kept]) if kept.any() else {}
-    return Result(up, kept[back], metrics)
+    moved = [a.moved for a in working if a.moved.tree is not None]
+    return Result(up, kept[back], metrics, combine(moved, np.zeros(0)) if moved else {})

@@ -1,5 +1,6 @@
 """The experiment file's schema: every key, its type, its bounds, its default."""
 
+import math
 from typing import Any, Generic, Literal, Self, TypeVar
 
 from pydantic import Field, SerializeAsAny, model_validator
@@ -25,16 +26,40 @@ class Evaluation(Section):
     clients: int = Field(
         100, ge=0, description="score it also on the samples of up to this many clients (the same ones each time)"
     )
-    targets: list[float] = Field(
-        [], description="test accuracies between 0 and 1: report the rounds and transmissions that reach each"
+    model: Literal["server", "clients"] = Field(
+        "server",
+        description="the model that is scored: the server's, or the average of all clients' latest own models; then the "
+        "server's is recorded beside it, as server_test_accuracy and server_test_loss",
     )
+    targets: list[float] = Field(
+        [], description="values of `target_metric`: report the rounds and transmissions that reach each"
+    )
+    target_metric: Literal["test_accuracy", "client_loss"] = Field(
+        "test_accuracy", description="what the targets are: test accuracies between 0 and 1, or training losses"
+    )
+    stop: bool = Field(False, description="end the run when all targets are reached")
 
     @model_validator(mode="after")
-    def _targets_are_accuracies(self) -> Self:
+    def _targets_fit(self) -> Self:
         for target in self.targets:
-            if not 0 < target < 1:
-                raise ValueError(f"target {target:g} is not a test accuracy between 0 and 1")
+            if not 0 < target < (1 if self.target_metric == "test_accuracy" else math.inf):
+                wanted = "a test accuracy between 0 and 1" if self.target_metric == "test_accuracy" else "a loss above 0"
+                raise ValueError(f"target {target:g} is not {wanted}")
+        if self.target_metric == "client_loss" and not self.clients:
+            raise ValueError("`target_metric: client_loss` needs `clients` above 0")
+        if self.stop and not self.targets:
+            raise ValueError("`stop` needs `targets`, which end the run")
         return self
+
+    @property
+    def follows(self) -> bool:
+        """Whether each client's latest own model is kept, for their average."""
+        return self.model == "clients"
+
+    @property
+    def accuracies(self) -> list[float]:
+        """The targets, where they are test accuracies: lines in the figures."""
+        return self.targets if self.target_metric == "test_accuracy" else []
 
 
 class Resources(Section):

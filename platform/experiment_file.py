@@ -103,14 +103,20 @@ def parse_experiment(values: dict[str, Any], lines: Lines | None = None, source:
     section = values.get("algorithm")
     name = section.get("name") if isinstance(section, dict) else None
     hyper: type[HyperParameters] = _SomeAlgorithm
+    algorithm = None
     if isinstance(name, str):
         place = lines.get(("algorithm", "name"), source)
-        hyper = _named(algorithm_class(name, f"{place}: algorithm.name").Hyper, name)
+        algorithm = algorithm_class(name, f"{place}: algorithm.name")
+        hyper = _named(algorithm.Hyper, name)
     model = Experiment[hyper]  # type: ignore[valid-type]
     try:
-        return model.model_validate(values, strict=True)
+        experiment = model.model_validate(values, strict=True)
     except ValidationError as error:
         raise UserError(explain(error, model, values, lines, source)) from None
+    if experiment.evaluation.follows and algorithm and not algorithm.has_client_models:
+        place = lines.get(("evaluation", "model"), source)
+        raise UserError(f"{place}: evaluation.model: {name} has no models of clients to average; set it to server")
+    return experiment
 
 
 def dump_experiment(experiment: Experiment) -> str:

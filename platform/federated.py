@@ -47,8 +47,9 @@ class FederatedRun(Iterator[dict[int, Record]]):
 
     @property
     def round(self) -> int:
-        """The last round that all learners have behind them."""
-        return min(learner.round for learner in self.learners)
+        """The last round that all learners have behind them, but those that ended early."""
+        going = self._least_far()
+        return self.learners[going[0]].round if going else max(learner.round for learner in self.learners)
 
     @property
     def done(self) -> bool:
@@ -81,7 +82,7 @@ class FederatedRun(Iterator[dict[int, Record]]):
 
     def _least_far(self) -> list[int]:
         """The experts whose next round comes first; none when all are at their end."""
-        left = {e: one.round for e, one in enumerate(self.learners) if one.round < one.experiment.rounds}
+        left = {e: one.round for e, one in enumerate(self.learners) if not one.done}
         return [expert for expert, round in left.items() if round == min(left.values())]
 
     def _one_round(self, experts: list[int]) -> None:

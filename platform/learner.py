@@ -8,15 +8,19 @@ from typing import Any
 import numpy as np
 
 from hedgerow.algorithms.base import Algorithm, Cohort, Exchange, Exchanges, Result
-from hedgerow.algorithms.trees import Tree, count
+from hedgerow.algorithms.trees import Tree, add, count
 from hedgerow.platform.data import Partition
 from hedgerow.platform.engine import Plan
 from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.ledger import Ledger
+from hedgerow.platform.report import is_done
 from hedgerow.platform.streams import sample_clients
 from hedgerow.platform.worker import test_shards
 
 Record = dict[str, Any]
+
+AVERAGE = "client_average"
+"""In the server's state, where it is scored: the average of all clients' latest own models."""
 
 EVALUATION = 1_000_000
 """Exchanges are numbered within their round; those of the evaluation from here."""
@@ -54,7 +58,8 @@ class Learner:
         self.sizes = partition.train_sizes
         self.population = len(partition)
         self.cohort_size = experiment.cohort_size(self.population)
-        self.stateless = not algorithm.init_client()
+        self.follows = experiment.evaluation.follows
+        self.stateless = not algorithm.init_client() and not self.follows
         self.test_shards = test_shards(test_samples)
         self.plans: dict[str, Plan] = {}
         self._evaluated = self._evaluation_cohort()
@@ -63,6 +68,8 @@ class Learner:
     def restart(self) -> None:
         """Back to the state before round 1."""
         self.server = self.algorithm.init_server()
+        if self.follows:
+            self.server[AVERAGE] = self.algorithm.task.init()
         self.round = self.committed = 0
         self.seconds = self.transmissions = 0.0
         self.history: list[Record] = []
@@ -88,6 +95,11 @@ class Learner:
         self.plans = {step: Plan(**plan) for step, plan in progress["plans"].items()}
         self.history = list(progress["history"])
 
+    @property
+    def done(self) -> bool:
+        """Whether all rounds are run, or the targets end the run before."""
+        return is_done(self.experiment, self.history)
+
     def one_round(self) -> Requests:
         """Run the next round; when the generator ends, the round's record is the last of `history`."""
         start = time.perf_counter()
@@ -98,6 +110,8 @@ class Learner:
         results: list[Result] = []
         try:
             server = yield from self._drive(self.algorithm.round(self.server, cohort), cohort, ledger, results)
+            if self.follows:
+                server = {**server, AVERAGE: self._average(results)}
             committed = number
         except NoContributors:
             server, committed = self.server, self.committed
@@ -115,8 +129,22 @@ class Learner:
         record["seconds"] = self.seconds
         self.history.append(record)
 
+    def _average(self, results: list[Result]) -> Tree:
+        """The average of all clients' latest own models after these exchanges."""
+        average = self.server[AVERAGE]
+        for result in results:
+            if result.moved:
+                average = add(average, result.moved, 1 / self.population)
+        return average
+
     def _evaluate(self, server: Tree, number: int) -> Requests:
-        clients = self._evaluated
+        if not self.follows:
+            return (yield from self._score(server, number, self._evaluated))
+        record = yield from self._score({**server, "w": server[AVERAGE]}, number, self._evaluated)
+        own = yield from self._score(server, number, self._evaluated[:0])
+        return record | {f"server_{name}": value for name, value in own.items()}
+
+    def _score(self, server: Tree, number: int, clients: np.ndarray) -> Requests:
         cohort = Cohort(number, clients, self.sizes[clients], self.population, self.test_shards)
         generator = self.algorithm.evaluate(server, cohort)
         test, local = yield from self._drive(generator, cohort, Ledger(), [], first=EVALUATION)
@@ -126,9 +154,11 @@ class Learner:
             "test_loss": float(test.metrics["loss"].sum() / samples),
         }
         if len(clients):
-            accuracy = np.sort(local.metrics["correct"] / np.maximum(local.metrics["samples"], 1))
+            own = np.maximum(local.metrics["samples"], 1)
+            accuracy = np.sort(local.metrics["correct"] / own)
             record["client_accuracy"] = float(accuracy.mean())
             record["client_accuracy_worst10"] = float(accuracy[: -(-len(accuracy) // 10)].mean())
+            record["client_loss"] = float((local.metrics["loss"] / own).mean())
         return record
 
     def _evaluation_cohort(self) -> np.ndarray:

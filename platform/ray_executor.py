@@ -49,7 +49,8 @@ class ClientActor:
         experiments = [parse_experiment(values) for values in hosting.experiments]
         first, dataset = experiments[0], Dataset.from_arrays(data)
         algorithms = build_algorithms(experiments, dataset)
-        self.worker = Worker(algorithms, dataset, Partition.from_arrays(partition), first.seed, first.resources)
+        clients, follow = Partition.from_arrays(partition), first.evaluation.follows
+        self.worker = Worker(algorithms, dataset, clients, first.seed, first.resources, follow)
 
     def ready(self) -> int:
         return self.rank

@@ -2,14 +2,15 @@
 
 from typing import Any
 
+from hedgerow.platform.experiment import Experiment
+
 Record = dict[str, Any]
 
 
-def summarise(records: list[Record], targets: list[float]) -> dict[str, Any]:
-    """Final and best figures, totals, and what it took to reach each target accuracy.
+def summarise(records: list[Record], targets: list[float], metric: str = "test_accuracy") -> dict[str, Any]:
+    """Final and best figures, totals, and what it took to reach each target, a value of `metric`.
 
-    "to_target" maps a target to {"rounds", "transmissions"} of the first evaluated round that reaches it, or to None.
-    Transmissions are in units of one FedAvg round (thesis, 2.8).
+    "to_target" maps the label of a target to what `first_to` says. Transmissions are in units of one FedAvg round (thesis, 2.8).
     """
     evaluated = [record for record in records if "test_accuracy" in record]
     last, final = records[-1], evaluated[-1] if evaluated else {}
@@ -22,14 +23,37 @@ def summarise(records: list[Record], targets: list[float]) -> dict[str, Any]:
         "dropped": sum(r["dropped"] for r in records),
         "best_test_accuracy": max((r["test_accuracy"] for r in evaluated), default=None),
     }
-    for key in ("test_accuracy", "test_loss", "client_accuracy", "client_accuracy_worst10"):
+    for key in ("test_accuracy", "test_loss", "client_accuracy", "client_accuracy_worst10", "client_loss"):
         summary[key] = final.get(key)
-    summary["to_target"] = {f"{target:g}": _first(evaluated, target) for target in targets}
+    summary["to_target"] = {target_label(target, metric): first_to(records, target, metric) for target in targets}
     return summary
 
 
-def _first(evaluated: list[Record], target: float) -> dict[str, Any] | None:
-    for record in evaluated:
-        if record["test_accuracy"] >= target:
+def first_to(records: list[Record], target: float, metric: str = "test_accuracy") -> dict[str, Any] | None:
+    """The rounds and transmissions after which a metric first reaches its target; None when it does not.
+
+    An accuracy reaches it from below, a loss from above.
+    """
+    for record in records:
+        value = record.get(metric)
+        if value is not None and (value <= target if "loss" in metric else value >= target):
             return {"rounds": record["round"], "transmissions": record["transmissions"]}
     return None
+
+
+def target_label(target: float, metric: str = "test_accuracy") -> str:
+    """What a target is called in summaries and columns: "0.8", or "loss 0.05"."""
+    return f"loss {target:g}" if "loss" in metric else f"{target:g}"
+
+
+def target_heading(label: str) -> str:
+    """The same for people: "80%", or "loss 0.05"."""
+    return label if label.startswith("loss") else f"{100 * float(label):g}%"
+
+
+def is_done(experiment: Experiment, records: list[Record]) -> bool:
+    """Whether these records are a whole run: all its rounds, or as many as its targets asked for."""
+    wanted = experiment.evaluation
+    if wanted.stop and all(first_to(records, target, wanted.target_metric) for target in wanted.targets):
+        return True
+    return bool(records) and records[-1]["round"] >= experiment.rounds

@@ -103,8 +103,9 @@ def _execute(
                 _tell(record, tracker, show)
         folder.update(plans=driver.plans())
         parameters = driver.parameters()
-    summary = summarise(records, experiment.evaluation.targets)
-    draw_curves({experiment.name: records}, folder.figures, experiment.evaluation.targets)
+    wanted = experiment.evaluation
+    summary = summarise(records, wanted.targets, wanted.target_metric)
+    draw_curves({experiment.name: records}, folder.figures, wanted.accuracies)
     folder.update(status="finished", summary=summary)
     warning = _close_tracking(tracker, folder, experiment, dataset, parameters) if tracker else None
     return FinishedRun(folder, experiment, records, summary, parameters, warning)

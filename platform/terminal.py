@@ -8,6 +8,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as RichProgress
 from rich.table import Table
 
+from hedgerow.platform.report import target_heading
+
 Record = dict[str, Any]
 
 
@@ -73,7 +75,7 @@ def closing_table(runs: list[tuple[str, dict[str, Any]]], console: Console | Non
         table.add_column(heading, justify="right")
     targets = list(runs[0][1]["to_target"]) if runs else []
     for target in targets:
-        table.add_column(f"to {float(target):.1%}", justify="right")
+        table.add_column(f"to {target_heading(target)}", justify="right")
     for name, summary in runs:
         table.add_row(
             name,
@@ -88,10 +90,19 @@ def closing_table(runs: list[tuple[str, dict[str, Any]]], console: Console | Non
         )
     console = console or Console(width=None if sys.stdout.isatty() else 160)
     console.print(table)
+    for name, summary in runs:
+        if summary["dropped"]:
+            console.print(f"{name}: {dropped_text(summary['dropped'])}")
     if targets:
         console.print(
-            "to x %: transmissions, in FedAvg rounds, until the test accuracy is first reached; + not reached"
+            "to x: transmissions, in FedAvg rounds, until the target is first reached; + not reached"
         )
+
+
+def dropped_text(dropped: int) -> str:
+    """A warning about clients that diverged, and the mend."""
+    answers = "1 answer of a client was" if dropped == 1 else f"{dropped} answers of clients were"
+    return f"warning: {answers} not finite and left out; lower lr or set clip_norm"
 
 
 def print_rows(rows: list[dict[str, Any]], title: str, console: Console | None = None) -> None:

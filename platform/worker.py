@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from hedgerow.algorithms.base import Algorithm, Batches, Reduction
-from hedgerow.algorithms.trees import Tree, count, leaves, stack, tree_map
+from hedgerow.algorithms.base import MODEL, Algorithm, Batches, Reduction
+from hedgerow.algorithms.trees import Tree, count, leaves, stack, sub, tree_map
 from hedgerow.platform.checkpoint import load_tree, save_tree
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.engine import Plan, Samples, Shares, Work, for_each_client
@@ -31,6 +31,9 @@ PREPARED = 64 * 2**20
 TEST_SHARD = 1000
 """Samples per shard of the test set."""
 
+LATEST = "latest_model"
+"""In a client's state, where client models are followed: its own model when it last took part, at first the initial."""
+
 
 @dataclass(frozen=True)
 class Order:
@@ -40,7 +43,7 @@ class Order:
     number: int
     """Position of the exchange within its round; index streams differ from one to the next."""
     step: str
-    on: Literal["clients", "test"]
+    on: Literal["clients", "test", "pool"]
     clients: np.ndarray
     per_client: Tree
     weights: np.ndarray
@@ -76,6 +79,8 @@ class Answer:
     """One number per client of the order."""
     up_scalars: int = 0
     up_bytes: int = 0
+    moved: Partial = field(default_factory=lambda: Partial("sum"))
+    """How far the clients' own models moved since they last took part, where they are followed."""
 
     def add(self, up: Tree, metrics: dict[str, torch.Tensor], weights: np.ndarray, finite: torch.Tensor) -> None:
         """Take in the next clients of the order."""
@@ -97,6 +102,7 @@ class Worker:
     """Hosts a share of the clients of one experiment on one device.
 
     algorithms: one, or, of a pack, one per expert; experts have task, data, clients and seed in common.
+    follow: keep each client's latest own model beside its state, for the average of all of them.
     """
 
     def __init__(
@@ -106,8 +112,10 @@ class Worker:
         partition: Partition,
         seed: int,
         resources: Resources | None = None,
+        follow: bool = False,
     ):
         resources = resources or Resources()
+        self.follow = follow
         self.device = torch.device("cuda" if resources.gpus_per_actor else "cpu")
         task = algorithms[0].task.to(self.device)
         for algorithm in algorithms:
@@ -115,8 +123,9 @@ class Worker:
         self.algorithms = algorithms
         self.seed = seed
         memory, folder = int(resources.state_memory_mb * 1e6) // len(algorithms), resources.state_folder
+        latest = {LATEST: task.init()} if follow else {}
         self.states = [
-            ClientStates(tree_map(self._load, algorithm.init_client()), len(partition), memory, folder)
+            ClientStates(tree_map(self._load, algorithm.init_client() | latest), len(partition), memory, folder)
             for algorithm in algorithms
         ]
         train_x, test_x, prepare = self._load(dataset.x_train), self._load(dataset.x_test), task.prepare
@@ -132,6 +141,7 @@ class Worker:
                 train_x, train_y, prepare, partition.order, own, held_out if held_out.sizes.any() else own
             ),
             "test": Samples(test_x, test_y, prepare, np.arange(len(test_y)), shards, shards),
+            "pool": Samples(train_x, train_y, prepare, partition.pooled, *[Shares(*np.array([[0], [own.sizes.sum()]]))] * 2),
         }
         self.at_rest = held(self.device)
 
@@ -150,7 +160,7 @@ class Worker:
         for group in groups.values():
             self._carry_out([orders[i] for i in group], [downs[i] for i in group], [answers[i] for i in group])
         for answer in answers:
-            answer.partial = answer.partial.to_wire()
+            answer.partial, answer.moved = answer.partial.to_wire(), answer.moved.to_wire()
         return answers
 
     def _carry_out(self, orders: list[Order], downs: list[Tree], answers: list[Answer]) -> None:
@@ -174,16 +184,32 @@ class Worker:
                     tree_map(lambda leaf, i=i: leaf[i], tree) for tree in (chunk.up, chunk.state, chunk.metrics)
                 )
                 finite = finite_clients(up, size)
+                model = metrics.pop(MODEL, None)
                 answer.add(up, metrics, mine.weights[chunk.clients], finite)
-                if state and mine.keep_states:
-                    kept = tree_map(lambda leaf, ok=finite: leaf[ok.to(leaf.device)], state)
-                    self.states[mine.expert].keep(clients[chunk.clients][finite.numpy()], kept)
+                if mine.on == "clients" and mine.keep_states:
+                    self._keep(mine, clients[chunk.clients], state, model, finite, answer)
+
+    def _keep(
+        self, order: Order, clients: np.ndarray, state: Tree, model: Tree | None, finite: torch.Tensor, answer: Answer
+    ) -> None:
+        """Hold the new states of the clients that did not diverge. model: their own models, where the step shows them."""
+        states = self.states[order.expert]
+        if self.follow:
+            before = states.read(clients)[LATEST]
+            if model is not None:
+                answer.moved.add(sub(model, before), torch.ones(len(clients), dtype=torch.float64), finite)
+            state = {**state, LATEST: before if model is None else model}
+        if state:
+            kept = tree_map(lambda leaf: leaf[finite.to(leaf.device)], state)
+            states.keep(clients[finite.numpy()], kept)
 
     def _states(self, orders: list[Order], clients: np.ndarray) -> Tree:
         """The states of some clients, of each order's expert: leaves (orders, clients, ...)."""
-        if orders[0].on == "test":
+        if orders[0].on != "clients":
             return {}
-        return stack(*(self.states[o.expert].read(clients) for o in orders))
+        states = stack(*(self.states[o.expert].read(clients) for o in orders))
+        states.pop(LATEST, None)
+        return states
 
     def measure(self, orders: list[Order], downs: list[Tree], steps: int | None) -> Cost:
         """What one chunk of kin orders takes under their plan, on their first clients.

@@ -51,7 +51,8 @@ MODES = {"accuracy": "max", "loss": "min"}
 """Which way a metric is better, by the last part of its name."""
 
 ACCURACIES = ("test_accuracy", "client_accuracy", "client_accuracy_worst10")
-"""What every run reports on evaluated rounds, beside test_loss."""
+LOSSES = ("test_loss", "client_loss")
+"""What every run reports on evaluated rounds; the clients' where evaluation.clients is above 0."""
 
 
 ALONE = ("asha", "pbt", "optuna")

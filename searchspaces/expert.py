@@ -87,7 +87,7 @@ class Expert(tune.Trainable):
                 member.log.replace(learner.history)
         stopped = all(member.stopped for member in self.members)
         until = min(self.members[0].experiment.rounds, run.round + self.stride - run.round % self.stride)
-        while run.round < until and not stopped:
+        while run.round < until and not run.done and not stopped:
             for i, record in self.coordinator.one_round().items():
                 log = self.members[i].log
                 assert log is not None

@@ -8,7 +8,7 @@ from typing import Any
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining, TrialScheduler
 
-from hedgerow.searchspaces.config import ACCURACIES, AshaSearch, Entry, HedgeSearch, OptunaSearch, PbtSearch
+from hedgerow.searchspaces.config import ACCURACIES, LOSSES, AshaSearch, Entry, HedgeSearch, OptunaSearch, PbtSearch
 from hedgerow.searchspaces.hedge import Hedge, make_hedge
 from hedgerow.searchspaces.packs import NUMBER, PACK
 from hedgerow.searchspaces.rounds import Record
@@ -103,7 +103,7 @@ def hedge_scheduler(
         hedge=hedge_of(plan, search, experts),
         clip=clip,
         missing=search.missing,
-        averaged=(*ACCURACIES, "test_loss"),
+        averaged=(*ACCURACIES, *LOSSES),
         ahead=search.ahead,
         prune=search.prune,
         time_attr=ROUND,

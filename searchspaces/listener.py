@@ -8,7 +8,7 @@ from ray.tune.experiment import Trial
 
 from hedgerow.platform.checkpoint import checkpoints, read_checkpoint
 from hedgerow.platform.experiment_file import dump_experiment
-from hedgerow.platform.report import summarise
+from hedgerow.platform.report import is_done, summarise
 from hedgerow.platform.tracking import Record, RunLog, Tracker
 from hedgerow.searchspaces.expert import expert_folder
 from hedgerow.searchspaces.packs import members
@@ -79,12 +79,14 @@ class Listener(tune.Callback):
 
     def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
         for index, _ in members(trial.trial_id, trial.config):
-            if self._told.get(index, 0) < self.plan.experiment.rounds:
+            folder = expert_folder(self.folder, index)
+            records = RunLog(folder.metrics).read()
+            if not is_done(self.plan.experiment, records):
                 self._end(index, "stopped")
                 continue
-            folder = expert_folder(self.folder, index)
             progress = read_checkpoint(checkpoints(folder.checkpoints)[-1])[1]
-            summary = summarise(progress["history"], self.plan.experiment.evaluation.targets)
+            wanted = self.plan.experiment.evaluation
+            summary = summarise(records, wanted.targets, wanted.target_metric)
             folder.update(plans=progress["plans"], summary=summary)
             self._end(index, "finished")
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hedgerow.platform.report import summarise
+from hedgerow.platform.report import first_to, target_heading, target_label
 from hedgerow.platform.terminal import percent
 
 Record = dict[str, Any]
 Row = dict[str, Any]
 
-METRICS = ("test_accuracy", "test_loss", "client_accuracy", "client_accuracy_worst10")
-_TARGET = re.compile(r"(rounds|transmissions|gain)_to_([\d.e-]+)")
+METRICS = ("test_accuracy", "test_loss", "client_accuracy", "client_accuracy_worst10", "client_loss")
+_TARGET = re.compile(r"(rounds|transmissions|gain)_to_((?:loss )?[\d.e-]+)")
 
 
 @dataclass
@@ -94,20 +94,25 @@ def ranked(trials: list[Trial], metric: str, mode: str) -> list[Trial]:
 
 
 def sweep_rows(
-    trials: list[Trial], metric: str, mode: str, targets: list[float], hedge_records: list[Record] | None = None
+    trials: list[Trial],
+    metric: str,
+    mode: str,
+    targets: list[float],
+    hedge_records: list[Record] | None = None,
+    target_metric: str = "test_accuracy",
 ) -> list[Row]:
     """One row per trial, by `ranked`: not the best round decides but the last one, which nobody chose by looking at it.
 
     Columns: trial, each searched key (None where a trial has no such key), weight (Hedge's last, where there are
     `hedge_records`, whose expert i is trial i), the metric's final and its best value, the transmissions spent in units
-    of one FedAvg round, for each target accuracy the rounds and transmissions to reach it and the gain (how many times
+    of one FedAvg round, for each target the rounds and transmissions to reach it and the gain (how many times
     the transmissions of the cheapest trial), None where it was not reached, and the status.
     """
     keys = searched_keys(trials)
     order = ranked(trials, metric, mode)
     weights = {id(t): w for t, w in zip(trials, hedge_records[-1]["weights"], strict=True)} if hedge_records else {}
     rows = []
-    for trial, costs in zip(order, _costs(order, targets), strict=True):
+    for trial, costs in zip(order, _costs(order, targets, target_metric), strict=True):
         values = [r[metric] for r in trial.records if r.get(metric) is not None and math.isfinite(r[metric])]
         row = {"trial": trial.name, **{key: trial.overrides.get(key) for key in keys}}
         if weights:
@@ -118,15 +123,15 @@ def sweep_rows(
     return rows
 
 
-def best_per_metric(trials: list[Trial], targets: list[float]) -> list[Row]:
+def best_per_metric(trials: list[Trial], targets: list[float], target_metric: str = "test_accuracy") -> list[Row]:
     """For each final metric, and for the transmissions to each target, the best trial: name, configuration and value.
 
     Each row also has that trial's costs as in `sweep_rows`, since the most accurate trial is seldom the cheapest. A
     metric that no trial has is left out; a target that none reached has a row of None.
     """
-    costs = _costs(trials, targets)
+    costs, labels = _costs(trials, targets, target_metric), [target_label(target, target_metric) for target in targets]
     columns = {metric: [final_value(trial.records, metric) for trial in trials] for metric in METRICS}
-    columns |= {key: [cost[key] for cost in costs] for key in (f"transmissions_to_{target:g}" for target in targets)}
+    columns |= {key: [cost[key] for cost in costs] for key in (f"transmissions_to_{label}" for label in labels)}
     names = short_names(searched_keys(trials))
     rows: list[Row] = []
     for metric, values in columns.items():
@@ -142,17 +147,17 @@ def best_per_metric(trials: list[Trial], targets: list[float]) -> list[Row]:
     return rows
 
 
-def _costs(trials: list[Trial], targets: list[float]) -> list[Row]:
+def _costs(trials: list[Trial], targets: list[float], target_metric: str) -> list[Row]:
     rows: list[Row] = [{"transmissions": t.records[-1]["transmissions"] if t.records else None} for t in trials]
-    reached = [summarise(trial.records, targets)["to_target"] if trial.records else {} for trial in trials]
-    for target in (f"{target:g}" for target in targets):
-        firsts = [by_target.get(target) or {} for by_target in reached]
+    for target in targets:
+        firsts = [first_to(trial.records, target, target_metric) or {} for trial in trials]
+        label = target_label(target, target_metric)
         fewest = min((first["transmissions"] for first in firsts if first), default=None)
         for row, first in zip(rows, firsts, strict=True):
-            row[f"rounds_to_{target}"] = first.get("rounds")
-            row[f"transmissions_to_{target}"] = first.get("transmissions")
+            row[f"rounds_to_{label}"] = first.get("rounds")
+            row[f"transmissions_to_{label}"] = first.get("transmissions")
             # An algorithm that transmits nothing has no gain over another.
-            row[f"gain_to_{target}"] = first["transmissions"] / fewest if first and fewest else None
+            row[f"gain_to_{label}"] = first["transmissions"] / fewest if first and fewest else None
     return rows
 
 
@@ -171,7 +176,7 @@ def display(rows: list[Row]) -> list[dict[str, str]]:
 
 def _heading(key: str, names: dict[str, str]) -> str:
     if target := _TARGET.fullmatch(key):
-        return f"{target[1]} to {100 * float(target[2]):g}%"
+        return f"{target[1]} to {target_heading(target[2])}"
     if key.startswith("best_"):
         return "best"
     return names[key] if "." in key else key.replace("_", " ")

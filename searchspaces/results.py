@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from hedgerow.platform.experiment import Evaluation
 from hedgerow.platform.runs import RunFolder
 from hedgerow.platform.tracking import Record
 from hedgerow.searchspaces.figures import draw_losses, draw_parallel, draw_regret, draw_trials, draw_weights
@@ -45,12 +46,13 @@ class FinishedSearch:
     def rows(self) -> list[Row]:
         """One row per trial, best first."""
         search = self.plan.search
-        return sweep_rows(self.trials, search.metric, search.mode, self._targets, self.hedge or None)
+        targets, target_metric = self._wanted.targets, self._wanted.target_metric
+        return sweep_rows(self.trials, search.metric, search.mode, targets, self.hedge or None, target_metric)
 
     @property
     def best_rows(self) -> list[Row]:
         """One row per metric and target: which trial is best."""
-        return best_per_metric(self.trials, self._targets)
+        return best_per_metric(self.trials, self._wanted.targets, self._wanted.target_metric)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -71,8 +73,8 @@ class FinishedSearch:
             draw_losses(self.hedge, labels, figures)
             draw_regret(self.hedge, figures)
         draw_parallel(self.trials, search.metric, search.mode, figures)
-        draw_trials(self.trials, figures, self._targets)
+        draw_trials(self.trials, figures, self._wanted.accuracies)
 
     @property
-    def _targets(self) -> list[float]:
-        return self.plan.experiment.evaluation.targets
+    def _wanted(self) -> Evaluation:
+        return self.plan.experiment.evaluation

@@ -12,7 +12,7 @@ from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.experiment_file import Lines, dump_values, parse_experiment, read_file
 from hedgerow.platform.messages import explain
 from hedgerow.platform.plugins import nearest
-from hedgerow.searchspaces.config import ACCURACIES, HedgeSearch, PbtSearch, SearchFile, SearchSection
+from hedgerow.searchspaces.config import ACCURACIES, LOSSES, HedgeSearch, PbtSearch, SearchFile, SearchSection
 from hedgerow.searchspaces.named import named_space
 from hedgerow.searchspaces.space import Overrides, Space, configurations, corners, with_overrides
 
@@ -106,6 +106,8 @@ def _check_space(search: SearchSection, experiment: Experiment) -> None:
             raise UserError(f"search.space.{key}: kind grid takes lists only; give one, or take `kind: random`")
         if isinstance(search, PbtSearch) and entry.when:
             raise UserError(f"search.space.{key}: kind pbt takes no conditions; remove `when`")
+    if isinstance(search, HedgeSearch) and experiment.evaluation.stop:
+        raise UserError("evaluation.stop does not go with kind hedge, which weighs all experts in every round; remove it")
     if isinstance(search, HedgeSearch) and search.rate == "tuned" and experiment.evaluation.every > experiment.rounds:
         raise UserError("search.rate: `tuned` needs at least one evaluated round; lower evaluation.every")
 
@@ -117,7 +119,7 @@ def _check_conditions(space: Space, found: list[Overrides]) -> None:
 
 
 def _check_metric(search: SearchSection, experiment: Experiment) -> None:
-    known = [*ACCURACIES, "test_loss"]
+    known = [*ACCURACIES, *LOSSES]
     if search.metric not in known and not search.metric.startswith("train_"):
         raise UserError(
             f"search.metric: {search.metric!r} is not reported{nearest(search.metric, known)} (allowed: "

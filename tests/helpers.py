@@ -137,7 +137,8 @@ def run_inline(
     """The inline run of an algorithm, ready to be iterated."""
     values = algorithm.Hyper(**hyper)
     wanted = experiment(values, **settings)
-    worker = Worker([algorithm(values, task)], data, clients, wanted.seed, wanted.resources)
+    follow = wanted.evaluation.follows
+    worker = Worker([algorithm(values, task)], data, clients, wanted.seed, wanted.resources, follow)
     learner = Learner(wanted, algorithm(values, task), clients, len(data.y_test))
     return SingleRun([learner], InlineExecutor(worker), [folder])
 

@@ -11,8 +11,8 @@ import torch
 
 from hedgerow.algorithms.base import Algorithm, Batches, Exchange, HyperParameters
 from hedgerow.algorithms.fedavg import FedAvg
-from hedgerow.algorithms.local import local_sgd
-from hedgerow.algorithms.trees import sub, tree_map, zeros_like
+from hedgerow.algorithms.local import minimise
+from hedgerow.algorithms.trees import scale, sub, tree_map, zeros_like
 
 WHOLE = {"train": Batches(size=None, shuffle=False)}
 
@@ -36,10 +36,7 @@ class Stateful(FedAvg):
                 Path(hp.kill_file).unlink()
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        def back(w: Any) -> Any:
-            return tree_map(lambda s: hp.pull * s, state["sum"])
-
-        w, loss = local_sgd(self.task.loss, down["w"], data, hp, back)
+        w, loss = minimise(self.task.loss, down["w"], data, hp, linear=scale(state["sum"], hp.pull))
         moved = tree_map(torch.add, state["sum"], sub(w, down["w"]))
         return {"w": w}, {"sum": moved, "times": state["times"] + 1}, {"loss": loss}
 

@@ -30,6 +30,12 @@ class Partition:
         """Samples of each client, (m,)."""
         return np.diff(self.offsets)
 
+    @property
+    def pooled(self) -> np.ndarray:
+        """Indices of all clients' training samples, client by client."""
+        within = np.arange(len(self.order)) - np.repeat(self.offsets[:-1], self.sizes)
+        return self.order[within < np.repeat(self.train_sizes, self.sizes)]
+
     def samples(self, client: int) -> np.ndarray:
         """Indices of all samples of a client."""
         return self.order[self.offsets[client] : self.offsets[client + 1]]

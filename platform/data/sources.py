@@ -7,6 +7,7 @@ import numpy as np
 from pydantic import Field
 
 from hedgerow.platform.data.dataset import Dataset, image_dataset, stratified_split
+from hedgerow.platform.errors import UserError
 from hedgerow.platform.section import Section
 
 
@@ -148,7 +149,66 @@ class Synthetic(Source):
         return synthetic.generate(self)
 
 
+class _Characters(Source):
+    """Text as samples of characters with the one that follows. `kind: natural` gives each client one role."""
+
+    clients: int = Field(100, ge=1, description="roles (or blocks) to keep: drawn from those with enough text")
+    samples: int = Field(2000, ge=1, description="training samples of a role, at most")
+    test_samples: int = Field(400, ge=1, description="test samples of a role, at most")
+    seed: int = Field(0, ge=0, description="draws the roles; the experiment's own seed does not change them")
+
+
+class LeafShakespeare(_Characters):
+    """Shakespeare as LEAF prepares it (Caldas et al. 2018): 80 characters, the next one of 80 is to be told.
+
+    The FedDyn experiments keep 100 roles with up to 2000 samples each.
+    """
+
+    name: Literal["shakespeare"] = "shakespeare"
+    path: str = Field("shakespeare", min_length=1, description="folder with LEAF's train/ and test/, under the data root")
+
+    def files(self, root: Path) -> list[Path]:
+        from hedgerow.platform.data import text
+
+        return text.leaf_files(root / self.path)
+
+    def load(self, root: Path) -> Dataset:
+        from hedgerow.platform.data import text
+
+        return text.load_leaf(root / self.path, self)
+
+
+class TextFile(_Characters):
+    """Any text file in UTF-8: a play cut by its speakers (paragraphs that begin with "NAME:"), or a text in blocks."""
+
+    name: Literal["text"] = "text"
+    path: str = Field(min_length=1, description="the file, absolute or under the data root")
+    by: Literal["speaker", "block"] = Field("speaker", description="who has what: each speaker's words, or equal blocks")
+    length: int = Field(80, ge=1, description="characters of a sample")
+    stride: int = Field(1, ge=1, description="characters from one sample to the next")
+
+    def files(self, root: Path) -> list[Path]:
+        file = root / self.path
+        if not file.is_file():
+            raise UserError(f"task.data.path: there is no file {file.absolute()}; give the text, or --data-root")
+        return [file]
+
+    def load(self, root: Path) -> Dataset:
+        from hedgerow.platform.data import text
+
+        return text.load_text(root / self.path, self)
+
+
 DataConfig = Annotated[
-    Digits | MNIST | EMNISTLetters | FashionMNIST | CIFAR10 | CIFAR100 | ImageFolder | Synthetic,
+    Digits
+    | MNIST
+    | EMNISTLetters
+    | FashionMNIST
+    | CIFAR10
+    | CIFAR100
+    | ImageFolder
+    | Synthetic
+    | LeafShakespeare
+    | TextFile,
     Field(discriminator="name"),
 ]

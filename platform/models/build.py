@@ -59,7 +59,12 @@ def _built_in(config: Any, shape: tuple[int, ...], classes: int) -> nn.Module:
         case ResNet18():
             return _resnet18(config, shape, classes)
         case CharLSTM():
-            return CharLSTMNet(config.vocabulary, config.embedding, config.hidden, config.layers, classes)
+            if config.vocabulary is not None and config.vocabulary < classes:
+                raise UserError(
+                    f"task.model.vocabulary: {config.vocabulary} is less than the {classes} characters of the data; "
+                    "remove it"
+                )
+            return CharLSTMNet(config.vocabulary or classes, config.embedding, config.hidden, config.layers, classes)
     raise TypeError(f"not the section of a model: {config!r}")
 
 

@@ -70,12 +70,12 @@ class ResNet18(BuiltIn):
 class CharLSTM(BuiltIn):
     """LEAF's next-character model: embedding, stacked LSTM, linear on the last position.
 
-    133520 parameters with 80 classes: torch's LSTM has two bias vectors per layer.
+    133520 parameters with 80 characters: torch's LSTM has two bias vectors per layer.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("token sequences",)
     name: Literal["char_lstm"] = "char_lstm"
-    vocabulary: int = Field(80, ge=2, description="number of distinct tokens")
+    vocabulary: int | None = Field(None, ge=2, description="number of distinct tokens; null: of the data set's classes")
     embedding: int = Field(8, ge=1, description="dimension of a token's embedding")
     hidden: int = Field(100, ge=1, description="units of each LSTM layer")
     layers: int = Field(2, ge=1, description="LSTM layers")

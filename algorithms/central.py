@@ -1,0 +1,24 @@
+"""The centralised reference: SGD on all clients' training samples in one place (thesis, appendix A.1.1)."""
+
+from typing import Any, Literal
+
+import numpy as np
+
+from hedgerow.algorithms.base import Algorithm, ClientData, Cohort, Exchange, Exchanges
+from hedgerow.algorithms.local import LocalSGD, minimise
+from hedgerow.algorithms.trees import Tree
+
+
+class Central(Algorithm):
+    """A round is `epochs` passes over the pooled data. Nothing is transmitted, and nobody is sampled."""
+
+    class Hyper(LocalSGD):
+        name: Literal["central"] = "central"
+
+    def round(self, server: Tree, cohort: Cohort) -> Exchanges:
+        result = yield Exchange(self.train, server, np.zeros(1, int), batches=self.hyper.batches, on="pool")
+        return result.up
+
+    def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        w, loss = minimise(self.task.loss, down["w"], data, hp)
+        return {"w": w}, state, {"loss": loss}

@@ -1,0 +1,44 @@
+"""FedDyn (Acar et al., "Federated Learning Based on Dynamic Regularization", 2021; thesis, Algorithm 1)."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from hedgerow.algorithms.base import MODEL, Algorithm, ClientData, Cohort, Exchange, Exchanges
+from hedgerow.algorithms.local import LocalSolver, Proximal, minimise
+from hedgerow.algorithms.trees import Tree, add, scale, sub, zeros_like
+
+
+class FedDyn(Algorithm):
+    """Each client's objective is regularised anew every round, so that its minimiser agrees with the global one.
+
+    g, a client's state, is the gradient of its loss at its latest model; h, the server's, is their mean over all
+    clients. Neither is ever transmitted.
+    """
+
+    has_client_models = True
+
+    class Hyper(LocalSolver):
+        name: Literal["feddyn"] = "feddyn"
+        alpha: float = Field(0.01, gt=0, description="weight of the quadratic penalty")
+
+    def init_server(self) -> Tree:
+        w = self.task.init()
+        return {"w": w, "h": zeros_like(w)}
+
+    def init_client(self) -> Tree:
+        return {"g": zeros_like(self.task.init())}
+
+    def round(self, server: Tree, cohort: Cohort) -> Exchanges:
+        alpha = self.hyper.alpha
+        result = yield Exchange(self.train, {"w": server["w"]}, cohort.clients, batches=self.hyper.batches)
+        moved = sub(result.up["w"], server["w"])
+        h = add(server["h"], moved, -alpha * int(result.kept.sum()) / cohort.population)
+        return {"w": add(result.up["w"], h, -1 / alpha), "h": h}
+
+    def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        w, loss = minimise(
+            self.task.loss, down["w"], data, hp, linear=scale(state["g"], -1), proximal=Proximal(hp.alpha, down["w"])
+        )
+        g = add(state["g"], sub(w, down["w"]), -hp.alpha)
+        return {"w": w}, {"g": g}, {"loss": loss, MODEL: w}

@@ -1,0 +1,55 @@
+"""Newton's method: the exact solution of a small local problem, which the analyses of the methods assume."""
+
+from collections.abc import Callable
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hedgerow.algorithms.task import Params
+
+STEPS = 12
+HALVINGS = 6
+
+
+def newton(
+    loss: Callable[[Params], Tensor], start: Params, linear: Params | None, quadratic: Any, batched: bool
+) -> tuple[Params, Tensor]:
+    """The stationary point of loss(w) + <linear, w> + quadratic/2 ||w||^2 that Newton's method finds from `start`.
+
+    Each step is halved until the norm of the gradient falls, so that a convex problem is solved from anywhere. Alone it
+    ends when no step helps; batched, where nothing may depend on values, it takes all its steps. The
+    Hessian is a dense matrix: for a few hundred parameters in all. Returns the point and the loss there (0-d).
+    """
+    shapes = {name: p.shape for name, p in start.items()}
+    ends = list(accumulate(p.numel() for p in start.values()))
+
+    def tree(flat: Tensor) -> Params:
+        pieces = zip(shapes.items(), [0, *ends], ends, strict=False)
+        return {name: flat[begin:end].reshape(shape) for (name, shape), begin, end in pieces}
+
+    def gradient(flat: Tensor) -> Tensor:
+        slope = torch.func.grad(lambda flat: loss(tree(flat)))(flat)
+        return slope + quadratic * flat + (0.0 if linear is None else _flat(linear, shapes))
+
+    w = _flat(start, shapes)
+    slope = gradient(w)
+    for _ in range(STEPS):
+        step = torch.linalg.solve_ex(torch.func.jacrev(gradient)(w), slope).result
+        before = w
+        for halving in range(HALVINGS):
+            there = before - 0.5**halving * step
+            found = gradient(there)
+            # False where the Hessian was singular and nothing is finite.
+            better = found.norm() < slope.norm()
+            w, slope = torch.where(better, there, w), torch.where(better, found, slope)
+            if not batched and better:
+                break
+        if not batched and not better:
+            break
+    return tree(w), loss(tree(w))
+
+
+def _flat(tree: Params, names: Any) -> Tensor:
+    return torch.cat([tree[name].reshape(-1) for name in names])

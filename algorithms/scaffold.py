@@ -1,0 +1,40 @@
+"""SCAFFOLD (Karimireddy et al., 2020), with the update that the FedDyn thesis compares with (option II of the paper)."""
+
+from typing import Any, Literal
+
+from hedgerow.algorithms.base import MODEL, Algorithm, ClientData, Cohort, Exchange, Exchanges
+from hedgerow.algorithms.local import LocalSGD, minimise
+from hedgerow.algorithms.trees import Tree, add, sub, tree_map, zeros_like
+
+
+class Scaffold(Algorithm):
+    """Local steps are corrected by the difference of the server's and the client's control variates, c - c_k.
+
+    Both travel with the model, in both directions: a round costs two of FedAvg's.
+    """
+
+    has_client_models = True
+
+    class Hyper(LocalSGD):
+        name: Literal["scaffold"] = "scaffold"
+
+    def init_server(self) -> Tree:
+        w = self.task.init()
+        return {"w": w, "c": zeros_like(w)}
+
+    def init_client(self) -> Tree:
+        return {"c": zeros_like(self.task.init())}
+
+    def round(self, server: Tree, cohort: Cohort) -> Exchanges:
+        result = yield Exchange(
+            self.train, {"w": server["w"], "c": server["c"]}, cohort.clients, batches=self.hyper.batches
+        )
+        share = int(result.kept.sum()) / cohort.population
+        return {"w": result.up["w"], "c": add(server["c"], result.up["change"], share)}
+
+    def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        w, loss = minimise(self.task.loss, down["w"], data, hp, linear=sub(down["c"], state["c"]))
+        # c_k+ - c_k, with K the steps that this client took.
+        walked = 1 / (data.steps("train") * hp.lr)
+        change = tree_map(lambda p, p0, c: (p0 - p) * walked - c, w, down["w"], down["c"])
+        return {"w": w, "change": change}, {"c": add(state["c"], change)}, {"loss": loss, MODEL: w}
