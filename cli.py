@@ -84,6 +84,50 @@ def search(files: tuple[Path, ...], overrides: tuple[str, ...], data_root: Path 
 
 
 @main.command()
+@click.argument("name", default="")
+@set_option
+@click.option("--methods", default="", metavar="A,B", help="Only these methods of the table (default: all).")
+@click.option("--grid", is_flag=True, help="Each method with every configuration of its published grid.")
+@click.option("--report", is_flag=True, help="Run nothing: print the table from the runs that there are.")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="Folder of the runs (default: runs).",
+)
+@data_root_option
+@address_option
+@told_kindly
+def table(
+    name: str,
+    overrides: tuple[str, ...],
+    methods: str,
+    grid: bool,
+    report: bool,
+    output: Path | None,
+    data_root: Path | None,
+    address: str | None,
+) -> None:
+    """Run a published table, or one line of it, and print it beside the published numbers.
+
+    NAME is FAMILY/TABLE or FAMILY/TABLE/LINE; without it, or with FAMILY alone, all lines are listed.
+
+    Example: hedgerow table feddyn/T2.3/mnist-iid --set rounds=50 --data-root data
+    """
+    from hedgerow.searchspaces.tables.commands import list_tables, report_table, run_table
+
+    if "/" not in name:
+        list_tables(name)
+    elif report:
+        report_table(name, output or Path("runs"))
+    else:
+        chosen = [method.strip() for method in methods.split(",") if method.strip()]
+        # Quoted: a folder's name may hold what YAML would read otherwise.
+        placed = [*overrides, f"output='{output}'"] if output else list(overrides)
+        run_table(name, placed, chosen, grid, data_root, address)
+
+
+@main.command()
 @click.argument("run")
 @address_option
 @told_kindly

@@ -1,4 +1,4 @@
-"""Local minimisation: what nearly every client step calls. SGD in two forms with the same numbers, or Newton's method."""
+"""Local minimisation: what nearly every client step calls. SGD in two forms with the same numbers, or Newton."""
 
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, Self

@@ -1,4 +1,4 @@
-"""SCAFFOLD (Karimireddy et al., 2020), with the update that the FedDyn thesis compares with (option II of the paper)."""
+"""SCAFFOLD (Karimireddy et al., 2020), with the update that the thesis compares with (option II of the paper)."""
 
 from typing import Any, Literal
 

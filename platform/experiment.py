@@ -28,8 +28,8 @@ class Evaluation(Section):
     )
     model: Literal["server", "clients"] = Field(
         "server",
-        description="the model that is scored: the server's, or the average of all clients' latest own models; then the "
-        "server's is recorded beside it, as server_test_accuracy and server_test_loss",
+        description="the model that is scored: the server's, or the average of all clients' latest own models; then "
+        "the server's is recorded beside it, as server_test_accuracy and server_test_loss",
     )
     targets: list[float] = Field(
         [], description="values of `target_metric`: report the rounds and transmissions that reach each"
@@ -41,9 +41,10 @@ class Evaluation(Section):
 
     @model_validator(mode="after")
     def _targets_fit(self) -> Self:
+        accuracies = self.target_metric == "test_accuracy"
         for target in self.targets:
-            if not 0 < target < (1 if self.target_metric == "test_accuracy" else math.inf):
-                wanted = "a test accuracy between 0 and 1" if self.target_metric == "test_accuracy" else "a loss above 0"
+            if not 0 < target < (1 if accuracies else math.inf):
+                wanted = "a test accuracy between 0 and 1" if accuracies else "a loss above 0"
                 raise ValueError(f"target {target:g} is not {wanted}")
         if self.target_metric == "client_loss" and not self.clients:
             raise ValueError("`target_metric: client_loss` needs `clients` above 0")

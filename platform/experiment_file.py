@@ -93,7 +93,7 @@ def read_file(path: Path, overrides: Sequence[str] = ()) -> tuple[dict[str, Any]
     """The plain values of an experiment file after the overrides, and where each of its keys stands."""
     values, lines = _read(path)
     for override in overrides:
-        _apply(values, lines, override)
+        apply_override(values, lines, override)
     return values, lines
 
 
@@ -208,8 +208,8 @@ def _note_lines(node: yaml.Node, keys: Keys, lines: Lines, place: Callable[[int]
         _note_lines(child, inner, lines, place)
 
 
-def _apply(values: dict[str, Any], lines: Lines, override: str) -> None:
-    """Apply one --set KEY=VALUE."""
+def apply_override(values: dict[str, Any], lines: Lines, override: str) -> None:
+    """Apply one --set KEY=VALUE to plain values, and note in `lines` where they come from. Raises UserError."""
     place = f"--set {' '.join(override.split())}"
     path, equals, text = override.partition("=")
     keys = tuple(key.strip() for key in path.split("."))

@@ -10,7 +10,8 @@ Record = dict[str, Any]
 def summarise(records: list[Record], targets: list[float], metric: str = "test_accuracy") -> dict[str, Any]:
     """Final and best figures, totals, and what it took to reach each target, a value of `metric`.
 
-    "to_target" maps the label of a target to what `first_to` says. Transmissions are in units of one FedAvg round (thesis, 2.8).
+    "to_target" maps the label of a target to what `first_to` says. Transmissions are in units of one FedAvg round
+    (thesis, 2.8).
     """
     evaluated = [record for record in records if "test_accuracy" in record]
     last, final = records[-1], evaluated[-1] if evaluated else {}

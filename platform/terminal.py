@@ -94,9 +94,7 @@ def closing_table(runs: list[tuple[str, dict[str, Any]]], console: Console | Non
         if summary["dropped"]:
             console.print(f"{name}: {dropped_text(summary['dropped'])}")
     if targets:
-        console.print(
-            "to x: transmissions, in FedAvg rounds, until the target is first reached; + not reached"
-        )
+        console.print("to x: transmissions, in FedAvg rounds, until the target is first reached; + not reached")
 
 
 def dropped_text(dropped: int) -> str:

@@ -134,6 +134,7 @@ class Worker:
             train_x, test_x, prepare = prepare(train_x), prepare(test_x), nn.Identity()
         own = Shares(partition.offsets[:-1], partition.train_sizes)
         held_out = Shares(own.offsets + own.sizes, partition.sizes - own.sizes)
+        everything = Shares(np.zeros(1, int), own.sizes.sum(keepdims=True))
         starts = np.arange(test_shards(len(test_y))) * TEST_SHARD
         shards = Shares(starts, np.minimum(len(test_y) - starts, TEST_SHARD))
         self.samples = {
@@ -141,7 +142,7 @@ class Worker:
                 train_x, train_y, prepare, partition.order, own, held_out if held_out.sizes.any() else own
             ),
             "test": Samples(test_x, test_y, prepare, np.arange(len(test_y)), shards, shards),
-            "pool": Samples(train_x, train_y, prepare, partition.pooled, *[Shares(*np.array([[0], [own.sizes.sum()]]))] * 2),
+            "pool": Samples(train_x, train_y, prepare, partition.pooled, everything, everything),
         }
         self.at_rest = held(self.device)
 
@@ -192,7 +193,7 @@ class Worker:
     def _keep(
         self, order: Order, clients: np.ndarray, state: Tree, model: Tree | None, finite: torch.Tensor, answer: Answer
     ) -> None:
-        """Hold the new states of the clients that did not diverge. model: their own models, where the step shows them."""
+        """Hold the new states of clients that did not diverge. model: their own models, where the step shows them."""
         states = self.states[order.expert]
         if self.follow:
             before = states.read(clients)[LATEST]

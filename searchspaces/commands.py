@@ -19,19 +19,20 @@ def search_all(files: Sequence[Path], overrides: Sequence[str], data_root: Path 
     plans = [load_search(file, overrides) for file in files]
     checked = [check_search(plan, data_root) for plan in plans]
     for plan, data in zip(plans, checked, strict=True):
-        with _table(plan) as table:
+        with search_table(plan) as table:
             finished = run_search(plan, data_root, table, address, data)
         _close(finished)
 
 
 def resume_one(name: str, address: str | None) -> None:
     """Resume a search and show it as `search` does."""
-    with _table(load_search(Path(name) / "experiment.yaml")) as table:
+    with search_table(load_search(Path(name) / "experiment.yaml")) as table:
         finished = resume_search(name, table, address)
     _close(finished)
 
 
-def _table(plan: SearchPlan) -> SearchTable:
+def search_table(plan: SearchPlan) -> SearchTable:
+    """The live table of a search."""
     search = plan.search
     labels = trial_labels([Trial("", overrides, []) for overrides in plan.configurations])
     if isinstance(search, OptunaSearch):

@@ -16,9 +16,9 @@ from hedgerow.searchspaces.report import (
     number,
     ranked,
     searched_keys,
-    short_label,
     short_names,
     show,
+    trial_label,
     trial_labels,
 )
 
@@ -122,7 +122,7 @@ def draw_parallel(trials: list[Trial], metric: str, mode: str, folder: Path) -> 
     heights = []
     for x, key in enumerate([*keys, metric]):
         last = x == len(keys)
-        column = finals if last else [trial.overrides.get(key) for trial in order]
+        column = finals if last else [trial.settings.get(key) for trial in order]
         places, ticks = _scale(column, (lambda value: number(metric, value)) if last else show)
         # Trials with the same value would lie on each other: they fan out a little, the better the higher.
         fan = 0.05 if len(set(places)) < len(places) and not last else 0.0
@@ -138,7 +138,7 @@ def draw_parallel(trials: list[Trial], metric: str, mode: str, folder: Path) -> 
             style = {"color": colormaps["viridis_r"](0.1 + 0.9 * shade), "linewidth": 1.2}
             if rank == len(order) - 1:
                 style["linewidth"] = 3.5
-                title = f"best: {short_label(order[-1].overrides, names)}, {number(metric, value)}"
+                title = f"best: {trial_label(order[-1], names)}, {number(metric, value)}"
                 figure.suptitle(textwrap.fill(title, 14 * len(heights) + 30), fontsize="medium")
         axes.plot(range(len(path)), path, zorder=3 + rank / len(order), **style)
     axes.set(xlim=(-0.1, len(keys) + 0.4))

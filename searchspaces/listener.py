@@ -58,7 +58,7 @@ class Listener(tune.Callback):
                 folder.path.mkdir(parents=True, exist_ok=True)
                 folder.experiment.write_text(dump_experiment(self.plan.trial(overrides)))
                 folder.update(name=folder.name, status="running", overrides=overrides)
-                if self.show:
+                if self.show and not self.plan.configurations:
                     self.show.labels[index] = short_label(overrides)
         self._state(trial, "running")
 

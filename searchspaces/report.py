@@ -31,6 +31,18 @@ class Trial:
     records: list[Record]
     status: str = "finished"
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The overrides, with whole sections taken apart: "algorithm.lr" of {"algorithm": {"lr": ...}}."""
+        return _apart(self.overrides)
+
+
+def _apart(overrides: dict[str, Any], above: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in overrides.items():
+        found |= _apart(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": value}
+    return found
+
 
 def short_names(keys: Iterable[str]) -> dict[str, str]:
     """The shortest ending of each dotted key that no other key shares: "lr" for "algorithm.lr" without "model.lr"."""
@@ -59,18 +71,25 @@ def short_label(overrides: dict[str, Any], names: dict[str, str] | None = None) 
 
 
 def searched_keys(trials: list[Trial]) -> list[str]:
-    """Every key that some trial overrides, in the order of first appearance."""
-    return list(dict.fromkeys(key for trial in trials for key in trial.overrides))
+    """Every key that some trial overrides, in the order of first appearance; of whole sections those that differ."""
+    keys = dict.fromkeys(key for trial in trials for key in trial.settings)
+    alone = {key for trial in trials for key in trial.overrides}
+    return [key for key in keys if key in alone or len({repr(trial.settings.get(key)) for trial in trials}) > 1]
 
 
 def trial_labels(trials: list[Trial]) -> list[str]:
     """A label for each trial, with its name in front where two trials have the same configuration."""
     names = short_names(searched_keys(trials))
-    labels = [short_label(trial.overrides, names) for trial in trials]
+    labels = [trial_label(trial, names) for trial in trials]
     return [
         label if labels.count(label) == 1 else f"{trial.name} {label}"
         for trial, label in zip(trials, labels, strict=True)
     ]
+
+
+def trial_label(trial: Trial, names: dict[str, str]) -> str:
+    """`short_label` of a trial's searched keys. names: what to call each."""
+    return short_label({key: value for key, value in trial.settings.items() if key in names}, names)
 
 
 def final_value(records: list[Record], metric: str) -> float | None:
@@ -114,7 +133,7 @@ def sweep_rows(
     rows = []
     for trial, costs in zip(order, _costs(order, targets, target_metric), strict=True):
         values = [r[metric] for r in trial.records if r.get(metric) is not None and math.isfinite(r[metric])]
-        row = {"trial": trial.name, **{key: trial.overrides.get(key) for key in keys}}
+        row = {"trial": trial.name, **{key: trial.settings.get(key) for key in keys}}
         if weights:
             row["weight"] = weights[id(trial)]
         row[metric] = final_value(trial.records, metric)
@@ -139,7 +158,7 @@ def best_per_metric(trials: list[Trial], targets: list[float], target_metric: st
         finite = {i: sign * value for i, value in enumerate(values) if value is not None and math.isfinite(value)}
         if finite:
             best = max(finite, key=lambda i: finite[i])
-            label = short_label(trials[best].overrides, names)
+            label = trial_label(trials[best], names)
             row = {"metric": metric, "trial": trials[best].name, "configuration": label, "value": values[best]}
             rows.append(row | costs[best])
         elif metric not in METRICS:

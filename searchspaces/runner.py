@@ -53,16 +53,18 @@ def search(
     show: ShowSearch | None = None,
     address: str | None = None,
     data: Data | None = None,
+    note: dict[str, Any] | None = None,
 ) -> FinishedSearch:
     """Run a search from its beginning.
 
     data_root: where data sets lie. show: sees it as it goes. address: a Ray cluster; None: the one this process is
-    connected to, or a new one on this machine. data: what `check_search` returned, if it was called.
+    connected to, or a new one on this machine. data: what `check_search` returned, if it was called. note: entries of
+    its run.json.
     Raises UserError before any work when something is amiss.
     """
     data = data or check_search(plan, data_root)
     folder = new_run(plan.experiment, data_root, plan.dump())
-    folder.update(kind="search")
+    folder.update(kind="search", **(note or {}))
     return _execute(plan, folder, data, show, address)
 
 

@@ -107,7 +107,9 @@ def _check_space(search: SearchSection, experiment: Experiment) -> None:
         if isinstance(search, PbtSearch) and entry.when:
             raise UserError(f"search.space.{key}: kind pbt takes no conditions; remove `when`")
     if isinstance(search, HedgeSearch) and experiment.evaluation.stop:
-        raise UserError("evaluation.stop does not go with kind hedge, which weighs all experts in every round; remove it")
+        raise UserError(
+            "evaluation.stop does not go with kind hedge, which weighs all experts in every round; remove it"
+        )
     if isinstance(search, HedgeSearch) and search.rate == "tuned" and experiment.evaluation.every > experiment.rounds:
         raise UserError("search.rate: `tuned` needs at least one evaluated round; lower evaluation.every")
 

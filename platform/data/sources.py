@@ -165,7 +165,7 @@ class LeafShakespeare(_Characters):
     """
 
     name: Literal["shakespeare"] = "shakespeare"
-    path: str = Field("shakespeare", min_length=1, description="folder with LEAF's train/ and test/, under the data root")
+    path: str = Field("shakespeare", min_length=1, description="LEAF's folder of train/ and test/, under the data root")
 
     def files(self, root: Path) -> list[Path]:
         from hedgerow.platform.data import text
@@ -183,7 +183,9 @@ class TextFile(_Characters):
 
     name: Literal["text"] = "text"
     path: str = Field(min_length=1, description="the file, absolute or under the data root")
-    by: Literal["speaker", "block"] = Field("speaker", description="who has what: each speaker's words, or equal blocks")
+    by: Literal["speaker", "block"] = Field(
+        "speaker", description="who has what: speakers their words, or equal blocks"
+    )
     length: int = Field(80, ge=1, description="characters of a sample")
     stride: int = Field(1, ge=1, description="characters from one sample to the next")
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -105,7 +106,7 @@ def speakers(text: str) -> dict[str, str]:
 
 def _blocks(text: str, count: int) -> dict[str, str]:
     edges = np.linspace(0, len(text), count + 1).astype(int)
-    return {str(i): text[start:end] for i, (start, end) in enumerate(zip(edges, edges[1:], strict=False))}
+    return {str(i): text[start:end] for i, (start, end) in enumerate(pairwise(edges))}
 
 
 def _split(tokens: np.ndarray, config: "TextFile") -> tuple[Pair, Pair]:

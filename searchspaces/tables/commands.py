@@ -1,0 +1,90 @@
+"""What `hedgerow table` does, apart from parsing its arguments."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from hedgerow.platform.errors import UserError
+from hedgerow.platform.runs import RunFolder
+from hedgerow.platform.terminal import print_rows
+from hedgerow.searchspaces.commands import search_table
+from hedgerow.searchspaces.runner import Data, check_search
+from hedgerow.searchspaces.runner import search as run_search
+from hedgerow.searchspaces.tables import FAMILIES, Table, find_lines
+from hedgerow.searchspaces.tables.picture import draw_table
+from hedgerow.searchspaces.tables.plan import LinePlan, plan_line
+from hedgerow.searchspaces.tables.result import EXPLAINED, LineResult, write
+
+
+def list_tables(name: str) -> None:
+    """Print the lines of a family's tables. Raises UserError."""
+    if name and name not in FAMILIES:
+        raise UserError(f"there are no tables of {name!r} (known: {', '.join(FAMILIES)})")
+    for family in [name] if name else FAMILIES:
+        for table in FAMILIES[family]().values():
+            click.echo(f"{table.name}: {table.title}")
+            for line in table.lines:
+                targets = ", ".join(f"{t:g}" for t in line.published)
+                click.echo(f"  {table.name}/{line.name}" + (f"  (targets {targets})" if targets else ""))
+
+
+def run_table(
+    name: str,
+    changed: Sequence[str],
+    methods: Sequence[str],
+    grid: bool,
+    data_root: Path | None,
+    address: str | None,
+) -> None:
+    """Run the lines of a table and print it beside the published numbers; lines whose data is absent are told."""
+    table, lines = find_lines(name, FAMILIES)
+    plans = [plan_line(table, line, changed, methods, grid) for line in lines]
+    ready: list[tuple[LinePlan, Data]] = []
+    absent: list[str] = []
+    for plan in plans:
+        try:
+            ready.append((plan, check_search(plan.search, data_root)))
+        except UserError as error:
+            absent.append(f"{plan.name}: {error}")
+    if not ready:
+        raise UserError(absent[0])
+    results = []
+    for plan, data in ready:
+        with search_table(plan.search) as shown:
+            finished = run_search(plan.search, data_root, shown, address, data, {"table": plan.note})
+        results.append(LineResult.read(plan.line, finished.folder))
+        if finished.warning:
+            click.echo(f"  warning: {finished.warning}", err=True)
+    for sentence in absent:
+        click.echo(f"not run: {sentence}", err=True)
+    _close(table, results, Path(ready[0][0].search.experiment.output))
+
+
+def report_table(name: str, output: Path) -> None:
+    """Print a table from the last finished run of each of its lines under `output`. Raises UserError."""
+    table, lines = find_lines(name, FAMILIES)
+    latest: dict[str, RunFolder] = {}
+    for path in sorted(output.glob("*/run.json"), key=lambda file: RunFolder(file.parent).record()["created"]):
+        record = RunFolder(path.parent).record()
+        if record.get("table") and record["status"] == "finished":
+            latest[record["table"]["line"]] = RunFolder(path.parent)
+    found = [(line, latest[full]) for line in lines if (full := f"{table.name}/{line.name}") in latest]
+    if not found:
+        raise UserError(
+            f"{name}: no finished run of it lies under {output}; run it first, or name the folder: --output"
+        )
+    _close(table, [LineResult.read(line, folder) for line, folder in found], output)
+
+
+def _close(table: Table, results: list[LineResult], output: Path) -> None:
+    """The table, what was run for it, and where everything lies."""
+    folder = output / "tables" / table.name.replace("/", "-")
+    write(table, results, folder)
+    figures = draw_table(results, folder)
+    print_rows([row for result in results for row in result.rows()], f"{table.name}: {table.title}")
+    click.echo(EXPLAINED)
+    for result in results:
+        for remark in result.remarks():
+            click.echo(f"- {remark}")
+    click.echo(f"table: {folder / 'table.md'}, table.json\n  figure: {figures[0]}")

@@ -1,0 +1,56 @@
+"""What a line of a published table is: a setting, the methods compared on it, and what was printed."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hedgerow.platform.errors import UserError
+from hedgerow.platform.plugins import nearest
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a table. Its name is unique within the table.
+
+    values: its experiment file, without `algorithm`. methods: heading -> `algorithm` section; the first is what the
+    others' gains refer to. published: target, as in `evaluation.targets` -> heading -> what was printed, such as "637"
+    or "1000+". grids: heading -> the named space that was searched. remark: what the source leaves open.
+    """
+
+    name: str
+    title: str
+    values: dict[str, Any]
+    methods: dict[str, dict[str, Any]]
+    published: dict[float, dict[str, str]] = field(default_factory=dict)
+    grids: dict[str, str] = field(default_factory=dict)
+    remark: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A published table, or a study. name: with its family, such as "feddyn/T2.3"."""
+
+    name: str
+    title: str
+    lines: list[Line]
+
+
+Family = Callable[[], Mapping[str, Table]]
+
+
+def find_lines(name: str, families: Mapping[str, Family]) -> tuple[Table, list[Line]]:
+    """The table FAMILY/TABLE and its lines, or the one line of FAMILY/TABLE/LINE. Raises UserError."""
+    family, _, rest = name.partition("/")
+    if family not in families:
+        raise UserError(f"{family!r} has no tables here{nearest(family, families)} (known: {', '.join(families)})")
+    tables = families[family]()
+    wanted, _, line_name = rest.partition("/")
+    if wanted not in tables:
+        raise UserError(f"{name}: there is no such table{nearest(wanted, tables)} (of {family}: {', '.join(tables)})")
+    table = tables[wanted]
+    names = [line.name for line in table.lines]
+    if line_name and line_name not in names:
+        raise UserError(
+            f"{name}: {table.name} has no such line{nearest(line_name, names)} (its lines: {', '.join(names)})"
+        )
+    return table, [line for line in table.lines if line_name in ("", line.name)]

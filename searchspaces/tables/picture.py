@@ -1,0 +1,57 @@
+"""The curves of a table: one panel per line."""
+
+from pathlib import Path
+from typing import Any
+
+from hedgerow.platform.figures import COLOURS, STYLES
+from hedgerow.searchspaces.tables.result import LineResult
+
+COLUMNS = 3
+
+
+def draw_table(results: list[LineResult], folder: Path) -> list[Path]:
+    """The metric of the targets against transmissions, each method's best configuration; PNG and SVG in `folder`."""
+    from matplotlib.figure import Figure
+
+    columns = min(COLUMNS, len(results))
+    rows = -(-len(results) // columns)
+    figure = Figure(figsize=(4.6 * columns, 3.4 * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).ravel()
+    for panel, result in zip(panels, results, strict=False):
+        _panel(panel, result)
+    for empty in panels[len(results) :]:
+        empty.set_visible(False)
+    written = [folder / f"curves.{ending}" for ending in ("png", "svg")]
+    for file in written:
+        figure.savefig(file, dpi=150)
+    return written
+
+
+def _panel(axes: Any, result: LineResult) -> None:
+    loss = "loss" in result.metric
+    scale = 1 if loss else 100
+    for index, heading in enumerate(result.line.methods):
+        if not (best := result.best(heading)):
+            continue
+        spent, values = [], []
+        for record in best[0].records:
+            if result.metric in record:
+                # A centralised run transmits nothing: its rounds are epochs.
+                spent.append(record["transmissions"] or record["round"])
+                values.append(scale * record[result.metric])
+        axes.plot(
+            spent, values, label=heading, linewidth=1.4, color=COLOURS[index % len(COLOURS)],
+            linestyle=STYLES[index // len(COLOURS) % len(STYLES)], marker="o" if len(spent) == 1 else None,
+        )  # fmt: skip
+        axes.set_xlabel("transmissions (FedAvg rounds)" if best[0].records[-1]["transmissions"] else "epoch")
+    for target in result.targets:
+        axes.axhline(scale * target, color="0.4", linestyle="--", linewidth=0.8)
+    if loss:
+        axes.set_yscale("log")
+    elif result.targets:
+        # What the targets are about: the last few per cent.
+        axes.set_ylim(bottom=max(0, 100 * min(result.targets) - 15))
+    axes.set(title=result.line.title, ylabel="training loss" if loss else "test accuracy (%)")
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize="small", loc="upper right" if loss else "lower right")

@@ -1,0 +1,91 @@
+"""From a line of a table to the sweep that runs it."""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from hedgerow.platform.errors import UserError
+from hedgerow.platform.experiment_file import Lines, apply_override
+from hedgerow.platform.plugins import nearest
+from hedgerow.searchspaces.named import named_space
+from hedgerow.searchspaces.search_file import SearchPlan, parse_search
+from hedgerow.searchspaces.space import with_overrides
+from hedgerow.searchspaces.tables.line import Line, Table
+
+
+@dataclass(frozen=True)
+class LinePlan:
+    """A line, ready to run. headings: the method of each configuration of the search."""
+
+    table: Table
+    line: Line
+    search: SearchPlan
+    headings: list[str]
+    changed: list[str]
+    grid: bool
+
+    @property
+    def name(self) -> str:
+        return f"{self.table.name}/{self.line.name}"
+
+    @property
+    def note(self) -> dict[str, Any]:
+        """What the run folder remembers, so that the table can be printed again."""
+        return {"line": self.name, "headings": self.headings, "changed": self.changed, "grid": self.grid}
+
+
+def plan_line(table: Table, line: Line, changed: Sequence[str], methods: Sequence[str], grid: bool) -> LinePlan:
+    """The sweep over the methods of a line.
+
+    changed: "key=value" each, applied to every method's experiment. methods: headings, in any case; none: all of them.
+    grid: each method with every configuration of its published grid. Raises UserError.
+    """
+    experiments, headings = [], []
+    lines: Lines = {}
+    for heading in _wanted(table, line, methods):
+        for section in _sections(line, heading, grid):
+            values = deepcopy(line.values) | {"algorithm": section}
+            for override in changed:
+                apply_override(values, lines, override)
+            experiments.append(values)
+            headings.append(heading)
+    source = f"{table.name}/{line.name}"
+    loss = experiments[0].get("evaluation", {}).get("target_metric") == "client_loss"
+    base = {**experiments[0], "name": f"{table.name}-{line.name}".replace("/", "-")}
+    search = {
+        "kind": "grid",
+        "metric": "client_loss" if loss else "test_accuracy",
+        **experiments[0].get("search", {}),
+        "space": {"algorithm": {"grid": [values["algorithm"] for values in experiments]}},
+    }
+    return LinePlan(table, line, parse_search(base | {"search": search}, lines, source), headings, list(changed), grid)
+
+
+def _wanted(table: Table, line: Line, methods: Sequence[str]) -> list[str]:
+    known = {heading.lower(): heading for heading in line.methods}
+    for method in methods:
+        if method.lower() not in known:
+            raise UserError(
+                f"--methods: {table.name} has no {method!r}{nearest(method, line.methods)} (its methods: "
+                f"{', '.join(line.methods)})"
+            )
+    chosen = {known[method.lower()] for method in methods}
+    return [heading for heading in line.methods if not chosen or heading in chosen]
+
+
+def _sections(line: Line, heading: str, grid: bool) -> list[dict[str, Any]]:
+    section = line.methods[heading]
+    if not grid:
+        return [section]
+    if heading not in line.grids:
+        raise UserError(f"--grid: no grid is published for {heading} on {line.title}; leave the option out")
+    space = named_space(line.grids[heading])
+    keys = [key for key, entry in space.items() if "grid" in entry]
+    combinations = product(*(space[key]["grid"] for key in keys))
+    found = [
+        with_overrides({"algorithm": section}, dict(zip(keys, values, strict=True)))["algorithm"]
+        for values in combinations
+    ]
+    return [one for i, one in enumerate(found) if one not in found[:i]]

@@ -1,0 +1,180 @@
+"""A table as it was run, beside the published numbers."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hedgerow.platform.report import first_to, summarise, target_heading, target_label
+from hedgerow.platform.runs import RunFolder
+from hedgerow.platform.terminal import dropped_text, percent
+from hedgerow.searchspaces.report import Trial, show, trial_labels
+from hedgerow.searchspaces.results import FinishedSearch
+from hedgerow.searchspaces.runner import read_trials
+from hedgerow.searchspaces.search_file import load_search
+from hedgerow.searchspaces.tables.line import Line, Table
+
+MARK = "†"
+"""At cells of runs in which clients diverged."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What one method needed for one target.
+
+    transmissions: in FedAvg rounds, None where the target was not reached within `spent`. gain: of the reference
+    method over this one. configuration: the one that is shown, of those that ran. dropped: answers left out.
+    """
+
+    heading: str
+    transmissions: float | None
+    spent: float
+    gain: float | None
+    best_accuracy: float | None
+    configuration: str
+    dropped: int
+    seconds: float
+
+    def __str__(self) -> str:
+        text = f"{show(self.transmissions)}" if self.transmissions is not None else f"{show(self.spent)}+"
+        if self.gain is not None:
+            text += f" ({'' if self.transmissions is not None else '>'}{self.gain:.1f}×)"
+        return text + (MARK if self.dropped else "")
+
+
+@dataclass(frozen=True)
+class LineResult:
+    """A line that was run: its cells by target and method."""
+
+    line: Line
+    folder: RunFolder
+    finished: FinishedSearch
+    headings: list[str]
+    changed: list[str]
+    grid: bool
+
+    @classmethod
+    def read(cls, line: Line, folder: RunFolder) -> "LineResult":
+        """From the folder of its search."""
+        note = folder.record()["table"]
+        finished = FinishedSearch(folder, load_search(folder.experiment), read_trials(folder), [])
+        return cls(line, folder, finished, note["headings"], note["changed"], note["grid"])
+
+    @property
+    def targets(self) -> list[float]:
+        return self.finished.plan.experiment.evaluation.targets
+
+    @property
+    def metric(self) -> str:
+        return self.finished.plan.experiment.evaluation.target_metric
+
+    def best(self, heading: str) -> tuple[Trial, str] | None:
+        """The trial of a method that reached the first target with the fewest transmissions, then the next, then the
+        most accurate; and what sets it apart. None where it did not run."""
+        trials = self.finished.trials
+        mine = [t for t in trials if self.headings[int(t.name)] == heading and t.records]
+        if not mine:
+            return None
+
+        def cost(trial: Trial) -> tuple[float, ...]:
+            reached = [first_to(trial.records, target, self.metric) for target in self.targets]
+            summary = summarise(trial.records, [])
+            final = summary["best_test_accuracy"] or 0.0
+            return (*(r["transmissions"] if r else float("inf") for r in reached), -final)
+
+        labels = dict(zip((t.name for t in mine), trial_labels(mine), strict=True))
+        best = min(mine, key=cost)
+        return best, labels[best.name] if len(mine) > 1 else ""
+
+    def cells(self, target: float | None) -> list[Cell]:
+        """One per method that ran. target: None where the line has none: then the accuracies count."""
+        found, reference = [], None
+        for heading in self.line.methods:
+            if not (best := self.best(heading)):
+                continue
+            trial, configuration = best
+            summary = summarise(trial.records, [])
+            reached = None if target is None else first_to(trial.records, target, self.metric)
+            needed, spent = reached["transmissions"] if reached else None, summary["transmissions"]
+            if heading == next(iter(self.line.methods)):
+                reference = needed
+            gain = (spent if needed is None else needed) / reference if reference else None
+            if needed is None and gain is not None and gain <= 1:
+                gain = None
+            dropped, seconds = summary["dropped"], summary["seconds"]
+            accuracy = summary["best_test_accuracy"]
+            found.append(Cell(heading, needed, spent, gain, accuracy, configuration, dropped, seconds))
+        return found
+
+    def rows(self) -> list[dict[str, str]]:
+        """As a person reads them: what was measured, and in brackets what was published."""
+        if not self.targets:
+            by_method = {c.heading: f"{percent(c.best_accuracy)}{MARK if c.dropped else ''}" for c in self.cells(None)}
+            return [{"setting": self.line.title, "target": "best", **by_method}]
+        rows = []
+        for target in self.targets:
+            heading = target_heading(target_label(target, self.metric))
+            cells = {cell.heading: str(cell) for cell in self.cells(target)}
+            printed = self.line.published.get(target, {})
+            row = {"setting": self.line.title, "target": heading}
+            for method in self.line.methods:
+                row[method] = cells.get(method, "-") + (f" [{printed[method]}]" if method in printed else "")
+            rows.append(row)
+        return rows
+
+    def remarks(self) -> list[str]:
+        """What was run: data, rounds, changes, and where it lies."""
+        experiment = self.finished.plan.experiment
+        data = experiment.task.data.model_dump(mode="json", exclude_defaults=True)
+        source = " ".join(str(data[key]) for key in ("name", "path") if key in data) or experiment.task.data.name
+        cells = self.cells(self.targets[0] if self.targets else None)
+        rounds = {c.heading: self.best(c.heading)[0].records[-1]["round"] for c in cells}  # type: ignore[index]
+        told = ", ".join(f"{heading} {number}" for heading, number in rounds.items())
+        notes = [f"{self.line.title}: data {source}; rounds run (of {experiment.rounds}): {told}; {self.folder.path}"]
+        if self.changed:
+            notes.append(f"{self.line.title}: changed from the source: {', '.join(self.changed)}")
+        notes += [f"{self.line.title}: {c.heading}: {c.configuration}" for c in cells if c.configuration]
+        notes += [f"{MARK} {self.line.title}, {c.heading}: {dropped_text(c.dropped)}" for c in cells if c.dropped]
+        return notes + ([f"{self.line.title}: {self.line.remark}"] if self.line.remark else [])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, for JSON."""
+        record = self.folder.record()
+        return {
+            "line": record["table"]["line"],
+            "changed": self.changed,
+            "grid": self.grid,
+            "versions": record["versions"],
+            "git_commit": record["git_commit"],
+            "command": record["command"],
+            "targets": {
+                target_label(target, self.metric): {
+                    "measured": [asdict(cell) for cell in self.cells(target)],
+                    "published": self.line.published.get(target, {}),
+                }
+                for target in self.targets
+            },
+            "best_accuracy": {cell.heading: cell.best_accuracy for cell in self.cells(None)},
+        }
+
+
+EXPLAINED = (
+    "transmissions, in FedAvg rounds, to the target: measured (against the first method) [published]; + not reached"
+)
+
+
+def to_markdown(table: Table, results: list[LineResult]) -> str:
+    """The table and what stands below it."""
+    rows = [row for result in results for row in result.rows()]
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
+    text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    remarks = "".join(f"- {remark}\n" for result in results for remark in result.remarks())
+    return f"# {table.name}: {table.title}\n\n{text}\n{EXPLAINED}\n\n{remarks}"
+
+
+def write(table: Table, results: list[LineResult], folder: Path) -> None:
+    """table.md and table.json in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "table.md").write_text(to_markdown(table, results), encoding="utf-8")
+    values = {"table": table.name, "title": table.title, "lines": [result.as_dict() for result in results]}
+    (folder / "table.json").write_text(json.dumps(values, indent=2) + "\n")
