@@ -19,7 +19,7 @@ def newton(
     """The stationary point of loss(w) + <linear, w> + quadratic/2 ||w||^2 that Newton's method finds from `start`.
 
     Each step is halved until the norm of the gradient falls, so that a convex problem is solved from anywhere. Alone it
-    ends when no step helps; batched, where nothing may depend on values, it takes all its steps. The
+    ends at the precision of the numbers, or when no step helps; batched, where nothing may depend on values, it takes all its steps. The
     Hessian is a dense matrix: for a few hundred parameters in all. Returns the point and the loss there (0-d).
     """
     shapes = {name: p.shape for name, p in start.items()}
@@ -36,6 +36,8 @@ def newton(
     w = _flat(start, shapes)
     slope = gradient(w)
     for _ in range(STEPS):
+        if not batched and slope.norm() <= 16 * torch.finfo(w.dtype).eps * (1 + w.norm()):
+            break
         step = torch.linalg.solve_ex(torch.func.jacrev(gradient)(w), slope).result
         before = w
         for halving in range(HALVINGS):

@@ -1,0 +1,124 @@
+"""Algorithms without the platform, in double precision: for checks that enumerate every possible cohort."""
+
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import torch
+from helpers import QuadraticTask
+from torch import Tensor
+
+from hedgerow.algorithms.base import MODEL, Algorithm, Batch, ClientData, Cohort, Result
+from hedgerow.algorithms.task import Params, Task
+from hedgerow.algorithms.trees import Tree, tree_map
+
+
+class DoubleQuadratics(QuadraticTask):
+    """L_k(w) = 1/2 (w - c_k)' A_k (w - c_k), started away from everything."""
+
+    def init(self) -> Params:
+        return {"x": torch.full((self.dimension,), 3.0, dtype=torch.float64)}
+
+
+class Waves(QuadraticTask):
+    """L_k(w) = sum_j .1 (w_j - c_kj)^2 + .8 cos(w_j - e_kj): smooth with L = 1, not convex; a sample is [c_k, e_k]."""
+
+    def init(self) -> Params:
+        return {"x": torch.full((self.dimension,), 1.5, dtype=torch.float64)}
+
+    def loss(self, w: Params, batch: Batch) -> Tensor:
+        c, e = batch.x[0].split(self.dimension)
+        return (0.1 * (w["x"] - c).square() + 0.8 * (w["x"] - e).cos()).sum()
+
+
+@dataclass
+class State:
+    """Where a run stands: the server's tree, the clients' states and latest models (None before the first)."""
+
+    server: Tree
+    clients: list[Tree]
+    models: list[np.ndarray | None]
+    round: int = 0
+
+    @property
+    def w(self) -> np.ndarray:
+        return self.server["w"]["x"].numpy()
+
+
+class Exact:
+    """m clients with one sample each. samples (m, ...) float64."""
+
+    def __init__(self, kind: type[Algorithm], task: Task, samples: np.ndarray, **hyper: Any):
+        self.algorithm = kind(kind.Hyper(**{"batch_size": None, **hyper}), task)
+        self.task, self.x, self.m = task, torch.from_numpy(samples), len(samples)
+
+    def start(self) -> State:
+        states = [self.algorithm.init_client() for _ in range(self.m)]
+        return State(self.algorithm.init_server(), states, [None] * self.m)
+
+    def after(self, state: State, cohort: Any) -> State:
+        """One round with these clients; the given state stays as it is."""
+        clients = np.sort(np.asarray(cohort))
+        new = replace(state, clients=list(state.clients), models=list(state.models), round=state.round + 1)
+        generator = self.algorithm.round(state.server, Cohort(new.round, clients, np.ones(len(clients)), self.m))
+        exchange = next(generator)
+        while True:
+            ups = []
+            for k in exchange.clients:
+                up, new.clients[k], metrics = exchange.step(
+                    self.algorithm.hyper.at(new.round), exchange.down, state.clients[k], self.data(k, exchange.batches)
+                )
+                new.models[k] = metrics[MODEL]["x"].numpy()
+                ups.append(up)
+            mean = tree_map(lambda *parts: torch.stack(parts).mean(0), *ups)
+            try:
+                exchange = generator.send(Result(mean, np.ones(len(ups), bool), {}))
+            except StopIteration as stop:
+                new.server = stop.value
+                return new
+
+    def run(self, rounds: int, active: int, seed: int = 0) -> State:
+        """So many rounds with random cohorts."""
+        state, rng = self.start(), np.random.default_rng(seed)
+        for _ in range(rounds):
+            state = self.after(state, rng.choice(self.m, active, replace=False))
+        return state
+
+    def every_cohort(self, state: State, active: int) -> list[State]:
+        """The states after one round, for each of the equally likely cohorts."""
+        return [self.after(state, cohort) for cohort in combinations(range(self.m), active)]
+
+    def data(self, k: int, batches: Any) -> ClientData:
+        steps = batches["train"].steps or batches["train"].epochs
+        one = torch.zeros((steps, 1), dtype=torch.long), torch.ones((steps, 1), dtype=torch.bool)
+        sample = self.x[k : k + 1]
+        return ClientData(sample, torch.zeros(1, dtype=torch.long), lambda x: x, {"train": one}, batched=False)
+
+    def loss(self, k: int, w: np.ndarray) -> float:
+        return float(self.task.loss({"x": torch.from_numpy(w)}, Batch(self.x[k : k + 1], torch.zeros(1))))
+
+    def gradient(self, k: int, w: np.ndarray) -> np.ndarray:
+        x = torch.from_numpy(w).clone().requires_grad_()
+        return torch.autograd.grad(self.task.loss({"x": x}, Batch(self.x[k : k + 1], torch.zeros(1))), x)[0].numpy()
+
+    def mean_loss(self, w: np.ndarray) -> float:
+        return float(np.mean([self.loss(k, w) for k in range(self.m)]))
+
+    def mean_gradient(self, w: np.ndarray) -> np.ndarray:
+        return np.mean([self.gradient(k, w) for k in range(self.m)], axis=0)
+
+
+def quadratics(m: int = 6, d: int = 4, low: float = 0.2, seed: int = 0) -> tuple[DoubleQuadratics, np.ndarray, Any]:
+    """Task, samples and optimum of random quadratics with eigenvalues in [low, 1]."""
+    rng = np.random.default_rng(seed)
+    basis = [np.linalg.qr(rng.normal(size=(d, d)))[0] for _ in range(m)]
+    a = np.stack([q @ np.diag(rng.uniform(low, 1, d)) @ q.T for q in basis])
+    c = rng.normal(size=(m, d))
+    optimum = np.linalg.solve(a.sum(0), np.einsum("kij,kj->i", a, c))
+    return DoubleQuadratics(d), np.concatenate([a.reshape(m, -1), c], axis=1), optimum
+
+
+def waves(m: int = 6, d: int = 4, seed: int = 0) -> tuple[Waves, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return Waves(d), np.concatenate([rng.normal(size=(m, d)), rng.normal(size=(m, d)) * 2], axis=1)
