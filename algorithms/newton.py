@@ -19,8 +19,9 @@ def newton(
     """The stationary point of loss(w) + <linear, w> + quadratic/2 ||w||^2 that Newton's method finds from `start`.
 
     Each step is halved until the norm of the gradient falls, so that a convex problem is solved from anywhere. Alone it
-    ends at the precision of the numbers, or when no step helps; batched, where nothing may depend on values, it takes all its steps. The
-    Hessian is a dense matrix: for a few hundred parameters in all. Returns the point and the loss there (0-d).
+    ends at the precision of the numbers, or when no step helps; batched, where nothing may depend on values, it takes
+    all its steps. The Hessian is a dense matrix: for a few hundred parameters in all. Returns the point and the loss
+    there (0-d).
     """
     shapes = {name: p.shape for name, p in start.items()}
     ends = list(accumulate(p.numel() for p in start.values()))

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from hedgerow.platform.build import build_data, check
-from hedgerow.platform.data.picture import draw_partition, partition_table
+from hedgerow.platform.data.picture import draw_coverage, draw_partition, partition_table
 from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.experiment_file import load_experiment
 from hedgerow.platform.figures import draw_curves
@@ -45,7 +45,10 @@ def show_partition(file: Path, overrides: Sequence[str], data_root: Path | None,
     output = output or Path(experiment.output) / f"{experiment.name}-partition"
     output.parent.mkdir(parents=True, exist_ok=True)
     print_rows(partition_table(partition, dataset.y_train, dataset.class_names), f"{experiment.name}: partition")
-    for path in draw_partition(partition, dataset.y_train, dataset.class_names, output):
+    classes = output.with_name(f"{output.name}-coverage")
+    drawn = draw_partition(partition, dataset.y_train, dataset.class_names, output)
+    drawn += draw_coverage(partition, dataset.y_train, dataset.class_names, classes, experiment.name)
+    for path in drawn:
         click.echo(f"picture: {path}")
 
 

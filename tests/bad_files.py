@@ -37,7 +37,7 @@ def add(line: str) -> str:
 
 
 MODELS = "(allowed: logreg, mlp, cnn, small_cnn, resnet18_gn, char_lstm, the dotted path of your own)"
-ALGORITHMS = "fedavg, fedprox, fedsgd, or the dotted path of your own)"
+ALGORITHMS = "central, fedavg, feddyn, fedprox, fedsgd, fedsplit, scaffold, or the dotted path of your own)"
 
 BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
     # What is not an experiment file at all.

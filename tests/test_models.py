@@ -86,6 +86,13 @@ def parameters(module):
     return {name: p.detach() for name, p in module.named_parameters()}
 
 
+def test_the_vocabulary_is_that_of_the_data():
+    assert build("char_lstm", {}, (7,), 80).embedding.num_embeddings == 80
+    assert sum(p.numel() for p in build("char_lstm", {}, (80,), 80).parameters()) == 133520
+    with pytest.raises(UserError, match=r"task.model.vocabulary: 12 is less than the 65 characters of the data"):
+        build("char_lstm", {"vocabulary": 12}, (7,), 65)
+
+
 def refusal(name, options, shape, classes=3, is_tokens=False):
     with pytest.raises(UserError) as refused:
         build_model(parse({"name": name, **options}), shape, classes, is_tokens)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hedgerow.platform.data.partition import IID, Dirichlet, Labels, Natural, make_partition
-from hedgerow.platform.data.picture import coverage, draw_partition, partition_table
+from hedgerow.platform.data.picture import coverage, draw_coverage, draw_partition, partition_table
 from hedgerow.platform.errors import UserError
 
 MNIST_LIKE = np.repeat(np.arange(10), 6000)
@@ -109,3 +109,6 @@ def test_the_table_and_the_picture(tmp_path):
     png, svg = draw_partition(partition, MNIST_LIKE, names, tmp_path / "picture")
     assert png.read_bytes().startswith(b"\x89PNG")
     assert "the first 100 of 130" in svg.read_text()
+    png, svg = draw_coverage(partition, MNIST_LIKE, names, tmp_path / "coverage")
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert "classes that cover 80% of the samples" in svg.read_text()

@@ -61,7 +61,7 @@ def one_after_the_other(plan: SearchPlan) -> list[dict]:
     """Every expert as an ordinary run in this process, and Hedge over their accuracies."""
     records: list[dict] = []
     n = len(plan.configurations)
-    averaged = ("test_accuracy", "client_accuracy", "client_accuracy_worst10", "test_loss")
+    averaged = ("test_accuracy", "client_accuracy", "client_accuracy_worst10", "test_loss", "client_loss")
     buffer = HedgeRounds(Hedge(n, 0.1), "test_accuracy", "max", averaged=averaged, told=records.append)
     for index, overrides in enumerate(plan.configurations):
         alone = plan.trial(overrides | {"resources.executor": "inline"})

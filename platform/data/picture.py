@@ -58,6 +58,30 @@ def draw_partition(
     sizes.hist(own, bins=_bins(own), color="#4477AA", edgecolor="white")
     sizes.set(xlabel="samples per client", ylabel="clients", title="sizes")
     sizes.spines[["top", "right"]].set_visible(False)
+    return _save(figure, path)
+
+
+def draw_coverage(
+    partition: Partition, labels: np.ndarray, class_names: tuple[str, ...], path: Path, title: str = ""
+) -> list[Path]:
+    """Draw, for 40, 60 and 80 % of a client's samples, how many clients need how many classes (thesis, figure A.3)."""
+    from matplotlib.figure import Figure
+
+    counts = partition.label_counts(labels, len(class_names))
+    figure = Figure(figsize=(10, 3), layout="constrained")
+    panels = figure.subplots(1, 3, sharey=True)
+    for axes, share in zip(panels, (0.4, 0.6, 0.8), strict=True):
+        needed = coverage(counts, share)
+        axes.hist(needed, bins=_bins(needed), color="#4477AA", edgecolor="white")
+        axes.set(xlabel=f"classes that cover {share:.0%} of the samples")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set(ylabel="clients")
+    figure.suptitle(title or f"{len(counts)} clients", fontsize="medium")
+    return _save(figure, path)
+
+
+def _save(figure: Any, path: Path) -> list[Path]:
     written = [path.with_name(f"{path.name}.{ending}") for ending in ("png", "svg")]
     for file in written:
         figure.savefig(file, dpi=150)

@@ -1,0 +1,176 @@
+"""FedDyn's tables: every line is there and runs, with the hyperparameters and beside the numbers of the source."""
+
+import json
+import re
+
+import pytest
+from click.testing import CliRunner
+
+from hedgerow.cli import main
+from hedgerow.platform.errors import UserError
+from hedgerow.searchspaces.tables import FAMILIES, find_lines
+from hedgerow.searchspaces.tables.plan import plan_line
+
+TABLES = FAMILIES["feddyn"]()
+LINES = [(table, line) for table in TABLES.values() for line in table.lines]
+PRINTED = ("T2.1", "T2.2", "T2.3", "TA.2", "TA.3", "TA.4")
+
+
+def plan(name: str, *changed: str, methods=(), grid=False):
+    table, (line,) = find_lines(f"feddyn/{name}", FAMILIES)
+    return plan_line(table, line, changed, methods, grid)
+
+
+def sections(name: str, **options) -> dict[str, dict]:
+    """The resolved hyperparameters of each method of a line."""
+    made = plan(name, **options)
+    trials = [made.search.trial(overrides) for overrides in made.search.configurations]
+    return dict(zip(made.headings, (trial.algorithm.model_dump() for trial in trials), strict=True))
+
+
+def test_every_line_of_the_specification_is_there():
+    counts = {name: len(TABLES[name].lines) for name in PRINTED}
+    assert counts == {"T2.1": 8, "T2.2": 14, "T2.3": 10, "TA.2": 8, "TA.3": 14, "TA.4": 4}
+    assert set(TABLES) == {*PRINTED, "A1", "A2", "A11", "central"}
+    for name in PRINTED:
+        for line in TABLES[name].lines:
+            assert list(line.methods) == ["FedDyn", "SCAFFOLD", "FedAvg", "FedProx"]
+            assert len(line.published) == (1 if name == "TA.4" else 2)
+            for cells in line.published.values():
+                assert all(re.fullmatch(r"\d+\+?", cell) for cell in cells.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "cells"),
+    [
+        ("T2.1/cifar10-iid", 0.845, ["637", "1852", "1000+", "1000+"]),
+        ("T2.1/cifar100-dirichlet0.3-massive", 0.399, ["467", "2266", "1913", "1794"]),
+        ("T2.2/mnist-dirichlet0.3", 0.971, ["10", "24", "49", "44"]),
+        ("T2.3/shakespeare-natural", 0.476, ["63", "102", "169", "133"]),
+        ("TA.2/cifar10-dirichlet0.3-unbalanced", 0.801, ["274", "652", "893", "1000+"]),
+        ("TA.3/emnist-iid", 0.949, ["483", "1136", "826", "1000+"]),
+        ("TA.4/synthetic-type3", 0.0854, ["34", "260", "79", "106"]),
+    ],
+)
+def test_the_published_numbers_are_those_of_the_source(name, target, cells):
+    _, (line,) = find_lines(f"feddyn/{name}", FAMILIES)
+    assert list(line.published[target].values()) == cells
+
+
+@pytest.mark.parametrize(("table", "line"), LINES, ids=[f"{t.name}/{line.name}" for t, line in LINES])
+def test_every_line_is_a_valid_sweep_with_and_without_its_grids(table, line):
+    made = plan_line(table, line, [], [], grid=False)
+    assert made.headings == list(line.methods)
+    assert len(made.search.configurations) == len(line.methods)
+    if line.grids:
+        assert len(plan_line(table, line, [], [], grid=True).headings) > len(line.methods) - 1
+    else:
+        with pytest.raises(UserError, match="no grid is published"):
+            plan_line(table, line, [], [], grid=True)
+
+
+def test_hyperparameters_are_those_of_the_source():
+    full = sections("T2.2/mnist-iid")
+    assert full["FedAvg"] | {"epochs": 20, "lr": 0.1, "lr_decay": 1.0, "weight_decay": 1e-4} == full["FedAvg"]
+    assert full["FedDyn"] | {"epochs": 50, "alpha": 0.01, "batch_size": 50} == full["FedDyn"]
+    assert (full["SCAFFOLD"]["steps"], full["FedProx"]["mu"]) == (600, 1e-4)
+    tenth = sections("T2.3/mnist-iid")
+    assert (tenth["FedDyn"]["alpha"], tenth["FedAvg"]["epochs"], tenth["FedAvg"]["lr_decay"]) == (0.03, 10, 0.998)
+    alphas = {
+        "T2.2/emnist-iid": 0.005, "T2.3/emnist-iid": 0.003, "T2.3/emnist-dirichlet0.6": 0.005,
+        "T2.3/emnist-dirichlet0.3": 0.01, "TA.3/emnist-dirichlet0.6": 0.001, "TA.3/emnist-dirichlet0.3": 0.005,
+        "T2.2/shakespeare-iid": 0.009, "T2.3/shakespeare-natural": 0.015, "TA.3/shakespeare-iid": 0.001,
+        "T2.1/cifar100-iid-massive": 0.01, "TA.2/cifar100-iid-unbalanced": 0.1,
+    }  # fmt: skip
+    assert {name: sections(name)["FedDyn"]["alpha"] for name in alphas} == alphas
+    steps = {
+        "T2.1/cifar10-iid": 50, "T2.1/cifar10-iid-massive": 5, "T2.1/cifar100-iid-massive": 4,
+        "TA.2/cifar100-dirichlet0.3-unbalanced": 20, "T2.2/shakespeare-iid": 100, "T2.3/emnist-iid": 500,
+    }  # fmt: skip
+    assert {name: sections(name)["SCAFFOLD"]["steps"] for name in steps} == steps
+    assert all(section["clip_norm"] == 10 for section in full.values())
+
+
+def test_settings_are_those_of_the_source():
+    massive = plan("T2.1/cifar10-dirichlet0.3-massive").search.experiment
+    assert (massive.task.partition.clients, massive.participation, massive.rounds) == (1000, 0.1, 2000)
+    assert plan("TA.3/mnist-iid").search.experiment.participation == 0.01
+    assert plan("T2.2/shakespeare-iid").search.experiment.rounds == 150
+    assert plan("TA.2/cifar100-iid-unbalanced").search.experiment.task.partition.unbalanced == 0.3
+    third = plan("TA.4/synthetic-type3").search.experiment
+    assert (third.task.data.gamma1, third.task.data.gamma2, third.task.data.gamma3) == (0, 0, 1)
+    assert third.evaluation.target_metric == "client_loss"
+
+
+def test_grids_are_the_published_ones():
+    made = plan("T2.3/mnist-iid", grid=True)
+    counts = {heading: made.headings.count(heading) for heading in made.headings}
+    assert counts == {"FedDyn": 24, "SCAFFOLD": 6, "FedAvg": 6, "FedProx": 18}
+
+
+SMALL = [
+    "task.data={name: digits}", "task.model.hidden=[8]", "task.partition.clients=10", "rounds=4",
+    "participation=0.5", "evaluation.targets=[0.99, 0.2]", "algorithm.batch_size=10", "tracking.enabled=false",
+]  # fmt: skip
+
+
+def hedgerow(*arguments: str):
+    return CliRunner().invoke(main, [*arguments], catch_exceptions=False)
+
+
+def test_a_line_runs_and_is_printed_beside_the_published_numbers(ray_here, tmp_path):
+    changed = [word for change in SMALL for word in ("--set", change)]
+    told = hedgerow(
+        "table", "feddyn/T2.3/mnist-iid", *changed, "--methods", "scaffold,FedAvg", "--output", str(tmp_path)
+    )
+    assert told.exit_code == 0, told.output
+    text = (tmp_path / "tables" / "feddyn-T2.3" / "table.md").read_text()
+    # Four rounds of SCAFFOLD are eight transmissions; the published cells belong to targets that were changed.
+    assert re.search(r"\| MNIST / IID \| 99% \| - \| 8\+ \| 4\+ \| - \|", text)
+    assert "data digits; rounds run (of 4): SCAFFOLD 4, FedAvg 4" in text
+    assert "changed from the source: task.data={name: digits}" in text
+    record = json.loads((tmp_path / "tables" / "feddyn-T2.3" / "table.json").read_text())
+    assert [c["heading"] for c in record["lines"][0]["targets"]["0.99"]["measured"]] == ["SCAFFOLD", "FedAvg"]
+    assert (tmp_path / "tables" / "feddyn-T2.3" / "curves.png").read_bytes().startswith(b"\x89PNG")
+    again = hedgerow("table", "feddyn/T2.3", "--report", "--output", str(tmp_path))
+    assert again.exit_code == 0
+    assert (tmp_path / "tables" / "feddyn-T2.3" / "table.md").read_text() == text
+
+
+def test_published_numbers_stand_beside_measured_ones(ray_here, tmp_path):
+    changed = [word for change in SMALL if "targets" not in change for word in ("--set", change)]
+    told = hedgerow("table", "feddyn/T2.2/mnist-iid", *changed, "--methods", "feddyn", "--output", str(tmp_path))
+    assert told.exit_code == 0, told.output
+    text = (tmp_path / "tables" / "feddyn-T2.2" / "table.md").read_text()
+    assert "| 98.2% | 4+ [38] | - [72] | - [194] | - [445] |" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["feddin/T2.1"], "'feddin' has no tables here; did you mean 'feddyn'?"),
+        (["feddyn/T2.4"], "there is no such table; did you mean"),
+        (["feddyn/T2.1/cifar10-idd"], "feddyn/T2.1 has no such line; did you mean 'cifar10-iid'?"),
+        (["feddyn/T2.1", "--methods", "fedavgg"], "--methods: feddyn/T2.1 has no 'fedavgg'; did you mean 'FedAvg'?"),
+        (["feddyn/T2.3/emnist-iid", "--grid"], "no grid is published"),
+        (["feddyn/T2.1", "--set", "roundz=3"], "--set roundz=3: roundz is not a key here; did you mean 'rounds'?"),
+        (["feddyn/T2.3/mnist-iid"], "it should hold MNIST/raw/train-images-idx3-ubyte"),
+        (["feddyn/T2.3/shakespeare-natural"], "it should hold train/*.json and test/*.json"),
+        (["feddyn/T2.1", "--report"], "no finished run of it lies under"),
+    ],
+)
+def test_mistakes_end_in_one_sentence_before_any_work(arguments, sentence, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HEDGEROW_DATA_ROOT", raising=False)
+    told = hedgerow("table", *arguments)
+    assert told.exit_code == 2
+    assert sentence in told.stderr
+    assert len(told.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tables_and_lines_are_listed():
+    told = hedgerow("table").output
+    for table, line in LINES:
+        assert f"{table.name}/{line.name}" in told
+    assert hedgerow("table", "feddyn").output == told
