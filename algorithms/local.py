@@ -1,6 +1,6 @@
 """Local minimisation: what nearly every client step calls. SGD in two forms with the same numbers, or Newton."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, Self
 
 import torch
@@ -11,7 +11,7 @@ from hedgerow.algorithms.base import Batch, Batches, ClientData, HyperParameters
 from hedgerow.algorithms.gradient import gradient_and_value
 from hedgerow.algorithms.newton import newton
 from hedgerow.algorithms.task import Params
-from hedgerow.algorithms.trees import add, tree_map
+from hedgerow.algorithms.trees import add, sub, tree_map
 
 Loss = Callable[[Params, Batch], Tensor]
 
@@ -73,13 +73,6 @@ class Proximal(NamedTuple):
     centre: Params
 
 
-class _Pull(NamedTuple):
-    """The gradient of what stands beside the loss: constant + scale * w."""
-
-    constant: Params | None
-    scale: Any
-
-
 def minimise(
     loss: Loss,
     start: Params,
@@ -93,28 +86,34 @@ def minimise(
     hp: LocalSGD or LocalSolver. SGD's direction is clip(grad loss + linear + weight (w - centre)) + weight_decay w, as
     in the experiments of the FedDyn paper. Returns the final parameters and the mean loss over the steps (0-d).
     """
-    pull = _pull(linear, proximal)
+    linear, proximal = _one_of(linear, proximal)
     if getattr(hp, "solver", "sgd") == "newton":
         batch = next(data.batches("train"))
-        return newton(lambda w: loss(w, batch), start, pull.constant, pull.scale + hp.weight_decay, data.batched)
-    return (_batched if data.batched else _in_place)(loss, start, data, hp, pull)
+        return newton(lambda w: loss(w, batch), start, linear, proximal, hp.weight_decay, data.batched)
+    return (_batched if data.batched else _in_place)(loss, start, data, hp, linear, proximal)
 
 
-def _pull(linear: Params | None, proximal: Proximal | None) -> _Pull:
+def _one_of(linear: Params | None, proximal: Proximal | None) -> tuple[Params | None, Proximal | None]:
+    """The same terms as one of the two, by completing the square: a pass over memory less in every step."""
     if proximal is None or not enabled(proximal.weight):
-        return _Pull(linear, 0.0)
-    weight, centre = proximal
+        return linear, None
     if linear is None:
-        return _Pull(tree_map(lambda c: -weight * c, centre), weight)
-    return _Pull(add(linear, centre, -weight), weight)
+        return None, proximal
+    return None, Proximal(proximal.weight, add(proximal.centre, linear, -1 / proximal.weight))
 
 
-def _in_place(loss: Loss, start: Params, data: ClientData, hp: Any, pull: _Pull) -> tuple[Params, Tensor]:
+def _fused(hp: Any) -> bool:
+    """Whether the proximal term may move the parameters by itself: where nothing is clipped or remembered."""
+    return hp.clip_norm is None and not enabled(hp.momentum)
+
+
+def _in_place(
+    loss: Loss, start: Params, data: ClientData, hp: Any, linear: Params | None, proximal: Proximal | None
+) -> tuple[Params, Tensor]:
     w = {name: channels_last(p.detach()).clone().requires_grad_() for name, p in start.items()}
     params = list(w.values())
-    constant = None if pull.constant is None else [channels_last(pull.constant[name]) for name in w]
-    # Where nothing is clipped in between, both pulls towards zero are one.
-    before, after = (0.0, pull.scale + hp.weight_decay) if hp.clip_norm is None else (pull.scale, hp.weight_decay)
+    fixed = linear if proximal is None else proximal.centre
+    anchors = None if fixed is None else [channels_last(fixed[name]) for name in w]
     momenta: list[Tensor] | None = None
     losses = []
     for batch in data.batches("train"):
@@ -122,14 +121,17 @@ def _in_place(loss: Loss, start: Params, data: ClientData, hp: Any, pull: _Pull)
         direction = list(torch.autograd.grad(value, params))
         losses.append(value.detach())
         with torch.no_grad():
-            if constant is not None:
-                torch._foreach_add_(direction, constant)
-            if enabled(before):
-                torch._foreach_add_(direction, params, alpha=before)
+            if anchors is not None and proximal is None:
+                torch._foreach_add_(direction, anchors)
+            elif anchors is not None and proximal is not None and not _fused(hp):
+                torch._foreach_add_(direction, torch._foreach_sub(params, anchors), alpha=proximal.weight)
             if hp.clip_norm is not None:
-                torch._foreach_mul_(direction, _clip_factor(direction, hp.clip_norm))
-            if enabled(after):
-                torch._foreach_add_(direction, params, alpha=after)
+                factor = _clip_factor(torch._foreach_norm(direction), hp.clip_norm)
+                # To look at it is free on the CPU, and saves a pass over memory.
+                if factor.device.type != "cpu" or factor < 1:
+                    torch._foreach_mul_(direction, factor)
+            if enabled(hp.weight_decay):
+                torch._foreach_add_(direction, params, alpha=hp.weight_decay)
             if enabled(hp.momentum):
                 if momenta is None:
                     momenta = [d.clone() for d in direction]
@@ -137,12 +139,16 @@ def _in_place(loss: Loss, start: Params, data: ClientData, hp: Any, pull: _Pull)
                     torch._foreach_mul_(momenta, hp.momentum)
                     torch._foreach_add_(momenta, direction)
                 direction = momenta
+            if anchors is not None and proximal is not None and _fused(hp):
+                torch._foreach_lerp_(params, anchors, hp.lr * proximal.weight)
             torch._foreach_add_(params, direction, alpha=-hp.lr)
     mean_loss = torch.stack(losses).mean() if losses else torch.tensor(float("nan"))
     return {name: p.detach().contiguous() for name, p in w.items()}, mean_loss
 
 
-def _batched(loss: Loss, start: Params, data: ClientData, hp: Any, pull: _Pull) -> tuple[Params, Tensor]:
+def _batched(
+    loss: Loss, start: Params, data: ClientData, hp: Any, linear: Params | None, proximal: Proximal | None
+) -> tuple[Params, Tensor]:
     gradient = gradient_and_value(loss)
     w = start
     momenta: Params | None = None
@@ -150,12 +156,12 @@ def _batched(loss: Loss, start: Params, data: ClientData, hp: Any, pull: _Pull) 
     steps = torch.zeros((), device=data.x.device)
     for batch in data.batches("train"):
         direction, value = gradient(w, batch)
-        if pull.constant is not None:
-            direction = tree_map(torch.add, direction, pull.constant)
-        if enabled(pull.scale):
-            direction = add(direction, w, pull.scale)
+        if linear is not None:
+            direction = tree_map(torch.add, direction, linear)
+        if proximal is not None and not _fused(hp):
+            direction = add(direction, sub(w, proximal.centre), proximal.weight)
         if hp.clip_norm is not None:
-            factor = _clip_factor(list(direction.values()), hp.clip_norm)
+            factor = _clip_factor([d.norm() for d in direction.values()], hp.clip_norm)
             direction = tree_map(lambda d, factor=factor: d * factor, direction)
         if enabled(hp.weight_decay):
             direction = add(direction, w, hp.weight_decay)
@@ -163,13 +169,15 @@ def _batched(loss: Loss, start: Params, data: ClientData, hp: Any, pull: _Pull) 
             momenta = direction if momenta is None else add(direction, momenta, hp.momentum)
             direction = momenta
         # Padded steps come last and have active = 0: they leave the parameters as they are, bit for bit.
-        step = -hp.lr * batch.active
-        w = tree_map(lambda p, d, step=step: torch.addcmul(p, d, step), w, direction)
+        rate = hp.lr * batch.active
+        if proximal is not None and _fused(hp):
+            nearer = rate * proximal.weight
+            w = tree_map(lambda p, c, nearer=nearer: torch.lerp(p, c, nearer), w, proximal.centre)
+        w = tree_map(lambda p, d, step=-rate: torch.addcmul(p, d, step), w, direction)
         total = total + value * batch.active
         steps = steps + batch.active
     return w, total / steps
 
 
-def _clip_factor(direction: list[Tensor], clip_norm: Any) -> Tensor:
-    norm = torch.stack([d.square().sum() for d in direction]).sum().sqrt()
-    return (clip_norm / (norm + 1e-6)).clamp(max=1.0)
+def _clip_factor(norms: Sequence[Tensor], clip_norm: Any) -> Tensor:
+    return (clip_norm / (torch.stack(list(norms)).norm() + 1e-6)).clamp(max=1.0)

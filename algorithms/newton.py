@@ -14,9 +14,16 @@ HALVINGS = 6
 
 
 def newton(
-    loss: Callable[[Params], Tensor], start: Params, linear: Params | None, quadratic: Any, batched: bool
+    loss: Callable[[Params], Tensor],
+    start: Params,
+    linear: Params | None,
+    proximal: tuple[Any, Params] | None,
+    weight_decay: Any,
+    batched: bool,
 ) -> tuple[Params, Tensor]:
-    """The stationary point of loss(w) + <linear, w> + quadratic/2 ||w||^2 that Newton's method finds from `start`.
+    """The stationary point of loss(w) + <linear, w> + weight/2 ||w - centre||^2 + weight_decay/2 ||w||^2 from `start`.
+
+    proximal: (weight, centre).
 
     Each step is halved until the norm of the gradient falls, so that a convex problem is solved from anywhere. Alone it
     ends at the precision of the numbers, or when no step helps; batched, where nothing may depend on values, it takes
@@ -31,8 +38,12 @@ def newton(
         return {name: flat[begin:end].reshape(shape) for (name, shape), begin, end in pieces}
 
     def gradient(flat: Tensor) -> Tensor:
-        slope = torch.func.grad(lambda flat: loss(tree(flat)))(flat)
-        return slope + quadratic * flat + (0.0 if linear is None else _flat(linear, shapes))
+        slope = torch.func.grad(lambda flat: loss(tree(flat)))(flat) + weight_decay * flat
+        if linear is not None:
+            slope = slope + _flat(linear, shapes)
+        if proximal is not None:
+            slope = slope + proximal[0] * (flat - _flat(proximal[1], shapes))
+        return slope
 
     w = _flat(start, shapes)
     slope = gradient(w)

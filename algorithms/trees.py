@@ -61,8 +61,10 @@ def zeros_like(tree: Any) -> Any:
 
 
 def add(a: Any, b: Any, scale: Any = 1.0) -> Any:
-    """a + scale * b"""
-    return tree_map(lambda x, y: x + scale * y, a, b)
+    """a + scale * b, in one pass over memory."""
+    if isinstance(scale, Tensor):
+        return tree_map(lambda x, y: torch.addcmul(x, y, scale), a, b)
+    return tree_map(lambda x, y: torch.add(x, y, alpha=scale), a, b)
 
 
 def scale(a: Any, factor: Any) -> Any:

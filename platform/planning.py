@@ -18,7 +18,7 @@ from hedgerow.platform.data import cache_folder
 from hedgerow.platform.engine import Plan
 from hedgerow.platform.experiment import EngineConfig
 
-FORMAT = 3
+FORMAT = 4
 """Of remembered answers; those of another one are not looked at."""
 
 MEASURED_STEPS = 2
@@ -30,9 +30,12 @@ MEASURED_SAMPLES = 64
 CLOSE = 1.5
 """Plans within so many times the fastest are measured again, with more mini-batches."""
 
+BRIEF = 0.2
+"""So are those of which a chunk took less than so many seconds."""
+
 RUN_OFF_STEPS = 10
-"""Mini-batches of that second measurement, at most. What a client costs once, to copy its model and to add up its
-answer, weighs too much in two."""
+"""Mini-batches of that second measurement, at most. What a client costs once, to read its state, to copy its model and
+to add up its answer, weighs too much in two; from both measurements follows what a mini-batch costs."""
 
 TOGETHER = 512
 """Clients of all experts that are batched at most."""
@@ -80,9 +83,13 @@ class Load:
     megabytes: float | None = None
     experts: int = 1
 
+    def chunks(self, plan: Plan) -> int:
+        """Into how many a worker's share is cut."""
+        return -(-self.share // plan.chunk)
+
     def seconds(self, plan: Plan, cost: Cost) -> float:
         """Of a worker's share, where a chunk of it costs so much."""
-        return -(-self.share // plan.chunk) * cost.seconds
+        return self.chunks(plan) * cost.seconds
 
 
 def options(config: EngineConfig, share: int, experts: int = 1) -> list[Plan]:
@@ -140,11 +147,16 @@ def _fastest(plans: list[Plan], load: Load, measure: Measure) -> dict[str, Any]:
     """The best plan, the best batched one (if any was tried), and the seconds of a round's work under the best."""
     seconds = _measured(plans, load, measure)
     steps = min(load.steps, MEASURED_STEPS)
-    close = [plan for plan in seconds if seconds[plan] <= CLOSE * min(seconds.values())]
+    fastest = min(seconds.values())
+    close = [p for p, took in seconds.items() if took <= CLOSE * fastest or took < BRIEF * load.chunks(p)]
     again: dict[Plan, float] = {}
     if len(close) > 1 and load.steps > MEASURED_STEPS:
         steps = min(load.steps, RUN_OFF_STEPS)
-        again = {plan: load.seconds(plan, measure(plan, steps)) for plan in close}
+        for plan in close:
+            took = load.seconds(plan, measure(plan, steps))
+            slope = max(0.0, took - seconds[plan]) / (steps - MEASURED_STEPS)
+            again[plan] = took + slope * (load.steps - steps)
+        steps = load.steps
     final = again or seconds
     best = min(final, key=final.__getitem__)
     # Of two that were measured alike: those of the run-off, where there are any.

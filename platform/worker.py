@@ -201,8 +201,10 @@ class Worker:
                 answer.moved.add(sub(model, before), torch.ones(len(clients), dtype=torch.float64), finite)
             state = {**state, LATEST: before if model is None else model}
         if state:
-            kept = tree_map(lambda leaf: leaf[finite.to(leaf.device)], state)
-            states.keep(clients[finite.numpy()], kept)
+            if not finite.all():
+                state = tree_map(lambda leaf: leaf[finite.to(leaf.device)], state)
+                clients = clients[finite.numpy()]
+            states.keep(clients, state)
 
     def _states(self, orders: list[Order], clients: np.ndarray) -> Tree:
         """The states of some clients, of each order's expert: leaves (orders, clients, ...)."""

@@ -187,6 +187,18 @@ def test_what_a_client_costs_once_does_not_decide_between_plans_that_are_close(t
     assert tried[-1] == ("vmap", 10)
 
 
+def test_a_client_with_a_large_state_is_measured_by_its_mini_batches_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("HEDGEROW_CACHE", str(tmp_path))
+
+    def measure(plan, steps=MEASURED_STEPS):
+        # In a loop a client costs 0.1 s once and 0.01 s for each mini-batch; batched 0.01 s once, and twice as much.
+        return Cost(0.1 + 0.01 * steps if plan.mode == "loop" else plan.chunk * (0.01 + 0.02 * steps))
+
+    # From two mini-batches alone it would look as if batching were 2.4 times as fast.
+    assert choose(EngineConfig(), None, Load(8, steps=8), {"steps": 8}, measure).mode == "vmap"
+    assert choose(EngineConfig(), None, Load(8, steps=60), {"steps": 60}, measure) == Plan("loop")
+
+
 @pytest.mark.parametrize(
     ("share", "chunks"), [(1, []), (3, [3]), (5, [3, 5]), (50, [4, 8, 13, 25, 50]), (5000, [4, 8, 16, 32, 64, 125])]
 )
