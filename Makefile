@@ -16,7 +16,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 run: setup
-	$(BIN)/hedgerow run examples/digits_fedavg.yaml examples/digits_fedprox.yaml
+	$(BIN)/hedgerow run $(addprefix examples/digits_,$(addsuffix .yaml,fedavg fedprox feddyn scaffold))
 	$(BIN)/hedgerow search examples/digits_hedge.yaml
 
 test: setup
@@ -35,6 +35,7 @@ bench: setup
 	$(BIN)/python benchmarks/states.py
 	$(BIN)/python benchmarks/scaling.py
 	$(BIN)/python benchmarks/limits.py
+	$(BIN)/python benchmarks/methods.py
 	$(BIN)/python benchmarks/gpu.py
 	$(BIN)/python benchmarks/peers.py $(if $(DATA_ROOT),--data-root '$(DATA_ROOT)')
 

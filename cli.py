@@ -88,6 +88,7 @@ def search(files: tuple[Path, ...], overrides: tuple[str, ...], data_root: Path 
 @set_option
 @click.option("--methods", default="", metavar="A,B", help="Only these methods of the table (default: all).")
 @click.option("--grid", is_flag=True, help="Each method with every configuration of its published grid.")
+@click.option("--show", is_flag=True, help="Run nothing: print the experiment files of the lines.")
 @click.option("--report", is_flag=True, help="Run nothing: print the table from the runs that there are.")
 @click.option(
     "--output",
@@ -103,6 +104,7 @@ def table(
     overrides: tuple[str, ...],
     methods: str,
     grid: bool,
+    show: bool,
     report: bool,
     output: Path | None,
     data_root: Path | None,
@@ -114,7 +116,7 @@ def table(
 
     Example: hedgerow table feddyn/T2.3/mnist-iid --set rounds=50 --data-root data
     """
-    from hedgerow.searchspaces.tables.commands import list_tables, report_table, run_table
+    from hedgerow.searchspaces.tables.commands import list_tables, plan_table, report_table, run_table
 
     if "/" not in name:
         list_tables(name)
@@ -124,7 +126,11 @@ def table(
         chosen = [method.strip() for method in methods.split(",") if method.strip()]
         # Quoted: a folder's name may hold what YAML would read otherwise.
         placed = [*overrides, f"output='{output}'"] if output else list(overrides)
-        run_table(name, placed, chosen, grid, data_root, address)
+        plans = plan_table(name, placed, chosen, grid)
+        if show:
+            click.echo("---\n".join(plan.search.dump() for plan in plans), nl=False)
+        else:
+            run_table(plans, data_root, address)
 
 
 @main.command()

@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 from hedgerow.cli import main
 from hedgerow.platform.errors import UserError
+from hedgerow.searchspaces.search_file import load_search
 from hedgerow.searchspaces.tables import FAMILIES, find_lines
 from hedgerow.searchspaces.tables.plan import plan_line
 
@@ -167,6 +168,14 @@ def test_mistakes_end_in_one_sentence_before_any_work(arguments, sentence, tmp_p
     assert sentence in told.stderr
     assert len(told.stderr.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_experiment_file_of_a_line_can_be_had(tmp_path):
+    shown = hedgerow("table", "feddyn/T2.3/mnist-iid", "--show", "--set", "rounds=7").output
+    (tmp_path / "line.yaml").write_text(shown)
+    again = load_search(tmp_path / "line.yaml")
+    assert again.configurations == plan("T2.3/mnist-iid", "rounds=7").search.configurations
+    assert again.experiment.rounds == 7
 
 
 def test_tables_and_lines_are_listed():

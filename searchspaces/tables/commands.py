@@ -29,17 +29,14 @@ def list_tables(name: str) -> None:
                 click.echo(f"  {table.name}/{line.name}" + (f"  (targets {targets})" if targets else ""))
 
 
-def run_table(
-    name: str,
-    changed: Sequence[str],
-    methods: Sequence[str],
-    grid: bool,
-    data_root: Path | None,
-    address: str | None,
-) -> None:
-    """Run the lines of a table and print it beside the published numbers; lines whose data is absent are told."""
+def plan_table(name: str, changed: Sequence[str], methods: Sequence[str], grid: bool) -> list[LinePlan]:
+    """The sweeps of a table's lines, or of one line. Raises UserError."""
     table, lines = find_lines(name, FAMILIES)
-    plans = [plan_line(table, line, changed, methods, grid) for line in lines]
+    return [plan_line(table, line, changed, methods, grid) for line in lines]
+
+
+def run_table(plans: list[LinePlan], data_root: Path | None, address: str | None) -> None:
+    """Run the lines of a table and print it beside the published numbers; lines whose data is absent are told."""
     ready: list[tuple[LinePlan, Data]] = []
     absent: list[str] = []
     for plan in plans:
@@ -58,7 +55,7 @@ def run_table(
             click.echo(f"  warning: {finished.warning}", err=True)
     for sentence in absent:
         click.echo(f"not run: {sentence}", err=True)
-    _close(table, results, Path(ready[0][0].search.experiment.output))
+    _close(plans[0].table, results, Path(ready[0][0].search.experiment.output))
 
 
 def report_table(name: str, output: Path) -> None:

@@ -60,7 +60,13 @@ def plan_line(table: Table, line: Line, changed: Sequence[str], methods: Sequenc
         **experiments[0].get("search", {}),
         "space": {"algorithm": {"grid": [values["algorithm"] for values in experiments]}},
     }
-    return LinePlan(table, line, parse_search(base | {"search": search}, lines, source), headings, list(changed), grid)
+    return LinePlan(table, line, parse_search(base | {"search": search}, lines, source), headings, _told(changed), grid)
+
+
+def _told(changed: Sequence[str]) -> list[str]:
+    """Those of the changes that may change the numbers."""
+    elsewhere = ("output", "tracking", "resources")
+    return [one for one in changed if one.partition("=")[0].partition(".")[0] not in elsewhere]
 
 
 def _wanted(table: Table, line: Line, methods: Sequence[str]) -> list[str]:
