@@ -112,8 +112,9 @@ def _in_place(
 ) -> tuple[Params, Tensor]:
     w = {name: channels_last(p.detach()).clone().requires_grad_() for name, p in start.items()}
     params = list(w.values())
-    fixed = linear if proximal is None else proximal.centre
-    anchors = None if fixed is None else [channels_last(fixed[name]) for name in w]
+    slope = None if linear is None else [channels_last(linear[name]) for name in w]
+    centre = None if proximal is None else [channels_last(proximal.centre[name]) for name in w]
+    weight = 0.0 if proximal is None else proximal.weight
     momenta: list[Tensor] | None = None
     losses = []
     for batch in data.batches("train"):
@@ -121,10 +122,10 @@ def _in_place(
         direction = list(torch.autograd.grad(value, params))
         losses.append(value.detach())
         with torch.no_grad():
-            if anchors is not None and proximal is None:
-                torch._foreach_add_(direction, anchors)
-            elif anchors is not None and proximal is not None and not _fused(hp):
-                torch._foreach_add_(direction, torch._foreach_sub(params, anchors), alpha=proximal.weight)
+            if slope is not None:
+                torch._foreach_add_(direction, slope)
+            if centre is not None and not _fused(hp):
+                torch._foreach_add_(direction, torch._foreach_sub(params, centre), alpha=weight)
             if hp.clip_norm is not None:
                 factor = _clip_factor(torch._foreach_norm(direction), hp.clip_norm)
                 # To look at it is free on the CPU, and saves a pass over memory.
@@ -139,8 +140,8 @@ def _in_place(
                     torch._foreach_mul_(momenta, hp.momentum)
                     torch._foreach_add_(momenta, direction)
                 direction = momenta
-            if anchors is not None and proximal is not None and _fused(hp):
-                torch._foreach_lerp_(params, anchors, hp.lr * proximal.weight)
+            if centre is not None and _fused(hp):
+                torch._foreach_lerp_(params, centre, hp.lr * weight)
             torch._foreach_add_(params, direction, alpha=-hp.lr)
     mean_loss = torch.stack(losses).mean() if losses else torch.tensor(float("nan"))
     return {name: p.detach().contiguous() for name, p in w.items()}, mean_loss

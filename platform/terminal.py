@@ -88,7 +88,7 @@ def closing_table(runs: list[tuple[str, dict[str, Any]]], console: Console | Non
             f"{summary['seconds']:.1f} s",
             *(_reached(summary, target) for target in targets),
         )
-    console = console or Console(width=None if sys.stdout.isatty() else 160)
+    console = console or _console()
     console.print(table)
     for name, summary in runs:
         if summary["dropped"]:
@@ -110,7 +110,12 @@ def print_rows(rows: list[dict[str, Any]], title: str, console: Console | None =
         table.add_column(heading, justify="right")
     for row in rows:
         table.add_row(*(str(value) for value in row.values()))
-    (console or Console()).print(table)
+    (console or _console()).print(table)
+
+
+def _console() -> Console:
+    """As wide as the terminal; elsewhere wide enough for every column."""
+    return Console(width=None if sys.stdout.isatty() else 160)
 
 
 def percent(value: float | None) -> str:

@@ -125,14 +125,15 @@ def test_a_line_runs_and_is_printed_beside_the_published_numbers(ray_here, tmp_p
         "table", "feddyn/T2.3/mnist-iid", *changed, "--methods", "scaffold,FedAvg", "--output", str(tmp_path)
     )
     assert told.exit_code == 0, told.output
-    text = (tmp_path / "tables" / "feddyn-T2.3" / "table.md").read_text()
+    folder = tmp_path / "tables" / "feddyn-T2.3-mnist-iid"
+    text = (folder / "table.md").read_text()
     # Four rounds of SCAFFOLD are eight transmissions; the published cells belong to targets that were changed.
     assert re.search(r"\| MNIST / IID \| 99% \| - \| 8\+ \| 4\+ \| - \|", text)
     assert "data digits; rounds run (of 4): SCAFFOLD 4, FedAvg 4" in text
     assert "changed from the source: task.data={name: digits}" in text
-    record = json.loads((tmp_path / "tables" / "feddyn-T2.3" / "table.json").read_text())
+    record = json.loads((folder / "table.json").read_text())
     assert [c["heading"] for c in record["lines"][0]["targets"]["0.99"]["measured"]] == ["SCAFFOLD", "FedAvg"]
-    assert (tmp_path / "tables" / "feddyn-T2.3" / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     again = hedgerow("table", "feddyn/T2.3", "--report", "--output", str(tmp_path))
     assert again.exit_code == 0
     assert (tmp_path / "tables" / "feddyn-T2.3" / "table.md").read_text() == text
@@ -142,7 +143,7 @@ def test_published_numbers_stand_beside_measured_ones(ray_here, tmp_path):
     changed = [word for change in SMALL if "targets" not in change for word in ("--set", change)]
     told = hedgerow("table", "feddyn/T2.2/mnist-iid", *changed, "--methods", "feddyn", "--output", str(tmp_path))
     assert told.exit_code == 0, told.output
-    text = (tmp_path / "tables" / "feddyn-T2.2" / "table.md").read_text()
+    text = (tmp_path / "tables" / "feddyn-T2.2-mnist-iid" / "table.md").read_text()
     assert "| 98.2% | 4+ [38] | - [72] | - [194] | - [445] |" in text
 
 

@@ -55,7 +55,8 @@ def run_table(plans: list[LinePlan], data_root: Path | None, address: str | None
             click.echo(f"  warning: {finished.warning}", err=True)
     for sentence in absent:
         click.echo(f"not run: {sentence}", err=True)
-    _close(plans[0].table, results, Path(ready[0][0].search.experiment.output))
+    name = plans[0].name if len(plans) == 1 else plans[0].table.name
+    _close(name, plans[0].table, results, Path(ready[0][0].search.experiment.output))
 
 
 def report_table(name: str, output: Path) -> None:
@@ -71,12 +72,12 @@ def report_table(name: str, output: Path) -> None:
         raise UserError(
             f"{name}: no finished run of it lies under {output}; run it first, or name the folder: --output"
         )
-    _close(table, [LineResult.read(line, folder) for line, folder in found], output)
+    _close(name, table, [LineResult.read(line, folder) for line, folder in found], output)
 
 
-def _close(table: Table, results: list[LineResult], output: Path) -> None:
+def _close(name: str, table: Table, results: list[LineResult], output: Path) -> None:
     """The table, what was run for it, and where everything lies."""
-    folder = output / "tables" / table.name.replace("/", "-")
+    folder = output / "tables" / name.replace("/", "-")
     write(table, results, folder)
     figures = draw_table(results, folder)
     print_rows([row for result in results for row in result.rows()], f"{table.name}: {table.title}")

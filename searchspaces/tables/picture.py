@@ -13,7 +13,7 @@ def draw_table(results: list[LineResult], folder: Path) -> list[Path]:
     """The metric of the targets against transmissions, each method's best configuration; PNG and SVG in `folder`."""
     from matplotlib.figure import Figure
 
-    columns = min(COLUMNS, len(results))
+    columns = 2 if len(results) == 4 else min(COLUMNS, len(results))
     rows = -(-len(results) // columns)
     figure = Figure(figsize=(4.6 * columns, 3.4 * rows), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
@@ -41,14 +41,15 @@ def _panel(axes: Any, result: LineResult) -> None:
                 values.append(scale * record[result.metric])
         axes.plot(
             spent, values, label=heading, linewidth=1.4, color=COLOURS[index % len(COLOURS)],
-            linestyle=STYLES[index // len(COLOURS) % len(STYLES)], marker="o" if len(spent) == 1 else None,
+            linestyle=STYLES[index % len(STYLES)], marker="o" if len(spent) == 1 else None,
         )  # fmt: skip
         axes.set_xlabel("transmissions (FedAvg rounds)" if best[0].records[-1]["transmissions"] else "epoch")
     for target in result.targets:
         axes.axhline(scale * target, color="0.4", linestyle="--", linewidth=0.8)
-    if loss:
+    drawn = [value for line in axes.lines for value in line.get_ydata()]
+    if loss and max(drawn) > 5 * min(drawn) > 0:
         axes.set_yscale("log")
-    elif result.targets:
+    if result.targets and not loss:
         # What the targets are about: the last few per cent.
         axes.set_ylim(bottom=max(0, 100 * min(result.targets) - 15))
     axes.set(title=result.line.title, ylabel="training loss" if loss else "test accuracy (%)")
