@@ -1,33 +1,33 @@
 """Distributed SGD, also FedSGD (McMahan et al., 2017, section 2; thesis, chapter 2)."""
 
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
 
-from hedgerow.algorithms.base import Algorithm, Batches, ClientData, Cohort, Exchange, Exchanges, HyperParameters
+from hedgerow.algorithms.base import Algorithm, Batches, ClientData, Cohort, Exchange, Exchanges
+from hedgerow.algorithms.gradient import gradient_and_value
+from hedgerow.algorithms.local import LearningRate, clip_factor
 from hedgerow.algorithms.server import ServerStep
-from hedgerow.algorithms.trees import Tree, add, tree_map, zeros_like
+from hedgerow.algorithms.trees import Tree, add, leaves, scale, zeros_like
 
 
 class FedSGD(Algorithm):
     """Each active client sends the gradient of its local loss at the server's model; the server steps along it."""
 
-    class Hyper(HyperParameters):
+    class Hyper(LearningRate):
         name: Literal["fedsgd"] = "fedsgd"
-        lr: float = Field(0.1, gt=0, description="step along the mean gradient in round 1")
-        lr_decay: float = Field(1.0, gt=0, le=1, description="factor on the step from round to round")
         batch_size: int | None = Field(
             None, ge=1, description="samples per forward pass; bounds memory, does not change the result"
         )
-        weight_decay: float = Field(0.0, ge=0, description="L2 penalty")
+        weight_decay: float = Field(0.0, ge=0, description="L2 penalty, added to the gradient after clipping")
+        clip_norm: float | None = Field(
+            None, gt=0, description="largest norm of a client's gradient; null: no clipping"
+        )
         weighting: Literal["uniform", "samples"] = Field(
             "uniform", description="weight of a client in the mean: equal, or its number of training samples"
         )
         server: ServerStep = ServerStep()
-
-        def at(self, round: int) -> Self:
-            return self.model_copy(update={"lr": self.lr * self.lr_decay ** (round - 1)})
 
     def init_server(self) -> Tree:
         w = self.task.init()
@@ -54,7 +54,9 @@ class FedSGD(Algorithm):
         )
         for batch in data.batches("train"):
             n = float(len(batch.y)) if batch.mask is None else batch.mask.sum()
-            g, value = torch.func.grad_and_value(self.task.loss)(down["w"], batch)
+            g, value = gradient_and_value(self.task.loss)(down["w"], batch)
             total, loss, samples = add(total, g, n), loss + n * value, samples + n
-        mean = tree_map(lambda g, p: g / samples + hp.weight_decay * p, total, down["w"])
-        return {"gradient": mean}, state, {"loss": loss / samples}
+        mean = scale(total, 1 / samples)
+        if hp.clip_norm is not None:
+            mean = scale(mean, clip_factor([g.norm() for g in leaves(mean)], hp.clip_norm))
+        return {"gradient": add(mean, down["w"], hp.weight_decay)}, state, {"loss": loss / samples}

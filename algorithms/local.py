@@ -16,12 +16,21 @@ from hedgerow.algorithms.trees import add, sub, tree_map
 Loss = Callable[[Params, Batch], Tensor]
 
 
-class LocalSGD(HyperParameters):
+class LearningRate(HyperParameters):
+    """A learning rate that falls from round to round."""
+
+    lr: float = Field(0.1, gt=0, description="learning rate in round 1")
+    lr_decay: float = Field(1.0, gt=0, le=1, description="factor on the learning rate from round to round")
+    lr_decay_every: int = Field(1, ge=1, description="rounds from one such decay to the next")
+
+    def at(self, round: int) -> Self:
+        decays = (round - 1) // self.lr_decay_every
+        return self.model_copy(update={"lr": self.lr * self.lr_decay**decays})
+
+
+class LocalSGD(LearningRate):
     """Hyperparameters of the local solver."""
 
-    lr: float = Field(0.1, gt=0, description="local learning rate in round 1")
-    lr_decay: float = Field(1.0, gt=0, le=1, description="factor on the local learning rate from round to round")
-    lr_decay_every: int = Field(1, ge=1, description="rounds from one such decay to the next")
     epochs: int | None = Field(1, ge=1, description="passes over the local data; null where `steps` is given")
     steps: int | None = Field(None, ge=1, description="local steps, in place of `epochs`")
     batch_size: int | None = Field(50, ge=1, description="samples per step; null: the whole local data")
@@ -41,10 +50,6 @@ class LocalSGD(HyperParameters):
         if (self.epochs is None) == (self.steps is None):
             raise ValueError("give either `epochs` or `steps`, and set the other to null")
         return self
-
-    def at(self, round: int) -> Self:
-        decays = (round - 1) // self.lr_decay_every
-        return self.model_copy(update={"lr": self.lr * self.lr_decay**decays})
 
     @property
     def batches(self) -> dict[str, Batches]:
@@ -127,7 +132,7 @@ def _in_place(
             if centre is not None and not _fused(hp):
                 torch._foreach_add_(direction, torch._foreach_sub(params, centre), alpha=weight)
             if hp.clip_norm is not None:
-                factor = _clip_factor(torch._foreach_norm(direction), hp.clip_norm)
+                factor = clip_factor(torch._foreach_norm(direction), hp.clip_norm)
                 # To look at it is free on the CPU, and saves a pass over memory.
                 if factor.device.type != "cpu" or factor < 1:
                     torch._foreach_mul_(direction, factor)
@@ -162,7 +167,7 @@ def _batched(
         if proximal is not None and not _fused(hp):
             direction = add(direction, sub(w, proximal.centre), proximal.weight)
         if hp.clip_norm is not None:
-            factor = _clip_factor([d.norm() for d in direction.values()], hp.clip_norm)
+            factor = clip_factor([d.norm() for d in direction.values()], hp.clip_norm)
             direction = tree_map(lambda d, factor=factor: d * factor, direction)
         if enabled(hp.weight_decay):
             direction = add(direction, w, hp.weight_decay)
@@ -180,5 +185,6 @@ def _batched(
     return w, total / steps
 
 
-def _clip_factor(norms: Sequence[Tensor], clip_norm: Any) -> Tensor:
+def clip_factor(norms: Sequence[Tensor], clip_norm: Any) -> Tensor:
+    """What shortens a direction to `clip_norm`, 0-d and at most 1. norms: of its parts."""
     return (clip_norm / (torch.stack(list(norms)).norm() + 1e-6)).clamp(max=1.0)

@@ -112,7 +112,8 @@ def test_fedproxs_fixed_point_on_quadratics_nears_the_optimum_as_mu_grows():
 def test_loop_equals_vmap_whatever_the_options(algorithm):
     hyper = {"lr": 0.2, "weight_decay": 1e-2, "batch_size": 8}
     if algorithm is not FedSGD:
-        hyper |= {"epochs": 2, "momentum": 0.7, "clip_norm": 0.5}
+        hyper |= {"epochs": 2, "momentum": 0.7}
+    hyper |= {"clip_norm": 0.5}
     runs = []
     for mode, chunk in (("loop", "auto"), ("vmap", 4), ("vmap", 6)):
         engine = EngineConfig(mode=mode, chunk=chunk)
@@ -124,10 +125,12 @@ def test_loop_equals_vmap_whatever_the_options(algorithm):
         assert losses == pytest.approx(runs[0][1], abs=1e-5)
 
 
-def test_clipping_bounds_the_step():
+@pytest.mark.parametrize("algorithm", [FedAvg, FedSGD])
+def test_clipping_bounds_the_step(algorithm):
     one = partition(np.array([SAMPLES]))
     task = small_task(DATA)
-    run = run_inline(FedAvg, task, DATA, one, {"lr": 1.0, "steps": 1, "batch_size": None, "clip_norm": 0.01}, rounds=1)
+    steps = {"steps": 1} if algorithm is FedAvg else {}
+    run = run_inline(algorithm, task, DATA, one, {"lr": 1.0, "batch_size": None, "clip_norm": 0.01, **steps}, rounds=1)
     list(run)
     moved = sum(float((p - q).square().sum()) for p, q in zip(model(run).values(), task.init().values(), strict=True))
     assert moved**0.5 == pytest.approx(0.01, rel=1e-3)

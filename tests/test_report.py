@@ -46,6 +46,22 @@ def test_the_closing_table_marks_targets_that_were_not_reached():
     assert "10+" in text
 
 
+def test_the_closing_table_warns_of_clients_that_diverged():
+    out = io.StringIO()
+    run = [{**record, "dropped": 2} for record in RUN]
+    closing_table([("mine", summarise(run, [])), ("calm", summarise(RUN, []))], Console(file=out, width=200))
+    assert (
+        "mine: warning: 10 answers of clients were not finite and left out; lower lr or set clip_norm" in out.getvalue()
+    )
+    assert "calm: warning" not in out.getvalue()
+
+
+def test_a_loss_reaches_its_target_from_above():
+    losses = [{**record, "client_loss": 1 / record["round"]} for record in RUN]
+    summary = summarise(losses, [0.4, 0.1], "client_loss")
+    assert summary["to_target"] == {"loss 0.4": {"rounds": 3, "transmissions": 6.0}, "loss 0.1": None}
+
+
 def test_elsewhere_than_on_a_terminal_progress_is_plain_lines():
     out = io.StringIO()
     with Progress("mine", 100, Console(file=out)) as progress:

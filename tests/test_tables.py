@@ -147,6 +147,16 @@ def test_published_numbers_stand_beside_measured_ones(ray_here, tmp_path):
     assert "| 98.2% | 4+ [38] | - [72] | - [194] | - [445] |" in text
 
 
+def test_cells_of_runs_with_diverged_clients_are_marked(ray_here, tmp_path):
+    changed = [word for change in SMALL for word in ("--set", change)]
+    changed += ["--set", "algorithm.lr=1e6", "--set", "algorithm.clip_norm=null", "--methods", "fedavg"]
+    told = hedgerow("table", "feddyn/T2.3/mnist-iid", *changed, "--output", str(tmp_path))
+    assert told.exit_code == 0, told.output
+    text = (tmp_path / "tables" / "feddyn-T2.3-mnist-iid" / "table.md").read_text()
+    assert re.search(r"\| 99% \| - \| - \| 4\+† \| - \|", text)
+    assert re.search(r"- † MNIST / IID, FedAvg: warning: \d+ answers of clients were not finite and left out", text)
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
