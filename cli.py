@@ -124,9 +124,7 @@ def table(
         report_table(name, output or Path("runs"))
     else:
         chosen = [method.strip() for method in methods.split(",") if method.strip()]
-        # Quoted: a folder's name may hold what YAML would read otherwise.
-        placed = [*overrides, f"output='{output}'"] if output else list(overrides)
-        plans = plan_table(name, placed, chosen, grid)
+        plans = plan_table(name, overrides, chosen, grid, output)
         if show:
             click.echo("---\n".join(plan.search.dump() for plan in plans), nl=False)
         else:

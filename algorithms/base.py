@@ -217,7 +217,8 @@ class Algorithm:
     Hyper: ClassVar[type[HyperParameters]] = HyperParameters
 
     has_client_models: ClassVar[bool] = False
-    """Whether the training step shows each client's own model among its metrics, under `MODEL`."""
+    """Whether the training step shows each client's own model among its metrics, under `MODEL`; `w` of the server's
+    state is then a model of the same kind, in whose place their average can be scored."""
 
     def __init__(self, hyper: Any, task: Task):
         self.hyper = hyper

@@ -88,8 +88,8 @@ def minimise(
 ) -> tuple[Params, Tensor]:
     """Minimise `loss(w) + <linear, w> + proximal(w) + weight_decay/2 ||w||^2` from `start` over the "train" batches.
 
-    hp: LocalSGD or LocalSolver. SGD's direction is clip(grad loss + linear + weight (w - centre)) + weight_decay w, as
-    in the experiments of the FedDyn paper. Returns the final parameters and the mean loss over the steps (0-d).
+    hp: LocalSGD or LocalSolver. SGD's direction is clip(grad loss + linear + weight (w - centre)) + weight_decay w.
+    Returns the final parameters and the mean loss over the steps (0-d).
     """
     linear, proximal = _one_of(linear, proximal)
     if getattr(hp, "solver", "sgd") == "newton":

@@ -35,7 +35,9 @@ class Evaluation(Section):
         [], description="values of `target_metric`: report the rounds and transmissions that reach each"
     )
     target_metric: Literal["test_accuracy", "client_loss"] = Field(
-        "test_accuracy", description="what the targets are: test accuracies between 0 and 1, or training losses"
+        "test_accuracy",
+        description="what the targets are: test accuracies between 0 and 1, or the mean of the clients' mean losses on "
+        "their own samples, without any penalty",
     )
     stop: bool = Field(False, description="end the run when all targets are reached")
 

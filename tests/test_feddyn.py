@@ -68,16 +68,17 @@ def test_scaffold_counts_the_steps_that_each_client_took():
         assert distance(state["c"], expected) < 1e-6
 
 
-def test_feddyn_with_a_huge_penalty_and_one_step_is_fedprox_with_it():
-    # One step from the server's model feels no penalty; g starts at 0: FedDyn's clients are FedProx's and FedAvg's.
-    one = {"epochs": None, "steps": 1, "clip_norm": 1.0}
+def test_feddyns_clients_are_fedproxs_in_the_first_round():
+    # g starts at 0, and then only the quadratic penalty is left.
     runs = [
-        ragged(FedDyn, {**one, "alpha": 100.0}, rounds=1, evaluation=BY_CLIENTS),
-        ragged(FedProx, {**one, "mu": 100.0}, rounds=1, evaluation=BY_CLIENTS),
+        ragged(kind, {**weight, "lr": 0.1}, rounds=1, evaluation=BY_CLIENTS)
+        for kind, weight in ((FedDyn, {"alpha": 2.0}), (FedProx, {"mu": 2.0}), (FedProx, {"mu": 1e-6}))
     ]
     [list(r) for r in runs]
-    for k, state in states_of(runs[0]).items():
-        assert distance(state[LATEST], states_of(runs[1])[k][LATEST]) < 1e-6
+    dyn, prox, without = (states_of(r) for r in runs)
+    for k in dyn:
+        assert distance(dyn[k][LATEST], prox[k][LATEST]) < 1e-6
+    assert max(distance(dyn[k][LATEST], without[k][LATEST]) for k in dyn) > 1e-2
 
 
 def test_fedsplit_averages_all_or_the_active_which_is_the_same_when_all_are():

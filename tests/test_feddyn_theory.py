@@ -240,9 +240,11 @@ def test_theorem_6_the_weighted_average_converges_linearly():
     alpha = max(5 * M / P * MU, 30 * L)
     run, ratio = feddyn(alpha), 1 + MU / alpha
     bracket = 20 * alpha * square(run.start().w - OPTIMUM) + 400 * M / P / alpha * bias(run)
-    means = means_along(run, alpha, [10, 100, 600], 0, ratio)
-    for rounds, mean in means.items():
-        assert suboptimality(run, mean) <= ratio ** -(rounds - 1) * bracket
+    gaps = {t: suboptimality(run, mean) for t, mean in means_along(run, alpha, [10, 100, 600, 1200], 0, ratio).items()}
+    for rounds, gap in gaps.items():
+        assert gap <= ratio ** -(rounds - 1) * bracket
+    # The bound is loose; the rate is not: from 600 rounds to 1200 it falls by r^-600 (0.019) at least.
+    assert gaps[1200] <= ratio**-600 * gaps[600]
 
 
 # ---- nonconvex: Lemmas 10 to 12, Theorem 7 --------------------------------------------------------------------------
@@ -307,12 +309,14 @@ def test_theorem_7_gradients_vanish_on_average(factor):
         for j in range(4)
     )
     bracket = 3 * alpha * (run.mean_loss(state.w) - lowest) + 30 * L**3 * M / P / alpha * apart
-    total = 0.0
+    total, slopes = 0.0, []
     for t in range(1, 301):
-        total += square(run.mean_gradient(active_mean(state, alpha)))
+        slopes.append(square(run.mean_gradient(active_mean(state, alpha))))
+        total += slopes[-1]
         state = run.after(state, rng.choice(M, P, replace=False))
         if t in (10, 100, 300):
             assert total <= bracket
+    assert slopes[-1] < 0.25 * slopes[0]
 
 
 # ---- helpers of the proofs ------------------------------------------------------------------------------------------

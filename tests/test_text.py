@@ -93,6 +93,49 @@ def test_a_character_that_leaf_does_not_know_is_its_last_one(tmp_path):
     assert len(LETTERS) - 1 in data.x_train
 
 
+@pytest.mark.parametrize("stride", [1, 7, 10, 13])
+@pytest.mark.parametrize("characters", [162, 200, 331])
+def test_every_client_has_samples_of_both_parts_which_share_no_character(tmp_path, stride, characters):
+    (tmp_path / "plain.txt").write_text("".join(chr(0x100 + i) for i in range(min(characters, 256))))
+    config = source("text", path="plain.txt", by="block", clients=1, length=20, stride=stride, samples=50)
+    data = load_dataset(config, tmp_path)
+    assert len(data.y_train) > 0 < len(data.y_test)
+    train, test = np.append(data.x_train, data.y_train), np.append(data.x_test, data.y_test)
+    assert not set(train.tolist()) & set(test.tolist())
+
+
+def test_a_block_too_short_for_both_parts_is_told(tmp_path):
+    (tmp_path / "plain.txt").write_text("abcdefghij" * 30)
+    with pytest.raises(UserError, match="has 0 blocks with enough text, not 2"):
+        load_dataset(source("text", path="plain.txt", by="block", clients=2, stride=100), tmp_path)
+
+
+def without_y(user: dict) -> None:
+    del user["y"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (without_y, "is not one of LEAF's JSON files"),
+        (lambda user: user.update(y=3), "is not one of LEAF's JSON files"),
+        (lambda user: user.update(y=user["y"][:2]), "is not one of LEAF's JSON files"),
+        (lambda user: user.update(x=[3] * len(user["y"])), "is not one of LEAF's JSON files"),
+        (lambda user: user["x"].__setitem__(0, "short"), "are not of one length"),
+        (lambda user: user.update(x=[""] * len(user["y"])), "are not of one length"),
+        (lambda user: user.update(x=[], y=[]), "has 1 roles, not 2"),
+    ],
+)
+def test_damaged_leaf_files_are_told(damage, sentence, tmp_path):
+    leaf(tmp_path / "shakespeare", {"HAMLET": 10, "OPHELIA": 10})
+    file = tmp_path / "shakespeare" / "train" / "all_data_train.json"
+    content = json.loads(file.read_text())
+    damage(content["user_data"]["HAMLET"])
+    file.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=sentence):
+        load_dataset(source("shakespeare", clients=2), tmp_path)
+
+
 @pytest.mark.parametrize(
     ("make", "options", "sentence"),
     [

@@ -40,31 +40,38 @@ def leaf_files(folder: Path) -> list[Path]:
 
 def load_leaf(folder: Path, config: "LeafShakespeare") -> Dataset:
     """Up to `samples` and `test_samples` of each chosen role, in LEAF's order."""
-    users: dict[str, dict[str, dict[str, list[str]]]] = {"train": {}, "test": {}}
+    users: dict[str, dict[str, tuple[list[str], list[str]]]] = {"train": {}, "test": {}}
     for file in leaf_files(folder):
         try:
-            users[file.parent.name] |= json.loads(file.read_text(encoding="utf-8"))["user_data"]
-        except (ValueError, KeyError, TypeError):
+            content = json.loads(file.read_text(encoding="utf-8"))["user_data"]
+            users[file.parent.name] |= {role: _samples(user) for role, user in content.items()}
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise UserError(f"task.data.path: {file} is not one of LEAF's JSON files; fetch it again") from None
     table = np.full(0x110000, len(LETTERS) - 1, np.uint8)
     # A character that is none of the 80 becomes the last one, as in LEAF's own one-hot vectors.
     table[[ord(letter) for letter in LETTERS]] = np.arange(len(LETTERS))
-    roles = [role for role in users["train"] if users["test"].get(role, {}).get("y")]
-    sizes = np.array([len(users["train"][role]["y"]) for role in roles], dtype=int)
+    roles = [role for role, (x, _) in users["train"].items() if x and users["test"].get(role, ([], []))[0]]
+    sizes = np.array([len(users["train"][role][0]) for role in roles], dtype=int)
     chosen = [roles[i] for i in _chosen(sizes, config.clients, config.samples, config.seed, folder, "roles")]
-    try:
-        train = [_leaf_pair(users["train"][role], config.samples, table) for role in chosen]
-        test = [_leaf_pair(users["test"][role], config.test_samples, table) for role in chosen]
-        return _dataset("shakespeare", train, test, LETTERS)
-    except (KeyError, ValueError, TypeError):
-        raise UserError(
-            f"task.data.path: {folder} holds samples that are not strings of one length; fetch it again"
-        ) from None
+    lengths = {len(x) for part in users.values() for role in chosen for x in part[role][0]}
+    if len(lengths) != 1 or 0 in lengths:
+        raise UserError(f"task.data.path: the samples in {folder} are not of one length; fetch it again")
+    train = [_leaf_pair(users["train"][role], config.samples, table) for role in chosen]
+    test = [_leaf_pair(users["test"][role], config.test_samples, table) for role in chosen]
+    return _dataset("shakespeare", train, test, LETTERS)
 
 
-def _leaf_pair(user: dict[str, list[str]], limit: int, table: np.ndarray) -> Pair:
-    x = np.array([[ord(letter) for letter in line] for line in user["x"][:limit]])
-    return table[x], table[[ord(letter) for letter in user["y"][:limit]]].astype(np.int64)
+def _samples(user: dict[str, list[str]]) -> tuple[list[str], list[str]]:
+    """A role's strings and the letters that follow them. Raises what a file that is not LEAF's may raise."""
+    x, y = user["x"], user["y"]
+    if len(x) != len(y) or not all(isinstance(text, str) for text in (*x, *y)) or any(len(text) != 1 for text in y):
+        raise ValueError("not as many letters as strings")
+    return x, y
+
+
+def _leaf_pair(user: tuple[list[str], list[str]], limit: int, table: np.ndarray) -> Pair:
+    x = np.array([[ord(letter) for letter in text] for text in user[0][:limit]])
+    return table[x], table[[ord(letter) for letter in user[1][:limit]]].astype(np.int64)
 
 
 # ---- any text --------------------------------------------------------------------------------------------------------
@@ -85,11 +92,11 @@ def load_text(file: Path, config: "TextFile") -> Dataset:
     table = np.zeros(max(map(ord, letters)) + 1, np.uint8)
     table[[ord(letter) for letter in letters]] = np.arange(len(letters))
     parts = speakers(text) if config.by == "speaker" else _blocks(text, config.clients)
-    # A role with a single window cannot give one to each part.
-    parts = {name: part for name, part in parts.items() if len(part) >= 2 * config.length + 2}
+    # A role whose windows do not reach for one in each part is no client.
+    parts = {name: part for name, part in parts.items() if _windows(len(part), config) >= _gap(config) + 2}
     sizes = np.array([len(part) for part in parts.values()], dtype=int)
     needed = (config.samples + config.test_samples) * config.stride + 2 * config.length
-    chosen = _chosen(sizes, config.clients, needed, config.seed, file, "speakers with enough text")
+    chosen = _chosen(sizes, config.clients, needed, config.seed, file, f"{config.by}s with enough text")
     names = list(parts)
     pairs = [_split(table[[ord(letter) for letter in parts[names[i]]]], config) for i in chosen]
     return _dataset(file.stem, [train for train, _ in pairs], [test for _, test in pairs], letters)
@@ -109,13 +116,22 @@ def _blocks(text: str, count: int) -> dict[str, str]:
     return {str(i): text[start:end] for i, (start, end) in enumerate(pairwise(edges))}
 
 
+def _windows(characters: int, config: "TextFile") -> int:
+    return max(0, -(-(characters - config.length) // config.stride))
+
+
+def _gap(config: "TextFile") -> int:
+    """Windows between the two parts, which would overlap both."""
+    return -(-config.length // config.stride)
+
+
 def _split(tokens: np.ndarray, config: "TextFile") -> tuple[Pair, Pair]:
     windows = np.lib.stride_tricks.sliding_window_view(tokens, config.length + 1)[:: config.stride]
-    gap = -(-config.length // config.stride)
+    gap = _gap(config)
     windows = windows[: config.samples + gap + config.test_samples]
-    share = config.test_samples / (config.samples + config.test_samples)
-    test = max(1, round(share * (len(windows) - gap)))
-    return _pair(windows[: len(windows) - gap - test]), _pair(windows[len(windows) - test :])
+    room = len(windows) - gap
+    test = min(max(1, round(config.test_samples / (config.samples + config.test_samples) * room)), room - 1)
+    return _pair(windows[: room - test]), _pair(windows[len(windows) - test :])
 
 
 def _pair(windows: np.ndarray) -> Pair:

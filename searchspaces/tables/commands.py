@@ -1,6 +1,7 @@
 """What `hedgerow table` does, apart from parsing its arguments."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -29,14 +30,16 @@ def list_tables(name: str) -> None:
                 click.echo(f"  {table.name}/{line.name}" + (f"  (targets {targets})" if targets else ""))
 
 
-def plan_table(name: str, changed: Sequence[str], methods: Sequence[str], grid: bool) -> list[LinePlan]:
-    """The sweeps of a table's lines, or of one line. Raises UserError."""
+def plan_table(
+    name: str, changed: Sequence[str], methods: Sequence[str], grid: bool, output: Path | None
+) -> list[LinePlan]:
+    """The sweeps of a table's lines, or of one line; see `plan_line`. Raises UserError."""
     table, lines = find_lines(name, FAMILIES)
-    return [plan_line(table, line, changed, methods, grid) for line in lines]
+    return [plan_line(table, line, changed, methods, grid, output and str(output)) for line in lines]
 
 
 def run_table(plans: list[LinePlan], data_root: Path | None, address: str | None) -> None:
-    """Run the lines of a table and print it beside the published numbers; lines whose data is absent are told."""
+    """Run the lines of a table and print it beside the published numbers; of lines that cannot run, it is told why."""
     ready: list[tuple[LinePlan, Data]] = []
     absent: list[str] = []
     for plan in plans:
@@ -62,17 +65,25 @@ def run_table(plans: list[LinePlan], data_root: Path | None, address: str | None
 def report_table(name: str, output: Path) -> None:
     """Print a table from the last finished run of each of its lines under `output`. Raises UserError."""
     table, lines = find_lines(name, FAMILIES)
-    latest: dict[str, RunFolder] = {}
-    for path in sorted(output.glob("*/run.json"), key=lambda file: RunFolder(file.parent).record()["created"]):
-        record = RunFolder(path.parent).record()
-        if record.get("table") and record["status"] == "finished":
-            latest[record["table"]["line"]] = RunFolder(path.parent)
+    latest = _latest(output)
     found = [(line, latest[full]) for line in lines if (full := f"{table.name}/{line.name}") in latest]
     if not found:
         raise UserError(
             f"{name}: no finished run of it lies under {output}; run it first, or name the folder: --output"
         )
     _close(name, table, [LineResult.read(line, folder) for line, folder in found], output)
+
+
+def _latest(output: Path) -> dict[str, RunFolder]:
+    """The last finished run of each line, by the line's name."""
+    runs = []
+    for file in output.glob("*/run.json"):
+        # What is no run of a table, or was torn, is none of ours.
+        with suppress(ValueError, OSError):
+            record = RunFolder(file.parent).record()
+            if record.get("table") and record["status"] == "finished":
+                runs.append((record["created"], record["table"]["line"], RunFolder(file.parent)))
+    return {line: folder for _, line, folder in sorted(runs, key=lambda run: run[:2])}
 
 
 def _close(name: str, table: Table, results: list[LineResult], output: Path) -> None:

@@ -36,31 +36,52 @@ class LinePlan:
         return {"line": self.name, "headings": self.headings, "changed": self.changed, "grid": self.grid}
 
 
-def plan_line(table: Table, line: Line, changed: Sequence[str], methods: Sequence[str], grid: bool) -> LinePlan:
+def plan_line(
+    table: Table,
+    line: Line,
+    changed: Sequence[str] = (),
+    methods: Sequence[str] = (),
+    grid: bool = False,
+    output: str | None = None,
+) -> LinePlan:
     """The sweep over the methods of a line.
 
     changed: "key=value" each, applied to every method's experiment. methods: headings, in any case; none: all of them.
-    grid: each method with every configuration of its published grid. Raises UserError.
+    grid: each method with every configuration of its published grid. output: folder of the runs. Raises UserError.
     """
-    experiments, headings = [], []
+    name = f"{table.name}/{line.name}"
     lines: Lines = {}
+    found: list[tuple[str, dict[str, Any]]] = []
+    base: dict[str, Any] = {}
     for heading in _wanted(table, line, methods):
         for section in _sections(line, heading, grid):
-            values = deepcopy(line.values) | {"algorithm": section}
+            values = deepcopy(line.values) | {"name": name.replace("/", "-"), "algorithm": section}
             for override in changed:
                 apply_override(values, lines, override)
-            experiments.append(values)
-            headings.append(heading)
-    source = f"{table.name}/{line.name}"
-    loss = experiments[0].get("evaluation", {}).get("target_metric") == "client_loss"
-    base = {**experiments[0], "name": f"{table.name}-{line.name}".replace("/", "-")}
-    search = {
-        "kind": "grid",
-        "metric": "client_loss" if loss else "test_accuracy",
-        **experiments[0].get("search", {}),
-        "space": {"algorithm": {"grid": [values["algorithm"] for values in experiments]}},
-    }
-    return LinePlan(table, line, parse_search(base | {"search": search}, lines, source), headings, _told(changed), grid)
+            base = base or values
+            _note(found, heading, values["algorithm"], name)
+    if output:
+        base["output"] = output
+    given = base.pop("search", {})
+    if not isinstance(given, dict):
+        raise UserError("--set search: it is a section; set one of its keys, such as search.concurrency=2")
+    evaluation = base.get("evaluation")
+    loss = isinstance(evaluation, dict) and evaluation.get("target_metric") == "client_loss"
+    space = {"algorithm": {"grid": [section for _, section in found]}}
+    # Which method a trial belongs to is told by its place in the grid.
+    search = {"metric": "client_loss" if loss else "test_accuracy", **given, "kind": "grid", "space": space}
+    plan = parse_search(base | {"search": search}, lines, name)
+    assert len(plan.configurations) == len(found)
+    return LinePlan(table, line, plan, [heading for heading, _ in found], _told(changed), grid)
+
+
+def _note(found: list[tuple[str, dict[str, Any]]], heading: str, section: Any, name: str) -> None:
+    """Add a configuration of a method, unless it is there; `--set` may have made two alike. Raises UserError."""
+    twins = [other for other, known in found if known == section]
+    if any(other != heading for other in twins):
+        raise UserError(f"{name}: with these --set, {heading} is the same as {twins[0]}; leave one out with --methods")
+    if not twins:
+        found.append((heading, section))
 
 
 def _told(changed: Sequence[str]) -> list[str]:

@@ -1,6 +1,7 @@
 """A table as it was run, beside the published numbers."""
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,7 @@ class LineResult:
 
     def best(self, heading: str) -> tuple[Trial, str] | None:
         """The trial of a method that reached the first target with the fewest transmissions, then the next, then the
-        most accurate; and what sets it apart. None where it did not run."""
+        one with the best metric; and what sets it apart. None where it did not run."""
         trials = self.finished.trials
         mine = [t for t in trials if self.headings[int(t.name)] == heading and t.records]
         if not mine:
@@ -78,9 +79,9 @@ class LineResult:
 
         def cost(trial: Trial) -> tuple[float, ...]:
             reached = [first_to(trial.records, target, self.metric) for target in self.targets]
-            summary = summarise(trial.records, [])
-            final = summary["best_test_accuracy"] or 0.0
-            return (*(r["transmissions"] if r else float("inf") for r in reached), -final)
+            sign = 1 if "loss" in self.metric else -1
+            seen = [sign * r[self.metric] for r in trial.records if math.isfinite(r.get(self.metric, math.nan))]
+            return (*(r["transmissions"] if r else math.inf for r in reached), min(seen, default=math.inf))
 
         labels = dict(zip((t.name for t in mine), trial_labels(mine), strict=True))
         best = min(mine, key=cost)
@@ -134,6 +135,10 @@ class LineResult:
         if self.changed:
             notes.append(f"{self.line.title}: changed from the source: {', '.join(self.changed)}")
         notes += [f"{self.line.title}: {c.heading}: {c.configuration}" for c in cells if c.configuration]
+        for cell in cells:
+            status = self.best(cell.heading)[0].status  # type: ignore[index]
+            if status != "finished":
+                notes.append(f"{self.line.title}: {cell.heading}: the run {status} before its end")
         notes += [f"{MARK} {self.line.title}, {c.heading}: {dropped_text(c.dropped)}" for c in cells if c.dropped]
         return notes + ([f"{self.line.title}: {self.line.remark}"] if self.line.remark else [])
 
