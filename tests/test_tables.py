@@ -155,7 +155,7 @@ def curve(values: list[float], units: int = 1, metric: str = "test_accuracy", **
 
 
 def result(name: str, trials: list[tuple[str, list[dict], str]]) -> LineResult:
-    table, (line,) = find_lines(f"feddyn/{name}", FAMILIES)
+    _, (line,) = find_lines(f"feddyn/{name}", FAMILIES)
     finished = SimpleNamespace(
         plan=plan(name).search,
         trials=[Trial(f"{i:03d}", {"algorithm": {"lr": i}}, r, status) for i, (_, r, status) in enumerate(trials)],
