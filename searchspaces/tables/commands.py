@@ -35,7 +35,7 @@ def plan_table(
 ) -> list[LinePlan]:
     """The sweeps of a table's lines, or of one line; see `plan_line`. Raises UserError."""
     table, lines = find_lines(name, FAMILIES)
-    return [plan_line(table, line, changed, methods, grid, output and str(output)) for line in lines]
+    return [plan_line(table, line, changed, methods, grid, str(output) if output else None) for line in lines]
 
 
 def run_table(plans: list[LinePlan], data_root: Path | None, address: str | None) -> None:
