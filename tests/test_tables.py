@@ -160,7 +160,7 @@ def result(name: str, trials: list[tuple[str, list[dict], str]]) -> LineResult:
         plan=plan(name).search,
         trials=[Trial(f"{i:03d}", {"algorithm": {"lr": i}}, r, status) for i, (_, r, status) in enumerate(trials)],
     )
-    folder = SimpleNamespace(path="runs/x")
+    folder = SimpleNamespace(name="x")
     return LineResult(line, folder, finished, [heading for heading, *_ in trials], [], False)  # type: ignore[arg-type]
 
 

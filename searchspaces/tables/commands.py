@@ -96,4 +96,4 @@ def _close(name: str, table: Table, results: list[LineResult], output: Path) -> 
     for result in results:
         for remark in result.remarks():
             click.echo(f"- {remark}")
-    click.echo(f"table: {folder / 'table.md'}, table.json\n  figure: {figures[0]}")
+    click.echo(f"runs: {output}\ntable: {folder / 'table.md'}, table.json\n  figure: {figures[0]}")

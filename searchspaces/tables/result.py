@@ -131,7 +131,7 @@ class LineResult:
         cells = self.cells(self.targets[0] if self.targets else None)
         rounds = {c.heading: self.best(c.heading)[0].records[-1]["round"] for c in cells}  # type: ignore[index]
         told = ", ".join(f"{heading} {number}" for heading, number in rounds.items())
-        notes = [f"{self.line.title}: data {source}; rounds run (of {experiment.rounds}): {told}; {self.folder.path}"]
+        notes = [f"{self.line.title}: data {source}; rounds run (of {experiment.rounds}): {told}; run {self.folder.name}"]
         if self.changed:
             notes.append(f"{self.line.title}: changed from the source: {', '.join(self.changed)}")
         notes += [f"{self.line.title}: {c.heading}: {c.configuration}" for c in cells if c.configuration]
@@ -151,7 +151,8 @@ class LineResult:
             "grid": self.grid,
             "versions": record["versions"],
             "git_commit": record["git_commit"],
-            "command": record["command"],
+            # Of folders, and of the program, only the names.
+            "command": " ".join(Path(part).name if Path(part).exists() else part for part in record["command"]),
             "targets": {
                 target_label(target, self.metric): {
                     "measured": [asdict(cell) for cell in self.cells(target)],
