@@ -15,7 +15,7 @@ from hedgerow.searchspaces.runner import search as run_search
 from hedgerow.searchspaces.tables import FAMILIES, Table, find_lines
 from hedgerow.searchspaces.tables.picture import draw_table
 from hedgerow.searchspaces.tables.plan import LinePlan, plan_line
-from hedgerow.searchspaces.tables.result import EXPLAINED, LineResult, write
+from hedgerow.searchspaces.tables.result import EXPLAINED, LineResult, all_remarks, write
 
 
 def list_tables(name: str) -> None:
@@ -93,7 +93,6 @@ def _close(name: str, table: Table, results: list[LineResult], output: Path) -> 
     figures = draw_table(results, folder)
     print_rows([row for result in results for row in result.rows()], f"{table.name}: {table.title}")
     click.echo(EXPLAINED)
-    for result in results:
-        for remark in result.remarks():
-            click.echo(f"- {remark}")
+    for remark in all_remarks(results):
+        click.echo(f"- {remark}")
     click.echo(f"runs: {output}\ntable: {folder / 'table.md'}, table.json\n  figure: {figures[0]}")

@@ -131,7 +131,9 @@ class LineResult:
         cells = self.cells(self.targets[0] if self.targets else None)
         rounds = {c.heading: self.best(c.heading)[0].records[-1]["round"] for c in cells}  # type: ignore[index]
         told = ", ".join(f"{heading} {number}" for heading, number in rounds.items())
-        notes = [f"{self.line.title}: data {source}; rounds run (of {experiment.rounds}): {told}; run {self.folder.name}"]
+        notes = [
+            f"{self.line.title}: data {source}; rounds run (of {experiment.rounds}): {told}; run {self.folder.name}"
+        ]
         if self.changed:
             notes.append(f"{self.line.title}: changed from the source: {', '.join(self.changed)}")
         notes += [f"{self.line.title}: {c.heading}: {c.configuration}" for c in cells if c.configuration]
@@ -140,7 +142,7 @@ class LineResult:
             if status != "finished":
                 notes.append(f"{self.line.title}: {cell.heading}: the run {status} before its end")
         notes += [f"{MARK} {self.line.title}, {c.heading}: {dropped_text(c.dropped)}" for c in cells if c.dropped]
-        return notes + ([f"{self.line.title}: {self.line.remark}"] if self.line.remark else [])
+        return notes
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, for JSON."""
@@ -169,12 +171,18 @@ EXPLAINED = (
 )
 
 
+def all_remarks(results: list[LineResult]) -> list[str]:
+    """Those of every line, then what the source leaves open, once."""
+    found = [remark for result in results for remark in result.remarks()]
+    return found + list(dict.fromkeys(result.line.remark for result in results if result.line.remark))
+
+
 def to_markdown(table: Table, results: list[LineResult]) -> str:
     """The table and what stands below it."""
     rows = [row for result in results for row in result.rows()]
     lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
     text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-    remarks = "".join(f"- {remark}\n" for result in results for remark in result.remarks())
+    remarks = "".join(f"- {remark}\n" for remark in all_remarks(results))
     return f"# {table.name}: {table.title}\n\n{text}\n{EXPLAINED}\n\n{remarks}"
 
 
