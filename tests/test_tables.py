@@ -209,7 +209,7 @@ def test_a_line_runs_and_is_printed_beside_the_published_numbers(ray_here, tmp_p
     folder = tmp_path / "tables" / "feddyn-T2.3-mnist-iid"
     text = (folder / "table.md").read_text()
     # Four rounds of SCAFFOLD are eight transmissions; the published cells belong to targets that were changed.
-    assert re.search(r"\| MNIST / IID \| 99% \| - \| 8\+ \| 4\+ \| - \|", text)
+    assert re.search(r"\| MNIST / IID \* \| 99% \| - \| 8\+ \| 4\+ \| - \|", text)
     assert "data digits; rounds run (of 4): SCAFFOLD 4, FedAvg 4" in text
     assert "changed from the source: task.data={name: digits}" in text
     record = json.loads((folder / "table.json").read_text())

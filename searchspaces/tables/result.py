@@ -18,6 +18,9 @@ from hedgerow.searchspaces.tables.line import Line, Table
 MARK = "†"
 """At cells of runs in which clients diverged."""
 
+CHANGED = "*"
+"""At lines that were not run as the source has them."""
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -69,6 +72,10 @@ class LineResult:
     def metric(self) -> str:
         return self.finished.plan.experiment.evaluation.target_metric
 
+    @property
+    def _setting(self) -> str:
+        return f"{self.line.title} {CHANGED}" if self.changed else self.line.title
+
     def best(self, heading: str) -> tuple[Trial, str] | None:
         """The trial of a method that reached the first target with the fewest transmissions, then the next, then the
         one with the best metric; and what sets it apart. None where it did not run."""
@@ -111,13 +118,13 @@ class LineResult:
         """As a person reads them: what was measured, and in brackets what was published."""
         if not self.targets:
             by_method = {c.heading: f"{percent(c.best_accuracy)}{MARK if c.dropped else ''}" for c in self.cells(None)}
-            return [{"setting": self.line.title, "target": "best", **by_method}]
+            return [{"setting": self._setting, "target": "best", **by_method}]
         rows = []
         for target in self.targets:
             heading = target_heading(target_label(target, self.metric))
             cells = {cell.heading: str(cell) for cell in self.cells(target)}
             printed = self.line.published.get(target, {})
-            row = {"setting": self.line.title, "target": heading}
+            row = {"setting": self._setting, "target": heading}
             for method in self.line.methods:
                 row[method] = cells.get(method, "-") + (f" [{printed[method]}]" if method in printed else "")
             rows.append(row)
@@ -135,7 +142,7 @@ class LineResult:
             f"{self.line.title}: data {source}; rounds run (of {experiment.rounds}): {told}; run {self.folder.name}"
         ]
         if self.changed:
-            notes.append(f"{self.line.title}: changed from the source: {', '.join(self.changed)}")
+            notes.append(f"{CHANGED} {self.line.title}: changed from the source: {', '.join(self.changed)}")
         notes += [f"{self.line.title}: {c.heading}: {c.configuration}" for c in cells if c.configuration]
         for cell in cells:
             status = self.best(cell.heading)[0].status  # type: ignore[index]
