@@ -130,7 +130,9 @@ def _in_place(
             if slope is not None:
                 torch._foreach_add_(direction, slope)
             if centre is not None and not _fused(hp):
-                torch._foreach_add_(direction, torch._foreach_sub(params, centre), alpha=weight)
+                # Not of their difference, which would be new memory in every step.
+                torch._foreach_add_(direction, params, alpha=weight)
+                torch._foreach_add_(direction, centre, alpha=-weight)
             if hp.clip_norm is not None:
                 factor = clip_factor(torch._foreach_norm(direction), hp.clip_norm)
                 # To look at it is free on the CPU, and saves a pass over memory.
