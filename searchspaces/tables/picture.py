@@ -51,7 +51,7 @@ def _panel(axes: Any, result: LineResult) -> None:
         axes.set_yscale("log")
     if result.targets and not loss:
         # What the targets are about: the last few per cent.
-        axes.set_ylim(bottom=max(0, 100 * min(result.targets) - 15))
+        axes.set_ylim(bottom=max(0, 100 * min(result.targets) - 6))
     axes.set(title=result.line.title, ylabel="training loss" if loss else "test accuracy (%)")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
