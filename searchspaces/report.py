@@ -209,14 +209,20 @@ def _cell(row: Row, key: str, fewest: dict[str, float | None]) -> str:
         return "not reached" if value is None else number(row["metric"], value)
     if not key.startswith("transmissions_to_"):
         return number(key, value)
-    if value is not None:
-        gain = row[key.replace("transmissions", "gain", 1)]
-        return show(value) if gain is None else f"{show(value)} ({gain:.1f}×)"
-    spent, least = row.get("transmissions"), fewest[key]
-    if spent is None:
-        return "-"
-    # Less spent than the cheapest trial needed says nothing about the gain.
-    return f"{show(spent)}+ (>{spent / least:.1f}×)" if least and spent > least else f"{show(spent)}+"
+    spent = row.get("transmissions")
+    return "-" if value is None and spent is None else cost_text(value, spent, fewest[key])
+
+
+def cost_text(needed: float | None, spent: float | None, reference: float | None) -> str:
+    """Transmissions to a target as the thesis writes them: "148 (2.0×)", "1000+ (>6.8×)" where it was not reached.
+
+    needed: None where it was not; spent: in all; reference: what the gain refers to.
+    """
+    if needed is not None:
+        return f"{show(needed)} ({needed / reference:.1f}×)" if reference else show(needed)
+    assert spent is not None
+    # Less spent than the reference needed says nothing about the gain.
+    return f"{show(spent)}+ (>{spent / reference:.1f}×)" if reference and spent > reference else f"{show(spent)}+"
 
 
 def number(key: str, value: Any) -> str:
@@ -240,7 +246,11 @@ def to_markdown(rows: list[Row]) -> str:
     """A table of `display`."""
     if not rows:
         return ""
-    texts = display(rows)
+    return markdown_table(display(rows))
+
+
+def markdown_table(texts: list[dict[str, str]]) -> str:
+    """A table of dictionaries with the same keys, at least one."""
     lines = [list(texts[0]), ["---"] * len(texts[0]), *(list(text.values()) for text in texts)]
     escaped = ([" ".join(cell.replace("|", "\\|").split()) for cell in line] for line in lines)
     return "".join(f"| {' | '.join(line)} |\n" for line in escaped)

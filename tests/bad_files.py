@@ -175,6 +175,22 @@ BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
         change(("mlp", "cnn"), ("hidden: [200]", "channels: [3]")),
         (":13: task.model.channels", "at least 2"),
     ),
+    (
+        "no models of clients",
+        change(("name: fedavg", "name: fedsgd"), ("  epochs: 2\n", "")) + "evaluation:\n  model: clients\n",
+        (":19: evaluation.model: fedsgd has no models of clients to average; set it to server",),
+    ),
+    ("end without targets", add("evaluation: {stop: true}"), (":19: evaluation: `stop` needs `targets`",)),
+    (
+        "loss of nobody",
+        add("evaluation: {target_metric: client_loss, clients: 0}"),
+        (":19: evaluation: `target_metric: client_loss` needs `clients` above 0",),
+    ),
+    (
+        "loss of 0",
+        add("evaluation: {target_metric: client_loss, targets: [0.0]}"),
+        (":19: evaluation: target 0 is not a loss above 0",),
+    ),
     ("target of 95", add("evaluation: {targets: [95]}"), (":19: evaluation: target 95 is not a test accuracy",)),
     ("bad name", change(("digits-fedavg", "a/b")), (":1: name must be letters, digits, '.', '_' and '-'", "not 'a/b'")),
     ("empty output", add("output: ''"), (":19: output must be not empty, not ''",)),

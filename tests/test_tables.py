@@ -183,6 +183,11 @@ def test_a_methods_best_configuration_reaches_the_first_target_first():
     assert "FedProx: the run failed before its end" in remarks
 
 
+def test_a_line_without_targets_shows_the_best_accuracy():
+    shown = result("central/shakespeare-natural", [("central", curve([0.3, 0.52, 0.51], units=0), "finished")])
+    assert shown.rows() == [{"setting": "Shakespeare / natural", "target": "best", "central": "52.0% [51.2%]"}]
+
+
 def test_where_no_configuration_reaches_a_loss_the_lowest_is_shown():
     worse, better = curve([0.5, 0.4], metric="client_loss"), curve([0.5, 0.13], metric="client_loss")
     worse[-1]["test_accuracy"], better[-1]["test_accuracy"] = 0.9, 0.89

@@ -26,7 +26,7 @@ def list_tables(name: str) -> None:
         for table in FAMILIES[family]().values():
             click.echo(f"{table.name}: {table.title}")
             for line in table.lines:
-                targets = ", ".join(f"{t:g}" for t in line.published)
+                targets = ", ".join(f"{target:g}" for target in line.published if target is not None)
                 click.echo(f"  {table.name}/{line.name}" + (f"  (targets {targets})" if targets else ""))
 
 

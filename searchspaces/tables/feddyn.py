@@ -77,18 +77,17 @@ def _line(table: str, data: str, partition: str, variant: str, rows: list[dict[s
     participation = PARTICIPATION.get(table, 0.1)
     accuracy = data != "synthetic"
     values = _setting(data, partition, variant, participation)
-    published = {
+    published: dict[float | None, dict[str, str]] = {
         float(f"{float(row['target']) / (100 if accuracy else 1):g}"): {HEADINGS[m]: row[m] for m in HEADINGS}
         for row in rows
     }
     values["evaluation"] = {"model": "clients", "targets": list(published), "stop": True}
     values["evaluation"] |= {"clients": 0} if accuracy else {"clients": 20, "target_metric": "client_loss"}
-    sections = _methods(data, partition, variant, participation)
     return Line(
         "-".join(part for part in (data, partition, variant) if part),
         " / ".join(part for part in (DATA_TITLES[data], PARTITION_TITLES[partition], variant) if part),
         values,
-        {HEADINGS[method]: {"name": method, **section} for method, section in sections.items()},
+        _methods(data, partition, variant, participation),
         published,
         {HEADINGS[method]: f"{method}/{_space(data, variant)}" for method in HEADINGS} if data != "emnist" else {},
         REMARKS.get(data, ""),
@@ -116,7 +115,7 @@ def _setting(data: str, partition: str, variant: str, participation: float) -> d
 
 
 def _methods(data: str, partition: str, variant: str, participation: float) -> dict[str, dict[str, Any]]:
-    """The `algorithm` section of each method, without its name (specification, 3.5)."""
+    """The `algorithm` section of each method, by its heading (specification, 3.5)."""
     common: dict[str, Any] = {"lr": 0.1, "batch_size": 50, "weight_decay": 1e-4, "clip_norm": 10.0}
     everybody = participation == 1
     if data in ("mnist", "emnist"):
@@ -139,12 +138,13 @@ def _methods(data: str, partition: str, variant: str, participation: float) -> d
             steps = {"massive": 4, "unbalanced": 20}.get(variant, 50)
         elif variant == "massive":
             steps = 5
-    return {
+    sections: dict[str, dict[str, Any]] = {
         "feddyn": {**common, "epochs": dyn_epochs, "alpha": alpha},
         "scaffold": {**common, "steps": steps},
         "fedavg": {**common, "epochs": epochs},
         "fedprox": {**common, "epochs": epochs, "mu": mu},
     }
+    return {HEADINGS[method]: {"name": method, **section} for method, section in sections.items()}
 
 
 def _mnist_alpha(partition: str, participation: float) -> float:
@@ -169,15 +169,17 @@ def _space(data: str, variant: str) -> str:
 # ---- studies, of which the source prints figures only --------------------------------------------------------------
 
 
-def _study(setting: dict[str, Any], **evaluation: Any) -> dict[str, Any]:
-    return setting | {"evaluation": {"model": "clients", "clients": 0, **evaluation}}
+def _study(participation: float) -> dict[str, Any]:
+    """The setting of a study: CIFAR-10, IID, 100 devices."""
+    return _setting("cifar10", "iid", "", participation) | {"evaluation": {"model": "clients", "clients": 0}}
 
 
 def _alphas() -> Table:
-    base = _methods("cifar10", "iid", "", 0.1)["feddyn"]
-    methods = {f"alpha {alpha:g}": {"name": "feddyn", **base, "alpha": alpha} for alpha in (0.1, 0.01, 0.001)}
-    values = _study(_setting("cifar10", "iid", "", 0.1))
-    line = Line("cifar10-iid", "CIFAR-10 / IID", values, methods, remark="published: best at alpha .1 (figure A.1)")
+    base = _methods("cifar10", "iid", "", 0.1)["FedDyn"]
+    methods = {f"alpha {alpha:g}": {**base, "alpha": alpha} for alpha in (0.1, 0.01, 0.001)}
+    line = Line(
+        "cifar10-iid", "CIFAR-10 / IID", _study(0.1), methods, remark="published: best at alpha .1 (figure A.1)"
+    )
     return Table("feddyn/A1", "FedDyn's sensitivity to alpha, 100 devices, 10 % participation", [line])
 
 
@@ -185,24 +187,22 @@ def _splitting() -> Table:
     lines = []
     for percent, participation in (("100", 1.0), ("10", 0.1)):
         base = _methods("cifar10", "iid", "", participation)
-        split = {"name": "fedsplit", **base["fedavg"], "step_size": 10.0}
+        split = {**base["FedAvg"], "name": "fedsplit", "step_size": 10.0}
         methods = {
-            "FedDyn": {"name": "feddyn", **base["feddyn"]},
+            "FedDyn": base["FedDyn"],
             "FedSplit All": {**split, "average": "all"},
             "FedSplit Act": {**split, "average": "active"},
         }
-        values = _study(_setting("cifar10", "iid", "", participation))
         title = f"CIFAR-10 / IID / {percent} %"
         remark = "FedSplit's step s is not published: here 1/s is FedDyn's alpha"
-        lines.append(Line(f"cifar10-iid-{percent}", title, values, methods, remark=remark))
+        lines.append(Line(f"cifar10-iid-{percent}", title, _study(participation), methods, remark=remark))
     return Table("feddyn/A2", "FedDyn and FedSplit, 100 devices", lines)
 
 
 def _resnet() -> Table:
-    values = _study(_setting("cifar10", "iid", "", 0.1))
+    values = _study(0.1)
     values["task"]["model"] = {"name": "resnet18_gn"}
-    methods = {HEADINGS[m]: {"name": m, **section} for m, section in _methods("cifar10", "iid", "", 0.1).items()}
-    line = Line("cifar10-iid", "CIFAR-10 / IID / ResNet-18", values, methods)
+    line = Line("cifar10-iid", "CIFAR-10 / IID / ResNet-18", values, _methods("cifar10", "iid", "", 0.1))
     return Table("feddyn/A11", "ResNet-18 with group norm, 100 devices, 10 % participation", [line])
 
 
@@ -219,8 +219,7 @@ def _central() -> Table:
         if data == "shakespeare":
             hyper |= {"lr": 1.0, "batch_size": 100}
         values["evaluation"] = {"clients": 0}
-        remark = f"published accuracy: {accuracy} %"
         title = f"{DATA_TITLES[data]} / {PARTITION_TITLES[partition]}"
         methods = {"central": {"name": "central", **hyper}}
-        lines.append(Line(f"{data}-{partition}", title, values, methods, remark=remark))
+        lines.append(Line(f"{data}-{partition}", title, values, methods, {None: {"central": f"{accuracy}%"}}))
     return Table("feddyn/central", "all data in one place; a round is an epoch", lines)

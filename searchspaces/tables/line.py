@@ -13,15 +13,16 @@ class Line:
     """One line of a table. Its name is unique within the table.
 
     values: its experiment file, without `algorithm`. methods: heading -> `algorithm` section; the first is what the
-    others' gains refer to. published: target, as in `evaluation.targets` -> heading -> what was printed, such as "637"
-    or "1000+". grids: heading -> the named space that was searched. remark: what the source leaves open.
+    others' gains refer to. published: target, as in `evaluation.targets`, or None for the best accuracy -> heading ->
+    what was printed, such as "637" or "1000+". grids: heading -> the named space that was searched. remark: what the
+    source leaves open.
     """
 
     name: str
     title: str
     values: dict[str, Any]
     methods: dict[str, dict[str, Any]]
-    published: dict[float, dict[str, str]] = field(default_factory=dict)
+    published: dict[float | None, dict[str, str]] = field(default_factory=dict)
     grids: dict[str, str] = field(default_factory=dict)
     remark: str = ""
 

@@ -110,9 +110,7 @@ def _sections(line: Line, heading: str, grid: bool) -> list[dict[str, Any]]:
         raise UserError(f"--grid: no grid is published for {heading} on {line.title}; leave the option out")
     space = named_space(line.grids[heading])
     keys = [key for key, entry in space.items() if "grid" in entry]
-    combinations = product(*(space[key]["grid"] for key in keys))
-    found = [
+    return [
         with_overrides({"algorithm": section}, dict(zip(keys, values, strict=True)))["algorithm"]
-        for values in combinations
+        for values in product(*(space[key]["grid"] for key in keys))
     ]
-    return [one for i, one in enumerate(found) if one not in found[:i]]

@@ -9,7 +9,7 @@ from typing import Any
 from hedgerow.platform.report import first_to, summarise, target_heading, target_label
 from hedgerow.platform.runs import RunFolder
 from hedgerow.platform.terminal import dropped_text, percent
-from hedgerow.searchspaces.report import Trial, show, trial_labels
+from hedgerow.searchspaces.report import Trial, cost_text, markdown_table, trial_labels
 from hedgerow.searchspaces.results import FinishedSearch
 from hedgerow.searchspaces.runner import read_trials
 from hedgerow.searchspaces.search_file import load_search
@@ -26,24 +26,25 @@ CHANGED = "*"
 class Cell:
     """What one method needed for one target.
 
-    transmissions: in FedAvg rounds, None where the target was not reached within `spent`. gain: of the reference
-    method over this one. configuration: the one that is shown, of those that ran. dropped: answers left out.
+    transmissions: in FedAvg rounds, None where the target was not reached within `spent`. reference: those of the
+    line's first method. configuration: the one that is shown, of those that ran. dropped: answers left out.
     """
 
     heading: str
     transmissions: float | None
     spent: float
-    gain: float | None
+    reference: float | None
     best_accuracy: float | None
     configuration: str
+    status: str
+    rounds: int
     dropped: int
     seconds: float
 
-    def __str__(self) -> str:
-        text = f"{show(self.transmissions)}" if self.transmissions is not None else f"{show(self.spent)}+"
-        if self.gain is not None:
-            text += f" ({'' if self.transmissions is not None else '>'}{self.gain:.1f}×)"
-        return text + (MARK if self.dropped else "")
+    def text(self, targeted: bool) -> str:
+        """As a person reads it: what the target took, or, where there is none, the best accuracy."""
+        cost = cost_text(self.transmissions, self.spent, self.reference)
+        return (cost if targeted else percent(self.best_accuracy)) + (MARK if self.dropped else "")
 
 
 @dataclass(frozen=True)
@@ -96,33 +97,32 @@ class LineResult:
 
     def cells(self, target: float | None) -> list[Cell]:
         """One per method that ran. target: None where the line has none: then the accuracies count."""
-        found, reference = [], None
+        found: list[Cell] = []
+        reference = None
         for heading in self.line.methods:
             if not (best := self.best(heading)):
                 continue
             trial, configuration = best
             summary = summarise(trial.records, [])
             reached = None if target is None else first_to(trial.records, target, self.metric)
-            needed, spent = reached["transmissions"] if reached else None, summary["transmissions"]
+            needed = reached["transmissions"] if reached else None
             if heading == next(iter(self.line.methods)):
                 reference = needed
-            gain = (spent if needed is None else needed) / reference if reference else None
-            if needed is None and gain is not None and gain <= 1:
-                gain = None
-            dropped, seconds = summary["dropped"], summary["seconds"]
-            accuracy = summary["best_test_accuracy"]
-            found.append(Cell(heading, needed, spent, gain, accuracy, configuration, dropped, seconds))
+            spent, accuracy = summary["transmissions"], summary["best_test_accuracy"]
+            rounds, dropped, seconds = summary["rounds"], summary["dropped"], summary["seconds"]
+            status = trial.status
+            found.append(
+                Cell(heading, needed, spent, reference, accuracy, configuration, status, rounds, dropped, seconds)
+            )
         return found
 
     def rows(self) -> list[dict[str, str]]:
         """As a person reads them: what was measured, and in brackets what was published."""
-        if not self.targets:
-            by_method = {c.heading: f"{percent(c.best_accuracy)}{MARK if c.dropped else ''}" for c in self.cells(None)}
-            return [{"setting": self._setting, "target": "best", **by_method}]
         rows = []
-        for target in self.targets:
-            heading = target_heading(target_label(target, self.metric))
-            cells = {cell.heading: str(cell) for cell in self.cells(target)}
+        targets: list[float | None] = [*self.targets]
+        for target in targets or [None]:
+            heading = "best" if target is None else target_heading(target_label(target, self.metric))
+            cells = {cell.heading: cell.text(target is not None) for cell in self.cells(target)}
             printed = self.line.published.get(target, {})
             row = {"setting": self._setting, "target": heading}
             for method in self.line.methods:
@@ -132,24 +132,17 @@ class LineResult:
 
     def remarks(self) -> list[str]:
         """What was run: data, rounds, changes, and where it lies."""
-        experiment = self.finished.plan.experiment
+        experiment, title = self.finished.plan.experiment, self.line.title
         data = experiment.task.data.model_dump(mode="json", exclude_defaults=True)
         source = " ".join(str(data[key]) for key in ("name", "path") if key in data) or experiment.task.data.name
         cells = self.cells(self.targets[0] if self.targets else None)
-        rounds = {c.heading: self.best(c.heading)[0].records[-1]["round"] for c in cells}  # type: ignore[index]
-        told = ", ".join(f"{heading} {number}" for heading, number in rounds.items())
-        notes = [
-            f"{self.line.title}: data {source}; rounds run (of {experiment.rounds}): {told}; run {self.folder.name}"
-        ]
+        told = ", ".join(f"{cell.heading} {cell.rounds}" for cell in cells)
+        notes = [f"{title}: data {source}; rounds run (of {experiment.rounds}): {told}; run {self.folder.name}"]
         if self.changed:
-            notes.append(f"{CHANGED} {self.line.title}: changed from the source: {', '.join(self.changed)}")
-        notes += [f"{self.line.title}: {c.heading}: {c.configuration}" for c in cells if c.configuration]
-        for cell in cells:
-            status = self.best(cell.heading)[0].status  # type: ignore[index]
-            if status != "finished":
-                notes.append(f"{self.line.title}: {cell.heading}: the run {status} before its end")
-        notes += [f"{MARK} {self.line.title}, {c.heading}: {dropped_text(c.dropped)}" for c in cells if c.dropped]
-        return notes
+            notes.append(f"{CHANGED} {title}: changed from the source: {', '.join(self.changed)}")
+        notes += [f"{title}: {c.heading}: {c.configuration}" for c in cells if c.configuration]
+        notes += [f"{title}: {c.heading}: the run {c.status} before its end" for c in cells if c.status != "finished"]
+        return notes + [f"{MARK} {title}, {c.heading}: {dropped_text(c.dropped)}" for c in cells if c.dropped]
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, for JSON."""
@@ -187,10 +180,8 @@ def all_remarks(results: list[LineResult]) -> list[str]:
 def to_markdown(table: Table, results: list[LineResult]) -> str:
     """The table and what stands below it."""
     rows = [row for result in results for row in result.rows()]
-    lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
-    text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
     remarks = "".join(f"- {remark}\n" for remark in all_remarks(results))
-    return f"# {table.name}: {table.title}\n\n{text}\n{EXPLAINED}\n\n{remarks}"
+    return f"# {table.name}: {table.title}\n\n{markdown_table(rows)}\n{EXPLAINED}\n\n{remarks}"
 
 
 def write(table: Table, results: list[LineResult], folder: Path) -> None:
