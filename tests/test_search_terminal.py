@@ -1,0 +1,142 @@
+"""What a person sees of a search: the live table, plain lines, and the closing tables."""
+
+import io
+
+import pytest
+from made_up import NAN, hand_made, hedge_records, records, trials
+from rich.console import Console
+
+from hedgerow.searchspaces.report import (
+    Trial,
+    best_per_metric,
+    hedge_summary,
+    sweep_rows,
+)
+from hedgerow.searchspaces.terminal import SearchTable, bar, closing_tables
+
+
+def show(table: SearchTable) -> str:
+    """What the table looks like at this moment, without colours."""
+    out = io.StringIO()
+    Console(file=out, width=table.console.width, height=table.console.height).print(table._render())
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("share", "text"), [(0, ""), (1, "█" * 10), (0.5, "█████"), (0.0125, "▏"), (0.96, "█████████▋")]
+)
+def test_bars_are_drawn_to_an_eighth_of_a_character(share, text):
+    assert bar(share) == text.ljust(10)
+
+
+def test_on_a_terminal_hedge_is_a_live_table_with_bars():
+    out = io.StringIO()
+    with SearchTable("mine", 4, ["lr=0.1", "[red]"], Console(file=out, force_terminal=True, width=100)) as table:
+        for record in hand_made():
+            for index in (0, 1):
+                table.trial(index, records([0.5, 0.6, 0.7])[record["round"] - 1])
+            table.hedge(record)
+        table.state(1, "died")
+    text = out.getvalue()
+    assert "\x1b" in text
+    assert "█████████▌" in text
+    assert show(table).splitlines() == [
+        "mine  round 3/4  leader 000  expected accuracy 97.0%  regret 0.41 (bound 2.5)",
+        "expert  configuration  round  accuracy   loss  weight             state  ",
+        "000     lr=0.1             3     70.0%  0.300  █████████▌  95.0%  running",
+        "001     [red]              3     70.0%  0.300  ▌            5.0%  died   ",
+    ]
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 12), (80, 24), (50, 8), (200, 60)])
+def test_the_live_table_fits_on_the_terminal(width, height):
+    console = Console(file=io.StringIO(), force_terminal=True, width=width, height=height)
+    labels = [f"learning_rate={i} momentum=0.9 a_long_name=true" for i in range(24)]
+    table = SearchTable("a long name of a search", 100, labels, console)
+    table.hedge(hedge_records(24, 3)[-1])
+    lines = show(table).splitlines()
+    assert len(lines) < height
+    shown = sum(line[:3].isdigit() for line in lines)
+    assert (shown == 24) == (height == 60)
+    assert shown == 24 or lines[-1].strip() == f"... and {24 - shown} more"
+    assert sum(line.startswith("000 ") for line in lines) == 1
+
+
+def test_an_ordinary_sweep_is_sorted_by_its_metric_and_has_no_weights():
+    table = SearchTable("mine", 10, ["a", "b", "c"], Console(file=io.StringIO(), width=80), "test_loss", "min")
+    table.trial(1, {"round": 2, "test_accuracy": 0.5, "test_loss": 0.3})
+    table.trial(2, {"round": 3, "test_accuracy": 0.6, "test_loss": 0.2})
+    lines = show(table).splitlines()
+    assert lines[0].strip() == "mine  5/30 rounds of 3 trials, best 0.200 (c)"
+    assert [line.split() for line in lines[1:]] == [
+        ["trial", "configuration", "round", "accuracy", "loss", "state"],
+        ["002", "c", "3", "60.0%", "0.200", "running"],
+        ["001", "b", "2", "50.0%", "0.300", "running"],
+        ["000", "a", "0", "-", "-", "waiting"],
+    ]
+
+
+def test_elsewhere_a_sweep_is_a_plain_line_for_every_tenth_of_its_rounds():
+    out = io.StringIO()
+    labels = ["?", "lr=1"]
+    with SearchTable("mine", 50, labels, Console(file=out)) as table:
+        labels[0] = "lr=0.1"
+        for number in range(50):
+            for index in (0, 1):
+                table.trial(index, records([0.5 + 0.4 * index] * 50)[number])
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "mine: 2 trials of 50 rounds"
+    assert lines[1] == "mine: 10/100 rounds of 2 trials, best 90.0% (lr=1)"
+    assert lines[-1] == "mine: 100/100 rounds of 2 trials, best 90.0% (lr=1)"
+    assert len(lines) == 11
+    assert "\x1b" not in out.getvalue()
+
+
+def test_a_sweep_that_stopped_early_ends_with_how_far_it_came():
+    out = io.StringIO()
+    with SearchTable("mine", 100, ["a"], Console(file=out)) as table:
+        for record in records([NAN] * 14):
+            table.trial(0, record)
+    assert out.getvalue().splitlines()[1:] == [
+        "mine: 10/100 rounds of 1 trials, best nan (a)", "mine: 14/100 rounds of 1 trials, best nan (a)",
+    ]  # fmt: skip
+
+
+def test_elsewhere_hedge_is_a_plain_line_for_every_tenth_of_its_rounds():
+    out = io.StringIO()
+    experts = [f"lr={i}" for i in range(4)]
+    with SearchTable("mine", 100, experts, Console(file=out)) as table:
+        for record in hedge_records(4, 100):
+            for index in range(4):
+                table.trial(index, records([0.5] * 100)[record["round"] - 1])
+            table.hedge(record)
+    lines = out.getvalue().splitlines()
+    assert lines[1] == "mine: round 1/100  expected accuracy 62.5%  regret 0.375 (bound 0.89)  leader lr=0 (25.0%)"
+    assert lines[-1].startswith("mine: round 100/100  expected accuracy 100.0%  regret")
+    assert lines[-1].endswith("leader lr=0 (100.0%)")
+    assert len(lines) == 12
+    assert "\x1b" not in out.getvalue()
+
+
+def test_the_closing_tables_show_the_trials_the_best_and_hedge():
+    out = io.StringIO()
+    targets = [0.6, 0.99]
+    rows, best = sweep_rows(trials(), "test_accuracy", "max", targets), best_per_metric(trials(), targets)
+    summary = hedge_summary(hand_made(), ["a", "b"], "test_accuracy")
+    closing_tables(rows, summary, best, Console(file=out, width=160), limit=4)
+    text = out.getvalue()
+    assert "8 (8.0×)" in text
+    assert "8+" in text
+    assert "not reached" in text
+    assert "... and 1 more" in text
+    assert "90% was first exceeded in round 3" in text
+    assert "rounds to" not in text
+
+
+def test_the_closing_tables_of_a_search_in_which_nothing_worked():
+    out = io.StringIO()
+    dead = [Trial("000", {"task.model.layers": ["[bold]"]}, [], "died")]
+    closing_tables(sweep_rows(dead, "test_accuracy", "max", []), None, best_per_metric(dead, []), Console(file=out))
+    assert "died" in out.getvalue()
+    assert "[bold]" in out.getvalue()
+    assert "Best by metric" not in out.getvalue()
