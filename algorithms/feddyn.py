@@ -37,8 +37,9 @@ class FedDyn(Algorithm):
         return {"w": add(result.up["w"], h, -1 / alpha), "h": h}
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        w, loss = minimise(
-            self.task.loss, down["w"], data, hp, linear=scale(state["g"], -1), proximal=Proximal(hp.alpha, down["w"])
-        )
-        g = add(state["g"], sub(w, down["w"]), -hp.alpha)
+        # -<g, w> + alpha/2 ||w - w_server||^2 with its square completed. At the minimum the loss's gradient is what
+        # remains of g: g - alpha (w - w_server) = alpha (centre - w).
+        centre = add(down["w"], state["g"], 1 / hp.alpha)
+        w, loss = minimise(self.task.loss, down["w"], data, hp, proximal=Proximal(hp.alpha, centre))
+        g = scale(sub(centre, w), hp.alpha)
         return {"w": w}, {"g": g}, {"loss": loss, MODEL: w}

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from hedgerow.algorithms.base import MODEL, Algorithm, ClientData, Cohort, Exchange, Exchanges
 from hedgerow.algorithms.local import LocalSGD, minimise
-from hedgerow.algorithms.trees import Tree, add, sub, tree_map, zeros_like
+from hedgerow.algorithms.trees import Tree, add, scale, sub, zeros_like
 
 
 class Scaffold(Algorithm):
@@ -34,7 +34,6 @@ class Scaffold(Algorithm):
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         w, loss = minimise(self.task.loss, down["w"], data, hp, linear=sub(down["c"], state["c"]))
-        # c_k+ - c_k, with K the steps that this client took.
-        walked = 1 / (data.steps("train") * hp.lr)
-        change = tree_map(lambda p, p0, c: (p0 - p) * walked - c, w, down["w"], down["c"])
+        # c_k+ - c_k = (w_server - w) / (K lr) - c, with K the steps that this client took.
+        change = add(scale(down["c"], -1), sub(down["w"], w), 1 / (data.steps("train") * hp.lr))
         return {"w": w, "change": change}, {"c": add(state["c"], change)}, {"loss": loss, MODEL: w}

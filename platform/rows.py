@@ -57,7 +57,9 @@ class Rows:
         self.used += len(new)
         slots = self.slots[clients]
         away = slots >= len(self.slab)
-        self.slab[slots[~away]] = records[~away]
+        here = ~away
+        # Not of a copy where all fit: `records[here]` would be one.
+        self.slab[slots[here]] = records if here.all() else records[here]
         self._transfer(os.pwritev, np.flatnonzero(away), slots, records)
 
     def clear(self) -> None:
