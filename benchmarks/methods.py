@@ -1,6 +1,6 @@
 """What FedDyn, SCAFFOLD and the others cost per round against FedAvg on the same work, measured in turn.
 
-    python benchmarks/methods.py [--repeats 5] [--only digits mlp cnn]
+    python benchmarks/methods.py [--repeats 5] [--only digits compiled mlp cnn]
 
 All do as many local steps; FedAvg has no client states, and SCAFFOLD sends twice as much. Prints the ratios and writes
 benchmarks/results/methods.json with the command, the versions and the machine.
@@ -35,6 +35,7 @@ MLP = {
 }
 WORKLOADS = {
     "digits": ("digits MLP 64-200-10: 100 of 100 clients of 16, batch 8, 2 epochs", DIGITS, 60),
+    "compiled": ("the same with engine: {compile: true}", DIGITS | {"engine": {"mode": "vmap", "compile": True}}, 60),
     "mlp": ("MNIST's MLP 784-200-200-10: 10 of 100 clients of 600, batch 50, 5 epochs, clipped", MLP, 12),
     "cnn": ("CIFAR CNN: 10 of 100 clients of 100, batch 50, 1 epoch", CNN, 16),
 }
@@ -44,7 +45,7 @@ def measure(name: str, repeats: int) -> dict[str, Any]:
     """Seconds per steady round of each method, in turn, and their ratios to FedAvg's of the same turn."""
     title, values, rounds = WORKLOADS[name]
     experiment = settings(values, rounds)
-    if name == "digits":
+    if name in ("digits", "compiled"):
         dataset = build_data(experiment, None)[0]
     else:
         dataset = noise((1, 28, 28), 60_000, 10, 100) if name == "mlp" else noise((3, 32, 32), 10_000, 10, 100)
