@@ -233,3 +233,42 @@ def test_real_mnist_when_it_is_there():
     assert data.x_train.shape == (60000, 1, 28, 28)
     assert np.bincount(data.y_train).tolist()[:3] == [5923, 6742, 5958]
     assert np.isclose(data.x_train.mean() / 255, 0.1307, atol=1e-4)
+
+
+# ---- Omniglot -----------------------------------------------------------------------------------------------------
+
+
+def omniglot(root: Path) -> None:
+    """Two zips as its authors give them: black drawings on white; one alphabet lies in both."""
+    folder = root / "omniglot-py"
+    folder.mkdir()
+    for number, alphabets in ((1, ("Greek", "Latin")), (2, ("Latin", "Sanskrit"))):
+        with zipfile.ZipFile(folder / f"images_background_small{number}.zip", "w") as archive:
+            for alphabet in alphabets:
+                for character in (1, 2):
+                    for drawing in range(1, 5):
+                        pixels = np.full((105, 105), 255, np.uint8)
+                        pixels[: 20 * character] = 0
+                        buffer = io.BytesIO()
+                        Image.fromarray(pixels).convert("1").save(buffer, "PNG")
+                        name = f"{alphabet}/character{character:02d}/{character:04d}_{drawing:02d}.png"
+                        archive.writestr(f"images_background_small{number}/{name}", buffer.getvalue())
+
+
+def test_omniglot_counts_every_drawing_once_and_is_white_on_black(tmp_path):
+    omniglot(tmp_path)
+    data = load_dataset(source("omniglot", test_fraction=0.25), tmp_path)
+    assert data.class_names == tuple(f"{a}/character0{c}" for a in ("Greek", "Latin", "Sanskrit") for c in (1, 2))
+    assert data.x_train.shape == (18, 1, 28, 28)
+    assert np.bincount(data.y_train).tolist() == [3] * 6
+    assert np.bincount(data.y_test).tolist() == [1] * 6
+    for x, y in zip(data.x_train, data.y_train, strict=True):
+        drawn = 20 * (y % 2 + 1) / 105
+        assert x.mean() / 255 == pytest.approx(drawn, abs=0.02)
+        assert x[0, 0].min() == 255
+        assert x[0, -1].max() == 0
+
+
+def test_where_omniglot_is_absent_it_is_said_what_to_put_where(tmp_path):
+    with pytest.raises(UserError, match=r"there is no images_background\*.zip in .*; put Omniglot's zips there"):
+        load_dataset(source("omniglot"), tmp_path)

@@ -29,10 +29,10 @@ def files(path: Path) -> list[Path]:
 def load(path: Path, size: int | None, test_fraction: float) -> Dataset:
     """Read all images as RGB, or as grey where every one is grey."""
     images: dict[str, list[tuple[str, np.ndarray]]] = {"train": [], "test": [], "": []}
-    for name, read in _members(path):
+    for name, read in members(path):
         *parents, label, _ = name.parts
         split = next((part for part in reversed(parents) if part in ("train", "test")), "")
-        images[split].append((label, _pixels(path, name, read(), size)))
+        images[split].append((label, pixels(path, name, read(), size)))
     if not images["train"] and not images[""]:
         raise UserError(
             f"task.data.path: no images under {path}; expected CLASS/*.png or train/CLASS/* and test/CLASS/*"
@@ -50,7 +50,7 @@ def load(path: Path, size: int | None, test_fraction: float) -> Dataset:
     return image_dataset(path.stem, train, test, names, _HALF[:channels], _HALF[:channels])
 
 
-def _members(path: Path) -> Iterator[Member]:
+def members(path: Path) -> Iterator[Member]:
     """Images by name, in the order of their names; a name has at least the class before it."""
     if path.is_dir():
         found = [(PurePosixPath(p.relative_to(path).as_posix()), p.read_bytes) for p in path.rglob("*") if p.is_file()]
@@ -71,7 +71,8 @@ def _is_image(name: PurePosixPath) -> bool:
     return name.suffix.lower() in _ENDINGS and len(name.parts) >= 2 and "__MACOSX" not in name.parts
 
 
-def _pixels(path: Path, name: PurePosixPath, content: bytes, size: int | None) -> np.ndarray:
+def pixels(path: Path, name: PurePosixPath, content: bytes, size: int | None) -> np.ndarray:
+    """An image as RGB, (3, H, W) uint8. Raises UserError."""
     try:
         image = Image.open(io.BytesIO(content)).convert("RGB")
     except (UnidentifiedImageError, OSError):

@@ -125,6 +125,25 @@ class ImageFolder(Source):
         return folder.load(root / self.path, self.size, self.test_fraction)
 
 
+class Omniglot(Source):
+    """Omniglot's characters, 1x28x28, 20 drawings each, from the zips of its authors (as torchvision keeps them)."""
+
+    name: Literal["omniglot"] = "omniglot"
+    path: str = Field("omniglot-py", min_length=1, description="folder of images_background*.zip, under the data root")
+    size: int = Field(28, ge=1, description="resize to size x size")
+    test_fraction: float = Field(0.5, gt=0, lt=1, description="share of each character that is kept for testing")
+
+    def files(self, root: Path) -> list[Path]:
+        from hedgerow.platform.data import omniglot
+
+        return omniglot.archives(root / self.path)
+
+    def load(self, root: Path) -> Dataset:
+        from hedgerow.platform.data import omniglot
+
+        return omniglot.load(root / self.path, self.size, self.test_fraction)
+
+
 class Synthetic(Source):
     """FedDyn's synthetic family (thesis, appendix A.1.1): each client has its own linear model and its own features.
 
@@ -209,6 +228,7 @@ DataConfig = Annotated[
     | CIFAR10
     | CIFAR100
     | ImageFolder
+    | Omniglot
     | Synthetic
     | LeafShakespeare
     | TextFile,
