@@ -8,9 +8,10 @@ Nothing here knows Ray, MLflow or files. An executor drives the generator:
     exchange = generator.send(result)     # until the generator returns the new server state
 """
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -96,6 +97,11 @@ class Batches:
     shuffle: bool = True
     held_out: bool = False
     """Draw from the samples that the partition keeps for the client's own evaluation (if it keeps any)."""
+    of: Sequence[int] | None = None
+    """Draw from the samples of these clients in place of the client's own: each batch from one of them, drawn anew; or,
+    where `size` is None, one batch of all that they have. Hashable: a tuple or a range."""
+    mixed: bool = False
+    """With `of`: each sample of a batch from one of them, drawn anew."""
 
 
 @dataclass(frozen=True)
@@ -153,6 +159,17 @@ class Cohort:
     """Number of all clients, m."""
     test_shards: int = 0
     """The shared test set is dealt into this many shards, addressed with `Exchange(on="test")`."""
+    seed: int = 0
+    """The experiment's."""
+
+    def draw(self, purpose: str) -> int:
+        """A random number for the server's half, below 2^63: from seed, round and purpose alone."""
+        rng = np.random.default_rng([self.seed, crc32(b"server"), crc32(purpose.encode()), self.round])
+        return int(rng.integers(2**63))
+
+    def chance(self, purpose: str) -> float:
+        """The same, uniform in [0, 1)."""
+        return self.draw(purpose) / 2**63
 
 
 ClientStep = Callable[[Any, Tree, Tree, ClientData], tuple[Tree, Tree, dict[str, Any]]]
@@ -219,6 +236,9 @@ class Algorithm:
     has_client_models: ClassVar[bool] = False
     """Whether the training step shows each client's own model among its metrics, under `MODEL`; `w` of the server's
     state is then a model of the same kind, in whose place their average can be scored."""
+
+    online: ClassVar[bool] = False
+    """Whether it learns a stream, whose tasks stand in the place of clients; see `online.py`."""
 
     def __init__(self, hyper: Any, task: Task):
         self.hyper = hyper

@@ -1,4 +1,4 @@
-"""First derivatives of a loss under vmap, without the seconds that torch.func.grad takes to import torch's compiler."""
+"""Derivatives of a loss under vmap, without the seconds that torch.func.grad takes to import torch's compiler."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,11 +15,12 @@ from torch._functorch.eager_transforms import (
 from hedgerow.algorithms.trees import Tree, leaves, tree_map
 
 
-def gradient_and_value(loss: Callable[..., Tensor]) -> Callable[..., tuple[Tree, Tensor]]:
-    """As torch.func.grad_and_value by the first argument, a tree, but only once: the result has no graph of its own.
+def gradient_and_value(loss: Callable[..., Tensor], differentiable: bool = False) -> Callable[..., tuple[Tree, Tensor]]:
+    """As torch.func.grad_and_value by the first argument, a tree.
 
-    torch.func keeps a graph for further derivatives, and on its first call imports torch._dynamo, which takes longer
-    than torch itself, in every process. For second derivatives, and while a step is compiled, it is the right tool.
+    differentiable: the gradient, too, can be differentiated, by whoever takes a gradient around this one. torch.func
+    always keeps the graph that this needs, and on its first call imports torch._dynamo, which takes longer than torch
+    itself, in every process. While a step is compiled, it is the right tool.
     """
     if torch.compiler.is_compiling():
         return torch.func.grad_and_value(loss)
@@ -29,8 +30,11 @@ def gradient_and_value(loss: Callable[..., Tensor]) -> Callable[..., tuple[Tree,
         with eager_transforms.grad_increment_nesting() as level, torch.enable_grad():
             inside = tree_map(lambda p: _create_differentiable(_wrap_tensor_for_grad(p, level), level), w)
             value = loss(inside, *rest)
-            gradients = iter(torch.autograd.grad(value, list(leaves(inside)), materialize_grads=True))
+            slopes = torch.autograd.grad(
+                value, list(leaves(inside)), create_graph=differentiable, materialize_grads=True
+            )
+            gradients = iter(slopes)
             direction = tree_map(lambda p: _undo_create_differentiable(next(gradients), level), inside)
-            return direction, _undo_create_differentiable(value.detach(), level)
+            return direction, _undo_create_differentiable(value if differentiable else value.detach(), level)
 
     return both

@@ -1,5 +1,7 @@
 """The task as the mathematics sees it: a functional model and its loss."""
 
+from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,9 +28,18 @@ class Task:
     mean: Tensor | None = None
     std: Tensor | None = None
 
-    def init(self) -> Params:
-        """The initial parameters: those that the module was built with."""
-        return {name: p.detach().clone() for name, p in self.module.named_parameters()}
+    def init(self, seed: int | None = None) -> Params:
+        """The initial parameters: those that the module was built with, or, with a seed, others that it draws."""
+        module = self.module
+        if seed is not None:
+            module = deepcopy(module)
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                for part in module.modules():
+                    reset: Callable[[], None] | None = getattr(part, "reset_parameters", None)
+                    if reset:
+                        reset()
+        return {name: p.detach().clone() for name, p in module.named_parameters()}
 
     def prepare(self, x: Tensor) -> Tensor:
         """Raw samples, as stored, to the model's input."""

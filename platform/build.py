@@ -6,7 +6,7 @@ import torch
 
 from hedgerow.algorithms.base import Algorithm
 from hedgerow.algorithms.task import Task
-from hedgerow.platform.data import Dataset, Partition, load_dataset, make_partition
+from hedgerow.platform.data import Dataset, Partition, Stream, load_dataset, make_partition, make_stream
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.models import build_model
@@ -19,6 +19,8 @@ def build_data(experiment: Experiment, data_root: Path | None) -> tuple[Dataset,
     Raises UserError when files are missing or the partition does not fit the data.
     """
     dataset = load_dataset(experiment.task.data, data_root)
+    if isinstance(experiment.task.partition, Stream):
+        dataset = make_stream(experiment.task.partition, dataset)
     return dataset, build_partition(experiment, dataset)
 
 

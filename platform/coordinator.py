@@ -4,6 +4,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from hedgerow.algorithms.base import Algorithm
+from hedgerow.algorithms.online import Online
 from hedgerow.algorithms.trees import Tree, tree_map
 from hedgerow.platform.build import build_algorithms
 from hedgerow.platform.data import Dataset, Partition
@@ -12,6 +14,7 @@ from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.experiment_file import parse_experiment
 from hedgerow.platform.federated import FederatedRun
 from hedgerow.platform.learner import Learner, Record
+from hedgerow.platform.online import OnlineLearner
 from hedgerow.platform.process import settle
 from hedgerow.platform.worker import Worker
 
@@ -34,7 +37,7 @@ class Coordinator:
     ):
         parsed = [parse_experiment(values) for values in experiments]
         learners = [
-            Learner(experiment, algorithm, partition, len(dataset.y_test))
+            make_learner(experiment, algorithm, partition, dataset)
             for experiment, algorithm in zip(parsed, build_algorithms(parsed, dataset), strict=True)
         ]
         self.run = FederatedRun(learners, executor or in_this_process(parsed, dataset, partition), list(checkpoints))
@@ -69,6 +72,13 @@ class Coordinator:
         """The first experiment's parameters that are reported, as arrays."""
         learner = self.run.learners[0]
         return tree_map(lambda leaf: leaf.numpy(), learner.algorithm.evaluate_params(learner.server))
+
+
+def make_learner(experiment: Experiment, algorithm: Algorithm, partition: Partition, dataset: Dataset) -> Learner:
+    """Of rounds over clients, or over the tasks of a stream."""
+    if isinstance(algorithm, Online):
+        return OnlineLearner(experiment, algorithm, partition, dataset)
+    return Learner(experiment, algorithm, partition, len(dataset.y_test))
 
 
 def in_this_process(

@@ -143,7 +143,8 @@ def owner_of(clients: np.ndarray, workers: int) -> np.ndarray:
 
 
 def _name(exchange: Exchange) -> str:
-    return f"{exchange.step.__name__}/{exchange.on}"
+    """Of a plan: one for a single client is none for many."""
+    return f"{exchange.step.__name__}/{exchange.on}" + ("/one" if len(exchange.clients) == 1 else "")
 
 
 def _order(expert: int, worker: int, request: Request, rows: np.ndarray) -> Order:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hedgerow.algorithms.base import Batches, ClientData, ClientStep
 from hedgerow.algorithms.trees import Tree, stack, tree_map
-from hedgerow.platform.streams import draw
+from hedgerow.platform.streams import draw, draw_of
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,14 @@ class Samples:
         streams = {}
         for name, spec in batches.items():
             shares = self.held_out if spec.held_out else self.train
-            positions, mask = draw(spec, (*key, name), clients, shares.sizes[clients])
-            rows = self.order[np.where(mask, positions + shares.offsets[clients][:, None, None], 0)]
+            if spec.of is None:
+                positions, mask = draw(spec, (*key, name), clients, shares.sizes[clients])
+                starts = shares.offsets[clients][:, None, None]
+            else:
+                of = np.asarray(spec.of)
+                owners, positions, mask = draw_of(spec, (*key, name), clients, shares.sizes[of])
+                starts = shares.offsets[of][owners]
+            rows = self.order[np.where(mask, positions + starts, 0)]
             device = self.x.device
             streams[name] = torch.from_numpy(rows).to(device), torch.from_numpy(mask).to(device)
         return streams

@@ -6,7 +6,7 @@ from typing import Any, Generic, Literal, Self, TypeVar
 from pydantic import Field, SerializeAsAny, model_validator
 
 from hedgerow.algorithms.base import HyperParameters
-from hedgerow.platform.data import DataConfig, PartitionConfig
+from hedgerow.platform.data import DataConfig, PartitionConfig, Stream
 from hedgerow.platform.models import ModelConfig
 from hedgerow.platform.section import Section
 
@@ -17,6 +17,19 @@ class TaskConfig(Section):
     data: DataConfig
     partition: PartitionConfig
     model: ModelConfig
+
+
+class Efficiency(Section):
+    """With how few samples of a new task the adapted model is good enough (thesis, 5.3)."""
+
+    threshold: float = Field(gt=0, lt=1, description="test accuracy that is to be reached")
+    points: list[int] = Field(min_length=1, description="numbers of samples that are tried, from the fewest; 0: none")
+
+    @model_validator(mode="after")
+    def _points_ascend(self) -> Self:
+        if self.points[0] < 0 or sorted(set(self.points)) != self.points:
+            raise ValueError("`points` must ascend from 0 or more")
+        return self
 
 
 class Evaluation(Section):
@@ -40,6 +53,9 @@ class Evaluation(Section):
         "their own samples, without any penalty",
     )
     stop: bool = Field(False, description="end the run when all targets are reached")
+    efficiency: Efficiency | None = Field(
+        None, description="of a stream's tasks: how many samples of each are needed; null: not measured"
+    )
 
     @model_validator(mode="after")
     def _targets_fit(self) -> Self:
@@ -168,8 +184,24 @@ class Experiment(Section, Generic[H]):
             raise ValueError("give either `participation` or `clients_per_round`, and set the other to null")
         return self
 
+    @model_validator(mode="after")
+    def _streams_last(self) -> Self:
+        stream = self.task.partition if isinstance(self.task.partition, Stream) else None
+        if stream and stream.tasks < self.rounds:
+            raise ValueError(
+                f"`rounds: {self.rounds}` are more than the {stream.tasks} tasks of the stream; lower it or raise "
+                "task.partition.tasks"
+            )
+        if self.evaluation.efficiency and not stream:
+            raise ValueError("`evaluation.efficiency` is about the tasks of a stream; remove it")
+        return self
+
     def cohort_size(self, population: int) -> int:
-        """How many of the `population` clients take part in a round: at least one."""
+        """How many of the `population` clients take part in a round: at least one. Of a stream, all tasks: they are
+        scored together.
+        """
+        if isinstance(self.task.partition, Stream):
+            return population
         if self.participation is None:
             return self.clients_per_round or 1
         return max(1, round(self.participation * population))

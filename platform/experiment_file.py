@@ -11,7 +11,9 @@ import yaml
 from pydantic import Field, ValidationError, create_model
 
 from hedgerow.algorithms import ALGORITHMS
-from hedgerow.algorithms.base import HyperParameters
+from hedgerow.algorithms.base import Algorithm, HyperParameters
+from hedgerow.algorithms.online import Online
+from hedgerow.platform.data import Stream
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.messages import Keys, dotted, explain
@@ -116,7 +118,20 @@ def parse_experiment(values: dict[str, Any], lines: Lines | None = None, source:
     if experiment.evaluation.follows and algorithm and not algorithm.has_client_models:
         place = lines.get(("evaluation", "model"), source)
         raise UserError(f"{place}: evaluation.model: {name} has no models of clients to average; set it to server")
+    if algorithm:
+        _fits_its_loop(experiment, algorithm, lines.get(("algorithm", "name"), source))
     return experiment
+
+
+def _fits_its_loop(experiment: Experiment, algorithm: type[Algorithm], place: str) -> None:
+    """Learners of streams need one, and others none. Raises UserError."""
+    online, stream = issubclass(algorithm, Online), isinstance(experiment.task.partition, Stream)
+    name = experiment.algorithm.name
+    if online and not stream:
+        raise UserError(f"{place}: algorithm.name: {name} learns a stream of tasks; set `task.partition.kind: stream`")
+    if stream and not online:
+        known = ", ".join(sorted(name for name, kind in ALGORITHMS.items() if issubclass(kind, Online)))
+        raise UserError(f"{place}: algorithm.name: {name} does not learn streams; choose one of {known}")
 
 
 def dump_experiment(experiment: Experiment) -> str:

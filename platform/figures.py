@@ -16,9 +16,13 @@ STYLES = ["-", "--", "-.", ":"]
 def draw_curves(runs: dict[str, list[Record]], folder: Path, targets: list[float] | None = None) -> list[Path]:
     """Accuracy and loss against rounds, and against transmitted scalars; PNG and SVG of each in `folder`.
 
+    Of learners of streams, which transmit nothing: the accuracies on new and on all tasks, against the tasks.
     runs: records by the name in the legend. targets: accuracies drawn as dashed lines.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    if all(records and "ctm" in records[0] for records in runs.values()):
+        curves = {name: {key: points(records, key) for key in ("ctm", "ltm")} for name, records in runs.items()}
+        return draw_streams({"": curves}, folder / "curves_by_task")
     rounds = {name: [record["round"] for record in records] for name, records in runs.items()}
     sent = {
         name: list(accumulate(record["scalars_down"] + record["scalars_up"] for record in records))
@@ -65,8 +69,47 @@ def _draw(
     return written
 
 
+Points = list[tuple[int, float]]
+
+
+def points(records: list[Record], key: str) -> Points:
+    """(round, value) of the rounds that have it."""
+    return [(record["round"], record[key]) for record in records if key in record]
+
+
+def draw_streams(streams: dict[str, dict[str, dict[str, Points]]], path: Path) -> list[Path]:
+    """CTM and LTM against the tasks, a row of panels per stream; PNG and SVG.
+
+    streams: title -> name in the legend -> {"ctm": points, "ltm": points}.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 3.8 * len(streams)), layout="constrained")
+    panels = figure.subplots(len(streams), 2, squeeze=False)
+    for row, (title, curves) in zip(panels, streams.items(), strict=True):
+        for axes, key in zip(row, ("ctm", "ltm"), strict=True):
+            for index, (name, by_key) in enumerate(curves.items()):
+                if by_key[key]:
+                    axes.plot(
+                        *zip(*by_key[key], strict=True), label=name, color=COLOURS[index % len(COLOURS)],
+                        linestyle=STYLES[index // len(COLOURS) % len(STYLES)], linewidth=1.6,
+                        marker="o" if key == "ltm" else None, markersize=3,
+                    )  # fmt: skip
+            what = "accuracy on new tasks, mean so far (CTM)" if key == "ctm" else "accuracy on all tasks so far (LTM)"
+            axes.set(title=title, xlabel="tasks", ylabel=what)
+            axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
+            axes.grid(alpha=0.25)
+            axes.spines[["top", "right"]].set_visible(False)
+            if axes.lines:
+                axes.legend(frameon=False, fontsize="small", loc="lower right")
+    written = [path.with_name(f"{path.name}.{ending}") for ending in ("png", "svg")]
+    for file in written:
+        figure.savefig(file, dpi=150)
+    return written
+
+
 def _line(axes: Any, positions: list[int], records: list[Record], key: str, scale: float, **style: Any) -> None:
-    points = [(x, scale * r[key]) for x, r in zip(positions, records, strict=True) if key in r]
-    if points:
-        x, y = np.array(points, dtype=float).T
-        axes.plot(x, y, marker="o" if len(points) == 1 else None, **style)
+    there = [(x, scale * r[key]) for x, r in zip(positions, records, strict=True) if key in r]
+    if there:
+        x, y = np.array(there, dtype=float).T
+        axes.plot(x, y, marker="o" if len(there) == 1 else None, **style)

@@ -104,30 +104,45 @@ class Learner:
         """Run the next round; when the generator ends, the round's record is the last of `history`."""
         start = time.perf_counter()
         number = self.round + 1
+        server, record = yield from self._next(number)
+        # Only now, with every answer in hand, does the round count: a worker lost above leaves all as it was.
+        self.committed = self.committed if server is None else number
+        self.server, self.round, self.transmissions = server or self.server, number, record["transmissions"]
+        self.seconds += time.perf_counter() - start
+        record["seconds"] = self.seconds
+        self.history.append(record)
+
+    def _next(self, number: int) -> Requests:
+        """The server's state after the round, or None where everybody diverged, and the round's record."""
         clients = sample_clients(self.experiment.seed, number, self.population, self.cohort_size)
-        cohort = Cohort(number, clients, self.sizes[clients], self.population, self.test_shards)
-        ledger = Ledger()
+        server, record, ledger = yield from self._train(number, clients)
+        model_size = count(self.algorithm.evaluate_params(self.server))
+        record |= ledger.as_dict()
+        record["transmissions"] = self.transmissions + ledger.transmissions(len(clients), model_size)
+        if self._is_evaluated(number):
+            # Client states of this round are not final yet, and evaluation must not touch them.
+            record |= yield from self._evaluate(server or self.server, number)
+        return server, record
+
+    def _train(self, number: int, clients: np.ndarray) -> Requests:
+        """The algorithm's round: the new server's state or None, the beginning of the record, and the ledger."""
+        cohort, ledger = self._cohort(number, clients), Ledger()
         results: list[Result] = []
         try:
             server = yield from self._drive(self.algorithm.round(self.server, cohort), cohort, ledger, results)
             if self.follows:
                 server = {**server, AVERAGE: self._average(results)}
-            committed = number
         except NoContributors:
-            server, committed = self.server, self.committed
+            server = None
         record: Record = {"round": number, "participants": len(clients), **_training_metrics(results)}
-        record |= ledger.as_dict()
-        model_size = count(self.algorithm.evaluate_params(self.server))
-        transmissions = self.transmissions + ledger.transmissions(len(clients), model_size)
-        record["transmissions"] = transmissions
-        if number % self.experiment.evaluation.every == 0 or number == self.experiment.rounds:
-            # Client states of this round are not final yet, and evaluation must not touch them.
-            record |= yield from self._evaluate(server, number)
-        # Only now, with every answer in hand, does the round count: a worker lost above leaves all as it was.
-        self.server, self.round, self.committed, self.transmissions = server, number, committed, transmissions
-        self.seconds += time.perf_counter() - start
-        record["seconds"] = self.seconds
-        self.history.append(record)
+        return server, record, ledger
+
+    def _is_evaluated(self, number: int) -> bool:
+        return number % self.experiment.evaluation.every == 0 or number == self.experiment.rounds
+
+    def _cohort(self, number: int, clients: np.ndarray) -> Cohort:
+        seed = self.experiment.seed
+        return Cohort(number, clients, self.sizes[clients], self.population, self.test_shards, seed)
 
     def _average(self, results: list[Result]) -> Tree:
         """The average of all clients' latest own models after these exchanges."""
@@ -145,7 +160,7 @@ class Learner:
         return record | {f"server_{name}": value for name, value in own.items()}
 
     def _score(self, server: Tree, number: int, clients: np.ndarray) -> Requests:
-        cohort = Cohort(number, clients, self.sizes[clients], self.population, self.test_shards)
+        cohort = self._cohort(number, clients)
         generator = self.algorithm.evaluate(server, cohort)
         test, local = yield from self._drive(generator, cohort, Ledger(), [], first=EVALUATION)
         samples = test.metrics["samples"].sum()

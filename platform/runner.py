@@ -192,7 +192,7 @@ def log_final_model(store: Any, experiment: Experiment, dataset: Dataset, parame
     """Record the model with these parameters (arrays)."""
     module = build_module(experiment, dataset)
     module.load_state_dict(tree_map(torch.tensor, parameters))
-    store.log_model(module, task_on(dataset, module).prepare(torch.tensor(dataset.x_test[:2])).numpy())
+    store.log_model(module, task_on(dataset, module).prepare(torch.tensor(dataset.x_train[:2])).numpy())
 
 
 def not_taken(tracker: Tracker, folder: RunFolder) -> str | None:

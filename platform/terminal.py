@@ -73,6 +73,9 @@ def closing_table(runs: list[tuple[str, dict[str, Any]]], console: Console | Non
     table.add_column("run", no_wrap=True)
     for heading in ("rounds", "accuracy", "best", "loss", "clients", "worst 10 %", "transmissions", "sent", "time"):
         table.add_column(heading, justify="right")
+    of_streams = [key for key in ("ctm", "ltm") if any(key in summary for _, summary in runs)]
+    for key in of_streams:
+        table.add_column(key.upper(), justify="right")
     targets = list(runs[0][1]["to_target"]) if runs else []
     for target in targets:
         table.add_column(f"to {target_heading(target)}", justify="right")
@@ -86,6 +89,7 @@ def closing_table(runs: list[tuple[str, dict[str, Any]]], console: Console | Non
             f"{summary['transmissions']:g}",
             _bytes(summary["bytes"]),
             f"{summary['seconds']:.1f} s",
+            *(percent(summary.get(key)) for key in of_streams),
             *(_reached(summary, target) for target in targets),
         )
     console = console or _console()

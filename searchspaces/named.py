@@ -3,9 +3,8 @@
 Where a source gives a grid for a method that is not here yet, its keys have the names that the method will have; using
 the space before then is refused like any unknown hyperparameter. Beside those of the algorithms that are here:
 
-    alpha                        FedDyn, PFLDyn, MOML: the quadratic penalty; KD, DiSK: weight of cross-entropy;
-                                 FOCUS: how sharply a client's credibility falls with its losses
-    adapt_lr, adapt_steps        MAML's inner learning rate (eta) and number of steps
+    alpha                        PFLDyn: the quadratic penalty; KD, DiSK: weight of cross-entropy; FOCUS: how sharply a
+                                 client's credibility falls with its losses
     u_lr, upper_lr               FedBiO's tau and eta (its gamma is lr)
     upper_lr_factor              FedBiO's eta / gamma
     c, neumann_terms, ridge      FedBiO's momentum constant, Q, and lambda of lambda/2 ||y||^2

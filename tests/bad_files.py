@@ -37,7 +37,10 @@ def add(line: str) -> str:
 
 
 MODELS = "(allowed: logreg, mlp, cnn, small_cnn, resnet18_gn, char_lstm, the dotted path of your own)"
-ALGORITHMS = "central, fedavg, feddyn, fedprox, fedsgd, fedsplit, scaffold, or the dotted path of your own)"
+ALGORITHMS = (
+    "b_moml, central, fedavg, feddyn, fedprox, fedsgd, fedsplit, fs, ftml, ftrl, mogd, moml, moml_zero, offline, "
+    "scaffold, toe, or the dotted path of your own)"
+)
 
 BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
     # What is not an experiment file at all.
@@ -172,8 +175,8 @@ BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
     ("empty layer", change(("[200]", "[200,\n      0]")), (":14: task.model.hidden.1 must be at least 1, not 0",)),
     (
         "few channels",
-        change(("mlp", "cnn"), ("hidden: [200]", "channels: [3]")),
-        (":13: task.model.channels", "at least 2"),
+        change(("mlp", "cnn"), ("hidden: [200]", "channels: []")),
+        (":13: task.model.channels", "at least 1"),
     ),
     (
         "no models of clients",

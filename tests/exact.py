@@ -122,3 +122,68 @@ def quadratics(m: int = 6, d: int = 4, low: float = 0.2, seed: int = 0) -> tuple
 def waves(m: int = 6, d: int = 4, seed: int = 0) -> tuple[Waves, np.ndarray]:
     rng = np.random.default_rng(seed)
     return Waves(d), np.concatenate([rng.normal(size=(m, d)), rng.normal(size=(m, d)) * 2], axis=1)
+
+
+class Mean:
+    """Of a task whose loss looks at one sample: the mean over the samples of a batch."""
+
+    def loss(self, w: Params, batch: Batch) -> Tensor:
+        one = super().loss  # type: ignore[misc]
+        return torch.stack([one(w, Batch(x[None], y[None])) for x, y in zip(batch.x, batch.y, strict=True)]).mean()
+
+
+class OnlineQuadratics(Mean, DoubleQuadratics):
+    """Started at 0, as the analysis of MOML is."""
+
+    def init(self) -> Params:
+        return {"x": torch.zeros(self.dimension, dtype=torch.float64)}
+
+
+class OnlineWaves(Mean, Waves):
+    def init(self) -> Params:
+        return {"x": torch.zeros(self.dimension, dtype=torch.float64)}
+
+
+@dataclass
+class Step:
+    """A round of a stream: what the learner showed, and its state after it has learnt the task."""
+
+    w: np.ndarray
+    server: Tree
+
+    def vector(self, name: str) -> np.ndarray:
+        return (self.server[name]["x"] if isinstance(self.server[name], dict) else self.server[name]).numpy()
+
+
+class ExactStream(Exact):
+    """Tasks of one sample each, learnt one after the other; every mini-batch is all that there is."""
+
+    def steps(self) -> list[Step]:
+        server, steps = self.algorithm.init_server(), []
+        for task in range(self.m):
+            cohort = Cohort(task + 1, np.array([task]), np.ones(1), self.m)
+            generator, reply = self.algorithm.round(server, cohort), None
+            shown = server["w"]["x"].numpy()
+            while True:
+                try:
+                    exchange = generator.send(reply)
+                except StopIteration as stop:
+                    server = stop.value
+                    break
+                data = self.data(task, exchange.batches)
+                reply = Result(exchange.step(self.algorithm.hyper, exchange.down, {}, data)[0], np.ones(1, bool), {})
+            steps.append(Step(shown, server))
+        return steps
+
+    def data(self, k: int, batches: Any) -> ClientData:
+        spec = batches["train"]
+        rows = torch.tensor([k] if spec.of is None else list(spec.of)).repeat(spec.steps or 1, 1)
+        streams = {"train": (rows, torch.ones(rows.shape, dtype=torch.bool))}
+        return ClientData(self.x, torch.zeros(self.m, dtype=torch.long), lambda x: x, streams, batched=False)
+
+
+def spheres(centres: Any) -> tuple[OnlineQuadratics, np.ndarray]:
+    """F_t(w) = 1/2 ||w - c_t||^2. centres: (T,) or (T, d)."""
+    c = np.asarray(centres, dtype=float).reshape(len(centres), -1)
+    eye = np.broadcast_to(np.eye(c.shape[1]).reshape(-1), (len(c), c.shape[1] ** 2))
+    return OnlineQuadratics(c.shape[1]), np.concatenate([eye, c], axis=1)

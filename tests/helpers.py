@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from hedgerow.algorithms.base import Algorithm, Batch
 from hedgerow.algorithms.task import Params, Task
 from hedgerow.platform.data import Dataset, Partition
+from hedgerow.platform.data.partition import Natural
 from hedgerow.platform.executors import InlineExecutor
 from hedgerow.platform.experiment import Checkpoints, EngineConfig, Evaluation, Experiment, Resources, TaskConfig
 from hedgerow.platform.federated import FederatedRun
@@ -99,7 +100,7 @@ def experiment(hyper: Any, **settings: Any) -> Experiment:
         "rounds": 3,
         "participation": 1.0,
         "clients_per_round": None,
-        "task": TaskConfig.model_construct(),
+        "task": TaskConfig.model_construct(partition=Natural()),
         "algorithm": hyper,
         "evaluation": Evaluation(),
         "resources": Resources(executor="inline"),

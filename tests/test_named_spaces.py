@@ -5,6 +5,7 @@ import re
 import pytest
 
 from hedgerow.algorithms import ALGORITHMS
+from hedgerow.algorithms.online import Online
 from hedgerow.platform.errors import UserError
 from hedgerow.searchspaces import named
 from hedgerow.searchspaces.config import Entry
@@ -158,16 +159,17 @@ def test_a_space_with_draws_has_no_size():
 @pytest.mark.parametrize("name", HERE)
 def test_the_space_of_a_method_that_is_here_is_searched_by_its_name(name):
     method = name.split("/")[0]
+    stream = issubclass(ALGORITHMS[method], Online)
     plan = parse_search(
         {
             "name": "named",
             "rounds": 1,
             "task": {
                 "data": {"name": "digits"},
-                "partition": {"kind": "iid", "clients": 10},
+                "partition": {"kind": "stream", "tasks": 1, "train": 10} if stream else {"kind": "iid", "clients": 10},
                 "model": {"name": "logreg"},
             },
-            "algorithm": {"name": method, "lr": 0.1},
+            "algorithm": {"name": method},
             "search": {"kind": "grid", "space": name},
         }
     )

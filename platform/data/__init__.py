@@ -4,13 +4,16 @@ from hedgerow.platform.data.cache import cache_folder, load_dataset
 from hedgerow.platform.data.dataset import Dataset
 from hedgerow.platform.data.partition import Partition, PartitionConfig, make_partition
 from hedgerow.platform.data.sources import DataConfig
+from hedgerow.platform.data.stream import Stream, make_stream
 
 __all__ = [
     "DataConfig",
     "Dataset",
     "Partition",
     "PartitionConfig",
+    "Stream",
     "cache_folder",
     "load_dataset",
     "make_partition",
+    "make_stream",
 ]

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
+from hedgerow.platform.data.stream import Stream
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.section import Section
 
@@ -95,14 +96,19 @@ class Natural(Section):
     holdout: float = Field(0.0, ge=0, lt=1, description="share of its samples that a client keeps for its evaluation")
 
 
-PartitionConfig = Annotated[IID | Dirichlet | Labels | Natural, Field(discriminator="kind")]
+PartitionConfig = Annotated[IID | Dirichlet | Labels | Natural | Stream, Field(discriminator="kind")]
 
 
 def make_partition(config: Any, labels: np.ndarray, classes: int, natural: np.ndarray | None, seed: int) -> Partition:
-    """Draw a partition. labels: of the training samples; natural: their natural client ids, or None.
+    """Draw a partition. labels: of the training samples; natural: their natural client ids, or None. Of a stream, whose
+    samples lie task by task, the tasks.
 
     Raises UserError when the partition does not fit the data.
     """
+    if isinstance(config, Stream):
+        each = config.train + config.test
+        offsets = np.arange(config.tasks + 1) * each
+        return Partition(np.arange(config.tasks * each), offsets, np.full(config.tasks, config.train))
     rng = np.random.default_rng([seed, 43])
     if isinstance(config, Natural):
         if natural is None:

@@ -36,13 +36,15 @@ class MLP(BuiltIn):
 class CNN(BuiltIn):
     """FedDyn's CIFAR network: conv 5x5, max-pool, conv 5x5, max-pool, two fully connected layers; no normalisation.
 
+    Other depths with other lists: MOML's networks for images of 84x84 have three convolutions and `fc: [400, 100]`.
+
     The thesis prints 394 units for the first of them in chapter 2 (815892 parameters on CIFAR-10) and 384 in chapter 3
     (797962): `fc` decides. The padding is not printed.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("images",)
     name: Literal["cnn"] = "cnn"
-    channels: list[Width] = Field([64, 64], min_length=2, max_length=2, description="channels of the convolutions")
+    channels: list[Width] = Field([64, 64], min_length=1, description="channels of the convolutions")
     kernel: int = Field(5, ge=1, description="kernel size")
     padding: int = Field(0, ge=0, description="zero padding of the convolutions")
     fc: list[Width] = Field([394, 192], description="units of the fully connected layers")

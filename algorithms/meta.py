@@ -1,0 +1,90 @@
+"""Adaptation of a meta-model to a task (thesis, 5.1): MAML, prototypes, or none; and the loss after it."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from hedgerow.algorithms.base import Batch, HyperParameters
+from hedgerow.algorithms.gradient import gradient_and_value
+from hedgerow.algorithms.task import Params, Task
+from hedgerow.algorithms.trees import add
+
+
+class Adaptation(HyperParameters):
+    """U, which makes a task's own model of the meta-model and some of the task's samples."""
+
+    adapt: Literal["maml", "proto", "none"] = Field(
+        "maml",
+        description="gradient steps on the task's loss, differentiated through; or the classes' mean outputs, of which "
+        "the nearest is predicted; or none",
+    )
+    adapt_steps: int = Field(1, ge=1, description="MAML's gradient steps")
+    adapt_lr: float = Field(0.1, gt=0, description="MAML's learning rate, eta")
+
+
+@dataclass(frozen=True)
+class Prototypes(Task):
+    """Predicts the class whose centre is nearest to the model's output (Snell et al., 2017).
+
+    centres (classes, outputs); seen (classes,): False for a class without support, which is never predicted.
+    """
+
+    centres: Tensor | None = None
+    seen: Tensor | None = None
+
+    def logits(self, w: Params, x: Tensor) -> Tensor:
+        """Minus the squared distances to the centres."""
+        assert self.centres is not None
+        assert self.seen is not None
+        outputs = super().logits(w, x)
+        # Multiplied out: no tensor of samples x classes x outputs.
+        products = outputs @ self.centres.T
+        near = 2 * products - self.centres.square().sum(-1) - outputs.square().sum(-1, keepdim=True)
+        return torch.where(self.seen, near, -1e9)
+
+
+def adapted(task: Task, w: Params, support: Batch | None, hp: Any) -> tuple[Task, Params]:
+    """U(w): what predicts for a task, and its parameters. support: labelled samples of the task; None: no adaptation.
+
+    hp: Adaptation.
+    """
+    if support is None or hp.adapt == "none":
+        return task, w
+    if hp.adapt == "maml":
+        return task, maml(task, w, support, hp.adapt_lr, hp.adapt_steps)
+    outputs = task.logits(w, support.x)
+    members = (support.y[:, None] == torch.arange(outputs.shape[-1], device=outputs.device)).to(outputs.dtype)
+    if support.mask is not None:
+        members = members * support.mask[:, None]
+    counts = members.sum(0)
+    centres = (members.T @ outputs) / counts.clamp(min=1.0)[:, None]
+    return Prototypes(task.module, task.mean, task.std, centres, counts > 0), w
+
+
+def maml(task: Task, w: Params, support: Batch, lr: Any, steps: int) -> Params:
+    """Gradient steps from w on the support's loss; the result can be differentiated by w, to second order."""
+    gradient = gradient_and_value(task.loss, differentiable=True)
+    for _ in range(steps):
+        w = add(w, gradient(w, support)[0], -lr)
+    return w
+
+
+def meta_loss(task: Task, w: Params, batch: Batch, hp: Any) -> Tensor:
+    """F(w) on a mini-batch of one task: the loss of U(w). Half of the batch adapts, the other is scored."""
+    if hp.adapt == "none":
+        return task.loss(w, batch)
+    support, query = halves(batch)
+    predictor, u = adapted(task, w, support, hp)
+    return predictor.loss(u, query)
+
+
+def halves(batch: Batch) -> tuple[Batch, Batch]:
+    """A batch dealt in two: the real samples come first, and so both get their share of them."""
+    first, second = (
+        Batch(batch.x[half], batch.y[half], None if batch.mask is None else batch.mask[half], batch.active)
+        for half in (slice(0, None, 2), slice(1, None, 2))
+    )
+    return first, second

@@ -1,0 +1,21 @@
+"""The offline competitor (thesis, Eq. 5.4), to which regret refers: it knows all tasks from the start."""
+
+from typing import Literal
+
+from hedgerow.algorithms.base import Cohort, Exchanges
+from hedgerow.algorithms.online import Online, OnlineSGD
+from hedgerow.algorithms.trees import Tree
+
+
+class Offline(Online):
+    """K steps a round on the mean of the F of all tasks of the stream, also of those that are still to come."""
+
+    class Hyper(OnlineSGD):
+        name: Literal["offline"] = "offline"
+
+    def round(self, server: Tree, cohort: Cohort) -> Exchanges:
+        result = yield self.learn(server, cohort, range(cohort.population))
+        return result.up
+
+    def kept(self, server: Tree, cohort: Cohort) -> int:
+        return cohort.population

@@ -1,0 +1,119 @@
+"""Learners of a stream: one task per round, scored before it is learnt, without a second pass (thesis, chapter 5)."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from hedgerow.algorithms.base import SCORED, Algorithm, Batch, Batches, ClientData, Cohort, Exchange, Exchanges
+from hedgerow.algorithms.gradient import gradient_and_value
+from hedgerow.algorithms.local import LocalSolver, minimise
+from hedgerow.algorithms.meta import Adaptation, adapted, meta_loss
+from hedgerow.algorithms.task import Params
+from hedgerow.algorithms.trees import Tree, add, scale, zeros_like
+
+
+class OnlineSGD(LocalSolver, Adaptation):
+    """Hyperparameters of learners of a stream: K steps of SGD per round, and the adaptation."""
+
+    epochs: None = Field(None, description="not for streams: see `steps`")
+    steps: int = Field(10, ge=1, description="K, gradient steps per round")
+    batch_size: int | None = Field(
+        10, ge=1, description="samples per step, and as many to adapt on; null: all that there are"
+    )
+    weight_decay: float = Field(1e-3, ge=0, description="L2 penalty, added to the direction after clipping")
+
+
+class Online(Algorithm):
+    """A learner of a stream. Tasks are numbered as they come; the one of a round is its cohort's only client.
+
+    Its round is `learn` on some tasks, and what follows from the answer. Samples of earlier tasks are looked at only
+    where `learn` names them: those it must keep.
+    """
+
+    online = True
+
+    Hyper: ClassVar[type[OnlineSGD]] = OnlineSGD
+
+    def learn(self, down: Tree, cohort: Cohort, tasks: Sequence[int] | None = None) -> Exchange:
+        """K steps on these tasks; None: the one of the round."""
+        batches = {"train": self.mini_batches(tasks)}
+        return Exchange(self.train, down, cohort.clients, batches=batches)
+
+    def mini_batches(self, tasks: Sequence[int] | None) -> Batches:
+        """K mini-batches, each of one of the tasks, with samples to adapt on and as many to learn from."""
+        hyper = self.hyper
+        if hyper.solver == "newton":
+            return Batches(shuffle=False, of=tasks)
+        both = 1 if hyper.adapt == "none" else 2
+        return Batches(hyper.batch_size and both * hyper.batch_size, steps=hyper.steps, of=tasks)
+
+    def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        w, loss = minimise(self.meta_loss(hp), down["w"], data, hp)
+        return {"w": w}, state, {"loss": loss}
+
+    def meta_loss(self, hp: Any) -> Any:
+        """F_t on a mini-batch: (w, batch) -> loss."""
+        return lambda w, batch: meta_loss(self.task, w, batch, hp)
+
+    def kept(self, server: Tree, cohort: Cohort) -> int:
+        """How many tasks' samples are kept after a round."""
+        return 0
+
+    def evaluate(self, server: Tree, cohort: Cohort) -> Exchanges:
+        """Score U(w) on the test samples of the cohort's tasks; returns an empty Result for the shared test set."""
+        batches = {"support": Batches(shuffle=False), "test": Batches(SCORED, shuffle=False, held_out=True)}
+        down = {"w": self.evaluate_params(server)}
+        nothing = Exchange(self.score, {}, np.zeros(0, int))
+        return (yield [nothing, Exchange(self.score, down, cohort.clients, batches=batches)])
+
+    def score(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        """Client step of evaluation: adapted to all of the task's training samples, scored on its test samples."""
+        totals = self._tally(hp, down["w"], data, next(data.batches("support"), None))
+        return {}, state, {"loss": totals[0], "correct": totals[1], "samples": totals[2]}
+
+    def _tally(self, hp: Any, w: Params, data: ClientData, support: Batch | None) -> torch.Tensor:
+        """Summed loss, correct predictions and number of a task's test samples, (3,)."""
+        predictor, u = adapted(self.task, w, support, hp)
+        totals = torch.zeros(3, device=data.x.device)
+        for batch in data.batches("test"):
+            totals = totals + predictor.score(u, batch)
+        return totals
+
+    def efficiency(self, server: Tree, cohort: Cohort, points: Sequence[int]) -> Exchanges:
+        """Score U(w) with the first so many of the task's training samples; returns one Result per number."""
+        down = {"w": self.evaluate_params(server)}
+        test = Batches(SCORED, shuffle=False, held_out=True)
+        return (
+            yield [
+                Exchange(
+                    self.score if number else self.untouched,
+                    down,
+                    cohort.clients,
+                    batches={"support": Batches(number or 1, steps=1, shuffle=False), "test": test},
+                )
+                for number in points
+            ]
+        )
+
+    def untouched(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        """The same of the meta-model itself."""
+        totals = self._tally(hp, down["w"], data, None)
+        return {}, state, {"loss": totals[0], "correct": totals[1], "samples": totals[2]}
+
+    def look(self, w: Params, cohort: Cohort) -> Exchange:
+        """The gradient of the task's F at w: up["gradient"]."""
+        batches = replace(self.mini_batches(None), steps=None, shuffle=False)
+        return Exchange(self.gradient, {"w": w}, cohort.clients, batches={"train": batches})
+
+    def gradient(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        """Client step: the mean gradient over one pass through the task's training samples."""
+        total, steps = zeros_like(down["w"]), 0
+        gradient = gradient_and_value(self.meta_loss(hp))
+        for batch in data.batches("train"):
+            total = add(total, gradient(down["w"], batch)[0])
+            steps += 1
+        return {"gradient": scale(total, 1 / max(steps, 1))}, state, {}

@@ -1,0 +1,27 @@
+"""TOE: train on everything (thesis, 5.3): one ordinary model of all samples so far, adapted only to be scored."""
+
+from typing import Any, Literal
+
+from hedgerow.algorithms.base import Batches, Cohort, Exchanges
+from hedgerow.algorithms.online import Online, OnlineSGD
+from hedgerow.algorithms.trees import Tree
+
+
+class TOE(Online):
+    """K steps a round on mini-batches of the union of all tasks so far."""
+
+    class Hyper(OnlineSGD):
+        name: Literal["toe"] = "toe"
+
+    def round(self, server: Tree, cohort: Cohort) -> Exchanges:
+        result = yield self.learn(server, cohort, range(cohort.round))
+        return result.up
+
+    def mini_batches(self, tasks: Any) -> Batches:
+        return Batches(self.hyper.batch_size, steps=self.hyper.steps, of=tasks, mixed=True)
+
+    def meta_loss(self, hp: Any) -> Any:
+        return self.task.loss
+
+    def kept(self, server: Tree, cohort: Cohort) -> int:
+        return cohort.round

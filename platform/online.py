@@ -1,0 +1,75 @@
+"""The online loop: a stream of tasks, one per round, behind the same interface as rounds over clients."""
+
+from typing import Any
+
+import numpy as np
+
+from hedgerow.algorithms.online import Online
+from hedgerow.algorithms.trees import count
+from hedgerow.platform.data import Dataset, Partition
+from hedgerow.platform.experiment import Experiment
+from hedgerow.platform.learner import EVALUATION, Learner, Record, Requests
+from hedgerow.platform.ledger import Ledger
+
+
+class OnlineLearner(Learner):
+    """Shows its model, meets the round's task, is scored on it, and only then learns it (thesis, 5.1).
+
+    Records, per round: test_accuracy and test_loss, of the model adapted to the new task; ctm, the mean of these
+    accuracies so far; what is kept of the past (memory_vectors, in models, memory_tasks, memory_bytes); with
+    `evaluation.efficiency` the samples needed (efficiency_points). Every `evaluation.every` rounds: ltm and ltm_loss,
+    of the model adapted anew to each task so far.
+    """
+
+    algorithm: Online
+
+    def __init__(self, experiment: Experiment, algorithm: Online, partition: Partition, dataset: Dataset):
+        super().__init__(experiment, algorithm, partition, test_samples=0)
+        self.sample_bytes = dataset.x_train[0].nbytes + dataset.y_train[0].nbytes
+
+    def _next(self, number: int) -> Requests:
+        task = np.array([number - 1])
+        suffered = yield from self._score(self.server, number, task)
+        if self.experiment.evaluation.efficiency:
+            suffered |= yield from self._efficiency(number, task)
+        server, record, _ = yield from self._train(number, task)
+        # Nothing is transmitted.
+        record |= Ledger().as_dict() | {"transmissions": 0.0} | suffered
+        seen = [r["test_accuracy"] for r in self.history] + [record["test_accuracy"]]
+        record["ctm"] = float(np.mean(seen))
+        record |= self._memory(server or self.server, number, task)
+        if self._is_evaluated(number):
+            past = yield from self._score(server or self.server, number, np.arange(number), EVALUATION + 100)
+            record |= {"ltm": past["test_accuracy"], "ltm_loss": past["test_loss"]}
+        return server, record
+
+    def _score(self, server: Any, number: int, clients: np.ndarray, first: int = EVALUATION) -> Requests:
+        """Mean accuracy and loss over the test samples of some tasks."""
+        cohort = self._cohort(number, clients)
+        _, result = yield from self._drive(self.algorithm.evaluate(server, cohort), cohort, Ledger(), [], first)
+        metrics = result.metrics
+        return {
+            "test_accuracy": float(np.mean(metrics["correct"] / metrics["samples"])),
+            "test_loss": float(np.mean(metrics["loss"] / metrics["samples"])),
+        }
+
+    def _efficiency(self, number: int, task: np.ndarray) -> Requests:
+        """The fewest samples of the task with which the adapted model reaches the threshold."""
+        wanted, cohort = self.experiment.evaluation.efficiency, self._cohort(number, task)
+        assert wanted is not None
+        generator = self.algorithm.efficiency(self.server, cohort, wanted.points)
+        results = yield from self._drive(generator, cohort, Ledger(), [], first=EVALUATION + 50)
+        enough = [
+            points
+            for points, result in zip(wanted.points, results, strict=True)
+            if result.metrics["correct"][0] >= wanted.threshold * result.metrics["samples"][0]
+        ]
+        return {"efficiency_points": enough[0]} if enough else {}
+
+    def _memory(self, server: Any, number: int, task: np.ndarray) -> Record:
+        """What the learner keeps from round to round."""
+        model = count(server["w"])
+        vectors = sum(count(tree) for tree in server.values() if isinstance(tree, dict)) / model
+        tasks = self.algorithm.kept(server, self._cohort(number, task))
+        kept = 4 * model * vectors + tasks * int(self.sizes[0]) * self.sample_bytes
+        return {"memory_vectors": vectors, "memory_tasks": tasks, "memory_bytes": int(kept)}

@@ -1,0 +1,252 @@
+"""The online loop: what is scored before it is learnt, what is looked at, and that nothing is lost."""
+
+from itertools import pairwise
+from shutil import rmtree
+
+import numpy as np
+import pytest
+import torch
+from helpers import distance, identical
+from test_ray import numbers
+from test_resume import outcome
+
+from hedgerow.algorithms import ALGORITHMS
+from hedgerow.algorithms.base import Batches, Cohort
+from hedgerow.algorithms.online import Online
+from hedgerow.platform.build import build_data
+from hedgerow.platform.coordinator import Coordinator
+from hedgerow.platform.errors import UserError
+from hedgerow.platform.experiment_file import parse_experiment
+from hedgerow.platform.runner import resume, run
+from hedgerow.platform.streams import draw_of
+
+ONLINE = [name for name, kind in ALGORITHMS.items() if issubclass(kind, Online)]
+EVERYBODY = np.zeros(1, int)
+
+
+def stream(algorithm: dict, **settings) -> dict:
+    return {
+        "name": "stream",
+        "rounds": 5,
+        "task": {
+            "data": {"name": "digits"},
+            "partition": {"kind": "stream", "tasks": 6, "ways": 4, "train": 26, "test": 20},
+            "model": {"name": "mlp", "hidden": [12]},
+        },
+        "algorithm": algorithm,
+        "evaluation": {"every": 2},
+        "engine": {"mode": "vmap", "chunk": 2},
+        "resources": {"executor": "inline"},
+        "checkpoints": {"every": 2},
+        "tracking": {"enabled": False},
+        **settings,
+    }
+
+
+def settings_of(name: str, **more) -> dict:
+    return {"name": name, "adapt_steps": 2, **({} if name == "fs" else {"steps": 4, "batch_size": 6}), **more}
+
+
+def learnt(values: dict | list[dict]) -> Coordinator:
+    several = values if isinstance(values, list) else [values]
+    dataset, partition = build_data(parse_experiment(several[0]), None)
+    coordinator = Coordinator(several, dataset, partition, None, [None] * len(several))
+    for _ in range(several[0]["rounds"]):
+        next(coordinator.run)
+    return coordinator
+
+
+def final(coordinator: Coordinator, expert: int = 0) -> dict[str, torch.Tensor]:
+    return coordinator.run.learners[expert].server["w"]
+
+
+# ---- every learner ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("adapt", ["maml", "proto", "none"])
+@pytest.mark.parametrize("name", ONLINE)
+def test_loop_and_batch_learn_the_same(name, adapt):
+    values = stream(settings_of(name, adapt=adapt))
+    loop = learnt(values | {"engine": {"mode": "loop"}})
+    batch = learnt(values)
+    assert distance(final(loop), final(batch)) < 1e-5
+    for mine, theirs in zip(*(c.run.learners[0].history for c in (loop, batch)), strict=True):
+        assert mine["test_loss"] == pytest.approx(theirs["test_loss"], rel=1e-4)
+        assert mine.get("ltm_loss", 0) == pytest.approx(theirs.get("ltm_loss", 0), rel=1e-4)
+    start = loop.run.learners[0].algorithm.init_server()["w"]
+    assert distance(final(loop), start) > 1e-4
+
+
+@pytest.mark.parametrize("name", ["moml", "b_moml", "ftml"])
+def test_experts_that_differ_in_floats_learn_as_alone(name):
+    several = [stream(settings_of(name, adapt_lr=lr)) for lr in (0.01, 0.1, 0.5)]
+    packed = learnt(several)
+    for expert, values in enumerate(several):
+        assert distance(final(packed, expert), final(learnt(values))) < 1e-5
+    assert distance(final(packed, 0), final(packed, 2)) > 1e-4
+
+
+# ---- the protocol -------------------------------------------------------------------------------------------------
+
+
+def test_a_task_is_scored_before_it_is_learnt():
+    # The first score is that of the initial model, whatever the learner does; the second not.
+    first, second = (learnt(stream(settings_of("mogd", lr=lr))).run.learners[0].history for lr in (0.1, 0.4))
+    assert first[0]["test_loss"] == second[0]["test_loss"]
+    assert first[1]["test_loss"] != second[1]["test_loss"]
+
+
+def test_ctm_is_the_mean_so_far_and_ltm_comes_on_schedule():
+    history = learnt(stream(settings_of("moml"))).run.learners[0].history
+    scores = [record["test_accuracy"] for record in history]
+    assert [record["ctm"] for record in history] == pytest.approx([np.mean(scores[: t + 1]) for t in range(5)])
+    assert [record["round"] for record in history if "ltm" in record] == [2, 4, 5]
+
+
+def test_ltm_is_the_accuracy_on_all_tasks_so_far_adapted_anew():
+    # From scratch without learning: the model of the last round is the one that is scored on the earlier tasks.
+    coordinator = learnt(stream(settings_of("mogd", lr=1e-30)))
+    history = coordinator.run.learners[0].history
+    assert history[-1]["ltm"] == pytest.approx(history[-1]["ctm"])
+    assert history[-1]["ltm_loss"] == pytest.approx(np.mean([record["test_loss"] for record in history]), rel=1e-5)
+
+
+def test_what_is_kept_is_told():
+    values = {name: learnt(stream(settings_of(name))).run.learners[0].history for name in ONLINE}
+    sample = 8 * 8 + 8  # uint8 pixels and an int64 label
+    model = 64 * 12 + 12 + 12 * 4 + 4
+    for name, (vectors, tasks) in {
+        "moml": (3, 0), "moml_zero": (2, 0), "b_moml": (3, 5), "mogd": (1, 0), "fs": (1, 0), "ftml": (1, 5),
+        "toe": (1, 5), "ftrl": (1, 5), "offline": (1, 6),
+    }.items():  # fmt: skip
+        last = values[name][-1]
+        assert (last["memory_vectors"], last["memory_tasks"]) == (vectors, tasks), name
+        assert last["memory_bytes"] == 4 * model * vectors + tasks * 26 * sample
+        assert last["transmissions"] == 0
+
+
+def test_efficiency_is_the_fewest_samples_that_suffice():
+    points = [0, 4, 26]
+    easy, hard = (
+        learnt(stream(settings_of("moml"), evaluation={"efficiency": {"threshold": t, "points": points}}))
+        for t in (0.01, 0.999)
+    )
+    found = [record["efficiency_points"] for record in easy.run.learners[0].history]
+    assert set(found) <= set(points)
+    assert min(found) == 0
+    assert not any("efficiency_points" in record for record in hard.run.learners[0].history)
+    # All samples of the task score as the task's own score does.
+    whole = learnt(stream(settings_of("moml"), evaluation={"efficiency": {"threshold": 0.3, "points": [26]}}))
+    for record in whole.run.learners[0].history:
+        assert ("efficiency_points" in record) == (record["test_accuracy"] >= 0.3)
+
+
+def test_from_scratch_draws_a_new_model_each_round():
+    coordinator = learnt(stream(settings_of("fs")))
+    algorithm, models = coordinator.run.learners[0].algorithm, []
+    for number in (1, 2, 2):
+        generator = algorithm.round({}, Cohort(number, EVERYBODY, EVERYBODY, 6))
+        with pytest.raises(StopIteration) as stop:
+            next(generator)
+        models.append(stop.value.value["w"])
+    assert identical(models[1], models[2])
+    assert distance(models[0], models[1]) > 0.01
+
+
+def test_the_random_buffer_keeps_old_tasks_and_the_latest_buffer_the_latest():
+    from hedgerow.algorithms import BMOML
+
+    def buffers(**hyper):
+        algorithm = BMOML(BMOML.Hyper(buffer=3, **hyper), None)
+        buffer, seen = torch.full((3,), -1), []
+        for task in range(40):
+            buffer = algorithm.pushed(buffer, task, Cohort(task + 1, np.array([task]), EVERYBODY, 40))
+            seen.append(buffer.tolist())
+        return seen
+
+    latest = buffers()
+    assert latest[:4] == [[-1, -1, 0], [-1, 0, 1], [0, 1, 2], [1, 2, 3]]
+    assert latest[-1] == [37, 38, 39]
+    assert buffers(policy="random", keep=1.0) == latest
+    random = buffers(policy="random", keep=0.3)
+    assert random[:3] == latest[:3]
+    kept = sum(a != b for a, b in pairwise(random[2:]))
+    assert 3 < kept < 25
+    assert all(mine == sorted(mine) for mine in random)
+
+
+# ---- mini-batches of other tasks ----------------------------------------------------------------------------------
+
+
+def test_mini_batches_of_others_come_from_one_task_each_without_replacement():
+    sizes = np.array([5, 9, 3])
+    owners, positions, mask = draw_of(Batches(4, steps=200, of=range(3)), (1, "a"), np.array([7]), sizes)
+    assert owners.shape == positions.shape == mask.shape == (1, 200, 4)
+    assert (owners == owners[:, :, :1]).all()
+    assert set(np.unique(owners)) == {0, 1, 2}
+    for owner, row, real in zip(owners[0, :, 0], positions[0], mask[0], strict=True):
+        assert real.sum() == min(4, sizes[owner])
+        assert len(set(row[real].tolist())) == real.sum()
+        assert row[real].max() < sizes[owner]
+    again = draw_of(Batches(4, steps=200, of=range(3)), (1, "a"), np.array([7]), sizes)
+    assert all(np.array_equal(a, b) for a, b in zip((owners, positions, mask), again, strict=True))
+
+
+def test_mixed_mini_batches_are_drawn_from_the_union():
+    sizes = np.array([1, 9])
+    owners, positions, mask = draw_of(Batches(10, steps=400, of=range(2), mixed=True), (1,), np.array([0]), sizes)
+    assert mask.all()
+    assert (positions < sizes[owners]).all()
+    assert np.mean(owners == 0) == pytest.approx(0.1, abs=0.02)
+
+
+def test_without_a_size_a_batch_is_all_that_they_have():
+    owners, positions, mask = draw_of(Batches(of=(4, 2)), (1,), np.array([0]), np.array([2, 3]))
+    assert owners.tolist() == [[[0, 0, 1, 1, 1]]]
+    assert positions.tolist() == [[[0, 1, 0, 1, 2]]]
+    assert mask.all()
+
+
+# ---- nothing is lost, and bad files -------------------------------------------------------------------------------
+
+
+def test_two_actors_equal_one(ray_here, tmp_path):
+    runs = []
+    for actors in (1, 2):
+        values = stream(settings_of("moml"), output=str(tmp_path), resources={"executor": "ray", "actors": actors})
+        runs.append(run(parse_experiment(values)))
+    for mine, theirs in zip(*map(numbers, runs), strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-5)
+
+
+def test_a_resumed_stream_ends_as_an_undisturbed_one(tmp_path):
+    values = stream(settings_of("b_moml", policy="random", keep=0.5), output=str(tmp_path))
+    calm, cut = (run(parse_experiment(values)).folder for _ in range(2))
+    # As if it had been killed after its first checkpoint.
+    for checkpoint in sorted(cut.checkpoints.glob("round-*"))[1:]:
+        rmtree(checkpoint)
+    cut.update(status="interrupted")
+    resume(str(cut.path))
+    mine, theirs = outcome(calm.path), outcome(cut.path)
+    assert mine[0] == theirs[0]
+    assert identical(mine[1], theirs[1])
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"algorithm": {"name": "fedavg"}}, "algorithm.name: fedavg does not learn streams; choose one of b_moml,"),
+        ({"rounds": 7}, "`rounds: 7` are more than the 6 tasks of the stream"),
+        ({"evaluation": {"efficiency": {"threshold": 0.5, "points": [3, 1]}}}, "`points` must ascend"),
+    ],
+)
+def test_what_does_not_fit_a_stream_is_refused(change, sentence):
+    with pytest.raises(UserError, match=sentence):
+        parse_experiment(stream(settings_of("moml")) | change)
+
+
+def test_a_learner_of_streams_needs_one():
+    values = stream(settings_of("moml"))
+    values["task"] = values["task"] | {"partition": {"kind": "iid", "clients": 5}}
+    with pytest.raises(UserError, match=r"moml learns a stream of tasks; set `task.partition.kind: stream`"):
+        parse_experiment(values)
