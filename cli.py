@@ -76,11 +76,18 @@ def run(files: tuple[Path, ...], overrides: tuple[str, ...], data_root: Path | N
 def search(files: tuple[Path, ...], overrides: tuple[str, ...], data_root: Path | None, address: str | None) -> None:
     """Search over hyperparameters, as the `search` section of each of FILES says.
 
+    In place of a file, a line of a published table of searches, such as moml/s-mnist: every method under its own Hedge.
+
     Example: hedgerow search examples/digits_hedge.yaml --set search.gamma=0.5
     """
     from hedgerow.searchspaces.commands import search_all
+    from hedgerow.searchspaces.tables import FAMILIES
+    from hedgerow.searchspaces.tables.commands import plan_table, run_table
 
-    search_all(files, overrides, data_root, address)
+    if len(files) == 1 and not files[0].exists() and files[0].parts[0] in FAMILIES:
+        run_table(plan_table(files[0].as_posix(), overrides, [], False, None), data_root, address)
+    else:
+        search_all(files, overrides, data_root, address)
 
 
 @main.command()

@@ -55,6 +55,9 @@ LOSSES = ("test_loss", "client_loss")
 """What every run reports on evaluated rounds; the clients' where evaluation.clients is above 0."""
 
 
+STREAM = ("ltm", "ltm_loss")
+"""What learners of streams report beside test_accuracy and test_loss: on evaluated rounds, of all tasks so far."""
+
 ALONE = ("asha", "pbt", "optuna")
 """Kinds of search that start, stop or change each trial by itself."""
 

@@ -8,7 +8,17 @@ from typing import Any
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining, TrialScheduler
 
-from hedgerow.searchspaces.config import ACCURACIES, LOSSES, AshaSearch, Entry, HedgeSearch, OptunaSearch, PbtSearch
+from hedgerow.platform.data import Stream
+from hedgerow.searchspaces.config import (
+    ACCURACIES,
+    LOSSES,
+    STREAM,
+    AshaSearch,
+    Entry,
+    HedgeSearch,
+    OptunaSearch,
+    PbtSearch,
+)
 from hedgerow.searchspaces.hedge import Hedge, make_hedge
 from hedgerow.searchspaces.packs import NUMBER, PACK
 from hedgerow.searchspaces.rounds import Record
@@ -103,7 +113,7 @@ def hedge_scheduler(
         hedge=hedge_of(plan, search, experts),
         clip=clip,
         missing=search.missing,
-        averaged=(*ACCURACIES, *LOSSES),
+        averaged=(*ACCURACIES, *LOSSES, *STREAM),
         ahead=search.ahead,
         prune=search.prune,
         time_attr=ROUND,
@@ -113,8 +123,9 @@ def hedge_scheduler(
 
 
 def hedge_of(plan: SearchPlan, search: HedgeSearch, experts: int) -> Hedge:
-    """Hedge with the rate of the file, over its evaluated rounds."""
-    rounds = -(-plan.experiment.rounds // plan.experiment.evaluation.every)
+    """Hedge with the rate of the file, over its evaluated rounds; of a stream every round has a loss."""
+    stream = isinstance(plan.experiment.task.partition, Stream)
+    rounds = -(-plan.experiment.rounds // (1 if stream else plan.experiment.evaluation.every))
     return make_hedge(search.rate, experts, search.gamma, rounds, search.share)
 
 

@@ -14,7 +14,7 @@ from hedgerow.platform.terminal import percent
 Record = dict[str, Any]
 Row = dict[str, Any]
 
-METRICS = ("test_accuracy", "test_loss", "client_accuracy", "client_accuracy_worst10", "client_loss")
+METRICS = ("test_accuracy", "test_loss", "client_accuracy", "client_accuracy_worst10", "client_loss", "ctm", "ltm")
 _TARGET = re.compile(r"(rounds|transmissions|gain)_to_((?:loss )?[\d.e-]+)")
 
 
@@ -154,7 +154,7 @@ def best_per_metric(trials: list[Trial], targets: list[float], target_metric: st
     names = short_names(searched_keys(trials))
     rows: list[Row] = []
     for metric, values in columns.items():
-        sign = 1 if "accuracy" in metric else -1
+        sign = -1 if "loss" in metric or metric not in METRICS else 1
         finite = {i: sign * value for i, value in enumerate(values) if value is not None and math.isfinite(value)}
         if finite:
             best = max(finite, key=lambda i: finite[i])
@@ -229,7 +229,7 @@ def number(key: str, value: Any) -> str:
     """The value of a column: accuracies and weights in per cent, losses with three decimals, others by `show`."""
     if value is None or "." in key or not isinstance(value, float) or not math.isfinite(value):
         return show(value)
-    if "accuracy" in key or key == "weight":
+    if "accuracy" in key or key in ("weight", "ctm", "ltm"):
         return percent(value)
     return f"{value:.3f}" if "loss" in key else show(value)
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -12,10 +13,14 @@ from hedgerow.platform.terminal import print_rows
 from hedgerow.searchspaces.commands import search_table
 from hedgerow.searchspaces.runner import Data, check_search
 from hedgerow.searchspaces.runner import search as run_search
-from hedgerow.searchspaces.tables import FAMILIES, Table, find_lines
+from hedgerow.searchspaces.tables import FAMILIES, Line, Table, find_lines
 from hedgerow.searchspaces.tables.picture import draw_table
 from hedgerow.searchspaces.tables.plan import LinePlan, plan_line
-from hedgerow.searchspaces.tables.result import EXPLAINED, LineResult, all_remarks, write
+from hedgerow.searchspaces.tables.result import LineResult, Result, all_remarks, write
+from hedgerow.searchspaces.tables.stream_line import StreamLine, StreamPlan, plan_streams
+from hedgerow.searchspaces.tables.stream_result import StreamResult, draw_results
+
+Plan = LinePlan | StreamPlan
 
 
 def list_tables(name: str) -> None:
@@ -26,21 +31,34 @@ def list_tables(name: str) -> None:
         for table in FAMILIES[family]().values():
             click.echo(f"{table.name}: {table.title}")
             for line in table.lines:
-                targets = ", ".join(f"{target:g}" for target in line.published if target is not None)
-                click.echo(f"  {table.name}/{line.name}" + (f"  (targets {targets})" if targets else ""))
+                click.echo(f"  {table.name}/{line.name}{_what(line)}")
+
+
+def _what(line: Line | StreamLine) -> str:
+    if isinstance(line, StreamLine):
+        return f"  ({', '.join(line.methods)})"
+    targets = ", ".join(f"{target:g}" for target in line.published if target is not None)
+    return f"  (targets {targets})" if targets else ""
 
 
 def plan_table(
     name: str, changed: Sequence[str], methods: Sequence[str], grid: bool, output: Path | None
-) -> list[LinePlan]:
-    """The sweeps of a table's lines, or of one line; see `plan_line`. Raises UserError."""
+) -> Sequence[Plan]:
+    """The sweeps of a table's lines, or of one line; see `plan_line` and `plan_streams`. Raises UserError."""
     table, lines = find_lines(name, FAMILIES)
-    return [plan_line(table, line, changed, methods, grid, str(output) if output else None) for line in lines]
+    folder = str(output) if output else None
+    if isinstance(lines[0], StreamLine):
+        if grid:
+            raise UserError(
+                f"--grid: the experts of {table.name} are its published grids already; leave the option out"
+            )
+        return [plan for line in lines for plan in plan_streams(table, line, changed, methods, folder)]
+    return [plan_line(table, line, changed, methods, grid, folder) for line in lines]
 
 
-def run_table(plans: list[LinePlan], data_root: Path | None, address: str | None) -> None:
+def run_table(plans: Sequence[Plan], data_root: Path | None, address: str | None) -> None:
     """Run the lines of a table and print it beside the published numbers; of lines that cannot run, it is told why."""
-    ready: list[tuple[LinePlan, Data]] = []
+    ready: list[tuple[Plan, Data]] = []
     absent: list[str] = []
     for plan in plans:
         try:
@@ -53,12 +71,13 @@ def run_table(plans: list[LinePlan], data_root: Path | None, address: str | None
     for plan, data in ready:
         with search_table(plan.search) as shown:
             finished = run_search(plan.search, data_root, shown, address, data, {"table": plan.note})
-        results.append(LineResult.read(plan.line, finished.folder))
+        results.append(_read(plan, finished.folder))
         if finished.warning:
             click.echo(f"  warning: {finished.warning}", err=True)
     for sentence in absent:
         click.echo(f"not run: {sentence}", err=True)
-    name = plans[0].name if len(plans) == 1 else plans[0].table.name
+    lines = list(dict.fromkeys(plan.line.name for plan in plans))
+    name = plans[0].table.name + (f"/{lines[0]}" if len(lines) == 1 else "")
     _close(name, plans[0].table, results, Path(ready[0][0].search.experiment.output))
 
 
@@ -66,12 +85,25 @@ def report_table(name: str, output: Path) -> None:
     """Print a table from the last finished run of each of its lines under `output`. Raises UserError."""
     table, lines = find_lines(name, FAMILIES)
     latest = _latest(output)
-    found = [(line, latest[full]) for line in lines if (full := f"{table.name}/{line.name}") in latest]
+    found: list[Result] = []
+    for line in lines:
+        full = f"{table.name}/{line.name}"
+        if isinstance(line, StreamLine):
+            ran = [heading for heading in line.methods if f"{full}/{heading}" in latest]
+            found += [StreamResult.read(line, heading, latest[f"{full}/{heading}"]) for heading in ran]
+        elif full in latest:
+            found.append(LineResult.read(line, latest[full]))
     if not found:
         raise UserError(
             f"{name}: no finished run of it lies under {output}; run it first, or name the folder: --output"
         )
-    _close(name, table, [LineResult.read(line, folder) for line, folder in found], output)
+    _close(name, table, found, output)
+
+
+def _read(plan: Plan, folder: RunFolder) -> Result:
+    if isinstance(plan, StreamPlan):
+        return StreamResult.read(plan.line, plan.heading, folder)
+    return LineResult.read(plan.line, folder)
 
 
 def _latest(output: Path) -> dict[str, RunFolder]:
@@ -86,13 +118,13 @@ def _latest(output: Path) -> dict[str, RunFolder]:
     return {line: folder for _, line, folder in sorted(runs, key=lambda run: run[:2])}
 
 
-def _close(name: str, table: Table, results: list[LineResult], output: Path) -> None:
+def _close(name: str, table: Table, results: list[Any], output: Path) -> None:
     """The table, what was run for it, and where everything lies."""
     folder = output / "tables" / name.replace("/", "-")
     write(table, results, folder)
-    figures = draw_table(results, folder)
+    figures = (draw_results if isinstance(results[0], StreamResult) else draw_table)(results, folder)
     print_rows([row for result in results for row in result.rows()], f"{table.name}: {table.title}")
-    click.echo(EXPLAINED)
+    click.echo(results[0].explained)
     for remark in all_remarks(results):
         click.echo(f"- {remark}")
     click.echo(f"runs: {output}\ntable: {folder / 'table.md'}, table.json\n  figure: {figures[0]}")

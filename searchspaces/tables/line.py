@@ -1,6 +1,6 @@
 """What a line of a published table is: a setting, the methods compared on it, and what was printed."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,19 +33,26 @@ class Table:
 
     name: str
     title: str
-    lines: list[Line]
+    lines: Sequence[Any]
+    """Of Line, or all of StreamLine."""
 
 
 Family = Callable[[], Mapping[str, Table]]
 
 
-def find_lines(name: str, families: Mapping[str, Family]) -> tuple[Table, list[Line]]:
-    """The table FAMILY/TABLE and its lines, or the one line of FAMILY/TABLE/LINE. Raises UserError."""
+def find_lines(name: str, families: Mapping[str, Family]) -> tuple[Table, list[Any]]:
+    """The table FAMILY/TABLE and its lines, or the one line of FAMILY/TABLE/LINE or FAMILY/LINE. Raises UserError."""
     family, _, rest = name.partition("/")
     if family not in families:
         raise UserError(f"{family!r} has no tables here{nearest(family, families)} (known: {', '.join(families)})")
     tables = families[family]()
     wanted, _, line_name = rest.partition("/")
+    if wanted not in tables and not line_name:
+        # FAMILY/LINE: in the first table that has it.
+        homes = [
+            table.name.partition("/")[2] for table in tables.values() if wanted in [one.name for one in table.lines]
+        ]
+        wanted, line_name = (homes[0], wanted) if homes else (wanted, "")
     if wanted not in tables:
         raise UserError(f"{name}: there is no such table{nearest(wanted, tables)} (of {family}: {', '.join(tables)})")
     table = tables[wanted]

@@ -53,7 +53,7 @@ def plan_line(
     lines: Lines = {}
     found: list[tuple[str, dict[str, Any]]] = []
     base: dict[str, Any] = {}
-    for heading in _wanted(table, line, methods):
+    for heading in wanted_methods(table.name, list(line.methods), methods):
         for section in _sections(line, heading, grid):
             values = deepcopy(line.values) | {"name": name.replace("/", "-"), "algorithm": section}
             for override in changed:
@@ -72,7 +72,7 @@ def plan_line(
     search = {"metric": "client_loss" if loss else "test_accuracy", **given, "kind": "grid", "space": space}
     plan = parse_search(base | {"search": search}, lines, name)
     assert len(plan.configurations) == len(found)
-    return LinePlan(table, line, plan, [heading for heading, _ in found], _told(changed), grid)
+    return LinePlan(table, line, plan, [heading for heading, _ in found], told(changed), grid)
 
 
 def _note(found: list[tuple[str, dict[str, Any]]], heading: str, section: Any, name: str) -> None:
@@ -84,22 +84,22 @@ def _note(found: list[tuple[str, dict[str, Any]]], heading: str, section: Any, n
         found.append((heading, section))
 
 
-def _told(changed: Sequence[str]) -> list[str]:
+def told(changed: Sequence[str]) -> list[str]:
     """Those of the changes that may change the numbers."""
     elsewhere = ("output", "tracking", "resources")
     return [one for one in changed if one.partition("=")[0].partition(".")[0] not in elsewhere]
 
 
-def _wanted(table: Table, line: Line, methods: Sequence[str]) -> list[str]:
-    known = {heading.lower(): heading for heading in line.methods}
+def wanted_methods(table: str, headings: list[str], methods: Sequence[str]) -> list[str]:
+    """The headings that are named, in any case; all of them where none is. Raises UserError."""
+    known = {heading.lower(): heading for heading in headings}
     for method in methods:
         if method.lower() not in known:
             raise UserError(
-                f"--methods: {table.name} has no {method!r}{nearest(method, line.methods)} (its methods: "
-                f"{', '.join(line.methods)})"
+                f"--methods: {table} has no {method!r}{nearest(method, headings)} (its methods: {', '.join(headings)})"
             )
     chosen = {known[method.lower()] for method in methods}
-    return [heading for heading in line.methods if not chosen or heading in chosen]
+    return [heading for heading in headings if not chosen or heading in chosen]
 
 
 def _sections(line: Line, heading: str, grid: bool) -> list[dict[str, Any]]:

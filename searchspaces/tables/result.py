@@ -2,9 +2,10 @@
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 from hedgerow.platform.report import first_to, summarise, target_heading, target_label
 from hedgerow.platform.runs import RunFolder
@@ -47,9 +48,26 @@ class Cell:
         return (cost if targeted else percent(self.best_accuracy)) + (MARK if self.dropped else "")
 
 
+class Result(Protocol):
+    """What was run of a line, as a table shows it."""
+
+    explained: ClassVar[str]
+    """What the cells are."""
+
+    @property
+    def line(self) -> Any: ...
+    def rows(self) -> list[dict[str, str]]: ...
+    def remarks(self) -> list[str]: ...
+    def as_dict(self) -> dict[str, Any]: ...
+
+
 @dataclass(frozen=True)
 class LineResult:
     """A line that was run: its cells by target and method."""
+
+    explained: ClassVar[str] = (
+        "transmissions, in FedAvg rounds, to the target: measured (against the first method) [published]; + not reached"
+    )
 
     line: Line
     folder: RunFolder
@@ -166,25 +184,20 @@ class LineResult:
         }
 
 
-EXPLAINED = (
-    "transmissions, in FedAvg rounds, to the target: measured (against the first method) [published]; + not reached"
-)
-
-
-def all_remarks(results: list[LineResult]) -> list[str]:
+def all_remarks(results: Sequence[Result]) -> list[str]:
     """Those of every line, then what the source leaves open, once."""
     found = [remark for result in results for remark in result.remarks()]
     return found + list(dict.fromkeys(result.line.remark for result in results if result.line.remark))
 
 
-def to_markdown(table: Table, results: list[LineResult]) -> str:
+def to_markdown(table: Table, results: Sequence[Result]) -> str:
     """The table and what stands below it."""
     rows = [row for result in results for row in result.rows()]
     remarks = "".join(f"- {remark}\n" for remark in all_remarks(results))
-    return f"# {table.name}: {table.title}\n\n{markdown_table(rows)}\n{EXPLAINED}\n\n{remarks}"
+    return f"# {table.name}: {table.title}\n\n{markdown_table(rows)}\n{results[0].explained}\n\n{remarks}"
 
 
-def write(table: Table, results: list[LineResult], folder: Path) -> None:
+def write(table: Table, results: Sequence[Result], folder: Path) -> None:
     """table.md and table.json in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "table.md").write_text(to_markdown(table, results), encoding="utf-8")
