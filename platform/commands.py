@@ -11,6 +11,7 @@ from hedgerow.platform.data.picture import draw_coverage, draw_partition, partit
 from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.experiment_file import load_experiment
 from hedgerow.platform.figures import draw_curves
+from hedgerow.platform.report import meta_regret
 from hedgerow.platform.runner import FinishedRun
 from hedgerow.platform.runner import resume as resume_run
 from hedgerow.platform.runner import run as run_experiment
@@ -52,6 +53,19 @@ def show_partition(file: Path, overrides: Sequence[str], data_root: Path | None,
         click.echo(f"picture: {path}")
 
 
+def _tell_regrets(finished: list[FinishedRun]) -> None:
+    """Of learners of a stream, against the offline competitor, where it ran on the same one."""
+
+    def stream(run: FinishedRun) -> object:
+        return run.experiment.task, run.experiment.rounds
+
+    offline = [run for run in finished if run.experiment.algorithm.name == "offline"]
+    for run in finished:
+        for competitor in offline:
+            if stream(run) == stream(competitor):
+                run.summary["regret"] = meta_regret(run.records, competitor.records)
+
+
 def _session(experiments: Sequence[Experiment], address: str | None) -> AbstractContextManager[object]:
     """One Ray for all of them, where any needs it."""
     if all(experiment.resources.executor == "inline" for experiment in experiments):
@@ -63,6 +77,7 @@ def _session(experiments: Sequence[Experiment], address: str | None) -> Abstract
 
 def _close(finished: list[FinishedRun]) -> None:
     """The closing table, the figures, and where everything lies."""
+    _tell_regrets(finished)
     closing_table([(run.experiment.name, run.summary) for run in finished])
     for run in finished:
         click.echo(f"run: {run.folder.path}")

@@ -34,6 +34,14 @@ def summarise(records: list[Record], targets: list[float], metric: str = "test_a
     return summary
 
 
+def meta_regret(records: list[Record], competitor: list[Record]) -> float:
+    """What a learner of a stream suffered, in sum, more than a competitor's final model would have (thesis, 5.1).
+
+    competitor: the records of the `offline` learner on the same stream, whose last `ltm_loss` is over as many tasks.
+    """
+    return float(sum(record["test_loss"] - competitor[-1]["ltm_loss"] for record in records))
+
+
 def first_to(records: list[Record], target: float, metric: str = "test_accuracy") -> dict[str, Any] | None:
     """The rounds and transmissions after which a metric first reaches its target; None when it does not.
 

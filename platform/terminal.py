@@ -76,6 +76,9 @@ def closing_table(runs: list[tuple[str, dict[str, Any]]], console: Console | Non
     of_streams = [key for key in ("ctm", "ltm") if any(key in summary for _, summary in runs)]
     for key in of_streams:
         table.add_column(key.upper(), justify="right")
+    regrets = any("regret" in summary for _, summary in runs)
+    if regrets:
+        table.add_column("regret", justify="right")
     targets = list(runs[0][1]["to_target"]) if runs else []
     for target in targets:
         table.add_column(f"to {target_heading(target)}", justify="right")
@@ -90,6 +93,7 @@ def closing_table(runs: list[tuple[str, dict[str, Any]]], console: Console | Non
             _bytes(summary["bytes"]),
             f"{summary['seconds']:.1f} s",
             *(percent(summary.get(key)) for key in of_streams),
+            *([f"{summary['regret']:.2f}" if "regret" in summary else "-"] if regrets else []),
             *(_reached(summary, target) for target in targets),
         )
     console = console or _console()

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from hedgerow.platform.data import Stream
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.experiment_file import Lines, dump_values, parse_experiment, read_file
@@ -102,6 +103,8 @@ def _check_space(search: SearchSection, experiment: Experiment) -> None:
                 f"search.space.{key} cannot be searched{nearest(key, SEARCHABLE)}: it is the same for all trials "
                 f"(what may differ: {', '.join(SEARCHABLE)})"
             )
+        if key.startswith("task.partition") and isinstance(experiment.task.partition, Stream):
+            raise UserError(f"search.space.{key} cannot be searched: the stream is the same for all trials")
         if search.kind == "grid" and entry.form != "grid":
             raise UserError(f"search.space.{key}: kind grid takes lists only; give one, or take `kind: random`")
         if isinstance(search, PbtSearch) and entry.when:

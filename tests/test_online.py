@@ -1,11 +1,14 @@
 """The online loop: what is scored before it is learnt, what is looked at, and that nothing is lost."""
 
+import re
 from itertools import pairwise
 from shutil import rmtree
 
 import numpy as np
 import pytest
 import torch
+import yaml
+from click.testing import CliRunner
 from helpers import distance, identical
 from test_ray import numbers
 from test_resume import outcome
@@ -13,12 +16,16 @@ from test_resume import outcome
 from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.base import Batches, Cohort
 from hedgerow.algorithms.online import Online
+from hedgerow.cli import main
 from hedgerow.platform.build import build_data
 from hedgerow.platform.coordinator import Coordinator
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment_file import parse_experiment
+from hedgerow.platform.report import meta_regret
 from hedgerow.platform.runner import resume, run
 from hedgerow.platform.streams import draw_of
+from hedgerow.platform.tracking import RunLog
+from hedgerow.searchspaces.search_file import parse_search
 
 ONLINE = [name for name, kind in ALGORITHMS.items() if issubclass(kind, Online)]
 EVERYBODY = np.zeros(1, int)
@@ -123,6 +130,22 @@ def test_what_is_kept_is_told():
         assert (last["memory_vectors"], last["memory_tasks"]) == (vectors, tasks), name
         assert last["memory_bytes"] == 4 * model * vectors + tasks * 26 * sample
         assert last["transmissions"] == 0
+
+
+def test_regret_is_what_was_suffered_above_the_offline_competitor(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("mogd", "offline"):
+        values = stream(settings_of(name, adapt="none"), name=name, output=str(tmp_path))
+        values["task"] = values["task"] | {"model": {"name": "logreg"}}
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(values))
+    told = CliRunner().invoke(main, ["run", "mogd.yaml", "offline.yaml"], catch_exceptions=False).output
+    logs = {name: RunLog(next(tmp_path.glob(f"{name}-*")) / "metrics.jsonl").read() for name in ("mogd", "offline")}
+    # The competitor's last model, on each of the tasks; and what the learner lost on each before it had learnt it.
+    best = 5 * logs["offline"][-1]["ltm_loss"]
+    for name, records in logs.items():
+        regret = sum(record["test_loss"] for record in records) - best
+        assert meta_regret(records, logs["offline"]) == pytest.approx(regret)
+        assert re.search(rf"│ {name} .* {regret:.2f} │", told)
 
 
 def test_efficiency_is_the_fewest_samples_that_suffice():
@@ -243,6 +266,14 @@ def test_a_resumed_stream_ends_as_an_undisturbed_one(tmp_path):
 def test_what_does_not_fit_a_stream_is_refused(change, sentence):
     with pytest.raises(UserError, match=sentence):
         parse_experiment(stream(settings_of("moml")) | change)
+
+
+def test_the_stream_is_the_same_for_all_experts():
+    space = {"task.partition.train": [10, 20]}
+    with pytest.raises(
+        UserError, match=r"search.space.task.partition.train cannot be searched: the stream is the same"
+    ):
+        parse_search(stream(settings_of("moml")) | {"search": {"space": space}})
 
 
 def test_a_learner_of_streams_needs_one():
