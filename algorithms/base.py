@@ -98,10 +98,10 @@ class Batches:
     held_out: bool = False
     """Draw from the samples that the partition keeps for the client's own evaluation (if it keeps any)."""
     of: Sequence[int] | None = None
-    """Draw from the samples of these clients in place of the client's own: each batch from one of them, drawn anew; or,
-    where `size` is None, one batch of all that they have. Hashable: a tuple or a range."""
+    """Draw from the samples of these clients in place of the client's own: each batch from one of them, drawn anew.
+    Hashable: a tuple or a range."""
     mixed: bool = False
-    """With `of`: each sample of a batch from one of them, drawn anew."""
+    """With `of`: each sample of a batch from one of them, drawn anew; where `size` is None, all that they have."""
 
 
 @dataclass(frozen=True)

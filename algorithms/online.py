@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from hedgerow.algorithms.base import SCORED, Algorithm, Batch, Batches, ClientData, Cohort, Exchange, Exchanges
 from hedgerow.algorithms.gradient import gradient_and_value
@@ -25,6 +25,12 @@ class OnlineSGD(LocalSolver, Adaptation):
         10, ge=1, description="samples per step, and as many to adapt on; null: all that there are"
     )
     weight_decay: float = Field(1e-3, ge=0, description="L2 penalty, added to the direction after clipping")
+
+    @model_validator(mode="after")
+    def _newton_is_for_convex_losses(self) -> Self:
+        if self.solver == "newton" and self.adapt != "none":
+            raise ValueError("`solver: newton` is for convex losses, without adaptation; set `adapt: none`")
+        return self
 
 
 class Online(Algorithm):
@@ -47,7 +53,7 @@ class Online(Algorithm):
         """K mini-batches, each of one of the tasks, with samples to adapt on and as many to learn from."""
         hyper = self.hyper
         if hyper.solver == "newton":
-            return Batches(shuffle=False, of=tasks)
+            return Batches(shuffle=False, of=tasks, mixed=True)
         both = 1 if hyper.adapt == "none" else 2
         return Batches(hyper.batch_size and both * hyper.batch_size, steps=hyper.steps, of=tasks)
 

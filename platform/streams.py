@@ -51,24 +51,21 @@ def draw_of(
     Returns whose sample it is (positions in `spec.of`), its position among theirs, and the mask of the real ones; all
     (C, steps, size). Mini-batches are drawn anew, each without replacement; those of `mixed` with replacement.
     """
-    total, count = int(sizes.sum()), len(clients)
-    if spec.size is None:
-        owners = np.repeat(np.arange(len(sizes)), sizes)
-        positions = np.arange(total) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        shape = (count, spec.steps or spec.epochs, total)
-        return np.broadcast_to(owners, shape), np.broadcast_to(positions, shape), np.ones(shape, bool)
-    steps = spec.steps or spec.epochs * -(-total // spec.size)
+    total, ends = int(sizes.sum()), np.cumsum(sizes)
+    size = spec.size or (total if spec.mixed else int(sizes.max()))
+    steps = spec.steps or spec.epochs * -(-total // size)
     who, step = clients[:, None, None], np.arange(steps)[:, None]
     if spec.mixed:
-        tickets = (keyed_hash(*key, who, step, np.arange(spec.size)) % np.uint64(total)).astype(np.int64)
-        ends = np.cumsum(sizes)
+        tickets = np.broadcast_to(np.arange(size), (len(clients), steps, size))
+        if spec.size is not None:
+            tickets = (keyed_hash(*key, who, step, np.arange(size)) % np.uint64(total)).astype(np.int64)
         owners = np.searchsorted(ends, tickets, side="right")
         return owners, tickets - (ends - sizes)[owners], np.ones(owners.shape, bool)
     chosen = (keyed_hash(*key, "of", who, step) % np.uint64(len(sizes))).astype(np.int64)  # (C, steps, 1)
     has = sizes[chosen]
     samples = np.arange(int(sizes.max()))
     bits = np.where(samples < has, keyed_hash(*key, who, step, samples), np.uint64(2**64 - 1))
-    positions = np.argsort(bits, axis=-1, kind="stable")[:, :, : spec.size]
+    positions = np.argsort(bits, axis=-1, kind="stable")[:, :, :size]
     mask = np.arange(positions.shape[-1]) < has
     return np.broadcast_to(chosen, positions.shape), np.where(mask, positions, 0), mask
 

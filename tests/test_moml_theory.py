@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from exact import ExactStream, OnlineQuadratics, OnlineWaves, Step, quadratics, spheres, waves
 
-from hedgerow.algorithms import BMOML, FTRL, MOGD, MOML, MOMLZero, Offline
+from hedgerow.algorithms import BMOML, FTML, FTRL, MOGD, MOML, TOE, MOMLZero, Offline
 
 EXACT = {"adapt": "none", "weight_decay": 0.0, "solver": "newton"}
 SIX = [1, 1, 1, -1, -1, -1]
@@ -131,7 +131,7 @@ def test_b_moml_without_a_buffer_is_moml(state_update):
 # ---- references of convex online learning -------------------------------------------------------------------------
 
 
-def test_ftrl_ftl_ogd_and_the_offline_competitor_have_closed_forms():
+def test_ftrl_ftl_ftml_and_the_offline_competitor_have_closed_forms():
     c = np.random.default_rng(0).normal(size=(8, 2))
     task, samples = spheres(c)
 
@@ -142,12 +142,24 @@ def test_ftrl_ftl_ogd_and_the_offline_competitor_have_closed_forms():
     sums, t = np.cumsum(c, axis=0), np.arange(1, 9)[:, None]
     assert models(FTRL, mu=3.0) == pytest.approx(sums / (t + 3.0), abs=1e-6)
     assert models(FTRL, mu=0.0) == pytest.approx(sums / t, abs=1e-9)
+    assert models(FTML) == pytest.approx(sums / t, abs=1e-9)
     assert models(Offline) == pytest.approx(np.broadcast_to(c.mean(0), c.shape), abs=1e-9)
-    expected, w = [], np.zeros(2)
-    for centre in c:
-        w = w - 0.3 * (w - centre)
-        expected.append(w)
-    assert models(MOGD, solver="sgd", steps=1, lr=0.3) == pytest.approx(np.array(expected), abs=1e-12)
+
+
+def test_ogd_and_toe_descend_on_the_task_and_on_everything():
+    c = np.random.default_rng(1).normal(size=(8, 2))
+    task, samples = spheres(c)
+    means = np.cumsum(c, axis=0) / np.arange(1, 9)[:, None]
+    for kind, targets in ((MOGD, c), (TOE, means)):
+        w = np.zeros(2)
+        for steps, target in zip(
+            ExactStream(kind, task, samples, **EXACT | {"solver": "sgd", "steps": 3, "lr": 0.3}).steps(),
+            targets,
+            strict=True,
+        ):
+            for _ in range(3):
+                w = w - 0.3 * (w - target)
+            assert steps.vector("w") == pytest.approx(w, abs=1e-12)
 
 
 # ---- bounds -------------------------------------------------------------------------------------------------------

@@ -223,11 +223,16 @@ def test_mixed_mini_batches_are_drawn_from_the_union():
     assert np.mean(owners == 0) == pytest.approx(0.1, abs=0.02)
 
 
-def test_without_a_size_a_batch_is_all_that_they_have():
-    owners, positions, mask = draw_of(Batches(of=(4, 2)), (1,), np.array([0]), np.array([2, 3]))
+def test_without_a_size_a_batch_is_all_that_one_of_them_has_or_all_of_them_have():
+    sizes = np.array([2, 3])
+    owners, positions, mask = draw_of(Batches(of=(4, 2), mixed=True), (1,), np.array([0]), sizes)
     assert owners.tolist() == [[[0, 0, 1, 1, 1]]]
     assert positions.tolist() == [[[0, 1, 0, 1, 2]]]
     assert mask.all()
+    owners, positions, mask = draw_of(Batches(of=(4, 2), steps=50), (1,), np.array([0]), sizes)
+    for owner, row, real in zip(owners[0, :, 0], positions[0], mask[0], strict=True):
+        assert sorted(row[real].tolist()) == list(range(sizes[owner]))
+    assert set(owners[0, :, 0].tolist()) == {0, 1}
 
 
 # ---- nothing is lost, and bad files -------------------------------------------------------------------------------
@@ -260,6 +265,7 @@ def test_a_resumed_stream_ends_as_an_undisturbed_one(tmp_path):
     [
         ({"algorithm": {"name": "fedavg"}}, "algorithm.name: fedavg does not learn streams; choose one of b_moml,"),
         ({"rounds": 7}, "`rounds: 7` are more than the 6 tasks of the stream"),
+        ({"algorithm": {"name": "ftml", "solver": "newton"}}, "`solver: newton` is for convex losses"),
         ({"evaluation": {"efficiency": {"threshold": 0.5, "points": [3, 1]}}}, "`points` must ascend"),
     ],
 )
