@@ -62,7 +62,9 @@ def run_table(plans: Sequence[Plan], data_root: Path | None, address: str | None
     absent: list[str] = []
     for plan in plans:
         try:
-            ready.append((plan, check_search(plan.search, data_root)))
+            # All methods of a stream learn the same one: it is made once.
+            same = ready and isinstance(plan, StreamPlan) and ready[-1][0].line is plan.line
+            ready.append((plan, ready[-1][1] if same else check_search(plan.search, data_root)))
         except UserError as error:
             absent.append(f"{plan.name}: {error}")
     if not ready:
