@@ -25,8 +25,8 @@ class BMOML(MOML):
         keep: float = Field(0.5, gt=0, le=1, description="p, of policy random; the buffer is filled first")
         state_update: Literal["linear", "exact"] = Field(
             "linear",
-            description="the mean of the window's latest gradients: from the condition that the regularised loss is "
-            "stationary, or one gradient kept per task",
+            description="the mean of the latest tasks' gradients, as many as the window has: from the condition that "
+            "the regularised loss is stationary (0 without a penalty), or one gradient kept per task",
         )
 
     def init_server(self) -> Tree:
@@ -35,6 +35,7 @@ class BMOML(MOML):
         if self.hyper.state_update == "exact":
             # lam of the latest tasks, this one's included; zero rows before there are so many.
             server["lams"] = tree_map(lambda leaf: leaf.new_zeros((size + 1, *leaf.shape)), w)
+            server["learnt"] = torch.zeros((), dtype=torch.int64)
         return server | {"buffer": torch.full((size,), EMPTY)}
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
@@ -48,7 +49,8 @@ class BMOML(MOML):
             result = yield self.look(w, cohort)
             latest = result.up["gradient"]
             new["lams"] = tree_map(lambda ring, leaf: torch.cat([ring[1:], leaf[None]]), server["lams"], latest)
-            new["lam"] = tree_map(lambda ring: ring.sum(0) / min(cohort.round, len(ring)), new["lams"])
+            new["learnt"] = server["learnt"] + 1
+            new["lam"] = tree_map(lambda ring: ring.sum(0) / new["learnt"].clamp(max=len(ring)), new["lams"])
         else:
             latest = new["lam"] = add(server["lam"], sub(w, server["v"]), -alpha)
         new["v"] = scale(add(add(server["v"], w), latest, -1 / alpha), 0.5) if alpha else server["v"]

@@ -16,6 +16,7 @@ class FTRL(Online):
 
     class Hyper(OnlineSGD):
         name: Literal["ftrl"] = "ftrl"
+        weight_decay: float = Field(0.0, ge=0, description="L2 penalty, added to the direction after clipping")
         mu: float = Field(1.0, ge=0, description="weight of the regulariser; 0 is FTL, follow the leader")
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:

@@ -104,6 +104,9 @@ def _one_of(linear: Params | None, proximal: Proximal | None) -> tuple[Params | 
         return linear, None
     if linear is None:
         return None, proximal
+    if isinstance(proximal.weight, Tensor):
+        # Some experts of a pack may have weight 0.
+        return linear, proximal
     return None, Proximal(proximal.weight, add(proximal.centre, linear, -1 / proximal.weight))
 
 

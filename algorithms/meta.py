@@ -29,7 +29,8 @@ class Adaptation(HyperParameters):
 class Prototypes(Task):
     """Predicts the class whose centre is nearest to the model's output (Snell et al., 2017).
 
-    centres (classes, outputs); seen (classes,): False for a class without support, which is never predicted.
+    centres (classes, outputs); seen (classes,): False for a class without support, which is never predicted: it is
+    taken to lie beyond the farthest centre.
     """
 
     centres: Tensor | None = None
@@ -43,7 +44,15 @@ class Prototypes(Task):
         # Multiplied out: no tensor of samples x classes x outputs.
         products = outputs @ self.centres.T
         near = 2 * products - self.centres.square().sum(-1) - outputs.square().sum(-1, keepdim=True)
-        return torch.where(self.seen, near, -1e9)
+        farthest = torch.where(self.seen, near, torch.inf).min(-1, keepdim=True).values.detach()
+        return torch.where(self.seen, near, farthest - 1)
+
+    def loss(self, w: Params, batch: Batch) -> Tensor:
+        """Over the samples whose class was seen: of the others there is nothing to learn."""
+        assert self.seen is not None
+        known = self.seen[batch.y].to(batch.x.dtype)
+        mask = known if batch.mask is None else known * batch.mask
+        return super().loss(w, Batch(batch.x, batch.y, mask, batch.active))
 
 
 def adapted(task: Task, w: Params, support: Batch | None, hp: Any) -> tuple[Task, Params]:
@@ -61,7 +70,7 @@ def adapted(task: Task, w: Params, support: Batch | None, hp: Any) -> tuple[Task
         members = members * support.mask[:, None]
     counts = members.sum(0)
     centres = (members.T @ outputs) / counts.clamp(min=1.0)[:, None]
-    return Prototypes(task.module, task.mean, task.std, centres, counts > 0), w
+    return Prototypes(task.module, task.mean, task.std, centres=centres, seen=counts > 0), w
 
 
 def maml(task: Task, w: Params, support: Batch, lr: Any, steps: int) -> Params:

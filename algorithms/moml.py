@@ -21,8 +21,8 @@ class MOML(Online):
         alpha: float = Field(1.0, gt=0, description="weight of the quadratic penalty")
         state_update: Literal["linear", "exact"] = Field(
             "linear",
-            description="lam: from the condition that the regularised loss is stationary, or by one more pass over the "
-            "task",
+            description="lam: from the condition that the regularised loss is stationary (the slope of weight_decay is "
+            "then in it), or by one more pass over the task",
         )
 
     def init_server(self) -> Tree:

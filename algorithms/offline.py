@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from pydantic import Field
+
 from hedgerow.algorithms.base import Cohort, Exchanges
 from hedgerow.algorithms.online import Online, OnlineSGD
 from hedgerow.algorithms.trees import Tree
@@ -12,6 +14,7 @@ class Offline(Online):
 
     class Hyper(OnlineSGD):
         name: Literal["offline"] = "offline"
+        weight_decay: float = Field(0.0, ge=0, description="L2 penalty, added to the direction after clipping")
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         result = yield self.learn(server, cohort, range(cohort.population))

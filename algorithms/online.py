@@ -1,7 +1,6 @@
 """Learners of a stream: one task per round, scored before it is learnt, without a second pass (thesis, chapter 5)."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -13,7 +12,7 @@ from hedgerow.algorithms.gradient import gradient_and_value
 from hedgerow.algorithms.local import LocalSolver, minimise
 from hedgerow.algorithms.meta import Adaptation, adapted, meta_loss
 from hedgerow.algorithms.task import Params
-from hedgerow.algorithms.trees import Tree, add, scale, zeros_like
+from hedgerow.algorithms.trees import Tree
 
 
 class OnlineSGD(LocalSolver, Adaptation):
@@ -40,16 +39,14 @@ class Online(Algorithm):
     where `learn` names them: those it must keep.
     """
 
-    online = True
-
     Hyper: ClassVar[type[OnlineSGD]] = OnlineSGD
 
     def learn(self, down: Tree, cohort: Cohort, tasks: Sequence[int] | None = None) -> Exchange:
         """K steps on these tasks; None: the one of the round."""
-        batches = {"train": self.mini_batches(tasks)}
+        batches = {"train": self.mini_batches(tasks or (int(cohort.clients[0]),))}
         return Exchange(self.train, down, cohort.clients, batches=batches)
 
-    def mini_batches(self, tasks: Sequence[int] | None) -> Batches:
+    def mini_batches(self, tasks: Sequence[int]) -> Batches:
         """K mini-batches, each of one of the tasks, with samples to adapt on and as many to learn from."""
         hyper = self.hyper
         if hyper.solver == "newton":
@@ -111,15 +108,10 @@ class Online(Algorithm):
         return {}, state, {"loss": totals[0], "correct": totals[1], "samples": totals[2]}
 
     def look(self, w: Params, cohort: Cohort) -> Exchange:
-        """The gradient of the task's F at w: up["gradient"]."""
-        batches = replace(self.mini_batches(None), steps=None, shuffle=False)
-        return Exchange(self.gradient, {"w": w}, cohort.clients, batches={"train": batches})
+        """The gradient of the task's F at w, from all of its training samples: up["gradient"]."""
+        return Exchange(self.gradient, {"w": w}, cohort.clients, batches={"train": Batches()})
 
     def gradient(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        """Client step: the mean gradient over one pass through the task's training samples."""
-        total, steps = zeros_like(down["w"]), 0
-        gradient = gradient_and_value(self.meta_loss(hp))
-        for batch in data.batches("train"):
-            total = add(total, gradient(down["w"], batch)[0])
-            steps += 1
-        return {"gradient": scale(total, 1 / max(steps, 1))}, state, {}
+        """Client step: one gradient, with half of the samples to adapt on."""
+        slope, _ = gradient_and_value(self.meta_loss(hp))(down["w"], next(data.batches("train")))
+        return {"gradient": slope}, state, {}

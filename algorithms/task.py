@@ -1,7 +1,6 @@
 """The task as the mathematics sees it: a functional model and its loss."""
 
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,23 +21,19 @@ class Task:
 
     module: maps a batch of samples to logits (samples, classes).
     mean, std: normalisation, broadcast against one raw sample; None leaves samples as they are (tokens).
+    build: makes the same module with the initial parameters that a seed decides.
     """
 
     module: nn.Module
     mean: Tensor | None = None
     std: Tensor | None = None
+    build: Callable[[int], nn.Module] | None = None
 
     def init(self, seed: int | None = None) -> Params:
-        """The initial parameters: those that the module was built with, or, with a seed, others that it draws."""
-        module = self.module
-        if seed is not None:
-            module = deepcopy(module)
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
-                for part in module.modules():
-                    reset: Callable[[], None] | None = getattr(part, "reset_parameters", None)
-                    if reset:
-                        reset()
+        """The initial parameters: those that the module was built with, or, with a seed, those of another one."""
+        if seed is not None and self.build is None:
+            raise ValueError("this task was made without `build`, which makes other initial parameters")
+        module = self.module if seed is None or self.build is None else self.build(seed)
         return {name: p.detach().clone() for name, p in module.named_parameters()}
 
     def prepare(self, x: Tensor) -> Tensor:
@@ -50,7 +45,7 @@ class Task:
     def to(self, device: torch.device) -> "Task":
         """The same on another device."""
         mean, std = (None if t is None else t.to(device) for t in (self.mean, self.std))
-        return Task(self.module.to(device), mean, std)
+        return Task(self.module.to(device), mean, std, self.build)
 
     def logits(self, w: Params, x: Tensor) -> Tensor:
         """Logits (samples, classes) of prepared samples `x` at parameters `w`."""

@@ -1,5 +1,6 @@
 """TOE: train on everything (thesis, 5.3): one ordinary model of all samples so far, adapted only to be scored."""
 
+from dataclasses import replace
 from typing import Any, Literal
 
 from hedgerow.algorithms.base import Batches, Cohort, Exchanges
@@ -18,7 +19,8 @@ class TOE(Online):
         return result.up
 
     def mini_batches(self, tasks: Any) -> Batches:
-        return Batches(self.hyper.batch_size, steps=self.hyper.steps, of=tasks, mixed=True)
+        batches = super().mini_batches(tasks)
+        return batches if batches.mixed else replace(batches, size=self.hyper.batch_size, mixed=True)
 
     def meta_loss(self, hp: Any) -> Any:
         return self.task.loss

@@ -1,5 +1,6 @@
 """From an experiment to what runs it: data, partition, model, algorithm. The same in every process."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -47,10 +48,10 @@ def check(experiment: Experiment, data_root: Path | None) -> tuple[Dataset, Part
     return dataset, partition
 
 
-def build_module(experiment: Experiment, dataset: Dataset) -> torch.nn.Module:
-    """The model with its initial parameters, which the seed decides."""
+def build_module(experiment: Experiment, dataset: Dataset, seed: int | None = None) -> torch.nn.Module:
+    """The model with its initial parameters, which the seed decides; None: the experiment's."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(experiment.seed)
+        torch.manual_seed(experiment.seed if seed is None else seed)
         return build_model(experiment.task.model, dataset.sample_shape, dataset.classes, dataset.is_tokens)
 
 
@@ -63,5 +64,7 @@ def task_on(dataset: Dataset, module: torch.nn.Module) -> Task:
 
 def build_algorithms(experiments: list[Experiment], dataset: Dataset) -> list[Algorithm]:
     """The algorithms of experiments that have their task and seed in common."""
-    task = task_on(dataset, build_module(experiments[0], dataset))
+    first = experiments[0]
+    task = task_on(dataset, build_module(first, dataset))
+    task = replace(task, build=lambda seed: build_module(first, dataset, seed))
     return [algorithm_class(one.algorithm.name)(one.algorithm, task) for one in experiments]

@@ -64,6 +64,7 @@ def _tell_regrets(finished: list[FinishedRun]) -> None:
         for competitor in offline:
             if stream(run) == stream(competitor):
                 run.summary["regret"] = meta_regret(run.records, competitor.records)
+                run.folder.update(summary=run.summary)
 
 
 def _session(experiments: Sequence[Experiment], address: str | None) -> AbstractContextManager[object]:

@@ -192,8 +192,18 @@ class Experiment(Section, Generic[H]):
                 f"`rounds: {self.rounds}` are more than the {stream.tasks} tasks of the stream; lower it or raise "
                 "task.partition.tasks"
             )
-        if self.evaluation.efficiency and not stream:
+        efficiency = self.evaluation.efficiency
+        if efficiency and not stream:
             raise ValueError("`evaluation.efficiency` is about the tasks of a stream; remove it")
+        if efficiency and stream and efficiency.points[-1] > stream.train:
+            raise ValueError(
+                f"`evaluation.efficiency.points` goes up to {efficiency.points[-1]}, but a task has {stream.train} "
+                "training samples; lower it"
+            )
+        if stream and self.evaluation.targets:
+            raise ValueError(
+                "`evaluation.targets` does not go with a stream, where every round is another task; remove it"
+            )
         return self
 
     def cohort_size(self, population: int) -> int:

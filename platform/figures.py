@@ -21,7 +21,9 @@ def draw_curves(runs: dict[str, list[Record]], folder: Path, targets: list[float
     """
     folder.mkdir(parents=True, exist_ok=True)
     if all(records and "ctm" in records[0] for records in runs.values()):
-        curves = {name: {key: points(records, key) for key in ("ctm", "ltm")} for name, records in runs.items()}
+        curves = {name: {key: points(records, key) for key in STREAM_CURVES} for name, records in runs.items()}
+        for by_key in curves.values():
+            by_key["efficiency_points"] = smoothed(by_key["efficiency_points"])
         return draw_streams({"": curves}, folder / "curves_by_task")
     rounds = {name: [record["round"] for record in records] for name, records in runs.items()}
     sent = {
@@ -71,23 +73,38 @@ def _draw(
 
 Points = list[tuple[int, float]]
 
+STREAM_CURVES = {
+    "ctm": "accuracy on new tasks, mean so far (CTM)",
+    "ltm": "accuracy on all tasks so far (LTM)",
+    "efficiency_points": "samples of a new task that are needed",
+}
+"""What is drawn of learners of streams, and what each axis says."""
+
 
 def points(records: list[Record], key: str) -> Points:
     """(round, value) of the rounds that have it."""
     return [(record["round"], record[key]) for record in records if key in record]
 
 
-def draw_streams(streams: dict[str, dict[str, dict[str, Points]]], path: Path) -> list[Path]:
-    """CTM and LTM against the tasks, a row of panels per stream; PNG and SVG.
+def smoothed(points: Points) -> Points:
+    """The mean of a value and of those before it, a twentieth of all."""
+    window = max(1, len(points) // 20)
+    values = [value for _, value in points]
+    return [(x, float(np.mean(values[max(0, i + 1 - window) : i + 1]))) for i, (x, _) in enumerate(points)]
 
-    streams: title -> name in the legend -> {"ctm": points, "ltm": points}.
+
+def draw_streams(streams: dict[str, dict[str, dict[str, Points]]], path: Path) -> list[Path]:
+    """CTM, LTM and, where it was measured, the samples needed, against the tasks; PNG and SVG.
+
+    streams: title, of a row of panels -> name in the legend -> key of STREAM_CURVES -> points.
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 3.8 * len(streams)), layout="constrained")
-    panels = figure.subplots(len(streams), 2, squeeze=False)
+    shown = [key for key in STREAM_CURVES if any(run[key] for runs in streams.values() for run in runs.values())]
+    figure = Figure(figsize=(5 * len(shown), 3.8 * len(streams)), layout="constrained")
+    panels = figure.subplots(len(streams), len(shown), squeeze=False)
     for row, (title, curves) in zip(panels, streams.items(), strict=True):
-        for axes, key in zip(row, ("ctm", "ltm"), strict=True):
+        for axes, key in zip(row, shown, strict=True):
             for index, (name, by_key) in enumerate(curves.items()):
                 if by_key[key]:
                     axes.plot(
@@ -95,9 +112,9 @@ def draw_streams(streams: dict[str, dict[str, dict[str, Points]]], path: Path) -
                         linestyle=STYLES[index // len(COLOURS) % len(STYLES)], linewidth=1.6,
                         marker="o" if key == "ltm" else None, markersize=3,
                     )  # fmt: skip
-            what = "accuracy on new tasks, mean so far (CTM)" if key == "ctm" else "accuracy on all tasks so far (LTM)"
-            axes.set(title=title, xlabel="tasks", ylabel=what)
-            axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
+            axes.set(title=title, xlabel="tasks", ylabel=STREAM_CURVES[key])
+            if key != "efficiency_points":
+                axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
             axes.grid(alpha=0.25)
             axes.spines[["top", "right"]].set_visible(False)
             if axes.lines:

@@ -17,7 +17,8 @@ class OnlineLearner(Learner):
 
     Records, per round: test_accuracy and test_loss, of the model adapted to the new task; ctm, the mean of these
     accuracies so far; what is kept of the past (memory_vectors, in models, memory_tasks, memory_bytes); with
-    `evaluation.efficiency` the samples needed (efficiency_points). Every `evaluation.every` rounds: ltm and ltm_loss,
+    `evaluation.efficiency` the samples needed (efficiency_points; the most that were tried where efficiency_reached is
+    0). Every `evaluation.every` rounds: ltm and ltm_loss,
     of the model adapted anew to each task so far.
     """
 
@@ -25,6 +26,8 @@ class OnlineLearner(Learner):
 
     def __init__(self, experiment: Experiment, algorithm: Online, partition: Partition, dataset: Dataset):
         super().__init__(experiment, algorithm, partition, test_samples=0)
+        # Tasks that no round comes to are nobody's, not even the offline competitor's.
+        self.population = experiment.rounds
         self.sample_bytes = dataset.x_train[0].nbytes + dataset.y_train[0].nbytes
 
     def _next(self, number: int) -> Requests:
@@ -64,7 +67,7 @@ class OnlineLearner(Learner):
             for points, result in zip(wanted.points, results, strict=True)
             if result.metrics["correct"][0] >= wanted.threshold * result.metrics["samples"][0]
         ]
-        return {"efficiency_points": enough[0]} if enough else {}
+        return {"efficiency_points": min(enough, default=wanted.points[-1]), "efficiency_reached": float(bool(enough))}
 
     def _memory(self, server: Any, number: int, task: np.ndarray) -> Record:
         """What the learner keeps from round to round."""

@@ -70,39 +70,49 @@ class Progress:
 def closing_table(runs: list[tuple[str, dict[str, Any]]], console: Console | None = None) -> None:
     """One row per run. runs: (name, summary as `report.summarise` makes it)."""
     table = Table(title="Results", title_justify="left")
+    cells = _stream_cells if runs and all("ctm" in summary for _, summary in runs) else _cells
+    rows = [cells(summary) for _, summary in runs]
     table.add_column("run", no_wrap=True)
-    for heading in ("rounds", "accuracy", "best", "loss", "clients", "worst 10 %", "transmissions", "sent", "time"):
+    headings = list(dict.fromkeys(heading for row in rows for heading in row))
+    for heading in headings:
         table.add_column(heading, justify="right")
-    of_streams = [key for key in ("ctm", "ltm") if any(key in summary for _, summary in runs)]
-    for key in of_streams:
-        table.add_column(key.upper(), justify="right")
-    regrets = any("regret" in summary for _, summary in runs)
-    if regrets:
-        table.add_column("regret", justify="right")
-    targets = list(runs[0][1]["to_target"]) if runs else []
-    for target in targets:
-        table.add_column(f"to {target_heading(target)}", justify="right")
-    for name, summary in runs:
-        table.add_row(
-            name,
-            str(summary["rounds"]),
-            *(percent(summary[key]) for key in ("test_accuracy", "best_test_accuracy")),
-            "-" if summary["test_loss"] is None else f"{summary['test_loss']:.3f}",
-            *(percent(summary[key]) for key in ("client_accuracy", "client_accuracy_worst10")),
-            f"{summary['transmissions']:g}",
-            _bytes(summary["bytes"]),
-            f"{summary['seconds']:.1f} s",
-            *(percent(summary.get(key)) for key in of_streams),
-            *([f"{summary['regret']:.2f}" if "regret" in summary else "-"] if regrets else []),
-            *(_reached(summary, target) for target in targets),
-        )
+    for (name, _), row in zip(runs, rows, strict=True):
+        table.add_row(name, *(row.get(heading, "-") for heading in headings))
     console = console or _console()
     console.print(table)
     for name, summary in runs:
         if summary["dropped"]:
             console.print(f"{name}: {dropped_text(summary['dropped'])}")
-    if targets:
+    if any(heading.startswith("to ") for heading in headings):
         console.print("to x: transmissions, in FedAvg rounds, until the target is first reached; + not reached")
+
+
+def _cells(summary: dict[str, Any]) -> dict[str, str]:
+    return {
+        "rounds": str(summary["rounds"]),
+        "accuracy": percent(summary["test_accuracy"]),
+        "best": percent(summary["best_test_accuracy"]),
+        "loss": "-" if summary["test_loss"] is None else f"{summary['test_loss']:.3f}",
+        "clients": percent(summary["client_accuracy"]),
+        "worst 10 %": percent(summary["client_accuracy_worst10"]),
+        "transmissions": f"{summary['transmissions']:g}",
+        "sent": _bytes(summary["bytes"]),
+        "time": f"{summary['seconds']:.1f} s",
+        **{f"to {target_heading(target)}": _reached(summary, target) for target in summary["to_target"]},
+    }
+
+
+def _stream_cells(summary: dict[str, Any]) -> dict[str, str]:
+    """Of a learner of a stream, which transmits nothing and whose last round is one task among many."""
+    cells = {
+        "tasks": str(summary["rounds"]),
+        "CTM": percent(summary["ctm"]),
+        "LTM": percent(summary.get("ltm")),
+        "models kept": f"{summary['memory_vectors']:g}",
+        "tasks kept": str(summary["memory_tasks"]),
+        "time": f"{summary['seconds']:.1f} s",
+    }
+    return cells | ({"regret": f"{summary['regret']:.2f}"} if "regret" in summary else {})
 
 
 def dropped_text(dropped: int) -> str:

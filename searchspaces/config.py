@@ -55,8 +55,8 @@ LOSSES = ("test_loss", "client_loss")
 """What every run reports on evaluated rounds; the clients' where evaluation.clients is above 0."""
 
 
-STREAM = ("ltm", "ltm_loss")
-"""What learners of streams report beside test_accuracy and test_loss: on evaluated rounds, of all tasks so far."""
+STREAM = ("ctm", "ltm", "ltm_loss", "efficiency_points", "efficiency_reached")
+"""What learners of streams report beside test_accuracy and test_loss, which are of the round's own task."""
 
 ALONE = ("asha", "pbt", "optuna")
 """Kinds of search that start, stop or change each trial by itself."""

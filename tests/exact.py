@@ -177,7 +177,7 @@ class ExactStream(Exact):
 
     def data(self, k: int, batches: Any) -> ClientData:
         spec = batches["train"]
-        assert spec.of is None or spec.mixed
+        assert spec.of is None or len(spec.of) == 1 or spec.mixed
         rows = torch.tensor([k] if spec.of is None else list(spec.of)).repeat(spec.steps or 1, 1)
         streams = {"train": (rows, torch.ones(rows.shape, dtype=torch.bool))}
         return ClientData(self.x, torch.zeros(self.m, dtype=torch.long), lambda x: x, streams, batched=False)

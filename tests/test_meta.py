@@ -71,6 +71,19 @@ def test_prototypes_predict_the_nearest_centre(small):
     assert bool((logits.argmax(1) == torch.tensor([0, 2])[distances.argmin(1)]).all())
 
 
+def test_a_sample_whose_class_was_not_shown_teaches_prototypes_nothing(small):
+    task, w, batch = small
+    support = Batch(batch.x[:4], torch.tensor([0, 0, 2, 2]))
+    predictor, u = adapted(task, w, support, hyper(adapt="proto"))
+    query = Batch(batch.x[4:], torch.tensor([0, 2, 1, 1, 2, 0]))
+    known = Batch(batch.x[[4, 5, 8, 9]], query.y[[0, 1, 4, 5]])
+    assert float(predictor.loss(u, query)) == pytest.approx(float(predictor.loss(u, known)))
+    loss, correct, samples = predictor.score(u, query).tolist()
+    assert samples == 6
+    assert correct <= 4
+    assert 0 < loss < 1000
+
+
 @pytest.mark.parametrize("adapt", ["maml", "proto", "none"])
 def test_padded_samples_change_nothing(small, adapt):
     task, w, batch = small

@@ -46,24 +46,52 @@ def test_streams_are_those_of_the_thesis(name, tasks, train, batch):
     )
 
 
-def test_published_numbers_are_those_of_the_thesis():
-    def published(name: str) -> dict:
-        _, (line,) = find_lines(name, FAMILIES)
-        return {heading: (cells["ctm"], cells["ltm"]) for heading, cells in line.published.items()}
+SECTION_6 = """
+5.1 s-mnist TOE 71.22 63.73|5.1 s-mnist FS 71.15 71.14|5.1 s-mnist MOGD 74.63 74.07|5.1 s-mnist FTML 80.62 82.49
+5.1 s-mnist MOML 85.82 87.49|5.1 cifar100-5way FS 31.58 31.60|5.1 cifar100-5way MOGD 49.92 50.21
+5.1 cifar100-5way FTML 50.68 54.50|5.1 cifar100-5way MOML 55.83 60.78|5.1 miniimagenet-5way FS 20.90 20.81
+5.1 miniimagenet-5way MOGD 49.08 56.86|5.1 miniimagenet-5way FTML 56.77 63.12|5.1 miniimagenet-5way B=10 56.23 64.27
+5.2 cifar100-3way FTML 67.07 61.84|5.2 cifar100-3way MOML 69.10 72.15|5.2 cifar100-4way FTML 58.19 54.70
+5.2 cifar100-4way MOML 60.85 62.79|5.2 cifar100-5way FTML 50.68 54.50|5.2 cifar100-5way MOML 55.83 60.78
+5.3 s-mnist MOML 85.82 87.49|5.3 s-mnist B=5 84.21 87.54|5.3 s-mnist B=10 84.33 87.77
+5.3 cifar100-5way MOML 55.83 60.78|5.3 cifar100-5way B=5 56.37 63.76|5.3 cifar100-5way B=10 56.70 65.24
+5.4 s-mnist random B=5 83.30 86.09|5.4 s-mnist random B=10 84.07 86.97|5.4 s-mnist B=5 84.21 87.54
+5.4 s-mnist B=10 84.33 87.77|5.4 cifar100-5way random B=5 56.40 64.37|5.4 cifar100-5way random B=10 55.07 64.37
+5.4 cifar100-5way B=5 56.37 63.76|5.4 cifar100-5way B=10 56.70 65.24
+A.8 cifar100-5way FTML 50.68 54.50|A.8 cifar100-5way MOML 55.83 60.78
+A.8 cifar100-5way-5cnn FTML 54.90 62.92|A.8 cifar100-5way-5cnn MOML 56.17 64.72
+A.9 cifar100-5way-disjoint MOGD 36.89 45.82|A.9 cifar100-5way-disjoint FTML 38.38 50.90
+A.9 cifar100-5way-disjoint MOML 39.32 50.54|A.10 s-mnist MOML 85.82 87.49|A.10 s-mnist MOML-zero 84.09 86.53
+A.10 cifar100-5way MOML 55.83 60.78|A.10 cifar100-5way MOML-zero 51.33 57.87
+"""
 
-    assert published("moml/5.1/s-mnist") == {
-        "TOE": ("71.22", "63.73"), "FS": ("71.15", "71.14"), "MOGD": ("74.63", "74.07"), "FTML": ("80.62", "82.49"),
-        "MOML": ("85.82", "87.49"),
-    }  # fmt: skip
-    assert published("moml/5.4/cifar100-5way")["random B=10"] == ("55.07", "64.37")
-    assert published("moml/A.9/cifar100-5way-disjoint")["FTML"] == ("38.38", "50.90")
-    assert published("moml/A.10/s-mnist")["MOML-zero"] == ("84.09", "86.53")
+
+def test_every_published_number_is_that_of_the_thesis():
+    expected = {cell.rpartition(" ")[0].rpartition(" ")[0]: tuple(cell.split()[-2:])
+                for row in SECTION_6.split("\n") for cell in row.split("|") if cell}  # fmt: skip
+    found = {
+        f"{name} {line.name} {method}": (cells["ctm"], cells["ltm"])
+        for name, table in TABLES.items()
+        for line in table.lines
+        for method, cells in line.published.items()
+    }
+    assert found == expected
+
+
+def test_a_search_by_the_name_of_a_line_is_the_table_s(tmp_path):
+    for name in ("moml/s-mnist", "moml/5.1/s-mnist"):
+        done = CliRunner().invoke(main, ["search", name, "--data-root", str(tmp_path)])
+        assert done.exit_code == 2
+        assert "mnist" in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+    done = CliRunner().invoke(main, ["search", "moml/s-mnst"])
+    assert (done.exit_code, "did you mean 's-mnist'?" in done.stderr) == (2, True)
 
 
 def test_the_first_table_that_has_a_line_may_be_left_out():
     table, lines = find_lines("moml/s-mnist", FAMILIES)
     assert (table.name, [line.name for line in lines]) == ("moml/5.1", ["s-mnist"])
-    with pytest.raises(UserError, match="there is no such table; did you mean"):
+    with pytest.raises(UserError, match=r"there is no such table; did you mean '5.1'"):
         find_lines("moml/5.11", FAMILIES)
 
 
@@ -73,10 +101,12 @@ def test_a_line_runs_and_is_reported_again(ray_here, tmp_path):
         assert done.exit_code == 0, done.output
         return done.output
 
-    told = hedgerow(
-        "table", "moml/small/digits", "--methods", "fs,moml", "--set", "rounds=4", "--set", "evaluation.every=2",
-        "--set", "search.report_every=2", "--set", "tracking.enabled=false", "--output", str(tmp_path),
+    settings = (
+        "rounds=4", "evaluation.every=2", "evaluation.efficiency={threshold: 0.9, points: [0, 60]}",
+        "search.report_every=2", "tracking.enabled=false",
     )  # fmt: skip
+    overrides = [part for setting in settings for part in ("--set", setting)]
+    told = hedgerow("table", "moml/small/digits", "--methods", "fs,moml", *overrides, "--output", str(tmp_path))
     table = json.loads((tmp_path / "tables" / "moml-small-digits" / "table.json").read_text())
     assert [line["method"] for line in table["lines"]] == ["FS", "MOML"]
     for line in table["lines"]:
@@ -90,7 +120,9 @@ def test_a_line_runs_and_is_reported_again(ray_here, tmp_path):
         assert line["ctm"] == pytest.approx((weights * accuracies).sum(1).mean())
         assert line["ltm"] == pytest.approx(weights[-1] @ [records[-1]["ltm"] for records in experts])
         assert line["regret"] == pytest.approx((weights * (1 - accuracies)).sum() - (1 - accuracies).sum(0).min())
-        assert line["changed"] == ["rounds=4", "evaluation.every=2", "search.report_every=2"]
+        points = np.array([[record["efficiency_points"] for record in records] for records in experts]).T
+        assert line["points"] == pytest.approx(weights[-1] @ points[-1])
+        assert len(line["changed"]) == 4
     again = hedgerow("table", "moml/small/digits", "--report", "--output", str(tmp_path))
     assert again == told[told.index("moml/small:") :]
 

@@ -1,6 +1,7 @@
 """The online loop: what is scored before it is learnt, what is looked at, and that nothing is lost."""
 
 import re
+from dataclasses import replace
 from itertools import pairwise
 from shutil import rmtree
 
@@ -84,9 +85,52 @@ def test_loop_and_batch_learn_the_same(name, adapt):
     assert distance(final(loop), start) > 1e-4
 
 
-@pytest.mark.parametrize("name", ["moml", "b_moml", "ftml"])
-def test_experts_that_differ_in_floats_learn_as_alone(name):
-    several = [stream(settings_of(name, adapt_lr=lr)) for lr in (0.01, 0.1, 0.5)]
+@pytest.mark.parametrize("train", [25, 5])
+def test_loop_and_batch_learn_the_same_where_samples_do_not_come_out_even(train):
+    values = stream(settings_of("moml", state_update="exact", batch_size=4))
+    values["task"] = values["task"] | {"partition": values["task"]["partition"] | {"train": train}}
+    loop, batch = learnt(values | {"engine": {"mode": "loop"}}), learnt(values)
+    assert distance(final(loop), final(batch)) < 1e-5
+    for mine, theirs in zip(*(c.run.learners[0].history for c in (loop, batch)), strict=True):
+        assert mine["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-4)
+
+
+def test_prototypes_are_learnt():
+    values = stream(settings_of("mogd", adapt="proto", steps=10, batch_size=10), rounds=40)
+    values["task"] = values["task"] | {
+        "partition": {"kind": "stream", "tasks": 40, "train": 60, "test": 50},
+        "model": {"name": "mlp", "hidden": [32]},
+    }
+    history = learnt(values).run.learners[0].history
+    scores = [record["test_accuracy"] for record in history]
+    assert np.mean(scores[-10:]) > max(0.75, scores[0] + 0.1)
+
+
+@pytest.mark.parametrize("name", ONLINE)
+def test_nobody_looks_at_test_samples_or_at_tasks_to_come(name):
+    """Three tasks are learnt; what comes after them, and what scores them, is then replaced by noise."""
+    experiment = parse_experiment(stream(settings_of(name), rounds=3))
+    dataset, partition = build_data(experiment, None)
+    x = dataset.x_train.copy()
+    for task in range(len(partition)):
+        rows = partition.samples(task)
+        # The competitor may know all tasks, but not what scores them.
+        hidden = rows if task >= 3 else rows[partition.train_sizes[task] :]
+        x[hidden] = np.random.default_rng(task).integers(0, 17, x[hidden].shape)
+    models = []
+    for data in (dataset, replace(dataset, x_train=x)):
+        coordinator = Coordinator([stream(settings_of(name), rounds=3)], data, partition, None, [None])
+        models.append([next(coordinator.run) and final(coordinator) for _ in range(3)][-1])
+    assert identical(*models)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "floats"),
+    [("moml", "adapt_lr", (0.01, 0.1, 0.5)), ("moml", "alpha", (0.1, 1.0, 5.0)), ("b_moml", "alpha", (0.0, 0.5, 2.0)),
+     ("ftml", "lr", (0.01, 0.1, 0.3))],
+)  # fmt: skip
+def test_experts_that_differ_in_floats_learn_as_alone(name, key, floats):
+    several = [stream(settings_of(name, **{key: value})) for value in floats]
     packed = learnt(several)
     for expert, values in enumerate(several):
         assert distance(final(packed, expert), final(learnt(values))) < 1e-5
@@ -111,7 +155,7 @@ def test_ctm_is_the_mean_so_far_and_ltm_comes_on_schedule():
 
 
 def test_ltm_is_the_accuracy_on_all_tasks_so_far_adapted_anew():
-    # From scratch without learning: the model of the last round is the one that is scored on the earlier tasks.
+    # A learner that hardly moves shows one and the same model to all tasks.
     coordinator = learnt(stream(settings_of("mogd", lr=1e-30)))
     history = coordinator.run.learners[0].history
     assert history[-1]["ltm"] == pytest.approx(history[-1]["ctm"])
@@ -124,7 +168,7 @@ def test_what_is_kept_is_told():
     model = 64 * 12 + 12 + 12 * 4 + 4
     for name, (vectors, tasks) in {
         "moml": (3, 0), "moml_zero": (2, 0), "b_moml": (3, 5), "mogd": (1, 0), "fs": (1, 0), "ftml": (1, 5),
-        "toe": (1, 5), "ftrl": (1, 5), "offline": (1, 6),
+        "toe": (1, 5), "ftrl": (1, 5), "offline": (1, 5),
     }.items():  # fmt: skip
         last = values[name][-1]
         assert (last["memory_vectors"], last["memory_tasks"]) == (vectors, tasks), name
@@ -157,11 +201,13 @@ def test_efficiency_is_the_fewest_samples_that_suffice():
     found = [record["efficiency_points"] for record in easy.run.learners[0].history]
     assert set(found) <= set(points)
     assert min(found) == 0
-    assert not any("efficiency_points" in record for record in hard.run.learners[0].history)
+    assert {record["efficiency_reached"] for record in easy.run.learners[0].history} == {1.0}
+    for record in hard.run.learners[0].history:
+        assert (record["efficiency_points"], record["efficiency_reached"]) == (26, 0.0)
     # All samples of the task score as the task's own score does.
     whole = learnt(stream(settings_of("moml"), evaluation={"efficiency": {"threshold": 0.3, "points": [26]}}))
     for record in whole.run.learners[0].history:
-        assert ("efficiency_points" in record) == (record["test_accuracy"] >= 0.3)
+        assert record["efficiency_reached"] == (record["test_accuracy"] >= 0.3)
 
 
 def test_from_scratch_draws_a_new_model_each_round():
@@ -266,12 +312,42 @@ def test_a_resumed_stream_ends_as_an_undisturbed_one(tmp_path):
         ({"algorithm": {"name": "fedavg"}}, "algorithm.name: fedavg does not learn streams; choose one of b_moml,"),
         ({"rounds": 7}, "`rounds: 7` are more than the 6 tasks of the stream"),
         ({"algorithm": {"name": "ftml", "solver": "newton"}}, "`solver: newton` is for convex losses"),
+        ({"evaluation": {"efficiency": {"threshold": 0.5, "points": [27]}}}, "goes up to 27, but a task has 26"),
+        ({"evaluation": {"targets": [0.5]}}, "`evaluation.targets` does not go with a stream"),
         ({"evaluation": {"efficiency": {"threshold": 0.5, "points": [3, 1]}}}, "`points` must ascend"),
     ],
 )
 def test_what_does_not_fit_a_stream_is_refused(change, sentence):
     with pytest.raises(UserError, match=sentence):
         parse_experiment(stream(settings_of("moml")) | change)
+
+
+@pytest.mark.parametrize(
+    ("kind", "metric", "taken"),
+    [("hedge", "test_loss", True), ("hedge", "client_loss", False), ("hedge", "ltm", False), ("grid", "ltm", True),
+     ("grid", "ctm", True), ("grid", "test_accuracy", False)],
+)  # fmt: skip
+def test_hedge_weighs_what_was_suffered_and_the_others_the_end(kind, metric, taken):
+    search = {"kind": kind, "metric": metric, "space": {"algorithm.alpha": [0.1, 1.0]}}
+    values = stream(settings_of("moml")) | {"search": search}
+    if taken:
+        assert parse_search(values).search.mode == ("min" if "loss" in metric else "max")
+    else:
+        with pytest.raises(UserError, match=f"search.metric: '{metric}' is not reported"):
+            parse_search(values)
+
+
+def test_a_bad_stream_ends_in_one_sentence_with_exit_code_2(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    values = stream(settings_of("moml"))
+    values["task"]["partition"] |= {"ways": 11}
+    (tmp_path / "bad.yaml").write_text(yaml.safe_dump(values))
+    for command in ("run", "partition"):
+        done = CliRunner().invoke(main, [command, "bad.yaml"])
+        assert (done.exit_code, done.stderr.splitlines()) == (
+            2, ["hedgerow: task.partition.ways: 11 is more than the 10 classes; lower it"],
+        )  # fmt: skip
+    assert [file.name for file in tmp_path.iterdir()] == ["bad.yaml"]
 
 
 def test_the_stream_is_the_same_for_all_experts():

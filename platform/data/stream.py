@@ -55,6 +55,10 @@ def make_stream(config: Stream, dataset: Dataset) -> Dataset:
     if config.transforms and dataset.x_train.ndim != 4:
         raise UserError(f"task.partition.transforms: {dataset.name} has no images to transform; remove it")
     ways = config.ways or dataset.classes
+    if config.train < ways:
+        raise UserError(
+            f"task.partition.train: {config.train} samples leave some of a task's {ways} classes without any; raise it"
+        )
     chosen = _classes(config, dataset.classes, ways)
     pools = [
         [np.flatnonzero(y == label) for label in range(dataset.classes)] for y in (dataset.y_train, dataset.y_test)

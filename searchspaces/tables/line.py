@@ -54,7 +54,8 @@ def find_lines(name: str, families: Mapping[str, Family]) -> tuple[Table, list[A
         ]
         wanted, line_name = (homes[0], wanted) if homes else (wanted, "")
     if wanted not in tables:
-        raise UserError(f"{name}: there is no such table{nearest(wanted, tables)} (of {family}: {', '.join(tables)})")
+        known = [*tables, *(line.name for table in tables.values() for line in table.lines)]
+        raise UserError(f"{name}: there is no such table{nearest(wanted, known)} (of {family}: {', '.join(tables)})")
     table = tables[wanted]
     names = [line.name for line in table.lines]
     if line_name and line_name not in names:

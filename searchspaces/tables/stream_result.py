@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from hedgerow.platform.figures import Points, draw_streams
+from hedgerow.platform.figures import STREAM_CURVES, Points, draw_streams, smoothed
 from hedgerow.platform.runs import RunFolder
 from hedgerow.platform.terminal import dropped_text, percent
 from hedgerow.platform.tracking import RunLog
@@ -23,7 +23,8 @@ class StreamResult:
     explained: ClassVar[str] = (
         "accuracy under Hedge's weights [published]: CTM, of each new task before it is learnt; LTM, of all tasks at "
         "the end. In hindsight: the expert with the least loss, its CTM and LTM. Regret: against it, in sum; its "
-        "bound. Kept: models and past tasks, of one expert"
+        "bound. Kept: models and past tasks, of one expert. Points needed: of a new task, to the threshold, in the "
+        "last tenth of the tasks"
     )
 
     line: StreamLine
@@ -52,20 +53,27 @@ class StreamResult:
         return points[-1][1] if points else None
 
     def curve(self, metric: str) -> Points:
-        """(round, value) of "ctm", the mean so far, or of "ltm"."""
-        name = "test_accuracy" if metric == "ctm" else "ltm"
+        """(round, value) of "ctm", the mean so far, of "ltm", or of the samples needed, "efficiency_points"."""
+        name = "test_accuracy" if metric == "ctm" else metric
         points = [(r["round"], r["expected"][name]) for r in self.finished.hedge if name in r["expected"]]
-        if metric == "ltm":
-            return points
+        if metric != "ctm":
+            return smoothed(points) if metric == "efficiency_points" else points
         sums, found = 0.0, []
         for count, (round, value) in enumerate(points, start=1):
             sums += value
             found.append((round, sums / count))
         return found
 
+    def _late(self, metric: str) -> float | None:
+        """The mean over the last tenth of the rounds, where it was measured."""
+        values = [record["expected"][metric] for record in self.finished.hedge if metric in record["expected"]]
+        late = values[-max(1, len(values) // 10) :]
+        return sum(late) / len(late) if late else None
+
     def values(self) -> dict[str, Any]:
         """Everything that the table says, unrounded."""
         last, trials = self.finished.hedge[-1], self.finished.trials
+        ran = [trial for trial in trials if trial.records]
         labels = trial_labels(trials)
         best = trials[last["best"]]
         return {
@@ -85,8 +93,11 @@ class StreamResult:
             "memory_bytes": final_value(best.records, "memory_bytes"),
             "memory_vectors": final_value(best.records, "memory_vectors"),
             "memory_tasks": final_value(best.records, "memory_tasks"),
-            "dropped": sum(record["dropped"] for trial in trials for record in trial.records),
-            "seconds": max(trial.records[-1]["seconds"] for trial in trials),
+            "points": self._late("efficiency_points"),
+            "reached": self._late("efficiency_reached"),
+            "dropped": sum(record["dropped"] for trial in ran for record in trial.records),
+            "died": len(trials) - len(ran),
+            "seconds": max(trial.records[-1]["seconds"] for trial in ran),
             "run": self.folder.name,
         }
 
@@ -109,6 +120,8 @@ class StreamResult:
             "regret": f"{v['regret']:.2f} (≤ {v['bound']:.3g})",
             "kept": f"{show(v['memory_vectors'])} models, {v['memory_tasks']} tasks",
         }
+        if v["points"] is not None:
+            row["points needed"] = f"{v['points']:.0f} (reached: {v['reached']:.0%})"
         return [row]
 
     def remarks(self) -> list[str]:
@@ -120,6 +133,8 @@ class StreamResult:
         notes = [f"{title}: data {source}, {v['rounds']} tasks; run {v['run']}"]
         if self.changed:
             notes.append(f"{CHANGED} {title}: changed from the source: {', '.join(self.changed)}")
+        if v["died"]:
+            notes.append(f"{title}: {v['died']} experts died before their first round")
         if v["dropped"]:
             notes.append(f"{MARK} {title}: {dropped_text(v['dropped'])}")
         return notes
@@ -140,6 +155,6 @@ def draw_results(results: list[StreamResult], folder: Path) -> list[Path]:
     """CTM and LTM of every method, a row of panels per stream; curves.png and .svg in `folder`."""
     streams: dict[str, dict[str, dict[str, Points]]] = {}
     for result in results:
-        curves = {key: result.curve(key) for key in ("ctm", "ltm")}
+        curves = {key: result.curve(key) for key in STREAM_CURVES}
         streams.setdefault(result.line.title, {})[result.heading] = curves
     return draw_streams(streams, folder / "curves")
