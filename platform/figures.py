@@ -113,6 +113,7 @@ def draw_streams(streams: dict[str, dict[str, dict[str, Points]]], path: Path) -
                         marker="o" if key == "ltm" else None, markersize=3,
                     )  # fmt: skip
             axes.set(title=title, xlabel="tasks", ylabel=STREAM_CURVES[key])
+            axes.xaxis.get_major_locator().set_params(integer=True)
             if key != "efficiency_points":
                 axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
             axes.grid(alpha=0.25)
