@@ -18,8 +18,7 @@ class OnlineLearner(Learner):
     Records, per round: test_accuracy and test_loss, of the model adapted to the new task; ctm, the mean of these
     accuracies so far; what is kept of the past (memory_vectors, in models, memory_tasks, memory_bytes); with
     `evaluation.efficiency` the samples needed (efficiency_points; the most that were tried where efficiency_reached is
-    0). Every `evaluation.every` rounds: ltm and ltm_loss,
-    of the model adapted anew to each task so far.
+    0). Every `evaluation.every` rounds: ltm and ltm_loss, of the model adapted anew to each task so far.
     """
 
     algorithm: Online
