@@ -106,9 +106,9 @@ def test_a_line_runs_and_is_reported_again(ray_here, tmp_path):
         "search.report_every=2", "tracking.enabled=false",
     )  # fmt: skip
     overrides = [part for setting in settings for part in ("--set", setting)]
-    told = hedgerow("table", "moml/small/digits", "--methods", "fs,moml", *overrides, "--output", str(tmp_path))
+    told = hedgerow("table", "moml/small/digits", "--methods", "fs,mogd", *overrides, "--output", str(tmp_path))
     table = json.loads((tmp_path / "tables" / "moml-small-digits" / "table.json").read_text())
-    assert [line["method"] for line in table["lines"]] == ["FS", "MOML"]
+    assert [line["method"] for line in table["lines"]] == ["FS", "MOGD"]
     for line in table["lines"]:
         folder = RunFolder(tmp_path / line["run"])
         hedge = RunLog(folder.metrics).read()

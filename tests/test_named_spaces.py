@@ -170,7 +170,7 @@ def test_the_space_of_a_method_that_is_here_is_searched_by_its_name(name):
                 "model": {"name": "logreg"},
             },
             "algorithm": {"name": method},
-            "search": {"kind": "grid", "space": name},
+            "search": {"kind": "hedge" if stream else "grid", "space": name},
         }
     )
     assert len(plan.configurations) == KNOWN[name].size
