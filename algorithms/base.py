@@ -237,9 +237,6 @@ class Algorithm:
     """Whether the training step shows each client's own model among its metrics, under `MODEL`; `w` of the server's
     state is then a model of the same kind, in whose place their average can be scored."""
 
-    online: ClassVar[bool] = False
-    """Whether it learns a stream, whose tasks stand in the place of clients; see `online.py`."""
-
     def __init__(self, hyper: Any, task: Task):
         self.hyper = hyper
         self.task = task

@@ -5,13 +5,10 @@ the CNN, uniform weights, FedProx's epochs as FedAvg's, no weight decay in the c
 lists are given, what the remarks below say. `--grid` searches the published lists instead.
 """
 
-import csv
 from functools import cache
-from itertools import groupby
-from pathlib import Path
 from typing import Any
 
-from hedgerow.searchspaces.tables.line import Line, Table
+from hedgerow.searchspaces.tables.line import Line, Table, printed_tables
 
 HEADINGS = {"feddyn": "FedDyn", "scaffold": "SCAFFOLD", "fedavg": "FedAvg", "fedprox": "FedProx"}
 
@@ -61,15 +58,7 @@ REMARKS = {
 @cache
 def feddyn_tables() -> dict[str, Table]:
     """By name: T2.1 to TA.4 as printed, the studies A1, A2 and A11, and the centralised reference."""
-    with (Path(__file__).parent / "feddyn.csv").open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    tables = {}
-    for name, part in groupby(rows, key=lambda row: row["table"]):
-        lines = [
-            _line(name, *setting, list(targets))
-            for setting, targets in groupby(part, key=lambda row: (row["data"], row["partition"], row["variant"]))
-        ]
-        tables[name] = Table(f"feddyn/{name}", TITLES[name], lines)
+    tables = printed_tables("feddyn", TITLES, ("data", "partition", "variant"), _line)
     return tables | {table.name.partition("/")[2]: table for table in (_alphas(), _splitting(), _resnet(), _central())}
 
 

@@ -1,7 +1,11 @@
 """What a line of a published table is: a setting, the methods compared on it, and what was printed."""
 
+import csv
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 from hedgerow.platform.errors import UserError
@@ -38,6 +42,26 @@ class Table:
 
 
 Family = Callable[[], Mapping[str, Table]]
+
+
+def printed_tables(
+    family: str, titles: Mapping[str, str], setting: Sequence[str], line: Callable[..., Any]
+) -> dict[str, Table]:
+    """The tables of FAMILY.csv beside this file, by name, in its order.
+
+    titles: of the tables. setting: the columns that tell the lines of a table apart. line: makes one of (table,
+    *setting, its rows).
+    """
+    with (Path(__file__).parent / f"{family}.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    tables = {}
+    for name, part in groupby(rows, key=itemgetter("table")):
+        lines = [
+            line(name, *values, list(some))
+            for values, some in groupby(part, key=lambda row: tuple(row[column] for column in setting))
+        ]
+        tables[name] = Table(f"{family}/{name}", titles[name], lines)
+    return tables
 
 
 def find_lines(name: str, families: Mapping[str, Family]) -> tuple[Table, list[Any]]:

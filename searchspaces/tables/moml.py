@@ -7,13 +7,10 @@ these, training from scratch comes out near its published accuracy); 100 test sa
 padding in the network of two convolutions; 3x3 kernels with padding 1 in the deeper ones, 64 channels everywhere.
 """
 
-import csv
 from functools import cache
-from itertools import groupby
-from pathlib import Path
 from typing import Any
 
-from hedgerow.searchspaces.tables.line import Table
+from hedgerow.searchspaces.tables.line import Table, printed_tables
 from hedgerow.searchspaces.tables.stream_line import StreamLine
 
 Section = dict[str, Any]
@@ -102,13 +99,7 @@ STREAMS: dict[str, tuple[str, str, int, Section]] = {
 @cache
 def moml_tables() -> dict[str, Table]:
     """By name: 5.1 to 5.4 and A.8 to A.10 as printed; the learning efficiency; and streams for a laptop."""
-    with (Path(__file__).parent / "moml.csv").open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    tables = {}
-    for name, part in groupby(rows, key=lambda row: row["table"]):
-        lines = [_line(name, stream, list(some)) for stream, some in groupby(part, key=lambda row: row["stream"])]
-        tables[name] = Table(f"moml/{name}", TITLES[name], lines)
-    return tables
+    return printed_tables("moml", TITLES, ("stream",), _line)
 
 
 def _line(table: str, stream: str, rows: list[dict[str, str]]) -> StreamLine:
