@@ -82,6 +82,10 @@ def channels_last(t: Tensor) -> Tensor:
     return t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t
 
 
+Share = Literal["train", "validation", "held_out"]
+"""The parts of a client's samples."""
+
+
 @dataclass(frozen=True)
 class Batches:
     """Which mini-batches a client step wants drawn from the client's samples.
@@ -95,8 +99,9 @@ class Batches:
     steps: int | None = None
     """Number of batches; None: as many as `epochs` passes give. More than one pass reshuffles for each."""
     shuffle: bool = True
-    held_out: bool = False
-    """Draw from the samples that the partition keeps for the client's own evaluation (if it keeps any)."""
+    share: Share = "train"
+    """Which of the client's samples: for training; for validation, which the upper level of a bilevel problem learns
+    from; or those held out for the client's own evaluation (where the partition holds none out, those for training)."""
     of: Sequence[int] | None = None
     """Draw from the samples of these clients in place of the client's own: each batch from one of them, drawn anew.
     Hashable: a tuple or a range."""
@@ -112,6 +117,8 @@ class Batch:
     y: Tensor
     mask: Tensor | None = None
     active: Tensor | float = 1.0
+    rows: Tensor | None = None
+    """Where the samples stand in the data set: which ones they are."""
 
 
 @dataclass(frozen=True)
@@ -134,11 +141,11 @@ class ClientData:
         indices, mask = self.streams[stream]
         for rows, real in zip(indices.unbind(0), mask.unbind(0), strict=True):
             if self.batched:
-                yield Batch(self.prepare(self.x[rows]), self.y[rows], real.float(), real.any().float())
+                yield Batch(self.prepare(self.x[rows]), self.y[rows], real.float(), real.any().float(), rows)
             else:
                 rows = rows[real]
                 if len(rows):
-                    yield Batch(channels_last(self.prepare(self.x[rows])), self.y[rows])
+                    yield Batch(channels_last(self.prepare(self.x[rows])), self.y[rows], rows=rows)
 
     def steps(self, stream: str = "train") -> Tensor:
         """How many mini-batches of a stream are real: K of the papers. 0-d."""
@@ -191,7 +198,7 @@ class Exchange:
     reduce: "mean" (weighted), "sum" (weighted) or "stack" (every client's answer, in the order of `clients`).
     weights: one number per addressed client; None: all equal.
     on: "clients"; "test" for the shards of the shared test set; "pool" for one pseudo-client, 0, that has all clients'
-        training samples, and to which nothing is transmitted.
+        samples for training and for validation, and to which nothing is transmitted.
     """
 
     step: ClientStep
@@ -264,7 +271,7 @@ class Algorithm:
         return (
             yield [
                 Exchange(self.score, down, shards, batches={"test": once}, on="test"),
-                Exchange(self.score, down, cohort.clients, batches={"test": replace(once, held_out=True)}),
+                Exchange(self.score, down, cohort.clients, batches={"test": replace(once, share="held_out")}),
             ]
         )
 

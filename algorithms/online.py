@@ -68,7 +68,7 @@ class Online(Algorithm):
 
     def evaluate(self, server: Tree, cohort: Cohort) -> Exchanges:
         """Score U(w) on the test samples of the cohort's tasks; returns an empty Result for the shared test set."""
-        batches = {"support": Batches(shuffle=False), "test": Batches(SCORED, shuffle=False, held_out=True)}
+        batches = {"support": Batches(shuffle=False), "test": Batches(SCORED, shuffle=False, share="held_out")}
         down = {"w": self.evaluate_params(server)}
         nothing = Exchange(self.score, {}, np.zeros(0, int))
         return (yield [nothing, Exchange(self.score, down, cohort.clients, batches=batches)])
@@ -89,7 +89,7 @@ class Online(Algorithm):
     def efficiency(self, server: Tree, cohort: Cohort, points: Sequence[int]) -> Exchanges:
         """Score U(w) with the first so many of the task's training samples; returns one Result per number."""
         down = {"w": self.evaluate_params(server)}
-        test = Batches(SCORED, shuffle=False, held_out=True)
+        test = Batches(SCORED, shuffle=False, share="held_out")
         return (
             yield [
                 Exchange(

@@ -114,7 +114,7 @@ def _steps(exchange: Exchange, sizes: np.ndarray) -> tuple[int, bool]:
     """Mini-batches of all streams of a client's step, on average; and whether all have as many, with room for as many
     samples."""
     specs = exchange.batches.values()
-    if exchange.on == "test" or any(spec.held_out for spec in specs):
+    if exchange.on == "test" or any(spec.share == "held_out" for spec in specs):
         return 1, False
     steps = sum((steps_per_client(spec, sizes) for spec in specs), np.zeros(len(sizes), int))
     full = sizes.min() == sizes.max() or all(spec.size and spec.size <= sizes.min() for spec in specs)

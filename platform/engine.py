@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hedgerow.algorithms.base import Batches, ClientData, ClientStep
+from hedgerow.algorithms.base import Batches, ClientData, ClientStep, Share
 from hedgerow.algorithms.trees import Tree, stack, tree_map
+from hedgerow.platform.data import Slices
 from hedgerow.platform.streams import draw, draw_of
 
 
@@ -28,26 +29,18 @@ class Plan:
     """Under vmap: with torch.compile, which fuses what is not a matrix product."""
 
 
-class Shares(NamedTuple):
-    """Who owns which samples: client k's are order[offsets[k] : offsets[k] + sizes[k]]."""
-
-    offsets: np.ndarray
-    sizes: np.ndarray
-
-
 @dataclass(frozen=True)
 class Samples:
     """A data set on the engine's device, dealt to clients.
 
-    x, y: all samples, raw. order: rows of x and y, client by client. held_out: what clients keep for evaluation.
+    x, y: all samples, raw. order: rows of x and y, client by client. shares: who owns which of them, for what.
     """
 
     x: Tensor
     y: Tensor
     prepare: Callable[[Tensor], Tensor]
     order: np.ndarray
-    train: Shares
-    held_out: Shares
+    shares: Mapping[Share, Slices]
 
     def streams(
         self, batches: Mapping[str, Batches], key: tuple[int | str, ...], clients: np.ndarray
@@ -55,7 +48,7 @@ class Samples:
         """Index streams of a chunk: name -> (rows of x and y (C, steps, size), mask of the same shape)."""
         streams = {}
         for name, spec in batches.items():
-            shares = self.held_out if spec.held_out else self.train
+            shares = self.shares[spec.share]
             if spec.of is None:
                 positions, mask = draw(spec, (*key, name), clients, shares.sizes[clients])
                 starts = shares.offsets[clients][:, None, None]

@@ -14,8 +14,8 @@ from torch import nn
 from hedgerow.algorithms.base import MODEL, Algorithm, Batches, Reduction
 from hedgerow.algorithms.trees import Tree, count, leaves, stack, sub, tree_map
 from hedgerow.platform.checkpoint import load_tree, save_tree
-from hedgerow.platform.data import Dataset, Partition
-from hedgerow.platform.engine import Plan, Samples, Shares, Work, for_each_client
+from hedgerow.platform.data import SHARES, Dataset, Partition, Slices
+from hedgerow.platform.engine import Plan, Samples, Work, for_each_client
 from hedgerow.platform.experiment import Resources
 from hedgerow.platform.planning import Cost, shortened
 from hedgerow.platform.process import held, peak, reset_peak
@@ -132,17 +132,13 @@ class Worker:
         train_y, test_y = self._load(dataset.y_train), self._load(dataset.y_test)
         if 4 * train_x.numel() <= PREPARED:
             train_x, test_x, prepare = prepare(train_x), prepare(test_x), nn.Identity()
-        own = Shares(partition.offsets[:-1], partition.train_sizes)
-        held_out = Shares(own.offsets + own.sizes, partition.sizes - own.sizes)
-        everything = Shares(np.zeros(1, int), own.sizes.sum(keepdims=True))
         starts = np.arange(test_shards(len(test_y))) * TEST_SHARD
-        shards = Shares(starts, np.minimum(len(test_y) - starts, TEST_SHARD))
+        shards = Slices(starts, np.minimum(len(test_y) - starts, TEST_SHARD))
+        pool = partition.pool()
         self.samples = {
-            "clients": Samples(
-                train_x, train_y, prepare, partition.order, own, held_out if held_out.sizes.any() else own
-            ),
-            "test": Samples(test_x, test_y, prepare, np.arange(len(test_y)), shards, shards),
-            "pool": Samples(train_x, train_y, prepare, partition.pooled, everything, everything),
+            "clients": Samples(train_x, train_y, prepare, partition.order, partition.shares()),
+            "test": Samples(test_x, test_y, prepare, np.arange(len(test_y)), dict.fromkeys(SHARES, shards)),
+            "pool": Samples(train_x, train_y, prepare, pool.order, pool.shares()),
         }
         self.at_rest = held(self.device)
 

@@ -139,10 +139,9 @@ def test_held_out_samples_are_not_trained_on():
     samples = run.executor.worker.samples["clients"]
     from hedgerow.algorithms.base import Batches
 
-    for flag in (False, True):
-        streams = samples.streams({"s": Batches(held_out=flag)}, (0, 1, 0), np.array([1]))
+    for share, first, last in (("train", 0, 30), ("held_out", 30, 60)):
+        streams = samples.streams({"s": Batches(share=share)}, (0, 1, 0), np.array([1]))
         rows, mask = streams["s"]
-        first, last = (30, 60) if flag else (0, 30)
         assert set(rows[mask].tolist()) == set(RAGGED.samples(1)[first:last].tolist())
 
 

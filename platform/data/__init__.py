@@ -2,15 +2,17 @@
 
 from hedgerow.platform.data.cache import cache_folder, load_dataset
 from hedgerow.platform.data.dataset import Dataset
-from hedgerow.platform.data.partition import Partition, PartitionConfig, make_partition
+from hedgerow.platform.data.partition import SHARES, Partition, PartitionConfig, Slices, make_partition
 from hedgerow.platform.data.sources import DataConfig
 from hedgerow.platform.data.stream import Stream, make_stream
 
 __all__ = [
+    "SHARES",
     "DataConfig",
     "Dataset",
     "Partition",
     "PartitionConfig",
+    "Slices",
     "Stream",
     "cache_folder",
     "load_dataset",

@@ -1,14 +1,25 @@
 """Partitions of a data set over clients, drawn from the seed alone."""
 
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Literal
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from hedgerow.algorithms.base import Share
 from hedgerow.platform.data.stream import Stream
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.section import Section
+
+
+SHARES = get_args(Share)
+
+
+class Slices(NamedTuple):
+    """Who owns which of some samples in a row: client k's are those from offsets[k], sizes[k] of them."""
+
+    offsets: np.ndarray
+    sizes: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -16,12 +27,14 @@ class Partition:
     """Who owns which training samples.
 
     order: sample indices, client by client. offsets (m + 1,): client k owns order[offsets[k] : offsets[k + 1]].
-    train_sizes (m,): the first so many of them are for training, the rest for the client's own evaluation.
+    train_sizes (m,): the first so many of them are for training; validation_sizes (m,): the next so many for
+    validation (None: nobody has any); the rest are held out for the client's own evaluation.
     """
 
     order: np.ndarray
     offsets: np.ndarray
     train_sizes: np.ndarray
+    validation_sizes: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.train_sizes)
@@ -31,11 +44,28 @@ class Partition:
         """Samples of each client, (m,)."""
         return np.diff(self.offsets)
 
-    @property
-    def pooled(self) -> np.ndarray:
-        """Indices of all clients' training samples, client by client."""
-        within = np.arange(len(self.order)) - np.repeat(self.offsets[:-1], self.sizes)
-        return self.order[within < np.repeat(self.train_sizes, self.sizes)]
+    def shares(self) -> dict[Share, Slices]:
+        """Which part of `order` each client has for what. Where nothing is held out, clients are evaluated on what they
+        train on.
+        """
+        own = Slices(self.offsets[:-1], self.train_sizes)
+        none = np.zeros_like(self.train_sizes)
+        validation = Slices(own.offsets + own.sizes, none if self.validation_sizes is None else self.validation_sizes)
+        begin = validation.offsets + validation.sizes
+        held_out = Slices(begin, self.offsets[1:] - begin)
+        return {"train": own, "validation": validation, "held_out": held_out if held_out.sizes.any() else own}
+
+    def rows(self, share: Share) -> np.ndarray:
+        """Indices of all clients' samples of a share, client by client."""
+        slices = self.shares()[share]
+        within = np.arange(len(self.order)) - np.repeat(slices.offsets, self.sizes)
+        return self.order[(within >= 0) & (within < np.repeat(slices.sizes, self.sizes))]
+
+    def pool(self) -> "Partition":
+        """One client with all clients' samples for training and for validation."""
+        train, validation = self.rows("train"), self.rows("validation")
+        order = np.concatenate([train, validation])
+        return Partition(order, np.array([0, len(order)]), np.array([len(train)]), np.array([len(validation)]))
 
     def samples(self, client: int) -> np.ndarray:
         """Indices of all samples of a client."""
@@ -48,23 +78,42 @@ class Partition:
         np.add.at(counts, (owner, labels[self.order]), 1)
         return counts
 
-    def arrays(self) -> dict[str, np.ndarray]:
+    def arrays(self) -> dict[str, Any]:
         """The fields, in a form that travels."""
         return asdict(self)
 
     @classmethod
-    def from_arrays(cls, arrays: dict[str, np.ndarray]) -> "Partition":
+    def from_arrays(cls, arrays: dict[str, Any]) -> "Partition":
         return cls(**arrays)
 
 
-class _Dealt(Section):
+class _Parts(Section):
+    """What clients do with their samples."""
+
+    holdout: float = Field(0.0, ge=0, lt=1, description="share of its samples that a client keeps for its evaluation")
+    validation: float = Field(
+        0.0, ge=0, lt=1, description="share that it keeps for validation: the upper level of bilevel problems"
+    )
+    validation_by: Literal["client", "class"] = Field(
+        "client",
+        description="whose samples a client validates with: its own; or, dealt anew from those of all clients, such of "
+        "as few classes as can be",
+    )
+
+    @model_validator(mode="after")
+    def _some_are_left(self) -> Self:
+        if self.holdout + self.validation >= 1:
+            raise ValueError("`holdout` and `validation` leave nothing to train on; lower them")
+        return self
+
+
+class _Dealt(_Parts):
     """Options of every partition that deals out the samples."""
 
     clients: int = Field(ge=1, description="number of clients, m")
     samples_per_client: int | None = Field(
         None, ge=1, description="samples of a client (on average, where unbalanced); null: everything is dealt out"
     )
-    holdout: float = Field(0.0, ge=0, lt=1, description="share of its samples that a client keeps for its evaluation")
 
 
 class IID(_Dealt):
@@ -89,11 +138,10 @@ class Labels(_Dealt):
     labels_per_client: int = Field(ge=1, description="classes that each client has")
 
 
-class Natural(Section):
+class Natural(_Parts):
     """The clients that the data set itself names."""
 
     kind: Literal["natural"] = "natural"
-    holdout: float = Field(0.0, ge=0, lt=1, description="share of its samples that a client keeps for its evaluation")
 
 
 PartitionConfig = Annotated[IID | Dirichlet | Labels | Natural | Stream, Field(discriminator="kind")]
@@ -110,23 +158,30 @@ def make_partition(config: Any, labels: np.ndarray, classes: int, natural: np.nd
         offsets = np.arange(config.tasks + 1) * each
         return Partition(np.arange(config.tasks * each), offsets, np.full(config.tasks, config.train))
     rng = np.random.default_rng([seed, 43])
+    partition = _assemble(_groups(config, labels, classes, natural, rng), config)
+    return partition if config.validation_by == "client" else _validated_by_class(partition, labels)
+
+
+def _groups(
+    config: Any, labels: np.ndarray, classes: int, natural: np.ndarray | None, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """The samples of each client, in random order."""
     if isinstance(config, Natural):
         if natural is None:
             raise UserError("task.partition.kind: this data set names no clients; choose iid, dirichlet or labels")
         _, owners = np.unique(natural, return_inverse=True)
-        groups = [rng.permutation(g) for g in _group(owners, owners.max() + 1)]
-        return _assemble(groups, config.holdout)
+        return [rng.permutation(g) for g in _group(owners, owners.max() + 1)]
     if config.clients > len(labels):
         raise UserError(
             f"task.partition.clients: {config.clients} clients are more than the {len(labels)} samples; lower it"
         )
     if isinstance(config, Labels):
-        return _assemble(_by_labels(config, labels, classes, rng), config.holdout)
+        return _by_labels(config, labels, classes, rng)
     sizes = _sizes(config, len(labels), rng)
     if isinstance(config, IID):
         shuffled = rng.permutation(len(labels))
-        return _assemble(np.split(shuffled[: sizes.sum()], np.cumsum(sizes)[:-1]), config.holdout)
-    return _assemble(_by_dirichlet(config.alpha, sizes, labels, classes, rng), config.holdout)
+        return np.split(shuffled[: sizes.sum()], np.cumsum(sizes)[:-1])
+    return _by_dirichlet(config.alpha, sizes, labels, classes, rng)
 
 
 def _sizes(config: IID | Dirichlet, total: int, rng: np.random.Generator) -> np.ndarray:
@@ -215,8 +270,21 @@ def _group(owners: np.ndarray, clients: int) -> list[np.ndarray]:
     return np.split(by_owner, np.cumsum(np.bincount(owners, minlength=clients))[:-1])
 
 
-def _assemble(groups: list[np.ndarray], holdout: float) -> Partition:
+def _assemble(groups: list[np.ndarray], config: _Parts) -> Partition:
     sizes = np.array([len(group) for group in groups], dtype=np.int64)
-    train = np.maximum(sizes - np.round(holdout * sizes).astype(np.int64), np.minimum(sizes, 1))
+    held_out, validation = (np.round(share * sizes).astype(np.int64) for share in (config.holdout, config.validation))
+    validation = np.minimum(validation, np.maximum(sizes - 1, 0))
+    train = np.maximum(sizes - validation - held_out, np.minimum(sizes, 1))
     offsets = np.concatenate([[0], np.cumsum(sizes)])
-    return Partition(np.concatenate(groups).astype(np.int64), offsets, train)
+    order = np.concatenate(groups).astype(np.int64)
+    return Partition(order, offsets, train, validation if validation.any() else None)
+
+
+def _validated_by_class(partition: Partition, labels: np.ndarray) -> Partition:
+    """The same, where the clients' samples for validation change owners: sorted by class, they are dealt in a row."""
+    starts, sizes = partition.shares()["validation"]
+    places = np.repeat(starts, sizes) + np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    order = partition.order.copy()
+    rows = order[places]
+    order[places] = rows[np.argsort(labels[rows], kind="stable")]
+    return replace(partition, order=order)
