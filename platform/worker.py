@@ -129,7 +129,8 @@ class Worker:
             for algorithm in algorithms
         ]
         train_x, test_x, prepare = self._load(dataset.x_train), self._load(dataset.x_test), task.prepare
-        train_y, test_y = self._load(dataset.y_train), self._load(dataset.y_test)
+        labels = dataset.y_train if partition.labels is None else partition.labels
+        train_y, test_y = self._load(labels), self._load(dataset.y_test)
         if 4 * train_x.numel() <= PREPARED:
             train_x, test_x, prepare = prepare(train_x), prepare(test_x), nn.Identity()
         starts = np.arange(test_shards(len(test_y))) * TEST_SHARD

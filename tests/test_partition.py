@@ -98,6 +98,22 @@ def test_validation_by_class_moves_samples_for_validation_alone():
     assert set.union(*found) == set(range(10))
 
 
+@pytest.mark.parametrize("noise", [0.4, [0.2, 0.9]])
+def test_label_noise_replaces_labels_for_training(noise):
+    partition = draw(IID(clients=10, samples_per_client=500, validation=0.1, label_noise=noise))
+    wrong = partition.labels != MNIST_LIKE
+    shares = [wrong[partition.samples(k)[:450]].mean() for k in range(10)]
+    if noise == 0.4:
+        assert shares == [0.4] * 10
+    else:
+        assert 0.2 <= min(shares) < 0.4 < 0.7 < max(shares) <= 0.9
+    # All classes are as likely, and nobody else's labels change.
+    changes = (partition.labels - MNIST_LIKE)[wrong] % 10
+    assert (np.bincount(changes, minlength=10)[1:] > 0.08 * wrong.sum()).all()
+    assert not np.isin(np.flatnonzero(wrong), partition.rows("validation")).any()
+    assert wrong.sum() == sum(round(450 * share) for share in shares)
+
+
 def test_samples_per_client_caps_what_is_dealt():
     assert (draw(Dirichlet(clients=1000, alpha=0.3, samples_per_client=50)).sizes == 50).all()
 

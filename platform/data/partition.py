@@ -28,13 +28,15 @@ class Partition:
 
     order: sample indices, client by client. offsets (m + 1,): client k owns order[offsets[k] : offsets[k + 1]].
     train_sizes (m,): the first so many of them are for training; validation_sizes (m,): the next so many for
-    validation (None: nobody has any); the rest are held out for the client's own evaluation.
+    validation (None: nobody has any); the rest are held out for the client's own evaluation. labels: of all training
+    samples of the data set, as their owners see them (None: as they are).
     """
 
     order: np.ndarray
     offsets: np.ndarray
     train_sizes: np.ndarray
     validation_sizes: np.ndarray | None = None
+    labels: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.train_sizes)
@@ -100,6 +102,26 @@ class _Parts(Section):
         "as few classes as can be",
     )
 
+    label_noise: float | list[float] = Field(
+        0.0,
+        description="share of each client's training labels that are replaced by another class's, any of them; or "
+        "[lowest, highest], between which each client's share is drawn",
+    )
+
+    @model_validator(mode="after")
+    def _noise_is_a_share(self) -> Self:
+        low, high = self.noise
+        if not 0 <= low <= high <= 1:
+            raise ValueError("`label_noise` must be a share from 0 to 1, or [lowest, highest]")
+        return self
+
+    @property
+    def noise(self) -> tuple[float, float]:
+        """The lowest and the highest share of wrong labels."""
+        if isinstance(self.label_noise, float):
+            return self.label_noise, self.label_noise
+        return (self.label_noise[0], self.label_noise[1]) if len(self.label_noise) == 2 else (-1.0, -1.0)
+
     @model_validator(mode="after")
     def _some_are_left(self) -> Self:
         if self.holdout + self.validation >= 1:
@@ -159,7 +181,9 @@ def make_partition(config: Any, labels: np.ndarray, classes: int, natural: np.nd
         return Partition(np.arange(config.tasks * each), offsets, np.full(config.tasks, config.train))
     rng = np.random.default_rng([seed, 43])
     partition = _assemble(_groups(config, labels, classes, natural, rng), config)
-    return partition if config.validation_by == "client" else _validated_by_class(partition, labels)
+    if config.validation_by == "class":
+        partition = _validated_by_class(partition, labels)
+    return _noisy(partition, labels, classes, config.noise, seed) if config.noise[1] else partition
 
 
 def _groups(
@@ -278,6 +302,19 @@ def _assemble(groups: list[np.ndarray], config: _Parts) -> Partition:
     offsets = np.concatenate([[0], np.cumsum(sizes)])
     order = np.concatenate(groups).astype(np.int64)
     return Partition(order, offsets, train, validation if validation.any() else None)
+
+
+def _noisy(
+    partition: Partition, labels: np.ndarray, classes: int, noise: tuple[float, float], seed: int
+) -> Partition:
+    """The same with wrong labels among each client's training samples: as many as its share says, to the nearest."""
+    rng = np.random.default_rng([seed, 53])
+    seen = labels.copy()
+    for start, size in zip(*partition.shares()["train"], strict=True):
+        wrong = round(rng.uniform(*noise) * size)
+        rows = partition.order[start + rng.choice(size, wrong, replace=False)]
+        seen[rows] = (labels[rows] + rng.integers(1, classes, wrong)) % classes
+    return replace(partition, labels=seen)
 
 
 def _validated_by_class(partition: Partition, labels: np.ndarray) -> Partition:
