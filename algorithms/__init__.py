@@ -4,18 +4,30 @@ from hedgerow.algorithms.b_moml import BMOML
 from hedgerow.algorithms.base import Algorithm
 from hedgerow.algorithms.central import Central
 from hedgerow.algorithms.fedavg import FedAvg
+from hedgerow.algorithms.fedbio import FedBiO
+from hedgerow.algorithms.fedbio_local import FedBiOLocal
+from hedgerow.algorithms.fedbioacc import FedBiOAcc
+from hedgerow.algorithms.fedbioacc_local import FedBiOAccLocal
 from hedgerow.algorithms.feddyn import FedDyn
+from hedgerow.algorithms.fednest import FedNest
 from hedgerow.algorithms.fedprox import FedProx
 from hedgerow.algorithms.fedsgd import FedSGD
 from hedgerow.algorithms.fedsplit import FedSplit
 from hedgerow.algorithms.fs import FS
 from hedgerow.algorithms.ftml import FTML
 from hedgerow.algorithms.ftrl import FTRL
+from hedgerow.algorithms.full_hypergradient import FullHypergradient
+from hedgerow.algorithms.lfednest import LFedNest
+from hedgerow.algorithms.local_bo import LocalBO
 from hedgerow.algorithms.mogd import MOGD
 from hedgerow.algorithms.moml import MOML
 from hedgerow.algorithms.moml_zero import MOMLZero
+from hedgerow.algorithms.mrbo import MRBO
 from hedgerow.algorithms.offline import Offline
 from hedgerow.algorithms.scaffold import Scaffold
+from hedgerow.algorithms.stem import Stem
+from hedgerow.algorithms.stocbio import StocBiO
+from hedgerow.algorithms.storm import STORM
 from hedgerow.algorithms.toe import TOE
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
@@ -35,4 +47,16 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "fs": FS,
     "ftrl": FTRL,
     "offline": Offline,
+    "fedbio": FedBiO,
+    "fedbioacc": FedBiOAcc,
+    "fedbio_local": FedBiOLocal,
+    "fedbioacc_local": FedBiOAccLocal,
+    "local_bo": LocalBO,
+    "full_hypergradient": FullHypergradient,
+    "fednest": FedNest,
+    "lfednest": LFedNest,
+    "stocbio": StocBiO,
+    "mrbo": MRBO,
+    "stem": Stem,
+    "storm": STORM,
 }

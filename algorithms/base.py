@@ -73,6 +73,10 @@ MODEL = "model"
 """Among a client step's metrics: the client's own model, which is looked at and not transmitted."""
 
 
+SPENT = "spent_"
+"""How those of a client step's metrics begin that count what it computed: they add up over rounds."""
+
+
 SCORED = 200
 """Samples per batch of an evaluation: more take more memory and no less time."""
 
@@ -180,8 +184,8 @@ class Cohort:
 
 
 ClientStep = Callable[[Any, Tree, Tree, ClientData], tuple[Tree, Tree, dict[str, Any]]]
-"""(hp, down, state, data) -> (up, new state, metrics). Metrics are 0-d tensors, recorded and not transmitted; under
-`MODEL` a step may also show the client's own model, a tree."""
+"""(hp, down, state, data) -> (up, new state, metrics). Metrics are 0-d tensors, recorded and not transmitted: means,
+or, where their names begin with `SPENT`, counts; under `MODEL` a step may also show the client's own model, a tree."""
 
 Reduction = Literal["mean", "sum", "stack"]
 
@@ -240,6 +244,12 @@ class Algorithm:
 
     Hyper: ClassVar[type[HyperParameters]] = HyperParameters
 
+    needs_everybody: ClassVar[bool] = False
+    """Whether all clients must take part in every round."""
+
+    is_personal: ClassVar[bool] = False
+    """Whether clients have models of their own, which are scored on what each holds out, and no common one."""
+
     has_client_models: ClassVar[bool] = False
     """Whether the training step shows each client's own model among its metrics, under `MODEL`; `w` of the server's
     state is then a model of the same kind, in whose place their average can be scored."""
@@ -278,6 +288,10 @@ class Algorithm:
     def evaluate_params(self, server: Tree) -> Tree:
         """The parameters that are reported and saved as the run's model."""
         return server["w"]
+
+    def report(self, server: Tree) -> dict[str, float]:
+        """What else there is to say about the server's state when it is evaluated, by name."""
+        return {}
 
     def score(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """Client step of evaluation: summed loss, correct predictions and sample count of all batches."""

@@ -1,8 +1,8 @@
 """The task as the mathematics sees it: a functional model and its loss."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor, nn
@@ -42,10 +42,10 @@ class Task:
             return x.long()
         return (x.float() - self.mean) / self.std
 
-    def to(self, device: torch.device) -> "Task":
+    def to(self, device: torch.device) -> Self:
         """The same on another device."""
-        mean, std = (None if t is None else t.to(device) for t in (self.mean, self.std))
-        return Task(self.module.to(device), mean, std, self.build)
+        tensors = {f.name: value.to(device) for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)}
+        return replace(self, module=self.module.to(device), **tensors)
 
     def logits(self, w: Params, x: Tensor) -> Tensor:
         """Logits (samples, classes) of prepared samples `x` at parameters `w`."""

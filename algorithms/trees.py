@@ -73,3 +73,8 @@ def scale(a: Any, factor: Any) -> Any:
 
 def sub(a: Any, b: Any) -> Any:
     return tree_map(torch.sub, a, b)
+
+
+def dot(a: Any, b: Any) -> Tensor:
+    """The inner product of two trees of the same shape; 0-d."""
+    return torch.stack([(x * y).sum() for x, y in zip(leaves(a), leaves(b), strict=True)]).sum()

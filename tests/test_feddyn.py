@@ -120,7 +120,9 @@ def test_central_is_fedavg_with_one_client_that_has_everything():
 def test_central_pools_what_clients_train_on_and_nothing_that_they_hold_out():
     held = partition(np.array([30, 50, SAMPLES - 80]), seed=2)
     held = type(held)(held.order, held.offsets, np.array([20, 50, SAMPLES - 100]))
-    assert sorted(held.rows("train")) == sorted(np.concatenate([held.samples(k)[: held.train_sizes[k]] for k in range(3)]))
+    assert sorted(held.rows("train")) == sorted(
+        np.concatenate([held.samples(k)[: held.train_sizes[k]] for k in range(3)])
+    )
     assert len(held.rows("train")) == held.train_sizes.sum()
 
 

@@ -168,6 +168,32 @@ class Synthetic(Source):
         return synthetic.generate(self)
 
 
+class QuadraticData(Source):
+    """Random quadratic bilevel problems, one per client: g = 1/2 y'A y - y'(B x + c) and
+    f = 1/2 y'D y - e'y + 1/2 x'P x - r'x. A sample is one problem's coefficients.
+
+    Eigenvalues of A lie in [1, 4], of D in [0.5, 1.5], of P in [0.5, 1]; entries of B ~ N(0, 1/lower), of c, e, r ~
+    N(0, 1).
+    """
+
+    name: Literal["quadratic"] = "quadratic"
+    clients: int = Field(8, ge=1, description="number of clients")
+    upper: int = Field(4, ge=1, description="dimension of x")
+    lower: int = Field(6, ge=1, description="dimension of y")
+    heterogeneity: float = Field(
+        1.0, ge=0, le=1, description="share of a problem that is the client's own; the rest is common to all"
+    )
+    samples: int = Field(2, ge=2, description="samples of a client, dealt to training and validation")
+    noise: float = Field(0.0, ge=0, description="standard deviation of the samples' c, e and r")
+    matrix_noise: float = Field(0.0, ge=0, description="and of their A, B, D and P, times the root of the dimension")
+    seed: int = Field(0, ge=0, description="draws the data; the experiment's own seed does not change them")
+
+    def load(self, root: Path) -> Dataset:
+        from hedgerow.platform.data import quadratic
+
+        return quadratic.generate(self)
+
+
 class _Characters(Source):
     """Text as samples of characters with the one that follows. `kind: natural` gives each client one role."""
 
@@ -230,6 +256,7 @@ DataConfig = Annotated[
     | ImageFolder
     | Omniglot
     | Synthetic
+    | QuadraticData
     | LeafShakespeare
     | TextFile,
     Field(discriminator="name"),

@@ -1,0 +1,265 @@
+"""Bilevel problems min_x f(x, y_x), y_x = argmin_y g(x, y): what they are, and how clients look at them.
+
+f is the mean of the clients' f^m, over their samples for validation; g of their g^m, over their samples for training.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from typing import Any, ClassVar, NamedTuple, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from hedgerow.algorithms.base import SPENT, Algorithm, Batch, Batches, ClientData, HyperParameters
+from hedgerow.algorithms.hypergradient import (
+    Objective,
+    Slopes,
+    cross_product,
+    dense_hessian,
+    hessian_product,
+    lower_slope,
+    neumann,
+    products,
+    slopes,
+)
+from hedgerow.algorithms.task import Params, Task
+from hedgerow.algorithms.trees import Tree, add, count, dot, sub, zeros_like
+
+
+class BilevelTask(Task):
+    """A task with two levels. x and y are trees."""
+
+    def start(self) -> Tree:
+        """The initial {"x": ..., "y": ...}."""
+        raise NotImplementedError
+
+    def upper(self, x: Tree, y: Tree, batch: Batch) -> Tensor:
+        """f^m on a batch; 0-d."""
+        raise NotImplementedError
+
+    def lower(self, x: Tree, y: Tree, batch: Batch) -> Tensor:
+        """g^m on a batch, without the ridge that makes it strongly convex; 0-d."""
+        raise NotImplementedError
+
+    def params(self, x: Tree, y: Tree) -> Params:
+        """The model that is scored."""
+        raise NotImplementedError
+
+    def report(self, x: Tree, y: Tree | None, ridge: float) -> dict[str, float]:
+        """What else there is to say about a solution. y: None where every client has its own."""
+        return {}
+
+
+class BilevelSGD(HyperParameters):
+    """Hyperparameters of stochastic steps on both levels."""
+
+    lr: float = Field(0.1, gt=0, description="learning rate of the lower level, gamma")
+    upper_lr: float | None = Field(None, gt=0, description="learning rate of the upper level, eta")
+    upper_lr_factor: float | None = Field(None, gt=0, description="eta / gamma, in place of `upper_lr`")
+    steps: int = Field(5, ge=1, description="I, local steps per round")
+    batch_size: int | None = Field(50, ge=1, description="samples of each mini-batch; null: the whole local data")
+    share_batches: bool = Field(
+        False,
+        description="one mini-batch for training per step, of which all derivatives are taken in one pass: faster; "
+        "or independent ones, as analysed",
+    )
+    ridge: float = Field(1e-3, ge=0, description="lambda of lambda/2 ||y||^2, added to the lower loss")
+
+    @model_validator(mode="after")
+    def _one_upper_rate(self) -> Self:
+        if (self.upper_lr is None) == (self.upper_lr_factor is None):
+            raise ValueError("give either `upper_lr` or `upper_lr_factor`")
+        return self
+
+    def at(self, round: int) -> Self:
+        hyper = super().at(round)
+        if self.upper_lr_factor is None:
+            return hyper
+        return hyper.model_copy(update={"upper_lr": self.lr * self.upper_lr_factor, "upper_lr_factor": None})
+
+
+class LinearSGD(BilevelSGD):
+    """The same for methods that solve the linear system by steps of their own."""
+
+    u_lr: float = Field(0.1, gt=0, description="learning rate of u, tau; at most 1 / L")
+
+
+class NeumannSGD(BilevelSGD):
+    """The same for methods that take the Neumann series."""
+
+    u_lr: float = Field(0.1, gt=0, description="step of the Neumann series, tau; at most 1 / L")
+    neumann_terms: int = Field(5, ge=0, description="Q, Hessian products of the series")
+
+
+class Draw(NamedTuple):
+    """The mini-batches of one step."""
+
+    upper: Batch
+    lower: Batch
+    cross: Batch
+    hessians: tuple[Batch, ...]
+
+
+class Oracles:
+    """A client's derivatives, counted: gradients of f and g, Jacobian- and Hessian-vector products, one per sample.
+
+    What was `spent` goes among the metrics of the client step.
+    """
+
+    def __init__(self, task: BilevelTask, hp: Any):
+        self.task, self.hp = task, hp
+        self.spent: dict[str, Any] = {}
+
+    def upper(self, batch: Batch) -> Objective:
+        return lambda x, y: self.task.upper(x, y, batch)
+
+    def lower(self, batch: Batch) -> Objective:
+        return lambda x, y: self.task.lower(x, y, batch) + 0.5 * self.hp.ridge * dot(y, y)
+
+    def upper_slopes(self, z: Tree, batch: Batch) -> Slopes:
+        """grad_x f, grad_y f, and f."""
+        self._count("gradients_f", batch)
+        return slopes(self.upper(batch), z["x"], z["y"])
+
+    def lower_slope(self, z: Tree, batch: Batch) -> Tree:
+        """grad_y g."""
+        self._count("gradients_g", batch)
+        return lower_slope(self.lower(batch), z["x"], z["y"])
+
+    def cross(self, z: Tree, batch: Batch, v: Tree) -> Tree:
+        """grad_xy g v."""
+        self._count("jacobian_products", batch)
+        return cross_product(self.lower(batch), z["x"], z["y"], v)
+
+    def hessian(self, z: Tree, batch: Batch, v: Tree) -> Tree:
+        """grad_yy g v."""
+        self._count("hessian_products", batch)
+        return hessian_product(self.lower(batch), z["x"], z["y"], v)
+
+    def directions(self, z: Tree, draw: Draw) -> tuple[Tree, Tensor]:
+        """{"x": N(u), "y": G, "u": R(u)} at z = {"x", "y", "u"}, and f (FedBiO, section 2)."""
+        direct, b, value = self.upper_slopes(z, draw.upper)
+        if draw.cross is draw.lower:
+            for name in ("gradients_g", "jacobian_products", "hessian_products"):
+                self._count(name, draw.lower)
+            slope, cross, hessian = products(self.lower(draw.lower), z["x"], z["y"], z["u"])
+        else:
+            slope = self.lower_slope(z, draw.lower)
+            cross, hessian = self.cross(z, draw.cross, z["u"]), self.hessian(z, draw.hessians[0], z["u"])
+        return {"x": sub(direct, cross), "y": slope, "u": sub(hessian, b)}, value
+
+    def residual(self, z: Tree, draw: Draw) -> Tree:
+        """R(u) alone."""
+        return sub(self.hessian(z, draw.hessians[0], z["u"]), self.upper_slopes(z, draw.upper).y)
+
+    def local_hypergradient(self, z: Tree, draw: Draw) -> tuple[Tree, Tensor]:
+        """Phi at z = {"x", "y"}, by the Neumann series of the client's own Hessian, and f (FedBiO, Eq. 6)."""
+        direct, b, value = self.upper_slopes(z, draw.upper)
+        u = neumann([partial(self.hessian, z, batch) for batch in draw.hessians], b, self.hp.u_lr)
+        return sub(direct, self.cross(z, draw.cross, u)), value
+
+    def local_directions(self, z: Tree, draw: Draw) -> tuple[Tree, Tensor]:
+        """{"x": Phi, "y": G} at z = {"x", "y"}, and f."""
+        slope, value = self.local_hypergradient(z, draw)
+        return {"x": slope, "y": self.lower_slope(z, draw.lower)}, value
+
+    def dense_hessian(self, z: Tree, batch: Batch) -> Tensor:
+        """grad_yy g as a matrix (d, d)."""
+        for _ in range(count(z["y"])):
+            self._count("hessian_products", batch)
+        return dense_hessian(self.lower(batch), z["x"], z["y"])
+
+    def metrics(self, values: list[Tensor]) -> dict[str, Any]:
+        """The mean of f over the steps, and what was spent."""
+        loss = {"loss": torch.stack(values).mean()} if values else {}
+        return loss | {SPENT + name: number for name, number in self.spent.items()}
+
+    def _count(self, name: str, batch: Batch) -> None:
+        samples = torch.tensor(float(len(batch.y)), device=batch.y.device) if batch.mask is None else batch.mask.sum()
+        self.spent[name] = self.spent.get(name, 0.0) + samples
+
+
+RATES = {"x": "upper_lr", "y": "lr", "u": "u_lr"}
+"""The learning rate of each variable."""
+
+
+def descend(hp: Any, z: Tree, directions: Tree, factor: Any = 1.0) -> Tree:
+    """A step of every variable along its direction."""
+    return {name: add(z[name], directions[name], -factor * getattr(hp, RATES[name])) for name in z}
+
+
+class Bilevel(Algorithm):
+    """An algorithm for bilevel problems: which variables there are, and whose.
+
+    Clients work at z, a tree of all variables. The server holds those that are `shared`; the others are each client's.
+    """
+
+    variables: ClassVar[tuple[str, ...]] = ("x", "y", "u")
+    shared: ClassVar[tuple[str, ...]] = ("x", "y", "u")
+
+    task: BilevelTask
+
+    def start(self) -> Tree:
+        """Where all variables begin."""
+        z = self.task.start()
+        return {name: z[name] if name in z else zeros_like(z["y"]) for name in self.variables}
+
+    def init_server(self) -> Tree:
+        return self.common(self.start())
+
+    def init_client(self) -> Tree:
+        return self.own(self.start())
+
+    def common(self, z: Tree) -> Tree:
+        """The variables that are shared."""
+        return {name: z[name] for name in self.shared}
+
+    def own(self, z: Tree) -> Tree:
+        """The variables that each client has for itself."""
+        return {name: z[name] for name in self.variables if name not in self.shared}
+
+    def hessians(self) -> int:
+        """Hessian products of one step."""
+        return self.hyper.neumann_terms if isinstance(self.hyper, NeumannSGD) else 1
+
+    def batches(self, steps: int, size: int | None = 0) -> dict[str, Batches]:
+        """The mini-batches of so many steps. size: of each, None for all samples, 0 for `batch_size`."""
+        hyper, count = self.hyper, self.hessians()
+        size = hyper.batch_size if size == 0 else size
+        one = Batches(size, steps=steps)
+        streams = {"upper": replace(one, share="validation"), "lower": one}
+        if hyper.share_batches:
+            return streams
+        return streams | {"cross": one} | ({"hessian": replace(one, steps=steps * count)} if count else {})
+
+    def draws(self, data: ClientData) -> Iterator[Draw]:
+        """The mini-batches of a client's steps, in order."""
+        hessians = self.hessians()
+        pairs = zip(data.batches("upper"), data.batches("lower"), strict=True)
+        if "cross" not in data.streams:
+            for upper, lower in pairs:
+                yield Draw(upper, lower, lower, (lower,) * hessians)
+            return
+        factors = data.batches("hessian") if hessians else iter(())
+        for (upper, lower), cross in zip(pairs, data.batches("cross"), strict=True):
+            yield Draw(upper, lower, cross, tuple(islice(factors, hessians)))
+
+    def directions(self, oracles: Oracles, z: Tree, draw: Draw) -> tuple[Tree, Tensor]:
+        """Where z descends along, of z's shape; and f."""
+        return oracles.directions(z, draw)
+
+    def evaluate_params(self, server: Tree) -> Tree:
+        return self.task.params(server["x"], server.get("y") or self.task.start()["y"])
+
+    def report(self, server: Tree) -> dict[str, float]:
+        return self.task.report(server["x"], server.get("y"), self.hyper.ridge)
+
+    def score(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        """Where clients have their own y: with that."""
+        if "y" in self.shared:
+            return super().score(hp, down, state, data)
+        _, _, metrics = super().score(hp, {"w": {**down["w"], **self.task.params({}, state["y"])}}, state, data)
+        return {}, state, metrics

@@ -1,0 +1,60 @@
+"""FedBiOAcc (Li, Huang, Huang, "Communication-Efficient Federated Bilevel Optimization", Algorithm 2)."""
+
+from typing import Any, Literal
+
+from hedgerow.algorithms.base import ClientData, Cohort, Exchange, Exchanges
+from hedgerow.algorithms.bilevel import Bilevel, Draw, LinearSGD, Oracles, descend
+from hedgerow.algorithms.momentum import Storm, alpha, corrected
+from hedgerow.algorithms.trees import Tree, zeros_like
+
+
+class FedBiOAcc(Bilevel):
+    """FedBiO with STORM's momentum on all variables; every I steps, variables and momenta are averaged.
+
+    The momenta are estimated at the averaged variables: two exchanges per round. Clients remember where they stood.
+    """
+
+    needs_everybody = True
+
+    class Hyper(LinearSGD, Storm):
+        name: Literal["fedbioacc"] = "fedbioacc"
+
+    def init_client(self) -> Tree:
+        z = self.start()
+        return {"own": self.own(z), "z": z, "momenta": zeros_like(z)}
+
+    def round(self, server: Tree, cohort: Cohort) -> Exchanges:
+        hyper, first = self.hyper, cohort.round == 1
+        step, size = (self.begin, hyper.first_batch_size) if first else (self.estimate, hyper.batch_size)
+        estimated = yield Exchange(step, server, cohort.clients, batches=self.batches(1, size))
+        momenta = {} if first and not hyper.sync_init else estimated.up
+        moved = yield Exchange(self.move, momenta, cohort.clients, batches=self.batches(hyper.steps - 1))
+        return moved.up
+
+    def begin(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        """The first momenta."""
+        z, oracles = {**state["own"], **down}, Oracles(self.task, hp)
+        momenta, value = self.directions(oracles, z, next(self.draws(data)))
+        return self.common(momenta), {**state, "z": z, "momenta": momenta}, oracles.metrics([value])
+
+    def estimate(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        """The momenta at the averaged variables."""
+        z, oracles = {**state["own"], **down}, Oracles(self.task, hp)
+        momenta, value = self._momenta(hp, 0, oracles, next(self.draws(data)), z, state["z"], state["momenta"])
+        return self.common(momenta), {**state, "z": z, "momenta": momenta}, oracles.metrics([value])
+
+    def move(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        """I steps, and between them new momenta. down: the averaged momenta; empty: each client's own."""
+        z, momenta, oracles, values = state["z"], {**state["momenta"], **down}, Oracles(self.task, hp), []
+        for t, draw in enumerate(self.draws(data), start=1):
+            new = descend(hp, z, momenta, alpha(hp, t))
+            momenta, value = self._momenta(hp, t, oracles, draw, new, z, momenta)
+            z = new
+            values.append(value)
+        last = descend(hp, z, momenta, alpha(hp, hp.steps))
+        return self.common(last), {"own": self.own(last), "z": z, "momenta": momenta}, oracles.metrics(values)
+
+    def _momenta(self, hp: Any, t: int, oracles: Oracles, draw: Draw, new: Tree, old: Tree, momenta: Tree) -> Any:
+        there, value = self.directions(oracles, new, draw)
+        before, _ = self.directions(oracles, old, draw)
+        return corrected(hp, t, momenta, there, before), value

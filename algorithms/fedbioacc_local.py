@@ -1,0 +1,24 @@
+"""FedBiOAcc with a lower level per client (Li, Huang, Huang, Algorithm 4)."""
+
+from typing import Literal
+
+from torch import Tensor
+
+from hedgerow.algorithms.bilevel import Draw, NeumannSGD, Oracles
+from hedgerow.algorithms.fedbioacc import FedBiOAcc
+from hedgerow.algorithms.momentum import Storm
+from hedgerow.algorithms.trees import Tree
+
+
+class FedBiOAccLocal(FedBiOAcc):
+    """x and its momentum are averaged every I steps, y and its momentum never."""
+
+    variables = ("x", "y")
+    shared = ("x",)
+    is_personal = True
+
+    class Hyper(NeumannSGD, Storm):
+        name: Literal["fedbioacc_local"] = "fedbioacc_local"
+
+    def directions(self, oracles: Oracles, z: Tree, draw: Draw) -> tuple[Tree, Tensor]:
+        return oracles.local_directions(z, draw)

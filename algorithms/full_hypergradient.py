@@ -1,0 +1,58 @@
+"""The full hypergradient in every round, by synchronous rounds (Li, Huang, Huang, section 3: what FedBiO avoids)."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from hedgerow.algorithms.base import Batches, ClientData, Cohort, Exchange, Exchanges
+from hedgerow.algorithms.bilevel import Bilevel, LinearSGD, Oracles, descend
+from hedgerow.algorithms.hypergradient import solve
+from hedgerow.algorithms.trees import Tree, add, sub
+
+
+class FullHypergradient(Bilevel):
+    """A round: I local steps on y; then N exchanges of Hessian products, which solve the linear system; then x's step.
+
+    With `dense` clients send their Hessians once instead (distributed bilevel optimisation), and it is solved exactly.
+    """
+
+    class Hyper(LinearSGD):
+        name: Literal["full_hypergradient"] = "full_hypergradient"
+        u_steps: int = Field(10, ge=1, description="N, steps on the linear system per round")
+        dense: bool = Field(False, description="average the Hessians as matrices: for a few hundred parameters")
+
+    def round(self, server: Tree, cohort: Cohort) -> Exchanges:
+        z, everybody = server, cohort.clients
+        steps = {"lower": Batches(self.hyper.batch_size, steps=self.hyper.steps)}
+        z = z | (yield Exchange(self.train_y, {"x": z["x"], "y": z["y"]}, everybody, batches=steps)).up
+        if self.hyper.dense:
+            found = yield Exchange(self.matrices, {"x": z["x"], "y": z["y"]}, everybody, batches=self.batches(1))
+            z = z | {"u": solve(found.up["hessian"], found.up["b"])}
+        else:
+            for _ in range(self.hyper.u_steps):
+                found = yield Exchange(self.residual, z, everybody, batches=self.batches(1))
+                z = z | descend(self.hyper, {"u": z["u"]}, found.up)
+        found = yield Exchange(self.hypergradient, z, everybody, batches=self.batches(1))
+        return z | descend(self.hyper.at(cohort.round), {"x": z["x"]}, found.up)
+
+    def train_y(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        z, oracles = down, Oracles(self.task, hp)
+        for batch in data.batches("lower"):
+            z = {**z, "y": add(z["y"], oracles.lower_slope(z, batch), -hp.lr)}
+        return {"y": z["y"]}, state, oracles.metrics([])
+
+    def residual(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        oracles = Oracles(self.task, hp)
+        return {"u": oracles.residual(down, next(self.draws(data)))}, state, oracles.metrics([])
+
+    def matrices(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        """The client's Hessian (d, d) and grad_y f."""
+        oracles, draw = Oracles(self.task, hp), next(self.draws(data))
+        b = oracles.upper_slopes(down, draw.upper).y
+        return {"hessian": oracles.dense_hessian(down, draw.hessians[0]), "b": b}, state, oracles.metrics([])
+
+    def hypergradient(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        """N(u): grad_x f - grad_xy g u."""
+        oracles, draw = Oracles(self.task, hp), next(self.draws(data))
+        direct, _, value = oracles.upper_slopes(down, draw.upper)
+        return {"x": sub(direct, oracles.cross(down, draw.cross, down["u"]))}, state, oracles.metrics([value])

@@ -1,0 +1,43 @@
+"""MRBO (Yang, Ji, Liang, "Provably Faster Algorithms for Bilevel Optimization", 2021): not federated."""
+
+from typing import Any, Literal
+
+import numpy as np
+
+from hedgerow.algorithms.base import ClientData, Cohort, Exchange, Exchanges
+from hedgerow.algorithms.bilevel import Bilevel, NeumannSGD, Oracles, descend
+from hedgerow.algorithms.momentum import Storm, alpha, corrected
+from hedgerow.algorithms.trees import Tree
+
+
+class MRBO(Bilevel):
+    """STORM on x, by a Neumann series, and on y, in a single loop on the pooled data; a round is `steps` steps."""
+
+    variables = shared = ("x", "y")
+
+    class Hyper(NeumannSGD, Storm):
+        name: Literal["mrbo"] = "mrbo"
+
+    def round(self, server: Tree, cohort: Cohort) -> Exchanges:
+        pool = np.zeros(1, int)
+        if cohort.round == 1:
+            first = self.batches(1, self.hyper.first_batch_size)
+            begun = yield Exchange(self.begin, server, pool, batches=first, on="pool")
+            server = {**server, "momenta": begun.up}
+        result = yield Exchange(self.train, server, pool, batches=self.batches(self.hyper.steps), on="pool")
+        return result.up
+
+    def begin(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        oracles = Oracles(self.task, hp)
+        momenta, value = oracles.local_directions(down, next(self.draws(data)))
+        return momenta, state, oracles.metrics([value])
+
+    def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        z, momenta, oracles, values = self.common(down), down["momenta"], Oracles(self.task, hp), []
+        for t, draw in enumerate(self.draws(data), start=1):
+            new = descend(hp, z, momenta, alpha(hp, t))
+            there, value = oracles.local_directions(new, draw)
+            before, _ = oracles.local_directions(z, draw)
+            z, momenta = new, corrected(hp, t, momenta, there, before)
+            values.append(value)
+        return {**z, "momenta": momenta}, state, oracles.metrics(values)

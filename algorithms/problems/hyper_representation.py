@@ -1,0 +1,36 @@
+"""Hyper-representation learning: a backbone such that heads learnt on few samples do well on others."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from hedgerow.algorithms.base import Batch
+from hedgerow.algorithms.bilevel import BilevelTask
+from hedgerow.algorithms.task import Params
+from hedgerow.algorithms.trees import Tree
+
+
+@dataclass(frozen=True)
+class HyperRepresentation(BilevelTask):
+    """x: all of the model but its last layer. y: the last layer, learnt on the samples for training.
+
+    head: the names of the last layer's parameters.
+    """
+
+    head: tuple[str, ...] = ()
+
+    def start(self) -> Tree:
+        w = self.init()
+        return {
+            "x": {name: p for name, p in w.items() if name not in self.head},
+            "y": {name: w[name] for name in self.head},
+        }
+
+    def upper(self, x: Tree, y: Tree, batch: Batch) -> Tensor:
+        return self.loss({**x, **y}, batch)
+
+    def lower(self, x: Tree, y: Tree, batch: Batch) -> Tensor:
+        return self.loss({**x, **y}, batch)
+
+    def params(self, x: Tree, y: Tree) -> Params:
+        return {**x, **y}

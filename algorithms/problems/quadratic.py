@@ -1,0 +1,125 @@
+"""The quadratic bilevel problem, whose solution has a closed form: of one lower level for all, or of one per client."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from hedgerow.algorithms.base import Batch
+from hedgerow.algorithms.bilevel import BilevelTask
+from hedgerow.algorithms.task import Params
+from hedgerow.algorithms.trees import Tree
+
+
+class Coefficients(NamedTuple):
+    """g = 1/2 y'A y - y'(B x + c), f = 1/2 y'D y - e'y + 1/2 x'P x - r'x. With leading dimensions, of several."""
+
+    A: Tensor
+    B: Tensor
+    c: Tensor
+    D: Tensor
+    e: Tensor
+    P: Tensor
+    r: Tensor
+
+    @classmethod
+    def of(cls, rows: Tensor, p: int, d: int) -> "Coefficients":
+        """From samples: the coefficients in a row, (..., features)."""
+        shapes = ((d, d), (d, p), (d,), (d, d), (d,), (p, p), (p,))
+        sizes = [torch.Size(shape).numel() for shape in shapes]
+        pieces = zip(rows.split(sizes, -1), shapes, strict=True)
+        return cls(*(piece.reshape(*rows.shape[:-1], *shape) for piece, shape in pieces))
+
+
+class QuadraticModel(nn.Module):
+    """Holds x (p,) and y (d,), which begin at 0."""
+
+    def __init__(self, p: int, d: int):
+        super().__init__()
+        self.x, self.y = nn.Parameter(torch.zeros(p)), nn.Parameter(torch.zeros(d))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """f of each sample: (samples, 1)."""
+        return upper(Coefficients.of(rows, len(self.x), len(self.y)), self.x, self.y)[:, None]
+
+
+def upper(q: Coefficients, x: Tensor, y: Tensor) -> Tensor:
+    """f of each sample."""
+    quadratic = _form(q.D, y, y) + _form(q.P, x, x)
+    return 0.5 * quadratic - (q.e * y).sum(-1) - (q.r * x).sum(-1)
+
+
+def lower(q: Coefficients, x: Tensor, y: Tensor) -> Tensor:
+    """g of each sample."""
+    return 0.5 * _form(q.A, y, y) - _form(q.B, y, x) - (q.c * y).sum(-1)
+
+
+def _form(matrix: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    return ((matrix @ right) * left).sum(-1)
+
+
+@dataclass(frozen=True)
+class Quadratic(BilevelTask):
+    """Each sample is one problem; a client's is the mean of its samples', of f over those for validation.
+
+    clients (m, features): the coefficients of every client's problem.
+    """
+
+    clients: Tensor | None = None
+
+    def start(self) -> Tree:
+        w = self.init()
+        return {"x": {"x": w["x"]}, "y": {"y": w["y"]}}
+
+    def upper(self, x: Tree, y: Tree, batch: Batch) -> Tensor:
+        return _mean(upper(self._coefficients(batch.x), x["x"], y["y"]), batch)
+
+    def lower(self, x: Tree, y: Tree, batch: Batch) -> Tensor:
+        return _mean(lower(self._coefficients(batch.x), x["x"], y["y"]), batch)
+
+    def params(self, x: Tree, y: Tree) -> Params:
+        return {**x, **y}
+
+    def _coefficients(self, rows: Tensor) -> Coefficients:
+        w = dict(self.module.named_parameters())
+        return Coefficients.of(rows, len(w["x"]), len(w["y"]))
+
+    def report(self, x: Tree, y: Tree | None, ridge: float) -> dict[str, float]:
+        """`hypergradient`: the exact one's squared norm at x; `x_error` and `y_error`: distances to the solution."""
+        solution = self.solution(ridge, local=y is None)
+        at = x["x"].double().cpu()
+        found = {
+            "hypergradient": float(self.hypergradient(at, ridge, local=y is None).square().sum()),
+            "x_error": float((at - solution["x"]).norm()),
+        }
+        return found if y is None else found | {"y_error": float((y["y"].double().cpu() - solution["y"]).norm())}
+
+    def hypergradient(self, x: Tensor, ridge: float = 0.0, local: bool = False) -> Tensor:
+        """The exact one at x (p,), in double precision. local: of one lower level per client."""
+        q = self._problems(ridge, local)
+        y = torch.linalg.solve(q.A, q.B @ x + q.c)
+        u = torch.linalg.solve(q.A, (q.D @ y[..., None])[..., 0] - q.e)
+        return ((q.P @ x) - q.r + (q.B.mT @ u[..., None])[..., 0]).mean(0)
+
+    def solution(self, ridge: float = 0.0, local: bool = False) -> dict[str, Tensor]:
+        """x*, and y and u there: (d,), or, of one lower level per client, (m, d)."""
+        q = self._problems(ridge, local)
+        p = q.P.shape[-1]
+        zero = self.hypergradient(torch.zeros(p, dtype=torch.float64), ridge, local)
+        hessian = (q.P + q.B.mT @ torch.linalg.solve(q.A, q.D @ torch.linalg.solve(q.A, q.B))).mean(0)
+        x = -torch.linalg.solve(hessian, zero)
+        y = torch.linalg.solve(q.A, q.B @ x + q.c)
+        u = torch.linalg.solve(q.A, (q.D @ y[..., None])[..., 0] - q.e)
+        return {"x": x, "y": y if local else y[0], "u": u if local else u[0]}
+
+    def _problems(self, ridge: float, local: bool) -> Coefficients:
+        """Every client's, or, as the only one, their mean."""
+        assert self.clients is not None
+        rows = self.clients.double().cpu()
+        q = self._coefficients(rows if local else rows.mean(0, keepdim=True))
+        return q._replace(A=q.A + ridge * torch.eye(q.A.shape[-1], dtype=torch.float64))
+
+
+def _mean(values: Tensor, batch: Batch) -> Tensor:
+    return values.mean() if batch.mask is None else (values * batch.mask).sum() / batch.mask.sum().clamp(min=1.0)

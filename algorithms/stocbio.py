@@ -1,0 +1,30 @@
+"""StocBiO (Ji, Yang, Liang, "Bilevel Optimization: Convergence Analysis and Enhanced Design", 2021): not federated."""
+
+from typing import Any, Literal
+
+import numpy as np
+
+from hedgerow.algorithms.base import Batches, ClientData, Cohort, Exchange, Exchanges
+from hedgerow.algorithms.bilevel import Bilevel, NeumannSGD, Oracles
+from hedgerow.algorithms.trees import Tree, add
+
+
+class StocBiO(Bilevel):
+    """A round, on the pooled data: D = `steps` steps on y from where it was, then one of x, by a Neumann series."""
+
+    variables = shared = ("x", "y")
+
+    class Hyper(NeumannSGD):
+        name: Literal["stocbio"] = "stocbio"
+
+    def round(self, server: Tree, cohort: Cohort) -> Exchanges:
+        batches = self.batches(1) | {"inner": Batches(self.hyper.batch_size, steps=self.hyper.steps)}
+        result = yield Exchange(self.train, server, np.zeros(1, int), batches=batches, on="pool")
+        return result.up
+
+    def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        z, oracles = down, Oracles(self.task, hp)
+        for batch in data.batches("inner"):
+            z = {**z, "y": add(z["y"], oracles.lower_slope(z, batch), -hp.lr)}
+        slope, value = oracles.local_hypergradient(z, next(self.draws(data)))
+        return {**z, "x": add(z["x"], slope, -hp.upper_lr)}, state, oracles.metrics([value])

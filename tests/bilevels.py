@@ -1,0 +1,105 @@
+"""Bilevel algorithms without the platform, in double precision, on the quadratic problem."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hedgerow.algorithms.base import Algorithm, Batches, ClientData, Cohort, Exchange, Result
+from hedgerow.algorithms.problems import Quadratic, QuadraticModel
+from hedgerow.algorithms.trees import Tree, tree_map
+from hedgerow.platform.data.quadratic import generate
+from hedgerow.platform.data.sources import QuadraticData
+
+
+@dataclass
+class Problem:
+    """The toy of the checks. rows (m, samples, features): each client's samples, for training and validation alike."""
+
+    task: Quadratic
+    rows: Tensor
+
+    @property
+    def means(self) -> Tensor:
+        return self.rows.mean(1)
+
+    def best(self, local: bool = False) -> dict[str, Tensor]:
+        return self.task.solution(local=local)
+
+
+def problem(**settings: Any) -> Problem:
+    """heterogeneity, noise, ... as in the experiment file."""
+    config = QuadraticData(**settings)
+    x = torch.from_numpy(generate(config).x_train).double().reshape(config.clients, config.samples, -1)
+    module = QuadraticModel(config.upper, config.lower).double()
+    return Problem(Quadratic(module, clients=x.mean(1)), x)
+
+
+class Run:
+    """Rounds of an algorithm with all clients, who work at once. server: its state; states: theirs, stacked."""
+
+    def __init__(self, kind: type[Algorithm], problem: Problem, seed: int = 0, **hyper: Any):
+        values = {"ridge": 0.0, "batch_size": None} | hyper
+        self.algorithm = kind(kind.Hyper(**values), problem.task)
+        self.problem, self.m = problem, len(problem.rows)
+        self.rng = np.random.default_rng(seed)
+        self.server = self.algorithm.init_server()
+        self.states = tree_map(lambda leaf: leaf.expand(self.m, *leaf.shape), self.algorithm.init_client())
+        self.lasting = set(self.states)
+        self.round = self.exchanges = 0
+        self.spent: dict[str, float] = {}
+
+    def rounds(self, number: int) -> "Run":
+        for _ in range(number):
+            self.round += 1
+            everybody = np.arange(self.m)
+            generator = self.algorithm.round(self.server, Cohort(self.round, everybody, np.ones(self.m), self.m))
+            reply: Any = None
+            while reply is not self:
+                try:
+                    reply = self._carry_out(generator.send(reply))
+                except StopIteration as stop:
+                    self.server, reply = stop.value, self
+            # What a step noted for the round alone is gone.
+            self.states = {name: tree for name, tree in self.states.items() if name in self.lasting}
+        return self
+
+    def distance(self, name: str = "x", local: bool = False) -> float:
+        """Of a variable of the server's to the solution."""
+        return float((self.server[name]["x" if name == "x" else "y"] - self.problem.best(local)[name]).norm())
+
+    def hypergradient(self) -> float:
+        """||grad h||^2 at the server's x."""
+        return float(self.problem.task.hypergradient(self.server["x"]["x"]).square().sum())
+
+    def _carry_out(self, exchange: Exchange) -> Result:
+        pooled = exchange.on == "pool"
+        self.exchanges += not pooled
+        rows = self.problem.rows.flatten(0, 1)[None] if pooled else self.problem.rows
+        hp = self.algorithm.hyper.at(self.round)
+        everyone = torch.arange(len(rows)), {} if pooled else self.states, rows, self.streams(rows, exchange.batches)
+
+        def one(_: Tensor, state: Tree, rows: Tensor, streams: Any) -> Any:
+            labels = torch.zeros(len(rows), dtype=torch.long)
+            return exchange.step(hp, exchange.down, state, ClientData(rows, labels, lambda x: x, streams, batched=True))
+
+        up, state, metrics = torch.func.vmap(one)(*everyone)
+        if not pooled:
+            self.states = state
+        for name, values in metrics.items():
+            self.spent[name] = self.spent.get(name, 0.0) + float(values.sum())
+        return Result(tree_map(lambda leaf: leaf.mean(0), up), np.ones(len(rows), bool), {})
+
+    def streams(self, rows: Tensor, batches: Mapping[str, Batches]) -> dict[str, tuple[Tensor, Tensor]]:
+        """Mini-batches drawn independently, with replacement; or all samples, in order."""
+        found = {}
+        m, n = rows.shape[:2]
+        for name, spec in batches.items():
+            steps, size = 1 if spec.steps is None else spec.steps, min(spec.size or n, n)
+            shape = (m, steps, size)
+            drawn = np.broadcast_to(np.arange(n), shape) if size == n else self.rng.integers(0, n, shape)
+            found[name] = torch.tensor(drawn), torch.ones(shape, dtype=torch.bool)
+        return found

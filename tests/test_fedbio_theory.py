@@ -1,0 +1,541 @@
+"""What FedBiO's analysis promises, on the quadratic problem in double precision (fedbio.md, section 6.1)."""
+
+import numpy as np
+import pytest
+import torch
+from bilevels import Run, problem
+
+from hedgerow.algorithms import (
+    MRBO,
+    FedBiO,
+    FedBiOAcc,
+    FedBiOAccLocal,
+    FedBiOLocal,
+    FedNest,
+    FullHypergradient,
+    LFedNest,
+    LocalBO,
+    StocBiO,
+)
+from hedgerow.algorithms.base import Batch, Cohort
+from hedgerow.algorithms.bilevel import Draw, Oracles, descend
+from hedgerow.algorithms.momentum import Storm, alpha, theorem_2
+from hedgerow.algorithms.trees import leaves, tree_map, zeros_like
+
+HET = problem()
+STEPS = {"lr": 0.1, "u_lr": 0.1, "upper_lr": 0.05, "share_batches": True}
+LOCAL = {"lr": 0.2, "u_lr": 0.2, "upper_lr": 0.1, "share_batches": True}
+MIDDLE_AND_END = slice(30, 60), slice(-60, None)
+CONSTANT = {"alpha_growth": 0.0, "alpha_offset": 1.0, "alpha_delta": 1.0}
+
+
+def oracles(quadratic):
+    """Full batches of every client: a function (z of all clients) -> directions of all clients."""
+    looker = Oracles(quadratic.task, Run(FedBiO, quadratic, **STEPS).algorithm.hyper)
+
+    def directions(z):
+        def one(row, z):
+            batch = Batch(row[None], torch.zeros(1), torch.ones(1))
+            return looker.directions(z, Draw(batch, batch, batch, (batch,)))[0]
+
+        return torch.func.vmap(one)(quadratic.means, z)
+
+    return directions
+
+
+def far(a, b):
+    return max(float((p - q).abs().max()) for p, q in zip(leaves(a), leaves(b), strict=True))
+
+
+# ---- hypergradients ---------------------------------------------------------------------------------------------
+
+
+def test_client_hypergradients_are_biased_where_clients_differ():
+    """C1: their mean, each with its own Hessian, at the common y_x."""
+    biases = []
+    for heterogeneity in (0.0, 0.25, 0.5, 1.0):
+        task = problem(heterogeneity=heterogeneity).task
+        x = torch.ones(4).double()
+        mean, each = task._problems(0.0, local=False), task._problems(0.0, local=True)
+        y = torch.linalg.solve(mean.A, mean.B @ x + mean.c)[0]
+        u = torch.linalg.solve(each.A, each.D @ y - each.e)
+        naive = (each.P @ x - each.r + (each.B.mT @ u[..., None])[..., 0]).mean(0)
+        exact = task.hypergradient(x)
+        biases.append(float((naive - exact).norm() / exact.norm()))
+    assert biases[0] < 1e-6
+    assert biases == sorted(biases)
+    assert biases[-1] > 0.05
+
+
+def test_the_closed_form_is_the_gradient_of_h():
+    """And h's minimiser makes it vanish; one lower level for all, and one per client, differ."""
+    task = HET.task
+
+    def h(x, local):
+        q = task._problems(0.0, local)
+        y = torch.linalg.solve(q.A, q.B @ x + q.c)
+        values = 0.5 * (y * (q.D @ y[..., None])[..., 0]).sum(-1) - (q.e * y).sum(-1)
+        return (values + 0.5 * (x * (q.P @ x)).sum(-1) - q.r @ x).mean()
+
+    x = torch.randn(4).double()
+    for local in (False, True):
+        wanted = torch.func.grad(lambda x, local=local: h(x, local))(x)
+        assert torch.allclose(task.hypergradient(x, local=local), wanted, atol=1e-12)
+        assert task.hypergradient(HET.best(local)["x"], local=local).norm() < 1e-12
+    assert (HET.best()["x"] - HET.best(local=True)["x"]).norm() > 0.05
+
+
+def test_hypergradients_are_as_sensitive_as_their_constants_say():
+    """C18 and C19, with L_xy = L_yy = 0 on the quadratic: heterogeneity, and Lipschitz continuity of y_x and grad h."""
+    task, each = HET.task, HET.task._problems(0.0, local=True)
+    mean = task._problems(0.0, local=False)
+    mu = float(torch.linalg.eigvalsh(mean.A)[0, 0])
+    rng = torch.Generator().manual_seed(0)
+    hessian = mean.P + mean.B.mT @ torch.linalg.solve(mean.A, mean.D @ torch.linalg.solve(mean.A, mean.B))
+    for _ in range(20):
+        x, z = (torch.randn(4, generator=rng).double() for _ in range(2))
+        ys = [torch.linalg.solve(mean.A, mean.B @ v + mean.c)[0] for v in (x, z)]
+        cross = float(torch.linalg.matrix_norm(mean.B[0], 2))
+        assert (ys[0] - ys[1]).norm() <= cross / mu * (x - z).norm() + 1e-12
+        change = task.hypergradient(x) - task.hypergradient(z)
+        assert torch.allclose(change, (hessian[0] @ (x - z)), atol=1e-10)
+    # Between clients: gradients of f, Jacobians and Hessians, weighted as Proposition 4 has them.
+    x = torch.ones(4).double()
+    y = torch.linalg.solve(each.A, each.B @ x + each.c)
+    b = (each.D @ y[..., None])[..., 0] - each.e
+    slopes = each.P @ x - each.r + (each.B.mT @ torch.linalg.solve(each.A, b)[..., None])[..., 0]
+    mus, bigs = torch.linalg.eigvalsh(each.A)[:, 0].min(), torch.linalg.eigvalsh(each.A)[:, -1].max()
+    bigs = max(bigs, torch.linalg.matrix_norm(each.B, 2).max())
+    kappa, cf = bigs / mus, b.norm(dim=-1).max()
+    for i in range(8):
+        for j in range(8):
+            # f's gradients at the same point, the minimiser of client j.
+            at = (each.D[i] @ y[j] - each.e[i]) - b[j]
+            direct = (each.P[i] - each.P[j]) @ x - (each.r[i] - each.r[j])
+            zeta_f = (at.square().sum() + direct.square().sum()).sqrt()
+            zeta_xy = torch.linalg.matrix_norm(each.B[i] - each.B[j], 2)
+            zeta_yy = torch.linalg.matrix_norm(each.A[i] - each.A[j], 2)
+            bound = (1 + kappa) * zeta_f + cf / mus * zeta_xy + kappa * cf / mus * zeta_yy
+            bound += (1 + kappa) * max(bigs, 1.5) * (y[i] - y[j]).norm()
+            assert (slopes[i] - slopes[j]).norm() <= bound + 1e-9
+
+
+def test_steps_on_the_lower_level_contract():
+    """C14 and C15: with the gradient, and with any other direction."""
+    directions = oracles(HET)
+    z = tree_map(lambda leaf: leaf.expand(8, *leaf.shape).clone(), Run(FedBiO, HET, **STEPS).server)
+    q = HET.task._problems(0.0, local=True)
+    y_best = torch.linalg.solve(q.A, (q.B @ z["x"]["x"][..., None])[..., 0] + q.c)
+    mu, big = torch.linalg.eigvalsh(q.A)[:, 0], torch.linalg.eigvalsh(q.A)[:, -1]
+    gamma = 1 / (2 * big.max())
+    rng = torch.Generator().manual_seed(1)
+    for a in (1.0, 0.3):
+        for _ in range(100):
+            z["y"]["y"] = torch.randn(8, 6, generator=rng).double() * 3
+            slope = directions(z)["y"]["y"]
+            omega = slope + torch.randn(8, 6, generator=rng).double()
+            before = (z["y"]["y"] - y_best).square().sum(-1)
+            after = (z["y"]["y"] - gamma * slope - y_best).square().sum(-1)
+            assert (after <= (1 - mu * gamma) * before + 1e-9).all()
+            moved = (z["y"]["y"] - gamma * a * omega - y_best).square().sum(-1)
+            bound = (1 - mu * gamma * a / 2) * before - gamma**2 * a / 4 * omega.square().sum(-1)
+            bound += 4 * gamma * a / mu * (slope - omega).square().sum(-1)
+            assert (moved <= bound + 1e-9).all()
+
+
+# ---- FedBiO -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("u_at", ["t", "t+1"])
+def test_synchronous_fedbio_is_exact_where_clients_differ(u_at):
+    """C2, with both readings of where u's step looks; the second costs another exchange."""
+    run = Run(FedBiO, HET, steps=1, u_at=u_at, **STEPS).rounds(500)
+    assert max(run.distance(name) for name in "xyu") < 1e-8
+    assert run.exchanges == (500 if u_at == "t" else 1000)
+
+
+@pytest.mark.parametrize("u_at", ["t", "t+1"])
+def test_independent_and_shared_batches_are_the_same_where_all_samples_are_used(u_at):
+    settings = {**STEPS, "steps": 3, "u_at": u_at}
+    shared = Run(FedBiO, HET, **settings).rounds(3)
+    apart = Run(FedBiO, HET, **{**settings, "share_batches": False}).rounds(3)
+    assert far(shared.server, apart.server) < 1e-13
+
+
+def test_fedbio_is_exact_with_local_steps_where_clients_are_equal():
+    """C3."""
+    run = Run(FedBiO, problem(heterogeneity=0.0), steps=10, **STEPS).rounds(60)
+    # The samples are stored in single precision.
+    assert max(run.distance(name) for name in "xyu") < 1e-6
+
+
+def test_fedbio_drifts_with_local_steps_where_clients_differ():
+    """C5: more with more local steps, and about linearly in the step."""
+    errors = {}
+    for scale in (1.0, 0.5):
+        rates = {**STEPS, "lr": 0.2 * scale, "u_lr": 0.2 * scale, "upper_lr": 0.1 * scale}
+        errors[scale] = [
+            Run(FedBiO, HET, steps=steps, **rates).rounds(int(120 / scale / steps)).distance() for steps in (2, 4, 8)
+        ]
+        assert errors[scale] == sorted(errors[scale])
+    assert all(0.4 < half / full < 0.8 for half, full in zip(errors[0.5], errors[1.0], strict=True))
+
+
+def test_clients_drift_no_farther_than_their_directions_differ():
+    """C16 (Lemma 3): ||x_t^m - mean||^2 <= I eta^2 sum over the round's steps of ||nu^m - mean||^2; the same for y."""
+    hyper = Run(FedBiO, HET, steps=8, **STEPS).algorithm.hyper
+    directions = oracles(HET)
+    z = tree_map(lambda leaf: leaf.expand(8, *leaf.shape), Run(FedBiO, HET, **STEPS).rounds(5).server)
+    spread = {"x": torch.zeros(8).double(), "y": torch.zeros(8).double()}
+    for t in range(1, 9):
+        found = directions(z)
+        z = descend(hyper, z, found)
+        for name, rate in (("x", hyper.upper_lr), ("y", hyper.lr)):
+            d, v = found[name][name], z[name][name]
+            spread[name] += (d - d.mean(0)).square().sum(-1)
+            away = (v - v.mean(0)).square().sum(-1)
+            assert (away <= t * rate**2 * spread[name] + 1e-12).all()
+
+
+def test_the_estimate_is_as_far_off_as_lemma_8_says():
+    """C17: with u equal on all clients; with u that differ the inequality fails, as the lemma does not say."""
+    task, directions = HET.task, oracles(HET)
+    q = task._problems(0.0, local=False)
+    each = task._problems(0.0, local=True)
+    mu, big = torch.linalg.eigvalsh(each.A)[:, 0].min(), max(torch.linalg.eigvalsh(each.A)[:, -1].max(), 4.0)
+    rng = torch.Generator().manual_seed(0)
+
+    def sides(x, y, u):
+        mean_x = x.mean(0)
+        y_x = torch.linalg.solve(q.A, q.B @ mean_x + q.c)[0]
+        u_x = torch.linalg.solve(q.A[0], q.D[0] @ y_x - q.e[0])
+        n = directions({"x": {"x": x}, "y": {"y": y}, "u": {"y": u}})["x"]["x"].mean(0)
+        left = (task.hypergradient(mean_x) - n).square().sum()
+        drift = (x - mean_x).square().sum(-1) + 2 * (y - y.mean(0)).square().sum(-1)
+        right = 2 * big**2 * (drift + 2 * (y_x - y.mean(0)).square().sum()).mean()
+        return float(left), float(right + 4 * big**2 * (u_x - u.mean(0)).square().sum())
+
+    for _ in range(50):
+        x, y = torch.randn(8, 4, generator=rng).double(), torch.randn(8, 6, generator=rng).double()
+        u = torch.randn(6, generator=rng).double().expand(8, 6)
+        left, right = sides(x, y, u)
+        assert left <= right
+    best = HET.best()
+    u = best["u"] + torch.randn(8, 6, generator=rng).double()
+    u = u - u.mean(0) + best["u"]
+    left, right = sides(best["x"].expand(8, 4), best["y"].expand(8, 6), u)
+    assert left > right
+    assert mu > 0
+
+
+def test_naive_local_hypergradients_have_a_floor():
+    """Even fully synchronous; FedBiO has none (C2). LFedNest has the same one."""
+    errors = [
+        Run(kind, problem(heterogeneity=h), steps=1, neumann_terms=10, **LOCAL).rounds(80).distance()
+        for kind, h in ((LocalBO, 0.0), (LocalBO, 1.0), (LFedNest, 1.0))
+    ]
+    truncated = Run(FedBiOLocal, problem(heterogeneity=0.0), steps=1, neumann_terms=10, **LOCAL).rounds(80)
+    assert errors[0] == pytest.approx(truncated.distance(local=True), abs=1e-6)
+    assert min(errors[1:]) > 0.1 > 5 * errors[0]
+
+
+def test_the_variance_falls_with_the_number_of_clients():
+    """C7: homogeneous clients, unit noise: a plateau of E ||grad h||^2 in proportion to 1 / M."""
+    plateaus = []
+    for clients in (2, 8, 32):
+        noisy = problem(clients=clients, heterogeneity=0.0, noise=1.0, samples=64)
+        run = Run(FedBiO, noisy, steps=5, batch_size=1, **STEPS).rounds(20)
+        seen = [run.rounds(1).hypergradient() for _ in range(150)]
+        plateaus.append(np.mean(seen))
+    ratios = np.array(plateaus[:-1]) / plateaus[1:]
+    assert (ratios > 2.4).all()
+    assert (ratios < 6.5).all()
+
+
+# ---- FedBiOAcc --------------------------------------------------------------------------------------------------
+
+
+def test_momentum_takes_the_drift_away():
+    """C6: constant alpha: less the smaller c alpha^2, never more than FedBiO's; none with two local steps."""
+    errors = [
+        Run(FedBiOAcc, HET, steps=8, c=c, **CONSTANT, **LOCAL).rounds(30).distance() for c in (1.0, 0.1, 0.01, 0.0)
+    ]
+    plain = Run(FedBiO, HET, steps=8, **LOCAL).rounds(30).distance()
+    assert plain > errors[0] > errors[1] > errors[2] > errors[3]
+    assert errors[3] < 1e-8
+    assert Run(FedBiOAcc, HET, steps=2, c=0.3, **CONSTANT, **LOCAL).rounds(120).distance() < 1e-8
+
+
+def test_accelerated_with_full_forgetting_is_fedbio_step_by_step():
+    """C23a: c alpha^2 = 1 and I = 1: FedBiO with steps gamma alpha, ... . Both messages of a round are counted."""
+    accelerated = Run(FedBiOAcc, HET, steps=1, c=1.0, **CONSTANT, **STEPS)
+    plain = Run(FedBiO, HET, steps=1, **STEPS)
+    for _ in range(20):
+        assert far(accelerated.rounds(1).server, plain.rounds(1).server) < 1e-14
+    assert accelerated.exchanges == 2 * plain.exchanges
+
+
+def test_first_momenta_are_averaged_on_request():
+    averaged, own = (Run(FedBiOAcc, HET, steps=3, sync_init=sync, **STEPS).rounds(1) for sync in (True, False))
+    assert far(averaged.server, own.server) > 1e-4
+    equal = problem(heterogeneity=0.0)
+    averaged, own = (Run(FedBiOAcc, equal, steps=3, sync_init=sync, **STEPS).rounds(1) for sync in (True, False))
+    assert far(averaged.server, own.server) < 1e-13
+
+
+def test_momenta_are_better_estimates_than_gradients():
+    """C8: the squared error of the mean of x's: sigma^2 p / (b M) for FedBiO's, and falling for FedBiOAcc's."""
+    noisy = problem(noise=1.0, samples=64)
+    directions = oracles(noisy)
+    run = Run(FedBiOAcc, noisy, steps=1, batch_size=1, c=1.0, **STEPS)
+
+    def error(rounds):
+        found = []
+        for _ in range(rounds):
+            state = run.rounds(1).states
+            exact = directions(state["z"])["x"]["x"].mean(0)
+            found.append(float((state["momenta"]["x"]["x"].mean(0) - exact).square().sum()))
+        return np.mean(found[-20:])
+
+    early, late = error(40), error(400)
+    # r has unit noise in p = 4 dimensions, and 8 clients are averaged.
+    plain = 4 / 8
+    assert late < early / 3
+    assert late < plain / 10
+
+
+def test_acceleration_goes_on_where_fedbio_flattens():
+    """C9, and C22: fewer exchanges to the same accuracy late in the run, though each round has two."""
+    noisy = problem(noise=1.0, samples=64)
+    settings = {**STEPS, "steps": 5, "batch_size": 1}
+    plain, fast = Run(FedBiO, noisy, **settings), Run(FedBiOAcc, noisy, c=1.0, **settings)
+    seen = {run: [run.rounds(1).hypergradient() for _ in range(300)] for run in (plain, fast)}
+    middle, end = ({run: np.mean(values[part]) for run, values in seen.items()} for part in MIDDLE_AND_END)
+    assert end[fast] < end[plain] / 4
+    assert end[fast] < middle[fast] / 2
+    assert end[plain] > middle[plain] / 2
+
+
+def test_step_sizes_fall_as_they_should():
+    """C20 and C21."""
+    constants = theorem_2(batch=4, clients=8, steps=5, noise=1.0, strong_convexity=0.5, smoothness=2.0)
+    own = {name: value for name, value in constants.items() if name.startswith("alpha")}
+    for hyper in (Storm(name="x", c=0.5, steps=5), Storm(name="x", c=0.0, steps=5, **own)):
+        alphas = np.array([alpha(hyper, t) for t in range(2000)])
+        delta, growth = hyper.alpha_delta, hyper.alpha_growth
+        assert hyper.alpha_offset >= 2 * growth
+        steps = 1 / alphas[1:] - 1 / alphas[:-1]
+        assert (steps <= 2 ** (2 / 3) * growth / (3 * delta**3) * alphas[1:] ** 2 + 1e-15).all()
+        assert hyper.alpha_offset >= 6 * growth
+        assert (alphas[:-5] / alphas[5:] <= 2).all()
+        assert (np.cumsum(alphas[1:] ** 3) <= delta**3 / growth * np.log(np.arange(2, 2001))).all()
+        assert hyper.c * alphas[1] ** 2 <= 1
+    smallest = max(constants["c_x"], constants["c_y"], constants["c_u"]) * alphas[1] ** 2
+    assert smallest <= 1
+    # Round by round it is the same sequence.
+    hyper = Storm(name="x", steps=5)
+    assert alpha(hyper.at(4), 2) == pytest.approx(alpha(hyper, 17))
+
+
+def test_forgetting_more_than_all_is_refused():
+    with pytest.raises(ValueError, match="lower c or alpha_delta"):
+        Storm(name="x", c=1.3)
+
+
+# ---- one lower level per client ---------------------------------------------------------------------------------
+
+
+def test_local_fedbio_is_as_exact_as_its_series():
+    """C11: the distance to the solution of the local problem falls with Q; y is exact."""
+    errors = [
+        Run(FedBiOLocal, HET, steps=1, neumann_terms=terms, **LOCAL).rounds(100).distance(local=True)
+        for terms in (0, 2, 5)
+    ]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] < errors[0] / 4
+
+
+def test_local_fedbio_drifts_and_momentum_takes_it_away():
+    """C12 and C13."""
+    settings = {**LOCAL, "neumann_terms": 3}
+    floor = Run(FedBiOLocal, HET, steps=1, **settings).rounds(120).server["x"]["x"]
+    drifts = [
+        float((Run(FedBiOLocal, HET, steps=steps, **settings).rounds(120 // steps).server["x"]["x"] - floor).norm())
+        for steps in (2, 8)
+    ]
+    assert 1e-4 < drifts[0] < drifts[1]
+    # Without y's momentum being averaged its estimate does not change where the client's own y settles.
+    left = [
+        float(
+            (Run(FedBiOAccLocal, HET, steps=8, c=c, **CONSTANT, **settings).rounds(20).server["x"]["x"] - floor).norm()
+        )
+        for c in (1.0, 0.1, 0.01)
+    ]
+    assert left == sorted(left, reverse=True)
+    assert left[-1] < left[0] / 5
+
+
+# ---- identities -------------------------------------------------------------------------------------------------
+
+
+def test_accelerated_local_fedbio_of_one_client_is_mrbo():
+    """C23b: every variable, with local steps and momentum."""
+    one = problem(clients=1)
+    settings = {**LOCAL, "neumann_terms": 4, "steps": 3, "c": 0.5}
+    local, pooled = Run(FedBiOAccLocal, one, **settings), Run(MRBO, one, **settings)
+    for _ in range(5):
+        local.rounds(1), pooled.rounds(1)
+        assert far(local.server["x"], pooled.server["x"]) < 1e-13
+        assert far(tree_map(lambda leaf: leaf[0], local.states["own"]["y"]), pooled.server["y"]) < 1e-13
+    assert pooled.exchanges == 0
+
+
+@pytest.mark.parametrize("kind", [FedBiO, FedBiOAcc, LocalBO])
+def test_equal_clients_are_one(kind):
+    """C23c: with local steps, and without noise."""
+    own = {"neumann_terms": 3} if kind is LocalBO else {}
+    runs = [Run(kind, problem(clients=m, heterogeneity=0.0), steps=6, **STEPS, **own).rounds(4).server for m in (1, 5)]
+    assert far(*runs) < 1e-7
+
+
+@pytest.mark.parametrize("kind", [FedBiO, FedBiOAcc])
+def test_the_order_of_clients_does_not_matter(kind):
+    """C23d."""
+    turned = problem()
+    turned.rows = turned.rows.flip(0)
+    runs = [Run(kind, quadratic, steps=4, **STEPS).rounds(4).server for quadratic in (HET, turned)]
+    assert far(*runs) < 1e-13
+
+
+def test_averaging_keeps_the_mean():
+    """C24: the server's variables are the mean of what one client alone would have sent, client by client."""
+    together = Run(FedBiO, HET, steps=5, **STEPS).rounds(1).server
+    alone = []
+    for k in range(8):
+        one = problem()
+        one.rows = one.rows[k : k + 1]
+        alone.append(Run(FedBiO, one, steps=5, **STEPS).rounds(1).server)
+    assert far(together, tree_map(lambda *parts: torch.stack(parts).mean(0), *alone)) < 1e-14
+
+
+def test_without_a_lower_level_they_are_their_single_level_kin():
+    """C23e: f independent of y and u = 0: FedBiO is local gradient descent, FedBiOAcc is STEM, on f(x)."""
+    plain = problem()
+    q = plain.rows.clone()
+    # D = 0 and e = 0 leave f = 1/2 x'Px - r'x.
+    d, p = 6, 4
+    start = d * d + d * p + d
+    q[..., start : start + d * d + d] = 0
+    plain.rows = q
+    fed = Run(FedBiO, plain, steps=4, **STEPS).rounds(3)
+    fast = Run(FedBiOAcc, plain, steps=4, c=0.5, **STEPS).rounds(3)
+    assert far(fed.server["u"], zeros_like(fed.server["u"])) == 0
+    P = q[:, 0, start + d * d + d : start + d * d + d + p * p].reshape(8, p, p)  # noqa: N806
+    r = q[:, 0, -p:]
+
+    def slope(x):
+        return (P @ x[..., None])[..., 0] - r
+
+    x = torch.zeros(8, p).double()
+    for t in range(12):
+        x = x - STEPS["upper_lr"] * slope(x)
+        if t % 4 == 3:
+            x = x.mean(0).expand(8, p)
+    assert torch.allclose(fed.server["x"]["x"], x[0], atol=1e-14)
+    # STEM: x and its momentum, both averaged every four steps.
+    hyper = Storm(name="x", c=0.5, steps=4)
+    x = torch.zeros(8, p).double()
+    momentum = slope(x)
+    for t in range(1, 13):
+        new = x - STEPS["upper_lr"] * alpha(hyper, t) * momentum
+        if t % 4 == 0:
+            new = new.mean(0).expand(8, p)
+        momentum = slope(new) + (1 - 0.5 * alpha(hyper, t) ** 2) * (momentum - slope(x))
+        if t % 4 == 0:
+            momentum = momentum.mean(0).expand(8, p)
+        x = new
+    assert torch.allclose(fast.server["x"]["x"], x[0], atol=1e-14)
+
+
+# ---- baselines --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [{"u_steps": 5}, {"dense": True}], ids=["iterative", "dense"])
+def test_full_hypergradients_reach_the_solution(settings):
+    run = Run(FullHypergradient, HET, steps=1, **settings, **LOCAL).rounds(150)
+    assert run.distance() < 1e-4
+    assert run.exchanges == 150 * (2 + (1 if settings.get("dense") else 5))
+
+
+class _Length(Cohort):
+    """One that draws what it is told."""
+
+    def draw(self, purpose):
+        return self.length
+
+
+def test_fednest_estimates_the_series_without_bias():
+    """C26: over all lengths of its series, the mean is the Neumann series of N terms, which tends to H^-1 b."""
+    n = 12
+    run = Run(FedNest, HET, steps=1, u_steps=n, **LOCAL)
+    found = []
+    for length in range(n):
+        cohort = _Length(1, np.arange(8), np.ones(8), 8)
+        object.__setattr__(cohort, "length", length)
+        generator, reply = run.algorithm._solve(run.server, cohort), None
+        while True:
+            try:
+                reply = run._carry_out(generator.send(reply))
+            except StopIteration as stop:
+                found.append(stop.value["y"])
+                break
+    q = HET.task._problems(0.0, local=False)
+    b = q.D[0] @ run.server["y"]["y"] - q.e[0]
+    step = torch.eye(6).double() - LOCAL["u_lr"] * q.A[0]
+    series = sum(LOCAL["u_lr"] * torch.linalg.matrix_power(step, k) @ b for k in range(n))
+    assert torch.allclose(torch.stack(found).mean(0), series, atol=1e-6)
+
+
+def test_fednest_comes_nearer_with_smaller_steps():
+    """C26: what is left is the noise of the series' random length."""
+    errors = []
+    for upper_lr in (0.1, 0.02):
+        settings = {**LOCAL, "upper_lr": upper_lr}
+        run = Run(FedNest, HET, steps=1, u_steps=20, **settings).rounds(int(5 / upper_lr))
+        errors.append(np.mean([run.rounds(1).distance() for _ in range(40)]))
+    assert errors[1] < errors[0] / 1.5
+    assert errors[1] < 0.1
+
+
+def test_fednest_takes_as_many_exchanges_as_it_should():
+    """2 T_in + 1 + N' + 2, with N' below N."""
+    run = Run(FedNest, HET, steps=2, inner_rounds=3, u_steps=1, **LOCAL).rounds(4)
+    assert run.exchanges == 4 * (2 * 3 + 3)
+
+
+def test_stocbio_solves_the_pooled_problem():
+    one = problem(clients=1)
+    run = Run(StocBiO, one, steps=2, neumann_terms=20, **LOCAL).rounds(90)
+    assert run.distance() < 1e-3
+    assert run.exchanges == 0
+
+
+def test_what_a_step_costs_is_counted():
+    """Section 2.6: FedBiO one gradient of each level, one product of each kind; FedBiOAcc twice that; local: Q HVPs."""
+    wanted = {
+        FedBiO: (1, 1, 1, 1),
+        FedBiOAcc: (2, 2, 2, 2),
+        FedBiOLocal: (1, 1, 1, 3),
+        FedBiOAccLocal: (2, 2, 2, 6),
+    }
+    names = ["gradients_f", "gradients_g", "jacobian_products", "hessian_products"]
+    for kind, each in wanted.items():
+        own = {"neumann_terms": 3} if "Local" in kind.__name__ else {}
+        for share in (True, False):
+            settings = {**STEPS, **own, "steps": 4, "share_batches": share}
+            run = Run(kind, HET, **settings).rounds(1)
+            before = dict(run.spent)
+            run.rounds(1)
+            # Eight clients, four steps, two samples each.
+            spent = [(run.spent[f"spent_{name}"] - before[f"spent_{name}"]) / (8 * 4 * 2) for name in names]
+            assert tuple(spent) == each
