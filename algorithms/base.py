@@ -74,7 +74,9 @@ MODEL = "model"
 
 
 SPENT = "spent_"
-"""How those of a client step's metrics begin that count what it computed: they add up over rounds."""
+"""How those of a client step's metrics begin that count what it computed: of each, the mean over an exchange's clients
+adds up over exchanges and rounds.
+"""
 
 
 SCORED = 200
@@ -105,7 +107,7 @@ class Batches:
     shuffle: bool = True
     share: Share = "train"
     """Which of the client's samples: for training; for validation, which the upper level of a bilevel problem learns
-    from; or those held out for the client's own evaluation (where the partition holds none out, those for training)."""
+    from; or those held out for the client's own evaluation (where the partition holds none out, the others)."""
     of: Sequence[int] | None = None
     """Draw from the samples of these clients in place of the client's own: each batch from one of them, drawn anew.
     Hashable: a tuple or a range."""
@@ -274,9 +276,12 @@ class Algorithm:
         raise NotImplementedError
 
     def evaluate(self, server: Tree, cohort: Cohort) -> Exchanges:
-        """Score the server's model on the shared test set and on `cohort.clients`; returns the two Results."""
+        """Score the server's model on the shared test set, unless models are personal, and on `cohort.clients`.
+
+        Returns the two Results.
+        """
         down = {"w": self.evaluate_params(server)}
-        shards = np.arange(cohort.test_shards)
+        shards = np.arange(0 if self.is_personal else cohort.test_shards)
         once = Batches(SCORED, shuffle=False)
         return (
             yield [

@@ -218,7 +218,7 @@ class Bilevel(Algorithm):
         return {name: z[name] for name in self.shared}
 
     def own(self, z: Tree) -> Tree:
-        """The variables that each client has for itself."""
+        """The variables that each client has for itself, of all variables or of its state."""
         return {name: z[name] for name in self.variables if name not in self.shared}
 
     def hessians(self) -> int:
@@ -261,5 +261,5 @@ class Bilevel(Algorithm):
         """Where clients have their own y: with that."""
         if "y" in self.shared:
             return super().score(hp, down, state, data)
-        _, _, metrics = super().score(hp, {"w": {**down["w"], **self.task.params({}, state["y"])}}, state, data)
-        return {}, state, metrics
+        own = self.task.params({}, self.own(state)["y"])
+        return super().score(hp, {"w": {**down["w"], **own}}, state, data)

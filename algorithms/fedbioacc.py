@@ -21,7 +21,7 @@ class FedBiOAcc(Bilevel):
 
     def init_client(self) -> Tree:
         z = self.start()
-        return {"own": self.own(z), "z": z, "momenta": zeros_like(z)}
+        return {**self.own(z), "z": z, "momenta": zeros_like(z)}
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         hyper, first = self.hyper, cohort.round == 1
@@ -33,13 +33,13 @@ class FedBiOAcc(Bilevel):
 
     def begin(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """The first momenta."""
-        z, oracles = {**state["own"], **down}, Oracles(self.task, hp)
+        z, oracles = {**self.own(state), **down}, Oracles(self.task, hp)
         momenta, value = self.directions(oracles, z, next(self.draws(data)))
         return self.common(momenta), {**state, "z": z, "momenta": momenta}, oracles.metrics([value])
 
     def estimate(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """The momenta at the averaged variables."""
-        z, oracles = {**state["own"], **down}, Oracles(self.task, hp)
+        z, oracles = {**self.own(state), **down}, Oracles(self.task, hp)
         momenta, value = self._momenta(hp, 0, oracles, next(self.draws(data)), z, state["z"], state["momenta"])
         return self.common(momenta), {**state, "z": z, "momenta": momenta}, oracles.metrics([value])
 
@@ -52,7 +52,7 @@ class FedBiOAcc(Bilevel):
             z = new
             values.append(value)
         last = descend(hp, z, momenta, alpha(hp, hp.steps))
-        return self.common(last), {"own": self.own(last), "z": z, "momenta": momenta}, oracles.metrics(values)
+        return self.common(last), {**self.own(last), "z": z, "momenta": momenta}, oracles.metrics(values)
 
     def _momenta(self, hp: Any, t: int, oracles: Oracles, draw: Draw, new: Tree, old: Tree, momenta: Tree) -> Any:
         there, value = self.directions(oracles, new, draw)

@@ -50,7 +50,7 @@ class Stem(Algorithm):
 
     def move(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """I steps, and between them new momenta. down: the averaged momentum; empty: each client's own."""
-        w, momentum, losses = state["w"], down.get("momentum", state["momentum"]), []
+        w, momentum, losses = state["w"], {**state, **down}["momentum"], []
         for t, batch in enumerate(data.batches(), start=1):
             new = add(w, momentum, -hp.lr * alpha(hp, t))
             momentum, loss = self._momentum(hp, t, batch, new, w, momentum)

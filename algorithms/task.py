@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +44,8 @@ class Task:
 
     def to(self, device: torch.device) -> Self:
         """The same on another device."""
-        tensors = {f.name: value.to(device) for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        tensors: Any = {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}
         return replace(self, module=self.module.to(device), **tensors)
 
     def logits(self, w: Params, x: Tensor) -> Tensor:

@@ -63,7 +63,7 @@ def worker_of(name: str, clients: int, device: str) -> tuple[Worker, dict[str, A
     dataset = noise(model["shape"], clients * model["samples"], 10, 10)
     partition = make_partition(experiment.task.partition, dataset.y_train, 10, None, 0)
     resources = Resources(gpus_per_actor=float(device == "cuda"))
-    worker = Worker(build_algorithms([experiment], dataset), dataset, partition, 0, resources)
+    worker = Worker(build_algorithms([experiment], dataset, partition), dataset, partition, 0, resources)
     return worker, {"w": worker.algorithms[0].init_server()["w"]}
 
 

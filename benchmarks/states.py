@@ -81,7 +81,7 @@ def measure(population: int, rounds: int) -> dict[str, Any]:
         resources = {"executor": "ray", "actors": 2, "threads": 1, "state_memory_mb": MEMORY_MB, "state_folder": folder}
         # It is left before its last round, which evaluates and saves.
         experiment = settings({**VALUES, "resources": resources}, 10**6)
-        width = ClientStates(build_algorithms([experiment], dataset)[0].init_client(), 1).width
+        width = ClientStates(build_algorithms([experiment], dataset, clients)[0].init_client(), 1).width
         records: list[dict] = []
         with (
             PeakMemory() as peak,

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from hedgerow.algorithms.base import Algorithm
+from hedgerow.algorithms.bilevel import Bilevel
 from hedgerow.algorithms.task import Task
 from hedgerow.platform.data import Dataset, Partition, Stream, load_dataset, make_partition, make_stream
 from hedgerow.platform.errors import UserError
@@ -41,11 +42,26 @@ def build_partition(experiment: Experiment, dataset: Dataset) -> Partition:
 def check(experiment: Experiment, data_root: Path | None) -> tuple[Dataset, Partition]:
     """Find out all that can be wrong with an experiment before any work starts; returns what was built for it.
 
-    Raises UserError when data, partition and model do not fit together.
+    Raises UserError when data, partition, model and problem do not fit together.
     """
     dataset, partition = build_data(experiment, data_root)
-    build_module(experiment, dataset)
+    check_task(experiment, dataset, partition)
     return dataset, partition
+
+
+def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -> None:
+    """Raises UserError when model and problem do not fit the data, or the partition not the algorithm."""
+    algorithm = build_algorithms([experiment], dataset, partition)[0]
+    if algorithm.is_personal and not partition.holds_out:
+        raise UserError(
+            f"task.partition.holdout: with {experiment.algorithm.name} every client has a model of its own, which is "
+            "scored on what the client holds out; set it above 0"
+        )
+    if isinstance(algorithm, Bilevel) and not partition.shares()["validation"].sizes.all():
+        raise UserError(
+            "task.partition.validation: every client needs samples for validation, from which the upper level learns; "
+            "raise it"
+        )
 
 
 def build_module(experiment: Experiment, dataset: Dataset, seed: int | None = None) -> torch.nn.Module:
@@ -62,9 +78,11 @@ def task_on(dataset: Dataset, module: torch.nn.Module) -> Task:
     return Task(module, torch.tensor(dataset.mean), torch.tensor(dataset.std))
 
 
-def build_algorithms(experiments: list[Experiment], dataset: Dataset) -> list[Algorithm]:
+def build_algorithms(experiments: list[Experiment], dataset: Dataset, partition: Partition) -> list[Algorithm]:
     """The algorithms of experiments that have their task and seed in common."""
     first = experiments[0]
     task = task_on(dataset, build_module(first, dataset))
     task = replace(task, build=lambda seed: build_module(first, dataset, seed))
+    if first.task.problem:
+        task = first.task.problem.build(task, dataset, partition)
     return [algorithm_class(one.algorithm.name)(one.algorithm, task) for one in experiments]

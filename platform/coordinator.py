@@ -38,7 +38,7 @@ class Coordinator:
         parsed = [parse_experiment(values) for values in experiments]
         learners = [
             make_learner(experiment, algorithm, partition, dataset)
-            for experiment, algorithm in zip(parsed, build_algorithms(parsed, dataset), strict=True)
+            for experiment, algorithm in zip(parsed, build_algorithms(parsed, dataset, partition), strict=True)
         ]
         self.run = FederatedRun(learners, executor or in_this_process(parsed, dataset, partition), list(checkpoints))
 
@@ -87,6 +87,6 @@ def in_this_process(
     """One worker here, which does the work of `workers`. measures: see InlineExecutor."""
     first = experiments[0]
     settle(first.resources.threads)
-    algorithms = build_algorithms(experiments, dataset)
+    algorithms = build_algorithms(experiments, dataset, partition)
     worker = Worker(algorithms, dataset, partition, first.seed, first.resources, first.evaluation.follows)
     return InlineExecutor(worker, workers, measures)

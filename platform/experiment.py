@@ -8,15 +8,17 @@ from pydantic import Field, SerializeAsAny, model_validator
 from hedgerow.algorithms.base import HyperParameters
 from hedgerow.platform.data import DataConfig, PartitionConfig, Stream
 from hedgerow.platform.models import ModelConfig
+from hedgerow.platform.problems import ProblemConfig
 from hedgerow.platform.section import Section
 
 
 class TaskConfig(Section):
-    """What is to be learnt: data, its partition over clients, and the model."""
+    """What is to be learnt: data, its partition over clients, the model, and its two levels where it has them."""
 
     data: DataConfig
     partition: PartitionConfig
     model: ModelConfig
+    problem: ProblemConfig | None = Field(None, description="for bilevel algorithms; null: plain classification")
 
 
 class Efficiency(Section):

@@ -12,12 +12,14 @@ from pydantic import Field, ValidationError, create_model
 
 from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.base import Algorithm, HyperParameters
+from hedgerow.algorithms.bilevel import Bilevel
 from hedgerow.algorithms.online import Online
 from hedgerow.platform.data import Stream
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.messages import Keys, dotted, explain
 from hedgerow.platform.plugins import algorithm_class
+from hedgerow.platform.problems import Quadratic
 
 Lines = dict[Keys, str]
 """For each key, by its path, the place where it stands: "FILE:LINE" or "--set KEY=VALUE". In the order of reading."""
@@ -124,7 +126,7 @@ def parse_experiment(values: dict[str, Any], lines: Lines | None = None, source:
 
 
 def _fits_its_loop(experiment: Experiment, algorithm: type[Algorithm], place: str) -> None:
-    """Learners of streams need one, and others none. Raises UserError."""
+    """Learners of streams need one, and others none; those of two levels a problem. Raises UserError."""
     online, stream = issubclass(algorithm, Online), isinstance(experiment.task.partition, Stream)
     name = experiment.algorithm.name
     if online and not stream:
@@ -132,6 +134,16 @@ def _fits_its_loop(experiment: Experiment, algorithm: type[Algorithm], place: st
     if stream and not online:
         known = ", ".join(sorted(name for name, kind in ALGORITHMS.items() if issubclass(kind, Online)))
         raise UserError(f"{place}: algorithm.name: {name} does not learn streams; choose one of {known}")
+    problem, bilevel = experiment.task.problem, issubclass(algorithm, Bilevel)
+    if bilevel and problem is None:
+        raise UserError(
+            f"{place}: algorithm.name: {name} learns two levels; set `task.problem`, such as {{kind: cleaning}}"
+        )
+    if isinstance(problem, Quadratic) and not bilevel:
+        known = ", ".join(sorted(name for name, kind in ALGORITHMS.items() if issubclass(kind, Bilevel)))
+        raise UserError(f"{place}: algorithm.name: {name} does not learn two levels; choose one of {known}")
+    if algorithm.needs_everybody and experiment.participation != 1.0:
+        raise UserError(f"{place}: algorithm.name: {name} needs all clients in every round; set `participation: 1.0`")
 
 
 def dump_experiment(experiment: Experiment) -> str:

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from hedgerow.platform.report import reported
+
 Record = dict[str, Any]
 
 # Okabe and Ito's colours can be told apart with any colour vision.
@@ -42,8 +44,9 @@ def _draw(
     # matplotlib takes a second to import, which a run need not wait for at its start.
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    accuracy, loss = figure.subplots(1, 2)
+    extra = list(dict.fromkeys(name for records in runs.values() for name in reported(records)))
+    figure = Figure(figsize=(10 + 4 * len(extra), 4), layout="constrained")
+    accuracy, loss, *others = figure.subplots(1, 2 + len(extra))
     for index, (name, records) in enumerate(runs.items()):
         style = {
             "color": COLOURS[index % len(COLOURS)],
@@ -53,6 +56,8 @@ def _draw(
         _line(accuracy, positions[name], records, "test_accuracy", 100, label=name, **style)
         _line(loss, positions[name], records, "test_loss", 1, label=f"{name}, test", **style)
         _line(loss, positions[name], records, "train_loss", 1, label=f"{name}, training", alpha=0.35, **style)
+        for axes, key in zip(others, extra, strict=True):
+            _line(axes, positions[name], records, key, 1, label=name, **style)
     for target in targets:
         accuracy.axhline(100 * target, color="0.4", linestyle="--", linewidth=0.8)
         accuracy.annotate(
@@ -60,7 +65,9 @@ def _draw(
         )
     accuracy.set(xlabel=label, ylabel="test accuracy (%)")
     loss.set(xlabel=label, ylabel="cross-entropy")
-    for axes, place in ((accuracy, "lower right"), (loss, "upper right")):
+    for axes, key in zip(others, extra, strict=True):
+        axes.set(xlabel=label, ylabel=key.replace("_", " "))
+    for axes, place in ((accuracy, "lower right"), (loss, "upper right"), *((axes, "best") for axes in others)):
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
         if axes.get_legend_handles_labels()[0]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hedgerow.algorithms.base import Algorithm, Cohort, Exchange, Exchanges, Result
+from hedgerow.algorithms.base import SPENT, Algorithm, Cohort, Exchange, Exchanges, Result
 from hedgerow.algorithms.trees import Tree, add, count
 from hedgerow.platform.data import Partition
 from hedgerow.platform.engine import Plan
@@ -117,7 +117,7 @@ class Learner:
         clients = sample_clients(self.experiment.seed, number, self.population, self.cohort_size)
         server, record, ledger = yield from self._train(number, clients)
         model_size = count(self.algorithm.evaluate_params(self.server))
-        record |= ledger.as_dict()
+        record |= ledger.as_dict() | self._spent(record)
         record["transmissions"] = self.transmissions + ledger.transmissions(len(clients), model_size)
         if self._is_evaluated(number):
             # Client states of this round are not final yet, and evaluation must not touch them.
@@ -136,6 +136,11 @@ class Learner:
             server = None
         record: Record = {"round": number, "participants": len(clients), **_training_metrics(results)}
         return server, record, ledger
+
+    def _spent(self, record: Record) -> Record:
+        """What the run has computed so far, by name: the sum of the rounds', with this one's."""
+        before = self.history[-1] if self.history else {}
+        return {name: before.get(name, 0.0) + value for name, value in record.items() if name.startswith(SPENT)}
 
     def _is_evaluated(self, number: int) -> bool:
         return number % self.experiment.evaluation.every == 0 or number == self.experiment.rounds
@@ -163,18 +168,19 @@ class Learner:
         cohort = self._cohort(number, clients)
         generator = self.algorithm.evaluate(server, cohort)
         test, local = yield from self._drive(generator, cohort, Ledger(), [], first=EVALUATION)
-        samples = test.metrics["samples"].sum()
-        record = {
-            "test_accuracy": float(test.metrics["correct"].sum() / samples),
-            "test_loss": float(test.metrics["loss"].sum() / samples),
-        }
+        common = local if self.algorithm.is_personal else test
+        record: Record = {}
+        if len(common.kept):
+            samples = common.metrics["samples"].sum()
+            record["test_accuracy"] = float(common.metrics["correct"].sum() / samples)
+            record["test_loss"] = float(common.metrics["loss"].sum() / samples)
         if len(clients):
             own = np.maximum(local.metrics["samples"], 1)
             accuracy = np.sort(local.metrics["correct"] / own)
             record["client_accuracy"] = float(accuracy.mean())
             record["client_accuracy_worst10"] = float(accuracy[: -(-len(accuracy) // 10)].mean())
             record["client_loss"] = float((local.metrics["loss"] / own).mean())
-        return record
+        return record | self.algorithm.report(server)
 
     def _evaluation_cohort(self) -> np.ndarray:
         """The same clients every time, a uniform sample of the population."""
@@ -196,6 +202,7 @@ class Learner:
             except StopIteration as stop:
                 return stop.value
             exchanges = wanted if isinstance(wanted, list) else [wanted]
+            ledger.exchanges += any(exchange.on == "clients" and len(exchange.clients) for exchange in exchanges)
             answers = yield [
                 Request(exchange, cohort, number + i, self.committed, ledger) for i, exchange in enumerate(exchanges)
             ]
@@ -208,10 +215,17 @@ class Learner:
 
 
 def _training_metrics(results: list[Result]) -> Record:
-    """Mean of each metric over the clients that were kept, and how many were left out."""
+    """Mean of each metric over the clients that were kept, and how many were left out.
+
+    Of a metric that several exchanges have, the last one's; counts of what was computed are added up over exchanges,
+    those of clients that were left out too.
+    """
     record: Record = {"dropped": int(sum((~result.kept).sum() for result in results))}
     for result in results:
         for name, values in result.metrics.items():
+            if name.startswith(SPENT):
+                record[name] = record.get(name, 0.0) + float(values.mean())
+                continue
             values = values[result.kept & np.isfinite(values)]
             record[f"train_{name}"] = float(values.mean()) if len(values) else float("nan")
     return record

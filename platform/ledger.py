@@ -7,12 +7,14 @@ from hedgerow.algorithms.trees import Tree, leaves
 
 @dataclass
 class Ledger:
-    """Scalars and bytes that the clients receive (down) and send (up)."""
+    """Scalars and bytes that the clients receive (down) and send (up), and how often they are spoken to."""
 
     scalars_down: int = 0
     scalars_up: int = 0
     bytes_down: int = 0
     bytes_up: int = 0
+    exchanges: int = 0
+    """Communication rounds: broadcast, work, answer."""
 
     def charge_down(self, tree: Tree, copies: int) -> None:
         """Charge a tree that `copies` clients receive."""

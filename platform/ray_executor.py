@@ -48,8 +48,8 @@ class ClientActor:
         settle(hosting.experiments[0]["resources"]["threads"], hosting.import_path)
         experiments = [parse_experiment(values) for values in hosting.experiments]
         first, dataset = experiments[0], Dataset.from_arrays(data)
-        algorithms = build_algorithms(experiments, dataset)
         clients, follow = Partition.from_arrays(partition), first.evaluation.follows
+        algorithms = build_algorithms(experiments, dataset, clients)
         self.worker = Worker(algorithms, dataset, clients, first.seed, first.resources, follow)
 
     def ready(self) -> int:

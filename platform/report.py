@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from hedgerow.algorithms.base import SPENT
 from hedgerow.platform.experiment import Experiment
 
 Record = dict[str, Any]
@@ -14,7 +15,8 @@ def summarise(records: list[Record], targets: list[float], metric: str = "test_a
     (thesis, 2.8).
     """
     evaluated = [record for record in records if "test_accuracy" in record]
-    last, final = records[-1], evaluated[-1] if evaluated else {}
+    ends = [record for record in records if "test_accuracy" in record or reported([record])]
+    last, final = records[-1], ends[-1] if ends else {}
     summary = {
         "rounds": last["round"],
         "seconds": last["seconds"],
@@ -30,8 +32,29 @@ def summarise(records: list[Record], targets: list[float], metric: str = "test_a
         # Of learners of streams alone.
         if any(key in record for record in records):
             summary[key] = next(record[key] for record in reversed(records) if key in record)
+    summary["report"] = {name: value for name, value in final.items() if _is_reported(name)}
+    summary["spent"] = {name.removeprefix(SPENT): last[name] for name in last if name.startswith(SPENT)}
+    summary["exchanges"] = sum(r.get("exchanges", 0) for r in records)
     summary["to_target"] = {target_label(target, metric): first_to(records, target, metric) for target in targets}
     return summary
+
+
+STANDARD = {
+    *("round", "participants", "dropped", "seconds", "transmissions", "exchanges"),
+    *("scalars_down", "scalars_up", "bytes_down", "bytes_up"),
+    *("ctm", "ltm", "ltm_loss", "memory_vectors", "memory_tasks", "memory_bytes"),
+    *("efficiency_points", "efficiency_reached"),
+}
+"""Names in every record; others that are no accuracy, no loss and no count are what the algorithm reports."""
+
+
+def _is_reported(name: str) -> bool:
+    return name not in STANDARD and not name.startswith((SPENT, "train_", "test_", "client_", "server_"))
+
+
+def reported(records: list[Record]) -> list[str]:
+    """The names of what the algorithm reports."""
+    return [name for name in dict.fromkeys(name for record in records for name in record) if _is_reported(name)]
 
 
 def meta_regret(records: list[Record], competitor: list[Record]) -> float:

@@ -80,6 +80,8 @@ def closing_table(runs: list[tuple[str, dict[str, Any]]], console: Console | Non
         table.add_row(name, *(row.get(heading, "-") for heading in headings))
     console = console or _console()
     console.print(table)
+    if spent := _spent_rows(runs):
+        print_rows(spent, "Computed by a client, per sample", console)
     for name, summary in runs:
         if summary["dropped"]:
             console.print(f"{name}: {dropped_text(summary['dropped'])}")
@@ -98,8 +100,20 @@ def _cells(summary: dict[str, Any]) -> dict[str, str]:
         "transmissions": f"{summary['transmissions']:g}",
         "sent": _bytes(summary["bytes"]),
         "time": f"{summary['seconds']:.1f} s",
+        **{name.replace("_", " "): f"{value:.3g}" for name, value in summary["report"].items()},
         **{f"to {target_heading(target)}": _reached(summary, target) for target in summary["to_target"]},
     }
+
+
+def _spent_rows(runs: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """What a client computed and how often it was spoken to, as the complexity tables of the papers have it."""
+    names = {name: None for _, summary in runs for name in summary["spent"]}
+    return [
+        {"run": run, "exchanges": summary["exchanges"]}
+        | {name.replace("_", " "): f"{summary['spent'].get(name, 0):,.0f}" for name in names}
+        for run, summary in runs
+        if summary["spent"]
+    ]
 
 
 def _stream_cells(summary: dict[str, Any]) -> dict[str, str]:

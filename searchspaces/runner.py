@@ -14,7 +14,7 @@ from ray import tune
 from ray.tune.error import TuneError
 
 from hedgerow.algorithms.trees import tree_map
-from hedgerow.platform.build import build_algorithms, build_module, build_partition, check
+from hedgerow.platform.build import build_algorithms, build_partition, check, check_task
 from hedgerow.platform.checkpoint import latest_checkpoint, read_checkpoint
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.errors import UserError
@@ -90,15 +90,15 @@ def check_search(plan: SearchPlan, data_root: Path | None) -> Data:
         trial = plan.trial(overrides)
         if _shape(trial) not in known:
             known.add(_shape(trial))
-            build_partition(trial, dataset)
-            build_module(trial, dataset)
+            check_task(trial, dataset, build_partition(trial, dataset))
     return dataset, partition
 
 
 def _shape(experiment: Experiment) -> str:
     """What decides whether an experiment fits its data."""
     keys = {"task", "seed", "participation", "clients_per_round"}
-    return json.dumps(experiment.model_dump(mode="json", include=keys), sort_keys=True)
+    values = experiment.model_dump(mode="json", include=keys) | {"algorithm": experiment.algorithm.name}
+    return json.dumps(values, sort_keys=True)
 
 
 def _execute(
@@ -114,7 +114,7 @@ def _execute(
     folder.update(status="finished", summary=finished.summary)
     if tracker is None:
         return finished
-    tracker.finish(lambda store: _close_store(store, finished, data[0]))
+    tracker.finish(lambda store: _close_store(store, finished, data))
     sentences = [sentence for sentence in (warning, not_taken(tracker, folder)) if sentence]
     return replace(finished, warning="; ".join(sentences) or None)
 
@@ -215,15 +215,15 @@ def open_search_store(folder: RunFolder) -> Any:
     return SearchStore(folder, load_search(folder.experiment))
 
 
-def _close_store(store: Any, finished: FinishedSearch, dataset: Dataset) -> None:
+def _close_store(store: Any, finished: FinishedSearch, data: Data) -> None:
     """Record tables, figures and the best trial's model; then end every run."""
     store.parent.log_files(finished.folder.path)
     best = finished.best
     found = latest_checkpoint(expert_folder(finished.folder.path, int(best.name)).checkpoints)
     if found:
         experiment = finished.plan.trial(best.overrides)
-        server = read_checkpoint(found[0])[0]
-        parameters = build_algorithms([experiment], dataset)[0].evaluate_params(server)
+        server, (dataset, partition) = read_checkpoint(found[0])[0], data
+        parameters = build_algorithms([experiment], dataset, partition)[0].evaluate_params(server)
         log_final_model(store.parent, experiment, dataset, tree_map(lambda leaf: leaf.numpy(), parameters))
     store.end("FINISHED")
 

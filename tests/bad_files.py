@@ -36,10 +36,11 @@ def add(line: str) -> str:
     return f"{GOOD}{line}\n"
 
 
-MODELS = "(allowed: logreg, mlp, cnn, small_cnn, resnet18_gn, char_lstm, the dotted path of your own)"
+MODELS = "(allowed: logreg, mlp, cnn, small_cnn, resnet18_gn, char_lstm, quadratic, the dotted path of your own)"
 ALGORITHMS = (
-    "b_moml, central, fedavg, feddyn, fedprox, fedsgd, fedsplit, fs, ftml, ftrl, mogd, moml, moml_zero, offline, "
-    "scaffold, toe, or the dotted path of your own)"
+    "b_moml, central, fedavg, fedbio, fedbio_local, fedbioacc, fedbioacc_local, feddyn, fednest, fedprox, fedsgd, "
+    "fedsplit, fs, ftml, ftrl, full_hypergradient, lfednest, local_bo, mogd, moml, moml_zero, mrbo, offline, scaffold, "
+    "stem, stocbio, storm, toe, or the dotted path of your own)"
 )
 
 BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [

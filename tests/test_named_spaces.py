@@ -5,6 +5,7 @@ import re
 import pytest
 
 from hedgerow.algorithms import ALGORITHMS
+from hedgerow.algorithms.bilevel import Bilevel
 from hedgerow.algorithms.online import Online
 from hedgerow.platform.errors import UserError
 from hedgerow.searchspaces import named
@@ -159,7 +160,7 @@ def test_a_space_with_draws_has_no_size():
 @pytest.mark.parametrize("name", HERE)
 def test_the_space_of_a_method_that_is_here_is_searched_by_its_name(name):
     method = name.split("/")[0]
-    stream = issubclass(ALGORITHMS[method], Online)
+    stream, bilevel = issubclass(ALGORITHMS[method], Online), issubclass(ALGORITHMS[method], Bilevel)
     plan = parse_search(
         {
             "name": "named",
@@ -168,7 +169,9 @@ def test_the_space_of_a_method_that_is_here_is_searched_by_its_name(name):
                 "data": {"name": "digits"},
                 "partition": {"kind": "stream", "tasks": 1, "train": 10} if stream else {"kind": "iid", "clients": 10},
                 "model": {"name": "logreg"},
+                "problem": {"kind": "cleaning"} if bilevel else None,
             },
+            "participation": 1.0,
             "algorithm": {"name": method},
             "search": {"kind": "hedge" if stream else "grid", "space": name},
         }

@@ -1,6 +1,8 @@
 """The quadratic bilevel problem, whose solution has a closed form: of one lower level for all, or of one per client."""
 
 from dataclasses import dataclass
+from itertools import accumulate
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -26,10 +28,19 @@ class Coefficients(NamedTuple):
     @classmethod
     def of(cls, rows: Tensor, p: int, d: int) -> "Coefficients":
         """From samples: the coefficients in a row, (..., features)."""
-        shapes = ((d, d), (d, p), (d,), (d, d), (d,), (p, p), (p,))
-        sizes = [torch.Size(shape).numel() for shape in shapes]
-        pieces = zip(rows.split(sizes, -1), shapes, strict=True)
-        return cls(*(piece.reshape(*rows.shape[:-1], *shape) for piece, shape in pieces))
+        ends, shapes = cls.ends(p, d), _shapes(p, d)
+        starts = [0, *ends.values()]
+        pieces = zip(starts, ends.values(), shapes, strict=False)
+        return cls(*(rows[..., start:end].reshape(*rows.shape[:-1], *shape) for start, end, shape in pieces))
+
+    @classmethod
+    def ends(cls, p: int, d: int) -> dict[str, int]:
+        """Where each coefficient ends in the row."""
+        return dict(zip(cls._fields, accumulate(prod(shape) for shape in _shapes(p, d)), strict=True))
+
+
+def _shapes(p: int, d: int) -> tuple[tuple[int, ...], ...]:
+    return (d, d), (d, p), (d,), (d, d), (d,), (p, p), (p,)
 
 
 class QuadraticModel(nn.Module):

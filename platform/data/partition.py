@@ -11,7 +11,6 @@ from hedgerow.platform.data.stream import Stream
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.section import Section
 
-
 SHARES = get_args(Share)
 
 
@@ -47,15 +46,23 @@ class Partition:
         return np.diff(self.offsets)
 
     def shares(self) -> dict[Share, Slices]:
-        """Which part of `order` each client has for what. Where nothing is held out, clients are evaluated on what they
-        train on.
+        """Which part of `order` each client has for what.
+
+        Where nothing is held out, clients are evaluated on what they validate with, or else on what they train on.
         """
         own = Slices(self.offsets[:-1], self.train_sizes)
         none = np.zeros_like(self.train_sizes)
         validation = Slices(own.offsets + own.sizes, none if self.validation_sizes is None else self.validation_sizes)
         begin = validation.offsets + validation.sizes
         held_out = Slices(begin, self.offsets[1:] - begin)
-        return {"train": own, "validation": validation, "held_out": held_out if held_out.sizes.any() else own}
+        evaluated = held_out if held_out.sizes.any() else validation if validation.sizes.any() else own
+        return {"train": own, "validation": validation, "held_out": evaluated}
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether any samples are kept for evaluation alone."""
+        shares = self.shares()
+        return bool((self.sizes > shares["train"].sizes + shares["validation"].sizes).any())
 
     def rows(self, share: Share) -> np.ndarray:
         """Indices of all clients' samples of a share, client by client."""
@@ -304,9 +311,7 @@ def _assemble(groups: list[np.ndarray], config: _Parts) -> Partition:
     return Partition(order, offsets, train, validation if validation.any() else None)
 
 
-def _noisy(
-    partition: Partition, labels: np.ndarray, classes: int, noise: tuple[float, float], seed: int
-) -> Partition:
+def _noisy(partition: Partition, labels: np.ndarray, classes: int, noise: tuple[float, float], seed: int) -> Partition:
     """The same with wrong labels among each client's training samples: as many as its share says, to the nearest."""
     rng = np.random.default_rng([seed, 53])
     seen = labels.copy()

@@ -7,10 +7,21 @@ from typing import Any
 import torch
 from torch import nn
 
+from hedgerow.algorithms.problems.quadratic import Coefficients, QuadraticModel
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.models.char_lstm import CharLSTMNet
 from hedgerow.platform.models.check import check_module
-from hedgerow.platform.models.config import CNN, MLP, MODELS, CharLSTM, CustomModel, LogReg, ResNet18, SmallCNN
+from hedgerow.platform.models.config import (
+    CNN,
+    MLP,
+    MODELS,
+    CharLSTM,
+    CustomModel,
+    LogReg,
+    QuadraticXY,
+    ResNet18,
+    SmallCNN,
+)
 from hedgerow.platform.plugins import import_object
 from hedgerow.platform.section import Section
 
@@ -65,6 +76,8 @@ def _built_in(config: Any, shape: tuple[int, ...], classes: int) -> nn.Module:
                     "remove it"
                 )
             return CharLSTMNet(config.vocabulary or classes, config.embedding, config.hidden, config.layers, classes)
+        case QuadraticXY():
+            return _quadratic(config.upper, prod(shape))
     raise TypeError(f"not the section of a model: {config!r}")
 
 
@@ -97,6 +110,13 @@ def _resnet18(config: ResNet18, shape: tuple[int, ...], classes: int) -> nn.Modu
     from hedgerow.platform.models.resnet import resnet18_gn
 
     return resnet18_gn(shape[0], classes, config.groups, config.small_images)
+
+
+def _quadratic(p: int, features: int) -> nn.Module:
+    for d in range(1, features):
+        if Coefficients.ends(p, d)["r"] == features:
+            return QuadraticModel(p, d)
+    raise UserError(f"task.model.upper: no quadratic problem in {p} variables fits the data; set it to task.data.upper")
 
 
 def _custom(config: CustomModel) -> nn.Module:

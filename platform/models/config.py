@@ -83,6 +83,14 @@ class CharLSTM(BuiltIn):
     layers: int = Field(2, ge=1, description="LSTM layers")
 
 
+class QuadraticXY(BuiltIn):
+    """The two variables of the quadratic bilevel problem, for `data: {name: quadratic}` alone."""
+
+    takes: ClassVar[tuple[str, ...]] = ("flat features",)
+    name: Literal["quadratic"] = "quadratic"
+    upper: int = Field(4, ge=1, description="dimension of x, as in the data")
+
+
 class CustomModel(Section):
     """Your own torch.nn.Module: `name` is its dotted path, `args` goes to its constructor."""
 
@@ -97,6 +105,7 @@ MODELS: dict[str, type[BuiltIn]] = {
     "small_cnn": SmallCNN,
     "resnet18_gn": ResNet18,
     "char_lstm": CharLSTM,
+    "quadratic": QuadraticXY,
 }
 
 
@@ -112,6 +121,7 @@ ModelConfig = Annotated[
     | Annotated[SmallCNN, Tag("small_cnn")]
     | Annotated[ResNet18, Tag("resnet18_gn")]
     | Annotated[CharLSTM, Tag("char_lstm")]
+    | Annotated[QuadraticXY, Tag("quadratic")]
     | Annotated[CustomModel, Tag("own")],
     Discriminator(_tag),
 ]

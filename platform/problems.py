@@ -1,0 +1,80 @@
+"""The problem section of an experiment file: what two levels a task has."""
+
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from hedgerow.algorithms import problems
+from hedgerow.algorithms.bilevel import BilevelTask
+from hedgerow.algorithms.problems.quadratic import Coefficients, QuadraticModel
+from hedgerow.algorithms.task import Task
+from hedgerow.platform.data import Dataset, Partition
+from hedgerow.platform.errors import UserError
+from hedgerow.platform.section import Section
+
+
+class Problem(Section):
+    """Two levels: x, which is learnt from samples for validation, and y, learnt from those for training given x."""
+
+    def build(self, task: Task, dataset: Dataset, partition: Partition) -> BilevelTask:
+        """The same task with two levels. Raises UserError when the data do not fit."""
+        raise NotImplementedError
+
+
+class Cleaning(Problem):
+    """Data cleaning: x weighs every training sample, y is the classifier."""
+
+    kind: Literal["cleaning"] = "cleaning"
+
+    def build(self, task: Task, dataset: Dataset, partition: Partition) -> BilevelTask:
+        rows = partition.rows("train")
+        slots = np.zeros(len(dataset.y_train), np.int64)
+        slots[rows] = np.arange(len(rows))
+        seen = dataset.y_train if partition.labels is None else partition.labels
+        wrong = torch.from_numpy(seen[rows] != dataset.y_train[rows])
+        return problems.Cleaning(task.module, task.mean, task.std, task.build, torch.from_numpy(slots), wrong)
+
+
+class HyperRepresentation(Problem):
+    """Hyper-representation learning: x is the backbone, y the last layer."""
+
+    kind: Literal["hyper_representation"] = "hyper_representation"
+
+    def build(self, task: Task, dataset: Dataset, partition: Partition) -> BilevelTask:
+        owners = [name for name, layer in task.module.named_modules() if any(True for _ in layer.parameters(False))]
+        head = tuple(name for name, _ in task.module.named_parameters() if name.rpartition(".")[0] == owners[-1])
+        if len(owners) < 2:
+            raise UserError(
+                "task.problem.kind: hyper_representation needs a model with a backbone and a last layer; this one has "
+                "a single layer, so choose mlp or cnn"
+            )
+        return problems.HyperRepresentation(task.module, task.mean, task.std, task.build, head)
+
+
+class Quadratic(Problem):
+    """The quadratic problem, whose solution is known: `data: {name: quadratic}` with `model: {name: quadratic}`."""
+
+    kind: Literal["quadratic"] = "quadratic"
+
+    def build(self, task: Task, dataset: Dataset, partition: Partition) -> BilevelTask:
+        if dataset.name != "quadratic" or not isinstance(task.module, QuadraticModel):
+            raise UserError(
+                "task.problem.kind: quadratic needs `data: {name: quadratic}` and `model: {name: quadratic}`; set both"
+            )
+        p, d = len(task.module.x), len(task.module.y)
+        starts = Coefficients.ends(p, d)["c"]
+        shares = partition.shares()
+        parts = {share: _means(dataset.x_train, partition, *shares[share]) for share in ("train", "validation")}
+        clients = np.concatenate([parts["train"][:, :starts], parts["validation"][:, starts:]], axis=1)
+        return problems.Quadratic(task.module, task.mean, task.std, task.build, torch.from_numpy(clients))
+
+
+def _means(x: np.ndarray, partition: Partition, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Of each client's samples, in double precision."""
+    rows = (partition.order[s : s + n] for s, n in zip(starts, sizes, strict=True))
+    return np.stack([x[some].astype(np.float64).mean(0) if len(some) else x[0] * 0.0 for some in rows])
+
+
+ProblemConfig = Annotated[Cleaning | HyperRepresentation | Quadratic, Field(discriminator="kind")]

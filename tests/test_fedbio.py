@@ -1,0 +1,233 @@
+"""Bilevel methods on the platform: loop and vmap, actors, states, resuming, packs, ledger, mistakes in the file."""
+
+import numpy as np
+import pytest
+from bilevels import Run, problem
+from helpers import SingleRun, blobs, distance, experiment, identical
+from test_ray import numbers, same, small
+
+from hedgerow.algorithms import ALGORITHMS
+from hedgerow.algorithms.bilevel import Bilevel
+from hedgerow.algorithms.trees import flatten
+from hedgerow.platform.build import build_algorithms, build_data, check_task
+from hedgerow.platform.data.partition import IID, make_partition
+from hedgerow.platform.errors import UserError
+from hedgerow.platform.executors import InlineExecutor
+from hedgerow.platform.experiment import EngineConfig, TaskConfig
+from hedgerow.platform.experiment_file import parse_experiment
+from hedgerow.platform.learner import Learner
+from hedgerow.platform.runner import run
+from hedgerow.platform.worker import Worker
+
+DATA = blobs(samples=160)
+BILEVEL = [name for name, kind in ALGORITHMS.items() if issubclass(kind, Bilevel)]
+RATES = {"lr": 0.2, "u_lr": 0.1, "upper_lr_factor": 5.0, "ridge": 0.05}
+
+
+def section(name, **change):
+    own = {"neumann_terms": 2} if "neumann_terms" in ALGORITHMS[name].Hyper.model_fields else {}
+    return {"name": name, "steps": 3, "batch_size": 8, **RATES, **own, **change}
+
+
+def kind_of(name):
+    return "hyper_representation" if ALGORITHMS[name].is_personal else "cleaning"
+
+
+def on_blobs(name, kind="cleaning", mode=("vmap", 3), rounds=3, folder=None, **change) -> SingleRun:
+    """Five clients of different sizes."""
+    noise = 0.4 if kind == "cleaning" else 0.0
+    config = IID(clients=5, unbalanced=0.5, validation=0.3, holdout=0.2, label_noise=noise)
+    clients = make_partition(config, DATA.y_train, DATA.classes, None, 0)
+    hyper = ALGORITHMS[name].Hyper(**section(name, **change))
+    task = {"data": {"name": "digits"}, "partition": config, "model": {"name": "mlp", "hidden": [6]}}
+    engine = EngineConfig(mode=mode[0], chunk=mode[1])
+    wanted = experiment(hyper, rounds=rounds, engine=engine, task=TaskConfig(**task, problem={"kind": kind}))
+    one, two = build_algorithms([wanted], DATA, clients), build_algorithms([wanted], DATA, clients)
+    worker = Worker(one, DATA, clients, 0, wanted.resources)
+    return SingleRun([Learner(wanted, two[0], clients, len(DATA.y_test))], InlineExecutor(worker), [folder])
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("name", BILEVEL)
+def test_loop_and_vmap_agree(name, share):
+    settings = {"share_batches": share, "upper_lr_factor": 0.5 if kind_of(name) != "cleaning" else 5.0}
+    loop, vmap = (on_blobs(name, kind_of(name), mode, **settings) for mode in (("loop", 1), ("vmap", 3)))
+    one, other = list(loop), list(vmap)
+    assert distance(flatten(loop.server), flatten(vmap.server)) < 1e-5
+    for a, b in zip(one, other, strict=True):
+        assert a.keys() == b.keys()
+        assert {n: v for n, v in a.items() if "spent" in n} == pytest.approx({n: b[n] for n in b if "spent" in n})
+    assert one[-1]["dropped"] == 0
+
+
+@pytest.mark.parametrize("name", ["fedbio", "fedbioacc", "fedbio_local", "fednest"])
+def test_the_platform_runs_what_the_analysis_is_about(name):
+    """On the quadratic, in single precision, the same as without the platform."""
+    settings = {**RATES, "upper_lr_factor": 0.5, "steps": 3, "ridge": 0.0}
+    settings |= {"neumann_terms": 3} if "local" in name else {}
+    values = {
+        "name": "quadratic",
+        "rounds": 4,
+        "participation": 1.0,
+        "task": {
+            "data": {"name": "quadratic", "clients": 5, "samples": 2},
+            "partition": {"kind": "natural", "validation": 0.5},
+            "model": {"name": "quadratic"},
+            "problem": {"kind": "quadratic"},
+        },
+        "algorithm": {"name": name, "batch_size": None, **settings},
+        "evaluation": {"clients": 0},
+    }
+    if name == "fednest":
+        settings["u_steps"] = values["algorithm"]["u_steps"] = 1
+    wanted = parse_experiment(values)
+    dataset, partition = build_data(wanted, None)
+    algorithms = build_algorithms([wanted], dataset, partition)
+    worker = Worker(algorithms, dataset, partition, 0, wanted.resources)
+    learner = Learner(wanted, build_algorithms([wanted], dataset, partition)[0], partition, 0)
+    platform = SingleRun([learner], InlineExecutor(worker), [None])
+    records = list(platform)
+    plain = Run(ALGORITHMS[name], problem(clients=5), **settings).rounds(4)
+    assert float((platform.server["x"]["x"] - plain.server["x"]["x"]).abs().max()) < 1e-5
+    local = ALGORITHMS[name].is_personal
+    assert records[-1]["x_error"] == pytest.approx(plain.distance(local=local), abs=1e-4)
+    assert sum(record["exchanges"] for record in records) == plain.exchanges
+    assert "test_accuracy" not in records[-1]
+
+
+@pytest.mark.parametrize("name", ["fedbio", "fedbioacc", "fedbioacc_local", "stem"])
+def test_scalars_per_client_and_round(name):
+    """Section 2.6: FedBiO p + 2d each way; FedBiOAcc 2p + 4d; local: p and 2p. STEM: twice its model."""
+    if name == "stem":
+        from helpers import partition, run_inline, small_task
+
+        runs = run_inline(ALGORITHMS[name], small_task(DATA), DATA, partition(np.full(4, 30)), {"steps": 3}, rounds=2)
+        records, wanted = list(runs), 2 * sum(p.numel() for p in small_task(DATA).init().values())
+        clients = 4
+    else:
+        runs = on_blobs(name, kind_of(name))
+        start = runs.learners[0].algorithm.task.start()
+        p, d = (sum(leaf.numel() for leaf in start[part].values()) for part in "xy")
+        wanted = {"fedbio": p + 2 * d, "fedbioacc": 2 * p + 4 * d, "fedbioacc_local": 2 * p}[name]
+        records, clients = list(runs), 5
+    assert records[1]["scalars_up"] == clients * wanted
+    assert records[1]["scalars_down"] == clients * wanted
+    assert records[1]["exchanges"] == (1 if name == "fedbio" else 2)
+
+
+@pytest.mark.parametrize("name", ["fedbio", "fedbioacc", "fedbioacc_local"])
+def test_a_resumed_run_is_undisturbed(name, tmp_path):
+    kind = kind_of(name)
+    calm = on_blobs(name, kind, rounds=5)
+    calmly = list(calm)
+    first = on_blobs(name, kind, rounds=5, folder=tmp_path)
+    [next(first) for _ in range(3)]
+    first.save()
+    second = on_blobs(name, kind, rounds=5, folder=tmp_path)
+    rest = list(second)
+    assert identical(flatten(calm.server), flatten(second.server))
+    clockless = [[{k: v for k, v in r.items() if k != "seconds"} for r in part] for part in (calmly[3:], rest)]
+    assert clockless[0] == clockless[1]
+
+
+def test_two_actors_equal_one_and_inline(ray_here, tmp_path):
+    settings = {
+        "participation": 1.0,
+        "algorithm": section("fedbioacc"),
+        "task__partition": {
+            "kind": "iid",
+            "clients": 6,
+            "samples_per_client": 40,
+            "validation": 0.3,
+            "label_noise": 0.4,
+        },
+        "task__problem": {"kind": "cleaning"},
+    }
+    one = run(small(tmp_path / "one", **settings))
+    inline = run(small(tmp_path / "inline", **settings, resources__executor="inline"))
+    two = run(small(tmp_path / "two", **settings, resources__actors=2))
+    assert same(one, inline)
+    assert max(np.abs(one.parameters[k] - two.parameters[k]).max() for k in one.parameters) < 1e-5
+    for a, b in zip(numbers(one), numbers(two), strict=True):
+        assert a["train_loss"] == pytest.approx(b["train_loss"], abs=1e-5)
+        assert a["spent_hessian_products"] == pytest.approx(b["spent_hessian_products"])
+
+
+def test_wrong_labels_are_found():
+    """And a run that learns no weights finds none."""
+    records = list(on_blobs("fedbio", mode=("vmap", 5), rounds=60, upper_lr_factor=100.0, lr=0.3, u_lr=0.3))
+    assert records[0]["cleaning_auc"] < records[-1]["cleaning_auc"]
+    assert records[-1]["cleaning_auc"] > 0.9
+    assert records[-1]["cleaning_f1"] > 0.8
+
+
+def test_personal_heads_are_scored_on_what_clients_hold_out():
+    runs = on_blobs("fedbio_local", "hyper_representation", rounds=40, upper_lr_factor=0.5)
+    records = list(runs)
+    assert records[-1]["test_accuracy"] > 0.7
+    assert records[-1]["test_accuracy"] == pytest.approx(records[-1]["client_accuracy"], abs=0.1)
+    # Of heads that differ from client to client.
+    heads = runs.states.read(np.arange(5))["y"]
+    assert all(float((leaf - leaf[:1]).abs().max()) > 1e-3 for leaf in heads.values())
+
+
+def values(name="fedbio", kind="cleaning", **change):
+    return {
+        "name": "test",
+        "rounds": 2,
+        "participation": 1.0,
+        "task": {
+            "data": {"name": "digits"},
+            "partition": {"kind": "iid", "clients": 5, "validation": 0.2},
+            "model": {"name": "logreg"},
+            "problem": {"kind": kind} if kind else None,
+        },
+        "algorithm": {"name": name, "upper_lr": 1.0} if name != "fedavg" else {"name": name},
+    } | change
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        (values(kind=None), "learns two levels; set `task.problem`"),
+        (values("fedbioacc", participation=0.5), "needs all clients in every round; set `participation: 1.0`"),
+        (values(algorithm={"name": "fedbio"}), "give either `upper_lr` or `upper_lr_factor`"),
+        (values("fedavg", "quadratic"), "fedavg does not learn two levels; choose one of fedbio"),
+        (values("fedbioacc", algorithm={"name": "fedbioacc", "upper_lr": 1.0, "c": 2.0}), "more than 1; lower c"),
+    ],
+)
+def test_mistakes_in_the_file(wrong, sentence):
+    with pytest.raises(UserError, match=sentence):
+        parse_experiment(wrong)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"partition": {"kind": "iid", "clients": 5}}, "task.partition.validation: every client needs samples"),
+        ({"problem": {"kind": "quadratic"}}, "set both"),
+        ({"problem": {"kind": "hyper_representation"}}, "a single layer, so choose mlp or cnn"),
+    ],
+)
+def test_tasks_that_do_not_fit(change, sentence):
+    wanted = values()
+    wanted["task"] = wanted["task"] | change
+    experiment = parse_experiment(wanted)
+    dataset, partition = build_data(experiment, None)
+    with pytest.raises(UserError, match=sentence):
+        check_task(experiment, dataset, partition)
+
+
+def test_a_personal_model_needs_samples_to_be_scored_on():
+    wanted = values("fedbio_local", "hyper_representation")
+    wanted["task"]["model"] = {"name": "mlp"}
+    experiment = parse_experiment(wanted)
+    with pytest.raises(UserError, match=r"task.partition.holdout: with fedbio_local every client has"):
+        check_task(experiment, *build_data(experiment, None))
+
+
+def test_the_head_is_the_last_layer():
+    runs = on_blobs("fedbio", "hyper_representation")
+    start = runs.learners[0].algorithm.task.start()
+    assert [tuple(leaf.shape) for leaf in start["y"].values()] == [(3, 6), (3,)]
+    assert [tuple(leaf.shape) for leaf in start["x"].values()] == [(6, 6), (6,)]
