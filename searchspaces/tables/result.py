@@ -15,6 +15,7 @@ from hedgerow.searchspaces.results import FinishedSearch
 from hedgerow.searchspaces.runner import read_trials
 from hedgerow.searchspaces.search_file import load_search
 from hedgerow.searchspaces.tables.line import Line, Table
+from hedgerow.searchspaces.tables.standing import standing
 
 MARK = "†"
 """At cells of runs in which clients diverged."""
@@ -146,7 +147,15 @@ class LineResult:
             for method in self.line.methods:
                 row[method] = cells.get(method, "-") + (f" [{printed[method]}]" if method in printed else "")
             rows.append(row)
-        return rows
+        return rows if targets else rows + self._standing()
+
+    def _standing(self) -> list[dict[str, str]]:
+        """What else there is to compare where no target is set."""
+        best = {heading: found[0].records for heading in self.line.methods if (found := self.best(heading))}
+        return [
+            {"setting": self._setting, "target": what} | {h: cells.get(h, "-") for h in self.line.methods}
+            for what, cells in standing(best).items()
+        ]
 
     def remarks(self) -> list[str]:
         """What was run: data, rounds, changes, and where it lies."""
@@ -181,6 +190,7 @@ class LineResult:
                 for target in self.targets
             },
             "best_accuracy": {cell.heading: cell.best_accuracy for cell in self.cells(None)},
+            "standing": {} if self.targets else {row["target"]: row for row in self._standing()},
         }
 
 

@@ -1,0 +1,45 @@
+"""How methods stand where no target is set: at equal rounds, at equal traffic, and in what they report and compute."""
+
+from typing import Any
+
+from hedgerow.platform.report import reported, summarise
+from hedgerow.platform.terminal import percent
+
+Record = dict[str, Any]
+
+
+def standing(runs: dict[str, list[Record]]) -> dict[str, dict[str, str]]:
+    """Row by row: what it is -> method -> its cell. runs: a method's best records, by its heading.
+
+    Methods that transmit nothing stand only at equal rounds.
+    """
+    if len(runs) < 2:
+        return {}
+    ends = {heading: summarise(records, []) for heading, records in runs.items()}
+    rounds = min(end["rounds"] for end in ends.values())
+    rows = {f"after {rounds} rounds": {h: percent(_last(records, "round", rounds)) for h, records in runs.items()}}
+    sending = {heading: records for heading, records in runs.items() if ends[heading]["transmissions"]}
+    if len(sending) > 1:
+        traffic = min(ends[heading]["transmissions"] for heading in sending)
+        rows[f"after {traffic:.4g} transmissions"] = {
+            heading: percent(_last(records, "transmissions", traffic)) for heading, records in sending.items()
+        }
+    for name in dict.fromkeys(name for records in runs.values() for name in reported(records)):
+        rows[name.replace("_", " ")] = {
+            h: f"{end['report'][name]:.3g}" for h, end in ends.items() if name in end["report"]
+        }
+    if any(end["spent"] for end in ends.values()):
+        rows["exchanges"] = {heading: f"{end['exchanges']:,}" for heading, end in ends.items()}
+    for name in dict.fromkeys(name for end in ends.values() for name in end["spent"]):
+        rows[name.replace("_", " ")] = {
+            h: f"{end['spent'].get(name, 0):,.0f}" for h, end in ends.items() if end["spent"]
+        }
+    return rows
+
+
+def _last(records: list[Record], axis: str, most: float) -> float | None:
+    """The last accuracy that came at no more rounds, or transmissions."""
+    seen = [
+        record["test_accuracy"] for record in records if "test_accuracy" in record and record[axis] <= most * 1.0001
+    ]
+    return seen[-1] if seen else None
