@@ -10,16 +10,20 @@ COLUMNS = 3
 
 
 def draw_table(results: list[LineResult], folder: Path) -> list[Path]:
-    """The metric of the targets against transmissions, each method's best configuration; PNG and SVG in `folder`."""
+    """The metric of the targets against transmissions, each method's best configuration; PNG and SVG in `folder`.
+
+    Where no target is set, and some transmit, also against rounds.
+    """
     from matplotlib.figure import Figure
 
-    columns = 2 if len(results) == 4 else min(COLUMNS, len(results))
-    rows = -(-len(results) // columns)
+    wanted = [(result, axis) for result in results for axis in _axes(result)]
+    columns = 2 if len(wanted) == 4 else min(COLUMNS, len(wanted))
+    rows = -(-len(wanted) // columns)
     figure = Figure(figsize=(4.6 * columns, 3.4 * rows), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
-    for panel, result in zip(panels, results, strict=False):
-        _panel(panel, result)
-    for empty in panels[len(results) :]:
+    for panel, (result, axis) in zip(panels, wanted, strict=False):
+        _panel(panel, result, axis)
+    for empty in panels[len(wanted) :]:
         empty.set_visible(False)
     written = [folder / f"curves.{ending}" for ending in ("png", "svg")]
     for file in written:
@@ -27,23 +31,32 @@ def draw_table(results: list[LineResult], folder: Path) -> list[Path]:
     return written
 
 
-def _panel(axes: Any, result: LineResult) -> None:
+def _axes(result: LineResult) -> list[str]:
+    best = [found[0].records[-1] for heading in result.line.methods if (found := result.best(heading))]
+    if result.targets or not any(record["transmissions"] for record in best):
+        return ["transmissions"]
+    return ["round", "transmissions"]
+
+
+def _panel(axes: Any, result: LineResult, axis: str) -> None:
     loss = "loss" in result.metric
     scale = 1 if loss else 100
     for index, heading in enumerate(result.line.methods):
         if not (best := result.best(heading)):
             continue
+        if axis == "transmissions" and "round" in _axes(result) and not best[0].records[-1]["transmissions"]:
+            continue
         spent, values = [], []
         for record in best[0].records:
             if result.metric in record:
                 # A centralised run transmits nothing: its rounds are epochs.
-                spent.append(record["transmissions"] or record["round"])
+                spent.append(record[axis] or record["round"])
                 values.append(scale * record[result.metric])
         axes.plot(
             spent, values, label=heading, linewidth=1.4, color=COLOURS[index % len(COLOURS)],
             linestyle=STYLES[index % len(STYLES)], marker="o" if len(spent) == 1 else None,
         )  # fmt: skip
-        axes.set_xlabel("transmissions (FedAvg rounds)" if best[0].records[-1]["transmissions"] else "epoch")
+        axes.set_xlabel(_label(axis, best[0].records[-1]["transmissions"]))
     for target in result.targets:
         axes.axhline(scale * target, color="0.4", linestyle="--", linewidth=0.8)
     drawn = [value for line in axes.lines for value in line.get_ydata()]
@@ -56,3 +69,9 @@ def _panel(axes: Any, result: LineResult) -> None:
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize="small", loc="upper right" if loss else "lower right")
+
+
+def _label(axis: str, transmissions: float) -> str:
+    if axis == "round":
+        return "round"
+    return "transmissions (FedAvg rounds)" if transmissions else "epoch"

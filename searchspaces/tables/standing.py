@@ -11,7 +11,8 @@ Record = dict[str, Any]
 def standing(runs: dict[str, list[Record]]) -> dict[str, dict[str, str]]:
     """Row by row: what it is -> method -> its cell. runs: a method's best records, by its heading.
 
-    Methods that transmit nothing stand only at equal rounds.
+    Methods that transmit nothing stand only at equal rounds. Traffic is what the least of them sends; where some count
+    what they compute, as bilevel methods do, the least of these.
     """
     if len(runs) < 2:
         return {}
@@ -20,7 +21,8 @@ def standing(runs: dict[str, list[Record]]) -> dict[str, dict[str, str]]:
     rows = {f"after {rounds} rounds": {h: percent(_last(records, "round", rounds)) for h, records in runs.items()}}
     sending = {heading: records for heading, records in runs.items() if ends[heading]["transmissions"]}
     if len(sending) > 1:
-        traffic = min(ends[heading]["transmissions"] for heading in sending)
+        counting = [heading for heading in sending if ends[heading]["spent"]] or list(sending)
+        traffic = min(ends[heading]["transmissions"] for heading in counting)
         rows[f"after {traffic:.4g} transmissions"] = {
             heading: percent(_last(records, "transmissions", traffic)) for heading, records in sending.items()
         }
