@@ -53,6 +53,11 @@ UNROLLED = 64
 """Mini-batches up to which a step is compiled: its loop is unrolled."""
 
 
+LIGHT = 3e-3
+"""Seconds of a chunk's mini-batch up to which a compiled step is tried. A slower one is mostly arithmetic, of which
+nothing can be saved, or thousands of operators, which take many minutes to compile."""
+
+
 @dataclass(frozen=True)
 class Cost:
     """What one chunk of clients takes. memory: what the process held at rest, and what more in the meantime, in MB."""
@@ -137,7 +142,8 @@ def choose(config: EngineConfig, no_vmap: str | None, load: Load, key: dict, mea
     compiled = replace(Plan(**known["batched"]), compiled=True)
     if config.compile is True:
         return compiled
-    if load.rounds * known["seconds"] * COMPILE_GAIN < COMPILE_SECONDS:
+    light = known["seconds"] <= LIGHT * load.steps * load.chunks(best)
+    if not light or load.rounds * known["seconds"] * COMPILE_GAIN < COMPILE_SECONDS:
         return best
     pays = _remembered(question | {"compiled": True}, lambda: _pays(compiled, best, load, measure))
     return compiled if pays else best
