@@ -73,8 +73,9 @@ def _cleaning(name: str, title: str, partition: Section) -> Line:
         "problem": {"kind": "cleaning"},
     }
     methods = {heading: {**CLEANING, **section} for heading, section in CLEANERS.items()}
+    methods["FedAvg"] = PLAIN
     grids = {heading: f"{section['name']}/cleaning_study" for heading, section in methods.items()}
-    return Line(name, title, _values(task, 300, clients=0), {**methods, "FedAvg": PLAIN}, grids=grids)
+    return Line(name, title, _values(task, 300, clients=0), methods, grids=grids)
 
 
 def _representation(name: str, title: str, data: Section, model: Section, clients: int) -> Line:
