@@ -219,13 +219,13 @@ def test_chunks_keep_within_the_memory_that_there_is(tmp_path, monkeypatch):
 
 def test_a_long_run_is_compiled_where_that_is_faster(tmp_path, monkeypatch):
     monkeypatch.setenv("HEDGEROW_CACHE", str(tmp_path))
-    seconds = {"compiled": 1.0}
+    seconds = {"compiled": 0.01, "eager": 0.02}
 
     def measure(plan, steps=MEASURED_STEPS):
         assert steps is None or not plan.compiled
-        return Cost(seconds["compiled"] if plan.compiled else 2.0 + plan.chunk / 100)
+        return Cost(seconds["compiled"] if plan.compiled else seconds["eager"] + plan.chunk / 10_000)
 
-    def chosen(case, rounds=1000, steps=10, **config):
+    def chosen(case, rounds=10_000, steps=10, **config):
         load = Load(8, rounds, steps or 10, alike=steps is not None)
         return choose(EngineConfig(**config), None, load, {"case": case}, measure)
 
@@ -237,8 +237,11 @@ def test_a_long_run_is_compiled_where_that_is_faster(tmp_path, monkeypatch):
     assert chosen("wanted", rounds=1, compile=True) == Plan("vmap", 8, compiled=True)
     assert chosen("wanted, fixed", rounds=1, compile=True, mode="vmap", chunk=5) == Plan("vmap", 5, compiled=True)
     assert chosen("fixed", mode="vmap", chunk=5) == Plan("vmap", 5)
-    seconds["compiled"] = 3.0
+    seconds["compiled"] = 0.03
     assert chosen("slower") == Plan("vmap", 8)
+    # Ten mini-batches of 20 ms each: to compile them could take minutes, whatever it gained.
+    seconds |= {"compiled": 0.01, "eager": 0.2}
+    assert chosen("heavy") == Plan("vmap", 8)
 
 
 def test_a_machine_without_a_compiler_goes_on_without(tmp_path, monkeypatch):
