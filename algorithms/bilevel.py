@@ -57,7 +57,7 @@ class BilevelSGD(HyperParameters):
     """Hyperparameters of stochastic steps on both levels."""
 
     lr: float = Field(0.1, gt=0, description="learning rate of the lower level, gamma")
-    upper_lr: float | None = Field(None, gt=0, description="learning rate of the upper level, eta")
+    upper_lr: float | None = Field(0.1, gt=0, description="learning rate of the upper level, eta")
     upper_lr_factor: float | None = Field(None, gt=0, description="eta / gamma, in place of `upper_lr`")
     steps: int = Field(5, ge=1, description="I, local steps per round")
     batch_size: int | None = Field(50, ge=1, description="samples of each mini-batch; null: the whole local data")
@@ -68,10 +68,17 @@ class BilevelSGD(HyperParameters):
     )
     ridge: float = Field(1e-3, ge=0, description="lambda of lambda/2 ||y||^2, added to the lower loss")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _factor_replaces_rate(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("upper_lr_factor") is not None and "upper_lr" not in values:
+            values = {**values, "upper_lr": None}
+        return values
+
     @model_validator(mode="after")
     def _one_upper_rate(self) -> Self:
         if (self.upper_lr is None) == (self.upper_lr_factor is None):
-            raise ValueError("give either `upper_lr` or `upper_lr_factor`")
+            raise ValueError("give either `upper_lr` or `upper_lr_factor`, and set the other to null")
         return self
 
     def at(self, round: int) -> Self:

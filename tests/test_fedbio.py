@@ -191,7 +191,10 @@ def values(name="fedbio", kind="cleaning", **change):
     [
         (values(kind=None), "learns two levels; set `task.problem`"),
         (values("fedbioacc", participation=0.5), "needs all clients in every round; set `participation: 1.0`"),
-        (values(algorithm={"name": "fedbio"}), "give either `upper_lr` or `upper_lr_factor`"),
+        (
+            values(algorithm={"name": "fedbio", "upper_lr": 1.0, "upper_lr_factor": 10.0}),
+            "give either `upper_lr` or `upper_lr_factor`, and set the other to null",
+        ),
         (values("fedavg", "quadratic"), "fedavg does not learn two levels; choose one of fedbio"),
         (values("fedbioacc", algorithm={"name": "fedbioacc", "upper_lr": 1.0, "c": 2.0}), "more than 1; lower c"),
     ],
