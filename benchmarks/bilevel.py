@@ -3,12 +3,13 @@
     python benchmarks/bilevel.py [--repeats 5] [--rounds 40]
 
 A round: 10 clients under vmap in this process, 5 local steps on three variables, whole: mini-batches drawn, states and
-ledger kept, variables averaged. Bare: the same derivatives of the same numbers of samples, under one vmap, the mini-batches
-in memory already, and nothing done with the results. Writes benchmarks/results/bilevel.json.
+ledger kept, variables averaged. Bare: the same derivatives of the same numbers of samples, under one vmap, the
+mini-batches in memory already, and nothing done with the results. Writes benchmarks/results/bilevel.json.
 """
 
 import argparse
 import time
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -53,7 +54,7 @@ def rounds_of(wanted: dict[str, Any], folder: Any) -> float:
     dataset, partition = build_data(experiment, None)
     run = Coordinator([experiment.model_dump(mode="json")], dataset, partition, None, [folder]).run
     ends = [next(run)[0]["seconds"] for _ in range(experiment.rounds - 1)]
-    return median(b - a for a, b in zip(ends[2:], ends[3:], strict=False))
+    return median(b - a for a, b in pairwise(ends[2:]))
 
 
 def bare(wanted: dict[str, Any], rounds: int) -> float:

@@ -153,6 +153,25 @@ def test_two_actors_equal_one_and_inline(ray_here, tmp_path):
         assert a["spent_hessian_products"] == pytest.approx(b["spent_hessian_products"])
 
 
+@pytest.mark.parametrize("name", ["fedbioacc", "fedbio_local"])
+def test_experts_in_a_pack_are_what_they_are_alone(name):
+    """Rates, ridge and momentum constants differ; the factor is resolved before the step."""
+    changes = [{"lr": 0.2}, {"lr": 0.1, "ridge": 0.2, "u_lr": 0.05, "upper_lr_factor": 0.7}]
+    changes[1] |= {"c": 0.3} if name == "fedbioacc" else {}
+    alone = [on_blobs(name, kind_of(name), **{"upper_lr_factor": 0.5, **change}) for change in changes]
+    for one in alone:
+        list(one)
+    learners = [on_blobs(name, kind_of(name), **{"upper_lr_factor": 0.5, **change}).learners[0] for change in changes]
+    config = learners[0].experiment.task.partition
+    clients = make_partition(config, DATA.y_train, DATA.classes, None, 0)
+    algorithms = build_algorithms([learner.experiment for learner in learners], DATA, clients)
+    pack = SingleRun(learners, InlineExecutor(Worker(algorithms, DATA, clients, 0)), [None, None])
+    while not pack.done:
+        next(pack)
+    for learner, one in zip(pack.learners, alone, strict=True):
+        assert distance(flatten(learner.server), flatten(one.server)) < 1e-5
+
+
 def test_wrong_labels_are_found():
     """And a run that learns no weights finds none."""
     records = list(on_blobs("fedbio", mode=("vmap", 5), rounds=60, upper_lr_factor=100.0, lr=0.3, u_lr=0.3))

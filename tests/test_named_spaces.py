@@ -173,12 +173,9 @@ def test_the_space_of_a_method_that_is_here_is_searched_by_its_name(name):
             },
             "participation": 1.0,
             "algorithm": {"name": method},
-            "search": {
-                "kind": "hedge" if stream else "grid",
-                "space": name,
-                # Of the keys that are drawn.
-                **({} if KNOWN[name].size else {"samples": 2}),
-            },
+            "search": {"kind": "hedge" if stream else "grid", "space": name}
+            if KNOWN[name].size
+            else {"kind": "random", "space": name, "samples": 2},
         }
     )
     assert len(plan.configurations) == KNOWN[name].size or KNOWN[name].size is None
