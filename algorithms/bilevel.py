@@ -25,8 +25,9 @@ from hedgerow.algorithms.hypergradient import (
     products,
     slopes,
 )
+from hedgerow.algorithms.local import clip_factor
 from hedgerow.algorithms.task import Params, Task
-from hedgerow.algorithms.trees import Tree, add, count, dot, sub, zeros_like
+from hedgerow.algorithms.trees import Tree, add, count, dot, scale, sub, zeros_like
 
 
 class BilevelTask(Task):
@@ -65,6 +66,9 @@ class BilevelSGD(HyperParameters):
         False,
         description="one mini-batch for training per step, of which all derivatives are taken in one pass: faster; "
         "or independent ones, as analysed",
+    )
+    clip_norm: float | None = Field(
+        None, gt=0, description="largest norm of each variable's direction; null: no clipping"
     )
     ridge: float = Field(1e-3, ge=0, description="lambda of lambda/2 ||y||^2, added to the lower loss")
 
@@ -194,8 +198,16 @@ RATES = {"x": "upper_lr", "y": "lr", "u": "u_lr"}
 
 
 def descend(hp: Any, z: Tree, directions: Tree, factor: Any = 1.0) -> Tree:
-    """A step of every variable along its direction."""
-    return {name: add(z[name], directions[name], -factor * getattr(hp, RATES[name])) for name in z}
+    """A step of every variable along its direction, which is clipped first. factor: of all learning rates."""
+    return {name: add(z[name], _clipped(hp, directions[name]), -factor * getattr(hp, RATES[name])) for name in z}
+
+
+def _clipped(hp: Any, direction: Tree) -> Tree:
+    return (
+        direction
+        if hp.clip_norm is None
+        else scale(direction, clip_factor([dot(direction, direction).sqrt()], hp.clip_norm))
+    )
 
 
 class Bilevel(Algorithm):

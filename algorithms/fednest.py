@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from hedgerow.algorithms.base import Batches, ClientData, Cohort, Exchange, Exchanges
-from hedgerow.algorithms.bilevel import Bilevel, Draw, LinearSGD, Oracles
+from hedgerow.algorithms.bilevel import Bilevel, Draw, LinearSGD, Oracles, descend
 from hedgerow.algorithms.trees import Tree, add, scale, sub
 
 
@@ -55,7 +55,7 @@ class FedNest(Bilevel):
         z, oracles = down, Oracles(self.task, hp)
         for batch in data.batches("lower"):
             change = sub(oracles.lower_slope(z, batch), oracles.lower_slope(down, batch))
-            z = {**z, "y": add(z["y"], add(down["mean"], change), -hp.lr)}
+            z = z | descend(hp, {"y": z["y"]}, {"y": add(down["mean"], change)})
         return {"y": z["y"]}, state, oracles.metrics([])
 
     def start_u(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
@@ -76,7 +76,7 @@ class FedNest(Bilevel):
         z, oracles = state["z"], Oracles(self.task, hp)
         for draw in self.draws(data):
             change = sub(self._slope_x(oracles, z, draw), self._slope_x(oracles, state["z"], draw))
-            z = {**z, "x": add(z["x"], add(down["mean"], change), -hp.upper_lr)}
+            z = z | descend(hp, {"x": z["x"]}, {"x": add(down["mean"], change)})
         return {"x": z["x"]}, state, oracles.metrics([])
 
     def _slope_x(self, oracles: Oracles, z: Tree, draw: Draw) -> Tree:

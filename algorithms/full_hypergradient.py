@@ -7,7 +7,7 @@ from pydantic import Field
 from hedgerow.algorithms.base import Batches, ClientData, Cohort, Exchange, Exchanges
 from hedgerow.algorithms.bilevel import Bilevel, LinearSGD, Oracles, descend
 from hedgerow.algorithms.hypergradient import solve
-from hedgerow.algorithms.trees import Tree, add, sub
+from hedgerow.algorithms.trees import Tree, sub
 
 
 class FullHypergradient(Bilevel):
@@ -38,7 +38,7 @@ class FullHypergradient(Bilevel):
     def train_y(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         z, oracles = down, Oracles(self.task, hp)
         for batch in data.batches("lower"):
-            z = {**z, "y": add(z["y"], oracles.lower_slope(z, batch), -hp.lr)}
+            z = z | descend(hp, {"y": z["y"]}, {"y": oracles.lower_slope(z, batch)})
         return {"y": z["y"]}, state, oracles.metrics([])
 
     def residual(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:

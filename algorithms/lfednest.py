@@ -5,8 +5,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from hedgerow.algorithms.base import Batches, ClientData, Cohort, Exchange, Exchanges
-from hedgerow.algorithms.bilevel import Bilevel, NeumannSGD, Oracles
-from hedgerow.algorithms.trees import Tree, add
+from hedgerow.algorithms.bilevel import Bilevel, NeumannSGD, Oracles, descend
+from hedgerow.algorithms.trees import Tree
 
 
 class LFedNest(Bilevel):
@@ -28,13 +28,13 @@ class LFedNest(Bilevel):
     def train_y(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         z, oracles = down, Oracles(self.task, hp)
         for batch in data.batches("lower"):
-            z = {**z, "y": add(z["y"], oracles.lower_slope(z, batch), -hp.lr)}
+            z = z | descend(hp, {"y": z["y"]}, {"y": oracles.lower_slope(z, batch)})
         return {"y": z["y"]}, state, oracles.metrics([])
 
     def train_x(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         z, oracles, values = down, Oracles(self.task, hp), []
         for draw in self.draws(data):
             slope, value = oracles.local_hypergradient(z, draw)
-            z = {**z, "x": add(z["x"], slope, -hp.upper_lr)}
+            z = z | descend(hp, {"x": z["x"]}, {"x": slope})
             values.append(value)
         return {"x": z["x"]}, state, oracles.metrics(values)

@@ -5,8 +5,8 @@ from typing import Any, Literal
 import numpy as np
 
 from hedgerow.algorithms.base import Batches, ClientData, Cohort, Exchange, Exchanges
-from hedgerow.algorithms.bilevel import Bilevel, NeumannSGD, Oracles
-from hedgerow.algorithms.trees import Tree, add
+from hedgerow.algorithms.bilevel import Bilevel, NeumannSGD, Oracles, descend
+from hedgerow.algorithms.trees import Tree
 
 
 class StocBiO(Bilevel):
@@ -25,6 +25,6 @@ class StocBiO(Bilevel):
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         z, oracles = down, Oracles(self.task, hp)
         for batch in data.batches("inner"):
-            z = {**z, "y": add(z["y"], oracles.lower_slope(z, batch), -hp.lr)}
+            z = z | descend(hp, {"y": z["y"]}, {"y": oracles.lower_slope(z, batch)})
         slope, value = oracles.local_hypergradient(z, next(self.draws(data)))
-        return {**z, "x": add(z["x"], slope, -hp.upper_lr)}, state, oracles.metrics([value])
+        return z | descend(hp, {"x": z["x"]}, {"x": slope}), state, oracles.metrics([value])

@@ -23,7 +23,12 @@ CLEANERS: dict[str, Section] = {
     "StocBiO (pooled)": {"name": "stocbio", "neumann_terms": 10},
 }
 PLAIN: Section = {"name": "fedavg", "lr": 0.1, "epochs": None, "steps": 5, "batch_size": 50, "weight_decay": 0.01}
-REPRESENTATION = {**STEPS, "batch_size": 20, "lr": 0.1, "upper_lr": 0.1, "u_lr": 0.1, "neumann_terms": 5}
+REPRESENTATION = {
+    **STEPS,
+    **{"batch_size": 20, "lr": 0.1, "upper_lr": 0.1, "u_lr": 0.01, "neumann_terms": 3, "ridge": 0.01},
+    # As features grow, so does the Hessian of the heads, until the Neumann series no longer converges.
+    "clip_norm": 1.0,
+}
 REPRESENTERS: dict[str, Section] = {
     "FedBiOAcc-Local": {"name": "fedbioacc_local", "lr": 0.3, "upper_lr": 0.3},
     "FedBiO-Local": {"name": "fedbio_local"},
@@ -88,7 +93,7 @@ def _representation(name: str, title: str, data: Section, model: Section, client
     }
     methods = {heading: {**REPRESENTATION, **section} for heading, section in REPRESENTERS.items()}
     grids = {heading: f"{section['name']}/representation_study" for heading, section in methods.items()}
-    return Line(name, title, _values(task, 200, clients=100), methods, grids=grids)
+    return Line(name, title, _values(task, 100, clients=100), methods, grids=grids)
 
 
 def _values(task: Section, rounds: int, clients: int) -> Section:

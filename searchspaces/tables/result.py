@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from hedgerow.platform.report import first_to, summarise, target_heading, target_label
 from hedgerow.platform.runs import RunFolder
@@ -52,8 +52,10 @@ class Cell:
 class Result(Protocol):
     """What was run of a line, as a table shows it."""
 
-    explained: ClassVar[str]
-    """What the cells are."""
+    @property
+    def explained(self) -> str:
+        """What the cells are."""
+        ...
 
     @property
     def line(self) -> Any: ...
@@ -65,10 +67,6 @@ class Result(Protocol):
 @dataclass(frozen=True)
 class LineResult:
     """A line that was run: its cells by target and method."""
-
-    explained: ClassVar[str] = (
-        "transmissions, in FedAvg rounds, to the target: measured (against the first method) [published]; + not reached"
-    )
 
     line: Line
     folder: RunFolder
@@ -91,6 +89,15 @@ class LineResult:
     @property
     def metric(self) -> str:
         return self.finished.plan.experiment.evaluation.target_metric
+
+    @property
+    def explained(self) -> str:
+        if not self.targets:
+            return "test accuracy of each method's best configuration; what it reports and counts, at its end"
+        return (
+            "transmissions, in FedAvg rounds, to the target: measured (against the first method) [published]; + not "
+            "reached"
+        )
 
     @property
     def _setting(self) -> str:
