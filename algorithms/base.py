@@ -271,6 +271,10 @@ class Algorithm:
         """
         return {}
 
+    def objection(self) -> str | None:
+        """Why it cannot learn this task, and the mend, in a sentence; None: it can."""
+        return None
+
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         """One round: yields exchanges, returns the new server state. A function of its arguments alone."""
         raise NotImplementedError
@@ -281,12 +285,13 @@ class Algorithm:
         Returns the two Results.
         """
         down = {"w": self.evaluate_params(server)}
-        shards = np.arange(0 if self.is_personal else cohort.test_shards)
+        shards = np.arange(0 if self.is_personal or not self.task.is_scored else cohort.test_shards)
+        clients = cohort.clients if self.task.is_scored else cohort.clients[:0]
         once = Batches(SCORED, shuffle=False)
         return (
             yield [
                 Exchange(self.score, down, shards, batches={"test": once}, on="test"),
-                Exchange(self.score, down, cohort.clients, batches={"test": replace(once, share="held_out")}),
+                Exchange(self.score, down, clients, batches={"test": replace(once, share="held_out")}),
             ]
         )
 

@@ -65,7 +65,7 @@ class BilevelSGD(HyperParameters):
     share_batches: bool = Field(
         False,
         description="one mini-batch for training per step, of which all derivatives are taken in one pass: faster; "
-        "or independent ones, as analysed",
+        "or independent ones for each (of f, x's and u's directions share theirs)",
     )
     clip_norm: float | None = Field(
         None, gt=0, description="largest norm of each variable's direction; null: no clipping"
@@ -162,6 +162,11 @@ class Oracles:
             cross, hessian = self.cross(z, draw.cross, z["u"]), self.hessian(z, draw.hessians[0], z["u"])
         return {"x": sub(direct, cross), "y": slope, "u": sub(hessian, b)}, value
 
+    def hypergradient(self, z: Tree, draw: Draw) -> tuple[Tree, Tensor]:
+        """N(u) alone, and f."""
+        direct, _, value = self.upper_slopes(z, draw.upper)
+        return sub(direct, self.cross(z, draw.cross, z["u"])), value
+
     def residual(self, z: Tree, draw: Draw) -> Tree:
         """R(u) alone."""
         return sub(self.hessian(z, draw.hessians[0], z["u"]), self.upper_slopes(z, draw.upper).y)
@@ -179,8 +184,7 @@ class Oracles:
 
     def dense_hessian(self, z: Tree, batch: Batch) -> Tensor:
         """grad_yy g as a matrix (d, d)."""
-        for _ in range(count(z["y"])):
-            self._count("hessian_products", batch)
+        self._count("hessian_products", batch, count(z["y"]))
         return dense_hessian(self.lower(batch), z["x"], z["y"])
 
     def metrics(self, values: list[Tensor]) -> dict[str, Any]:
@@ -188,9 +192,9 @@ class Oracles:
         loss = {"loss": torch.stack(values).mean()} if values else {}
         return loss | {SPENT + name: number for name, number in self.spent.items()}
 
-    def _count(self, name: str, batch: Batch) -> None:
+    def _count(self, name: str, batch: Batch, times: int = 1) -> None:
         samples = torch.tensor(float(len(batch.y)), device=batch.y.device) if batch.mask is None else batch.mask.sum()
-        self.spent[name] = self.spent.get(name, 0.0) + samples
+        self.spent[name] = self.spent.get(name, 0.0) + times * samples
 
 
 RATES = {"x": "upper_lr", "y": "lr", "u": "u_lr"}
@@ -271,6 +275,7 @@ class Bilevel(Algorithm):
         return oracles.directions(z, draw)
 
     def evaluate_params(self, server: Tree) -> Tree:
+        """The model; where clients have their own y, with y as it was at first."""
         return self.task.params(server["x"], server.get("y") or self.task.start()["y"])
 
     def report(self, server: Tree) -> dict[str, float]:

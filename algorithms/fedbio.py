@@ -40,7 +40,7 @@ class FedBiO(Bilevel):
     def _u_last(self, server: Tree, cohort: Cohort) -> Exchanges:
         batches = self.batches(self.hyper.steps)
         moved = yield Exchange(self.train_xy, server, cohort.clients, batches=batches)
-        solved = yield Exchange(self.train_u, moved.up, cohort.clients, batches=self.batches(1))
+        solved = yield Exchange(self.train_u, moved.up, cohort.clients[moved.kept], batches=self.batches(1))
         return {**moved.up, **solved.up}
 
     def train_xy(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
@@ -49,7 +49,8 @@ class FedBiO(Bilevel):
         for draw in self.draws(data):
             if last:
                 z = z | descend(hp, {"u": z["u"]}, {"u": oracles.residual(z, last)})
-            directions, value = oracles.directions(z, draw)
+            slope, value = oracles.hypergradient(z, draw)
+            directions = {"x": slope, "y": oracles.lower_slope(z, draw.lower)}
             z = z | descend(hp, {"x": z["x"], "y": z["y"]}, directions)
             values.append(value)
             last = draw

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from hedgerow.algorithms.base import ClientData, Cohort, Exchange, Exchanges
 from hedgerow.algorithms.bilevel import Bilevel, Draw, LinearSGD, Oracles, descend
-from hedgerow.algorithms.momentum import Storm, alpha, corrected
+from hedgerow.algorithms.momentum import StormXYU, alpha, corrected
 from hedgerow.algorithms.trees import Tree, zeros_like
 
 
@@ -16,7 +16,7 @@ class FedBiOAcc(Bilevel):
 
     needs_everybody = True
 
-    class Hyper(LinearSGD, Storm):
+    class Hyper(LinearSGD, StormXYU):
         name: Literal["fedbioacc"] = "fedbioacc"
 
     def init_client(self) -> Tree:
@@ -28,7 +28,8 @@ class FedBiOAcc(Bilevel):
         step, size = (self.begin, hyper.first_batch_size) if first else (self.estimate, hyper.batch_size)
         estimated = yield Exchange(step, server, cohort.clients, batches=self.batches(1, size))
         momenta = {} if first and not hyper.sync_init else estimated.up
-        moved = yield Exchange(self.move, momenta, cohort.clients, batches=self.batches(hyper.steps - 1))
+        there = cohort.clients[estimated.kept]
+        moved = yield Exchange(self.move, momenta, there, batches=self.batches(hyper.steps - 1))
         return moved.up
 
     def begin(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from hedgerow.algorithms.bilevel import Draw, NeumannSGD, Oracles
 from hedgerow.algorithms.fedbioacc import FedBiOAcc
-from hedgerow.algorithms.momentum import Storm
+from hedgerow.algorithms.momentum import StormXY
 from hedgerow.algorithms.trees import Tree
 
 
@@ -17,7 +17,7 @@ class FedBiOAccLocal(FedBiOAcc):
     shared = ("x",)
     is_personal = True
 
-    class Hyper(NeumannSGD, Storm):
+    class Hyper(NeumannSGD, StormXY):
         name: Literal["fedbioacc_local"] = "fedbioacc_local"
 
     def directions(self, oracles: Oracles, z: Tree, draw: Draw) -> tuple[Tree, Tensor]:

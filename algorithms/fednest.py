@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from hedgerow.algorithms.base import Batches, ClientData, Cohort, Exchange, Exchanges
-from hedgerow.algorithms.bilevel import Bilevel, Draw, LinearSGD, Oracles, descend
+from hedgerow.algorithms.bilevel import Bilevel, LinearSGD, Oracles, descend
 from hedgerow.algorithms.trees import Tree, add, scale, sub
 
 
@@ -23,18 +23,22 @@ class FedNest(Bilevel):
     class Hyper(LinearSGD):
         name: Literal["fednest"] = "fednest"
         inner_rounds: int = Field(1, ge=1, description="T_in, rounds of FedInn")
+        anchor_batch_size: int | None = Field(
+            None, ge=1, description="samples of the gradients by whose mean the local steps are corrected; null: all"
+        )
         u_steps: int = Field(10, ge=1, description="N, of the Neumann series; its length is drawn below it")
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         z, hyper, everybody = server, self.hyper, cohort.clients
-        whole, steps = Batches(hyper.batch_size, steps=1), Batches(hyper.batch_size, steps=hyper.steps)
+        whole, steps = Batches(hyper.anchor_batch_size, steps=1), Batches(hyper.batch_size, steps=hyper.steps)
         for _ in range(hyper.inner_rounds):
             mean = yield Exchange(self.slope_y, z, everybody, batches={"lower": whole})
             moved = yield Exchange(self.train_y, {**z, **mean.up}, everybody, batches={"lower": steps})
             z = z | moved.up
         u = yield from self._solve(z, cohort)
-        mean = yield Exchange(self.slope_x, {**z, "u": u}, everybody, batches=self.batches(1))
-        moved = yield Exchange(self.train_x, mean.up, everybody, batches=self.batches(hyper.steps))
+        mean = yield Exchange(self.slope_x, {**z, "u": u}, everybody, batches=self.batches(1, hyper.anchor_batch_size))
+        there = everybody[mean.kept]
+        moved = yield Exchange(self.train_x, mean.up, there, batches=self.batches(hyper.steps))
         return z | moved.up
 
     def _solve(self, z: Tree, cohort: Cohort) -> Exchanges:
@@ -70,15 +74,11 @@ class FedNest(Bilevel):
     def slope_x(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """h^m; the client remembers x, y and u for its steps."""
         oracles = Oracles(self.task, hp)
-        return {"mean": self._slope_x(oracles, down, next(self.draws(data)))}, {"z": down}, oracles.metrics([])
+        return {"mean": oracles.hypergradient(down, next(self.draws(data)))[0]}, {"z": down}, oracles.metrics([])
 
     def train_x(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         z, oracles = state["z"], Oracles(self.task, hp)
         for draw in self.draws(data):
-            change = sub(self._slope_x(oracles, z, draw), self._slope_x(oracles, state["z"], draw))
+            change = sub(oracles.hypergradient(z, draw)[0], oracles.hypergradient(state["z"], draw)[0])
             z = z | descend(hp, {"x": z["x"]}, {"x": add(down["mean"], change)})
         return {"x": z["x"]}, state, oracles.metrics([])
-
-    def _slope_x(self, oracles: Oracles, z: Tree, draw: Draw) -> Tree:
-        direct = oracles.upper_slopes(z, draw.upper).x
-        return sub(direct, oracles.cross(z, draw.cross, z["u"]))

@@ -7,7 +7,10 @@ from pydantic import Field
 from hedgerow.algorithms.base import Batches, ClientData, Cohort, Exchange, Exchanges
 from hedgerow.algorithms.bilevel import Bilevel, LinearSGD, Oracles, descend
 from hedgerow.algorithms.hypergradient import solve
-from hedgerow.algorithms.trees import Tree, sub
+from hedgerow.algorithms.trees import Tree, count
+
+DENSE = 2000
+"""Parameters of the lower level up to which Hessians are sent."""
 
 
 class FullHypergradient(Bilevel):
@@ -35,6 +38,14 @@ class FullHypergradient(Bilevel):
         found = yield Exchange(self.hypergradient, z, everybody, batches=self.batches(1))
         return z | descend(self.hyper.at(cohort.round), {"x": z["x"]}, found.up)
 
+    def objection(self) -> str | None:
+        size = count(self.start()["y"])
+        if not self.hyper.dense or size <= DENSE:
+            return None
+        return (
+            f"algorithm.dense: a Hessian of {size} parameters is too large; set it to false, or choose a smaller model"
+        )
+
     def train_y(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         z, oracles = down, Oracles(self.task, hp)
         for batch in data.batches("lower"):
@@ -53,6 +64,6 @@ class FullHypergradient(Bilevel):
 
     def hypergradient(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """N(u): grad_x f - grad_xy g u."""
-        oracles, draw = Oracles(self.task, hp), next(self.draws(data))
-        direct, _, value = oracles.upper_slopes(down, draw.upper)
-        return {"x": sub(direct, oracles.cross(down, draw.cross, down["u"]))}, state, oracles.metrics([value])
+        oracles = Oracles(self.task, hp)
+        slope, value = oracles.hypergradient(down, next(self.draws(data)))
+        return {"x": slope}, state, oracles.metrics([value])

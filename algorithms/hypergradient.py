@@ -128,7 +128,8 @@ def unrolled(f: Objective, g: Objective, x: Tree, y: Tree, lr: Any, steps: int) 
 
 def dense_hessian(g: Objective, x: Tree, y: Tree) -> Tensor:
     """H as a matrix (d, d), for a few hundred parameters."""
-    eye = torch.eye(sum(leaf.numel() for leaf in leaves(y)), dtype=next(leaves(y)).dtype)
+    some = next(leaves(y))
+    eye = torch.eye(sum(leaf.numel() for leaf in leaves(y)), dtype=some.dtype, device=some.device)
     columns = torch.func.vmap(lambda v: flat(hessian_product(g, x, y, like(v, y))))(eye)
     return (columns + columns.T) / 2
 

@@ -17,19 +17,18 @@ class Storm(HyperParameters):
 
     c: float = Field(0.5, ge=0, description="momentum constant; c alpha_1^2 at most 1")
     c_x: float | None = Field(None, ge=0, description="the same of x's estimate, c_nu; null: c")
-    c_y: float | None = Field(None, ge=0, description="the same of y's estimate, c_omega; null: c")
-    c_u: float | None = Field(None, ge=0, description="the same of u's estimate; null: c")
     alpha_delta: float = Field(2.0, gt=0, description="delta of alpha_t = delta / (offset + growth t)^(1/3)")
     alpha_offset: float = Field(8.0, gt=0, description="its offset")
     alpha_growth: float = Field(1.0, ge=0, description="its growth; 0: alpha_t stays as it is")
-    first_batch_size: int | None = Field(None, ge=1, description="samples of the first estimate; null: all")
+    first_batch_size: int | None = Field(
+        None, ge=1, description="samples of the first estimate; null: all that there are"
+    )
     sync_init: bool = Field(False, description="average the clients' first momenta too, as the proof has it")
     steps: int = Field(5, ge=1, description="I, local steps per round")
 
     @model_validator(mode="after")
     def _forgets_a_share(self) -> Self:
-        largest = max(c for c in (self.c, self.c_x, self.c_y, self.c_u) if c is not None)
-        share = largest * alpha(self, 1) ** 2
+        share = max(self._constants().values()) * alpha(self, 1) ** 2
         if share > 1 + 1e-9:
             raise ValueError(f"`c` times alpha_1 squared is {share:.3g}, more than 1; lower c or alpha_delta")
         return self
@@ -37,8 +36,24 @@ class Storm(HyperParameters):
     def at(self, round: int) -> Self:
         """With t counted from the beginning of the round, and all constants filled in."""
         past = self.alpha_growth * self.steps * (round - 1)
-        own = {name: self.c if (c := getattr(self, name)) is None else c for name in ("c_x", "c_y", "c_u")}
-        return super().at(round).model_copy(update={"alpha_offset": self.alpha_offset + past, **own})
+        update = {"alpha_offset": self.alpha_offset + past, **self._constants()}
+        return super().at(round).model_copy(update=update)
+
+    def _constants(self) -> dict[str, float]:
+        own = {name: getattr(self, name, None) for name in ("c_x", "c_y", "c_u") if name in type(self).model_fields}
+        return {name: self.c if c is None else c for name, c in own.items()}
+
+
+class StormXY(Storm):
+    """The same where y has an estimate, too."""
+
+    c_y: float | None = Field(None, ge=0, description="the same of y's estimate, c_omega; null: c")
+
+
+class StormXYU(StormXY):
+    """The same where u has one, too."""
+
+    c_u: float | None = Field(None, ge=0, description="the same of u's estimate; null: c")
 
 
 def alpha(hp: Any, t: int) -> Any:

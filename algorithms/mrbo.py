@@ -6,7 +6,7 @@ import numpy as np
 
 from hedgerow.algorithms.base import ClientData, Cohort, Exchange, Exchanges
 from hedgerow.algorithms.bilevel import Bilevel, NeumannSGD, Oracles, descend
-from hedgerow.algorithms.momentum import Storm, alpha, corrected
+from hedgerow.algorithms.momentum import StormXY, alpha, corrected
 from hedgerow.algorithms.trees import Tree
 
 
@@ -15,12 +15,12 @@ class MRBO(Bilevel):
 
     variables = shared = ("x", "y")
 
-    class Hyper(NeumannSGD, Storm):
+    class Hyper(NeumannSGD, StormXY):
         name: Literal["mrbo"] = "mrbo"
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         pool = np.zeros(1, int)
-        if cohort.round == 1:
+        if "momenta" not in server:
             first = self.batches(1, self.hyper.first_batch_size)
             begun = yield Exchange(self.begin, server, pool, batches=first, on="pool")
             server = {**server, "momenta": begun.up}

@@ -10,7 +10,10 @@ from hedgerow.algorithms.trees import Tree
 
 
 class StocBiO(Bilevel):
-    """A round, on the pooled data: D = `steps` steps on y from where it was, then one of x, by a Neumann series."""
+    """A round, on the pooled data: D = `steps` steps on y from where it was, then one of x, by a Neumann series.
+
+    Its Hessian mini-batches are equally large, where the paper's shrink geometrically by 1 - tau mu.
+    """
 
     variables = shared = ("x", "y")
 

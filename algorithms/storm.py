@@ -23,7 +23,7 @@ class STORM(Stem):
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         pool, hyper = np.zeros(1, int), self.hyper
-        if cohort.round == 1:
+        if "momentum" not in server:
             first = {"train": Batches(hyper.first_batch_size, steps=1)}
             begun = yield Exchange(self.begin, server, pool, batches=first, on="pool")
             server = {**server, **begun.up}

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,9 @@ class Task:
     mean: Tensor | None = None
     std: Tensor | None = None
     build: Callable[[int], nn.Module] | None = None
+
+    is_scored: ClassVar[bool] = True
+    """Whether there are predictions to be scored."""
 
     def init(self, seed: int | None = None) -> Params:
         """The initial parameters: those that the module was built with, or, with a seed, those of another one."""

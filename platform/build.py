@@ -52,11 +52,17 @@ def check(experiment: Experiment, data_root: Path | None) -> tuple[Dataset, Part
 def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -> None:
     """Raises UserError when model and problem do not fit the data, or the partition not the algorithm."""
     algorithm = build_algorithms([experiment], dataset, partition)[0]
-    if algorithm.is_personal and not partition.holds_out:
-        raise UserError(
-            f"task.partition.holdout: with {experiment.algorithm.name} every client has a model of its own, which is "
-            "scored on what the client holds out; set it above 0"
-        )
+    name = experiment.algorithm.name
+    if objection := algorithm.objection():
+        raise UserError(objection)
+    if algorithm.needs_everybody and experiment.cohort_size(len(partition)) < len(partition):
+        raise UserError(f"participation: {name} needs all clients in every round; set it to 1.0")
+    if algorithm.is_personal and algorithm.task.is_scored:
+        own = f"with {name} every client has a model of its own, which is scored on what the client holds out"
+        if not partition.holds_out:
+            raise UserError(f"task.partition.holdout: {own}; raise it until each has some")
+        if not experiment.evaluation.clients:
+            raise UserError(f"evaluation.clients: {own}; set it above 0")
     if isinstance(algorithm, Bilevel) and not partition.shares()["validation"].sizes.all():
         raise UserError(
             "task.partition.validation: every client needs samples for validation, from which the upper level learns; "

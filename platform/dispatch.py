@@ -111,14 +111,16 @@ class Dispatcher:
 
 
 def _steps(exchange: Exchange, sizes: np.ndarray) -> tuple[int, bool]:
-    """Mini-batches of all streams of a client's step, on average; and whether all have as many, with room for as many
-    samples."""
+    """Mini-batches of a client's shortest stream, on average, one at least; and whether all clients have as many, with
+    room for as many samples."""
     specs = exchange.batches.values()
-    if exchange.on == "test" or any(spec.share == "held_out" for spec in specs):
+    if not specs or exchange.on == "test" or any(spec.share == "held_out" for spec in specs):
         return 1, False
-    steps = sum((steps_per_client(spec, sizes) for spec in specs), np.zeros(len(sizes), int))
+    steps = np.min([steps_per_client(spec, sizes) for spec in specs], axis=0)
     full = sizes.min() == sizes.max() or all(spec.size and spec.size <= sizes.min() for spec in specs)
-    return round(float(steps.mean())), bool(full and steps.min() == steps.max())
+    # Of samples for validation clients may have other numbers.
+    alike = full and steps.min() == steps.max() and all(spec.share == "train" for spec in specs)
+    return max(1, round(float(steps.mean()))), bool(alike)
 
 
 def longest_first(sizes: np.ndarray, workers: int) -> np.ndarray:

@@ -7,8 +7,10 @@ from pydantic import Field, SerializeAsAny, model_validator
 
 from hedgerow.algorithms.base import HyperParameters
 from hedgerow.platform.data import DataConfig, PartitionConfig, Stream
+from hedgerow.platform.data.sources import QuadraticData
 from hedgerow.platform.models import ModelConfig
-from hedgerow.platform.problems import ProblemConfig
+from hedgerow.platform.models.config import QuadraticXY
+from hedgerow.platform.problems import ProblemConfig, Quadratic
 from hedgerow.platform.section import Section
 
 
@@ -205,6 +207,25 @@ class Experiment(Section, Generic[H]):
         if stream and self.evaluation.targets:
             raise ValueError(
                 "`evaluation.targets` does not go with a stream, where every round is another task; remove it"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _quadratic_throughout(self) -> Self:
+        task = self.task
+        said = {
+            isinstance(task.data, QuadraticData),
+            isinstance(task.model, QuadraticXY),
+            isinstance(task.problem, Quadratic),
+        }
+        if len(said) > 1:
+            raise ValueError(
+                "`task.data: {name: quadratic}`, `task.model: {name: quadratic}` and `task.problem: {kind: quadratic}` "
+                "go together; set all three"
+            )
+        if isinstance(task.data, QuadraticData) and task.model.upper != task.data.upper:
+            raise ValueError(
+                f"`task.model.upper: {task.model.upper}` is not `task.data.upper: {task.data.upper}`; set it to that"
             )
         return self
 

@@ -142,8 +142,6 @@ def _fits_its_loop(experiment: Experiment, algorithm: type[Algorithm], place: st
     if isinstance(problem, Quadratic) and not bilevel:
         known = ", ".join(sorted(name for name, kind in ALGORITHMS.items() if issubclass(kind, Bilevel)))
         raise UserError(f"{place}: algorithm.name: {name} does not learn two levels; choose one of {known}")
-    if algorithm.needs_everybody and experiment.participation != 1.0:
-        raise UserError(f"{place}: algorithm.name: {name} needs all clients in every round; set `participation: 1.0`")
 
 
 def dump_experiment(experiment: Experiment) -> str:

@@ -140,7 +140,8 @@ class Learner:
     def _spent(self, record: Record) -> Record:
         """What the run has computed so far, by name: the sum of the rounds', with this one's."""
         before = self.history[-1] if self.history else {}
-        return {name: before.get(name, 0.0) + value for name, value in record.items() if name.startswith(SPENT)}
+        names = {name: None for known in (before, record) for name in known if name.startswith(SPENT)}
+        return {name: before.get(name, 0.0) + record.get(name, 0.0) for name in names}
 
     def _is_evaluated(self, number: int) -> bool:
         return number % self.experiment.evaluation.every == 0 or number == self.experiment.rounds
@@ -174,7 +175,7 @@ class Learner:
             samples = common.metrics["samples"].sum()
             record["test_accuracy"] = float(common.metrics["correct"].sum() / samples)
             record["test_loss"] = float(common.metrics["loss"].sum() / samples)
-        if len(clients):
+        if len(local.kept):
             own = np.maximum(local.metrics["samples"], 1)
             accuracy = np.sort(local.metrics["correct"] / own)
             record["client_accuracy"] = float(accuracy.mean())

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from math import ceil
 from typing import Any, Protocol
 
 import torch
@@ -114,8 +115,15 @@ def shortened(batches: dict[str, Batches], steps: int | None) -> dict[str, Batch
     """The same streams, cut to some mini-batches, or, for None, whole; of whole local data sets, a part of them."""
     if steps is None:
         return batches
+    shortest = min((spec.steps for spec in batches.values() if spec.steps), default=steps)
+    # A stream of which every step takes several mini-batches is cut in proportion.
+    share = min(1.0, steps / shortest)
     return {
-        name: replace(spec, size=spec.size or MEASURED_SAMPLES, steps=min(spec.steps or steps, steps))
+        name: replace(
+            spec,
+            size=spec.size or MEASURED_SAMPLES,
+            steps=steps if spec.steps is None else ceil(spec.steps * share),
+        )
         for name, spec in batches.items()
     }
 

@@ -59,10 +59,7 @@ class Quadratic(Problem):
     kind: Literal["quadratic"] = "quadratic"
 
     def build(self, task: Task, dataset: Dataset, partition: Partition) -> BilevelTask:
-        if dataset.name != "quadratic" or not isinstance(task.module, QuadraticModel):
-            raise UserError(
-                "task.problem.kind: quadratic needs `data: {name: quadratic}` and `model: {name: quadratic}`; set both"
-            )
+        assert isinstance(task.module, QuadraticModel)
         p, d = len(task.module.x), len(task.module.y)
         starts = Coefficients.ends(p, d)["c"]
         shares = partition.shares()

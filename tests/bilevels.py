@@ -42,7 +42,8 @@ class Run:
     """Rounds of an algorithm with all clients, who work at once. server: its state; states: theirs, stacked."""
 
     def __init__(self, kind: type[Algorithm], problem: Problem, seed: int = 0, **hyper: Any):
-        values = {"ridge": 0.0, "batch_size": None} | hyper
+        defaults = {"ridge": 0.0, "batch_size": None}
+        values = {name: value for name, value in defaults.items() if name in kind.Hyper.model_fields} | hyper
         self.algorithm = kind(kind.Hyper(**values), problem.task)
         self.problem, self.m = problem, len(problem.rows)
         self.rng = np.random.default_rng(seed)

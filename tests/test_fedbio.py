@@ -209,12 +209,11 @@ def values(name="fedbio", kind="cleaning", **change):
     ("wrong", "sentence"),
     [
         (values(kind=None), "learns two levels; set `task.problem`"),
-        (values("fedbioacc", participation=0.5), "needs all clients in every round; set `participation: 1.0`"),
         (
             values(algorithm={"name": "fedbio", "upper_lr": 1.0, "upper_lr_factor": 10.0}),
             "give either `upper_lr` or `upper_lr_factor`, and set the other to null",
         ),
-        (values("fedavg", "quadratic"), "fedavg does not learn two levels; choose one of fedbio"),
+        (values(kind="quadratic"), "go together; set all three"),
         (values("fedbioacc", algorithm={"name": "fedbioacc", "upper_lr": 1.0, "c": 2.0}), "more than 1; lower c"),
     ],
 )
@@ -227,7 +226,6 @@ def test_mistakes_in_the_file(wrong, sentence):
     ("change", "sentence"),
     [
         ({"partition": {"kind": "iid", "clients": 5}}, "task.partition.validation: every client needs samples"),
-        ({"problem": {"kind": "quadratic"}}, "set both"),
         ({"problem": {"kind": "hyper_representation"}}, "a single layer, so choose mlp or cnn"),
     ],
 )
@@ -238,6 +236,55 @@ def test_tasks_that_do_not_fit(change, sentence):
     dataset, partition = build_data(experiment, None)
     with pytest.raises(UserError, match=sentence):
         check_task(experiment, dataset, partition)
+
+
+def test_methods_that_need_everybody_refuse_fewer():
+    experiment = parse_experiment(values("fedbioacc", participation=0.5))
+    with pytest.raises(UserError, match="participation: fedbioacc needs all clients in every round"):
+        check_task(experiment, *build_data(experiment, None))
+    # All of them by their number is as good.
+    experiment = parse_experiment(values("fedbioacc", participation=None, clients_per_round=5))
+    check_task(experiment, *build_data(experiment, None))
+
+
+def test_large_hessians_are_refused():
+    wanted = values(algorithm={"name": "full_hypergradient", "dense": True})
+    wanted["task"]["model"] = {"name": "mlp"}
+    experiment = parse_experiment(wanted)
+    with pytest.raises(UserError, match=r"algorithm.dense: a Hessian of 15010 parameters is too large"):
+        check_task(experiment, *build_data(experiment, None))
+
+
+@pytest.mark.parametrize("name", ["fedbioacc", "fednest", "fedbio"])
+def test_a_client_that_diverges_is_left_out_of_the_round(name):
+    """Of its later exchanges, too; the others go on."""
+    change = {"u_at": "t+1"} if name == "fedbio" else {}
+    runs = on_blobs(name, rounds=3, mode=("loop", 1), **change)
+    data = runs.executor.worker.samples["clients"]
+    # A copy, in which a sample of the last client is no number.
+    poisoned = data.x.clone()
+    poisoned[data.order[data.shares["train"].offsets[4]]] = float("nan")
+    runs.executor.worker.samples["clients"] = type(data)(poisoned, data.y, data.prepare, data.order, data.shares)
+    records = list(runs)
+    assert all(np.isfinite(leaf.numpy()).all() for leaf in flatten(runs.server).values())
+    assert sum(record["dropped"] for record in records) > 0
+
+
+def test_one_local_step_is_measured_and_run(tmp_path, monkeypatch):
+    """FedBiOAcc's second exchange then draws nothing."""
+    monkeypatch.setenv("HEDGEROW_CACHE", str(tmp_path))
+    runs = on_blobs("fedbioacc", mode=("auto", "auto"), rounds=2, steps=1)
+    records = list(runs)
+    assert records[-1]["exchanges"] == 2
+    assert records[-1]["dropped"] == 0
+
+
+def test_counts_go_on_where_a_round_has_none():
+    """FedNest's series may have no Hessian product in a round."""
+    records = list(on_blobs("fednest", rounds=6, u_steps=2))
+    counts = [record.get("spent_hessian_products", 0.0) for record in records]
+    assert counts == sorted(counts)
+    assert counts[-1] > counts[0] or counts[0] > 0
 
 
 def test_a_personal_model_needs_samples_to_be_scored_on():

@@ -1,5 +1,6 @@
 """Named search spaces: the grids of the sources, each with its place."""
 
+import math
 import re
 
 import pytest
@@ -178,7 +179,9 @@ def test_the_space_of_a_method_that_is_here_is_searched_by_its_name(name):
             else {"kind": "random", "space": name, "samples": 2},
         }
     )
-    assert len(plan.configurations) == KNOWN[name].size or KNOWN[name].size is None
+    grids = [len(entry["grid"]) for entry in KNOWN[name].space.values() if "grid" in entry]
+    # Of keys that are drawn, two draws for each point of the grid.
+    assert len(plan.configurations) == math.prod(grids) * (1 if KNOWN[name].size else 2)
     assert {key.removeprefix("algorithm.") for key in KNOWN[name].space} <= ALGORITHMS[method].Hyper.model_fields.keys()
 
 

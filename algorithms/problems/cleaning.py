@@ -16,6 +16,8 @@ from hedgerow.algorithms.trees import Tree
 class Cleaning(BilevelTask):
     """x: one logit per training sample, whose sigmoid is its weight in the lower loss. y: the classifier.
 
+    All clients share x: where it is averaged, a sample's logit moves by 1/M of what its owner moved it.
+
     slots (samples of the data set,): where a sample's logit stands in x. wrong (training samples,): in the order of x,
     True where the label is wrong; the algorithms do not see it.
     """

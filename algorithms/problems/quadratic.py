@@ -77,6 +77,8 @@ class Quadratic(BilevelTask):
     clients (m, features): the coefficients of every client's problem.
     """
 
+    is_scored = False
+
     clients: Tensor | None = None
 
     def start(self) -> Tree:

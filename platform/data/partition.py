@@ -60,9 +60,9 @@ class Partition:
 
     @property
     def holds_out(self) -> bool:
-        """Whether any samples are kept for evaluation alone."""
+        """Whether every client keeps samples for evaluation alone."""
         shares = self.shares()
-        return bool((self.sizes > shares["train"].sizes + shares["validation"].sizes).any())
+        return bool((self.sizes > shares["train"].sizes + shares["validation"].sizes).all())
 
     def rows(self, share: Share) -> np.ndarray:
         """Indices of all clients' samples of a share, client by client."""
@@ -133,6 +133,8 @@ class _Parts(Section):
     def _some_are_left(self) -> Self:
         if self.holdout + self.validation >= 1:
             raise ValueError("`holdout` and `validation` leave nothing to train on; lower them")
+        if self.validation_by == "class" and not self.validation:
+            raise ValueError("`validation_by: class` needs `validation` above 0")
         return self
 
 
@@ -313,6 +315,8 @@ def _assemble(groups: list[np.ndarray], config: _Parts) -> Partition:
 
 def _noisy(partition: Partition, labels: np.ndarray, classes: int, noise: tuple[float, float], seed: int) -> Partition:
     """The same with wrong labels among each client's training samples: as many as its share says, to the nearest."""
+    if classes < 2:
+        raise UserError("task.partition.label_noise: this data set has a single class; remove it")
     rng = np.random.default_rng([seed, 53])
     seen = labels.copy()
     for start, size in zip(*partition.shares()["train"], strict=True):

@@ -15,7 +15,7 @@ CLEANING = {**STEPS, "lr": 0.1, "upper_lr": 300.0, "u_lr": 0.03, "ridge": 0.01}
 CLEANERS: dict[str, Section] = {
     "FedBiOAcc": {"name": "fedbioacc", "lr": 0.3, "upper_lr": 1000.0},
     "FedBiO": {"name": "fedbio"},
-    "FedNest": {"name": "fednest", "u_steps": 10},
+    "FedNest": {"name": "fednest", "u_steps": 10, "anchor_batch_size": 50},
     "LFedNest": {"name": "lfednest", "neumann_terms": 10},
     "local": {"name": "local_bo", "neumann_terms": 10},
     "full": {"name": "full_hypergradient", "u_steps": 5},
@@ -38,6 +38,10 @@ REPRESENTERS: dict[str, Section] = {
     "StocBiO (pooled)": {"name": "stocbio"},
 }
 LOGREG = {"name": "logreg"}
+REMARK = (
+    "the pooled methods have one head for all classes, scored on the shared test set; the others one per client, "
+    "scored on what the client holds out"
+)
 
 
 @cache
@@ -93,7 +97,7 @@ def _representation(name: str, title: str, data: Section, model: Section, client
     }
     methods = {heading: {**REPRESENTATION, **section} for heading, section in REPRESENTERS.items()}
     grids = {heading: f"{section['name']}/representation_study" for heading, section in methods.items()}
-    return Line(name, title, _values(task, 100, clients=100), methods, grids=grids)
+    return Line(name, title, _values(task, 100, clients=100), methods, grids=grids, remark=REMARK)
 
 
 def _values(task: Section, rounds: int, clients: int) -> Section:
