@@ -223,7 +223,11 @@ class Experiment(Section, Generic[H]):
                 "`task.data: {name: quadratic}`, `task.model: {name: quadratic}` and `task.problem: {kind: quadratic}` "
                 "go together; set all three"
             )
-        if isinstance(task.data, QuadraticData) and task.model.upper != task.data.upper:
+        if (
+            isinstance(task.data, QuadraticData)
+            and isinstance(task.model, QuadraticXY)
+            and task.model.upper != task.data.upper
+        ):
             raise ValueError(
                 f"`task.model.upper: {task.model.upper}` is not `task.data.upper: {task.data.upper}`; set it to that"
             )
