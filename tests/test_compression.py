@@ -1,0 +1,125 @@
+"""Compressors: contraction, linearity, recovery, unbiasedness (comm_fedbio.md, section 6.3)."""
+
+import numpy as np
+import pytest
+import torch
+
+from hedgerow.algorithms.compression import CountSketch, GaussianSketch, SparseEmbedding, dense, random_k, top_k
+from hedgerow.algorithms.trees import leaves
+from hedgerow.platform.ledger import Ledger
+
+
+def vector(d, seed=0):
+    return torch.from_numpy(np.random.default_rng(seed).normal(size=d))
+
+
+@pytest.mark.parametrize("k", [1, 7, 100])
+def test_top_k_contracts(k):
+    u = vector(100)
+    rest = u - dense(top_k(u, k), 100)
+    assert rest.square().sum() <= (1 - k / 100) * u.square().sum() + 1e-12
+    kept = set(top_k(u, k)["indices"].tolist())
+    assert kept == set(u.abs().argsort(descending=True)[:k].tolist())
+
+
+def test_random_k_keeps_what_the_seed_chooses():
+    u = vector(50)
+    found = dense(random_k(u, 20, seed=3), 50, seed=3)
+    kept = found != 0
+    assert int(kept.sum()) == 20
+    assert torch.equal(found[kept], u[kept])
+    # Over seeds every coordinate is as likely: on average it contracts by 1 - k/d.
+    left = np.mean([float((u - dense(random_k(u, 20, s), 50, s)).square().sum()) for s in range(400)])
+    assert left == pytest.approx(0.6 * float(u.square().sum()), rel=0.05)
+
+
+def test_what_a_message_costs():
+    u, ledger = vector(1000).float(), Ledger()
+    ledger.charge_down(top_k(u, 10), 1)
+    assert (ledger.scalars_down, ledger.bytes_down) == (20, 80)
+    ledger.charge_down(random_k(u, 10, 0), 1)
+    assert ledger.scalars_down == 30
+    ledger.charge_down({"table": CountSketch(1000, 5, 20, 0).sketch(u)}, 1)
+    assert ledger.scalars_down == 130
+
+
+def test_count_sketches_are_linear_and_exact_on_a_single_entry():
+    hashes = CountSketch(500, 5, 40, seed=1)
+    u, v = vector(500, 1), vector(500, 2)
+    assert torch.allclose(hashes.sketch(2 * u - 3 * v), 2 * hashes.sketch(u) - 3 * hashes.sketch(v))
+    alone = torch.zeros(500).double()
+    alone[123] = -7.0
+    assert torch.equal(hashes.heavy(hashes.sketch(alone), 1), alone)
+
+
+def test_count_sketches_find_heavy_hitters():
+    """Five entries of size 10 in unit noise: all five, in most of the seeds.
+
+    In a third of them some other entry meets a large one with the same sign in three of its five rows, 10,000 (5 over 3)
+    (5/200)^3 / 4 = .39 expected; in less than half of these it looks larger than the least of the five: about .86.
+    """
+    found = []
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        u = torch.from_numpy(rng.normal(size=10_000) / 100)
+        where = rng.choice(10_000, 5, replace=False)
+        u[where] = 10.0
+        hashes = CountSketch(10_000, 5, 200, seed)
+        kept = torch.nonzero(hashes.heavy(hashes.sketch(u), 5)).flatten().tolist()
+        found.append(set(kept) == set(where.tolist()))
+    assert np.mean(found) >= 0.75
+
+
+def test_an_estimate_errs_by_the_norm_over_the_columns():
+    u = vector(2000)
+    errors = [(CountSketch(2000, 1, 100, s).estimate(CountSketch(2000, 1, 100, s).sketch(u)) - u) for s in range(20)]
+    variance = float(torch.stack(errors).square().mean())
+    assert variance == pytest.approx(float(u.square().sum()) / 100, rel=0.1)
+
+
+@pytest.mark.parametrize("kind", [SparseEmbedding, GaussianSketch])
+def test_products_of_sketches_err_as_their_number_of_rows_says(kind):
+    """E ||A'S'SB - A'B||^2 <= (2/r) ||A||^2 ||B||^2: the mean squared relative error times r lies near 1."""
+    rng = np.random.default_rng(0)
+    a, b = (torch.from_numpy(rng.normal(size=(400, n))) for n in (5, 7))
+    for r in (25, 100):
+        errors = []
+        for seed in range(60):
+            s = kind(400, r, seed)
+            sa, sb = (torch.stack([s.apply(column) for column in m.T], 1) for m in (a, b))
+            errors.append(float((sa.T @ sb - a.T @ b).square().sum() / (a.square().sum() * b.square().sum())))
+        assert 0.7 < np.mean(errors) * r < 2.0
+
+
+@pytest.mark.parametrize("kind", [SparseEmbedding, GaussianSketch])
+def test_the_transposed_sketch_is_the_transpose(kind):
+    s = kind(60, 12, 5)
+    u, w = vector(60), vector(12)
+    assert torch.allclose(s.apply(u) @ w, u @ s.transposed(w))
+
+
+def test_as_many_rows_as_the_corollary_asks_suffice():
+    """r > 18 / (eps^2 delta): eps .5, delta .25 ask for 289 rows; at most a quarter of the draws may fail."""
+    rng = np.random.default_rng(0)
+    a, b = (torch.from_numpy(rng.normal(size=(400, 4))) for _ in range(2))
+    failures = 0
+    for seed in range(60):
+        s = SparseEmbedding(400, 289, seed)
+        sa, sb = (torch.stack([s.apply(column) for column in m.T], 1) for m in (a, b))
+        failures += bool((sa.T @ sb - a.T @ b).norm() > 0.5 * a.norm() * b.norm())
+    assert failures / 60 <= 0.25
+
+
+def test_they_run_under_vmap():
+    u = torch.stack([vector(80, seed) for seed in range(3)])
+    hashes, embedding = CountSketch(80, 3, 10, 0), SparseEmbedding(80, 9, 0)
+
+    def all_of_them(u):
+        heavy = hashes.heavy(hashes.sketch(u), 4)
+        return heavy, dense(top_k(u, 5), 80), dense(random_k(u, 5, 1), 80, 1), embedding.transposed(embedding.apply(u))
+
+    together = torch.func.vmap(all_of_them)(u)
+    for i in range(3):
+        for found, alone in zip(together, all_of_them(u[i]), strict=True):
+            assert torch.allclose(found[i], alone)
+    assert all(torch.isfinite(leaf).all() for leaf in leaves({"a": together[0]}))
