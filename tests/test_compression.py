@@ -55,8 +55,9 @@ def test_count_sketches_are_linear_and_exact_on_a_single_entry():
 def test_count_sketches_find_heavy_hitters():
     """Five entries of size 10 in unit noise: all five, in most of the seeds.
 
-    In a third of them some other entry meets a large one with the same sign in three of its five rows, 10,000 (5 over 3)
-    (5/200)^3 / 4 = .39 expected; in less than half of these it looks larger than the least of the five: about .86.
+    In a third of them some other entry meets a large one with the same sign in three of its five rows, for .39 such
+    entries are expected: 10,000 (5 over 3) (5/200)^3 / 4. In less than half of these it looks larger than the least of
+    the five: about .86 are right.
     """
     found = []
     for seed in range(60):
