@@ -1,7 +1,7 @@
 """Compressed vectors: what a message of d numbers may be replaced by, and what comes back (Comm-FedBiO, section 2.4).
 
 A compressed message is a tree like any other, and the ledger charges what it holds: of a sparse vector the values and
-their indices, of a sketch its table. Seeds are not sent: whoever knows the experiment's knows them. All runs under vmap.
+their indices, of a sketch its table. Seeds are not sent: who knows the experiment's knows them. All runs under vmap.
 """
 
 from dataclasses import dataclass
