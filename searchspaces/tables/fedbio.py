@@ -30,11 +30,11 @@ REPRESENTATION = {
     "clip_norm": 1.0,
 }
 REPRESENTERS: dict[str, Section] = {
-    "FedBiOAcc-Local": {"name": "fedbioacc_local", "lr": 0.3, "upper_lr": 0.3},
+    "FedBiOAcc-Local": {"name": "fedbioacc_local"},
     "FedBiO-Local": {"name": "fedbio_local"},
-    "FedBiOAcc-Local, I = 1": {"name": "fedbioacc_local", "lr": 0.3, "upper_lr": 0.3, "steps": 1},
+    "FedBiOAcc-Local, I = 1": {"name": "fedbioacc_local", "steps": 1},
     "FedBiO-Local, I = 1": {"name": "fedbio_local", "steps": 1},
-    "MRBO (pooled)": {"name": "mrbo", "lr": 0.3, "upper_lr": 0.3},
+    "MRBO (pooled)": {"name": "mrbo"},
     "StocBiO (pooled)": {"name": "stocbio"},
 }
 LOGREG = {"name": "logreg"}
