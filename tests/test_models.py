@@ -148,7 +148,8 @@ def test_logits_and_reproducible_parameters(name, options, shape, classes):
 
 
 def test_every_built_in_model_is_tried_here():
-    assert [row[0] for row in SMALL] == list(MODELS)
+    # The quadratic's variables are no classifier; tests/test_fedbio.py runs them.
+    assert [row[0] for row in SMALL] == [name for name in MODELS if name != "quadratic"]
 
 
 @small
