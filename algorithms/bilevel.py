@@ -270,6 +270,12 @@ class Bilevel(Algorithm):
         for (upper, lower), cross in zip(pairs, data.batches("cross"), strict=True):
             yield Draw(upper, lower, cross, tuple(islice(factors, hessians)))
 
+    def moved_y(self, hp: Any, oracles: Oracles, z: Tree, batches: Iterator[Batch]) -> Tree:
+        """z after a step of y for every mini-batch."""
+        for batch in batches:
+            z = z | descend(hp, {"y": z["y"]}, {"y": oracles.lower_slope(z, batch)})
+        return z
+
     def directions(self, oracles: Oracles, z: Tree, draw: Draw) -> tuple[Tree, Tensor]:
         """Where z descends along, of z's shape; and f."""
         return oracles.directions(z, draw)

@@ -47,9 +47,8 @@ class FullHypergradient(Bilevel):
         )
 
     def train_y(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        z, oracles = down, Oracles(self.task, hp)
-        for batch in data.batches("lower"):
-            z = z | descend(hp, {"y": z["y"]}, {"y": oracles.lower_slope(z, batch)})
+        oracles = Oracles(self.task, hp)
+        z = self.moved_y(hp, oracles, down, data.batches("lower"))
         return {"y": z["y"]}, state, oracles.metrics([])
 
     def residual(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:

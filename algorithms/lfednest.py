@@ -26,9 +26,8 @@ class LFedNest(Bilevel):
         return z | (yield Exchange(self.train_x, z, cohort.clients, batches=self.batches(hyper.steps))).up
 
     def train_y(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        z, oracles = down, Oracles(self.task, hp)
-        for batch in data.batches("lower"):
-            z = z | descend(hp, {"y": z["y"]}, {"y": oracles.lower_slope(z, batch)})
+        oracles = Oracles(self.task, hp)
+        z = self.moved_y(hp, oracles, down, data.batches("lower"))
         return {"y": z["y"]}, state, oracles.metrics([])
 
     def train_x(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:

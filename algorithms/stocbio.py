@@ -26,8 +26,7 @@ class StocBiO(Bilevel):
         return result.up
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        z, oracles = down, Oracles(self.task, hp)
-        for batch in data.batches("inner"):
-            z = z | descend(hp, {"y": z["y"]}, {"y": oracles.lower_slope(z, batch)})
+        oracles = Oracles(self.task, hp)
+        z = self.moved_y(hp, oracles, down, data.batches("inner"))
         slope, value = oracles.local_hypergradient(z, next(self.draws(data)))
         return z | descend(hp, {"x": z["x"]}, {"x": slope}), state, oracles.metrics([value])

@@ -284,7 +284,8 @@ def test_counts_go_on_where_a_round_has_none():
     records = list(on_blobs("fednest", rounds=6, u_steps=2))
     counts = [record.get("spent_hessian_products", 0.0) for record in records]
     assert counts == sorted(counts)
-    assert counts[-1] > counts[0] or counts[0] > 0
+    # Six rounds of which each has a product with chance 1/2; in these some have, and some have none.
+    assert 0 < len(set(counts) - {0.0}) < 6
 
 
 def test_a_personal_model_needs_samples_to_be_scored_on():
