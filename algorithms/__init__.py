@@ -3,7 +3,11 @@
 from hedgerow.algorithms.b_moml import BMOML
 from hedgerow.algorithms.base import Algorithm
 from hedgerow.algorithms.central import Central
+from hedgerow.algorithms.comm_fedbio_non_iter import CommFedBiONonIter
+from hedgerow.algorithms.comm_fedbio_sketch import CommFedBiOSketch
+from hedgerow.algorithms.comm_fedbio_topk import CommFedBiOTopK
 from hedgerow.algorithms.fedavg import FedAvg
+from hedgerow.algorithms.fedavg_oracle import FedAvgOracle
 from hedgerow.algorithms.fedbio import FedBiO
 from hedgerow.algorithms.fedbio_local import FedBiOLocal
 from hedgerow.algorithms.fedbioacc import FedBiOAcc
@@ -13,6 +17,7 @@ from hedgerow.algorithms.fednest import FedNest
 from hedgerow.algorithms.fedprox import FedProx
 from hedgerow.algorithms.fedsgd import FedSGD
 from hedgerow.algorithms.fedsplit import FedSplit
+from hedgerow.algorithms.focus import Focus
 from hedgerow.algorithms.fs import FS
 from hedgerow.algorithms.ftml import FTML
 from hedgerow.algorithms.ftrl import FTRL
@@ -24,6 +29,7 @@ from hedgerow.algorithms.moml import MOML
 from hedgerow.algorithms.moml_zero import MOMLZero
 from hedgerow.algorithms.mrbo import MRBO
 from hedgerow.algorithms.offline import Offline
+from hedgerow.algorithms.preprocess import Preprocess
 from hedgerow.algorithms.scaffold import Scaffold
 from hedgerow.algorithms.stem import Stem
 from hedgerow.algorithms.stocbio import StocBiO
@@ -59,4 +65,10 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "mrbo": MRBO,
     "stem": Stem,
     "storm": STORM,
+    "comm_fedbio_topk": CommFedBiOTopK,
+    "comm_fedbio_sketch": CommFedBiOSketch,
+    "comm_fedbio_non_iter": CommFedBiONonIter,
+    "fedavg_oracle": FedAvgOracle,
+    "focus": Focus,
+    "preprocess": Preprocess,
 }

@@ -203,6 +203,8 @@ class Exchange:
     batches: the index streams to draw, by name.
     reduce: "mean" (weighted), "sum" (weighted) or "stack" (every client's answer, in the order of `clients`).
     weights: one number per addressed client; None: all equal.
+    known: what every addressed client receives as well, merged into `down`, but which is not transmitted: each could
+        make it for itself, such as hash functions, from the seed that all have in common.
     on: "clients"; "test" for the shards of the shared test set; "pool" for one pseudo-client, 0, that has all clients'
         samples for training and for validation, and to which nothing is transmitted.
     """
@@ -214,7 +216,13 @@ class Exchange:
     batches: Mapping[str, Batches] = field(default_factory=dict)
     reduce: Reduction = "mean"
     weights: np.ndarray | None = None
+    known: Tree = field(default_factory=dict)
     on: Literal["clients", "test", "pool"] = "clients"
+
+    @property
+    def received(self) -> Tree:
+        """What every addressed client is given, transmitted or not."""
+        return {**self.down, **self.known}
 
 
 @dataclass(frozen=True)

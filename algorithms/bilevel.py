@@ -5,53 +5,17 @@ f is the mean of the clients' f^m, over their samples for validation; g of their
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from itertools import islice
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
-import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from hedgerow.algorithms.base import SPENT, Algorithm, Batch, Batches, ClientData, HyperParameters
-from hedgerow.algorithms.hypergradient import (
-    Objective,
-    Slopes,
-    cross_product,
-    dense_hessian,
-    hessian_product,
-    lower_slope,
-    neumann,
-    products,
-    slopes,
-)
+from hedgerow.algorithms.base import Algorithm, Batch, Batches, ClientData, HyperParameters
 from hedgerow.algorithms.local import clip_factor
-from hedgerow.algorithms.task import Params, Task
-from hedgerow.algorithms.trees import Tree, add, count, dot, scale, sub, zeros_like
-
-
-class BilevelTask(Task):
-    """A task with two levels. x and y are trees."""
-
-    def start(self) -> Tree:
-        """The initial {"x": ..., "y": ...}."""
-        raise NotImplementedError
-
-    def upper(self, x: Tree, y: Tree, batch: Batch) -> Tensor:
-        """f^m on a batch; 0-d."""
-        raise NotImplementedError
-
-    def lower(self, x: Tree, y: Tree, batch: Batch) -> Tensor:
-        """g^m on a batch, without the ridge that makes it strongly convex; 0-d."""
-        raise NotImplementedError
-
-    def params(self, x: Tree, y: Tree) -> Params:
-        """The model that is scored."""
-        raise NotImplementedError
-
-    def report(self, x: Tree, y: Tree | None, ridge: float) -> dict[str, float]:
-        """What else there is to say about a solution. y: None where every client has its own."""
-        return {}
+from hedgerow.algorithms.oracles import Draw, Oracles
+from hedgerow.algorithms.task import BilevelTask
+from hedgerow.algorithms.trees import Tree, add, dot, scale, zeros_like
 
 
 class BilevelSGD(HyperParameters):
@@ -62,11 +26,6 @@ class BilevelSGD(HyperParameters):
     upper_lr_factor: float | None = Field(None, gt=0, description="eta / gamma, in place of `upper_lr`")
     steps: int = Field(5, ge=1, description="I, local steps per round")
     batch_size: int | None = Field(50, ge=1, description="samples of each mini-batch; null: the whole local data")
-    share_batches: bool = Field(
-        False,
-        description="one mini-batch for training per step, of which all derivatives are taken in one pass: faster; "
-        "or independent ones for each (of f, x's and u's directions share theirs)",
-    )
     clip_norm: float | None = Field(
         None, gt=0, description="largest norm of each variable's direction; null: no clipping"
     )
@@ -92,126 +51,31 @@ class BilevelSGD(HyperParameters):
         return hyper.model_copy(update={"upper_lr": self.lr * self.upper_lr_factor, "upper_lr_factor": None})
 
 
-class LinearSGD(BilevelSGD):
+class DrawnSGD(BilevelSGD):
+    """The same for methods whose steps take several derivatives each."""
+
+    share_batches: bool = Field(
+        False,
+        description="one mini-batch for training per step, of which all derivatives are taken in one pass: faster; "
+        "or independent ones for each (of f, x's and u's directions share theirs)",
+    )
+
+
+class LinearSGD(DrawnSGD):
     """The same for methods that solve the linear system by steps of their own."""
 
     u_lr: float = Field(0.1, gt=0, description="learning rate of u, tau; at most 1 / L")
 
 
-class NeumannSGD(BilevelSGD):
+class NeumannSGD(DrawnSGD):
     """The same for methods that take the Neumann series."""
 
     u_lr: float = Field(0.1, gt=0, description="step of the Neumann series, tau; at most 1 / L")
     neumann_terms: int = Field(5, ge=0, description="Q, Hessian products of the series")
 
 
-class Draw(NamedTuple):
-    """The mini-batches of one step."""
-
-    upper: Batch
-    lower: Batch
-    cross: Batch
-    hessians: tuple[Batch, ...]
-
-
-class Oracles:
-    """A client's derivatives, counted: gradients of f and g, Jacobian- and Hessian-vector products, one per sample.
-
-    What was `spent` goes among the metrics of the client step.
-    """
-
-    def __init__(self, task: BilevelTask, hp: Any):
-        self.task, self.hp = task, hp
-        self.spent: dict[str, Any] = {}
-
-    def upper(self, batch: Batch) -> Objective:
-        return lambda x, y: self.task.upper(x, y, batch)
-
-    def lower(self, batch: Batch) -> Objective:
-        return lambda x, y: self.task.lower(x, y, batch) + 0.5 * self.hp.ridge * dot(y, y)
-
-    def upper_slopes(self, z: Tree, batch: Batch) -> Slopes:
-        """grad_x f, grad_y f, and f."""
-        self._count("gradients_f", batch)
-        return slopes(self.upper(batch), z["x"], z["y"])
-
-    def lower_slope(self, z: Tree, batch: Batch) -> Tree:
-        """grad_y g."""
-        self._count("gradients_g", batch)
-        return lower_slope(self.lower(batch), z["x"], z["y"])
-
-    def cross(self, z: Tree, batch: Batch, v: Tree) -> Tree:
-        """grad_xy g v."""
-        self._count("jacobian_products", batch)
-        return cross_product(self.lower(batch), z["x"], z["y"], v)
-
-    def hessian(self, z: Tree, batch: Batch, v: Tree) -> Tree:
-        """grad_yy g v."""
-        self._count("hessian_products", batch)
-        return hessian_product(self.lower(batch), z["x"], z["y"], v)
-
-    def directions(self, z: Tree, draw: Draw) -> tuple[Tree, Tensor]:
-        """{"x": N(u), "y": G, "u": R(u)} at z = {"x", "y", "u"}, and f (FedBiO, section 2)."""
-        direct, b, value = self.upper_slopes(z, draw.upper)
-        if draw.cross is draw.lower:
-            for name in ("gradients_g", "jacobian_products", "hessian_products"):
-                self._count(name, draw.lower)
-            slope, cross, hessian = products(self.lower(draw.lower), z["x"], z["y"], z["u"])
-        else:
-            slope = self.lower_slope(z, draw.lower)
-            cross, hessian = self.cross(z, draw.cross, z["u"]), self.hessian(z, draw.hessians[0], z["u"])
-        return {"x": sub(direct, cross), "y": slope, "u": sub(hessian, b)}, value
-
-    def hypergradient(self, z: Tree, draw: Draw) -> tuple[Tree, Tensor]:
-        """N(u) alone, and f."""
-        direct, _, value = self.upper_slopes(z, draw.upper)
-        return sub(direct, self.cross(z, draw.cross, z["u"])), value
-
-    def residual(self, z: Tree, draw: Draw) -> Tree:
-        """R(u) alone."""
-        return sub(self.hessian(z, draw.hessians[0], z["u"]), self.upper_slopes(z, draw.upper).y)
-
-    def local_hypergradient(self, z: Tree, draw: Draw) -> tuple[Tree, Tensor]:
-        """Phi at z = {"x", "y"}, by the Neumann series of the client's own Hessian, and f (FedBiO, Eq. 6)."""
-        direct, b, value = self.upper_slopes(z, draw.upper)
-        u = neumann([partial(self.hessian, z, batch) for batch in draw.hessians], b, self.hp.u_lr)
-        return sub(direct, self.cross(z, draw.cross, u)), value
-
-    def local_directions(self, z: Tree, draw: Draw) -> tuple[Tree, Tensor]:
-        """{"x": Phi, "y": G} at z = {"x", "y"}, and f."""
-        slope, value = self.local_hypergradient(z, draw)
-        return {"x": slope, "y": self.lower_slope(z, draw.lower)}, value
-
-    def dense_hessian(self, z: Tree, batch: Batch) -> Tensor:
-        """grad_yy g as a matrix (d, d)."""
-        self._count("hessian_products", batch, count(z["y"]))
-        return dense_hessian(self.lower(batch), z["x"], z["y"])
-
-    def metrics(self, values: list[Tensor]) -> dict[str, Any]:
-        """The mean of f over the steps, and what was spent."""
-        loss = {"loss": torch.stack(values).mean()} if values else {}
-        return loss | {SPENT + name: number for name, number in self.spent.items()}
-
-    def _count(self, name: str, batch: Batch, times: int = 1) -> None:
-        samples = torch.tensor(float(len(batch.y)), device=batch.y.device) if batch.mask is None else batch.mask.sum()
-        self.spent[name] = self.spent.get(name, 0.0) + times * samples
-
-
 RATES = {"x": "upper_lr", "y": "lr", "u": "u_lr"}
 """The learning rate of each variable."""
-
-
-def descend(hp: Any, z: Tree, directions: Tree, factor: Any = 1.0) -> Tree:
-    """A step of every variable along its direction, which is clipped first. factor: of all learning rates."""
-    return {name: add(z[name], _clipped(hp, directions[name]), -factor * getattr(hp, RATES[name])) for name in z}
-
-
-def _clipped(hp: Any, direction: Tree) -> Tree:
-    return (
-        direction
-        if hp.clip_norm is None
-        else scale(direction, clip_factor([dot(direction, direction).sqrt()], hp.clip_norm))
-    )
 
 
 class Bilevel(Algorithm):
@@ -273,8 +137,21 @@ class Bilevel(Algorithm):
     def moved_y(self, hp: Any, oracles: Oracles, z: Tree, batches: Iterator[Batch]) -> Tree:
         """z after a step of y for every mini-batch."""
         for batch in batches:
-            z = z | descend(hp, {"y": z["y"]}, {"y": oracles.lower_slope(z, batch)})
+            z = self.descend(hp, z, {"y": oracles.lower_slope(z, batch)})
         return z
+
+    def descend(self, hp: Any, z: Tree, directions: Tree, factor: Any = 1.0) -> Tree:
+        """z after a step of those variables that have a direction, which is clipped first.
+
+        factor: of all learning rates.
+        """
+        moved = {
+            name: add(z[name], _clipped(hp, direction), -factor * getattr(hp, RATES[name]))
+            for name, direction in directions.items()
+        }
+        if "x" in moved:
+            moved["x"] = self.task.project(moved["x"])
+        return {**z, **moved}
 
     def directions(self, oracles: Oracles, z: Tree, draw: Draw) -> tuple[Tree, Tensor]:
         """Where z descends along, of z's shape; and f."""
@@ -293,3 +170,9 @@ class Bilevel(Algorithm):
             return super().score(hp, down, state, data)
         own = self.task.params({}, self.own(state)["y"])
         return super().score(hp, {"w": {**down["w"], **own}}, state, data)
+
+
+def _clipped(hp: Any, direction: Tree) -> Tree:
+    if hp.clip_norm is None:
+        return direction
+    return scale(direction, clip_factor([dot(direction, direction).sqrt()], hp.clip_norm))

@@ -5,7 +5,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from hedgerow.algorithms.base import ClientData, Cohort, Exchange, Exchanges
-from hedgerow.algorithms.bilevel import Bilevel, LinearSGD, Oracles, descend
+from hedgerow.algorithms.bilevel import Bilevel, LinearSGD
+from hedgerow.algorithms.oracles import Oracles
 from hedgerow.algorithms.trees import Tree
 
 
@@ -31,7 +32,7 @@ class FedBiO(Bilevel):
         z, oracles, values = {**state, **down}, Oracles(self.task, hp), []
         for draw in self.draws(data):
             directions, value = self.directions(oracles, z, draw)
-            z = descend(hp, z, directions)
+            z = self.descend(hp, z, directions)
             values.append(value)
         return self.common(z), self.own(z), oracles.metrics(values)
 
@@ -48,10 +49,10 @@ class FedBiO(Bilevel):
         z, oracles, values, last = down, Oracles(self.task, hp), [], None
         for draw in self.draws(data):
             if last:
-                z = z | descend(hp, {"u": z["u"]}, {"u": oracles.residual(z, last)})
+                z = self.descend(hp, z, {"u": oracles.residual(z, last)})
             slope, value = oracles.hypergradient(z, draw)
             directions = {"x": slope, "y": oracles.lower_slope(z, draw.lower)}
-            z = z | descend(hp, {"x": z["x"], "y": z["y"]}, directions)
+            z = self.descend(hp, z, directions)
             values.append(value)
             last = draw
         return {"x": z["x"], "y": z["y"]}, {"u": z["u"]}, oracles.metrics(values)
@@ -60,4 +61,4 @@ class FedBiO(Bilevel):
         """The last step of u."""
         oracles = Oracles(self.task, hp)
         residual = oracles.residual({**down, "u": state["u"]}, next(self.draws(data)))
-        return descend(hp, {"u": state["u"]}, {"u": residual}), state, oracles.metrics([])
+        return self.descend(hp, {"u": state["u"]}, {"u": residual}), state, oracles.metrics([])

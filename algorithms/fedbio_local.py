@@ -4,8 +4,9 @@ from typing import Literal
 
 from torch import Tensor
 
-from hedgerow.algorithms.bilevel import Draw, NeumannSGD, Oracles
+from hedgerow.algorithms.bilevel import NeumannSGD
 from hedgerow.algorithms.fedbio import FedBiO
+from hedgerow.algorithms.oracles import Draw, Oracles
 from hedgerow.algorithms.trees import Tree
 
 

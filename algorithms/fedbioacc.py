@@ -3,8 +3,9 @@
 from typing import Any, Literal
 
 from hedgerow.algorithms.base import ClientData, Cohort, Exchange, Exchanges
-from hedgerow.algorithms.bilevel import Bilevel, Draw, LinearSGD, Oracles, descend
+from hedgerow.algorithms.bilevel import Bilevel, LinearSGD
 from hedgerow.algorithms.momentum import StormXYU, alpha, corrected
+from hedgerow.algorithms.oracles import Draw, Oracles
 from hedgerow.algorithms.trees import Tree, zeros_like
 
 
@@ -48,11 +49,11 @@ class FedBiOAcc(Bilevel):
         """I steps, and between them new momenta. down: the averaged momenta; empty: each client's own."""
         z, momenta, oracles, values = state["z"], {**state["momenta"], **down}, Oracles(self.task, hp), []
         for t, draw in enumerate(self.draws(data), start=1):
-            new = descend(hp, z, momenta, alpha(hp, t))
+            new = self.descend(hp, z, momenta, alpha(hp, t))
             momenta, value = self._momenta(hp, t, oracles, draw, new, z, momenta)
             z = new
             values.append(value)
-        last = descend(hp, z, momenta, alpha(hp, hp.steps))
+        last = self.descend(hp, z, momenta, alpha(hp, hp.steps))
         return self.common(last), {**self.own(last), "z": z, "momenta": momenta}, oracles.metrics(values)
 
     def _momenta(self, hp: Any, t: int, oracles: Oracles, draw: Draw, new: Tree, old: Tree, momenta: Tree) -> Any:

@@ -4,9 +4,10 @@ from typing import Literal
 
 from torch import Tensor
 
-from hedgerow.algorithms.bilevel import Draw, NeumannSGD, Oracles
+from hedgerow.algorithms.bilevel import NeumannSGD
 from hedgerow.algorithms.fedbioacc import FedBiOAcc
 from hedgerow.algorithms.momentum import StormXY
+from hedgerow.algorithms.oracles import Draw, Oracles
 from hedgerow.algorithms.trees import Tree
 
 

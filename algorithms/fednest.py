@@ -7,7 +7,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from hedgerow.algorithms.base import Batches, ClientData, Cohort, Exchange, Exchanges
-from hedgerow.algorithms.bilevel import Bilevel, LinearSGD, Oracles, descend
+from hedgerow.algorithms.bilevel import Bilevel, LinearSGD
+from hedgerow.algorithms.oracles import Oracles
 from hedgerow.algorithms.trees import Tree, add, scale, sub
 
 
@@ -59,7 +60,7 @@ class FedNest(Bilevel):
         z, oracles = down, Oracles(self.task, hp)
         for batch in data.batches("lower"):
             change = sub(oracles.lower_slope(z, batch), oracles.lower_slope(down, batch))
-            z = z | descend(hp, {"y": z["y"]}, {"y": add(down["mean"], change)})
+            z = self.descend(hp, z, {"y": add(down["mean"], change)})
         return {"y": z["y"]}, state, oracles.metrics([])
 
     def start_u(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
@@ -80,5 +81,5 @@ class FedNest(Bilevel):
         z, oracles = state["z"], Oracles(self.task, hp)
         for draw in self.draws(data):
             change = sub(oracles.hypergradient(z, draw)[0], oracles.hypergradient(state["z"], draw)[0])
-            z = z | descend(hp, {"x": z["x"]}, {"x": add(down["mean"], change)})
+            z = self.descend(hp, z, {"x": add(down["mean"], change)})
         return {"x": z["x"]}, state, oracles.metrics([])

@@ -5,8 +5,9 @@ from typing import Any, Literal
 from pydantic import Field
 
 from hedgerow.algorithms.base import Batches, ClientData, Cohort, Exchange, Exchanges
-from hedgerow.algorithms.bilevel import Bilevel, LinearSGD, Oracles, descend
+from hedgerow.algorithms.bilevel import Bilevel, LinearSGD
 from hedgerow.algorithms.hypergradient import solve
+from hedgerow.algorithms.oracles import Oracles
 from hedgerow.algorithms.trees import Tree, count
 
 DENSE = 2000
@@ -34,9 +35,9 @@ class FullHypergradient(Bilevel):
         else:
             for _ in range(self.hyper.u_steps):
                 found = yield Exchange(self.residual, z, everybody, batches=self.batches(1))
-                z = z | descend(self.hyper, {"u": z["u"]}, found.up)
+                z = self.descend(self.hyper, z, found.up)
         found = yield Exchange(self.hypergradient, z, everybody, batches=self.batches(1))
-        return z | descend(self.hyper.at(cohort.round), {"x": z["x"]}, found.up)
+        return self.descend(self.hyper.at(cohort.round), z, found.up)
 
     def objection(self) -> str | None:
         size = count(self.start()["y"])

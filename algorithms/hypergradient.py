@@ -67,6 +67,17 @@ def hessian_product(g: Objective, x: Tree, y: Tree, v: Tree) -> Tree:
     return gradient_and_value(lambda y: dot(lower_slope(g, x, y, differentiable=True), v))(y)[0]
 
 
+def gauss_newton_product(outputs: Callable[[Tree], Tensor], fit: Callable[[Tensor], Tensor], y: Tree, v: Tree) -> Tree:
+    """J' (d^2 fit) J v of the loss fit(outputs(y)): positive semidefinite where fit is convex, of y's shape."""
+    # J v is the derivative by w of <J' w, v>, which is linear in w.
+    here = outputs(y).detach()
+    forward = gradient_and_value(
+        lambda w: dot(gradient_and_value(lambda y: (outputs(y) * w).sum(), differentiable=True)(y)[0], v)
+    )(torch.zeros_like(here))[0]
+    curved = gradient_and_value(lambda o: (gradient_and_value(fit, differentiable=True)(o)[0] * forward).sum())(here)[0]
+    return gradient_and_value(lambda y: (outputs(y) * curved).sum())(y)[0]
+
+
 def cross_product(g: Objective, x: Tree, y: Tree, v: Tree) -> Tree:
     """cross v, of x's shape."""
     return gradient_and_value(lambda x: dot(lower_slope(g, x, y, differentiable=True), v))(x)[0]

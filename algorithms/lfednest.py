@@ -5,7 +5,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from hedgerow.algorithms.base import Batches, ClientData, Cohort, Exchange, Exchanges
-from hedgerow.algorithms.bilevel import Bilevel, NeumannSGD, Oracles, descend
+from hedgerow.algorithms.bilevel import Bilevel, NeumannSGD
+from hedgerow.algorithms.oracles import Oracles
 from hedgerow.algorithms.trees import Tree
 
 
@@ -34,6 +35,6 @@ class LFedNest(Bilevel):
         z, oracles, values = down, Oracles(self.task, hp), []
         for draw in self.draws(data):
             slope, value = oracles.local_hypergradient(z, draw)
-            z = z | descend(hp, {"x": z["x"]}, {"x": slope})
+            z = self.descend(hp, z, {"x": slope})
             values.append(value)
         return {"x": z["x"]}, state, oracles.metrics(values)

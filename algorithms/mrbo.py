@@ -5,8 +5,9 @@ from typing import Any, Literal
 import numpy as np
 
 from hedgerow.algorithms.base import ClientData, Cohort, Exchange, Exchanges
-from hedgerow.algorithms.bilevel import Bilevel, NeumannSGD, Oracles, descend
+from hedgerow.algorithms.bilevel import Bilevel, NeumannSGD
 from hedgerow.algorithms.momentum import StormXY, alpha, corrected
+from hedgerow.algorithms.oracles import Oracles
 from hedgerow.algorithms.trees import Tree
 
 
@@ -35,7 +36,7 @@ class MRBO(Bilevel):
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         z, momenta, oracles, values = self.common(down), down["momenta"], Oracles(self.task, hp), []
         for t, draw in enumerate(self.draws(data), start=1):
-            new = descend(hp, z, momenta, alpha(hp, t))
+            new = self.descend(hp, z, momenta, alpha(hp, t))
             there, value = oracles.local_directions(new, draw)
             before, _ = oracles.local_directions(z, draw)
             z, momenta = new, corrected(hp, t, momenta, there, before)

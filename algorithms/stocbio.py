@@ -5,7 +5,8 @@ from typing import Any, Literal
 import numpy as np
 
 from hedgerow.algorithms.base import Batches, ClientData, Cohort, Exchange, Exchanges
-from hedgerow.algorithms.bilevel import Bilevel, NeumannSGD, Oracles, descend
+from hedgerow.algorithms.bilevel import Bilevel, NeumannSGD
+from hedgerow.algorithms.oracles import Oracles
 from hedgerow.algorithms.trees import Tree
 
 
@@ -29,4 +30,4 @@ class StocBiO(Bilevel):
         oracles = Oracles(self.task, hp)
         z = self.moved_y(hp, oracles, down, data.batches("inner"))
         slope, value = oracles.local_hypergradient(z, next(self.draws(data)))
-        return z | descend(hp, {"x": z["x"]}, {"x": slope}), state, oracles.metrics([value])
+        return self.descend(hp, z, {"x": slope}), state, oracles.metrics([value])

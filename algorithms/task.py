@@ -4,10 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F  # noqa: N812
+
+from hedgerow.algorithms.trees import Tree, tree_map
 
 if TYPE_CHECKING:
     from hedgerow.algorithms.base import Batch
@@ -57,10 +60,13 @@ class Task:
 
     def loss(self, w: Params, batch: "Batch") -> Tensor:
         """Mean cross-entropy over the real samples of a batch; a 0-d tensor."""
-        logits = self.logits(w, batch.x)
+        return self.criterion(self.logits(w, batch.x), batch)
+
+    def criterion(self, logits: Tensor, batch: "Batch") -> Tensor:
+        """The same of the batch's logits (samples, classes)."""
         if batch.mask is None:
             return F.cross_entropy(logits, batch.y)
-        return (cross_entropies(logits, batch.y) * batch.mask).sum() / batch.mask.sum().clamp(min=1.0)
+        return mean_over(cross_entropies(logits, batch.y), batch)
 
     def score(self, w: Params, batch: "Batch") -> Tensor:
         """(summed loss, correct predictions, samples) of a batch, as a tensor of shape (3,)."""
@@ -69,6 +75,58 @@ class Task:
         losses = cross_entropies(logits, batch.y)
         hits = (logits.argmax(-1) == batch.y).to(logits.dtype)
         return torch.stack([(losses * mask).sum(), (hits * mask).sum(), mask.sum()])
+
+
+class BilevelTask(Task):
+    """A task with two levels. x and y are trees."""
+
+    def start(self) -> Tree:
+        """The initial {"x": ..., "y": ...}."""
+        raise NotImplementedError
+
+    def upper(self, x: Tree, y: Tree, batch: "Batch") -> Tensor:
+        """f^m on a batch; 0-d."""
+        raise NotImplementedError
+
+    def outputs(self, x: Tree, y: Tree, batch: "Batch") -> Tensor:
+        """What g^m is a convex function of, such as logits."""
+        raise NotImplementedError
+
+    def fit(self, x: Tree, outputs: Tensor, batch: "Batch") -> Tensor:
+        """That function; 0-d."""
+        raise NotImplementedError
+
+    def lower(self, x: Tree, y: Tree, batch: "Batch") -> Tensor:
+        """g^m on a batch, without the ridge that makes it strongly convex; 0-d."""
+        return self.fit(x, self.outputs(x, y, batch), batch)
+
+    def project(self, x: Tree) -> Tree:
+        """The nearest x that is allowed."""
+        return x
+
+    def hand_out(self, x: Tree, clients: np.ndarray) -> tuple[Tree, Tree]:
+        """What clients need of x: what all of them receive, and what each one does, with a leading dimension."""
+        return x, {}
+
+    def collect(self, slopes: Tree, clients: np.ndarray, weights: Tensor) -> Tree:
+        """The weighted sum of the clients' derivatives by what they were handed out; of x's shape.
+
+        slopes: with a leading dimension of clients. weights (clients,).
+        """
+        return tree_map(lambda leaf: torch.tensordot(weights.to(leaf), leaf, 1), slopes)
+
+    def params(self, x: Tree, y: Tree) -> Params:
+        """The model that is scored."""
+        raise NotImplementedError
+
+    def report(self, x: Tree, y: Tree | None, ridge: float) -> dict[str, float]:
+        """What else there is to say about a solution. y: None where every client has its own."""
+        return {}
+
+
+def mean_over(values: Tensor, batch: "Batch") -> Tensor:
+    """The mean of one value per sample, (samples,), over a batch's real samples; 0 where there are none."""
+    return values.mean() if batch.mask is None else (values * batch.mask).sum() / batch.mask.sum().clamp(min=1.0)
 
 
 def cross_entropies(logits: Tensor, y: Tensor) -> Tensor:

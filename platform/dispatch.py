@@ -36,7 +36,7 @@ class Dispatcher:
         for (expert, request), positions in zip(requests, shares, strict=True):
             for worker, rows in enumerate(positions):
                 orders[worker].append(_order(expert, worker, request, rows))
-        downs = [request.exchange.down for _, request in requests]
+        downs = [request.exchange.received for _, request in requests]
         self._plan(requests, orders)
         answers = self.executor.run(orders, downs)
         return [
@@ -102,7 +102,7 @@ class Dispatcher:
 
         def measure(plan: Plan, steps: int | None = MEASURED_STEPS) -> Cost:
             planned = [replace(busiest[j], plan=plan) for j in kin]
-            return self.executor.measure(planned, [exchanges[j].down for j in kin], steps)
+            return self.executor.measure(planned, [exchanges[j].received for j in kin], steps)
 
         no_vmap = getattr(learner.algorithm.task.module, "no_vmap", None)
         left, (steps, alike) = experiment.rounds - learner.round, _steps(exchange, learner.sizes)

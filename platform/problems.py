@@ -7,9 +7,8 @@ import torch
 from pydantic import Field
 
 from hedgerow.algorithms import problems
-from hedgerow.algorithms.bilevel import BilevelTask
 from hedgerow.algorithms.problems.quadratic import Coefficients, QuadraticModel
-from hedgerow.algorithms.task import Task
+from hedgerow.algorithms.task import BilevelTask, Task
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.section import Section
@@ -27,14 +26,24 @@ class Cleaning(Problem):
     """Data cleaning: x weighs every training sample, y is the classifier."""
 
     kind: Literal["cleaning"] = "cleaning"
+    weights: Literal["sigmoid", "clipped"] = Field(
+        "sigmoid",
+        description="sigmoid: x are logits, and all weights begin at 1/2; clipped: x are the weights, which begin at 1 "
+        "and are kept in [0, 1]",
+    )
 
     def build(self, task: Task, dataset: Dataset, partition: Partition) -> BilevelTask:
-        rows = partition.rows("train")
-        slots = np.zeros(len(dataset.y_train), np.int64)
+        rows, (_, sizes) = partition.rows("train"), partition.shares()["train"]
+        starts = np.cumsum(sizes) - sizes
+        slots, places = np.zeros((2, len(dataset.y_train)), np.int64)
         slots[rows] = np.arange(len(rows))
+        places[rows] = slots[rows] - np.repeat(starts, sizes)
+        within = np.arange(sizes.max())
+        blocks = np.where(within < sizes[:, None], starts[:, None] + within, len(rows))
         seen = dataset.y_train if partition.labels is None else partition.labels
-        wrong = torch.from_numpy(seen[rows] != dataset.y_train[rows])
-        return problems.Cleaning(task.module, task.mean, task.std, task.build, torch.from_numpy(slots), wrong)
+        arrays = {"blocks": blocks, "slots": slots, "places": places, "wrong": seen[rows] != dataset.y_train[rows]}
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        return problems.Cleaning(task.module, task.mean, task.std, task.build, self.weights, **tensors)
 
 
 class HyperRepresentation(Problem):

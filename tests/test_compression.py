@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from hedgerow.algorithms.compression import CountSketch, GaussianSketch, SparseEmbedding, dense, random_k, top_k
+from hedgerow.algorithms.compression import CountSketch, GaussianSketch, SparseEmbedding, dense, some_k, top_k
 from hedgerow.algorithms.trees import leaves
 from hedgerow.platform.ledger import Ledger
 
@@ -24,12 +24,17 @@ def test_top_k_contracts(k):
 
 def test_random_k_keeps_what_the_seed_chooses():
     u = vector(50)
-    found = dense(random_k(u, 20, seed=3), 50, seed=3)
-    kept = found != 0
-    assert int(kept.sum()) == 20
-    assert torch.equal(found[kept], u[kept])
+
+    def kept(seed):
+        at = some_k(50, 20, seed)
+        return dense({"values": u[at], "indices": at}, 50)
+
+    found = kept(3)
+    there = found != 0
+    assert int(there.sum()) == 20
+    assert torch.equal(found[there], u[there])
     # Over seeds every coordinate is as likely: on average it contracts by 1 - k/d.
-    left = np.mean([float((u - dense(random_k(u, 20, s), 50, s)).square().sum()) for s in range(400)])
+    left = np.mean([float((u - kept(seed)).square().sum()) for seed in range(400)])
     assert left == pytest.approx(0.6 * float(u.square().sum()), rel=0.05)
 
 
@@ -37,19 +42,17 @@ def test_what_a_message_costs():
     u, ledger = vector(1000).float(), Ledger()
     ledger.charge_down(top_k(u, 10), 1)
     assert (ledger.scalars_down, ledger.bytes_down) == (20, 80)
-    ledger.charge_down(random_k(u, 10, 0), 1)
-    assert ledger.scalars_down == 30
-    ledger.charge_down({"table": CountSketch(1000, 5, 20, 0).sketch(u)}, 1)
-    assert ledger.scalars_down == 130
+    ledger.charge_down({"table": CountSketch.draw(1000, 5, 20, 0).sketch(u)}, 1)
+    assert ledger.scalars_down == 120
 
 
 def test_count_sketches_are_linear_and_exact_on_a_single_entry():
-    hashes = CountSketch(500, 5, 40, seed=1)
+    hashes = CountSketch.draw(500, 5, 40, seed=1)
     u, v = vector(500, 1), vector(500, 2)
     assert torch.allclose(hashes.sketch(2 * u - 3 * v), 2 * hashes.sketch(u) - 3 * hashes.sketch(v))
     alone = torch.zeros(500).double()
     alone[123] = -7.0
-    assert torch.equal(hashes.heavy(hashes.sketch(alone), 1), alone)
+    assert torch.equal(dense(hashes.heavy(hashes.sketch(alone), 1), 500), alone)
 
 
 def test_count_sketches_find_heavy_hitters():
@@ -65,15 +68,16 @@ def test_count_sketches_find_heavy_hitters():
         u = torch.from_numpy(rng.normal(size=10_000) / 100)
         where = rng.choice(10_000, 5, replace=False)
         u[where] = 10.0
-        hashes = CountSketch(10_000, 5, 200, seed)
-        kept = torch.nonzero(hashes.heavy(hashes.sketch(u), 5)).flatten().tolist()
+        hashes = CountSketch.draw(10_000, 5, 200, seed)
+        kept = hashes.heavy(hashes.sketch(u), 5)["indices"].tolist()
         found.append(set(kept) == set(where.tolist()))
     assert np.mean(found) >= 0.75
 
 
 def test_an_estimate_errs_by_the_norm_over_the_columns():
     u = vector(2000)
-    errors = [(CountSketch(2000, 1, 100, s).estimate(CountSketch(2000, 1, 100, s).sketch(u)) - u) for s in range(20)]
+    drawn = [CountSketch.draw(2000, 1, 100, seed) for seed in range(20)]
+    errors = [hashes.estimate(hashes.sketch(u)) - u for hashes in drawn]
     variance = float(torch.stack(errors).square().mean())
     assert variance == pytest.approx(float(u.square().sum()) / 100, rel=0.1)
 
@@ -86,7 +90,7 @@ def test_products_of_sketches_err_as_their_number_of_rows_says(kind):
     for r in (25, 100):
         errors = []
         for seed in range(60):
-            s = kind(400, r, seed)
+            s = kind.draw(400, r, seed)
             sa, sb = (torch.stack([s.apply(column) for column in m.T], 1) for m in (a, b))
             errors.append(float((sa.T @ sb - a.T @ b).square().sum() / (a.square().sum() * b.square().sum())))
         assert 0.7 < np.mean(errors) * r < 2.0
@@ -94,7 +98,7 @@ def test_products_of_sketches_err_as_their_number_of_rows_says(kind):
 
 @pytest.mark.parametrize("kind", [SparseEmbedding, GaussianSketch])
 def test_the_transposed_sketch_is_the_transpose(kind):
-    s = kind(60, 12, 5)
+    s = kind.draw(60, 12, 5)
     u, w = vector(60), vector(12)
     assert torch.allclose(s.apply(u) @ w, u @ s.transposed(w))
 
@@ -105,7 +109,7 @@ def test_as_many_rows_as_the_corollary_asks_suffice():
     a, b = (torch.from_numpy(rng.normal(size=(400, 4))) for _ in range(2))
     failures = 0
     for seed in range(60):
-        s = SparseEmbedding(400, 289, seed)
+        s = SparseEmbedding.draw(400, 289, seed)
         sa, sb = (torch.stack([s.apply(column) for column in m.T], 1) for m in (a, b))
         failures += bool((sa.T @ sb - a.T @ b).norm() > 0.5 * a.norm() * b.norm())
     assert failures / 60 <= 0.25
@@ -113,11 +117,11 @@ def test_as_many_rows_as_the_corollary_asks_suffice():
 
 def test_they_run_under_vmap():
     u = torch.stack([vector(80, seed) for seed in range(3)])
-    hashes, embedding = CountSketch(80, 3, 10, 0), SparseEmbedding(80, 9, 0)
+    hashes, embedding = CountSketch.draw(80, 3, 10, 0), SparseEmbedding.draw(80, 9, 0)
 
     def all_of_them(u):
-        heavy = hashes.heavy(hashes.sketch(u), 4)
-        return heavy, dense(top_k(u, 5), 80), dense(random_k(u, 5, 1), 80, 1), embedding.transposed(embedding.apply(u))
+        heavy = dense(hashes.heavy(hashes.sketch(u), 4), 80)
+        return heavy, dense(top_k(u, 5), 80), embedding.transposed(embedding.apply(u))
 
     together = torch.func.vmap(all_of_them)(u)
     for i in range(3):

@@ -17,8 +17,8 @@ from hedgerow.algorithms import (
     Stem,
 )
 from hedgerow.algorithms.base import Batch
-from hedgerow.algorithms.bilevel import Draw, Oracles, descend
 from hedgerow.algorithms.momentum import Storm, alpha, theorem_2
+from hedgerow.algorithms.oracles import Draw, Oracles
 from hedgerow.algorithms.problems.quadratic import Coefficients, upper
 from hedgerow.algorithms.task import Task
 from hedgerow.algorithms.trees import leaves, tree_map, zeros_like
@@ -200,13 +200,14 @@ def test_fedbio_drifts_with_local_steps_where_clients_differ():
 
 def test_clients_drift_no_farther_than_their_directions_differ():
     """C16 (Lemma 3): ||x_t^m - mean||^2 <= I eta^2 sum over the round's steps of ||nu^m - mean||^2; the same for y."""
-    hyper = Run(FedBiO, HET, steps=8, **STEPS).algorithm.hyper
+    algorithm = Run(FedBiO, HET, steps=8, **STEPS).algorithm
+    hyper = algorithm.hyper
     directions = oracles(HET)
     z = tree_map(lambda leaf: leaf.expand(8, *leaf.shape), Run(FedBiO, HET, **STEPS).rounds(5).server)
     spread = {"x": torch.zeros(8).double(), "y": torch.zeros(8).double()}
     for t in range(1, 9):
         found = directions(z)
-        z = descend(hyper, z, found)
+        z = algorithm.descend(hyper, z, found)
         for name, rate in (("x", hyper.upper_lr), ("y", hyper.lr)):
             d, v = found[name][name], z[name][name]
             spread[name] += (d - d.mean(0)).square().sum(-1)

@@ -21,7 +21,8 @@ def network(kind):
     rows = torch.arange(12)
     fields = {"mean": torch.zeros(3), "std": torch.ones(3)}
     if kind == "cleaning":
-        task = Cleaning(module, **fields, slots=rows, wrong=torch.zeros(12, dtype=torch.bool))
+        fields |= {"slots": rows, "places": rows, "blocks": rows[None], "wrong": torch.zeros(12, dtype=torch.bool)}
+        task = Cleaning(module, **fields)
     else:
         task = HyperRepresentation(module, **fields, head=("2.weight", "2.bias"))
     train, validation = Batch(x[:8], y[:8], rows=rows[:8]), Batch(x[8:], y[8:], rows=rows[8:])
@@ -180,8 +181,15 @@ def test_f1_and_auc_of_finding_wrong_labels():
     from hedgerow.algorithms.problems.cleaning import detection
 
     wrong = torch.tensor([True, True, False, False])
-    assert detection(torch.tensor([0.1, 0.2, 0.8, 0.9]), wrong) == {"cleaning_f1": 1.0, "cleaning_auc": 1.0}
-    assert detection(torch.tensor([0.5, 0.5, 0.5, 0.5]), wrong) == {"cleaning_f1": 0.0, "cleaning_auc": 0.5}
+
+    def found(*weights):
+        """Precision, recall, F1, AUC."""
+        return tuple(detection(torch.tensor(weights), wrong).values())
+
+    assert found(0.1, 0.2, 0.8, 0.9) == (1, 1, 1, 1)
+    assert found(0.5, 0.5, 0.5, 0.5) == (0, 0, 0, 0.5)
     # One of two found, one false alarm; of the four pairs three are in order.
-    assert detection(torch.tensor([0.1, 0.6, 0.4, 0.9]), wrong) == {"cleaning_f1": 0.5, "cleaning_auc": 0.75}
+    assert found(0.1, 0.6, 0.4, 0.9) == (0.5, 0.5, 0.5, 0.75)
+    # To take everything for wrong finds everything: 2 rho / (1 + rho).
+    assert found(0.1, 0.1, 0.1, 0.1) == (0.5, 1, 2 / 3, 0.5)
     assert detection(torch.ones(4), torch.zeros(4, dtype=torch.bool)) == {}

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from hedgerow.algorithms.base import Batch
-from hedgerow.algorithms.bilevel import BilevelTask
-from hedgerow.algorithms.task import Params
+from hedgerow.algorithms.task import BilevelTask, Params
 from hedgerow.algorithms.trees import Tree
 
 
@@ -29,8 +28,11 @@ class HyperRepresentation(BilevelTask):
     def upper(self, x: Tree, y: Tree, batch: Batch) -> Tensor:
         return self.loss({**x, **y}, batch)
 
-    def lower(self, x: Tree, y: Tree, batch: Batch) -> Tensor:
-        return self.loss({**x, **y}, batch)
+    def outputs(self, x: Tree, y: Tree, batch: Batch) -> Tensor:
+        return self.logits({**x, **y}, batch.x)
+
+    def fit(self, x: Tree, outputs: Tensor, batch: Batch) -> Tensor:
+        return self.criterion(outputs, batch)
 
     def params(self, x: Tree, y: Tree) -> Params:
         return {**x, **y}

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hedgerow.algorithms.base import Batch
-from hedgerow.algorithms.bilevel import BilevelTask
-from hedgerow.algorithms.task import Params
+from hedgerow.algorithms.task import BilevelTask, Params, mean_over
 from hedgerow.algorithms.trees import Tree
 
 
@@ -86,10 +85,13 @@ class Quadratic(BilevelTask):
         return {"x": {"x": w["x"]}, "y": {"y": w["y"]}}
 
     def upper(self, x: Tree, y: Tree, batch: Batch) -> Tensor:
-        return _mean(upper(self._coefficients(batch.x), x["x"], y["y"]), batch)
+        return mean_over(upper(self._coefficients(batch.x), x["x"], y["y"]), batch)
 
-    def lower(self, x: Tree, y: Tree, batch: Batch) -> Tensor:
-        return _mean(lower(self._coefficients(batch.x), x["x"], y["y"]), batch)
+    def outputs(self, x: Tree, y: Tree, batch: Batch) -> Tensor:
+        return y["y"]
+
+    def fit(self, x: Tree, outputs: Tensor, batch: Batch) -> Tensor:
+        return mean_over(lower(self._coefficients(batch.x), x["x"], outputs), batch)
 
     def params(self, x: Tree, y: Tree) -> Params:
         return {**x, **y}
@@ -132,7 +134,3 @@ class Quadratic(BilevelTask):
         rows = self.clients.double().cpu()
         q = self._coefficients(rows if local else rows.mean(0, keepdim=True))
         return q._replace(A=q.A + ridge * torch.eye(q.A.shape[-1], dtype=torch.float64))
-
-
-def _mean(values: Tensor, batch: Batch) -> Tensor:
-    return values.mean() if batch.mask is None else (values * batch.mask).sum() / batch.mask.sum().clamp(min=1.0)

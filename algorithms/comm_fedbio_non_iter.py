@@ -1,0 +1,77 @@
+"""Comm-FedBiO with a sketched linear system (Li, Pei, Huang, 2022, Algorithm 3; Non-iter)."""
+
+from dataclasses import replace
+from math import isqrt
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from hedgerow.algorithms.base import ClientData, Cohort, Exchange, Exchanges, Result
+from hedgerow.algorithms.comm_fedbio import WHOLE, CommFedBiO, CommSGD, shares
+from hedgerow.algorithms.compression import SKETCHES
+from hedgerow.algorithms.hypergradient import flat, like
+from hedgerow.algorithms.oracles import Oracles
+from hedgerow.algorithms.trees import Tree, leaves, stack, tree_map
+
+
+class CommFedBiONonIter(CommFedBiO):
+    """v = S1' w, where w solves S2 H S1' w = S2 b by least squares (Eq. 13, 14).
+
+    S1 (r1, d) and S2 (r2, d) are drawn anew in every round; r2 = 2 r1, and r1 r2 is parameters / compression. A client
+    takes r1 Hessian products. v lies in a space of r1 dimensions: where neither b nor the samples' gradients lie in the
+    dominant eigenspace of H, the estimate is no good at any compression.
+    """
+
+    class Hyper(CommSGD):
+        name: Literal["comm_fedbio_non_iter"] = "comm_fedbio_non_iter"
+        sketch: Literal["sparse", "gaussian"] = Field("sparse", description="what S1 and S2 are")
+        one_round: bool = Field(
+            False, description="clients send their samples' derivatives along all of S1's rows at once, r1 numbers each"
+        )
+
+    def crosses(self, z: Tree, b: Tensor, cohort: Cohort) -> Exchanges:
+        d, kind, one_round = len(b), SKETCHES[self.hyper.sketch], self.hyper.one_round
+        r1 = self.size(d)
+        s1, s2 = kind.draw(d, r1, cohort.draw("S1")), kind.draw(d, 2 * r1, cohort.draw("S2"))
+        known = {"s1": s1.tree, "s2": s2.tree}
+        sketching = self.exchange(self.sketch, cohort, z, self.products | WHOLE, known)
+        found = yield replace(sketching, reduce="stack" if one_round else "mean")
+        a = found.up["a"].double()
+        a = torch.tensordot(shares(found, cohort), a, 1) if one_round else a
+        w = torch.linalg.lstsq(a, s2.apply(b).double()[:, None], driver="gelsd").solution[:, 0]
+        if one_round:
+            along = tree_map(lambda leaf: torch.einsum("cr...,r->c...", leaf, w.to(leaf)), found.up["along"])
+            return Result({"cross": along}, found.kept, {})
+        solved = {"w": w.to(b)}
+        return (
+            yield Exchange(
+                self.finish, solved, cohort.clients, batches=WHOLE, known={"s1": known["s1"]}, reduce="stack"
+            )
+        )
+
+    def size(self, d: int) -> int:
+        """r1."""
+        return max(1, isqrt(d // (2 * self.hyper.compression)))
+
+    # ---- the clients ------------------------------------------------------------------------------------------------
+
+    def sketch(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        """S2 H_m S1', (2 r1, r1), and in the one-round form the cross products along each row of S1, (r1, ...)."""
+        oracles, kind = Oracles(self.task, hp), SKETCHES[hp.sketch]
+        s1, s2 = kind(**down["s1"]), kind(**down["s2"])
+        batch = next(data.batches("product"))
+        columns, along = [], []
+        some = next(leaves(down["y"]))
+        for one in torch.eye(s1.r, dtype=some.dtype, device=some.device).unbind(0):
+            v = like(s1.transposed(one), down["y"])
+            columns.append(s2.apply(flat(oracles.curvature(down, batch, v))))
+            if hp.one_round:
+                along.append(oracles.cross(down, next(data.batches("whole")), v))
+        up = {"a": torch.stack(columns, 1)} | ({"along": stack(*along)} if along else {})
+        return up, {"x": down["x"], "y": down["y"]}, oracles.metrics([])
+
+    def finish(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        oracles, s1 = Oracles(self.task, hp), SKETCHES[hp.sketch](**down["s1"])
+        return {"cross": self.cross(oracles, state, data, s1.transposed(down["w"]))}, state, oracles.metrics([])
