@@ -257,6 +257,9 @@ class Algorithm:
     needs_everybody: ClassVar[bool] = False
     """Whether all clients must take part in every round."""
 
+    needs_validation: ClassVar[bool] = False
+    """Whether clients need samples for validation."""
+
     is_personal: ClassVar[bool] = False
     """Whether clients have models of their own, which are scored on what each holds out, and no common one."""
 
@@ -309,6 +312,10 @@ class Algorithm:
 
     def report(self, server: Tree) -> dict[str, float]:
         """What else there is to say about the server's state when it is evaluated, by name."""
+        return {}
+
+    def shares(self, server: Tree) -> dict[str, dict[str, Tensor]]:
+        """Numbers between 0 and 1 whose histograms tell something: what they are -> of whom -> (number,)."""
         return {}
 
     def score(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:

@@ -84,6 +84,8 @@ class Bilevel(Algorithm):
     Clients work at z, a tree of all variables. The server holds those that are `shared`; the others are each client's.
     """
 
+    needs_validation = True
+
     variables: ClassVar[tuple[str, ...]] = ("x", "y", "u")
     shared: ClassVar[tuple[str, ...]] = ("x", "y", "u")
 
@@ -163,6 +165,9 @@ class Bilevel(Algorithm):
 
     def report(self, server: Tree) -> dict[str, float]:
         return self.task.report(server["x"], server.get("y"), self.hyper.ridge)
+
+    def shares(self, server: Tree) -> dict[str, dict[str, Tensor]]:
+        return self.task.shares(server["x"])
 
     def score(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """Where clients have their own y: with that."""

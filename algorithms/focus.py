@@ -24,6 +24,8 @@ class Focus(FedAvg):
     1 - exp(alpha E_m) / sum_i exp(alpha E_i). A loss per client is transmitted beside the model.
     """
 
+    needs_validation = True
+
     class Hyper(FedAvg.Hyper):
         name: Literal["focus"] = "focus"  # type: ignore[assignment]
         weighting: Literal["samples"] = Field("samples", description="by numbers of samples, times the credibilities")

@@ -29,6 +29,8 @@ class Preprocess(FedAvg):
     client once, when it first takes part.
     """
 
+    needs_validation = True
+
     class Hyper(FedAvg.Hyper):
         name: Literal["preprocess"] = "preprocess"  # type: ignore[assignment]
         threshold: float = Field(

@@ -123,6 +123,10 @@ class BilevelTask(Task):
         """What else there is to say about a solution. y: None where every client has its own."""
         return {}
 
+    def shares(self, x: Tree) -> dict[str, dict[str, Tensor]]:
+        """Numbers between 0 and 1 whose histograms tell something: what they are -> of whom -> (number,)."""
+        return {}
+
 
 def mean_over(values: Tensor, batch: "Batch") -> Tensor:
     """The mean of one value per sample, (samples,), over a batch's real samples; 0 where there are none."""

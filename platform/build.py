@@ -6,7 +6,6 @@ from pathlib import Path
 import torch
 
 from hedgerow.algorithms.base import Algorithm
-from hedgerow.algorithms.bilevel import Bilevel
 from hedgerow.algorithms.task import Task
 from hedgerow.platform.data import Dataset, Partition, Stream, load_dataset, make_partition, make_stream
 from hedgerow.platform.errors import UserError
@@ -63,10 +62,10 @@ def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -
             raise UserError(f"task.partition.holdout: {own}; raise it until each has some")
         if not experiment.evaluation.clients:
             raise UserError(f"evaluation.clients: {own}; set it above 0")
-    if isinstance(algorithm, Bilevel) and not partition.shares()["validation"].sizes.all():
+    if algorithm.needs_validation and not partition.shares()["validation"].sizes.all():
         raise UserError(
-            "task.partition.validation: every client needs samples for validation, from which the upper level learns; "
-            "raise it"
+            f"task.partition.validation: {name} needs samples for validation at every client, for its upper level or "
+            "as the server's own; raise it"
         )
 
 

@@ -101,7 +101,7 @@ class Dispatcher:
         }
 
         def measure(plan: Plan, steps: int | None = MEASURED_STEPS) -> Cost:
-            planned = [replace(busiest[j], plan=plan) for j in kin]
+            planned = [[replace(mine[j], plan=plan) for j in kin] for mine in orders]
             return self.executor.measure(planned, [exchanges[j].received for j in kin], steps)
 
         no_vmap = getattr(learner.algorithm.task.module, "no_vmap", None)

@@ -20,7 +20,7 @@ class Executor(Protocol):
     def run(self, orders: list[list[Order]], downs: list[Tree]) -> list[list[Answer]]:
         """orders: for each worker its share of each exchange; downs: the broadcast of each exchange (torch)."""
 
-    def measure(self, orders: list[Order], downs: list[Tree], steps: int | None) -> Cost:
+    def measure(self, orders: list[list[Order]], downs: list[Tree], steps: int | None) -> Cost:
         """What a chunk of kin orders takes under their plan, with all workers at work; see Worker.measure."""
 
     def save_states(self, expert: int, folder: Path, round: int) -> None:
@@ -51,10 +51,10 @@ class InlineExecutor:
         answers = iter(self.worker.run([order for mine in orders for order in mine], downs * self.workers))
         return [[next(answers) for _ in mine] for mine in orders]
 
-    def measure(self, orders: list[Order], downs: list[Tree], steps: int | None) -> Cost:
+    def measure(self, orders: list[list[Order]], downs: list[Tree], steps: int | None) -> Cost:
         if not self.measures:
             raise Unmeasured
-        return self.worker.measure(orders, downs, steps)
+        return self.worker.measure(max(orders, key=lambda mine: len(mine[0].clients)), downs, steps)
 
     def save_states(self, expert: int, folder: Path, round: int) -> None:
         self.worker.save_states(folder, expert, round)

@@ -45,8 +45,12 @@ def _draw(
     from matplotlib.figure import Figure
 
     extra = list(dict.fromkeys(name for records in runs.values() for name in reported(records)))
-    figure = Figure(figsize=(10 + 4 * len(extra), 4), layout="constrained")
-    accuracy, loss, *others = figure.subplots(1, 2 + len(extra))
+    columns = min(3, 2 + len(extra))
+    rows = -(-(2 + len(extra)) // columns)
+    figure = Figure(figsize=(5 * columns, 4 * rows), layout="constrained")
+    accuracy, loss, *others = figure.subplots(rows, columns, squeeze=False).ravel()
+    for empty in others[len(extra) :]:
+        empty.set_visible(False)
     for index, (name, records) in enumerate(runs.items()):
         style = {
             "color": COLOURS[index % len(COLOURS)],
@@ -56,7 +60,7 @@ def _draw(
         _line(accuracy, positions[name], records, "test_accuracy", 100, label=name, **style)
         _line(loss, positions[name], records, "test_loss", 1, label=f"{name}, test", **style)
         _line(loss, positions[name], records, "train_loss", 1, label=f"{name}, training", alpha=0.35, **style)
-        for axes, key in zip(others, extra, strict=True):
+        for axes, key in zip(others, extra, strict=False):
             _line(axes, positions[name], records, key, 1, label=name, **style)
     for target in targets:
         accuracy.axhline(100 * target, color="0.4", linestyle="--", linewidth=0.8)
@@ -65,9 +69,9 @@ def _draw(
         )
     accuracy.set(xlabel=label, ylabel="test accuracy (%)")
     loss.set(xlabel=label, ylabel="cross-entropy")
-    for axes, key in zip(others, extra, strict=True):
+    for axes, key in zip(others, extra, strict=False):
         axes.set(xlabel=label, ylabel=key.replace("_", " "))
-    for axes, place in ((accuracy, "lower right"), (loss, "upper right"), *((axes, "best") for axes in others)):
+    for axes, place in ((accuracy, "lower right"), (loss, "upper right"), *((axes, "best") for axes in others[: len(extra)])):
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
         if axes.get_legend_handles_labels()[0]:
@@ -128,6 +132,40 @@ def draw_streams(streams: dict[str, dict[str, dict[str, Points]]], path: Path) -
             if axes.lines:
                 axes.legend(frameon=False, fontsize="small", loc="lower right")
     written = [path.with_name(f"{path.name}.{ending}") for ending in ("png", "svg")]
+    for file in written:
+        figure.savefig(file, dpi=150)
+    return written
+
+
+Histograms = dict[str, dict[str, list[int]]]
+"""What is counted, between 0 and 1 -> of whom -> counts in bins of equal width."""
+
+
+def draw_histograms(runs: dict[str, Histograms], folder: Path) -> list[Path]:
+    """A panel for each run and each of its histograms; PNG and SVG, or nothing where there are none.
+
+    runs: by the name in the panel's title.
+    """
+    panels = [(name, title, parts) for name, shown in runs.items() for title, parts in shown.items()]
+    if not panels:
+        return []
+    from matplotlib.figure import Figure
+
+    columns = min(3, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(4.6 * columns, 3.2 * rows), layout="constrained")
+    places = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes, (name, title, parts) in zip(places, panels, strict=False):
+        for (who, counts), colour in zip(parts.items(), COLOURS, strict=False):
+            edges = np.linspace(0, 1, len(counts) + 1)
+            axes.stairs(counts, edges, label=who, fill=True, alpha=0.35, color=colour)
+            axes.stairs(counts, edges, color=colour, linewidth=1.2)
+        axes.set(title=name, xlabel=title, ylabel="samples", xlim=(0, 1))
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize="small")
+    for empty in places[len(panels) :]:
+        empty.set_visible(False)
+    written = [folder / f"histograms.{ending}" for ending in ("png", "svg")]
     for file in written:
         figure.savefig(file, dpi=150)
     return written

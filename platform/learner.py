@@ -22,6 +22,9 @@ Record = dict[str, Any]
 AVERAGE = "client_average"
 """In the server's state, where it is scored: the average of all clients' latest own models."""
 
+BINS = 20
+"""Of histograms."""
+
 EVALUATION = 1_000_000
 """Exchanges are numbered within their round; those of the evaluation from here."""
 
@@ -82,8 +85,17 @@ class Learner:
             "transmissions": self.transmissions,
             "plans": {step: asdict(plan) for step, plan in self.plans.items()},
             "history": self.history,
+            "histograms": self._histograms(),
         }
         return {"server": self.server, "progress": progress}
+
+    def _histograms(self) -> dict[str, dict[str, list[int]]]:
+        """What the algorithm has to show, counted in `BINS` of equal width between 0 and 1."""
+        shown = self.algorithm.shares(self.server)
+        return {
+            title: {who: np.histogram(values.numpy(), BINS, (0, 1))[0].tolist() for who, values in parts.items()}
+            for title, parts in shown.items()
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`."""

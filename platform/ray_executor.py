@@ -81,10 +81,11 @@ class RayExecutor:
         broadcast = _broadcast(downs)
         return self._all([actor.run.remote(mine, broadcast) for actor, mine in zip(self.actors, orders, strict=True)])
 
-    def measure(self, orders: list[Order], downs: list[Tree], steps: int | None) -> Cost:
+    def measure(self, orders: list[list[Order]], downs: list[Tree], steps: int | None) -> Cost:
         broadcast = _broadcast(downs)
-        # All at once, as in a round: they share caches and memory.
-        costs = self._all([actor.measure.remote(orders, broadcast, steps) for actor in self.actors])
+        # All at once, as in a round: they share caches and memory. Each with its own clients, who may have states.
+        working = [(actor, mine) for actor, mine in zip(self.actors, orders, strict=True) if len(mine[0].clients)]
+        costs = self._all([actor.measure.remote(mine, broadcast, steps) for actor, mine in working])
         return Cost(*(max(values) for values in zip(*map(astuple, costs), strict=True)))
 
     def save_states(self, expert: int, folder: Path, round: int) -> None:
@@ -133,5 +134,5 @@ class RayExecutor:
 
 def _broadcast(downs: list[Tree]) -> Any:
     """Trees for all actors: once in the object store, or, where that would cost more than it saves, as they are."""
-    arrays = [tree_map(lambda leaf: np.ascontiguousarray(leaf.numpy()), down) for down in downs]
+    arrays = [tree_map(lambda leaf: np.asarray(leaf.numpy(), order="C"), down) for down in downs]
     return arrays if sum(leaf.nbytes for down in arrays for leaf in leaves(down)) < SMALL else ray.put(arrays)

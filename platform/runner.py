@@ -12,13 +12,13 @@ import torch
 
 from hedgerow.algorithms.trees import Tree, tree_map
 from hedgerow.platform.build import build_module, check, task_on
-from hedgerow.platform.checkpoint import latest_checkpoint, read_checkpoint
+from hedgerow.platform.checkpoint import checkpoints, latest_checkpoint, read_checkpoint
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.drivers import open_driver
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.experiment_file import load_experiment
-from hedgerow.platform.figures import draw_curves
+from hedgerow.platform.figures import draw_curves, draw_histograms
 from hedgerow.platform.learner import Record
 from hedgerow.platform.report import summarise
 from hedgerow.platform.runs import RunFolder, find_run, new_run
@@ -105,8 +105,10 @@ def _execute(
         parameters = driver.parameters()
     wanted = experiment.evaluation
     summary = summarise(records, wanted.targets, wanted.target_metric)
+    histograms = read_checkpoint(checkpoints(folder.checkpoints)[-1])[1]["histograms"]
     draw_curves({experiment.name: records}, folder.figures, wanted.accuracies)
-    folder.update(status="finished", summary=summary)
+    draw_histograms({experiment.name: histograms}, folder.figures)
+    folder.update(status="finished", summary=summary, histograms=histograms)
     warning = _close_tracking(tracker, folder, experiment, dataset, parameters) if tracker else None
     return FinishedRun(folder, experiment, records, summary, parameters, warning)
 

@@ -20,7 +20,11 @@ from hedgerow.platform.runner import run
 from hedgerow.platform.worker import Worker
 
 DATA = blobs(samples=160)
-BILEVEL = [name for name, kind in ALGORITHMS.items() if issubclass(kind, Bilevel)]
+BILEVEL = [
+    name
+    for name, kind in ALGORITHMS.items()
+    if issubclass(kind, Bilevel) and "share_batches" in kind.Hyper.model_fields
+]
 RATES = {"lr": 0.2, "u_lr": 0.1, "upper_lr_factor": 5.0, "ridge": 0.05}
 
 
@@ -225,7 +229,7 @@ def test_mistakes_in_the_file(wrong, sentence):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"partition": {"kind": "iid", "clients": 5}}, "task.partition.validation: every client needs samples"),
+        ({"partition": {"kind": "iid", "clients": 5}}, "task.partition.validation: fedbio needs samples"),
         ({"problem": {"kind": "hyper_representation"}}, "a single layer, so choose mlp or cnn"),
     ],
 )

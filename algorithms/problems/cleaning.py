@@ -72,7 +72,7 @@ class Cleaning(BilevelTask):
         """How well low weights tell wrong labels: see `detection`."""
         return detection(self.weigh(x["weights"].cpu()), self.wrong.cpu())
 
-    def histograms(self, x: Tree) -> dict[str, dict[str, Tensor]]:
+    def shares(self, x: Tree) -> dict[str, dict[str, Tensor]]:
         """The weights of samples with right and with wrong labels."""
         weights, wrong = self.weigh(x["weights"].cpu()), self.wrong.cpu()
         return {"sample weight": {"right label": weights[~wrong], "wrong label": weights[wrong]}}

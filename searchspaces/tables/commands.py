@@ -14,7 +14,7 @@ from hedgerow.searchspaces.commands import search_table
 from hedgerow.searchspaces.runner import Data, check_search
 from hedgerow.searchspaces.runner import search as run_search
 from hedgerow.searchspaces.tables import FAMILIES, Line, Table, find_lines
-from hedgerow.searchspaces.tables.picture import draw_table
+from hedgerow.searchspaces.tables.picture import draw_tables
 from hedgerow.searchspaces.tables.plan import LinePlan, plan_line
 from hedgerow.searchspaces.tables.result import LineResult, Result, all_remarks, write
 from hedgerow.searchspaces.tables.stream_line import StreamLine, StreamPlan, plan_streams
@@ -124,9 +124,12 @@ def _close(name: str, table: Table, results: list[Any], output: Path) -> None:
     """The table, what was run for it, and where everything lies."""
     folder = output / "tables" / name.replace("/", "-")
     write(table, results, folder)
-    figures = (draw_results if isinstance(results[0], StreamResult) else draw_table)(results, folder)
+    figures = (draw_results if isinstance(results[0], StreamResult) else draw_tables)(results, folder)
     print_rows([row for result in results for row in result.rows()], f"{table.name}: {table.title}")
     click.echo(results[0].explained)
     for remark in all_remarks(results):
         click.echo(f"- {remark}")
-    click.echo(f"runs: {output}\ntable: {folder / 'table.md'}, table.json\n  figure: {figures[0]}")
+    click.echo(f"runs: {output}\ntable: {folder / 'table.md'}, table.json")
+    for figure in figures:
+        if figure.suffix == ".png":
+            click.echo(f"  figure: {figure}")

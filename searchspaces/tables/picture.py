@@ -3,13 +3,24 @@
 from pathlib import Path
 from typing import Any
 
-from hedgerow.platform.figures import COLOURS, STYLES
+from hedgerow.platform.figures import COLOURS, STYLES, draw_histograms
 from hedgerow.searchspaces.tables.result import LineResult
 
 COLUMNS = 3
 
 
-def draw_table(results: list[LineResult], folder: Path) -> list[Path]:
+def draw_tables(results: list[LineResult], folder: Path) -> list[Path]:
+    """The curves; and of each method's best configuration the histograms, where it has some."""
+    several = len(results) > 1
+    histograms = {
+        f"{result.line.title}: {heading}" if several else heading: result.histograms(heading)
+        for result in results
+        for heading in result.line.methods
+    }
+    return _draw_curves(results, folder) + draw_histograms(histograms, folder)
+
+
+def _draw_curves(results: list[LineResult], folder: Path) -> list[Path]:
     """The metric of the targets against transmissions, each method's best configuration; PNG and SVG in `folder`.
 
     Where no target is set, and some transmit, also against rounds.

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from hedgerow.platform.figures import Histograms
 from hedgerow.platform.report import first_to, summarise, target_heading, target_label
 from hedgerow.platform.runs import RunFolder
 from hedgerow.platform.terminal import dropped_text, percent
@@ -120,6 +121,13 @@ class LineResult:
         labels = dict(zip((t.name for t in mine), trial_labels(mine), strict=True))
         best = min(mine, key=cost)
         return best, labels[best.name] if len(mine) > 1 else ""
+
+    def histograms(self, heading: str) -> Histograms:
+        """Those of a method's best configuration, as `platform.figures` draws them."""
+        best = self.best(heading)
+        if best is None:
+            return {}
+        return RunFolder(self.folder.path / "experts" / best[0].name).record().get("histograms", {})
 
     def cells(self, target: float | None) -> list[Cell]:
         """One per method that ran. target: None where the line has none: then the accuracies count."""
