@@ -71,7 +71,11 @@ def _draw(
     loss.set(xlabel=label, ylabel="cross-entropy")
     for axes, key in zip(others, extra, strict=False):
         axes.set(xlabel=label, ylabel=key.replace("_", " "))
-    for axes, place in ((accuracy, "lower right"), (loss, "upper right"), *((axes, "best") for axes in others[: len(extra)])):
+    for axes, place in (
+        (accuracy, "lower right"),
+        (loss, "upper right"),
+        *((axes, "best") for axes in others[: len(extra)]),
+    ):
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
         if axes.get_legend_handles_labels()[0]:

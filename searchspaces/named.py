@@ -3,12 +3,7 @@
 Where a source gives a grid for a method that is not here yet, its keys have the names that the method will have; using
 the space before then is refused like any unknown hyperparameter. Beside those of the algorithms that are here:
 
-    alpha                        PFLDyn: the quadratic penalty; KD, DiSK: weight of cross-entropy; FOCUS: how sharply a
-                                 client's credibility falls with its losses
-    u_lr, upper_lr               FedBiO's tau and eta (its gamma is lr)
-    upper_lr_factor              FedBiO's eta / gamma
-    c, neumann_terms, ridge      FedBiO's momentum constant, Q, and lambda of lambda/2 ||y||^2
-    compression, threshold       Comm-FedBiO's d / message size; Preprocess: largest loss of a kept sample
+    alpha                        PFLDyn: the quadratic penalty; KD, DiSK: weight of cross-entropy
     sketch_size, lasso           FedSep's p and beta
     decode_lr, decode_lr_scale   FedSep's gamma, and gamma ||S||^2: one or the other
     tau, student_tau, top_k      KD, DiSK: temperatures of teacher and student (tau_s), DiSK's K

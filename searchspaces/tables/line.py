@@ -19,7 +19,7 @@ class Line:
     values: its experiment file, without `algorithm`. methods: heading -> `algorithm` section; the first is what the
     others' gains refer to. published: target, as in `evaluation.targets`, or None for the best accuracy -> heading ->
     what was printed, such as "637" or "1000+". grids: heading -> the named space that was searched. remark: what the
-    source leaves open.
+    source leaves open. shows: what the curves are of, where that is not the accuracy or the loss.
     """
 
     name: str
@@ -29,6 +29,7 @@ class Line:
     published: dict[float | None, dict[str, str]] = field(default_factory=dict)
     grids: dict[str, str] = field(default_factory=dict)
     remark: str = ""
+    shows: str = ""
 
 
 @dataclass(frozen=True)

@@ -50,8 +50,9 @@ def _axes(result: LineResult) -> list[str]:
 
 
 def _panel(axes: Any, result: LineResult, axis: str) -> None:
-    loss = "loss" in result.metric
-    scale = 1 if loss else 100
+    metric = result.line.shows or result.metric
+    loss, accuracy = "loss" in metric, "accuracy" in metric
+    scale = 100 if accuracy else 1
     for index, heading in enumerate(result.line.methods):
         if not (best := result.best(heading)):
             continue
@@ -59,10 +60,10 @@ def _panel(axes: Any, result: LineResult, axis: str) -> None:
             continue
         spent, values = [], []
         for record in best[0].records:
-            if result.metric in record:
+            if metric in record:
                 # A centralised run transmits nothing: its rounds are epochs.
                 spent.append(record[axis] or record["round"])
-                values.append(scale * record[result.metric])
+                values.append(scale * record[metric])
         axes.plot(
             spent, values, label=heading, linewidth=1.4, color=COLOURS[index % len(COLOURS)],
             linestyle=STYLES[index % len(STYLES)], marker="o" if len(spent) == 1 else None,
@@ -73,10 +74,13 @@ def _panel(axes: Any, result: LineResult, axis: str) -> None:
     drawn = [value for line in axes.lines for value in line.get_ydata()]
     if loss and max(drawn) > 5 * min(drawn) > 0:
         axes.set_yscale("log")
-    if result.targets and not loss:
+    if result.targets and accuracy:
         # What the targets are about: the last few per cent.
         axes.set_ylim(bottom=max(0, 100 * min(result.targets) - 6))
-    axes.set(title=result.line.title, ylabel="training loss" if loss else "test accuracy (%)")
+    axes.set(
+        title=result.line.title,
+        ylabel="training loss" if loss else "test accuracy (%)" if accuracy else metric.replace("_", " "),
+    )
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize="small", loc="upper right" if loss else "lower right")

@@ -47,13 +47,17 @@ def plan_line(
     """The sweep over the methods of a line.
 
     changed: "key=value" each, applied to every method's experiment. methods: headings, in any case; none: all of them.
-    grid: each method with every configuration of its published grid. output: folder of the runs. Raises UserError.
+    grid: each method with every configuration of its published grid, if there is one. output: folder of the runs.
+    Raises UserError.
     """
     name = f"{table.name}/{line.name}"
     lines: Lines = {}
     found: list[tuple[str, dict[str, Any]]] = []
     base: dict[str, Any] = {}
-    for heading in wanted_methods(table.name, list(line.methods), methods):
+    wanted = wanted_methods(table.name, list(line.methods), methods)
+    if grid and not any(heading in line.grids for heading in wanted):
+        raise UserError(f"--grid: no grid is published for {', '.join(wanted)} on {line.title}; leave the option out")
+    for heading in wanted:
         for section in _sections(line, heading, grid):
             values = deepcopy(line.values) | {"name": name.replace("/", "-"), "algorithm": section}
             for override in changed:
@@ -104,10 +108,8 @@ def wanted_methods(table: str, headings: list[str], methods: Sequence[str]) -> l
 
 def _sections(line: Line, heading: str, grid: bool) -> list[dict[str, Any]]:
     section = line.methods[heading]
-    if not grid:
+    if not grid or heading not in line.grids:
         return [section]
-    if heading not in line.grids:
-        raise UserError(f"--grid: no grid is published for {heading} on {line.title}; leave the option out")
     space = named_space(line.grids[heading])
     keys = [key for key, entry in space.items() if "grid" in entry]
     return [
