@@ -16,10 +16,10 @@ from hedgerow.algorithms.trees import Tree
 class CommFedBiOSketch(Solver):
     """Clients send tables of signed sums of their steps, from which the server recovers the k largest entries.
 
-    two_round (as sketched SGD, Ivkin et al., 2019): the server then asks for those entries themselves;
-    clients keep the rest, and hash functions are drawn anew for each step. server: as Algorithm 2 is printed, the
-    server keeps the rest, in tables; that grows without bound where k is too large for the tables. zero_cells: the
-    same, but what the recovered entries fell into is forgotten, instead of subtracted.
+    two_round (as sketched SGD, Ivkin et al., 2019): the server then asks for those entries themselves; clients keep the
+    rest, and hash functions are drawn anew for each step. server: as Algorithm 2 is printed, the server keeps the rest,
+    in tables; that grows without bound where k is too large for the tables. zero_cells: the same, but what the
+    recovered entries fell into is forgotten, instead of subtracted.
     """
 
     class Hyper(SolverSGD):
@@ -29,7 +29,10 @@ class CommFedBiOSketch(Solver):
         )
         rows: int = Field(5, ge=1, description="r, rows of a table, better odd; it has parameters / compression cells")
         recovered: int | None = Field(
-            None, ge=1, description="k, entries recovered in a step; null: a 60th of a table's columns"
+            None,
+            ge=1,
+            description="k, entries recovered in a step; null: as many as a table has columns, or, but in two rounds, a "
+            "60th of them",
         )
 
     @property
@@ -40,7 +43,7 @@ class CommFedBiOSketch(Solver):
         fresh = self.hyper.recovery == "two_round"
         seed = cohort.draw(f"hashes {step.number if fresh else 0}")
         sketch = CountSketch.draw(len(b), self.hyper.rows, self.width(self.hyper, len(b)), seed)
-        k = min(self.hyper.recovered or max(1, sketch.width // 60), len(b))
+        k = min(self.hyper.recovered or (sketch.width if fresh else max(1, sketch.width // 60)), len(b))
         known = {**last.known, **step.known, "hashes": sketch.tree}
         sent = yield Exchange(
             self.table, last.down, cohort.clients, batches=self.products, weights=cohort.sizes, known=known

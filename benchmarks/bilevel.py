@@ -17,7 +17,7 @@ import torch
 from measuring import conditions, write_results
 
 from hedgerow.algorithms.base import Batch
-from hedgerow.algorithms.bilevel import Draw, Oracles
+from hedgerow.algorithms.oracles import Draw, Oracles
 from hedgerow.algorithms.trees import tree_map
 from hedgerow.platform.build import build_algorithms, build_data
 from hedgerow.platform.coordinator import Coordinator
