@@ -31,7 +31,7 @@ class CommFedBiOSketch(Solver):
         recovered: int | None = Field(
             None,
             ge=1,
-            description="k, entries recovered in a step; null: as many as a table has columns, or, but in two rounds, a "
+            description="k, entries recovered in a step; null: as many as a table has columns in two rounds, else a "
             "60th of them",
         )
 
