@@ -175,6 +175,10 @@ class Cohort:
     seed: int = 0
     """The experiment's."""
 
+    def among(self, kept: np.ndarray) -> "Cohort":
+        """Those of them that are kept (bool)."""
+        return replace(self, clients=self.clients[kept], sizes=self.sizes[kept])
+
     def draw(self, purpose: str) -> int:
         """A random number for the server's half, below 2^63: from seed, round and purpose alone."""
         rng = np.random.default_rng([self.seed, crc32(b"server"), crc32(purpose.encode()), self.round])
@@ -205,6 +209,8 @@ class Exchange:
     weights: one number per addressed client; None: all equal.
     known: what every addressed client receives as well, merged into `down`, but which is not transmitted: each could
         make it for itself, such as hash functions, from the seed that all have in common.
+    padding_down, padding_up: how many numbers of each client's row of `per_client`, and of its answer, are there only
+        to make clients alike, and are not transmitted.
     on: "clients"; "test" for the shards of the shared test set; "pool" for one pseudo-client, 0, that has all clients'
         samples for training and for validation, and to which nothing is transmitted.
     """
@@ -217,6 +223,8 @@ class Exchange:
     reduce: Reduction = "mean"
     weights: np.ndarray | None = None
     known: Tree = field(default_factory=dict)
+    padding_down: np.ndarray | None = None
+    padding_up: np.ndarray | None = None
     on: Literal["clients", "test", "pool"] = "clients"
 
     @property
@@ -314,7 +322,7 @@ class Algorithm:
         """What else there is to say about the server's state when it is evaluated, by name."""
         return {}
 
-    def shares(self, server: Tree) -> dict[str, dict[str, Tensor]]:
+    def histograms(self, server: Tree) -> dict[str, dict[str, Tensor]]:
         """Numbers between 0 and 1 whose histograms tell something: what they are -> of whom -> (number,)."""
         return {}
 

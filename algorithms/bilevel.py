@@ -166,8 +166,8 @@ class Bilevel(Algorithm):
     def report(self, server: Tree) -> dict[str, float]:
         return self.task.report(server["x"], server.get("y"), self.hyper.ridge)
 
-    def shares(self, server: Tree) -> dict[str, dict[str, Tensor]]:
-        return self.task.shares(server["x"])
+    def histograms(self, server: Tree) -> dict[str, dict[str, Tensor]]:
+        return self.task.histograms(server["x"])
 
     def score(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """Where clients have their own y: with that."""

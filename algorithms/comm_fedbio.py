@@ -10,11 +10,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from hedgerow.algorithms.base import Batches, ClientData, ClientStep, Cohort, Exchange, Exchanges, Result
+from hedgerow.algorithms.base import Batches, ClientData, Cohort, Exchange, Exchanges
 from hedgerow.algorithms.bilevel import Bilevel, BilevelSGD
 from hedgerow.algorithms.hypergradient import flat, like
 from hedgerow.algorithms.oracles import Oracles
-from hedgerow.algorithms.trees import Tree, scale, sub
+from hedgerow.algorithms.trees import Tree, count, scale, sub
 
 
 class CommSGD(BilevelSGD):
@@ -30,10 +30,10 @@ class CommSGD(BilevelSGD):
         description="gauss_newton: in place of the Hessian, which for neural networks need not be positive definite",
     )
     damping: float = Field(0.0, ge=0, description="rho: rho v is added to each Hessian product")
-    upper_scale: Literal["per_sample", "per_client", "paper"] = Field(
-        "per_sample",
+    upper_scale: Literal["per_sample", "per_client", "paper"] | None = Field(
+        None,
         description="factor on the hypergradient, which of a sample's weight has a 1/N: the number N of the "
-        "participants' samples; each client's own number; or 1",
+        "participants' samples; each client's own number; 1; null: per_sample for weights of samples, else paper",
     )
     compression: int = Field(20, ge=1, description="parameters per number of a compressed message")
 
@@ -42,7 +42,8 @@ class CommFedBiO(Bilevel):
     """A round (Algorithm 1): T local steps on y; an estimate of the hypergradient from compressed messages; x's step.
 
     The server validates on the pool of the clients' samples for validation, which are its own: nothing is transmitted
-    for them. x is on the server; of it clients receive what concerns them, such as the weights of their samples.
+    for them. x is on the server; of it clients receive what concerns them, such as the weights of their samples. All
+    exchanges of a round are with the round's clients, where Algorithms 2 and 3 sample again.
     """
 
     variables = shared = ("x", "y")
@@ -51,54 +52,61 @@ class CommFedBiO(Bilevel):
         return super().init_server() | {"failed": torch.zeros(())}
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
-        steps = {"lower": Batches(self.hyper.batch_size, steps=self.hyper.steps)}
-        moved = yield self.exchange(self.train, cohort, server, steps)
-        z = server | moved.up
         everything = {"upper": Batches(shuffle=False, share="validation")}
+        moved = yield self._training(server, cohort)
+        z = server | moved.up
         outer = yield Exchange(self.outer, self.common(z), np.zeros(1, int), batches=everything, on="pool")
-        crosses = yield from self.crosses(z, flat(outer.up["y"]), cohort)
-        if crosses is None:
+        found = yield from self.crosses(z["y"], flat(outer.up["y"]), cohort.among(moved.kept))
+        if found is None:
             # The estimate grew without bound: x stays where it is.
             return {**z, "failed": z["failed"] + 1}
-        slope = self._hypergradient(outer.up["x"], crosses, cohort)
-        return self.descend(self.hyper.at(cohort.round), z, {"x": slope})
+        return self.descend(self.hyper.at(cohort.round), z, {"x": self.hypergradient(outer.up["x"], *found)})
 
-    def crosses(self, z: Tree, b: Tensor, cohort: Cohort) -> Exchanges:
-        """What every client has for grad_xy g v, a stack of trees {"cross"}, where v solves H v = b, roughly.
+    def crosses(self, y: Tree, b: Tensor, cohort: Cohort) -> Exchanges:
+        """Every client's grad_xy g_m v, a stack of trees, where H v = b, roughly; and which clients' they are.
 
-        Nothing where it fails. b (d,): grad_y F.
+        None where it fails. b (d,): grad_y F. Clients remember x.
         """
         raise NotImplementedError
 
-    def exchange(
-        self,
-        step: ClientStep,
-        cohort: Cohort,
-        z: Tree,
-        batches: dict[str, Batches],
-        known: Tree | None = None,
-        **more: Any,
-    ) -> Exchange:
-        """With the whole cohort, to which x and y are handed out, averaged by numbers of samples. more: also sent."""
-        common, own = self.task.hand_out(z["x"], cohort.clients)
+    def _training(self, server: Tree, cohort: Cohort) -> Exchange:
+        own = {"x": self.task.hand_out(server["x"], cohort.clients)} if self.task.deals_x else {}
         return Exchange(
-            step,
-            {"x": common, "y": z["y"], **more},
+            self.train,
+            {"y": server["y"]} if own else self.common(server),
             cohort.clients,
-            per_client={"x": own} if own else {},
-            batches=batches,
+            per_client=own,
+            batches={"lower": Batches(self.hyper.batch_size, steps=self.hyper.steps)},
             weights=cohort.sizes,
-            known=known or {},
+            padding_down=self.task.padding(cohort.clients),
         )
 
-    def _hypergradient(self, direct: Tree, crosses: Result, cohort: Cohort) -> Tree:
+    def crossing(self, down: Tree, known: Tree, cohort: Cohort) -> Exchange:
+        """The last exchange of an estimate: what clients still need to know of v, and what they have for it."""
+        return Exchange(
+            self.finish,
+            down,
+            cohort.clients,
+            known=known,
+            batches=WHOLE,
+            reduce="stack",
+            padding_up=self.task.padding(cohort.clients),
+        )
+
+    def hypergradient(self, direct: Tree, crosses: Tree, cohort: Cohort) -> Tree:
         """grad_x F - sum_m N_m / N grad_xy g_m v, scaled."""
-        sizes = cohort.sizes[crosses.kept].astype(float)
-        factor = {"paper": np.ones_like(sizes), "per_sample": np.full_like(sizes, sizes.sum()), "per_client": sizes}
-        scales = factor[self.hyper.upper_scale]
-        weights = torch.from_numpy(scales * sizes / sizes.sum())
-        cross = self.task.collect(crosses.up["cross"], cohort.clients[crosses.kept], weights)
-        return sub(scale(direct, float(scales.mean())), cross)
+        sizes = cohort.sizes.astype(float)
+        scales = {"paper": np.ones_like(sizes), "per_sample": np.full_like(sizes, sizes.sum()), "per_client": sizes}
+        scale_name = self.hyper.upper_scale or ("per_sample" if self.task.deals_x else "paper")
+        weights = torch.from_numpy(scales[scale_name] * sizes / sizes.sum())
+        cross = self.task.collect(crosses, cohort.clients, weights)
+        return sub(scale(direct, float(weights.sum())), cross)
+
+    def objection(self) -> str | None:
+        d = count(self.start()["y"])
+        if self.hyper.compression <= d:
+            return None
+        return f"algorithm.compression: {self.hyper.compression} is more than the model's {d} parameters; lower it"
 
     def report(self, server: Tree) -> dict[str, float]:
         """`failed_estimates`: rounds without a step on x, if there were any."""
@@ -108,9 +116,10 @@ class CommFedBiO(Bilevel):
     # ---- the clients ------------------------------------------------------------------------------------------------
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        """T local steps on y; x is remembered."""
         oracles = Oracles(self.task, hp)
         z = self.moved_y(hp, oracles, down, data.batches("lower"))
-        return {"y": z["y"]}, state, oracles.metrics([])
+        return {"y": z["y"]}, {"x": down["x"]}, oracles.metrics([])
 
     def outer(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """On the server's own samples: grad_x F and grad_y F."""
@@ -118,9 +127,15 @@ class CommFedBiO(Bilevel):
         x, y, value = oracles.upper_slopes(down, next(data.batches("upper")))
         return {"x": x, "y": y}, state, oracles.metrics([value])
 
-    def cross(self, oracles: Oracles, z: Tree, data: ClientData, v: Tensor) -> Tree:
-        """grad_xy g_m v, of what the client has of x: of a sample's weight, <its gradient, v> / N_m. v (d,)."""
-        return oracles.cross(z, next(data.batches("whole")), like(v, z["y"]))
+    def finish(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        """grad_xy g_m v, of what the client has of x: of a sample's weight, <its gradient, v> / N_m."""
+        oracles = Oracles(self.task, hp)
+        v = like(self.solution(hp, down, state), state["y"])
+        return oracles.cross(state, next(data.batches("whole")), v), state, oracles.metrics([])
+
+    def solution(self, hp: Any, down: Tree, state: Tree) -> Tensor:
+        """v (d,), as a client knows it in the end."""
+        raise NotImplementedError
 
     def product(self, oracles: Oracles, z: Tree, data: ClientData, v: Tensor) -> Tensor:
         """H_m v: (d,) -> (d,)."""
@@ -136,7 +151,6 @@ WHOLE = {"whole": Batches(shuffle=False)}
 """All samples of a client, as one batch."""
 
 
-def shares(result: Result, cohort: Cohort) -> Tensor:
-    """Of each kept client, its share of the samples: (clients,)."""
-    sizes = cohort.sizes[result.kept]
-    return torch.from_numpy(sizes / sizes.sum())
+def shares_of(cohort: Cohort) -> Tensor:
+    """Of each client, its share of the samples: (clients,)."""
+    return torch.from_numpy(cohort.sizes / cohort.sizes.sum())

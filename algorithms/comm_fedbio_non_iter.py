@@ -1,6 +1,5 @@
 """Comm-FedBiO with a sketched linear system (Li, Pei, Huang, 2022, Algorithm 3; Non-iter)."""
 
-from dataclasses import replace
 from math import isqrt
 from typing import Any, Literal
 
@@ -8,12 +7,15 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from hedgerow.algorithms.base import ClientData, Cohort, Exchange, Exchanges, Result
-from hedgerow.algorithms.comm_fedbio import WHOLE, CommFedBiO, CommSGD, shares
+from hedgerow.algorithms.base import ClientData, Cohort, Exchange, Exchanges
+from hedgerow.algorithms.comm_fedbio import WHOLE, CommFedBiO, CommSGD, shares_of
 from hedgerow.algorithms.compression import SKETCHES
 from hedgerow.algorithms.hypergradient import flat, like
 from hedgerow.algorithms.oracles import Oracles
 from hedgerow.algorithms.trees import Tree, leaves, stack, tree_map
+
+ROUGHLY = 1e-6
+"""Singular values of so small a share of the largest are noise, of single precision."""
 
 
 class CommFedBiONonIter(CommFedBiO):
@@ -31,25 +33,29 @@ class CommFedBiONonIter(CommFedBiO):
             False, description="clients send their samples' derivatives along all of S1's rows at once, r1 numbers each"
         )
 
-    def crosses(self, z: Tree, b: Tensor, cohort: Cohort) -> Exchanges:
+    def crosses(self, y: Tree, b: Tensor, cohort: Cohort) -> Exchanges:
         d, kind, one_round = len(b), SKETCHES[self.hyper.sketch], self.hyper.one_round
         r1 = self.size(d)
         s1, s2 = kind.draw(d, r1, cohort.draw("S1")), kind.draw(d, 2 * r1, cohort.draw("S2"))
-        known = {"s1": s1.tree, "s2": s2.tree}
-        sketching = self.exchange(self.sketch, cohort, z, self.products | WHOLE, known)
-        found = yield replace(sketching, reduce="stack" if one_round else "mean")
-        a = found.up["a"].double()
-        a = torch.tensordot(shares(found, cohort), a, 1) if one_round else a
-        w = torch.linalg.lstsq(a, s2.apply(b).double()[:, None], driver="gelsd").solution[:, 0]
-        if one_round:
-            along = tree_map(lambda leaf: torch.einsum("cr...,r->c...", leaf, w.to(leaf)), found.up["along"])
-            return Result({"cross": along}, found.kept, {})
-        solved = {"w": w.to(b)}
-        return (
-            yield Exchange(
-                self.finish, solved, cohort.clients, batches=WHOLE, known={"s1": known["s1"]}, reduce="stack"
-            )
+        found = yield Exchange(
+            self.sketch,
+            {"y": y},
+            cohort.clients,
+            batches=self.products | (WHOLE if one_round else {}),
+            reduce="stack" if one_round else "mean",
+            weights=cohort.sizes,
+            known={"s1": s1.tree, "s2": s2.tree},
+            padding_up=r1 * self.task.padding(cohort.clients) if one_round else None,
         )
+        cohort = cohort.among(found.kept)
+        a = torch.tensordot(shares_of(cohort), found.up["a"].double(), 1) if one_round else found.up["a"].double()
+        w = torch.linalg.lstsq(a, s2.apply(b).double()[:, None], rcond=ROUGHLY, driver="gelsd").solution[:, 0].to(b)
+        if not torch.isfinite(w).all():
+            return None
+        if one_round:
+            return tree_map(lambda leaf: torch.einsum("cr...,r->c...", leaf, w.to(leaf)), found.up["along"]), cohort
+        crossed = yield self.crossing({"w": w}, {"s1": s1.tree}, cohort)
+        return crossed.up, cohort.among(crossed.kept)
 
     def size(self, d: int) -> int:
         """r1."""
@@ -59,19 +65,16 @@ class CommFedBiONonIter(CommFedBiO):
 
     def sketch(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """S2 H_m S1', (2 r1, r1), and in the one-round form the cross products along each row of S1, (r1, ...)."""
-        oracles, kind = Oracles(self.task, hp), SKETCHES[hp.sketch]
-        s1, s2 = kind(**down["s1"]), kind(**down["s2"])
+        oracles, kind, z = Oracles(self.task, hp), SKETCHES[hp.sketch], {**state, "y": down["y"]}
+        s1, s2, some = kind(**down["s1"]), kind(**down["s2"]), next(leaves(down["y"]))
         batch = next(data.batches("product"))
         columns, along = [], []
-        some = next(leaves(down["y"]))
         for one in torch.eye(s1.r, dtype=some.dtype, device=some.device).unbind(0):
-            v = like(s1.transposed(one), down["y"])
-            columns.append(s2.apply(flat(oracles.curvature(down, batch, v))))
+            v = like(s1.transposed(one), z["y"])
+            columns.append(s2.apply(flat(oracles.curvature(z, batch, v))))
             if hp.one_round:
-                along.append(oracles.cross(down, next(data.batches("whole")), v))
-        up = {"a": torch.stack(columns, 1)} | ({"along": stack(*along)} if along else {})
-        return up, {"x": down["x"], "y": down["y"]}, oracles.metrics([])
+                along.append(oracles.cross(z, next(data.batches("whole")), v))
+        return {"a": torch.stack(columns, 1)} | ({"along": stack(*along)} if along else {}), z, oracles.metrics([])
 
-    def finish(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        oracles, s1 = Oracles(self.task, hp), SKETCHES[hp.sketch](**down["s1"])
-        return {"cross": self.cross(oracles, state, data, s1.transposed(down["w"]))}, state, oracles.metrics([])
+    def solution(self, hp: Any, down: Tree, state: Tree) -> Tensor:
+        return SKETCHES[hp.sketch](**down["s1"]).transposed(down["w"])

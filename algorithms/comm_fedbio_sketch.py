@@ -3,23 +3,23 @@
 from typing import Any, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor
 
-from hedgerow.algorithms.base import ClientData, Cohort, Exchange, Exchanges
+from hedgerow.algorithms.base import ClientData, Exchange, Exchanges
 from hedgerow.algorithms.comm_fedbio_solver import Change, Solver, SolverSGD, Step
 from hedgerow.algorithms.compression import CountSketch, dense
 from hedgerow.algorithms.oracles import Oracles
-from hedgerow.algorithms.trees import Tree
+from hedgerow.algorithms.trees import Tree, count
 
 
 class CommFedBiOSketch(Solver):
     """Clients send tables of signed sums of their steps, from which the server recovers the k largest entries.
 
     two_round (as sketched SGD, Ivkin et al., 2019): the server then asks for those entries themselves; clients keep the
-    rest, and hash functions are drawn anew for each step. server: as Algorithm 2 is printed, the server keeps the rest,
-    in tables; that grows without bound where k is too large for the tables. zero_cells: the same, but what the
-    recovered entries fell into is forgotten, instead of subtracted.
+    rest, and hash functions are drawn anew for each step; k more numbers are sent. server: as Algorithm 2 is printed
+    (with `variant: literal` to the letter), the server keeps the rest, in tables; that grows without bound where k is
+    too large for the tables. zero_cells: the same, but the cells of the recovered entries are emptied.
     """
 
     class Hyper(SolverSGD):
@@ -27,7 +27,9 @@ class CommFedBiOSketch(Solver):
         recovery: Literal["two_round", "server", "zero_cells"] = Field(
             "two_round", description="how entries come out of the tables, and where the rest is kept"
         )
-        rows: int = Field(5, ge=1, description="r, rows of a table, better odd; it has parameters / compression cells")
+        rows: int = Field(
+            5, ge=1, description="r, rows of a table, an odd number; a table has parameters / compression cells"
+        )
         recovered: int | None = Field(
             None,
             ge=1,
@@ -35,30 +37,51 @@ class CommFedBiOSketch(Solver):
             "60th of them",
         )
 
+        @field_validator("rows")
+        @classmethod
+        def _has_a_middle(cls, rows: int) -> int:
+            if rows % 2 == 0:
+                raise ValueError(f"{rows} rows have no middle one; choose an odd number")
+            return rows
+
+    caution = 0.3
+
     @property
     def sends_b(self) -> bool:
         return self.hyper.recovery == "two_round" or self.hyper.variant == "literal"
 
-    def step(self, step: Step, last: Change, v: Tensor, b: Tensor, cohort: Cohort) -> Exchanges:
-        fresh = self.hyper.recovery == "two_round"
+    def objection(self) -> str | None:
+        d, rows, recovered = count(self.start()["y"]), self.hyper.rows, self.hyper.recovered
+        if rows * self.hyper.compression > d:
+            return (
+                f"algorithm.compression: tables of {rows} rows have no room for the model's {d} parameters at rate "
+                f"{self.hyper.compression}; lower it to {max(1, d // rows)} at most"
+            )
+        if recovered and recovered > d:
+            return f"algorithm.recovered: {recovered} entries are more than the model's {d} parameters; lower it"
+        return None
+
+    def step(self, step: Step, last: Change, b: Tensor) -> Exchanges:
+        cohort, fresh = last.cohort, self.hyper.recovery == "two_round"
         seed = cohort.draw(f"hashes {step.number if fresh else 0}")
         sketch = CountSketch.draw(len(b), self.hyper.rows, self.width(self.hyper, len(b)), seed)
-        k = min(self.hyper.recovered or (sketch.width if fresh else max(1, sketch.width // 60)), len(b))
+        k = self.hyper.recovered or (sketch.width if fresh else max(1, sketch.width // 60))
         known = {**last.known, **step.known, "hashes": sketch.tree}
         sent = yield Exchange(
             self.table, last.down, cohort.clients, batches=self.products, weights=cohort.sizes, known=known
         )
+        cohort = cohort.among(sent.kept)
         if fresh:
             at = sketch.heavy(sent.up["table"], k)["indices"]
             asked = yield Exchange(self.values, {"at": at}, cohort.clients, weights=cohort.sizes)
             change = dense({**asked.up, "indices": at}, len(b))
-            return Change(change, {"change": asked.up}, {"change_at": at})
+            return Change(change, {"change": asked.up}, {"change_at": at}, cohort.among(asked.kept))
         table = sent.up["table"] + last.rest
         if not self.sends_b:
             table = table - step.alpha * sketch.sketch(b)
         found = sketch.heavy(table, k)
         change = dense(found, len(b))
-        return Change(change, {"change": found}, {}, self._rest(sketch, table, found, change))
+        return Change(change, {"change": found}, {}, cohort, self._rest(sketch, table, found, change))
 
     def _rest(self, sketch: CountSketch, table: Tensor, found: Tree, change: Tensor) -> Tensor:
         """What is left of a table once entries are recovered."""

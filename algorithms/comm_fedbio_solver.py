@@ -1,20 +1,21 @@
 """Comm-FedBiO's iterative estimator (Algorithm 2): what its compressors have in common."""
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from hedgerow.algorithms.base import ClientData, Cohort, Exchange, Exchanges
-from hedgerow.algorithms.comm_fedbio import WHOLE, CommFedBiO, CommSGD
+from hedgerow.algorithms.comm_fedbio import CommFedBiO, CommSGD
 from hedgerow.algorithms.compression import dense
 from hedgerow.algorithms.hypergradient import flat, like
 from hedgerow.algorithms.oracles import Oracles
 from hedgerow.algorithms.trees import Tree
 
-GROWN = 10.0
-"""The solution of H v = b is no longer than |b| / mu. An iterate so many times longer has failed."""
+GROWN = 3.0
+"""Of a convex quadratic no iterate is longer than the sum of the steps times |b|, nor than |b| / mu, for steps up to
+1 / L. One that is so many times longer has failed."""
 
 
 class SolverSGD(CommSGD):
@@ -23,8 +24,8 @@ class SolverSGD(CommSGD):
     u_lr: float | None = Field(
         None,
         gt=0,
-        description="step of the quadratic's solver, alpha; null: 1 over the largest curvature, which each client "
-        "looks for by `power_steps` power iterations and sends, a single number",
+        description="step of the quadratic's solver, alpha; null: 1 over the largest curvature (.3 over it with count "
+        "sketches), which each client looks for by `power_steps` power iterations and sends, a single number",
     )
     power_steps: int = Field(5, ge=1, description="Hessian products by which a client looks for its largest curvature")
     u_steps: int = Field(10, ge=1, description="I, steps of the quadratic's solver")
@@ -32,7 +33,7 @@ class SolverSGD(CommSGD):
         None, gt=0, description="a of alpha_i = alpha a / (i + a), for decaying steps; null: constant ones"
     )
     average: bool = Field(
-        False, description="take the average of the iterates, weighted by (i + a)^2, in place of the last"
+        False, description="take the average of the iterates, weighted by (i + a)^2 (a = 1 for constant steps)"
     )
     variant: Literal["full", "literal"] = Field(
         "full",
@@ -62,35 +63,42 @@ class Step(NamedTuple):
 class Change(NamedTuple):
     """A step of v, -change (d,), and how clients learn of it: by what is sent, and what they know.
 
-    rest: what compression left out, where the server keeps it.
+    cohort: who is still there. rest: what compression left out, where the server keeps it.
     """
 
     change: Tensor
     down: Tree
     known: Tree
+    cohort: Cohort
     rest: Tensor | float = 0.0
 
 
 class Solver(CommFedBiO):
-    """v = H^-1 b by gradient descent on 1/2 v'Hv - b'v, whose steps are compressed.
+    """v = H^-1 b by gradient descent on 1/2 v'Hv - b'v from v = 0, whose steps are compressed.
 
-    Clients follow v, from v = 0, by the changes that the server sends; what they remember ends with the round.
+    Clients follow v by the changes that the server sends. One that diverges is left out until the round ends.
     """
 
-    def crosses(self, z: Tree, b: Tensor, cohort: Cohort) -> Exchanges:
-        began = yield self._begin(z, b, cohort)
-        alpha = self.hyper.u_lr or 1 / max(float(began.up["curvature"]), 1e-12)
-        v, limit = torch.zeros_like(b), GROWN * float(b.norm()) / max(self.hyper.ridge, 1e-12)
-        last = Change(v, {}, {})
+    caution: ClassVar[float] = 1.0
+    """The step, where it is looked for, times the largest curvature."""
+
+    def crosses(self, y: Tree, b: Tensor, cohort: Cohort) -> Exchanges:
+        began = yield self._beginning(y, b, cohort)
+        alpha = self.hyper.u_lr or self.caution / max(float(began.up["curvature"]), 1e-12)
+        # What clients cannot know by themselves is sent to them.
+        found = {} if self.hyper.u_lr else {"first_alpha": torch.tensor(alpha)}
+        v, moved, last = torch.zeros_like(b), 0.0, Change(b, found, {}, cohort.among(began.kept))
+        convexity = max(self.hyper.ridge + self.hyper.damping, 1e-12)
         for step in self.schedule(alpha):
-            last = yield from self.step(step, last, v, b, cohort)
-            v = self._moved(self.hyper, v, last.change, b, step.alpha)
-            if not v.norm() <= limit:
+            last = yield from self.step(step, last, b)
+            v, moved = self.moved(self.hyper, v, last.change, b, step.alpha), moved + step.alpha
+            if not v.norm() <= GROWN * min(moved, 1 / convexity) * b.norm():
                 return None
             last = last._replace(known={**last.known, "alpha_before": exactly(step.alpha)})
-        return (yield Exchange(self.finish, last.down, cohort.clients, known=last.known, batches=WHOLE, reduce="stack"))
+        crossed = yield self.crossing(last.down, last.known, last.cohort)
+        return crossed.up, last.cohort.among(crossed.kept)
 
-    def step(self, step: Step, last: Change, v: Tensor, b: Tensor, cohort: Cohort) -> Exchanges:
+    def step(self, step: Step, last: Change, b: Tensor) -> Exchanges:
         """Tell the clients of the last change, and return the next one."""
         raise NotImplementedError
 
@@ -106,29 +114,29 @@ class Solver(CommFedBiO):
         """Whether clients need to know b."""
         return True
 
-    def _begin(self, z: Tree, b: Tensor, cohort: Cohort) -> Exchange:
+    def _beginning(self, y: Tree, b: Tensor, cohort: Cohort) -> Exchange:
         start = torch.randn(b.shape, generator=torch.Generator().manual_seed(cohort.draw("power"))).to(b)
-        sent = {"b": b} if self.sends_b else {}
-        return self.exchange(self.begin, cohort, z, self.products, known={"start": start}, **sent)
+        down = {"y": y} | ({"b": b} if self.sends_b else {})
+        batches, known = self.products, {"start": start}
+        return Exchange(self.begin, down, cohort.clients, batches=batches, weights=cohort.sizes, known=known)
 
     @staticmethod
-    def _moved(hp: Any, v: Tensor, change: Tensor, b: Tensor | None, alpha: Any) -> Tensor:
-        if hp.variant == "full" or b is None:
-            return v - change
-        return v - change + alpha * b
+    def moved(hp: Any, v: Tensor, change: Tensor, b: Tensor | None, alpha: Any) -> Tensor:
+        """v after a step."""
+        return v - change if hp.variant == "full" else v - change + alpha * b
 
     # ---- the clients ------------------------------------------------------------------------------------------------
 
     def begin(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        """Remember x, y and b; and look for the largest curvature, where it decides the solver's step."""
+        """Remember y and b; and look for the largest curvature, where it decides the solver's step."""
         oracles, zero = Oracles(self.task, hp), torch.zeros_like(down["start"])
-        state = {name: down[name] for name in ("x", "y", "b") if name in down}
-        state |= {"v": zero, "mean": zero, "residual": zero}
+        state = {**state, "v": zero, "mean": zero, "residual": zero}
+        state |= {name: down[name] for name in ("y", "b") if name in down}
         if hp.u_lr is not None:
             return {}, state, {}
         batch, u, size = next(data.batches("product")), down["start"], torch.ones(())
         for _ in range(hp.power_steps):
-            u = flat(oracles.curvature(down, batch, like(u / u.norm().clamp(min=1e-30), down["y"])))
+            u = flat(oracles.curvature(state, batch, like(u / u.norm().clamp(min=1e-30), state["y"])))
             size = u.norm()
         return {"curvature": size}, state, oracles.metrics([])
 
@@ -137,7 +145,7 @@ class Solver(CommFedBiO):
         v = state["v"]
         if "change" in down:
             change = dense({"indices": down.get("change_at"), **down["change"]}, len(v))
-            v = self._moved(hp, v, change, state.get("b"), down["alpha_before"])
+            v = self.moved(hp, v, change, state.get("b"), down["alpha_before"])
         return {**state, "v": v}
 
     def advanced(self, oracles: Oracles, down: Tree, state: Tree, data: ClientData) -> tuple[Tensor, Tree]:
@@ -148,7 +156,5 @@ class Solver(CommFedBiO):
         state = {**state, "mean": state["mean"] + down["share"] * state["v"]}
         return down["alpha"] * (u - state["b"] if hp.variant == "full" and "b" in state else u), state
 
-    def finish(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        state, oracles = self.follow(hp, down, state), Oracles(self.task, hp)
-        v = state["mean"] if hp.average else state["v"]
-        return {"cross": self.cross(oracles, state, data, v)}, state, oracles.metrics([])
+    def solution(self, hp: Any, down: Tree, state: Tree) -> Tensor:
+        return state["mean"] if hp.average else self.follow(hp, down, state)["v"]

@@ -6,8 +6,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from hedgerow.algorithms.base import ClientData, Cohort, Exchange, Exchanges
-from hedgerow.algorithms.comm_fedbio import shares
+from hedgerow.algorithms.base import ClientData, Exchange, Exchanges
+from hedgerow.algorithms.comm_fedbio import shares_of
 from hedgerow.algorithms.comm_fedbio_solver import Change, Solver, SolverSGD, Step
 from hedgerow.algorithms.compression import dense, some_k, top_k
 from hedgerow.algorithms.oracles import Oracles
@@ -26,29 +26,33 @@ class CommFedBiOTopK(Solver):
             "top_k", description="which entries are sent: each client's largest; or random ones, the same for all"
         )
 
-    def step(self, step: Step, last: Change, v: Tensor, b: Tensor, cohort: Cohort) -> Exchanges:
-        at = some_k(len(b), self.kept(self.hyper, len(b)), cohort.draw(f"indices {step.number}"))
-        known = {**last.known, **step.known, **({"at": at} if self.hyper.compressor == "random_k" else {})}
+    def step(self, step: Step, last: Change, b: Tensor) -> Exchanges:
+        cohort, known = last.cohort, {**last.known, **step.known}
+        if self.hyper.compressor == "random_k":
+            known["at"] = some_k(len(b), self.entries(self.hyper, len(b)), cohort.draw(f"indices {step.number}"))
         sent = yield Exchange(
             self.sparsify, last.down, cohort.clients, batches=self.products, known=known, reduce="stack"
         )
-        values = shares(sent, cohort)[:, None].to(b) * sent.up["values"]
-        indices = sent.up.get("indices", at.expand(values.shape))
-        change = dense({"values": values.flatten(), "indices": indices.flatten()}, len(b))
+        there = cohort.among(sent.kept)
+        values = shares_of(there)[:, None].to(b) * sent.up["values"]
         if "at" in known:
-            return Change(change, {"change": {"values": change[at]}}, {"change_at": at})
+            total = {"values": values.sum(0), "indices": known["at"]}
+            return Change(
+                dense(total, len(b)), {"change": {"values": values.sum(0)}}, {"change_at": known["at"]}, there
+            )
+        change = dense({"values": values.flatten(), "indices": sent.up["indices"].flatten()}, len(b))
         where = change.nonzero().flatten()
-        return Change(change, {"change": {"values": change[where], "indices": where.int()}}, {})
+        return Change(change, {"change": {"values": change[where], "indices": where.int()}}, {}, there)
 
     def sparsify(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         oracles = Oracles(self.task, hp)
         p, state = self.advanced(oracles, down, state, data)
         p = p + state["residual"]
-        message = {"values": p.gather(0, down["at"])} if "at" in down else top_k(p, self.kept(hp, len(p)))
+        message = {"values": p.gather(0, down["at"])} if "at" in down else top_k(p, self.entries(hp, len(p)))
         left = p - dense({"indices": down.get("at"), **message}, len(p))
         return message, {**state, "residual": left if hp.error_feedback else torch.zeros_like(p)}, oracles.metrics([])
 
     @staticmethod
-    def kept(hp: Any, d: int) -> int:
+    def entries(hp: Any, d: int) -> int:
         """k."""
         return max(1, d // hp.compression)

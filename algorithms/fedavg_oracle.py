@@ -1,19 +1,17 @@
 """FedAvg on the samples whose labels are right, as only an oracle knows (Li, Pei, Huang, 2022, section 5)."""
 
-from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from hedgerow.algorithms.base import MODEL, Batch, ClientData, Cohort
 from hedgerow.algorithms.fedavg import FedAvg
 from hedgerow.algorithms.local import minimise
-from hedgerow.algorithms.problems import Cleaning
+from hedgerow.algorithms.problems.cleaning import NEEDED, Cleaning, only
 from hedgerow.algorithms.trees import Tree
-
-NEEDS_CLEANING = "task.problem.kind: {} is about training labels that may be wrong; set it to cleaning"
 
 
 class FedAvgOracle(FedAvg):
@@ -21,17 +19,20 @@ class FedAvgOracle(FedAvg):
 
     class Hyper(FedAvg.Hyper):
         name: Literal["fedavg_oracle"] = "fedavg_oracle"  # type: ignore[assignment]
+        weighting: Literal["uniform", "samples"] = Field(
+            "samples", description="weight of a client in the mean: equal, or its number of samples with right labels"
+        )
 
     task: Cleaning
 
     def objection(self) -> str | None:
-        return None if isinstance(self.task, Cleaning) else NEEDS_CLEANING.format("fedavg_oracle")
+        return None if isinstance(self.task, Cleaning) else NEEDED.format("fedavg_oracle")
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         right = ~self.task.wrong
 
         def loss(w: Tree, batch: Batch) -> Tensor:
-            return self.task.loss(w, kept(batch, right[self.task.slots[batch.rows]]))
+            return self.task.loss(w, only(batch, right[self.task.slots[batch.rows]]))
 
         w, value = minimise(loss, down["w"], data, hp)
         return {"w": w}, state, {"loss": value, MODEL: w}
@@ -42,10 +43,5 @@ class FedAvgOracle(FedAvg):
             return None
         # No sample stands past the last.
         right = torch.cat([~self.task.wrong, torch.zeros(1, dtype=torch.bool)])
-        return right[self.task.blocks[cohort.clients]].sum(1).numpy()
-
-
-def kept(batch: Batch, which: Tensor) -> Batch:
-    """The same without the other samples. which (samples,): bool."""
-    mask = which.float() if batch.mask is None else batch.mask * which
-    return replace(batch, mask=mask)
+        counts = right[self.task.blocks[cohort.clients]].sum(1).numpy()
+        return counts if counts.any() else None

@@ -13,6 +13,7 @@ from hedgerow.algorithms.local import minimise
 from hedgerow.algorithms.trees import Tree, tree_map
 
 EVERYTHING = Batches(200, shuffle=False)
+HOPELESS = 1e30
 VALIDATION = replace(EVERYTHING, share="validation")
 
 
@@ -50,7 +51,8 @@ class Focus(FedAvg):
         """On the server: the loss of each client's model."""
         several = range(len(next(iter(down.values()))))
         errors = [self.mean_loss(tree_map(lambda leaf, i=i: leaf[i], down), data) for i in several]
-        return {"errors": torch.stack(errors)}, state, {}
+        # A model that fails here is not believed; the others are judged all the same.
+        return {"errors": torch.stack(errors).nan_to_num(HOPELESS, HOPELESS)}, state, {}
 
     def mean_loss(self, w: Tree, data: ClientData) -> torch.Tensor:
         """Over all samples."""

@@ -9,10 +9,8 @@ from torch import Tensor
 
 from hedgerow.algorithms.base import MODEL, Batch, Batches, ClientData, Cohort, Exchange, Exchanges
 from hedgerow.algorithms.fedavg import FedAvg
-from hedgerow.algorithms.fedavg_oracle import NEEDS_CLEANING, kept
 from hedgerow.algorithms.local import LocalSGD, minimise
-from hedgerow.algorithms.problems import Cleaning
-from hedgerow.algorithms.problems.cleaning import found
+from hedgerow.algorithms.problems.cleaning import NEEDED, Cleaning, found_of, only
 from hedgerow.algorithms.task import cross_entropies
 from hedgerow.algorithms.trees import Tree
 
@@ -33,6 +31,9 @@ class Preprocess(FedAvg):
 
     class Hyper(FedAvg.Hyper):
         name: Literal["preprocess"] = "preprocess"  # type: ignore[assignment]
+        weighting: Literal["uniform", "samples"] = Field(
+            "samples", description="weight of a client in the mean: equal, or its number of samples that are kept"
+        )
         threshold: float = Field(
             1.5, ge=0, description="largest loss, under the benchmark model, of a sample that is kept"
         )
@@ -43,7 +44,7 @@ class Preprocess(FedAvg):
     task: Cleaning
 
     def objection(self) -> str | None:
-        return None if isinstance(self.task, Cleaning) else NEEDS_CLEANING.format("preprocess")
+        return None if isinstance(self.task, Cleaning) else NEEDED.format("preprocess")
 
     def init_server(self) -> Tree:
         """`sizes`: how many samples each client keeps, -1 where that is not known yet; `counts`: see `COUNTS`."""
@@ -100,7 +101,7 @@ class Preprocess(FedAvg):
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         def loss(w: Tree, batch: Batch) -> Tensor:
-            return self.task.loss(w, kept(batch, state["kept"][self.task.places[batch.rows]]))
+            return self.task.loss(w, only(batch, state["kept"][self.task.places[batch.rows]]))
 
         w, value = minimise(loss, down["w"], data, hp)
         return {"w": w}, state, {"loss": value, MODEL: w}
@@ -108,4 +109,4 @@ class Preprocess(FedAvg):
     def report(self, server: Tree) -> dict[str, float]:
         """Precision, recall and F1 of taking dropped samples for wrong ones; nothing where all labels are right."""
         hits, flagged, bad = (int(number) for number in server["counts"])
-        return found(hits, flagged, bad) if bad else {}
+        return found_of(hits, flagged, bad) if bad else {}

@@ -80,6 +80,9 @@ class Task:
 class BilevelTask(Task):
     """A task with two levels. x and y are trees."""
 
+    deals_x: ClassVar[bool] = False
+    """Whether x falls into parts, each of which concerns one client alone."""
+
     def start(self) -> Tree:
         """The initial {"x": ..., "y": ...}."""
         raise NotImplementedError
@@ -104,12 +107,16 @@ class BilevelTask(Task):
         """The nearest x that is allowed."""
         return x
 
-    def hand_out(self, x: Tree, clients: np.ndarray) -> tuple[Tree, Tree]:
-        """What clients need of x: what all of them receive, and what each one does, with a leading dimension."""
-        return x, {}
+    def hand_out(self, x: Tree, clients: np.ndarray) -> Tree:
+        """Where x is dealt: each client's part, with a leading dimension of clients."""
+        raise NotImplementedError
+
+    def padding(self, clients: np.ndarray) -> np.ndarray:
+        """How many numbers of each client's part are there only because others have more: (clients,)."""
+        return np.zeros(len(clients), int)
 
     def collect(self, slopes: Tree, clients: np.ndarray, weights: Tensor) -> Tree:
-        """The weighted sum of the clients' derivatives by what they were handed out; of x's shape.
+        """The weighted sum of the clients' derivatives by x, or by their parts of it; of x's shape.
 
         slopes: with a leading dimension of clients. weights (clients,).
         """
@@ -123,7 +130,7 @@ class BilevelTask(Task):
         """What else there is to say about a solution. y: None where every client has its own."""
         return {}
 
-    def shares(self, x: Tree) -> dict[str, dict[str, Tensor]]:
+    def histograms(self, x: Tree) -> dict[str, dict[str, Tensor]]:
         """Numbers between 0 and 1 whose histograms tell something: what they are -> of whom -> (number,)."""
         return {}
 

@@ -9,12 +9,12 @@ from hedgerow.algorithms.base import Exchange, Result
 from hedgerow.algorithms.trees import tree_map
 from hedgerow.platform.engine import Plan
 from hedgerow.platform.executors import Executor
-from hedgerow.platform.learner import EVALUATION, Learner, Request
+from hedgerow.platform.learner import Learner, Request
 from hedgerow.platform.ledger import Ledger
 from hedgerow.platform.planning import MEASURED_STEPS, Cost, Load, choose
 from hedgerow.platform.reduce import combine
 from hedgerow.platform.streams import steps_per_client
-from hedgerow.platform.worker import Answer, Order
+from hedgerow.platform.worker import EVALUATION, Answer, Order
 
 NO_MATTER = {"executor", "state_memory_mb", "state_folder"}
 """Keys of `resources` that decide no plan: wherever states lie and rounds begin, a run has the same bits."""
@@ -178,6 +178,7 @@ def _result(exchange: Exchange, positions: Positions, answers: list[Answer], led
         ledger.charge_down(exchange.per_client, 1)
         for answer in answers:
             ledger.charge_up(answer.up_scalars, answer.up_bytes)
+        ledger.forgive(exchange.padding_down, exchange.padding_up)
     back = np.argsort(np.concatenate(positions))
     working = [answer for answer in answers if len(answer.kept)]
     kept = np.concatenate([answer.kept for answer in working])

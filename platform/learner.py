@@ -15,7 +15,7 @@ from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.ledger import Ledger
 from hedgerow.platform.report import is_done
 from hedgerow.platform.streams import sample_clients
-from hedgerow.platform.worker import test_shards
+from hedgerow.platform.worker import EVALUATION, test_shards
 
 Record = dict[str, Any]
 
@@ -24,9 +24,6 @@ AVERAGE = "client_average"
 
 BINS = 20
 """Of histograms."""
-
-EVALUATION = 1_000_000
-"""Exchanges are numbered within their round; those of the evaluation from here."""
 
 
 class NoContributors(Exception):  # noqa: N818
@@ -91,7 +88,7 @@ class Learner:
 
     def _histograms(self) -> dict[str, dict[str, list[int]]]:
         """What the algorithm has to show, counted in `BINS` of equal width between 0 and 1."""
-        shown = self.algorithm.shares(self.server)
+        shown = self.algorithm.histograms(self.server)
         return {
             title: {who: np.histogram(values.numpy(), BINS, (0, 1))[0].tolist() for who, values in parts.items()}
             for title, parts in shown.items()

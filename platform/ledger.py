@@ -2,6 +2,8 @@
 
 from dataclasses import asdict, dataclass
 
+import numpy as np
+
 from hedgerow.algorithms.trees import Tree, leaves
 
 
@@ -25,6 +27,13 @@ class Ledger:
         """Charge what clients sent: scalars, and bytes."""
         self.scalars_up += scalars
         self.bytes_up += size
+
+    def forgive(self, down: np.ndarray | None, up: np.ndarray | None) -> None:
+        """Take back what was charged for padding, in numbers of single precision per client."""
+        for direction, numbers in (("down", down), ("up", up)):
+            padding = 0 if numbers is None else int(numbers.sum())
+            setattr(self, f"scalars_{direction}", getattr(self, f"scalars_{direction}") - padding)
+            setattr(self, f"bytes_{direction}", getattr(self, f"bytes_{direction}") - 4 * padding)
 
     def as_dict(self) -> dict[str, int]:
         return asdict(self)

@@ -105,7 +105,7 @@ def _execute(
         parameters = driver.parameters()
     wanted = experiment.evaluation
     summary = summarise(records, wanted.targets, wanted.target_metric)
-    histograms = read_checkpoint(checkpoints(folder.checkpoints)[-1])[1]["histograms"]
+    histograms = read_checkpoint(checkpoints(folder.checkpoints)[-1])[1].get("histograms", {})
     draw_curves({experiment.name: records}, folder.figures, wanted.accuracies)
     draw_histograms({experiment.name: histograms}, folder.figures)
     folder.update(status="finished", summary=summary, histograms=histograms)

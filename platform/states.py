@@ -41,6 +41,16 @@ class ClientStates:
             self.pending = {}
         self.round = round
 
+    def end_scratch(self) -> None:
+        """The exchanges of the round are over: of the pending states only what the initial state names is left."""
+        kept: dict[int, Tree] = {}
+        for client, (stack, row) in self.pending.items():
+            if id(stack) not in kept:
+                kept[id(stack)] = {name: stack[name] for name in self.initial}
+            self.pending[client] = (kept[id(stack)], row)
+        if not self.initial:
+            self.pending = {}
+
     def commit(self) -> None:
         """Make the pending states final. Scratch keys, which the algorithm's initial state does not name, end here.
 

@@ -31,6 +31,9 @@ PREPARED = 64 * 2**20
 TEST_SHARD = 1000
 """Samples per shard of the test set."""
 
+EVALUATION = 1_000_000
+"""Exchanges are numbered within their round; those of the evaluation from here."""
+
 LATEST = "latest_model"
 """In a client's state, where client models are followed: its own model when it last took part, at first the initial."""
 
@@ -148,6 +151,8 @@ class Worker:
         first = {order.expert: order for order in reversed(orders)}
         for expert, order in first.items():
             self.states[expert].enter(order.round, order.number, order.committed)
+            if order.number >= EVALUATION:
+                self.states[expert].end_scratch()
         answers = [Answer(Partial(order.reduce)) for order in orders]
         groups: dict[Any, list[int]] = {}
         for i, (order, down) in enumerate(zip(orders, downs, strict=True)):

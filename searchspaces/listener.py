@@ -87,7 +87,7 @@ class Listener(tune.Callback):
             progress = read_checkpoint(checkpoints(folder.checkpoints)[-1])[1]
             wanted = self.plan.experiment.evaluation
             summary = summarise(records, wanted.targets, wanted.target_metric)
-            folder.update(plans=progress["plans"], histograms=progress["histograms"], summary=summary)
+            folder.update(plans=progress["plans"], histograms=progress.get("histograms", {}), summary=summary)
             self._end(index, "finished")
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:

@@ -66,9 +66,10 @@ def spectrum(d: int, low: float, high: float, seed: int, clients: int = 1, sprea
     return mean + noise - noise.mean(0)
 
 
-def system(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
-    """H, b, and the solution of H v = b."""
-    mean = problem.task._coefficients(problem.means.mean(0))
+def system(problem: Problem, sizes: np.ndarray | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """H, b, and the solution of H v = b. sizes: the clients' numbers of samples; None: all the same."""
+    shares = torch.ones(len(problem.means)).double() if sizes is None else torch.from_numpy(sizes).double()
+    mean = problem.task._coefficients(torch.tensordot(shares / shares.sum(), problem.means, 1))
     return mean.A, -mean.e, torch.linalg.solve(mean.A, -mean.e)
 
 
@@ -90,6 +91,10 @@ class Run:
         self.server = self.algorithm.init_server()
         self.states = tree_map(lambda leaf: leaf.expand(self.m, *leaf.shape), self.algorithm.init_client())
         self.lasting = set(self.states)
+        self.here = np.arange(self.m)
+        """Whose states those are: clients that are not addressed any more are forgotten."""
+        self.diverging: dict[int, int] = {}
+        """Number of an exchange with clients -> the client whose answer is not finite."""
         self.round = self.exchanges = 0
         self.spent: dict[str, float] = {}
 
@@ -101,7 +106,7 @@ class Run:
             reply: Any = None
             while reply is not self:
                 try:
-                    reply = self._carry_out(generator.send(reply))
+                    reply = self.carry_out(generator.send(reply))
                 except StopIteration as stop:
                     self.server, reply = stop.value, self
             # What a step noted for the round alone is gone.
@@ -116,26 +121,34 @@ class Run:
         """||grad h||^2 at the server's x."""
         return float(self.problem.task.hypergradient(self.server["x"]["x"]).square().sum())
 
-    def _carry_out(self, exchange: Exchange) -> Result:
+    def carry_out(self, exchange: Exchange) -> Result:
         pooled = exchange.on == "pool"
         self.exchanges += not pooled
-        rows = self.problem.rows.flatten(0, 1)[None] if pooled else self.problem.rows
+        rows = self.problem.rows.flatten(0, 1)[None] if pooled else self.problem.rows[exchange.clients]
+        at = np.searchsorted(self.here, exchange.clients)
+        states = {} if pooled else tree_map(lambda leaf: leaf[at], self.states)
         hp = self.algorithm.hyper.at(self.round)
         # What single precision suffices for on the platform.
         down = tree_map(lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, exchange.received)
-        everyone = torch.arange(len(rows)), {} if pooled else self.states, rows, self.streams(rows, exchange.batches)
+        everyone = torch.arange(len(rows)), states, rows, self.streams(rows, exchange.batches)
 
         def one(_: Tensor, state: Tree, rows: Tensor, streams: Any) -> Any:
             labels = torch.zeros(len(rows), dtype=torch.long)
             return exchange.step(hp, down, state, ClientData(rows, labels, lambda x: x, streams, batched=True))
 
         up, state, metrics = torch.func.vmap(one)(*everyone)
+        kept = np.ones(len(rows), bool)
         if not pooled:
-            self.states = state
+            kept &= exchange.clients != self.diverging.get(self.exchanges, -1)
+            self.states, self.here = tree_map(lambda leaf: leaf[kept], state), exchange.clients[kept]
         for name, values in metrics.items():
             self.spent[name] = self.spent.get(name, 0.0) + float(values.sum())
-        up = up if exchange.reduce == "stack" else tree_map(lambda leaf: leaf.mean(0), up)
-        return Result(up, np.ones(len(rows), bool), {})
+        up = tree_map(lambda leaf: leaf[kept], up)
+        if exchange.reduce == "mean":
+            weights = (np.ones(len(rows)) if exchange.weights is None else exchange.weights.astype(float))[kept]
+            shares = torch.from_numpy(weights / weights.sum())
+            up = tree_map(lambda leaf: torch.tensordot(shares, leaf, 1), up)
+        return Result(up, kept, {})
 
     def streams(self, rows: Tensor, batches: Mapping[str, Batches]) -> dict[str, tuple[Tensor, Tensor]]:
         """Mini-batches drawn independently, with replacement; or all samples, in order."""
@@ -154,31 +167,52 @@ EXACT = {"curvature": "hessian", "upper_scale": "paper"}
 
 
 class Solving:
-    """One call of an estimator of Comm-FedBiO. v: of every step of the solver, as the server has it; e: what was left
-    out; result: what it estimates for grad_xy g v, or None."""
+    """One call of an estimator of Comm-FedBiO.
 
-    def __init__(self, kind: type[Algorithm], problem: Problem, round: int = 1, **hyper: Any):
-        run = Run(kind, problem, **EXACT, **hyper)
-        algorithm, d = run.algorithm, problem.task.module.y.numel()
+    v: of every step of the solver, as the server has it; e: what was left out; result: what it estimates for
+    grad_xy g v, or None. sizes: the clients' numbers of samples.
+    """
+
+    def __init__(
+        self,
+        kind: type[Algorithm],
+        problem: Problem,
+        round: int = 1,
+        sizes: np.ndarray | None = None,
+        diverging: dict[int, int] | None = None,
+        **hyper: Any,
+    ):
+        run = Run(kind, problem, **{**EXACT, **hyper})
+        self.algorithm: Any = run.algorithm
+        m, d = len(problem.rows), problem.task.module.y.numel()
+        sizes = np.ones(m) if sizes is None else sizes
         self.v, self.e = [torch.zeros(d).double()], [torch.zeros(d).double()]
         self.alphas: list[float] = []
-        if hasattr(algorithm, "schedule"):
-            step = algorithm.step
+        shares = torch.from_numpy(sizes / sizes.sum())
+        run.diverging = diverging or {}
+        run.states = {"x": tree_map(lambda leaf: leaf.expand(m, *leaf.shape), run.server["x"])}
+        if hasattr(self.algorithm, "schedule"):
+            step = self.algorithm.step
 
-            def observed(one: Any, last: Any, v: Tensor, b: Tensor, cohort: Cohort) -> Any:
-                found = yield from step(one, last, v, b, cohort)
+            def observed(one: Any, last: Any, b: Tensor) -> Any:
+                found = yield from step(one, last, b)
+                self.v.append(self.algorithm.moved(run.algorithm.hyper, self.v[-1], found.change, b, one.alpha))
                 self.alphas.append(one.alpha)
-                self.v.append(algorithm._moved(algorithm.hyper, v, found.change, b, one.alpha))
-                self.e.append(found.rest if isinstance(found.rest, torch.Tensor) else run.states["residual"].mean(0))
+                own, left = run.states["residual"], shares[run.here] / shares[run.here].sum()
+                self.e.append(found.rest if isinstance(found.rest, Tensor) else torch.tensordot(left, own, 1))
                 return found
 
-            algorithm.step = observed
-        m = len(problem.rows)
-        cohort = Cohort(round, np.arange(m), np.ones(m), m)
-        generator = algorithm.crosses(run.server, system(problem)[1], cohort)
+            self.algorithm.step = observed
+        cohort = Cohort(round, np.arange(m), sizes, m)
+        generator = self.algorithm.crosses(run.server["y"], system(problem, sizes)[1], cohort)
         reply = None
         try:
             while True:
-                reply = run._carry_out(generator.send(reply))
+                reply = run.carry_out(generator.send(reply))
         except StopIteration as stop:
-            self.result = None if stop.value is None else stop.value.up["cross"]["x"].mean(0)
+            self.found = stop.value
+        self.result: Any = None
+        if self.found is not None:
+            crosses, there = self.found
+            left = shares[there.clients] / shares[there.clients].sum()
+            self.result = torch.tensordot(left, crosses["x"], 1)

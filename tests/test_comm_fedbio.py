@@ -13,7 +13,7 @@ from torch import nn
 from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.base import Batch
 from hedgerow.algorithms.focus import credibilities
-from hedgerow.algorithms.hypergradient import dense_hessian, lower_slope, slopes, solve
+from hedgerow.algorithms.hypergradient import cross_product, dense_hessian, lower_slope, slopes, solve
 from hedgerow.algorithms.newton import newton
 from hedgerow.algorithms.problems import Cleaning
 from hedgerow.algorithms.task import cross_entropies
@@ -24,13 +24,12 @@ from hedgerow.platform.errors import UserError
 from hedgerow.platform.executors import InlineExecutor
 from hedgerow.platform.experiment import EngineConfig, Evaluation, TaskConfig
 from hedgerow.platform.experiment_file import parse_experiment
+from hedgerow.platform.figures import draw_histograms
 from hedgerow.platform.learner import Learner
 from hedgerow.platform.runner import run
 from hedgerow.platform.worker import Worker
 
 DATA = blobs(samples=200)
-D = 45
-"""Parameters of an MLP 6-4-3 with biases."""
 ESTIMATORS = {
     "topk": {"name": "comm_fedbio_topk", "compression": 5, "u_steps": 3},
     "random_k": {"name": "comm_fedbio_topk", "compression": 5, "u_steps": 3, "compressor": "random_k"},
@@ -42,6 +41,7 @@ ESTIMATORS = {
     "non_iter": {"name": "comm_fedbio_non_iter", "compression": 2},
     "one_round": {"name": "comm_fedbio_non_iter", "compression": 2, "one_round": True},
 }
+EVERYTHING = {"name": "comm_fedbio_topk", "compressor": "random_k", "compression": 1}
 SOLVERS = {name: {**section, "u_lr": 0.3} for name, section in ESTIMATORS.items() if "u_steps" in section}
 ALL = ESTIMATORS | SOLVERS
 BASELINES = {
@@ -50,14 +50,25 @@ BASELINES = {
 }
 
 
-def noisy(section, mode=("vmap", 3), rounds=3, folder=None, data=DATA, kind=None, noise=0.4, model=None, **settings):
+def noisy(
+    section,
+    mode=("vmap", 3),
+    rounds=3,
+    folder=None,
+    data=DATA,
+    kind=None,
+    noise=0.4,
+    model=None,
+    problem=None,
+    **settings,
+):
     """Four clients with wrong labels; the server validates on a fifth of their samples, whose labels are right."""
     config = kind or IID(clients=4, unbalanced=0.3, validation=0.2, label_noise=noise)
     clients = make_partition(config, data.y_train, data.classes, None, 0)
     section = {"lr": 0.2, **({"steps": 3, "batch_size": 16} if "comm" in section["name"] else {}), **section}
     hyper = ALGORITHMS[section["name"]].Hyper(**section)
     task = {"data": {"name": "digits"}, "partition": config, "model": model or {"name": "mlp", "hidden": [4]}}
-    task |= {"problem": {"kind": "cleaning", "weights": "clipped"}}
+    task |= {"problem": problem or {"kind": "cleaning", "weights": "clipped"}}
     engine = EngineConfig(mode=mode[0], chunk=mode[1])
     values = {"rounds": rounds, "engine": engine, "task": TaskConfig(**task)} | settings
     wanted = experiment(hyper, **values)
@@ -115,6 +126,18 @@ def test_two_actors_equal_one_and_inline(ray_here, tmp_path):
         assert a["train_loss"] == pytest.approx(b["train_loss"], abs=1e-5)
 
 
+@pytest.mark.parametrize("name", ["topk", "non_iter", "preprocess"])
+def test_some_clients_take_part_and_others_are_evaluated(name):
+    """What participants noted for the round is none of the evaluation's; newcomers are told what they need."""
+    section = (ESTIMATORS | BASELINES)[name]
+    settings = {"participation": 0.5, "evaluation": Evaluation(clients=4), "rounds": 4}
+    one, other = (noisy(section, mode, **settings) for mode in (("vmap", 4), ("loop", 1)))
+    records = [list(one), list(other)]
+    assert distance(flatten(one.server), flatten(other.server)) < 1e-4
+    assert [record["participants"] for record in records[0]] == [2] * 4
+    assert 0 < records[0][-1]["client_accuracy"] <= 1
+
+
 def test_experts_in_a_pack_are_what_they_are_alone():
     changes = [{"lr": 0.2, "upper_lr": 0.3}, {"lr": 0.1, "upper_lr": 0.05, "ridge": 0.01, "damping": 0.1}]
     alone = [noisy({**SOLVERS["two_round"], **change}) for change in changes]
@@ -136,29 +159,31 @@ def test_experts_in_a_pack_are_what_they_are_alone():
 
 @pytest.mark.parametrize("name", ALL)
 def test_scalars_per_client(name):
-    """Beside the d numbers of the local steps, each way. n: of a client's weights, down twice and up once."""
-    section, steps, n, m = ALL[name], 3, 30, 4
-    runs = noisy(section, rounds=2, kind=IID(clients=4, samples_per_client=37, validation=7 / 37, label_noise=0.4))
-    start = runs.learners[0].algorithm.start()
-    d = sum(leaf.numel() for leaf in start["y"].values())
+    """Beside the d numbers of the local steps, each way, and the clients' N weights, once each way, whatever their
+    sizes."""
+    section, steps, m = ALL[name], 3, 4
+    runs = noisy(section, rounds=2)
+    sizes = runs.learners[0].sizes
+    assert len(set(sizes)) > 1
+    n, d = sizes.mean(), sum(leaf.numel() for leaf in runs.learners[0].algorithm.start()["y"].values())
     assert d == 6 * 4 + 4 + 4 * 3 + 3
-    assert [len(block) for block in runs.learners[0].algorithm.task.blocks] == [n] * m
     record = list(runs)[-1]
-    up, down = record["scalars_up"] / m - d - n, record["scalars_down"] / m - d - 2 * n
+    up, down = record["scalars_up"] / m - d - n, record["scalars_down"] / m - d - n
+    assert record["bytes_up"] == 4 * record["scalars_up"]
     rate = 0 if section.get("u_lr") else 1
     k = d // 5
     r1 = int((d / 4) ** 0.5)
     if name == "topk":
         assert up == steps * 2 * k + rate
         # y and b; then at most 2 m k numbers per step, fewer where clients send the same entries.
-        assert 2 * d + steps * 2 * k <= down <= 2 * d + steps * 2 * m * k
+        assert 2 * d + steps * 2 * k + rate <= down <= 2 * d + steps * 2 * m * k + rate
     else:
         wanted = {
-            "random_k": (steps * k + rate, 2 * d + steps * k),
-            "two_round": (steps * (3 * (d // 6) + 4) + rate, 2 * d + steps * 2 * 4),
-            "server": (steps * 3 * (d // 6) + rate, d + steps * 2 * 2),
+            "random_k": (steps * k + rate, 2 * d + steps * k + rate),
+            "two_round": (steps * (3 * (d // 6) + 4) + rate, 2 * d + steps * 2 * 4 + rate),
+            "server": (steps * 3 * (d // 6) + rate, d + steps * 2 * 2 + rate),
             "non_iter": (2 * r1 * r1, d + r1),
-            "one_round": (2 * r1 * r1 + n * r1 - n, d - n + n),
+            "one_round": (2 * r1 * r1 + n * (r1 - 1), d),
         }
         assert (up, down) == wanted[name]
     exchanges = {"two_round": 3 + 2 * steps, "non_iter": 3, "one_round": 2}
@@ -225,6 +250,33 @@ def test_the_oracle_trains_as_if_wrong_samples_were_not_there():
     assert distance(plain.server["w"], oracle.server["w"]) < 1e-6
 
 
+def test_focus_weighs_by_samples_and_credibilities():
+    """A round by hand: E_m is the server's model on the client's samples plus the client's on the server's."""
+    section = {**BASELINES["focus"], "batch_size": None, "alpha": 2.0}
+    runs = noisy(section, rounds=1)
+    task, samples = runs.learners[0].algorithm.task, runs.executor.worker.samples["clients"]
+    config = runs.learners[0].experiment.task.partition
+    clients = make_partition(config, DATA.y_train, DATA.classes, None, 0)
+    start, own = runs.server["w"], torch.from_numpy(clients.rows("validation"))
+    models, errors, sizes = [], [], clients.train_sizes
+    for offset, size in zip(*clients.shares()["train"], strict=True):
+        rows = torch.from_numpy(clients.order[offset : offset + size])
+        batch = Batch(samples.x[rows], samples.y[rows])
+        w = {name: p.clone().requires_grad_() for name, p in start.items()}
+        for _ in range(3):
+            slopes = torch.autograd.grad(task.loss(w, batch), list(w.values()))
+            w = {n: (p - 0.2 * s).detach().requires_grad_() for (n, p), s in zip(w.items(), slopes, strict=True)}
+        w = {name: p.detach() for name, p in w.items()}
+        models.append(w)
+        # The server's samples have right labels: nobody made those wrong.
+        errors.append(float(task.loss(start, batch) + task.loss(w, Batch(samples.x[own], samples.y[own]))))
+    believed = sizes * (1 - np.exp(2.0 * np.array(errors)) / np.exp(2.0 * np.array(errors)).sum())
+    list(runs)
+    for name, p in runs.server["w"].items():
+        mean = sum(share * w[name] for share, w in zip(believed / believed.sum(), models, strict=True))
+        assert torch.allclose(p, mean.float(), atol=1e-5)
+
+
 # ---- sample weights -------------------------------------------------------------------------------------------------
 
 
@@ -259,8 +311,7 @@ def weighing(n, seed=0, wrong=()):
 
 
 def test_the_hypergradient_of_a_weight():
-    """dh/dlambda_j = -<grad loss_j, v> / N with H v = grad F (section 1.4): as finite differences have it, and as the
-    estimate without compression does, from what clients send."""
+    """dh/dlambda_j = -<grad loss_j, v> / N with H v = grad F (section 1.4): as finite differences have it."""
     _, lower, upper, best, train = weighing(12, wrong=(1, 5))
     weights = torch.linspace(0.3, 1.0, 12).double()
     x, y = {"weights": weights}, best(weights)
@@ -275,6 +326,35 @@ def test_the_hypergradient_of_a_weight():
         moved = torch.eye(12).double()[j] * step
         ends = [float(upper({}, best(weights + sign * moved))) for sign in (1, -1)]
         assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(-float(each[j]) / 12, abs=1e-5)
+
+
+@pytest.mark.parametrize("scale", ["paper", "per_sample", "per_client"])
+def test_what_clients_send_makes_the_hypergradient(scale):
+    """Uncompressed and solved: x's step is the exact hypergradient's, with clients of different sizes."""
+    section = {**EVERYTHING, "u_lr": None, "u_steps": 150, "ridge": 0.3, "upper_scale": scale, "upper_lr": 1e-3}
+    runs = noisy({**section, "lr": 1e-9}, rounds=1, model={"name": "logreg"})
+    config = runs.learners[0].experiment.task.partition
+    clients, task = make_partition(config, DATA.y_train, DATA.classes, None, 0), runs.learners[0].algorithm.task
+    rows, own = (torch.from_numpy(clients.rows(share)) for share in ("train", "validation"))
+    samples, x = torch.from_numpy(DATA.x_train), task.start()["x"]
+    train = Batch(samples[rows], torch.from_numpy(clients.labels)[rows], rows=rows)
+    validation = Batch(samples[own], torch.from_numpy(DATA.y_train)[own], rows=own)
+    y, n = task.start()["y"], len(rows)
+
+    def lower(x, w):
+        return task.lower(x, w, train) + 0.15 * dot(w, w)
+
+    v = solve(dense_hessian(lower, x, y), slopes(lambda x, w: task.upper(x, w, validation), x, y).y)
+    wanted = -cross_product(lower, x, y, v)["weights"]
+    sizes = torch.from_numpy(np.repeat(clients.train_sizes, clients.train_sizes)).float()
+    wanted = wanted * {"paper": 1, "per_sample": n, "per_client": sizes}[scale]
+    list(runs)
+    # Of weights that are not clipped: those whose derivative is positive.
+    moved = (1.0 - runs.server["x"]["weights"]) / 1e-3
+    falls = wanted > 0
+    assert falls.sum() > 10
+    assert torch.allclose(moved[falls], wanted[falls], rtol=0.02, atol=0.02 * float(wanted.abs().max()))
+    assert (moved[~falls] == 0).all()
 
 
 def test_shapley_values_agree_about_who_is_wrong():
@@ -360,6 +440,38 @@ def test_wrong_labels_are_found(section, least, noise, on_gaussians):
     assert robust["test_accuracy"] >= plain["test_accuracy"] + 0.02
 
 
+def test_an_estimate_that_failed_moves_no_weight():
+    section = {**EVERYTHING, "u_lr": 1e4, "u_steps": 20, "batch_size": None}
+    runs = noisy(section)
+    records = list(runs)
+    assert records[-1]["failed_estimates"] == 3
+    assert (runs.server["x"]["weights"] == 1).all()
+    # The model learns all the same.
+    assert records[-1]["test_loss"] < records[0]["test_loss"]
+
+
+def test_other_problems_keep_their_hypergradient_as_it_is():
+    """x of hyper-representation learning is shared: no 1/N is to be made up for."""
+    section = {"name": "comm_fedbio_topk", "compression": 2, "u_steps": 5, "upper_lr": 0.1, "ridge": 0.05}
+    records = list(noisy(section, rounds=30, noise=0.0, problem={"kind": "hyper_representation"}))
+    assert records[-1]["dropped"] == 0
+    assert records[-1]["test_loss"] < 0.7 * records[0]["test_loss"]
+
+
+def test_the_histogram_of_the_weights_is_kept_and_drawn(tmp_path):
+    runs = noisy({**ESTIMATORS["topk"], "upper_lr": 1.0}, rounds=5)
+    list(runs)
+    shown = runs.learners[0].state_dict()["progress"]["histograms"]["sample weight"]
+    weights, wrong = runs.server["x"]["weights"], runs.learners[0].algorithm.task.wrong
+    assert sum(shown["right label"]) == int((~wrong).sum())
+    assert sum(shown["wrong label"]) == int(wrong.sum())
+    assert shown["right label"][0] + shown["wrong label"][0] == int((weights < 0.05).sum()) > 0
+    written = draw_histograms({"a": {"sample weight": shown}, "b": {"sample weight": shown}}, tmp_path)
+    assert [file.name for file in written] == ["histograms.png", "histograms.svg"]
+    assert all(file.stat().st_size > 5000 for file in written)
+    assert draw_histograms({"a": {}}, tmp_path) == []
+
+
 def test_the_literal_scale_moves_no_weight_below_a_half(on_gaussians):
     section = {"name": "comm_fedbio_topk", "compression": 17, **SOLVER, "upper_scale": "paper"}
     assert on_gaussians(0.4, **ROBUST, **section)["cleaning_f1"] == 0
@@ -387,7 +499,7 @@ def test_focus_believes_clients_with_right_labels():
 # ---- mistakes in the file -------------------------------------------------------------------------------------------
 
 
-def values(name, problem=None, **partition):
+def values(name, problem=None, hyper=None, **partition):
     return {
         "name": "test",
         "rounds": 2,
@@ -398,8 +510,11 @@ def values(name, problem=None, **partition):
             "model": {"name": "logreg"},
             "problem": problem,
         },
-        "algorithm": {"name": name},
+        "algorithm": {"name": name, **(hyper or {})},
     }
+
+
+CLEANING = {"kind": "cleaning"}
 
 
 @pytest.mark.parametrize(
@@ -408,7 +523,13 @@ def values(name, problem=None, **partition):
         (values("preprocess"), "task.problem.kind: preprocess is about training labels that may be wrong"),
         (values("fedavg_oracle"), "task.problem.kind: fedavg_oracle is about training labels"),
         (values("focus", validation=0.0), "task.partition.validation"),
-        (values("preprocess", {"kind": "cleaning"}, validation=0.0), "task.partition.validation"),
+        (values("preprocess", CLEANING, validation=0.0), "task.partition.validation"),
+        (
+            values("comm_fedbio_topk", CLEANING, {"compression": 10**6}),
+            "algorithm.compression: 1000000 is more than",
+        ),
+        (values("comm_fedbio_sketch", CLEANING, {"compression": 200}), "algorithm.compression: tables of 5 rows"),
+        (values("comm_fedbio_sketch", CLEANING, {"recovered": 700}), "algorithm.recovered: 700 entries are more than"),
     ],
 )
 def test_what_cannot_be_is_said_before_any_work(wanted, sentence):
@@ -418,3 +539,8 @@ def test_what_cannot_be_is_said_before_any_work(wanted, sentence):
         check_task(parsed, *data)
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_even_rows_have_no_median():
+    with pytest.raises(UserError, match="4 rows have no middle one; choose an odd number"):
+        parse_experiment(values("comm_fedbio_sketch", CLEANING, {"rows": 4}))

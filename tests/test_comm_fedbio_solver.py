@@ -112,7 +112,7 @@ def test_theorem_1_holds():
     does the bound on what is left out, and Top-k's own: at most 1 - tau of what it is given."""
     mu, big, k, a, d = 0.1, 1.0, 12, 80.0, 60
     tau, errors = k / d, {}
-    _, b, best = system(ONE)
+    hessian, b, best = system(ONE)
     for steps in (50, 100, 200):
         settings = {"u_lr": 8 / (mu * a), "u_offset": a, "u_steps": steps, "compression": d // k, "average": True}
         run = Solving(CommFedBiOTopK, ONE, **settings)
@@ -121,7 +121,11 @@ def test_theorem_1_holds():
         slope = float(b.norm())
         bound, left = theorem_1(mu, big, tau, a, reach, slope, steps)
         assert errors[steps] <= bound
-        assert all(float(e.square().sum()) <= alpha**2 * left for e, alpha in zip(run.e[1:], run.alphas, strict=True))
+        for i, alpha in enumerate(run.alphas[:-1]):
+            given = alpha * (hessian @ run.v[i] - b) + run.e[i]
+            size = float(run.e[i + 1].square().sum())
+            assert size <= (1 - tau) * float(given.square().sum()) + 1e-12
+            assert size <= run.alphas[i + 1] ** 2 * left
         assert run.alphas[10] == pytest.approx(8 / (mu * (10 + a)))
     assert np.polyfit(np.log(list(errors)), np.log(list(errors.values())), 1)[0] <= -1
 
@@ -138,9 +142,9 @@ def on_a_diagonal(recovered, **hyper):
     hyper = CommFedBiOSketch.Hyper(rows=5, compression=10, recovered=recovered, **EXACT, **hyper)
     algorithm, b = CommFedBiOSketch(hyper, None), h * best
     cohort, one = Cohort(1, np.zeros(1, int), np.ones(1), 1), np.ones(1, bool)
-    v, left, last, errors = torch.zeros_like(b), torch.zeros_like(b), Change(torch.zeros_like(b), {}, {}), []
+    v, left, last, errors = torch.zeros_like(b), torch.zeros_like(b), Change(torch.zeros_like(b), {}, {}, cohort), []
     for step in algorithm.schedule(hyper.u_lr):
-        generator = algorithm.step(step, last, v, b, cohort)
+        generator = algorithm.step(step, last, b)
         hashes = CountSketch(**next(generator).known["hashes"], width=algorithm.width(hyper, 1500))
         p = step.alpha * (h * v - b) + left if hyper.recovery == "two_round" else step.alpha * h * v
         try:
@@ -165,12 +169,52 @@ def test_exact_values_make_count_sketches_descend():
     assert on_a_diagonal(1, recovery="zero_cells", u_lr=0.1, u_steps=120)[-1] < 1
 
 
-def test_an_estimate_that_grows_is_given_up():
-    run = Solving(CommFedBiOTopK, FIVE, u_lr=5.0, u_steps=60, ridge=1e-3, **EVERYTHING)
+@pytest.mark.parametrize("convexity", [{"ridge": 1e-3}, {"ridge": 0.0}, {"ridge": 0.0, "damping": 0.1}])
+def test_an_estimate_that_grows_is_given_up(convexity):
+    run = Solving(CommFedBiOTopK, FIVE, u_lr=5.0, u_steps=60, **convexity, **EVERYTHING)
     assert run.result is None
-    assert len(run.alphas) < 60
+    assert len(run.alphas) < 10
 
 
 def test_clients_find_the_step_by_power_iterations():
     run = Solving(CommFedBiOTopK, ONE, u_steps=1, power_steps=40, **EVERYTHING)
     assert run.alphas[0] == pytest.approx(1.0, rel=0.02)
+
+
+# ---- who takes part -----------------------------------------------------------------------------------------------
+
+
+KINDS = {
+    "topk": (CommFedBiOTopK, {"compression": 3}),
+    "random_k": (CommFedBiOTopK, {"compression": 3, "compressor": "random_k"}),
+    "two_round": (CommFedBiOSketch, {"compression": 1, "rows": 3, "recovered": 20}),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_clients_count_by_their_samples(name):
+    """H = sum N_m H_m / N, and so do the messages: the virtual sequence is that of the weighted problem."""
+    kind, change = KINDS[name]
+    sizes = np.array([10.0, 20.0, 30.0, 40.0, 500.0])
+    different = linear(spectrum(60, 0.1, 1.0, 0, clients=5, spread=0.2), np.random.default_rng(1).normal(size=60))
+    run = Solving(kind, different, sizes=sizes, u_lr=0.3, u_steps=8, **change)
+    hessian, b, _ = system(different, sizes)
+    for i, alpha in enumerate(run.alphas):
+        moved = (run.v[i + 1] - run.e[i + 1]) - (run.v[i] - run.e[i])
+        assert torch.allclose(moved, -alpha * (hessian @ run.v[i] - b), atol=1e-10)
+    assert torch.allclose(run.result, run.v[-1], atol=1e-10)
+    assert (system(different)[0] - hessian).norm() > 0.1
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("exchange", [1, 2, 3, 6])
+def test_a_client_that_diverges_is_left_out_until_the_round_ends(name, exchange):
+    """From then on it is as if it were not there: what is left is a smaller problem, which is solved."""
+    kind, change = KINDS[name]
+    settings = {"u_lr": 0.3, "u_steps": 200, **change}
+    rest = linear(spectrum(60, 0.1, 1.0, 0, clients=5, spread=0.05)[[0, 1, 3, 4]], system(FIVE)[1].numpy())
+    lost = Solving(kind, FIVE, diverging={exchange: 2}, **settings)
+    assert lost.found[1].clients.tolist() == [0, 1, 3, 4]
+    assert torch.allclose(lost.result, lost.v[-1], atol=1e-10)
+    full = Solving(kind, FIVE, **settings)
+    assert relative(lost.result, rest) < relative(full.result, FIVE) + 0.02

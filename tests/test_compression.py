@@ -115,6 +115,19 @@ def test_as_many_rows_as_the_corollary_asks_suffice():
     assert failures / 60 <= 0.25
 
 
+def test_a_sparse_embedding_keeps_the_lengths_in_a_subspace():
+    """Corollary 2: with r > 18 / ((eps / l)^2 delta) rows no square of a length, of l dimensions, changes by more than
+    eps."""
+    rng = np.random.default_rng(0)
+    basis = torch.from_numpy(np.linalg.qr(rng.normal(size=(1000, 3)))[0])
+    rows, failures = int(18 / ((0.9 / 3) ** 2 * 0.25)) + 1, 0
+    for seed in range(40):
+        s = SparseEmbedding.draw(1000, rows, seed)
+        stretched = torch.linalg.svdvals(torch.stack([s.apply(column) for column in basis.T], 1)).square()
+        failures += bool((stretched - 1).abs().max() > 0.9)
+    assert failures / 40 <= 0.25
+
+
 def test_they_run_under_vmap():
     u = torch.stack([vector(80, seed) for seed in range(3)])
     hashes, embedding = CountSketch.draw(80, 3, 10, 0), SparseEmbedding.draw(80, 9, 0)

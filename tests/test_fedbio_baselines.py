@@ -37,7 +37,7 @@ def test_fednest_estimates_the_series_without_bias():
         generator, reply = run.algorithm._solve(run.server, cohort), None
         while True:
             try:
-                reply = run._carry_out(generator.send(reply))
+                reply = run.carry_out(generator.send(reply))
             except StopIteration as stop:
                 found.append(stop.value["y"])
                 break

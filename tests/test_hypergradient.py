@@ -193,3 +193,29 @@ def test_f1_and_auc_of_finding_wrong_labels():
     # To take everything for wrong finds everything: 2 rho / (1 + rho).
     assert found(0.1, 0.1, 0.1, 0.1) == (0.5, 1, 2 / 3, 0.5)
     assert detection(torch.ones(4), torch.zeros(4, dtype=torch.bool)) == {}
+
+
+def test_gauss_newton_products():
+    """J'(diag(p) - pp')J v / N of a dense Jacobian; positive semidefinite; of softmax regression the Hessian itself."""
+    torch.manual_seed(1)
+    x, y = torch.randn(7, 3).double(), torch.randint(0, 2, (7,))
+
+    def fit(o):
+        return torch.nn.functional.cross_entropy(o, y)
+
+    for module in (nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double(), nn.Linear(3, 2).double()):
+        w = {name: p.detach() for name, p in module.named_parameters()}
+        v = tree_map(torch.randn_like, w)
+
+        def outputs(w, module=module):
+            return torch.func.functional_call(module, w, (x,))
+
+        found = tools.gauss_newton_product(outputs, fit, w, v)
+        parts = torch.func.jacrev(outputs)(w)
+        jacobian = torch.cat([part.reshape(14, -1) for part in parts.values()], 1)
+        p = outputs(w).softmax(1)
+        inner = torch.block_diag(*(torch.diag(one) - torch.outer(one, one) for one in p)) / 7
+        assert torch.allclose(tools.flat(found), jacobian.T @ inner @ jacobian @ tools.flat(v), atol=1e-12)
+        assert float(dot(found, v)) > 0
+        hessian = tools.hessian_product(lambda _, w: fit(outputs(w)), {}, w, v)
+        assert torch.allclose(tools.flat(found), tools.flat(hessian), atol=1e-12) == isinstance(module, nn.Linear)

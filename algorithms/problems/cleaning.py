@@ -1,6 +1,6 @@
 """Federated data cleaning: which training labels are wrong is learnt from clean samples for validation."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -10,6 +10,9 @@ from torch import Tensor
 from hedgerow.algorithms.base import Batch
 from hedgerow.algorithms.task import BilevelTask, Params, cross_entropies, mean_over
 from hedgerow.algorithms.trees import Tree
+
+NEEDED = "task.problem.kind: {} is about training labels that may be wrong; set it to cleaning"
+"""What an algorithm says that needs this problem."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,8 @@ class Cleaning(BilevelTask):
     last where it has no more. slots, places (samples of the data set,): where a sample's number stands in x, and in
     its owner's block. wrong (training samples,): in the order of x, True where the label is wrong; only oracles see it.
     """
+
+    deals_x = True
 
     weights: Literal["sigmoid", "clipped"] = "sigmoid"
     blocks: Tensor = field(kw_only=True)
@@ -55,9 +60,12 @@ class Cleaning(BilevelTask):
     def project(self, x: Tree) -> Tree:
         return x if self.weights == "sigmoid" else {"weights": x["weights"].clamp(0.0, 1.0)}
 
-    def hand_out(self, x: Tree, clients: np.ndarray) -> tuple[Tree, Tree]:
+    def hand_out(self, x: Tree, clients: np.ndarray) -> Tree:
         """To each client the block of its own samples, {"own": (clients, most samples)}."""
-        return {}, {"own": torch.cat([x["weights"], x["weights"].new_zeros(1)])[self.blocks[clients]]}
+        return {"own": torch.cat([x["weights"], x["weights"].new_zeros(1)])[self.blocks[clients]]}
+
+    def padding(self, clients: np.ndarray) -> np.ndarray:
+        return (self.blocks[clients] == len(self.wrong)).sum(1).numpy()
 
     def collect(self, slopes: Tree, clients: np.ndarray, weights: Tensor) -> Tree:
         own = weights[:, None].to(slopes["own"]) * slopes["own"]
@@ -72,7 +80,7 @@ class Cleaning(BilevelTask):
         """How well low weights tell wrong labels: see `detection`."""
         return detection(self.weigh(x["weights"].cpu()), self.wrong.cpu())
 
-    def shares(self, x: Tree) -> dict[str, dict[str, Tensor]]:
+    def histograms(self, x: Tree) -> dict[str, dict[str, Tensor]]:
         """The weights of samples with right and with wrong labels."""
         weights, wrong = self.weigh(x["weights"].cpu()), self.wrong.cpu()
         return {"sample weight": {"right label": weights[~wrong], "wrong label": weights[wrong]}}
@@ -93,13 +101,18 @@ def detection(weights: Tensor, wrong: Tensor) -> dict[str, Any]:
     _, inverse, counts = torch.unique(weights, return_inverse=True, return_counts=True)
     ranks = (counts.cumsum(0) - (counts - 1) / 2)[inverse]
     below = float(ranks[~wrong].double().sum()) - good * (good + 1) / 2
-    return found(hits, int(flagged.sum()), bad) | {"cleaning_auc": below / (good * bad)}
+    return found_of(hits, int(flagged.sum()), bad) | {"cleaning_auc": below / (good * bad)}
 
 
-def found(hits: int, flagged: int, bad: int) -> dict[str, float]:
+def found_of(hits: int, flagged: int, bad: int) -> dict[str, float]:
     """Precision, recall and F1. hits: wrong labels that are flagged; bad: all wrong labels."""
     return {
         "cleaning_precision": hits / max(flagged, 1),
         "cleaning_recall": hits / max(bad, 1),
         "cleaning_f1": 2 * hits / max(flagged + bad, 1),
     }
+
+
+def only(batch: Batch, which: Tensor) -> Batch:
+    """A batch without its other samples. which (samples,): bool."""
+    return replace(batch, mask=which.float() if batch.mask is None else batch.mask * which)
