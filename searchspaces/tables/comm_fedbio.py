@@ -40,7 +40,7 @@ SETTINGS: dict[str, Section] = {
 }
 RATES = [1, 10, 20, 50, 100, 500, 1000]
 REMARK = (
-    "10 clients; the server's clean samples are what each of them sets aside, an eleventh; wrong labels are of any other "
+    "10 clients; the server's clean samples are what each of them sets aside, an eleventh; a wrong label is any other "
     "class; Gauss-Newton products; a message of a solver's step has so many times fewer numbers than the model"
 )
 
