@@ -69,14 +69,15 @@ def _panel(axes: Any, result: LineResult, axis: str) -> None:
             linestyle=STYLES[index % len(STYLES)], marker="o" if len(spent) == 1 else None,
         )  # fmt: skip
         axes.set_xlabel(_label(axis, best[0].records[-1]["transmissions"]))
+    drawn = [value for line in axes.lines for value in line.get_ydata()]
     for target in result.targets:
         axes.axhline(scale * target, color="0.4", linestyle="--", linewidth=0.8)
-    drawn = [value for line in axes.lines for value in line.get_ydata()]
     if loss and max(drawn) > 5 * min(drawn) > 0:
         axes.set_yscale("log")
     if result.targets and accuracy:
-        # What the targets are about: the last few per cent.
-        axes.set_ylim(bottom=max(0, 100 * min(result.targets) - 6))
+        # What the targets are about: the last few per cent, where a run comes so far.
+        bottom = max(0, 100 * min(result.targets) - 6)
+        axes.set_ylim(bottom=bottom if max(drawn) > bottom else None)
     axes.set(
         title=result.line.title,
         ylabel="training loss" if loss else "test accuracy (%)" if accuracy else metric.replace("_", " "),
