@@ -8,6 +8,7 @@ from hedgerow.algorithms.comm_fedbio_sketch import CommFedBiOSketch
 from hedgerow.algorithms.comm_fedbio_topk import CommFedBiOTopK
 from hedgerow.algorithms.fedavg import FedAvg
 from hedgerow.algorithms.fedavg_oracle import FedAvgOracle
+from hedgerow.algorithms.fedavg_topk import FedAvgTopK
 from hedgerow.algorithms.fedbio import FedBiO
 from hedgerow.algorithms.fedbio_local import FedBiOLocal
 from hedgerow.algorithms.fedbioacc import FedBiOAcc
@@ -15,8 +16,11 @@ from hedgerow.algorithms.fedbioacc_local import FedBiOAccLocal
 from hedgerow.algorithms.feddyn import FedDyn
 from hedgerow.algorithms.fednest import FedNest
 from hedgerow.algorithms.fedprox import FedProx
+from hedgerow.algorithms.fedsep_bilevel import FedSepBilevel
+from hedgerow.algorithms.fedsep_lasso import FedSepLasso
 from hedgerow.algorithms.fedsgd import FedSGD
 from hedgerow.algorithms.fedsplit import FedSplit
+from hedgerow.algorithms.fetchsgd import FetchSGD
 from hedgerow.algorithms.focus import Focus
 from hedgerow.algorithms.fs import FS
 from hedgerow.algorithms.ftml import FTML
@@ -71,4 +75,8 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "fedavg_oracle": FedAvgOracle,
     "focus": Focus,
     "preprocess": Preprocess,
+    "fedavg_topk": FedAvgTopK,
+    "fetchsgd": FetchSGD,
+    "fedsep": FedSepLasso,
+    "fedsep_bilevel": FedSepBilevel,
 }

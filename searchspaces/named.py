@@ -4,8 +4,6 @@ Where a source gives a grid for a method that is not here yet, its keys have the
 the space before then is refused like any unknown hyperparameter. Beside those of the algorithms that are here:
 
     alpha                        PFLDyn: the quadratic penalty; KD, DiSK: weight of cross-entropy
-    sketch_size, lasso           FedSep's p and beta
-    decode_lr, decode_lr_scale   FedSep's gamma, and gamma ||S||^2: one or the other
     tau, student_tau, top_k      KD, DiSK: temperatures of teacher and student (tau_s), DiSK's K
     lambda_min, lambda_max, lambda_period, delta
                                  DiSK's dual weight: its bounds and period (lambda_T), and the budget

@@ -182,7 +182,7 @@ def test_the_space_of_a_method_that_is_here_is_searched_by_its_name(name):
     grids = [len(entry["grid"]) for entry in KNOWN[name].space.values() if "grid" in entry]
     # Of keys that are drawn, two draws for each point of the grid.
     assert len(plan.configurations) == math.prod(grids) * (1 if KNOWN[name].size else 2)
-    assert {key.removeprefix("algorithm.") for key in KNOWN[name].space} <= ALGORITHMS[method].Hyper.model_fields.keys()
+    assert {key.split(".")[1] for key in KNOWN[name].space} <= ALGORITHMS[method].Hyper.model_fields.keys()
 
 
 def test_what_a_caller_changes_stays_with_the_caller():

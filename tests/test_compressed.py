@@ -1,0 +1,100 @@
+"""FedAvg with compressed messages: Top-K with error feedback, and FetchSGD."""
+
+import numpy as np
+import pytest
+import torch
+from helpers import blobs, distance, identical, partition, run_inline, small_task
+
+from hedgerow.algorithms import ALGORITHMS
+from hedgerow.algorithms.compression import CountSketch
+from hedgerow.algorithms.hypergradient import flat
+from hedgerow.algorithms.trees import count, flatten, sub
+from hedgerow.platform.experiment import EngineConfig
+
+DATA = blobs(samples=160)
+D = 6 * 8 + 8 + 8 * 3 + 3
+LOCAL = {"lr": 0.2, "epochs": None, "steps": 3, "batch_size": None}
+
+
+def run(name, mode=("vmap", 3), rounds=4, folder=None, **hyper):
+    clients = partition(np.array([30, 25, 25, 20, 20]), seed=0)
+    engine = EngineConfig(mode=mode[0], chunk=mode[1])
+    settings = {"rounds": rounds, "engine": engine}
+    return run_inline(ALGORITHMS[name], small_task(DATA), DATA, clients, {**LOCAL, **hyper}, folder, **settings)
+
+
+SECTIONS = {"fedavg_topk": {"entries": 10}, "fetchsgd": {"rows": 3, "columns": 20, "entries": 10}}
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_loop_and_vmap_agree(name):
+    loop, vmap = (run(name, mode, **SECTIONS[name]) for mode in (("loop", 1), ("vmap", 3)))
+    [list(one) for one in (loop, vmap)]
+    assert distance(flatten(loop.server), flatten(vmap.server)) < 1e-5
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_a_resumed_run_is_undisturbed(name, tmp_path):
+    calm = run(name, **SECTIONS[name])
+    list(calm)
+    first = run(name, folder=tmp_path, **SECTIONS[name])
+    [next(first) for _ in range(2)]
+    first.save()
+    second = run(name, folder=tmp_path, **SECTIONS[name])
+    list(second)
+    assert identical(flatten(calm.server), flatten(second.server))
+
+
+def test_who_sends_everything_is_fedavg():
+    whole, plain = run("fedavg_topk", entries=D), run("fedavg")
+    [list(one) for one in (whole, plain)]
+    assert count(plain.server["w"]) == D
+    assert distance(whole.server["w"], plain.server["w"]) < 1e-6
+
+
+def test_what_a_client_does_not_send_it_remembers():
+    """The models' moves of all rounds are what was sent and what is still remembered, on average."""
+    runs = run("fedavg_topk", entries=7, rounds=1)
+    start = runs.server["w"]
+    next(runs)
+    moved = flat(sub(runs.server["w"], start))
+    left = runs.states.read(np.arange(5))["residual"]
+    plain = run("fedavg", rounds=1)
+    next(plain)
+    assert torch.allclose(moved + left.mean(0), flat(sub(plain.server["w"], start)), atol=1e-6)
+    assert all(int((row == 0).sum()) >= 7 for row in left)
+    forgetful = run("fedavg_topk", entries=7, error_feedback=False)
+    list(forgetful)
+    assert (forgetful.states.read(np.arange(5))["residual"] == 0).all()
+
+
+def test_a_round_of_fetchsgd_by_hand():
+    hyper = {"rows": 3, "columns": 25, "entries": 5, "server_lr": 0.5, "server_momentum": 0.8}
+    runs, plain = run("fetchsgd", **hyper), run("fedavg", rounds=1)
+    start = runs.server["w"]
+    next(plain)
+    table = CountSketch.draw(D, 3, 25, 0).sketch(flat(sub(plain.server["w"], start)))
+    next(runs)
+    hashes = CountSketch.draw(D, 3, 25, 0)
+    moved = flat(sub(runs.server["w"], start))
+    at = moved.nonzero().flatten()
+    assert len(at) == 5
+    assert torch.allclose(moved[at], hashes.estimate(0.5 * table)[at], atol=1e-6)
+    assert torch.allclose(runs.server["error"], 0.5 * table - hashes.sketch(moved), atol=1e-6)
+    emptied = torch.zeros(3, 25).scatter(1, hashes.buckets[:, at], 1.0) > 0
+    assert (runs.server["momentum"][emptied] == 0).all()
+    assert torch.allclose(runs.server["momentum"][~emptied], table[~emptied], atol=1e-6)
+
+
+def test_what_is_transmitted():
+    topk, fetch = (next(run(name, **SECTIONS[name])) for name in SECTIONS)
+    assert topk["scalars_up"] == 5 * 2 * 10
+    assert fetch["scalars_up"] == 5 * 3 * 20
+    assert topk["scalars_down"] == fetch["scalars_down"] == 5 * D
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_they_learn(name):
+    section = {"entries": 10} if name == "fedavg_topk" else {"rows": 3, "columns": 40, "entries": 10}
+    records = list(run(name, rounds=40, **section))
+    assert records[-1]["test_loss"] < 0.6 * records[0]["test_loss"]
