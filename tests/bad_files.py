@@ -36,7 +36,7 @@ def add(line: str) -> str:
     return f"{GOOD}{line}\n"
 
 
-MODELS = "(allowed: logreg, mlp, cnn, small_cnn, resnet18_gn, char_lstm, quadratic, the dotted path of your own)"
+MODELS = "(allowed: logreg, mlp, cnn, small_cnn, conv4, resnet18_gn, char_lstm, quadratic, the dotted path of your own)"
 ALGORITHMS = (
     "b_moml, central, comm_fedbio_non_iter, comm_fedbio_sketch, comm_fedbio_topk, fedavg, fedavg_oracle, "
     "fedavg_topk, fedbio, fedbio_local, fedbioacc, fedbioacc_local, feddyn, fednest, fedprox, fedsep, "

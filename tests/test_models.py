@@ -25,6 +25,7 @@ SMALL = [
     ("mlp", {"hidden": [5, 4]}, (1, 3, 3), 3, 4),
     ("cnn", {"channels": [3, 4], "fc": [6, 5]}, (2, 16, 16), 3, 4),
     ("small_cnn", {}, (1, 8, 8), 10, 4),
+    ("conv4", {"channels": 3}, (1, 16, 16), 10, 4),
     ("resnet18_gn", {}, (3, 32, 32), 10, 2),
     ("char_lstm", {"vocabulary": 12, "embedding": 3, "hidden": 5}, (7,), 4, 4),
 ]
@@ -117,6 +118,8 @@ def refusal(name, options, shape, classes=3, is_tokens=False):
         # padding 2 keeps 32 -> 16 -> 8: 4096 flat features in place of 1600
         ("cnn", {"padding": 2}, (3, 32, 32), 10, 815892 + (4096 - 1600) * 394),
         ("small_cnn", {}, (1, 8, 8), 10, 160 + 4640 + 1290),
+        ("conv4", {}, (1, 28, 28), 10, 24_234),
+        ("conv4", {"channels": 64}, (3, 32, 32), 10, 97_866),
         # torchvision's 11689512 for 1000 classes, with 10 classes and a 3x3 stem
         ("resnet18_gn", {}, (3, 32, 32), 10, 11689512 - 990 * 513 - (49 - 9) * 3 * 64),
         ("resnet18_gn", {"small_images": False}, (3, 64, 64), 1000, 11689512),
@@ -275,6 +278,7 @@ def test_mistakes_with_a_model_of_the_users(own, path, args, sentence):
         ("cnn", {}, (1, 8, 8), False, "images of 8x8 are too small for cnn with kernel 5 and padding 0; choose mlp"),
         ("cnn", {}, (3, 32, 15), False, "images of 32x15 are too small for cnn with kernel 5 and padding 0; choose"),
         ("small_cnn", {}, (1, 3, 8), False, "images of 3x8 are too small for small_cnn with kernel 3 and padding 1"),
+        ("conv4", {}, (1, 8, 28), False, "images of 8x28 are too small for conv4, which wants 16x16 at least"),
     ],
 )
 def test_models_that_do_not_fit_the_data(name, options, shape, is_tokens, sentence):

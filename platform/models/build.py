@@ -16,6 +16,7 @@ from hedgerow.platform.models.config import (
     MLP,
     MODELS,
     CharLSTM,
+    Conv4,
     CustomModel,
     LogReg,
     QuadraticXY,
@@ -67,6 +68,8 @@ def _built_in(config: Any, shape: tuple[int, ...], classes: int) -> nn.Module:
             return _cnn(config, shape, classes)
         case SmallCNN():
             return _cnn(CNN(channels=[16, 32], kernel=3, padding=1, fc=[]), shape, classes, config.name)
+        case Conv4():
+            return _conv4(config.channels, shape, classes)
         case ResNet18():
             return _resnet18(config, shape, classes)
         case CharLSTM():
@@ -101,6 +104,20 @@ def _cnn(config: CNN, shape: tuple[int, ...], classes: int, name: str = "cnn") -
                 f"padding {config.padding}; choose mlp, or cnn with a smaller kernel or more padding"
             )
     return nn.Sequential(*layers, nn.Flatten(), *_fully_connected([channels * height * width, *config.fc, classes]))
+
+
+def _conv4(channels: int, shape: tuple[int, ...], classes: int) -> nn.Module:
+    height, width = (side // 8 - 1 for side in shape[1:])
+    if min(height, width) < 1:
+        raise UserError(
+            f"task.model: images of {shape[1]}x{shape[2]} are too small for conv4, which wants 16x16 at least; choose "
+            "mlp"
+        )
+    layers: list[nn.Module] = []
+    for inputs in (shape[0], channels, channels):
+        layers += [nn.Conv2d(inputs, channels, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+    layers += [nn.Conv2d(channels, channels, 2), nn.ReLU(), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(channels * height * width, classes))
 
 
 def _resnet18(config: ResNet18, shape: tuple[int, ...], classes: int) -> nn.Module:
