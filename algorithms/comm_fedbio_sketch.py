@@ -3,7 +3,7 @@
 from typing import Any, Literal
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field
 from torch import Tensor
 
 from hedgerow.algorithms.base import ClientData, Exchange, Exchanges
@@ -27,22 +27,13 @@ class CommFedBiOSketch(Solver):
         recovery: Literal["two_round", "server", "zero_cells"] = Field(
             "two_round", description="how entries come out of the tables, and where the rest is kept"
         )
-        rows: int = Field(
-            5, ge=1, description="r, rows of a table, an odd number; a table has parameters / compression cells"
-        )
+        rows: int = Field(5, ge=1, description="r, rows of a table, which has parameters / compression cells")
         recovered: int | None = Field(
             None,
             ge=1,
             description="k, entries recovered in a step; null: as many as a table has columns in two rounds, else a "
             "60th of them",
         )
-
-        @field_validator("rows")
-        @classmethod
-        def _has_a_middle(cls, rows: int) -> int:
-            if rows % 2 == 0:
-                raise ValueError(f"{rows} rows have no middle one; choose an odd number")
-            return rows
 
     caution = 0.3
 

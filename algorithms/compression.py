@@ -61,7 +61,9 @@ class CountSketch(NamedTuple):
 
     def estimate(self, table: Tensor) -> Tensor:
         """Every coordinate's estimate (d,): the median over the rows. Dense, it is no contraction: see `heavy`."""
-        return (self.signs.to(table.dtype) * table.gather(1, self.buckets)).median(0).values
+        rows = (self.signs.to(table.dtype) * table.gather(1, self.buckets)).sort(0).values
+        # torch's own median takes the lower of the two in the middle.
+        return (rows[(len(rows) - 1) // 2] + rows[len(rows) // 2]) / 2
 
     def heavy(self, table: Tensor, k: int) -> Tree:
         """The k largest estimates, as `top_k` has them."""

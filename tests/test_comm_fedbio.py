@@ -539,8 +539,3 @@ def test_what_cannot_be_is_said_before_any_work(wanted, sentence):
         check_task(parsed, *data)
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_even_rows_have_no_median():
-    with pytest.raises(UserError, match="4 rows have no middle one; choose an odd number"):
-        parse_experiment(values("comm_fedbio_sketch", CLEANING, {"rows": 4}))

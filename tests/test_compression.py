@@ -74,6 +74,13 @@ def test_count_sketches_find_heavy_hitters():
     assert np.mean(found) >= 0.75
 
 
+@pytest.mark.parametrize("rows", [2, 3, 4])
+def test_estimates_are_unbiased(rows):
+    u = vector(1000)
+    errors = [h.estimate(h.sketch(u)) - u for h in (CountSketch.draw(1000, rows, 50, seed) for seed in range(30))]
+    assert abs(float(torch.stack(errors).mean())) < 0.1
+
+
 def test_an_estimate_errs_by_the_norm_over_the_columns():
     u = vector(2000)
     drawn = [CountSketch.draw(2000, 1, 100, seed) for seed in range(20)]
