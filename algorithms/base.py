@@ -265,6 +265,9 @@ class Algorithm:
     needs_everybody: ClassVar[bool] = False
     """Whether all clients must take part in every round."""
 
+    has_two_levels: ClassVar[bool] = False
+    """Whether its task must be a BilevelTask."""
+
     needs_validation: ClassVar[bool] = False
     """Whether clients need samples for validation."""
 

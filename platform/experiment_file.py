@@ -12,7 +12,6 @@ from pydantic import Field, ValidationError, create_model
 
 from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.base import Algorithm, HyperParameters
-from hedgerow.algorithms.bilevel import Bilevel
 from hedgerow.algorithms.online import Online
 from hedgerow.platform.data import Stream
 from hedgerow.platform.errors import UserError
@@ -134,13 +133,13 @@ def _fits_its_loop(experiment: Experiment, algorithm: type[Algorithm], place: st
     if stream and not online:
         known = ", ".join(sorted(name for name, kind in ALGORITHMS.items() if issubclass(kind, Online)))
         raise UserError(f"{place}: algorithm.name: {name} does not learn streams; choose one of {known}")
-    problem, bilevel = experiment.task.problem, issubclass(algorithm, Bilevel)
+    problem, bilevel = experiment.task.problem, algorithm.has_two_levels
     if bilevel and problem is None:
         raise UserError(
             f"{place}: algorithm.name: {name} learns two levels; set `task.problem`, such as {{kind: cleaning}}"
         )
     if isinstance(problem, Quadratic) and not bilevel:
-        known = ", ".join(sorted(name for name, kind in ALGORITHMS.items() if issubclass(kind, Bilevel)))
+        known = ", ".join(sorted(name for name, kind in ALGORITHMS.items() if kind.has_two_levels))
         raise UserError(f"{place}: algorithm.name: {name} does not learn two levels; choose one of {known}")
 
 

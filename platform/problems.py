@@ -1,6 +1,6 @@
 """The problem section of an experiment file: what two levels a task has."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from hedgerow.algorithms.problems.quadratic import Coefficients, QuadraticModel
 from hedgerow.algorithms.task import BilevelTask, Task
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.errors import UserError
+from hedgerow.platform.plugins import import_object
 from hedgerow.platform.section import Section
 
 
@@ -77,10 +78,28 @@ class Quadratic(Problem):
         return problems.Quadratic(task.module, task.mean, task.std, task.build, torch.from_numpy(clients))
 
 
+class Own(Problem):
+    """Your own two levels: `name` is the dotted path of a BilevelTask, `args` goes to its constructor."""
+
+    kind: Literal["own"] = "own"
+    name: str = Field(description="dotted path of a class that derives from hedgerow's BilevelTask")
+    args: dict[str, Any] = Field({}, description="keyword arguments of its constructor")
+
+    def build(self, task: Task, dataset: Dataset, partition: Partition) -> BilevelTask:
+        problem = import_object(self.name, BilevelTask, "a problem of two levels", "task.problem.name")
+        try:
+            return problem(task.module, task.mean, task.std, task.build, **self.args)
+        except TypeError as error:
+            raise UserError(
+                f"task.problem.args: {self.name} cannot be made from them ({error}); give the fields that it adds to a "
+                "task's, by name"
+            ) from error
+
+
 def _means(x: np.ndarray, partition: Partition, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """Of each client's samples, in double precision."""
     rows = (partition.order[s : s + n] for s, n in zip(starts, sizes, strict=True))
     return np.stack([x[some].astype(np.float64).mean(0) if len(some) else x[0] * 0.0 for some in rows])
 
 
-ProblemConfig = Annotated[Cleaning | HyperRepresentation | Quadratic, Field(discriminator="kind")]
+ProblemConfig = Annotated[Cleaning | HyperRepresentation | Quadratic | Own, Field(discriminator="kind")]
