@@ -200,8 +200,8 @@ def test_fresh_batches_make_the_series_unbiased():
     fresh, same = drawn("fresh", 1), drawn("same", 1)
     assert (fresh.mean(0) - expected).abs().max() < 4 * (fresh.std(0) / 70**0.5).max()
     assert (same.mean(0) - expected).abs().min() > 4 * (same.std(0) / 70**0.5).max()
-    ratio = drawn("fresh", 8).var(0).mean() / drawn("fresh", 4).var(0).mean()
-    assert 0.3 < float(ratio) < 0.75
+    # Of eight samples about an eighth of the variance.
+    assert float(drawn("fresh", 8).var(0).mean() / fresh.var(0).mean()) < 0.35
 
 
 # ---- on the platform, with a decoder of one's own -----------------------------------------------------------------
