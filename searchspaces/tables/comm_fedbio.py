@@ -1,6 +1,6 @@
 """The experiments of Comm-FedBiO: accuracy of all methods at rate 20 (its figure 1), and how wrong labels are found
 at other rates (figure 2). The paper prints no numbers, nor rounds, solver steps or the layout of its network: those are
-this project's, and so are the lines with an MLP and with digits (at rate 5), for a laptop. FEMNIST, of which the paper
+this project's, and so are the lines with small models and with digits (at rate 5), for a laptop. FEMNIST, of which the paper
 shows the same, has no loader here.
 """
 
@@ -32,6 +32,10 @@ SETTINGS: dict[str, Section] = {
     "mnist-mlp": {
         **{"title": "MNIST, MLP", "data": {"name": "mnist"}, "model": {"name": "mlp", "hidden": [128]}},
         **{"lr": 0.1, "batch": 256, "products": 128},
+    },
+    "cifar10-small": {
+        **{"title": "CIFAR-10, small CNN", "data": {"name": "cifar10"}, "lr": 0.1, "batch": 32, "products": 64},
+        "model": {"name": "cnn", "channels": [16, 32], "kernel": 3, "padding": 1, "fc": []},
     },
     "digits": {
         **{"title": "digits", "data": {"name": "digits"}, "model": {"name": "mlp", "hidden": [32]}},
@@ -65,7 +69,7 @@ def _line(setting: str, noise: str) -> Line:
     given = SETTINGS[setting]
     methods = {heading: _robust(given, section) for heading, section in ESTIMATORS.items()}
     methods |= {heading: _plain(given, section) for heading, section in PLAIN.items()}
-    space = "cifar10" if setting == "cifar10" else "mnist"
+    space = "cifar10" if setting.startswith("cifar10") else "mnist"
     grids = {"FOCUS": f"focus/{space}", "Preprocess": f"preprocess/{space}"}
     values = _values(given, noise, 200)
     return Line(f"{setting}{noise}", _title(given, noise), values, methods, grids=grids, remark=REMARK)
