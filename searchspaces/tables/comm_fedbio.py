@@ -1,7 +1,7 @@
 """The experiments of Comm-FedBiO: accuracy of all methods at rate 20 (its figure 1), and how wrong labels are found
 at other rates (figure 2). The paper prints no numbers, nor rounds, solver steps or the layout of its network: those are
-this project's, and so are the lines with small models and with digits (at rate 5), for a laptop. FEMNIST, of which the paper
-shows the same, has no loader here.
+this project's, and so are the lines with small models and with digits (at rate 5), for a laptop. FEMNIST, of which the
+paper shows the same, has no loader here.
 """
 
 from functools import cache
