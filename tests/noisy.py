@@ -1,0 +1,58 @@
+"""Runs with wrong labels, small."""
+
+from helpers import SingleRun, blobs, experiment
+
+from hedgerow.algorithms import ALGORITHMS
+from hedgerow.platform.build import build_algorithms
+from hedgerow.platform.data.partition import IID, make_partition
+from hedgerow.platform.executors import InlineExecutor
+from hedgerow.platform.experiment import EngineConfig, TaskConfig
+from hedgerow.platform.learner import Learner
+from hedgerow.platform.worker import Worker
+
+DATA = blobs(samples=200)
+ESTIMATORS = {
+    "topk": {"name": "comm_fedbio_topk", "compression": 5, "u_steps": 3},
+    "random_k": {"name": "comm_fedbio_topk", "compression": 5, "u_steps": 3, "compressor": "random_k"},
+    "two_round": {"name": "comm_fedbio_sketch", "rows": 3, "compression": 2, "recovered": 4, "u_steps": 3},
+    "server": {
+        **{"name": "comm_fedbio_sketch", "rows": 3, "compression": 2, "recovered": 2, "u_steps": 3},
+        "recovery": "server",
+    },
+    "non_iter": {"name": "comm_fedbio_non_iter", "compression": 2},
+    "one_round": {"name": "comm_fedbio_non_iter", "compression": 2, "one_round": True},
+}
+EVERYTHING = {"name": "comm_fedbio_topk", "compressor": "random_k", "compression": 1}
+SOLVERS = {name: {**section, "u_lr": 0.3} for name, section in ESTIMATORS.items() if "u_steps" in section}
+ALL = ESTIMATORS | SOLVERS
+BASELINES = {
+    name: {"name": name, "epochs": None, "steps": 3, "batch_size": 16, "weighting": "samples"}
+    for name in ("fedavg_oracle", "focus", "preprocess")
+}
+
+
+def noisy(
+    section,
+    mode=("vmap", 3),
+    rounds=3,
+    folder=None,
+    data=DATA,
+    kind=None,
+    noise=0.4,
+    model=None,
+    problem=None,
+    **settings,
+):
+    """Four clients with wrong labels; the server validates on a fifth of their samples, whose labels are right."""
+    config = kind or IID(clients=4, unbalanced=0.3, validation=0.2, label_noise=noise)
+    clients = make_partition(config, data.y_train, data.classes, None, 0)
+    section = {"lr": 0.2, **({"steps": 3, "batch_size": 16} if "comm" in section["name"] else {}), **section}
+    hyper = ALGORITHMS[section["name"]].Hyper(**section)
+    task = {"data": {"name": "digits"}, "partition": config, "model": model or {"name": "mlp", "hidden": [4]}}
+    task |= {"problem": problem or {"kind": "cleaning", "weights": "clipped"}}
+    engine = EngineConfig(mode=mode[0], chunk=mode[1])
+    values = {"rounds": rounds, "engine": engine, "task": TaskConfig(**task)} | settings
+    wanted = experiment(hyper, **values)
+    one, two = build_algorithms([wanted], data, clients), build_algorithms([wanted], data, clients)
+    worker = Worker(one, data, clients, 0, wanted.resources)
+    return SingleRun([Learner(wanted, two[0], clients, len(data.y_test))], InlineExecutor(worker), [folder])
