@@ -34,8 +34,9 @@ SETTINGS: dict[str, Section] = {
         **{"lr": 0.1, "batch": 256, "products": 128},
     },
     "cifar10-small": {
-        **{"title": "CIFAR-10, small CNN", "data": {"name": "cifar10"}, "lr": 0.1, "batch": 32, "products": 64},
+        **{"title": "CIFAR-10, small CNN", "data": {"name": "cifar10"}, "lr": 0.1, "batch": 32, "products": 32},
         "model": {"name": "cnn", "channels": [16, 32], "kernel": 3, "padding": 1, "fc": []},
+        "solver": {"u_steps": 5, "power_steps": 2},
     },
     "digits": {
         **{"title": "digits", "data": {"name": "digits"}, "model": {"name": "mlp", "hidden": [32]}},
@@ -92,7 +93,7 @@ def _title(given: Section, noise: str) -> str:
 def _robust(given: Section, section: Section) -> Section:
     common = {"lr": given["lr"], "upper_lr": 0.1, "steps": 5, "batch_size": given["batch"], "ridge": 1e-3}
     common |= {"product_batch_size": given.get("products"), "compression": given.get("compression", 20)}
-    solver = {} if section["name"] == "comm_fedbio_non_iter" else {"u_steps": 10}
+    solver = {} if section["name"] == "comm_fedbio_non_iter" else given.get("solver", {"u_steps": 10})
     return {**section, **common, **solver}
 
 
