@@ -87,12 +87,12 @@ class Solver(CommFedBiO):
         alpha = self.hyper.u_lr or self.caution / max(float(began.up["curvature"]), 1e-12)
         # What clients cannot know by themselves is sent to them.
         found = {} if self.hyper.u_lr else {"first_alpha": torch.tensor(alpha)}
-        v, moved, last = torch.zeros_like(b), 0.0, Change(b, found, {}, cohort.among(began.kept))
+        v, walked, last = torch.zeros_like(b), 0.0, Change(b, found, {}, cohort.among(began.kept))
         convexity = max(self.hyper.ridge + self.hyper.damping, 1e-12)
         for step in self.schedule(alpha):
             last = yield from self.step(step, last, b)
-            v, moved = self.moved(self.hyper, v, last.change, b, step.alpha), moved + step.alpha
-            if not v.norm() <= GROWN * min(moved, 1 / convexity) * b.norm():
+            v, walked = self.moved(self.hyper, v, last.change, b, step.alpha), walked + step.alpha
+            if not v.norm() <= GROWN * min(walked, 1 / convexity) * b.norm():
                 return None
             last = last._replace(known={**last.known, "alpha_before": exactly(step.alpha)})
         crossed = yield self.crossing(last.down, last.known, last.cohort)
