@@ -88,6 +88,11 @@ class Bench:
             reply = self.dispatcher.carry_out([(0, Request(exchange, self.cohort, number, 0, ledger))])[0]
         raise AssertionError
 
+    def estimate(self, y: Tree, b: Tensor) -> Exchanges:
+        """The local steps, in which clients learn their weights, and the estimate at `y`."""
+        yield self.algorithm._training(self.algorithm.init_server() | {"y": y}, self.cohort)
+        return (yield from self.algorithm.crosses(y, b, self.cohort))
+
     def system(self, y: Tree) -> "System":
         """What the estimate is of, on all data."""
         rows = torch.from_numpy(self.partition.rows("train"))
@@ -180,17 +185,17 @@ def main() -> None:
                     continue
                 steps = {} if heading == "Non-iter" else {"u_steps": arguments.steps}
                 one = Bench(arguments.data_root, {**ROBUST, "compression": rate, **section, **steps})
-                algorithm = one.algorithm
-                z = algorithm.init_server() | {"y": states[round]}
-                crosses, ledger = one.drive(algorithm.crosses(z, system.b, one.cohort))
+                found, ledger = one.drive(one.estimate(states[round], system.b))
                 name = heading if "compression" in section else f"{heading}, rate {rate}"
-                if crosses is None:
+                if found is None:
                     rows[name] = "grew without bound"
                     continue
-                weights = torch.full((10,), 500.0)
-                estimate = -algorithm.task.collect(crosses.up["cross"], one.cohort.clients, weights)["weights"]
-                rows[name] = judged(estimate, system.hypergradient, algorithm.task.wrong)
-                rows[name]["sent by a client, in models"] = ledger.scalars_up / 10 / len(system.b)
+                crosses, cohort = found
+                weights = torch.from_numpy(cohort.sizes)
+                estimate = -one.algorithm.task.collect(crosses, cohort.clients, weights)["weights"]
+                rows[name] = judged(estimate, system.hypergradient, one.algorithm.task.wrong)
+                # Without the model of the local steps.
+                rows[name]["sent by a client, in models"] = ledger.scalars_up / 10 / len(system.b) - 1
                 print(round, name, rows[name], flush=True)
         results[f"after {round} rounds"] = rows
     write_results("hypergradients", conditions() | {"results": results})
