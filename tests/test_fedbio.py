@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from bilevels import Run, problem
 from helpers import SingleRun, blobs, distance, experiment, identical
-from test_ray import numbers, small
+from test_ray import numbers, same, small
 
 from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.bilevel import Bilevel
@@ -134,7 +134,7 @@ def test_a_resumed_run_is_undisturbed(name, tmp_path):
     assert clockless[0] == clockless[1]
 
 
-def test_two_actors_equal_inline(ray_here, tmp_path):
+def test_two_actors_equal_one_and_inline(ray_here, tmp_path):
     settings = {
         "participation": 1.0,
         "algorithm": section("fedbioacc"),
@@ -147,8 +147,10 @@ def test_two_actors_equal_inline(ray_here, tmp_path):
         },
         "task__problem": {"kind": "cleaning"},
     }
-    one = run(small(tmp_path / "inline", **settings, resources__executor="inline"))
+    one = run(small(tmp_path / "one", **settings))
+    inline = run(small(tmp_path / "inline", **settings, resources__executor="inline"))
     two = run(small(tmp_path / "two", **settings, resources__actors=2))
+    assert same(one, inline)
     assert max(np.abs(one.parameters[k] - two.parameters[k]).max() for k in one.parameters) < 1e-5
     for a, b in zip(numbers(one), numbers(two), strict=True):
         assert a["train_loss"] == pytest.approx(b["train_loss"], abs=1e-5)

@@ -230,7 +230,7 @@ def test_a_resumed_run_is_undisturbed(kind, tmp_path):
     assert clockless[0] == clockless[1]
 
 
-@pytest.mark.parametrize("name", ["feddyn", "scaffold"])
+@pytest.mark.parametrize("name", ["feddyn", "scaffold", "fedsplit"])
 def test_two_actors_equal_one_and_inline(ray_here, tmp_path, name):
     settings = {"algorithm": {"name": name, "epochs": 2, "batch_size": 8}, "evaluation": {"model": "clients"}}
     one = run(small(tmp_path / "one", **settings))

@@ -48,7 +48,7 @@ def finish(driver, records):
 
 
 @pytest.mark.usefixtures("ray_here")
-@pytest.mark.parametrize("local_rounds", [1, 6])
+@pytest.mark.parametrize("local_rounds", [0, 1, 3, 6])
 def test_whoever_runs_a_round_its_bits_are_the_same(local_rounds, tmp_path):
     experiment = small(tmp_path / "runs", rounds=6, resources__actors=2)
     whole: FinishedRun = run(experiment)
