@@ -64,7 +64,7 @@ def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -
             raise UserError(f"evaluation.clients: {own}; set it above 0")
     if algorithm.needs_validation and not partition.shares()["validation"].sizes.all():
         raise UserError(
-            f"task.partition.validation: {name} needs samples for validation at every client, for its upper level or "
+            f"task.partition.validation: every client needs samples for validation with {name}, for its upper level or "
             "as the server's own; raise it"
         )
 

@@ -41,16 +41,6 @@ class ClientStates:
             self.pending = {}
         self.round = round
 
-    def end_scratch(self) -> None:
-        """The exchanges of the round are over: of the pending states only what the initial state names is left."""
-        kept: dict[int, Tree] = {}
-        for client, (stack, row) in self.pending.items():
-            if id(stack) not in kept:
-                kept[id(stack)] = {name: stack[name] for name in self.initial}
-            self.pending[client] = (kept[id(stack)], row)
-        if not self.initial:
-            self.pending = {}
-
     def commit(self) -> None:
         """Make the pending states final. Scratch keys, which the algorithm's initial state does not name, end here.
 
@@ -62,14 +52,20 @@ class ClientStates:
             self.load(clients[positions], tree_map(lambda leaf, rows=rows: _take(leaf, rows), stack))
         self.pending = {}
 
-    def read(self, clients: np.ndarray) -> Tree:
-        """The states of `clients`, stacked along a new first dimension; {} for stateless clients."""
+    def read(self, clients: np.ndarray, lasting: bool = False) -> Tree:
+        """The states of `clients`, stacked along a new first dimension; {} for stateless clients.
+
+        lasting: without scratch keys, which some of them may have and others not.
+        """
+        if lasting and not self.initial:
+            return {}
         parts, order = [], []
         for stack, positions, rows in self._by_stack(clients):
             if stack is None:
                 parts.append(self._final(clients[positions], self.device))
             else:
-                parts.append(tree_map(lambda leaf, rows=rows: _take(leaf, rows), stack))
+                kept = {name: stack[name] for name in self.initial} if lasting else stack
+                parts.append(tree_map(lambda leaf, rows=rows: _take(leaf, rows), kept))
             order += positions
         if len(parts) == 1:
             return parts[0]

@@ -151,8 +151,6 @@ class Worker:
         first = {order.expert: order for order in reversed(orders)}
         for expert, order in first.items():
             self.states[expert].enter(order.round, order.number, order.committed)
-            if order.number >= EVALUATION:
-                self.states[expert].end_scratch()
         answers = [Answer(Partial(order.reduce)) for order in orders]
         groups: dict[Any, list[int]] = {}
         for i, (order, down) in enumerate(zip(orders, downs, strict=True)):
@@ -212,7 +210,8 @@ class Worker:
         """The states of some clients, of each order's expert: leaves (orders, clients, ...)."""
         if orders[0].on != "clients":
             return {}
-        states = stack(*(self.states[o.expert].read(clients) for o in orders))
+        evaluated = orders[0].number >= EVALUATION
+        states = stack(*(self.states[o.expert].read(clients, lasting=evaluated) for o in orders))
         states.pop(LATEST, None)
         return states
 

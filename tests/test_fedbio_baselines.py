@@ -51,10 +51,10 @@ def test_fednest_estimates_the_series_without_bias():
 def test_fednest_comes_nearer_with_smaller_steps():
     """C26: what is left is the noise of the series' random length."""
     errors = []
-    for upper_lr in (0.2, 0.04):
+    for upper_lr in (0.1, 0.02):
         settings = {**LOCAL, "upper_lr": upper_lr}
-        run = Run(FedNest, HET, steps=1, u_steps=16, **settings).rounds(int(4 / upper_lr))
-        errors.append(np.mean([run.rounds(1).distance() for _ in range(30)]))
+        run = Run(FedNest, HET, steps=1, u_steps=20, **settings).rounds(int(5 / upper_lr))
+        errors.append(np.mean([run.rounds(1).distance() for _ in range(40)]))
     assert errors[1] < errors[0] / 1.5
     assert errors[1] < 0.1
 

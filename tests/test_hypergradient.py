@@ -182,16 +182,16 @@ def test_f1_and_auc_of_finding_wrong_labels():
 
     wrong = torch.tensor([True, True, False, False])
 
-    def found(*weights):
-        """Precision, recall, F1, AUC."""
-        return tuple(detection(torch.tensor(weights), wrong).values())
+    def report(precision, recall, f1, auc):
+        names = ("cleaning_precision", "cleaning_recall", "cleaning_f1", "cleaning_auc")
+        return dict(zip(names, (precision, recall, f1, auc), strict=True))
 
-    assert found(0.1, 0.2, 0.8, 0.9) == (1, 1, 1, 1)
-    assert found(0.5, 0.5, 0.5, 0.5) == (0, 0, 0, 0.5)
+    assert detection(torch.tensor([0.1, 0.2, 0.8, 0.9]), wrong) == report(1.0, 1.0, 1.0, 1.0)
+    assert detection(torch.tensor([0.5, 0.5, 0.5, 0.5]), wrong) == report(0.0, 0.0, 0.0, 0.5)
     # One of two found, one false alarm; of the four pairs three are in order.
-    assert found(0.1, 0.6, 0.4, 0.9) == (0.5, 0.5, 0.5, 0.75)
+    assert detection(torch.tensor([0.1, 0.6, 0.4, 0.9]), wrong) == report(0.5, 0.5, 0.5, 0.75)
     # To take everything for wrong finds everything: 2 rho / (1 + rho).
-    assert found(0.1, 0.1, 0.1, 0.1) == (0.5, 1, 2 / 3, 0.5)
+    assert detection(torch.tensor([0.1, 0.1, 0.1, 0.1]), wrong) == report(0.5, 1.0, 2 / 3, 0.5)
     assert detection(torch.ones(4), torch.zeros(4, dtype=torch.bool)) == {}
 
 
