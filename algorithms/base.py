@@ -10,63 +10,16 @@ Nothing here knows Ray, MLflow or files. An executor drives the generator:
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 from zlib import crc32
 
 import numpy as np
 import torch
-from pydantic import BaseModel
 from torch import Tensor
 
-from hedgerow.algorithms.settings import Settings
+from hedgerow.algorithms.settings import HyperParameters
 from hedgerow.algorithms.task import Task
 from hedgerow.algorithms.trees import Tree, count, tree_map
-
-
-class HyperParameters(Settings):
-    """Typed, bounded and documented hyperparameters: an algorithm's section of the experiment file.
-
-    A client step receives their values as attributes: as plain numbers (loop), or with floats as 0-d tensors where they
-    differ from client to client (batched). So a step computes with them but never branches on a float.
-    """
-
-    name: str
-
-    def at(self, round: int) -> Self:
-        """The values in force in `round` (counted from 1); schedules override this."""
-        return self
-
-    def floats(self) -> dict[str, Any]:
-        """Every float by its dotted path, those of nested sections too: what may be batched over experts."""
-        return _floats(self)
-
-    def with_floats(self, values: Mapping[str, Any]) -> Self:
-        """The same with some floats replaced, by dotted path; values are not validated."""
-        return _with_floats(self, values)
-
-
-def _floats(section: BaseModel) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in section:
-        if isinstance(value, BaseModel):
-            found |= {f"{name}.{path}": inner for path, inner in _floats(value).items()}
-        elif isinstance(value, float):
-            found[name] = value
-    return found
-
-
-def _with_floats(section: Any, values: Mapping[str, Any]) -> Any:
-    update: dict[str, Any] = {path: value for path, value in values.items() if "." not in path}
-    for name in {path.partition(".")[0] for path in values if "." in path}:
-        inner = {path.partition(".")[2]: value for path, value in values.items() if path.startswith(f"{name}.")}
-        update[name] = _with_floats(getattr(section, name), inner)
-    return section.model_copy(update=update) if update else section
-
-
-def enabled(value: Any) -> bool:
-    """Whether a hyperparameter that is off at 0 is on; safe for the tensors of the batched form."""
-    return isinstance(value, Tensor) or value != 0
-
 
 MODEL = "model"
 """Among a client step's metrics: the client's own model, which is looked at and not transmitted."""

@@ -11,9 +11,10 @@ from typing import Any, ClassVar, Self
 from pydantic import Field
 from torch import Tensor
 
-from hedgerow.algorithms.base import Algorithm, Batch, Batches, ClientData, HyperParameters
+from hedgerow.algorithms.base import Algorithm, Batch, Batches, ClientData
 from hedgerow.algorithms.local import clip_factor
 from hedgerow.algorithms.oracles import Draw, Oracles
+from hedgerow.algorithms.settings import HyperParameters
 from hedgerow.algorithms.task import BilevelTask
 from hedgerow.algorithms.trees import Tree, add, dot, scale, zeros_like
 

@@ -8,9 +8,10 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from hedgerow.algorithms.base import Batch, Batches, ClientData, HyperParameters, channels_last, enabled
+from hedgerow.algorithms.base import Batch, Batches, ClientData, channels_last
 from hedgerow.algorithms.gradient import gradient_and_value
 from hedgerow.algorithms.newton import newton
+from hedgerow.algorithms.settings import HyperParameters, enabled
 from hedgerow.algorithms.task import Params
 from hedgerow.algorithms.trees import add, sub, tree_map
 

@@ -8,8 +8,9 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from hedgerow.algorithms.base import Batch, HyperParameters
+from hedgerow.algorithms.base import Batch
 from hedgerow.algorithms.gradient import gradient_and_value
+from hedgerow.algorithms.settings import HyperParameters
 from hedgerow.algorithms.task import Params, Task
 from hedgerow.algorithms.trees import add
 

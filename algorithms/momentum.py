@@ -4,7 +4,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from hedgerow.algorithms.base import HyperParameters
+from hedgerow.algorithms.settings import HyperParameters
 from hedgerow.algorithms.trees import Tree, add, sub
 
 

@@ -1,8 +1,10 @@
 """What every section of an experiment file is, an algorithm's too."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
+from torch import Tensor
 
 
 class Settings(BaseModel):
@@ -35,3 +37,48 @@ class Settings(BaseModel):
             if (getattr(self, a) is None) == (getattr(self, b) is None):
                 raise ValueError(f"give either `{a}` or `{b}`, and set the other to null")
         return self
+
+
+class HyperParameters(Settings):
+    """Typed, bounded and documented hyperparameters: an algorithm's section of the experiment file.
+
+    A client step receives their values as attributes: as plain numbers (loop), or with floats as 0-d tensors where they
+    differ from client to client (batched). So a step computes with them but never branches on a float.
+    """
+
+    name: str
+
+    def at(self, round: int) -> Self:
+        """The values in force in `round` (counted from 1); schedules override this."""
+        return self
+
+    def floats(self) -> dict[str, Any]:
+        """Every float by its dotted path, those of nested sections too: what may be batched over experts."""
+        return _floats(self)
+
+    def with_floats(self, values: Mapping[str, Any]) -> Self:
+        """The same with some floats replaced, by dotted path; values are not validated."""
+        return _with_floats(self, values)
+
+
+def _floats(section: BaseModel) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in section:
+        if isinstance(value, BaseModel):
+            found |= {f"{name}.{path}": inner for path, inner in _floats(value).items()}
+        elif isinstance(value, float):
+            found[name] = value
+    return found
+
+
+def _with_floats(section: Any, values: Mapping[str, Any]) -> Any:
+    update: dict[str, Any] = {path: value for path, value in values.items() if "." not in path}
+    for name in {path.partition(".")[0] for path in values if "." in path}:
+        inner = {path.partition(".")[2]: value for path, value in values.items() if path.startswith(f"{name}.")}
+        update[name] = _with_floats(getattr(section, name), inner)
+    return section.model_copy(update=update) if update else section
+
+
+def enabled(value: Any) -> bool:
+    """Whether a hyperparameter that is off at 0 is on; safe for the tensors of the batched form."""
+    return isinstance(value, Tensor) or value != 0

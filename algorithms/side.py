@@ -21,12 +21,12 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from hedgerow.algorithms.base import Algorithm, Batch, Batches, ClientData, HyperParameters
+from hedgerow.algorithms.base import Algorithm, Batch, Batches, ClientData
 from hedgerow.algorithms.chance import normal
 from hedgerow.algorithms.distillation import between
 from hedgerow.algorithms.local import minimise
 from hedgerow.algorithms.meta import head
-from hedgerow.algorithms.settings import Settings
+from hedgerow.algorithms.settings import HyperParameters, Settings
 from hedgerow.algorithms.synthetic import MOST, Gaussians, synthetic_loss
 from hedgerow.algorithms.task import Params, Task
 from hedgerow.algorithms.trees import Tree

@@ -88,17 +88,19 @@ class Layout:
 
     def part(self, w: Params, channels: Channels) -> Params:
         """The sub-model's parameters, of the full ones."""
+        part = dict(w)
         for name, dim, index in self._indices(w, channels):
-            w = {**w, name: w[name].index_select(dim, index)}
-        return w
+            part[name] = part[name].index_select(dim, index)
+        return part
 
     def whole(self, part: Params, channels: Channels) -> Params:
         """The full parameters with the sub-model's in their places, and 0 elsewhere."""
+        whole = dict(part)
         for name, dim, index in self._indices(part, channels):
-            p = part[name]
+            p = whole[name]
             zeros = p.new_zeros(*p.shape[:dim], self.shapes[name][dim], *p.shape[dim + 1 :])
-            part = {**part, name: zeros.index_copy(dim, index, p)}
-        return part
+            whole[name] = zeros.index_copy(dim, index, p)
+        return whole
 
     def _indices(self, w: Params, channels: Channels) -> Iterator[tuple[str, int, Tensor]]:
         """Each dimension of a parameter that is thinned: (parameter, dimension, places that are kept)."""

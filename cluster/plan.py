@@ -152,7 +152,8 @@ def _print(experiment: Experiment, dataset: Dataset, partition: Partition, nodes
     how = "on as few nodes as hold them" if resources.placement == "pack" else "spread over the nodes"
     size = f"{resources.cpus_per_actor:g} CPU and {share:g} GPU each"
     several = f"{trials} trials at once of {each} client actors" if is_search else f"{actors} client actors"
-    clients = f"up to {-(-cohort // each)} clients of a round on each"
+    most = -(-cohort // each)
+    clients = f"up to {most} client{'s' * (most > 1)} of a round on each"
     click.echo(f"{experiment.name}: {several} of {size}{per_gpu}, {how}; {clients}")
     print_rows(_rows(resources, nodes, placed, needed), "Placement")
     click.echo(

@@ -6,7 +6,7 @@ from typing import Any, Generic, Literal, Self, TypeVar
 from pydantic import Field, SerializeAsAny, model_validator
 
 from hedgerow.algorithms.augmentation import Augmentation
-from hedgerow.algorithms.base import HyperParameters
+from hedgerow.algorithms.settings import HyperParameters
 from hedgerow.platform.data import ACID, DataConfig, PartitionConfig, Public, Stream
 from hedgerow.platform.data.sources import QuadraticData
 from hedgerow.platform.models import ModelConfig

@@ -11,8 +11,9 @@ import yaml
 from pydantic import Field, ValidationError, create_model
 
 from hedgerow.algorithms import ALGORITHMS
-from hedgerow.algorithms.base import Algorithm, HyperParameters
+from hedgerow.algorithms.base import Algorithm
 from hedgerow.algorithms.online import Online
+from hedgerow.algorithms.settings import HyperParameters
 from hedgerow.platform.data import Stream
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment import Experiment

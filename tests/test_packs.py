@@ -9,7 +9,7 @@ from test_search import plan
 from toys import Diverging, Stateful, TwoPhases
 
 from hedgerow.algorithms import FedAvg, FedProx
-from hedgerow.algorithms.base import HyperParameters
+from hedgerow.algorithms.settings import HyperParameters
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.executors import InlineExecutor
 from hedgerow.platform.experiment import Checkpoints, EngineConfig

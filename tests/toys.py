@@ -9,9 +9,10 @@ from typing import Literal
 import numpy as np
 import torch
 
-from hedgerow.algorithms.base import Algorithm, Batches, Exchange, HyperParameters
+from hedgerow.algorithms.base import Algorithm, Batches, Exchange
 from hedgerow.algorithms.fedavg import FedAvg
 from hedgerow.algorithms.local import minimise
+from hedgerow.algorithms.settings import HyperParameters
 from hedgerow.algorithms.trees import scale, sub, tree_map, zeros_like
 
 WHOLE = {"train": Batches(size=None, shuffle=False)}
