@@ -36,6 +36,7 @@ bench: setup
 	$(BIN)/python benchmarks/scaling.py
 	$(BIN)/python benchmarks/limits.py
 	$(BIN)/python benchmarks/methods.py
+	$(BIN)/python benchmarks/three_devices.py
 	$(BIN)/python benchmarks/gpu.py
 	$(BIN)/python benchmarks/peers.py $(if $(DATA_ROOT),--data-root '$(DATA_ROOT)')
 

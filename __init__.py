@@ -18,7 +18,7 @@ _HOMES = {
     "ClientData": "hedgerow.algorithms.base",
     "Cohort": "hedgerow.algorithms.base",
     "Exchange": "hedgerow.algorithms.base",
-    "HyperParameters": "hedgerow.algorithms.base",
+    "HyperParameters": "hedgerow.algorithms.settings",
     "UserError": "hedgerow.platform.errors",
     "load_experiment": "hedgerow.platform.experiment_file",
     "parse_experiment": "hedgerow.platform.experiment_file",
