@@ -86,7 +86,7 @@ def in_this_process(
 ) -> InlineExecutor:
     """One worker here, which does the work of `workers`. measures: see InlineExecutor."""
     first = experiments[0]
-    settle(first.resources.threads)
+    settle(first.resources.threads, gpus=first.resources.gpus_per_actor)
     algorithms = build_algorithms(experiments, dataset, partition)
     worker = Worker(algorithms, dataset, partition, first.seed, first.resources, first.evaluation.follows)
     return InlineExecutor(worker, workers, measures)

@@ -181,6 +181,7 @@ def _order(expert: int, worker: int, request: Request, rows: np.ndarray) -> Orde
 def _result(exchange: Exchange, positions: Positions, answers: list[Answer], ledger: Ledger) -> Result:
     if not len(exchange.clients):
         return Result({}, np.zeros(0, bool), {})
+    ledger.gpu_peak_mb = max(ledger.gpu_peak_mb, *(answer.gpu_peak_mb for answer in answers))
     if exchange.on != "pool":
         ledger.charge_down(exchange.down, len(exchange.clients))
         ledger.charge_down(exchange.per_client, 1)

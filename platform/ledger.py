@@ -9,7 +9,10 @@ from hedgerow.algorithms.trees import Tree, leaves
 
 @dataclass
 class Ledger:
-    """Scalars and bytes that the clients receive (down) and send (up), and how often they are spoken to."""
+    """Scalars and bytes that the clients receive (down) and send (up), and how often they are spoken to.
+
+    And, beside the protocol, the most memory that a worker has held on its GPU so far.
+    """
 
     scalars_down: int = 0
     scalars_up: int = 0
@@ -17,6 +20,7 @@ class Ledger:
     bytes_up: int = 0
     exchanges: int = 0
     """Communication rounds: broadcast, work, answer."""
+    gpu_peak_mb: float = 0.0
 
     def charge_down(self, tree: Tree, copies: int) -> None:
         """Charge a tree that `copies` clients receive."""
@@ -35,8 +39,10 @@ class Ledger:
             setattr(self, f"scalars_{direction}", getattr(self, f"scalars_{direction}") - padding)
             setattr(self, f"bytes_{direction}", getattr(self, f"bytes_{direction}") - 4 * padding)
 
-    def as_dict(self) -> dict[str, int]:
-        return asdict(self)
+    def as_dict(self) -> dict[str, float]:
+        """All figures; without a GPU, those of the protocol."""
+        figures = asdict(self)
+        return figures if self.gpu_peak_mb else {k: v for k, v in figures.items() if k != "gpu_peak_mb"}
 
     def transmissions(self, clients: int, model_size: int) -> float:
         """In units of one FedAvg round with as many clients: each receives and sends one model (thesis, 2.8)."""

@@ -183,14 +183,19 @@ def _fastest(plans: list[Plan], load: Load, measure: Measure) -> dict[str, Any]:
 def _measured(plans: list[Plan], load: Load, measure: Measure) -> dict[Plan, float]:
     """Seconds that a worker's share takes under each plan, from small chunks to large ones.
 
-    It ends where larger chunks are slower, or would take more memory than there is.
+    It ends where larger chunks are slower, or would take more memory than there is, or took more than a GPU has.
     """
     seconds: dict[Plan, float] = {}
     cost, chunk = Cost(0.0), 1
     for plan in plans:
         if load.megabytes is not None and cost.at_rest + cost.more * plan.chunk / chunk > load.megabytes:
             break
-        cost, chunk = measure(plan), plan.chunk
+        try:
+            cost, chunk = measure(plan), plan.chunk
+        except torch.OutOfMemoryError:
+            if not seconds:
+                raise
+            break
         seconds[plan] = load.seconds(plan, cost)
         if plan.mode == "vmap" and seconds[plan] > NO_BETTER * min(seconds.values()):
             break

@@ -10,9 +10,15 @@ import torch
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
+CONTEXT = 0.5e9
+"""Bytes that a process takes of a GPU before its first tensor, as a rule; torch's limit does not count them."""
 
-def settle(threads: int, import_path: list[str] | None = None) -> None:
-    """Bound torch's threads, make the user's modules importable, and keep freed memory in the process.
+
+def settle(threads: int, import_path: list[str] | None = None, gpus: float = 0.0) -> None:
+    """Bound torch's threads and its share of a GPU's memory, make the user's modules importable, and keep freed memory
+    in the process.
+
+    gpus: what this process has reserved.
 
     A round allocates and frees the same few megabytes thousands of times; glibc would give each back to the kernel and
     fetch it again, page by page, which costs a fifth of the time of small models. Elsewhere than on glibc nothing
@@ -25,6 +31,18 @@ def settle(threads: int, import_path: list[str] | None = None) -> None:
         # Older versions of glibc refuse more than 32 MB.
         mallopt(_M_MMAP_THRESHOLD, 2**30) or mallopt(_M_MMAP_THRESHOLD, 2**25)
         mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+    if gpus and torch.cuda.is_available():
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(memory_fraction(gpus, total))
+
+
+def memory_fraction(gpus: float, total: float) -> float:
+    """The fraction of a GPU's memory (`total` bytes) for the tensors of a process that has reserved `gpus`.
+
+    Of a shared GPU what is reserved, less the process's own context, so that all who share it have room together; at
+    least half of what is reserved.
+    """
+    return 1.0 if gpus >= 1 else max(gpus - CONTEXT / total, gpus / 2)
 
 
 def held(device: torch.device) -> float:

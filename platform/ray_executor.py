@@ -45,7 +45,8 @@ class ClientActor:
 
     def host(self, hosting: Hosting, data: dict[str, Any], partition: dict[str, Any]) -> None:
         """Serve an experiment, with all its clients at their initial states."""
-        settle(hosting.experiments[0]["resources"]["threads"], hosting.import_path)
+        resources = hosting.experiments[0]["resources"]
+        settle(resources["threads"], hosting.import_path, resources["gpus_per_actor"])
         experiments = [parse_experiment(values) for values in hosting.experiments]
         first, dataset = experiments[0], Dataset.from_arrays(data)
         clients, follow = Partition.from_arrays(partition), first.evaluation.follows

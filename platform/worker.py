@@ -85,6 +85,8 @@ class Answer:
     """One number per client of the order."""
     up_scalars: int = 0
     up_bytes: int = 0
+    gpu_peak_mb: float = 0.0
+    """The most that the worker has held on its GPU so far; 0 without one."""
     moved: Partial = field(default_factory=lambda: Partial("sum"))
     """How far the clients' own models moved since they last took part, where they are followed."""
 
@@ -170,6 +172,7 @@ class Worker:
             self._carry_out([orders[i] for i in group], [downs[i] for i in group], [answers[i] for i in group])
         for answer in answers:
             answer.partial, answer.moved = answer.partial.to_wire(), answer.moved.to_wire()
+            answer.gpu_peak_mb = peak(self.device) if self.device.type == "cuda" else 0.0
         return answers
 
     def _carry_out(self, orders: list[Order], downs: list[Tree], answers: list[Answer]) -> None:

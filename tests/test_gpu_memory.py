@@ -1,0 +1,79 @@
+"""What a process may take of its GPU's memory, and what is written down of it: as far as it can be known without one."""
+
+import numpy as np
+import pytest
+import torch
+from helpers import blobs, partition, run_inline, small_task
+
+from hedgerow.algorithms import FedAvg
+from hedgerow.platform.engine import Plan
+from hedgerow.platform.executors import InlineExecutor
+from hedgerow.platform.experiment import EngineConfig, Resources, gpu_share
+from hedgerow.platform.planning import Cost, Load, choose
+from hedgerow.platform.process import CONTEXT, memory_fraction, settle
+
+DATA = blobs()
+
+
+@pytest.mark.parametrize("total", [8e9, 24e9, 80e9])
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 8])
+def test_all_who_share_a_gpu_have_room_beside_their_contexts(count, total):
+    fraction = memory_fraction(gpu_share(count), total)
+    assert count * (fraction * total + (CONTEXT if count > 1 else 0)) <= total
+    assert fraction >= 0.5 / count - 1e-4
+
+
+def test_many_shares_of_a_small_gpu_are_not_empty():
+    assert memory_fraction(gpu_share(32), 8e9) == gpu_share(32) / 2
+    assert memory_fraction(2, 8e9) == 1.0
+
+
+def test_a_chunk_too_large_for_the_gpu_ends_the_measurement(tmp_path, monkeypatch):
+    monkeypatch.setenv("HEDGEROW_CACHE", str(tmp_path))
+
+    def measure(plan, steps=2):
+        if plan.chunk > most:
+            raise torch.OutOfMemoryError("no room")
+        return Cost(1.0)
+
+    most = 4
+    assert choose(EngineConfig(), None, Load(8, steps=2), {"most": most}, measure) == Plan("vmap", 4)
+    most = 0
+    with pytest.raises(torch.OutOfMemoryError):
+        choose(EngineConfig(), None, Load(8, steps=2), {"most": most}, measure)
+
+
+class OnGpu(InlineExecutor):
+    """Of which every answer comes from a worker that has held so many MB of a GPU."""
+
+    def run(self, orders, downs):
+        answers = super().run(orders, downs)
+        for mine in answers:
+            for answer in mine:
+                assert answer.gpu_peak_mb == 0
+                answer.gpu_peak_mb = 123.0
+        return answers
+
+
+def test_the_peak_is_a_metric_of_the_rounds_and_without_a_gpu_there_is_none():
+    clients = partition(np.full(3, 20), seed=0)
+    calm, stamped = (run_inline(FedAvg, small_task(DATA), DATA, clients, {"batch_size": 8}) for _ in range(2))
+    worker = stamped.executor.worker
+    stamped.executor = stamped._dispatcher.executor = OnGpu(worker)
+    without, having = next(calm), next(stamped)
+    assert "gpu_peak_mb" not in without
+    assert having.pop("gpu_peak_mb") == 123.0
+    assert having.keys() == without.keys()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_process_is_held_to_its_share_and_its_peak_is_measured():
+    settle(1, gpus=0.25)
+    total = torch.cuda.get_device_properties(0).total_memory
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.empty(int(0.3 * total), dtype=torch.uint8, device="cuda")
+    run = run_inline(
+        FedAvg, small_task(DATA), DATA, partition(np.full(2, 20), seed=0), {"batch_size": 8},
+        resources=Resources(executor="inline", gpus_per_actor=0.25),
+    )  # fmt: skip
+    assert 0 < next(run)["gpu_peak_mb"] < 0.25 * total / 1e6
