@@ -27,6 +27,9 @@ AVERAGE = "client_average"
 BINS = 20
 """Of histograms."""
 
+QUANTILES = 1000
+"""Of clients' accuracies, where there are more."""
+
 
 class NoContributors(Exception):  # noqa: N818
     """Every client of exchanges that run in parallel diverged: there is nothing to aggregate."""
@@ -75,6 +78,10 @@ class Learner:
         self.round = self.committed = 0
         self.seconds = self.transmissions = 0.0
         self.history: list[Record] = []
+        # Of the last evaluation: the clients' accuracies on their own samples, from the lowest.
+        self.accuracies: list[float] = []
+        # Seconds of all rounds so far, by what they went into.
+        self.clock = {"training": 0.0, "evaluation": 0.0}
 
     def state_dict(self) -> dict[str, Any]:
         """What `load_state_dict` needs, beside the client states: the server's tree and the progress (JSON)."""
@@ -85,6 +92,8 @@ class Learner:
             "plans": {step: asdict(plan) for step, plan in self.plans.items()},
             "history": self.history,
             "histograms": self._histograms(),
+            "client_accuracies": self.accuracies,
+            "clock": self.clock,
         }
         return {"server": self.server, "progress": progress}
 
@@ -105,6 +114,8 @@ class Learner:
         self.transmissions = progress["transmissions"]
         self.plans = {step: Plan(**plan) for step, plan in progress["plans"].items()}
         self.history = list(progress["history"])
+        self.accuracies = progress.get("client_accuracies", [])
+        self.clock = dict(progress.get("clock", self.clock))
 
     @property
     def done(self) -> bool:
@@ -126,14 +137,21 @@ class Learner:
     def _next(self, number: int) -> Requests:
         """The server's state after the round, or None where everybody diverged, and the round's record."""
         clients = sample_clients(self.experiment.seed, number, self.population, self.cohort_size)
-        server, record, ledger = yield from self._train(number, clients)
+        server, record, ledger = yield from self._timed("training", self._train(number, clients))
         model_size = count(self.algorithm.evaluate_params(self.server))
         record |= ledger.as_dict() | self._spent(record)
         record["transmissions"] = self.transmissions + ledger.transmissions(len(clients), model_size)
         if self._is_evaluated(number):
             # Client states of this round are not final yet, and evaluation must not touch them.
-            record |= yield from self._evaluate(server or self.server, number)
+            record |= yield from self._timed("evaluation", self._evaluate(server or self.server, number))
         return server, record
+
+    def _timed(self, what: str, requests: Requests) -> Requests:
+        """The same, on the clock."""
+        start = time.perf_counter()
+        found = yield from requests
+        self.clock[what] += time.perf_counter() - start
+        return found
 
     def _train(self, number: int, clients: np.ndarray) -> Requests:
         """The algorithm's round: the new server's state or None, the beginning of the record, and the ledger."""
@@ -197,6 +215,8 @@ class Learner:
         if len(local.kept):
             own = np.maximum(local.metrics["samples"], 1)
             accuracy = np.sort(local.metrics["correct"] / own)
+            some = np.quantile(accuracy, np.linspace(0, 1, QUANTILES)) if len(accuracy) > QUANTILES else accuracy
+            self.accuracies = some.tolist()
             record["client_accuracy"] = float(accuracy.mean())
             record["client_accuracy_worst10"] = float(accuracy[: -(-len(accuracy) // 10)].mean())
             if self.algorithm.is_personal:

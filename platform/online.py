@@ -31,17 +31,18 @@ class OnlineLearner(Learner):
 
     def _next(self, number: int) -> Requests:
         task = np.array([number - 1])
-        suffered = yield from self._score(self.server, number, task)
+        suffered = yield from self._timed("evaluation", self._score(self.server, number, task))
         if self.experiment.evaluation.efficiency:
-            suffered |= yield from self._efficiency(number, task)
-        server, record, _ = yield from self._train(number, task)
+            suffered |= yield from self._timed("evaluation", self._efficiency(number, task))
+        server, record, _ = yield from self._timed("training", self._train(number, task))
         # Nothing is transmitted.
         record |= Ledger().as_dict() | {"transmissions": 0.0} | suffered
         seen = [r["test_accuracy"] for r in self.history] + [record["test_accuracy"]]
         record["ctm"] = float(np.mean(seen))
         record |= self._memory(server or self.server, number, task)
         if self._is_evaluated(number):
-            past = yield from self._score(server or self.server, number, np.arange(number), EVALUATION + 100)
+            all_so_far = self._score(server or self.server, number, np.arange(number), EVALUATION + 100)
+            past = yield from self._timed("evaluation", all_so_far)
             record |= {"ltm": past["test_accuracy"], "ltm_loss": past["test_loss"]}
         return server, record
 

@@ -43,6 +43,13 @@ def summarise(records: list[Record], targets: list[float], metric: str = "test_a
     return summary
 
 
+def kept(progress: dict[str, Any]) -> dict[str, Any]:
+    """What a run's record keeps of its last checkpoint: histograms, its clients' accuracies, where the seconds went."""
+    return {"histograms": {}} | {
+        name: progress[name] for name in ("histograms", "client_accuracies", "clock") if name in progress
+    }
+
+
 STANDARD = {
     *("round", "participants", "dropped", "seconds", "transmissions", "exchanges"),
     *("scalars_down", "scalars_up", "bytes_down", "bytes_up"),

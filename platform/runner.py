@@ -2,6 +2,7 @@
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,14 +15,15 @@ from hedgerow.algorithms.trees import Tree
 from hedgerow.platform.build import build_module, check, task_on
 from hedgerow.platform.checkpoint import checkpoints, latest_checkpoint, read_checkpoint
 from hedgerow.platform.data import Dataset, Partition
+from hedgerow.platform.data.picture import partition_record
 from hedgerow.platform.drivers import open_driver
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.experiment_file import load_experiment
 from hedgerow.platform.figures import draw_curves, draw_histograms
 from hedgerow.platform.learner import Record
-from hedgerow.platform.report import summarise
-from hedgerow.platform.runs import RunFolder, find_run, new_run
+from hedgerow.platform.report import kept, summarise
+from hedgerow.platform.runs import RunFolder, find_run, new_run, now
 from hedgerow.platform.tracking import RunLog, Tracker
 
 BEAT = 0.2
@@ -82,10 +84,13 @@ def _execute(
     address: str | None,
 ) -> FinishedRun:
     dataset, partition = data
+    start = time.perf_counter()
+    folder.keep_partition(partition_record(partition, dataset))
     found = latest_checkpoint(folder.checkpoints)
     records: list[Record] = read_checkpoint(found[0])[1]["history"] if found else []
     log = RunLog(folder.metrics)
     log.replace(records)
+    before = records[-1]["seconds"] if records else 0.0
     tracker = Tracker(lambda: open_store(folder)) if experiment.tracking.enabled else None
     folder.update(status="running")
     for record in records:
@@ -105,10 +110,12 @@ def _execute(
         parameters = driver.parameters()
     wanted = experiment.evaluation
     summary = summarise(records, wanted.targets, wanted.target_metric)
-    histograms = read_checkpoint(checkpoints(folder.checkpoints)[-1])[1].get("histograms", {})
+    left = kept(read_checkpoint(checkpoints(folder.checkpoints)[-1])[1])
     draw_curves({experiment.name: records}, folder.figures, wanted.accuracies)
-    draw_histograms({experiment.name: histograms}, folder.figures)
-    folder.update(status="finished", summary=summary, histograms=histograms)
+    draw_histograms({experiment.name: left["histograms"]}, folder.figures)
+    # The rounds before an interruption, and all of the session that came to the end.
+    wall = before + time.perf_counter() - start
+    folder.update(status="finished", finished=now(), summary=summary, wall_seconds=wall, **left)
     warning = _close_tracking(tracker, folder, experiment, dataset, parameters) if tracker else None
     return FinishedRun(folder, experiment, records, summary, parameters, warning)
 

@@ -24,7 +24,7 @@ COMMIT = "HEDGEROW_GIT_COMMIT"
 
 @dataclass(frozen=True)
 class RunFolder:
-    """experiment.yaml (resolved), run.json (the record), metrics.jsonl, checkpoints/, figures/."""
+    """experiment.yaml (resolved), run.json (the record), metrics.jsonl, partition.json, checkpoints/, figures/."""
 
     path: Path
 
@@ -62,6 +62,15 @@ class RunFolder:
         """What run.json says."""
         return json.loads((self.path / "run.json").read_text())
 
+    def partition(self) -> dict[str, Any]:
+        """What partition.json says, see `keep_partition`; nothing where there is none."""
+        file = self.path / "partition.json"
+        return json.loads(file.read_text()) if file.exists() else {}
+
+    def keep_partition(self, values: dict[str, Any]) -> None:
+        """Write what `data.picture.partition_record` says of a partition, for reports, which have no data."""
+        (self.path / "partition.json").write_text(json.dumps(values) + "\n")
+
     def update(self, **values: Any) -> None:
         """Change entries of run.json, atomically."""
         file = self.path / "run.json"
@@ -91,7 +100,7 @@ def new_run(experiment: Experiment, data_root: Path | None, resolved: str | None
         folder.update(
             name=folder.name,
             status="running",
-            created=datetime.now().astimezone().isoformat(timespec="seconds"),
+            created=now(),
             command=sys.argv,
             data_root=str(data_root.absolute()) if data_root else None,
             versions=versions(),
@@ -107,6 +116,11 @@ def find_run(name: str) -> RunFolder:
         if (path / "run.json").exists() and (path / "experiment.yaml").exists():
             return RunFolder(path)
     raise UserError(f"{name} is not a run: give the folder that `hedgerow run` printed, such as runs/NAME-DATE-TIME")
+
+
+def now() -> str:
+    """The time, as records have it."""
+    return datetime.now().astimezone().isoformat(timespec="seconds")
 
 
 def versions() -> dict[str, str]:

@@ -8,7 +8,7 @@ from ray.tune.experiment import Trial
 
 from hedgerow.platform.checkpoint import checkpoints, read_checkpoint
 from hedgerow.platform.experiment_file import dump_experiment
-from hedgerow.platform.report import is_done, summarise
+from hedgerow.platform.report import is_done, kept, summarise
 from hedgerow.platform.tracking import Record, RunLog, Tracker
 from hedgerow.searchspaces.expert import expert_folder
 from hedgerow.searchspaces.packs import members
@@ -87,7 +87,7 @@ class Listener(tune.Callback):
             progress = read_checkpoint(checkpoints(folder.checkpoints)[-1])[1]
             wanted = self.plan.experiment.evaluation
             summary = summarise(records, wanted.targets, wanted.target_metric)
-            folder.update(plans=progress["plans"], histograms=progress.get("histograms", {}), summary=summary)
+            folder.update(plans=progress["plans"], summary=summary, **kept(progress))
             self._end(index, "finished")
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from hedgerow.platform.experiment import Evaluation
 from hedgerow.platform.runs import RunFolder
-from hedgerow.platform.tracking import Record
+from hedgerow.platform.tracking import Record, RunLog
 from hedgerow.searchspaces.figures import draw_losses, draw_parallel, draw_regret, draw_trials, draw_weights
 from hedgerow.searchspaces.report import (
     Row,
@@ -78,3 +78,13 @@ class FinishedSearch:
     @property
     def _wanted(self) -> Evaluation:
         return self.plan.experiment.evaluation
+
+
+def read_trials(folder: RunFolder) -> list[Trial]:
+    """The trials of a search that have begun, from their run folders, in the order of their numbers."""
+    experts = [RunFolder(path) for path in sorted((folder.path / "experts").glob("*"))]
+    return [
+        Trial(expert.name, expert.record()["overrides"], RunLog(expert.metrics).read(), expert.record()["status"])
+        for expert in experts
+        if expert.exists
+    ]

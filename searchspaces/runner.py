@@ -17,18 +17,18 @@ from hedgerow.algorithms.trees import tree_map
 from hedgerow.platform.build import build_algorithms, build_partition, check, check_task
 from hedgerow.platform.checkpoint import latest_checkpoint, read_checkpoint
 from hedgerow.platform.data import Dataset, Partition
+from hedgerow.platform.data.picture import partition_record
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.placement import cpu_share, ray_session, trials_that_fit
 from hedgerow.platform.runner import log_final_model, not_taken, push_records, recorded
-from hedgerow.platform.runs import RunFolder, find_run, new_run
+from hedgerow.platform.runs import RunFolder, find_run, new_run, now
 from hedgerow.platform.tracking import Record, RunLog, Tracker
 from hedgerow.searchspaces.expert import Expert, Shared, client_actors, expert_folder, trial_resources
 from hedgerow.searchspaces.kinds import tuning
 from hedgerow.searchspaces.listener import Listener, ShowSearch
 from hedgerow.searchspaces.packs import dealt
-from hedgerow.searchspaces.report import Trial
-from hedgerow.searchspaces.results import FinishedSearch
+from hedgerow.searchspaces.results import FinishedSearch, read_trials
 from hedgerow.searchspaces.scheduler import HedgeScheduler
 from hedgerow.searchspaces.search_file import SearchPlan, load_search
 from hedgerow.searchspaces.space import Overrides
@@ -106,12 +106,13 @@ def _execute(
 ) -> FinishedSearch:
     tracker = Tracker(lambda: open_search_store(folder)) if plan.experiment.tracking.enabled else None
     listener = Listener(folder.path.absolute(), plan, show, tracker)
+    folder.keep_partition(partition_record(data[1], data[0]))
     folder.update(status="running")
     with recorded(folder, tracker), ray_session(address):
         warning = _tune(plan, folder, data, listener)
         finished = FinishedSearch(folder, plan, read_trials(folder), RunLog(folder.metrics).read(), warning)
         finished.write()
-    folder.update(status="finished", summary=finished.summary)
+    folder.update(status="finished", finished=now(), summary=finished.summary)
     if tracker is None:
         return finished
     tracker.finish(lambda store: _close_store(store, finished, data))
@@ -185,16 +186,6 @@ def packs_of(folder: RunFolder, plan: SearchPlan, known: list[Overrides], room: 
         size = None if plan.search.packed == "auto" else plan.search.packed
         folder.update(packs=dealt([plan.trial(overrides) for overrides in known], room, size))
     return folder.record()["packs"]
-
-
-def read_trials(folder: RunFolder) -> list[Trial]:
-    """The trials of a search that have begun, from their run folders, in the order of their numbers."""
-    experts = [RunFolder(path) for path in sorted((folder.path / "experts").glob("*"))]
-    return [
-        Trial(expert.name, expert.record()["overrides"], RunLog(expert.metrics).read(), expert.record()["status"])
-        for expert in experts
-        if expert.exists
-    ]
 
 
 def push(name: str) -> None:

@@ -1,6 +1,7 @@
 """One cache and one Ray for the whole session of a process."""
 
 import os
+import shutil
 import tempfile
 
 import pytest
@@ -23,3 +24,21 @@ def ray_here():
     )
     yield ray
     ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """The system's Chromium without a window, driven by Playwright; a test that wants it is skipped where it is absent.
+
+    One per module: as long as it is open, an event loop runs in this thread, which others could not start.
+    """
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if found is None:
+        pytest.skip("there is no Chromium on this machine (apt-get install chromium)")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        # Chromium has no sandbox for root.
+        chromium = playwright.chromium.launch(executable_path=found, chromium_sandbox=os.geteuid() != 0)
+        yield chromium
+        chromium.close()

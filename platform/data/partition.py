@@ -92,11 +92,12 @@ class Partition:
         """Indices of all samples of a client."""
         return self.order[self.offsets[client] : self.offsets[client + 1]]
 
-    def label_counts(self, labels: np.ndarray, classes: int) -> np.ndarray:
-        """(m, classes): how many samples of each class each client owns."""
-        owner = np.repeat(np.arange(len(self)), self.sizes)
-        counts = np.zeros((len(self), classes), dtype=np.int64)
-        np.add.at(counts, (owner, labels[self.order]), 1)
+    def label_counts(self, labels: np.ndarray, classes: int, clients: int | None = None) -> np.ndarray:
+        """(m, classes): how many samples of each class each client owns. clients: so many of the first; None: all."""
+        sizes = self.sizes[:clients]
+        owner = np.repeat(np.arange(len(sizes)), sizes)
+        counts = np.zeros((len(sizes), classes), dtype=np.int64)
+        np.add.at(counts, (owner, labels[self.order[: len(owner)]]), 1)
         return counts
 
     def arrays(self) -> dict[str, Any]:

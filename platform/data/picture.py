@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from hedgerow.platform.data.dataset import Dataset
 from hedgerow.platform.data.partition import Partition
 from hedgerow.platform.figures import save
 
@@ -36,6 +37,19 @@ def partition_table(partition: Partition, labels: np.ndarray, class_names: tuple
         }
         for client, row in enumerate(counts)
     ]
+
+
+def partition_record(partition: Partition, dataset: Dataset) -> dict[str, Any]:
+    """What a report draws of a partition: the clients' sizes, from the smallest, and the first clients' classes."""
+    sizes = np.sort(partition.sizes)
+    some = sizes if len(sizes) <= 1000 else np.quantile(sizes, np.linspace(0, 1, 1000))
+    return {
+        "clients": len(partition),
+        "samples": int(sizes.sum()),
+        "sizes": [int(size) for size in some],
+        "class_names": list(dataset.class_names),
+        "counts": partition.label_counts(dataset.y_train, len(dataset.class_names), SHOWN).tolist(),
+    }
 
 
 def draw_partition(

@@ -9,8 +9,7 @@ from hedgerow.platform.runs import RunFolder
 from hedgerow.platform.terminal import dropped_text, percent
 from hedgerow.platform.tracking import RunLog
 from hedgerow.searchspaces.report import Record, final_value, show, trial_labels
-from hedgerow.searchspaces.results import FinishedSearch
-from hedgerow.searchspaces.runner import read_trials
+from hedgerow.searchspaces.results import FinishedSearch, read_trials
 from hedgerow.searchspaces.search_file import load_search
 from hedgerow.searchspaces.tables.result import CHANGED, MARK
 from hedgerow.searchspaces.tables.stream_line import StreamLine
