@@ -48,7 +48,9 @@ class FedSepMasks(PartialTraining):
             description="what a capacity is a share of: the channels of each layer; or the multiply-adds, of which the "
             "root of a share of channels takes about that share",
         )
-        encoder: Literal["first_term", "full"] = "first_term"
+        encoder: Literal["first_term", "full"] = Field(
+            "first_term", description="what of Eq. 8 is sent: -a (.) v (Remark 3); full, with `mask: relaxed`: all"
+        )
         encode_steps: int = Field(20, ge=1, description="of conjugate gradients, for the full encoder")
         damping: float = Field(1e-3, ge=0, description="added to the mask problem's curvature, for the full encoder")
 

@@ -15,7 +15,9 @@ class ServerStep(Settings):
     It treats mean(w_k) - w as the negative gradient. `sgd` with lr 1 and no momentum is plain averaging.
     """
 
-    optimizer: Literal["sgd", "adagrad", "adam", "yogi"] = "sgd"
+    optimizer: Literal["sgd", "adagrad", "adam", "yogi"] = Field(
+        "sgd", description="sgd: plain averaging, or with momentum FedAvgM; the others: FedAdagrad, FedAdam, FedYogi"
+    )
     lr: float = Field(1.0, gt=0, description="server learning rate")
     momentum: float = Field(0.0, ge=0, lt=1, description="server momentum; beta_1 of the adaptive methods")
     beta2: float = Field(0.99, ge=0, lt=1, description="decay of the second moment (adam, yogi)")

@@ -19,9 +19,9 @@ from hedgerow.platform.teacher import Teacher
 class TaskConfig(Section):
     """What is to be learnt: data, its partition over clients, the model, its two levels, and what is public."""
 
-    data: DataConfig
-    partition: PartitionConfig
-    model: ModelConfig
+    data: DataConfig = Field(description="what is learnt from")
+    partition: PartitionConfig = Field(description="which client has which samples")
+    model: ModelConfig = Field(description="what is learnt")
     problem: ProblemConfig | None = Field(None, description="for bilevel algorithms; null: plain classification")
     public: Public | None = Field(None, description="samples without labels that everybody has; null: there are none")
     augment: Augmentation | None = Field(None, description="of images in local training; null: none")
@@ -196,7 +196,7 @@ class Checkpoints(Section):
 class Tracking(Section):
     """Where MLflow records the run."""
 
-    enabled: bool = True
+    enabled: bool = Field(True, description="whether MLflow records the run; its folder has everything in any case")
     uri: str | None = Field(None, description="MLflow tracking URI; null: an SQLite store, hedgerow.db in `output`")
     experiment: str = Field("hedgerow", min_length=1, description="MLflow experiment")
 

@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from hedgerow.platform.plugins import closest, nearest
+from hedgerow.platform.section import section_classes, tag
 
 Keys = tuple[str | int, ...]
 
@@ -165,31 +166,17 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-def _classes(annotation: Any) -> list[type[BaseModel]]:
-    """The section classes inside a type annotation."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [found for part in get_args(annotation) for found in _classes(part)]
-
-
-def _tag(section: type[BaseModel]) -> str | None:
-    """The value of `name` or `kind` that selects a section class; None for a class that the user names."""
-    for key in ("name", "kind"):
-        field = section.model_fields.get(key)
-        if field is not None and get_origin(field.annotation) is Literal:
-            return str(get_args(field.annotation)[0])
-    return None
-
-
 def _sections(model: type[BaseModel], location: Keys) -> list[type[BaseModel]]:
     """The section classes that may stand at a location."""
     sections: list[type[BaseModel]] = [model]
     for step in location:
-        deeper = [c for s in sections if step in s.model_fields for c in _classes(s.model_fields[str(step)].annotation)]
+        deeper = [
+            c for s in sections if step in s.model_fields for c in section_classes(s.model_fields[str(step)].annotation)
+        ]
         if deeper:
             sections = deeper
         else:
-            sections = [s for s in sections if _tag(s) == step] or [s for s in sections if _tag(s) is None] or sections
+            sections = [s for s in sections if tag(s) == step] or [s for s in sections if tag(s) is None] or sections
     return sections
 
 
@@ -209,5 +196,5 @@ def _selector(sections: list[type[BaseModel]]) -> str:
 
 
 def _tags(sections: list[type[BaseModel]]) -> list[str]:
-    tags = [_tag(section) for section in sections]
-    return [tag for tag in tags if tag] + (["the dotted path of your own"] if None in tags else [])
+    found = [tag(section) for section in sections]
+    return [one for one in found if one] + (["the dotted path of your own"] if None in found else [])

@@ -1,0 +1,33 @@
+"""What there is to choose from says what it is, and whence."""
+
+from hedgerow.algorithms import ALGORITHMS
+from hedgerow.platform.models import MODELS
+from hedgerow.searchspaces.catalogue import KINDS
+from hedgerow.searchspaces.named import named_spaces
+
+
+def test_everything_is_listed_once_and_says_what_it_is():
+    for kind, listed in KINDS.items():
+        choices = listed()
+        assert len({choice.name for choice in choices}) == len(choices) > 5, kind
+        for choice in choices:
+            assert choice.name, kind
+            assert choice.what, choice
+            assert "\n" not in choice.what + choice.source, choice
+            assert bool(choice.source) == (kind in ("algorithms", "spaces", "tables")), choice
+
+
+def test_names_are_those_that_files_take():
+    names = {kind: [choice.name for choice in listed()] for kind, listed in KINDS.items()}
+    assert names["algorithms"] == list(ALGORITHMS)
+    assert names["models"] == list(MODELS)
+    assert names["spaces"] == list(named_spaces())
+    assert {"digits", "quadratic", "text"} < set(names["datasets"])
+    assert names["partitions"] == ["iid", "dirichlet", "labels", "natural", "acid", "alid", "stream"]
+    assert "feddyn/T2.3" in names["tables"]
+
+
+def test_it_is_said_by_the_docstrings_and_no_second_time():
+    (feddyn,) = (choice for choice in KINDS["algorithms"]() if choice.name == "feddyn")
+    assert feddyn.what == " ".join((ALGORITHMS["feddyn"].__doc__ or "").split("\n")[0].split())
+    assert feddyn.source.startswith("FedDyn (Acar et al.,")
