@@ -9,6 +9,7 @@ import click
 
 from hedgerow.cluster.job_server import JobServer
 from hedgerow.cluster.submission import check_command, read_runtime_env
+from hedgerow.platform.answer import Answer
 from hedgerow.platform.terminal import print_rows
 
 
@@ -31,8 +32,8 @@ def submit_job(
     return 0 if detach else _follow(server, name)
 
 
-def list_jobs(address: str | None) -> None:
-    """Print a cluster's jobs."""
+def list_jobs(address: str | None) -> Answer:
+    """A cluster's jobs."""
     rows = []
     for job in JobServer(address).jobs():
         started = datetime.fromtimestamp(job.start_time / 1000) if job.start_time else None
@@ -44,10 +45,14 @@ def list_jobs(address: str | None) -> None:
                 "command": (job.metadata or {}).get("command", job.entrypoint),
             }
         )
-    if rows:
-        print_rows(rows, "Jobs")
-    else:
-        click.echo("no job was submitted to this cluster")
+
+    def tell() -> None:
+        if rows:
+            print_rows(rows, "Jobs")
+        else:
+            click.echo("no job was submitted to this cluster")
+
+    return Answer({"jobs": rows}, tell)
 
 
 def print_logs(name: str, address: str | None, follow: bool) -> int:

@@ -14,6 +14,7 @@ from hedgerow.algorithms.base import Algorithm
 from hedgerow.algorithms.trees import leaves
 from hedgerow.cluster.nodes import Node, described, present, this_machine
 from hedgerow.cluster.round_time import Round, fitted
+from hedgerow.platform.answer import Answer
 from hedgerow.platform.build import build_algorithms, check
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.errors import UserError
@@ -111,10 +112,10 @@ def expected(experiment: Experiment, parameters: int, partition: Partition, acto
     )
 
 
-def print_plan(
+def plan_file(
     file: Path, overrides: Sequence[str], data_root: Path | None, address: str | None, nodes: str | None
-) -> None:
-    """Print what a run, or a search where the file has one, would place on the nodes. Raises UserError."""
+) -> Answer:
+    """What a run, or a search where the file has one, would place on the nodes. Raises UserError."""
     described_nodes = described(nodes) if nodes else None
     is_search = "search" in read_file(file, overrides)[0]
     experiment = load_search(file, overrides).experiment if is_search else load_experiment(file, overrides)
@@ -126,14 +127,16 @@ def print_plan(
     else:
         with ray_session(address):
             found = present()
-    _print(experiment, dataset, partition, found, is_search)
+    return _answer(experiment, dataset, partition, found, is_search)
 
 
-def _print(experiment: Experiment, dataset: Dataset, partition: Partition, nodes: list[Node], is_search: bool) -> None:
+def _answer(
+    experiment: Experiment, dataset: Dataset, partition: Partition, nodes: list[Node], is_search: bool
+) -> Answer:
     resources, cohort = experiment.resources, experiment.cohort_size(len(partition))
     if resources.executor == "inline":
-        click.echo(f"{experiment.name}: inline, in the driver's process, without client actors")
-        return
+        told = f"{experiment.name}: inline, in the driver's process, without client actors"
+        return Answer({"name": experiment.name, "executor": "inline"}, lambda: click.echo(told))
     trials = 1
     if is_search:
         each = client_actors(resources)
@@ -154,14 +157,27 @@ def _print(experiment: Experiment, dataset: Dataset, partition: Partition, nodes
     several = f"{trials} trials at once of {each} client actors" if is_search else f"{actors} client actors"
     most = -(-cohort // each)
     clients = f"up to {most} client{'s' * (most > 1)} of a round on each"
-    click.echo(f"{experiment.name}: {several} of {size}{per_gpu}, {how}; {clients}")
-    print_rows(_rows(resources, nodes, placed, needed), "Placement")
-    click.echo(
-        f"the coordinator{'s' * is_search}: no CPU reserved, beside the driver" + " or in each trial" * is_search
-    )
     parameters = sum(leaf.numel() for leaf in leaves(algorithm.task.init()))
     cores = int(sum(node.resources.get("CPU", 0) for node in nodes))
-    click.echo(expected(experiment, parameters, partition, each, cores))
+    rows, seconds = _rows(resources, nodes, placed, needed), expected(experiment, parameters, partition, each, cores)
+
+    def tell() -> None:
+        click.echo(f"{experiment.name}: {several} of {size}{per_gpu}, {how}; {clients}")
+        print_rows(rows, "Placement")
+        click.echo(
+            f"the coordinator{'s' * is_search}: no CPU reserved, beside the driver" + " or in each trial" * is_search
+        )
+        click.echo(seconds)
+
+    document = {
+        "name": experiment.name,
+        "executor": resources.executor,
+        "trials": trials,
+        "actors": each,
+        "placement": rows,
+        "round": seconds,
+    }
+    return Answer(document, tell)
 
 
 def _rows(resources: Resources, nodes: Sequence[Node], placed: Sequence[int], needed: Budget) -> list[dict[str, Any]]:

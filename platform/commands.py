@@ -1,4 +1,4 @@
-"""What the commands do, apart from parsing their arguments."""
+"""What the commands about experiments do, apart from parsing their arguments."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -6,10 +6,11 @@ from pathlib import Path
 
 import click
 
+from hedgerow.platform.answer import Answer
 from hedgerow.platform.build import build_data, check
 from hedgerow.platform.data.picture import draw_coverage, draw_partition, partition_table
 from hedgerow.platform.experiment import Experiment
-from hedgerow.platform.experiment_file import load_experiment
+from hedgerow.platform.experiment_file import dump_experiment, load_experiment
 from hedgerow.platform.figures import draw_curves
 from hedgerow.platform.report import meta_regret
 from hedgerow.platform.runner import FinishedRun
@@ -19,7 +20,7 @@ from hedgerow.platform.runs import find_run
 from hedgerow.platform.terminal import Progress, closing_table, print_rows
 
 
-def run_all(files: Sequence[Path], overrides: Sequence[str], data_root: Path | None, address: str | None) -> None:
+def run_all(files: Sequence[Path], overrides: Sequence[str], data_root: Path | None, address: str | None) -> Answer:
     """Run experiments one after the other; all files are read, and their data found, before the first starts."""
     experiments = [load_experiment(file, overrides) for file in files]
     checked = [check(experiment, data_root) for experiment in experiments]
@@ -28,29 +29,40 @@ def run_all(files: Sequence[Path], overrides: Sequence[str], data_root: Path | N
         for experiment, data in zip(experiments, checked, strict=True):
             with Progress(experiment.name, experiment.rounds) as progress:
                 finished.append(run_experiment(experiment, data_root, progress, address, data))
-    _close(finished)
+    return _closing(finished)
 
 
-def resume_one(name: str, address: str | None) -> None:
+def resume_one(name: str, address: str | None) -> Answer:
     """Resume a run and show it as `run` does."""
     experiment = load_experiment(find_run(name).experiment)
     with Progress(experiment.name, experiment.rounds) as progress:
         finished = resume_run(name, progress, address)
-    _close([finished])
+    return _closing([finished])
 
 
-def show_partition(file: Path, overrides: Sequence[str], data_root: Path | None, output: Path | None) -> None:
-    """Print the table of a partition and draw the client-by-class picture."""
+def resolved(file: Path, overrides: Sequence[str]) -> Answer:
+    """An experiment with every default filled in."""
+    experiment = load_experiment(file, overrides)
+    return Answer(experiment.model_dump(mode="json"), lambda: click.echo(dump_experiment(experiment), nl=False))
+
+
+def show_partition(file: Path, overrides: Sequence[str], data_root: Path | None, output: Path | None) -> Answer:
+    """The table of a partition, and the client-by-class picture."""
     experiment: Experiment = load_experiment(file, overrides)
     dataset, partition = build_data(experiment, data_root)
     output = output or Path(experiment.output) / f"{experiment.name}-partition"
     output.parent.mkdir(parents=True, exist_ok=True)
-    print_rows(partition_table(partition, dataset.y_train, dataset.class_names), f"{experiment.name}: partition")
+    rows = partition_table(partition, dataset.y_train, dataset.class_names)
     classes = output.with_name(f"{output.name}-coverage")
     drawn = draw_partition(partition, dataset.y_train, dataset.class_names, output)
     drawn += draw_coverage(partition, dataset.y_train, dataset.class_names, classes, experiment.name)
-    for path in drawn:
-        click.echo(f"picture: {path}")
+
+    def tell() -> None:
+        print_rows(rows, f"{experiment.name}: partition")
+        for path in drawn:
+            click.echo(f"picture: {path}")
+
+    return Answer({"name": experiment.name, "clients": rows, "pictures": drawn}, tell)
 
 
 def _tell_regrets(finished: list[FinishedRun]) -> None:
@@ -76,20 +88,37 @@ def _session(experiments: Sequence[Experiment], address: str | None) -> Abstract
     return ray_starting(address)
 
 
-def _close(finished: list[FinishedRun]) -> None:
+def _closing(finished: list[FinishedRun]) -> Answer:
     """The closing table, the figures, and where everything lies."""
     _tell_regrets(finished)
-    closing_table([(run.experiment.name, run.summary) for run in finished])
-    for run in finished:
-        click.echo(f"run: {run.folder.path}")
-        for figure in sorted(run.folder.figures.glob("*.png")):
-            click.echo(f"  figure: {figure}")
-        if run.warning:
-            click.echo(f"  warning: {run.warning}", err=True)
+    comparison: list[Path] = []
     if len(finished) > 1:
         records = {run.experiment.name: run.records for run in finished}
         folder = Path(finished[0].experiment.output) / "comparison"
-        for figure in draw_curves(records, folder, finished[0].experiment.evaluation.accuracies):
+        comparison = draw_curves(records, folder, finished[0].experiment.evaluation.accuracies)
+    figures = [sorted(run.folder.figures.glob("*.png")) for run in finished]
+
+    def tell() -> None:
+        closing_table([(run.experiment.name, run.summary) for run in finished])
+        for run, drawn in zip(finished, figures, strict=True):
+            click.echo(f"run: {run.folder.path}")
+            for figure in drawn:
+                click.echo(f"  figure: {figure}")
+            if run.warning:
+                click.echo(f"  warning: {run.warning}", err=True)
+        for figure in comparison:
             if figure.suffix == ".png":
                 click.echo(f"comparison: {figure}")
-    click.echo("`hedgerow ui` opens MLflow's page on these runs.")
+        click.echo("`hedgerow ui` opens MLflow's page on these runs.")
+
+    runs = [
+        {
+            "name": run.experiment.name,
+            "folder": run.folder.path,
+            "summary": run.summary,
+            "figures": drawn,
+            "warning": run.warning,
+        }
+        for run, drawn in zip(finished, figures, strict=True)
+    ]
+    return Answer({"runs": runs, "comparison": comparison}, tell)

@@ -7,7 +7,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 from rich.table import Table
+from rich.text import Text
 
+from hedgerow.platform.catalogue import Choice
 from hedgerow.platform.report import target_heading
 
 Record = dict[str, Any]
@@ -148,6 +150,18 @@ def print_rows(rows: list[dict[str, Any]], title: str, console: Console | None =
     for row in rows:
         table.add_row(*(str(value) for value in row.values()))
     (console or _console()).print(table)
+
+
+def print_choices(choices: list[Choice]) -> None:
+    """What there is to choose from: name, what it is, and its source."""
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column()
+    for choice in choices:
+        table.add_row(Text(choice.name), Text(choice.what))
+        if choice.source:
+            table.add_row("", Text(choice.source, style="dim"))
+    _console().print(table)
 
 
 def _console() -> Console:

@@ -1,10 +1,14 @@
 """What the commands about searches do, apart from parsing their arguments."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import click
 
+from hedgerow.platform.answer import Answer
+from hedgerow.platform.terminal import print_choices
+from hedgerow.searchspaces.catalogue import KINDS
 from hedgerow.searchspaces.config import OptunaSearch
 from hedgerow.searchspaces.report import Trial, trial_labels
 from hedgerow.searchspaces.results import FinishedSearch
@@ -14,21 +18,33 @@ from hedgerow.searchspaces.search_file import SearchPlan, load_search
 from hedgerow.searchspaces.terminal import SearchTable, closing_tables
 
 
-def search_all(files: Sequence[Path], overrides: Sequence[str], data_root: Path | None, address: str | None) -> None:
+def search_all(files: Sequence[Path], overrides: Sequence[str], data_root: Path | None, address: str | None) -> Answer:
     """Run searches one after the other; all files are read, and their data found, before the first starts."""
     plans = [load_search(file, overrides) for file in files]
     checked = [check_search(plan, data_root) for plan in plans]
+    answers = []
     for plan, data in zip(plans, checked, strict=True):
         with search_table(plan) as table:
             finished = run_search(plan, data_root, table, address, data)
-        _close(finished)
+        answers.append(_closing(finished))
+        # At once: the next one may take long.
+        answers[-1].tell()
+    return _all_of(answers)
 
 
-def resume_one(name: str, address: str | None) -> None:
+def resume_one(name: str, address: str | None) -> Answer:
     """Resume a search and show it as `search` does."""
     with search_table(load_search(Path(name) / "experiment.yaml")) as table:
         finished = resume_search(name, table, address)
-    _close(finished)
+    answer = _closing(finished)
+    answer.tell()
+    return _all_of([answer])
+
+
+def list_choices(kind: str) -> Answer:
+    """What there is of a kind."""
+    choices = KINDS[kind]()
+    return Answer({kind: [asdict(choice) for choice in choices]}, lambda: print_choices(choices))
 
 
 def search_table(plan: SearchPlan) -> SearchTable:
@@ -40,13 +56,31 @@ def search_table(plan: SearchPlan) -> SearchTable:
     return SearchTable(plan.experiment.name, plan.experiment.rounds, labels, metric=search.metric, mode=search.mode)
 
 
-def _close(finished: FinishedSearch) -> None:
+def _all_of(answers: list[Answer]) -> Answer:
+    """What is left to say of searches that were told already."""
+    document = {"searches": [answer.document for answer in answers]}
+    return Answer(document, lambda: click.echo("`hedgerow ui` opens MLflow's page on it."))
+
+
+def _closing(finished: FinishedSearch) -> Answer:
     """The closing tables, the figures, and where everything lies."""
-    closing_tables(finished.rows, finished.summary if finished.hedge else None, finished.best_rows)
-    path = finished.folder.path
-    click.echo(f"search: {path} (results.csv, results.md, experts/)")
-    for figure in sorted(finished.folder.figures.glob("*.png")):
-        click.echo(f"  figure: {figure}")
-    if finished.warning:
-        click.echo(f"  warning: {finished.warning}", err=True)
-    click.echo("`hedgerow ui` opens MLflow's page on it.")
+    figures, path = sorted(finished.folder.figures.glob("*.png")), finished.folder.path
+
+    def tell() -> None:
+        closing_tables(finished.rows, finished.summary if finished.hedge else None, finished.best_rows)
+        click.echo(f"search: {path} (results.csv, results.md, experts/)")
+        for figure in figures:
+            click.echo(f"  figure: {figure}")
+        if finished.warning:
+            click.echo(f"  warning: {finished.warning}", err=True)
+
+    document = {
+        "name": finished.plan.experiment.name,
+        "folder": path,
+        "summary": finished.summary,
+        "trials": finished.rows,
+        "best": finished.best_rows,
+        "figures": figures,
+        "warning": finished.warning,
+    }
+    return Answer(document, tell)

@@ -34,11 +34,15 @@ class SearchPlan:
         """The experiment of one configuration. Raises UserError."""
         return parse_experiment(with_overrides(self.values, overrides))
 
-    def dump(self) -> str:
-        """The resolved file, which reads back as the same search."""
-        resolved = self.experiment.model_dump(mode="json")
+    @property
+    def resolved(self) -> dict[str, Any]:
+        """The file with every default filled in."""
         search = self.search.model_dump(mode="json", exclude_none=True)
-        return dump_values(resolved | {"search": search})
+        return self.experiment.model_dump(mode="json") | {"search": search}
+
+    def dump(self) -> str:
+        """The resolved file as YAML, which reads back as the same search."""
+        return dump_values(self.resolved)
 
 
 def load_search(path: str | Path, overrides: Sequence[str] = ()) -> SearchPlan:

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from hedgerow.platform.answer import Answer
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.runs import RunFolder
 from hedgerow.platform.terminal import print_rows
@@ -16,22 +17,37 @@ from hedgerow.searchspaces.runner import search as run_search
 from hedgerow.searchspaces.tables import FAMILIES, Line, Table, find_lines
 from hedgerow.searchspaces.tables.picture import draw_tables
 from hedgerow.searchspaces.tables.plan import LinePlan, plan_line
-from hedgerow.searchspaces.tables.result import LineResult, Result, all_remarks, write
+from hedgerow.searchspaces.tables.result import LineResult, Result, all_remarks, as_document, write
 from hedgerow.searchspaces.tables.stream_line import StreamLine, StreamPlan, plan_streams
 from hedgerow.searchspaces.tables.stream_result import StreamResult, draw_results
 
 Plan = LinePlan | StreamPlan
 
 
-def list_tables(name: str) -> None:
-    """Print the lines of a family's tables. Raises UserError."""
+def list_lines(name: str) -> Answer:
+    """The lines of a family's tables, or of all. Raises UserError."""
     if name and name not in FAMILIES:
         raise UserError(f"there are no tables of {name!r} (known: {', '.join(FAMILIES)})")
-    for family in [name] if name else FAMILIES:
-        for table in FAMILIES[family]().values():
+    tables = [table for family in ([name] if name else FAMILIES) for table in FAMILIES[family]().values()]
+
+    def tell() -> None:
+        for table in tables:
             click.echo(f"{table.name}: {table.title}")
             for line in table.lines:
                 click.echo(f"  {table.name}/{line.name}{_what(line)}")
+
+    documents = [
+        {
+            "name": table.name,
+            "title": table.title,
+            "lines": [
+                {"name": f"{table.name}/{line.name}", "title": line.title, "methods": list(line.methods)}
+                for line in table.lines
+            ],
+        }
+        for table in tables
+    ]
+    return Answer({"tables": documents}, tell)
 
 
 def _what(line: Line | StreamLine) -> str:
@@ -39,6 +55,12 @@ def _what(line: Line | StreamLine) -> str:
         return f"  ({', '.join(line.methods)})"
     targets = ", ".join(f"{target:g}" for target in line.published if isinstance(target, float))
     return f"  (targets {targets})" if targets else ""
+
+
+def show_plans(plans: Sequence[Plan]) -> Answer:
+    """The experiment files of lines."""
+    text = "---\n".join(plan.search.dump() for plan in plans)
+    return Answer({"files": [plan.search.resolved for plan in plans]}, lambda: click.echo(text, nl=False))
 
 
 def plan_table(
@@ -56,7 +78,7 @@ def plan_table(
     return [plan_line(table, line, changed, methods, grid, folder) for line in lines]
 
 
-def run_table(plans: Sequence[Plan], data_root: Path | None, address: str | None) -> None:
+def run_table(plans: Sequence[Plan], data_root: Path | None, address: str | None) -> Answer:
     """Run the lines of a table and print it beside the published numbers; of lines that cannot run, it is told why."""
     ready: list[tuple[Plan, Data]] = []
     absent: list[str] = []
@@ -80,11 +102,11 @@ def run_table(plans: Sequence[Plan], data_root: Path | None, address: str | None
         click.echo(f"not run: {sentence}", err=True)
     lines = list(dict.fromkeys(plan.line.name for plan in plans))
     name = plans[0].table.name + (f"/{lines[0]}" if len(lines) == 1 else "")
-    _close(name, plans[0].table, results, Path(ready[0][0].search.experiment.output))
+    return _closing(name, plans[0].table, results, Path(ready[0][0].search.experiment.output), absent)
 
 
-def report_table(name: str, output: Path) -> None:
-    """Print a table from the last finished run of each of its lines under `output`. Raises UserError."""
+def report_table(name: str, output: Path) -> Answer:
+    """A table from the last finished run of each of its lines under `output`. Raises UserError."""
     table, lines = find_lines(name, FAMILIES)
     latest = _latest(output)
     found: list[Result] = []
@@ -99,7 +121,7 @@ def report_table(name: str, output: Path) -> None:
         raise UserError(
             f"{name}: no finished run of it lies under {output}; run it first, or name the folder: --output"
         )
-    _close(name, table, found, output)
+    return _closing(name, table, found, output)
 
 
 def _read(plan: Plan, folder: RunFolder) -> Result:
@@ -120,16 +142,30 @@ def _latest(output: Path) -> dict[str, RunFolder]:
     return {line: folder for _, line, folder in sorted(runs, key=lambda run: run[:2])}
 
 
-def _close(name: str, table: Table, results: list[Any], output: Path) -> None:
-    """The table, what was run for it, and where everything lies."""
+def _closing(name: str, table: Table, results: list[Any], output: Path, absent: Sequence[str] = ()) -> Answer:
+    """The table, what was run for it, and where everything lies. absent: why some lines were not run."""
     folder = output / "tables" / name.replace("/", "-")
     write(table, results, folder)
     figures = (draw_results if isinstance(results[0], StreamResult) else draw_tables)(results, folder)
-    print_rows([row for result in results for row in result.rows()], f"{table.name}: {table.title}")
-    click.echo(results[0].explained)
-    for remark in all_remarks(results):
-        click.echo(f"- {remark}")
-    click.echo(f"runs: {output}\ntable: {folder / 'table.md'}, table.json")
-    for figure in figures:
-        if figure.suffix == ".png":
-            click.echo(f"  figure: {figure}")
+    rows, remarks = [row for result in results for row in result.rows()], all_remarks(results)
+
+    def tell() -> None:
+        print_rows(rows, f"{table.name}: {table.title}")
+        click.echo(results[0].explained)
+        for remark in remarks:
+            click.echo(f"- {remark}")
+        click.echo(f"runs: {output}\ntable: {folder / 'table.md'}, table.json")
+        for figure in figures:
+            if figure.suffix == ".png":
+                click.echo(f"  figure: {figure}")
+
+    document = {
+        **as_document(table, results),
+        "rows": rows,
+        "explained": results[0].explained,
+        "remarks": remarks,
+        "not_run": list(absent),
+        "folder": folder,
+        "figures": figures,
+    }
+    return Answer(document, tell)

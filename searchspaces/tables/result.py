@@ -229,9 +229,13 @@ def to_markdown(table: Table, results: Sequence[Result]) -> str:
     return f"# {table.name}: {table.title}\n\n{markdown_table(rows)}\n{results[0].explained}\n\n{remarks}"
 
 
+def as_document(table: Table, results: Sequence[Result]) -> dict[str, Any]:
+    """Everything, for JSON."""
+    return {"table": table.name, "title": table.title, "lines": [result.as_dict() for result in results]}
+
+
 def write(table: Table, results: Sequence[Result], folder: Path) -> None:
     """table.md and table.json in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "table.md").write_text(to_markdown(table, results), encoding="utf-8")
-    values = {"table": table.name, "title": table.title, "lines": [result.as_dict() for result in results]}
-    (folder / "table.json").write_text(json.dumps(values, indent=2) + "\n")
+    (folder / "table.json").write_text(json.dumps(as_document(table, results), indent=2) + "\n")

@@ -1,0 +1,142 @@
+"""Commands about searches, published tables, and whatever a run or a search has left."""
+
+from pathlib import Path
+
+import click
+
+from hedgerow.platform.answer import Answer
+from hedgerow.platform.options import (
+    address_option,
+    answering,
+    data_root_option,
+    files_argument,
+    output_option,
+    run_argument,
+    set_option,
+    told_kindly,
+)
+
+
+def complete_tables(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Names of published tables, and of their lines once a table is named."""
+    from hedgerow.searchspaces.tables import FAMILIES
+
+    tables = [table for made in FAMILIES.values() for table in made().values()]
+    names = [table.name for table in tables]
+    names += [f"{table.name}/{line.name}" for table in tables for line in table.lines if incomplete.count("/") > 1]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+@click.command()
+@files_argument
+@set_option
+@data_root_option
+@address_option
+@answering
+def search(files: tuple[Path, ...], overrides: tuple[str, ...], data_root: Path | None, address: str | None) -> Answer:
+    """Search over hyperparameters, as the `search` section of each of FILES says.
+
+    In place of a file, a line of a published table of searches, such as moml/s-mnist: every method under its own Hedge.
+
+    Example: hedgerow search examples/digits_hedge.yaml --set search.gamma=0.5
+    """
+    from hedgerow.searchspaces.commands import search_all
+    from hedgerow.searchspaces.tables import FAMILIES
+    from hedgerow.searchspaces.tables.commands import plan_table, run_table
+
+    if len(files) == 1 and not files[0].exists() and files[0].parts[0] in FAMILIES:
+        return run_table(plan_table(files[0].as_posix(), overrides, [], False, None), data_root, address)
+    return search_all(files, overrides, data_root, address)
+
+
+@click.command()
+@click.argument("name", default="", shell_complete=complete_tables)
+@set_option
+@click.option("--methods", default="", metavar="A,B", help="Only these methods of the table (default: all).")
+@click.option("--grid", is_flag=True, help="Each method with every configuration of its published grid.")
+@click.option("--show", is_flag=True, help="Run nothing: print the experiment files of the lines.")
+@click.option("--report", is_flag=True, help="Run nothing: print the table from the runs that there are.")
+@output_option("Folder of the runs (default: runs).")
+@data_root_option
+@address_option
+@answering
+def table(
+    name: str,
+    overrides: tuple[str, ...],
+    methods: str,
+    grid: bool,
+    show: bool,
+    report: bool,
+    output: Path | None,
+    data_root: Path | None,
+    address: str | None,
+) -> Answer:
+    """Run a published table, or one line of it, and print it beside the published numbers.
+
+    NAME is FAMILY/TABLE or FAMILY/TABLE/LINE; without it, or with FAMILY alone, all lines are listed.
+
+    Example: hedgerow table feddyn/T2.3/mnist-iid --set rounds=50 --data-root data
+    """
+    from hedgerow.searchspaces.tables.commands import list_lines, plan_table, report_table, run_table, show_plans
+
+    if "/" not in name:
+        return list_lines(name)
+    if report:
+        return report_table(name, output or Path("runs"))
+    chosen = [method.strip() for method in methods.split(",") if method.strip()]
+    plans = plan_table(name, overrides, chosen, grid, output)
+    return show_plans(plans) if show else run_table(plans, data_root, address)
+
+
+@click.command()
+@run_argument
+@address_option
+@answering
+def resume(run: str, address: str | None) -> Answer:
+    """Continue RUN, the folder of a run or a search, from its last checkpoint.
+
+    Example: hedgerow resume runs/digits-fedavg-20260101-120000
+    """
+    from hedgerow.platform.runs import find_run
+
+    folder = find_run(run)
+    if folder.is_search:
+        from hedgerow.searchspaces.commands import resume_one as resume_search
+
+        return resume_search(str(folder.path), address)
+    from hedgerow.platform.commands import resume_one
+
+    return resume_one(str(folder.path), address)
+
+
+@click.command()
+@run_argument
+@told_kindly
+def push(run: str) -> None:
+    """Send RUN's local record to MLflow: what a server that was down has missed.
+
+    Example: hedgerow push runs/digits-fedavg-20260101-120000
+    """
+    from hedgerow.platform.runs import find_run
+
+    if find_run(run).is_search:
+        from hedgerow.searchspaces.runner import push as push_search
+
+        push_search(run)
+    else:
+        from hedgerow.platform.runner import push as push_run
+
+        push_run(run)
+
+
+@click.command("list")
+@click.argument("kind", type=click.Choice(["algorithms", "datasets", "partitions", "models", "spaces", "tables"]))
+@answering
+def list_(kind: str) -> Answer:
+    """List what there is of KIND, with a description of each and its source.
+
+    Example: hedgerow list algorithms --json
+    """
+    from hedgerow.searchspaces.commands import list_choices
+
+    return list_choices(kind)
