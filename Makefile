@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup run test lint bench clean
+.PHONY: setup run test lint docs bench clean
 
 setup: $(STAMP)
 
@@ -28,6 +28,10 @@ lint: setup
 	$(BIN)/ruff format --check .
 	mkdir -p $(VENV)/typed && ln -sfn $(CURDIR) $(VENV)/typed/hedgerow
 	MYPYPATH=$(VENV)/typed $(BIN)/mypy
+
+# Into build/site, whose pages need no network.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: setup
 	$(BIN)/python benchmarks/rounds.py

@@ -1,0 +1,121 @@
+"""What MkDocs does beside Markdown: generated parts of pages, equations as MathML, results as pages.
+
+A line `::: PART ARGUMENT` in a page stands for a generated part: `::: algorithm feddyn`, `::: commands`.
+"""
+
+import ast
+import logging
+import re
+from functools import cache
+from html import unescape
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from docstring_pages import commands, module, prose
+from latex2mathml.converter import convert
+from mkdocs.structure.files import File, Files
+from settings_pages import experiment_file, hyperparameters, indented
+
+ROOT = Path(__file__).parent.parent
+LOG = logging.getLogger("mkdocs.hooks")
+UNDER = re.compile(r"(?:\\(arg))?\\(min|max)_(\{[^}]*\}|\\[a-z]+|\w)")
+EQUATION = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
+PART = re.compile(r"^::: (\w+) ?(.*)$", re.MULTILINE)
+
+
+class Method(NamedTuple):
+    """A line of the README's table of methods."""
+
+    method: str
+    tests: list[str]
+
+
+@cache
+def methods() -> dict[str, Method]:
+    """`algorithm.name` -> what the README says of it."""
+    found = {}
+    for line in (ROOT / "README.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        if len(cells) == 4 and line.startswith("| `") and "tests/" in cells[3]:
+            for name in re.findall(r"`(\w+)`", cells[0]):
+                found[name] = Method(cells[1], re.findall(r"`(tests/\w+\.py)`", cells[3]))
+    return found
+
+
+def algorithm(name: str) -> str:
+    """What is known of an algorithm: where it comes from, how it is tested, its hyperparameters, its code."""
+    from hedgerow.algorithms import ALGORITHMS
+
+    file = f"{ALGORITHMS[name].__module__.removeprefix('hedgerow.').replace('.', '/')}.py"
+    source, tests = (ROOT / file).read_text(), ", ".join(f"`{test}`" for test in methods()[name].tests)
+    code = indented(f"```python\n{source}```\n")
+    return (
+        f"**`algorithm: {{name: {name}}}`**  \n{prose(ast.get_docstring(ast.parse(source)))}  \nTests: {tests}\n\n"
+        f"{hyperparameters(name)}\n"
+        f'??? example "The code: `{file}`"\n\n{code}\n'
+    )
+
+
+def index(_: str) -> str:
+    """All algorithms, and the pages that have their equations."""
+    rows = []
+    for name in methods():
+        page = page_of(name)
+        rows.append(f"| [`{name}`]({page.name}#{anchor(page, name)}) | {methods()[name].method} |\n")
+    return "| `algorithm.name` | method |\n|---|---|\n" + "".join(rows)
+
+
+def page_of(name: str) -> Path:
+    """The page of an algorithm's equations."""
+    marker = f"::: algorithm {name}\n"
+    return next(page for page in sorted((ROOT / "docs/algorithms").glob("*.md")) if marker in page.read_text() + "\n")
+
+
+def anchor(page: Path, name: str) -> str:
+    """The identifier of the section that an algorithm stands in."""
+    before = (page.read_text() + "\n").partition(f"::: algorithm {name}\n")[0]
+    return re.findall(r"^## .*\{ ?#([\w-]+) ?\}$", before, re.MULTILINE)[-1]
+
+
+PARTS = {
+    "algorithm": algorithm,
+    "algorithms": index,
+    "commands": lambda _: commands(),
+    "module": lambda argument: module(*argument.split()),
+    "experiment_file": lambda _: experiment_file(),
+}
+
+
+def mathml(found: re.Match[str]) -> str:
+    """An equation of TeX as MathML, which browsers draw by themselves. What is not known of TeX is warned of."""
+    # What is minimised over stands below.
+    tex = UNDER.sub(lambda m: rf"\underset{{{m[3]}}}{{\text{{{'arg ' if m[1] else ''}{m[2]}}}}}\,", unescape(found[2]))
+    tex = tex.replace("\\arg", r"\text{arg }")
+    drawn = convert(tex, display="block" if found[1] == "div" else "inline")
+    if unknown := re.findall(r"\\\w+|<mi>&</mi>", drawn):
+        LOG.warning("the equation %s has unknown TeX: %s", tex, unknown)
+    # The two bars of a norm are alike.
+    return drawn.replace("<mo>&#x02016;</mo>", '<mo stretchy="false">&#x02016;</mo>')
+
+
+# ---- what MkDocs calls -----------------------------------------------------------------------------------------------
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """The results of the benchmarks, with their tables and figures, are pages too."""
+    results = ROOT / "benchmarks"
+    for path in [results / "README.md", *results.glob("results/**/*.md"), *results.glob("results/**/*.png")]:
+        files.append(File.generated(config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    if page.file.src_uri.startswith("benchmarks/"):
+        # Files of the repository that are no pages here.
+        markdown = re.sub(r"\[([^]]+)\]\((?:\.\./(?!docs/)|results/)[\w./-]+\.(?:py|json)\)", r"`\1`", markdown)
+        markdown = markdown.replace("](../docs/", "](../")
+    return PART.sub(lambda part: PARTS[part[1]](part[2].strip()), markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    return EQUATION.sub(mathml, html)
