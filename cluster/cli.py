@@ -70,17 +70,23 @@ def submit(
     metavar="NODES",
     help="Plan for such nodes: 4x(cpus=16,gpus=2,memory=64), joined by +, or a YAML file (memory in GB).",
 )
+@click.option("--measure", is_flag=True, help="Run an actor's share of some rounds here, to predict a round's seconds.")
 @answering
 def plan(
-    file: Path, overrides: tuple[str, ...], data_root: Path | None, address: str | None, nodes: str | None
+    file: Path,
+    overrides: tuple[str, ...],
+    data_root: Path | None,
+    address: str | None,
+    nodes: str | None,
+    measure: bool,
 ) -> Answer:
-    """Print what of FILE would be placed where, or what lacks; nothing is run.
+    """Print what of FILE would be placed where, or what lacks; without --measure nothing is run.
 
     Example: hedgerow plan exp.yaml --nodes "4x(cpus=16,gpus=2,memory=64)"
     """
     from hedgerow.cluster.plan import plan_file
 
-    return plan_file(file, overrides, data_root, address, nodes)
+    return plan_file(file, overrides, data_root, address, nodes, measure)
 
 
 @click.command()

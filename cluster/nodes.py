@@ -1,6 +1,5 @@
 """The nodes that a plan is made for: the present cluster's, this machine's, or described ones."""
 
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +10,8 @@ from pydantic import Field, ValidationError
 
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.messages import explain
+from hedgerow.platform.placement import local_resources, memory_of
 from hedgerow.platform.section import Section
-
-STORE_SHARE, STORE_MOST = 0.3, 200e9
-"""What Ray takes of a node's memory for its object store, where it is not told otherwise, and at most (bytes)."""
 
 _GROUP = re.compile(r"(\d+)x\(([^()]*)\)")
 
@@ -45,9 +42,7 @@ class NodeGroup(Section):
     memory: float = Field(gt=0, description="memory of each, in GB")
 
     def nodes(self) -> list[Node]:
-        total = self.memory * 1e9
-        store = min(STORE_SHARE * total, STORE_MOST)
-        resources = {"CPU": self.cpus, "GPU": float(self.gpus), "memory": total - store, "object_store_memory": store}
+        resources = {"CPU": self.cpus, "GPU": float(self.gpus), **memory_of(self.memory * 1e9)}
         return [Node("", resources)] * self.count
 
 
@@ -94,11 +89,8 @@ def _group(part: str, text: str) -> dict[str, Any]:
 def this_machine() -> list[Node]:
     """What Ray would find here, if a run started it."""
     import torch
-    from joblib import cpu_count
 
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
-    group = NodeGroup(cpus=cpu_count(), gpus=torch.cuda.device_count(), memory=memory)
-    return [Node("this machine", group.nodes()[0].resources)]
+    return [Node("this machine", {"GPU": float(torch.cuda.device_count()), **local_resources()})]
 
 
 def present() -> list[Node]:

@@ -12,6 +12,7 @@ import ray
 
 from hedgerow.algorithms.base import Algorithm
 from hedgerow.algorithms.trees import leaves
+from hedgerow.cluster.measured import measured
 from hedgerow.cluster.nodes import Node, described, present, this_machine
 from hedgerow.cluster.round_time import Round, fitted
 from hedgerow.platform.answer import Answer
@@ -20,10 +21,18 @@ from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment import Experiment, Resources
 from hedgerow.platform.experiment_file import load_experiment, read_file
-from hedgerow.platform.placement import actors_that_fit, count_actors, ray_session, starts_here
+from hedgerow.platform.placement import (
+    actors_that_fit,
+    count_actors,
+    ray_session,
+    reserved_memory,
+    shares_of_a_gpu,
+    starts_here,
+)
 from hedgerow.platform.terminal import print_rows
 from hedgerow.searchspaces.expert import client_actors
-from hedgerow.searchspaces.search_file import load_search
+from hedgerow.searchspaces.packs import dealt
+from hedgerow.searchspaces.search_file import SearchPlan, load_search
 
 PROCESS = 0.6e9
 """Bytes that a client actor's process holds once torch is imported, on a CPU (docs/performance.md, design)."""
@@ -34,7 +43,7 @@ class Budget:
     """Bytes that are known beforehand. What a chunk of clients takes while it trains is known only for `memory_mb`."""
 
     actor: float
-    """Of each client actor: its process, its clients' states in memory, and, without a GPU, `memory_mb`."""
+    """Of each client actor: its process and its clients' states in memory; or `memory_mb`, if that is more."""
     store: float
     """Of a node's object store: data set, partition, and the broadcast model."""
 
@@ -59,10 +68,10 @@ def budget(experiment: Experiment, algorithm: Algorithm, dataset: Dataset, parti
     resources = experiment.resources
     state = sum(leaf.nbytes for leaf in leaves(algorithm.init_client()))
     states = min(state * -(-len(partition) // actors), 1e6 * resources.state_memory_mb)
-    chunk = 0.0 if resources.gpus_per_actor else 1e6 * (resources.memory_mb or 0.0)
     data = [value for arrays in (dataset.arrays(), partition.arrays()) for value in arrays.values()]
     model = sum(leaf.nbytes for leaf in leaves(algorithm.task.init()))
-    return Budget(PROCESS + states + chunk, sum(x.nbytes for x in data if isinstance(x, np.ndarray)) + model)
+    actor = max(PROCESS + states, reserved_memory(resources))
+    return Budget(actor, sum(x.nbytes for x in data if isinstance(x, np.ndarray)) + model)
 
 
 def check_memory(nodes: Sequence[Node], placed: Sequence[int], needed: Budget) -> None:
@@ -94,7 +103,10 @@ def expected(experiment: Experiment, parameters: int, partition: Partition, acto
     else:
         why = ""
     if why:
-        return f"seconds per round: no prediction, since {why} were not measured (only {known['measured']})"
+        return (
+            f"seconds per round: no prediction, since {why} were not measured (only {known['measured']}); --measure "
+            "runs some rounds here"
+        )
     batches = experiment.algorithm.batches["train"]  # type: ignore[attr-defined]
     sizes = partition.shares()["train"].sizes
     steps = batches.steps or float(np.mean(batches.epochs * np.ceil(sizes / (batches.size or sizes))))
@@ -113,12 +125,15 @@ def expected(experiment: Experiment, parameters: int, partition: Partition, acto
 
 
 def plan_file(
-    file: Path, overrides: Sequence[str], data_root: Path | None, address: str | None, nodes: str | None
+    file: Path, overrides: Sequence[str], data_root: Path | None, address: str | None, nodes: str | None, measure: bool
 ) -> Answer:
-    """What a run, or a search where the file has one, would place on the nodes. Raises UserError."""
+    """What a run, or a search where the file has one, would place on the nodes. Raises UserError.
+
+    measure: predict a round's seconds from rounds that are run here.
+    """
     described_nodes = described(nodes) if nodes else None
-    is_search = "search" in read_file(file, overrides)[0]
-    experiment = load_search(file, overrides).experiment if is_search else load_experiment(file, overrides)
+    search = load_search(file, overrides) if "search" in read_file(file, overrides)[0] else None
+    experiment = search.experiment if search else load_experiment(file, overrides)
     dataset, partition = check(experiment, data_root)
     if described_nodes is not None:
         found = described_nodes
@@ -127,46 +142,50 @@ def plan_file(
     else:
         with ray_session(address):
             found = present()
-    return _answer(experiment, dataset, partition, found, is_search)
+    return _answer(experiment, dataset, partition, found, search, measure)
 
 
 def _answer(
-    experiment: Experiment, dataset: Dataset, partition: Partition, nodes: list[Node], is_search: bool
+    experiment: Experiment,
+    dataset: Dataset,
+    partition: Partition,
+    nodes: list[Node],
+    search: SearchPlan | None,
+    measure: bool,
 ) -> Answer:
     resources, cohort = experiment.resources, experiment.cohort_size(len(partition))
     if resources.executor == "inline":
         told = f"{experiment.name}: inline, in the driver's process, without client actors"
         return Answer({"name": experiment.name, "executor": "inline"}, lambda: click.echo(told))
-    trials = 1
-    if is_search:
-        each = client_actors(resources)
-        resources = resources.model_copy(update={"actors": each})
-        count_actors(resources, cohort, [node.resources for node in nodes])
-        trials = actors_that_fit(resources, [node.resources for node in nodes]) // each
-        actors = trials * each
-    else:
-        actors = each = count_actors(resources, cohort, [node.resources for node in nodes])
+    if search:
+        resources = resources.model_copy(update={"actors": client_actors(resources)})
+    each = count_actors(resources, cohort, [node.resources for node in nodes], [node.name for node in nodes])
+    room = actors_that_fit(resources, [node.resources for node in nodes]) // each if search else 1
+    trials = _at_once(search, room) if search else 1
     algorithm = build_algorithms([experiment], dataset, partition)[0]
     needed = budget(experiment, algorithm, dataset, partition, each)
-    placed = place(resources, actors, nodes)
+    placed = place(resources, trials * each, nodes)
     check_memory(nodes, placed, needed)
-    share = resources.gpus_per_actor
-    per_gpu = f", {int(1 / share + 1e-6)} on each GPU" if 0 < share < 1 else ""
-    how = "on as few nodes as hold them" if resources.placement == "pack" else "spread over the nodes"
-    size = f"{resources.cpus_per_actor:g} CPU and {share:g} GPU each"
-    several = f"{trials} trials at once of {each} client actors" if is_search else f"{actors} client actors"
-    most = -(-cohort // each)
-    clients = f"up to {most} client{'s' * (most > 1)} of a round on each"
     parameters = sum(leaf.numel() for leaf in leaves(algorithm.task.init()))
     cores = int(sum(node.resources.get("CPU", 0) for node in nodes))
-    rows, seconds = _rows(resources, nodes, placed, needed), expected(experiment, parameters, partition, each, cores)
+    rows = _rows(resources, nodes, placed, needed)
+    if measure:
+        seconds = measured(experiment, dataset, partition, parameters, each)
+    else:
+        seconds = expected(experiment, parameters, partition, each, cores)
+    where = "the coordinator: no CPU reserved, beside the driver"
+    several = f"{_count(each, 'client actor')} of {_size(resources)}"
+    if search:
+        several = f"room for {room} trials at once of {several}, of which {trials} run"
+        where = "the coordinators: no CPU reserved, beside the driver or in each trial"
+    most = -(-cohort // each)
 
     def tell() -> None:
-        click.echo(f"{experiment.name}: {several} of {size}{per_gpu}, {how}; {clients}")
-        print_rows(rows, "Placement")
         click.echo(
-            f"the coordinator{'s' * is_search}: no CPU reserved, beside the driver" + " or in each trial" * is_search
+            f"{experiment.name}: {several}, {_how(resources)}; up to {_count(most, 'client')} of a round on each"
         )
+        print_rows(rows, "Placement")
+        click.echo(where)
         click.echo(seconds)
 
     document = {
@@ -178,6 +197,33 @@ def _answer(
         "round": seconds,
     }
     return Answer(document, tell)
+
+
+def _size(resources: Resources) -> str:
+    share = resources.gpus_per_actor
+    on_each = f", {shares_of_a_gpu(share)} on each GPU" if 0 < share < 1 else ""
+    return f"{resources.cpus_per_actor:g} CPU and {share:g} GPU each{on_each}"
+
+
+def _how(resources: Resources) -> str:
+    if resources.actors_per_node:
+        return f"{resources.actors_per_node} on each node"
+    return "on as few nodes as hold them" if resources.placement == "pack" else "spread over the nodes"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number > 1)}"
+
+
+def _at_once(search: SearchPlan, room: int) -> int:
+    """How many trials run at once where there is room for so many."""
+    section, found = search.search, search.configurations
+    trials = len(found) or section.samples or room
+    room = min(room, section.concurrency or room)
+    if section.packed and found:
+        size = None if section.packed == "auto" else section.packed
+        trials = len(dealt([search.trial(overrides) for overrides in found], room, size))
+    return min(room, trials)
 
 
 def _rows(resources: Resources, nodes: Sequence[Node], placed: Sequence[int], needed: Budget) -> list[dict[str, Any]]:

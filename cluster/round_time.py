@@ -57,6 +57,13 @@ class Round:
         ]
 
 
+def exchange_seconds(parameters: int, actors: int) -> float:
+    """Of an exchange, beside the clients' work."""
+    known, megabytes = fitted()["seconds"], 4e-6 * parameters
+    each = known["per actor"] + known["per actor and MB"] * megabytes
+    return known["per round"] + actors * each + known["per MB"] * megabytes
+
+
 @cache
 def fitted() -> dict[str, Any]:
     """The constants, and what they were fitted to."""

@@ -36,7 +36,14 @@ def open_driver(
         yield Coordinator([values], dataset, partition, None, [checkpoints])
         return
     # Ray is imported only where it is used: an inline run needs none of it.
-    from hedgerow.platform.placement import count_actors, cpu_count, ray_starting, reserved, starts_here
+    from hedgerow.platform.placement import (
+        bundle_of,
+        count_actors,
+        local_resources,
+        ray_starting,
+        reserved,
+        starts_here,
+    )
     from hedgerow.platform.ray_driver import RayDriver
 
     cohort = experiment.cohort_size(len(partition))
@@ -44,7 +51,8 @@ def open_driver(
     @contextmanager
     def on_ray(actors: int) -> Iterator[RayDriver]:
         with reserved(resources, actors) as group:
-            driver = RayDriver(values, dataset, partition, checkpoints, group, actors)
+            places = [bundle_of(resources, rank) for rank in range(actors)]
+            driver = RayDriver(values, dataset, partition, checkpoints, group, places)
             try:
                 yield driver
             finally:
@@ -53,7 +61,7 @@ def open_driver(
     with ray_starting(address) as ready:
         here = resources.executor == "auto" and not resources.gpus_per_actor and starts_here(address)
         if here and not ready.done():
-            actors = count_actors(resources, cohort, [{"CPU": cpu_count()}])
+            actors = count_actors(resources, cohort, [local_resources()])
             executor = in_this_process([experiment], dataset, partition, actors, measures=False)
             local = Coordinator([values], dataset, partition, executor, [checkpoints])
             with LocalFirst(local, ready, lambda: on_ray(actors)) as first:

@@ -131,9 +131,15 @@ class Resources(Section):
     placement: Literal["pack", "spread"] = Field(
         "pack", description="client actors on as few nodes as hold them, or on as many as there are"
     )
+    actors_per_node: int | None = Field(
+        None, ge=1, description="client actors on each node that hosts any, in place of `placement`; null: see there"
+    )
     threads: int = Field(1, ge=1, description="torch threads of each client actor")
     memory_mb: float | None = Field(
-        None, gt=0, description="memory that each client actor may take (on its GPU, if it has one): bounds the chunk"
+        None,
+        gt=0,
+        description="memory that each client actor may take (on its GPU, if it has one; else it is reserved of its "
+        "node's): bounds the chunk",
     )
     state_memory_mb: float = Field(
         1000, ge=0, description="megabytes of client states that each actor holds in memory; the others lie in a file"
@@ -161,6 +167,8 @@ class Resources(Section):
             raise ValueError("`actors` must be auto or at least 1")
         if self.gpus_per_actor > 1 and self.gpus_per_actor != int(self.gpus_per_actor):
             raise ValueError("`gpus_per_actor` above 1 must be a whole number")
+        if self.actors_per_node and self.placement == "spread":
+            raise ValueError("`actors_per_node` decides where client actors are; remove `placement: spread`")
         if self.cpus_per_actor == 0 and self.gpus_per_actor == 0:
             raise ValueError("`cpus_per_actor` and `gpus_per_actor` are both 0: reserve at least one of them")
         return self

@@ -1,14 +1,16 @@
 """Ray for a run: a session, the actors that fit, and their reservation."""
 
 import logging
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 import ray
 from joblib import cpu_count
+from ray._common.utils import get_system_memory
 from ray._private import ray_constants
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
@@ -24,6 +26,9 @@ QUICK = {"preload_python_modules": ["torch"], "max_direct_call_object_size": 1_0
 
 Processes that start with torch loaded are ready sooner; sums of small models travel with the reply.
 """
+
+STORE_SHARE, STORE_MOST = 0.3, 200e9
+"""What Ray takes of a node's memory for its object store, where it is not told otherwise, and at most (bytes)."""
 
 _REACHABLE = ray_constants.ENABLE_RAY_CLUSTER
 """Whether Ray's processes are to be reached from other machines; on macOS and Windows they are not, by default."""
@@ -82,7 +87,8 @@ def _connect(address: str | None) -> None:
     local: dict[str, Any] = {}
     _listen(_REACHABLE and bool(address))
     if not address:
-        local = {"include_dashboard": False, "num_cpus": cpu_count(), "_system_config": QUICK}
+        memory = int(local_resources()["memory"])
+        local = {"include_dashboard": False, "num_cpus": cpu_count(), "_memory": memory, "_system_config": QUICK}
     try:
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **local)
     except ConnectionError as error:
@@ -101,54 +107,114 @@ def _listen(reachable: bool) -> None:
     os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = str(int(reachable))
 
 
-def actors_that_fit(resources: Resources, nodes: list[dict[str, float]]) -> int:
-    """How many client actors the nodes (their Ray resources) can hold. A share of a GPU lies on one GPU."""
-    total = 0
-    for node in nodes:
-        room = []
-        if resources.cpus_per_actor:
-            room.append(int(node.get("CPU", 0) / resources.cpus_per_actor + 1e-6))
-        share = resources.gpus_per_actor
-        if share >= 1:
-            room.append(int(node.get("GPU", 0) / share))
-        elif share:
-            room.append(int(node.get("GPU", 0)) * int(1 / share + 1e-6))
-        total += min(room)
-    return total
+def memory_of(total: float) -> dict[str, float]:
+    """How a node's memory (bytes) is split: what its processes may reserve, and its object store."""
+    store = min(STORE_SHARE * total, STORE_MOST)
+    return {"memory": total - store, "object_store_memory": store}
 
 
-def count_actors(resources: Resources, cohort: int, nodes: list[dict[str, float]] | None = None) -> int:
+def local_resources() -> dict[str, float]:
+    """What client actors without a GPU find where Ray is started here."""
+    return {"CPU": float(cpu_count()), **memory_of(get_system_memory())}
+
+
+def actors_that_fit(resources: Resources, nodes: Sequence[Mapping[str, float]]) -> int:
+    """How many client actors the nodes (their Ray resources) can hold."""
+    rooms, each = [_room(resources, node) for node in nodes], resources.actors_per_node
+    return each * sum(room >= each for room in rooms) if each else sum(rooms)
+
+
+def _room(resources: Resources, node: Mapping[str, float]) -> int:
+    """Client actors that one node can hold. A share of a GPU lies on one GPU."""
+    rooms = []
+    if resources.cpus_per_actor:
+        rooms.append(int(node.get("CPU", 0) / resources.cpus_per_actor + 1e-6))
+    share, memory = resources.gpus_per_actor, reserved_memory(resources)
+    if share >= 1:
+        rooms.append(int(node.get("GPU", 0) / share))
+    elif share:
+        rooms.append(int(node.get("GPU", 0)) * shares_of_a_gpu(share))
+    if memory:
+        rooms.append(int(node.get("memory", 0) / memory))
+    return min(rooms)
+
+
+def shares_of_a_gpu(share: float) -> int:
+    """How many actors with such a share of a GPU fit on one."""
+    return int(1 / share + 1e-6)
+
+
+def reserved_memory(resources: Resources) -> int:
+    """Bytes of its node's memory that each client actor reserves; `memory_mb` of one with a GPU is the GPU's."""
+    return 0 if resources.gpus_per_actor else int(1e6 * (resources.memory_mb or 0))
+
+
+def count_actors(
+    resources: Resources, cohort: int, nodes: Sequence[Mapping[str, float]] | None = None, names: Sequence[str] = ()
+) -> int:
     """The number of client actors: the file's, or as many as fit, at most one per client of a round.
 
-    nodes: the resources of each; None: those of the cluster. Raises UserError when they cannot hold them.
+    nodes: the resources of each; None: those of the cluster. names: theirs. Raises UserError when they cannot hold
+    so many.
     """
     nodes = node_resources() if nodes is None else nodes
     room = actors_that_fit(resources, nodes)
     wanted = max(1, min(room, cohort)) if resources.actors == "auto" else resources.actors
     if wanted > room:
         cpus, gpus = (sum(node.get(kind, 0) for node in nodes) for kind in ("CPU", "GPU"))
+        names = names or [f"node {number}" for number in range(1, len(nodes) + 1)]
+        memory = reserved_memory(resources)
+        size = f"{resources.cpus_per_actor:g} CPU and {resources.gpus_per_actor:g} GPU each"
         raise UserError(
-            f"resources: {wanted} client actors of {resources.cpus_per_actor:g} CPU and {resources.gpus_per_actor:g} "
-            f"GPU each do not fit on this cluster, which has {cpus:g} CPUs and {gpus:g} GPUs, room for {room}: "
-            f"{_lacking(resources, wanted, nodes)} lack; lower resources.actors, cpus_per_actor or gpus_per_actor"
+            f"resources: {wanted} client actors of {size}{f' with {memory / 1e9:.3g} GB' if memory else ''} do not fit "
+            f"on this cluster, which has {cpus:g} CPUs and {gpus:g} GPUs, room for {room}: "
+            f"{_lacking(resources, wanted, nodes, names)}; lower resources.actors, "
+            f"{'memory_mb, ' if memory else ''}cpus_per_actor or gpus_per_actor"
         )
     return wanted
 
 
-def _lacking(resources: Resources, wanted: int, nodes: list[dict[str, float]]) -> str:
-    """Which resource is too little for so many actors."""
-    kinds = {"CPUs": "cpus_per_actor", "GPUs": "gpus_per_actor"}
+def _lacking(resources: Resources, wanted: int, nodes: Sequence[Mapping[str, float]], names: Sequence[str]) -> str:
+    """A clause on what is too little for so many actors."""
+    keys = {"CPUs": "cpus_per_actor", "GPUs": "gpus_per_actor"}
     lack = []
-    for kind, key in kinds.items():
-        others = {other: 0.0 for other in kinds.values() if other != key}
-        if getattr(resources, key) and actors_that_fit(resources.model_copy(update=others), nodes) < wanted:
+    for kind, key in keys.items():
+        alone = dict.fromkeys(keys.values(), 0.0) | {key: getattr(resources, key), "memory_mb": None}
+        if alone[key] and actors_that_fit(resources.model_copy(update=alone), nodes) < wanted:
             lack.append(kind)
-    return " and ".join(lack) or "CPUs on the nodes that have GPUs"
+    parts = [f"{' and '.join(lack)} lack"] if lack else []
+    if reserved_memory(resources):
+        free = resources.model_copy(update={"memory_mb": None})
+        full = [name for name, node in zip(names, nodes, strict=True) if _room(resources, node) < _room(free, node)]
+        if full:
+            parts.append(f"memory lacks on {', '.join(full[:4])}{' and others' * (len(full) > 4)}")
+    if not parts and resources.actors_per_node and sum(_room(resources, node) for node in nodes) >= wanted:
+        return f"nodes with room for {resources.actors_per_node} (actors_per_node) lack"
+    return " and ".join(parts) or "CPUs on the nodes that have GPUs lack"
 
 
-def bundle(resources: Resources) -> dict[str, float]:
-    """What one client actor reserves, by Ray's names."""
-    wanted = {"CPU": resources.cpus_per_actor, "GPU": resources.gpus_per_actor}
+def bundles(resources: Resources, actors: int) -> list[dict[str, float]]:
+    """What client actors reserve, by Ray's names: a bundle for each; with `actors_per_node`, for all of a node."""
+    each = resources.actors_per_node or 1
+    return [_bundle(resources, min(each, actors - first)) for first in range(0, actors, each)]
+
+
+def bundle_of(resources: Resources, rank: int) -> int:
+    """In which of the `bundles` a client actor is."""
+    return rank // (resources.actors_per_node or 1)
+
+
+def strategy(resources: Resources) -> str:
+    """Ray's word for where the bundles go."""
+    return "STRICT_SPREAD" if resources.actors_per_node else resources.placement.upper()
+
+
+def _bundle(resources: Resources, actors: int) -> dict[str, float]:
+    share = resources.gpus_per_actor
+    gpus = actors * share
+    if 0 < share < 1 < gpus:
+        gpus = math.ceil(actors / shares_of_a_gpu(share))
+    wanted = {"CPU": actors * resources.cpus_per_actor, "GPU": gpus, "memory": actors * reserved_memory(resources)}
     return {kind: amount for kind, amount in wanted.items() if amount}
 
 
@@ -173,15 +239,16 @@ def reserved(resources: Resources, actors: int) -> Iterator[PlacementGroup]:
 
     Raises UserError when the cluster's resources stay in use for too long.
     """
-    group = placement_group([bundle(resources)] * actors, strategy=resources.placement.upper())
+    group = placement_group(bundles(resources, actors), strategy=strategy(resources))
     try:
         if not group.wait(PATIENCE):
             free = ray.available_resources()
             raise UserError(
                 f"resources: the cluster is busy: {actors} client actors need "
-                f"{actors * resources.cpus_per_actor:g} CPUs and {actors * resources.gpus_per_actor:g} GPUs, and "
-                f"after {PATIENCE:g} s {free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs are free; wait for "
-                "other jobs or lower resources.actors"
+                f"{actors * resources.cpus_per_actor:g} CPUs, {actors * resources.gpus_per_actor:g} GPUs and "
+                f"{actors * reserved_memory(resources) / 1e9:.3g} GB, and after {PATIENCE:g} s "
+                f"{free.get('CPU', 0):g} CPUs, {free.get('GPU', 0):g} GPUs and {free.get('memory', 0) / 1e9:.3g} GB "
+                "are free; wait for other jobs or lower resources.actors"
             )
         yield group
     finally:

@@ -39,7 +39,8 @@ class CoordinatorActor(Coordinator):
 class RayDriver:
     """Starts client actors and their coordinator, all at once, and speaks to the coordinator.
 
-    Checkpoints lie on this node's disk, so the coordinator is kept on this node.
+    bundles: that of each client actor, of the placement group. Checkpoints lie on this node's disk, so the coordinator
+    is kept on this node.
     """
 
     def __init__(
@@ -49,12 +50,12 @@ class RayDriver:
         partition: Partition,
         checkpoints: Path,
         group: PlacementGroup,
-        actors: int,
+        bundles: list[int],
     ):
         self.hosting = Hosting([experiment], sys.path, ray.put(dataset.arrays()), ray.put(partition.arrays()))
         resources = experiment["resources"]
         self.executor = RayExecutor(
-            self.hosting, group, list(range(actors)), resources["cpus_per_actor"], resources["gpus_per_actor"]
+            self.hosting, group, bundles, resources["cpus_per_actor"], resources["gpus_per_actor"]
         )
         self.checkpoints = checkpoints.absolute()
         self.reported = 0

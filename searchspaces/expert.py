@@ -16,7 +16,7 @@ from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.experiment import Experiment, Resources
 from hedgerow.platform.experiment_file import parse_experiment
 from hedgerow.platform.learner import Record
-from hedgerow.platform.placement import bundle
+from hedgerow.platform.placement import bundles
 from hedgerow.platform.process import settle
 from hedgerow.platform.ray_executor import Hosting, RayExecutor
 from hedgerow.platform.runs import RunFolder
@@ -184,7 +184,7 @@ def trial_resources(resources: Resources, share: float = 0.0) -> PlacementGroupF
     share: CPUs that it keeps from other trials in all, where fewer are to run at once than there is room for.
     """
     actors = client_actors(resources)
-    one = bundle(resources)
+    one = bundles(resources, 1)[0]
     if actors == 1:
         return PlacementGroupFactory([one | {"CPU": max(share, resources.cpus_per_actor)}])
     strategy = resources.placement.upper()

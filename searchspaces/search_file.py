@@ -113,6 +113,11 @@ def _check_space(search: SearchSection, experiment: Experiment) -> None:
             raise UserError(f"search.space.{key}: kind grid takes lists only; give one, or take `kind: random`")
         if isinstance(search, PbtSearch) and entry.when:
             raise UserError(f"search.space.{key}: kind pbt takes no conditions; remove `when`")
+    if experiment.resources.actors_per_node:
+        raise UserError(
+            "resources.actors_per_node is for single runs; a search places the client actors of each trial by "
+            "resources.placement: remove it"
+        )
     if isinstance(search, HedgeSearch) and experiment.evaluation.stop:
         raise UserError(
             "evaluation.stop does not go with kind hedge, which weighs all experts in every round; remove it"
