@@ -5,6 +5,7 @@ import os
 import platform
 import sys
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -41,12 +42,13 @@ class PeakMemory:
 
     pid: of the process; None: this one. marker: an entry of the environment, "NAME=VALUE"; processes that have it count
     too, such as Ray's, which leave their parent. shared: the most that one of them had mapped of what they share (Ray's
-    object store, libraries), in MB.
+    object store, libraries), in MB. samples: seconds since the beginning, and the MB held then.
     """
 
     def __init__(self, every: float = 0.2, pid: int | None = None, marker: str | None = None):
         self.every, self.root = every, psutil.Process(pid)
         self.megabytes = self.shared = 0.0
+        self.samples: list[tuple[float, float]] = []
         self.name, _, self.value = (marker or "").partition("=")
         self._marked: dict[int, bool] = {}
         self._stop = threading.Event()
@@ -61,16 +63,19 @@ class PeakMemory:
         self._thread.join()
 
     def _watch(self) -> None:
+        start = time.monotonic()
         while not self._stop.wait(self.every):
             used = 0.0
-            for process in self._members():
+            for process in self.members():
                 with suppress(psutil.Error):
                     memory = process.memory_info()
                     used += memory.rss - memory.shared
                     self.shared = max(self.shared, memory.shared / 1e6)
             self.megabytes = max(self.megabytes, used / 1e6)
+            self.samples.append((time.monotonic() - start, used / 1e6))
 
-    def _members(self) -> set[psutil.Process]:
+    def members(self) -> set[psutil.Process]:
+        """The processes that count now."""
         members = {self.root}
         with suppress(psutil.Error):
             members.update(self.root.children(recursive=True))

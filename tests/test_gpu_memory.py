@@ -1,4 +1,4 @@
-"""What a process may take of its GPU's memory, and what is written down of it: as far as it can be known without one."""
+"""What a process may take of its GPU's memory, and what is written down of it, as far as that is known without one."""
 
 import numpy as np
 import pytest
