@@ -9,7 +9,15 @@ from torch import Tensor
 
 from hedgerow.algorithms.base import SCORED, Batch, Batches, ClientData, Cohort
 from hedgerow.algorithms.distillation import soft_labels
-from hedgerow.algorithms.guide import distance, excuses, fitted_temperature, guide_network, multiplier, overspent
+from hedgerow.algorithms.guide import (
+    Guidance,
+    distance,
+    excuses,
+    fitted_temperature,
+    guide_network,
+    multiplier,
+    overspent,
+)
 from hedgerow.algorithms.inside import shapes
 from hedgerow.algorithms.local import minimise
 from hedgerow.algorithms.student import Lesson, Student
@@ -17,27 +25,11 @@ from hedgerow.algorithms.task import Task
 from hedgerow.algorithms.trees import Tree
 
 
-class Guided(Student.Hyper):
+class Guided(Guidance, Student.Hyper):
     """Hyperparameters of whoever has a guide."""
 
     alpha: float = Field(0.1, ge=0, le=1, description="weight of the labels")
     tau: float = Field(4.0, gt=0, description="temperature, which softens the teacher")
-    student_tau: float | Literal["teacher", "fit"] = Field(
-        "teacher",
-        description="temperature, which softens the student; teacher: tau; fit: what brings it nearest to the teacher "
-        "on the training samples, anew in every round",
-    )
-    top_k: int = Field(20, ge=1, description="the guide helps in so many of the teacher's first classes")
-    delta: float = Field(0.0, ge=0, description="budget: how much of its cross-entropy the student may be excused from")
-    lambda_min: float = Field(0.1, ge=0, description="weight of the budget in the first round")
-    lambda_max: float = Field(50.0, ge=0, description="what it comes to, along a cosine")
-    lambda_period: int = Field(50, ge=1, description="rounds after which it begins anew")
-    budget_over: Literal["wrong", "all"] = Field(
-        "wrong", description="n of the budget: the samples that the student gets wrong, or all"
-    )
-    budget_of: Literal["all", "wrong"] = Field("all", description="the samples that the budget sums over")
-    guide_hidden: list[int] = Field([64, 128], description="units of the guide's hidden layers")
-    guide_lr: float | None = Field(None, gt=0, description="the guide's learning rate in round 1; null: the student's")
 
     def at(self, round: int) -> Self:
         now = super().at(round)

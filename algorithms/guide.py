@@ -4,15 +4,18 @@ g(x) = 1: the student need not learn what the teacher says of x; 0: it must. The
 """
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from hedgerow.algorithms.base import Batch
 from hedgerow.algorithms.inside import Inside
+from hedgerow.algorithms.settings import Settings
 from hedgerow.algorithms.static_norm import StaticBatchNorm2d
 from hedgerow.algorithms.task import Params, cross_entropies, mean_over
 
@@ -20,11 +23,34 @@ TINY = 1e-12
 """Below which no logarithm is taken."""
 
 
-def guide_network(inputs: int, hidden: list[int]) -> nn.Sequential:
-    """Linear layers with batch norm and ReLU between them; 64-128-1 in the source."""
+class Guidance(Settings):
+    """What is set of a guide, beside the weight of the labels and the teacher's temperature."""
+
+    student_tau: float | Literal["teacher", "fit"] = Field(
+        "teacher",
+        description="temperature, which softens the student; teacher: the teacher's; fit: what brings it nearest to "
+        "the teacher on the training samples, anew in every round",
+    )
+    top_k: int = Field(20, ge=1, description="the guide helps in so many of the teacher's first classes")
+    delta: float = Field(0.0, ge=0, description="budget: how much of its cross-entropy the student may be excused from")
+    lambda_min: float = Field(0.1, ge=0, description="weight of the budget in the first round")
+    lambda_max: float = Field(50.0, ge=0, description="what it comes to, along a cosine")
+    lambda_period: int = Field(50, ge=1, description="rounds after which it begins anew")
+    budget_over: Literal["wrong", "all"] = Field(
+        "wrong", description="n of the budget: the samples that the student gets wrong, or all"
+    )
+    budget_of: Literal["all", "wrong"] = Field("all", description="the samples that the budget sums over")
+    guide_hidden: list[int] = Field([64, 128], description="units of the guide's hidden layers")
+    guide_lr: float | None = Field(None, gt=0, description="the guide's learning rate in round 1; null: the student's")
+
+
+def guide_network(
+    inputs: int, hidden: list[int], norm: Callable[[int], nn.Module] = StaticBatchNorm2d
+) -> nn.Sequential:
+    """Linear layers with a norm, batch norm in the source, and ReLU between them; 64-128-1 there."""
     layers: list[nn.Module] = []
     for width, following in pairwise([inputs, *hidden, 1]):
-        layers += [nn.Linear(width, following), StaticBatchNorm2d(following), nn.ReLU()]
+        layers += [nn.Linear(width, following), norm(following), nn.ReLU()]
     return nn.Sequential(*layers[:-2])
 
 
@@ -60,12 +86,14 @@ def overspent(logits: Tensor, g: Tensor, batch: Batch, budget: Any, over: str = 
     return ((losses * (wrong if of == "wrong" else real)).sum() / number - budget).relu()
 
 
-def multiplier(lesson: int, lowest: float, highest: float, period: int) -> float:
-    """lambda (Algorithm 7, line 4) in a round, counted from 1: it rises along a cosine, and begins anew.
+def multiplier(lesson: Any, lowest: Any, highest: Any, period: int) -> Any:
+    """lambda (Algorithm 7, line 4) in a round, counted from 1: it rises along a cosine, and begins anew. Of a 0-d
+    tensor another one.
 
     The source prints r mod period, which would end the last period at the lowest; here the first round has the lowest.
     """
-    return lowest + (highest - lowest) * (1 - math.cos(math.pi * ((lesson - 1) % period) / period)) / 2
+    phase = math.pi * ((lesson - 1) % period) / period
+    return lowest + (highest - lowest) * (1 - (phase.cos() if isinstance(phase, Tensor) else math.cos(phase))) / 2
 
 
 def fitted_temperature(target: Tensor, logits: Tensor) -> Tensor:

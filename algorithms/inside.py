@@ -36,6 +36,13 @@ def inside(task: Task, w: Params, x: Tensor) -> Inside:
     return Inside([], features, F.linear(features, w[f"{name}.weight"], w.get(f"{name}.bias")))
 
 
+def asked(task: Task, x: Tensor) -> Inside:
+    """What the task's teacher, which has learnt already, makes of prepared samples."""
+    assert task.teacher is not None
+    with torch.no_grad():
+        return inside(task.master, dict(task.teacher.named_parameters()), x)
+
+
 def shapes(task: Task) -> Inside:
     """The same of two samples of zeros at the initial parameters, for what is built to fit."""
     with torch.no_grad():

@@ -1,16 +1,15 @@
-"""What methods that match feature maps have in common: sizes, projections, and what else they learn from."""
+"""What methods that match feature maps have in common: what else they learn from, and modules that learn beside."""
 
 from typing import Any
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812
 
 from hedgerow.algorithms.base import Batch
 from hedgerow.algorithms.distillation import divergence, soft_labels
 from hedgerow.algorithms.inside import Inside, shapes
-from hedgerow.algorithms.static_norm import StaticBatchNorm2d
+from hedgerow.algorithms.maps import no_maps
 from hedgerow.algorithms.student import Student
 from hedgerow.algorithms.task import Task
 from hedgerow.algorithms.trees import Tree
@@ -49,25 +48,3 @@ class Matching(Student):
         target = soft_labels(teacher.logits, hp.tau)
         taught = divergence(target, student.logits, batch, hp.tau)
         return self.task.criterion(student.logits, batch) + taught
-
-
-def no_maps(name: str, student: Task, teacher: Task) -> str | None:
-    """The objection to models whose feature maps cannot be matched."""
-    if shapes(student).maps and shapes(teacher).maps:
-        return None
-    return (
-        f"task.model: {name} matches feature maps, which student or teacher does not show; choose resnet, "
-        "shufflenet_v2 or mobilenet_v2 for both"
-    )
-
-
-def convolution(inputs: int, outputs: int, kernel: int = 1, stride: int = 1, padding: int = 0) -> list[nn.Module]:
-    """With norm and ReLU."""
-    conv = nn.Conv2d(inputs, outputs, kernel, stride, padding, bias=False)
-    return [conv, StaticBatchNorm2d(outputs), nn.ReLU()]
-
-
-def smaller(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
-    """Both maps, averaged down to the smaller size."""
-    size = min(student.shape[-1], teacher.shape[-1])
-    return tuple(F.adaptive_avg_pool2d(one, size) for one in (student, teacher))  # type: ignore[return-value]

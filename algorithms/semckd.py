@@ -10,7 +10,8 @@ from torch.nn import functional as F  # noqa: N812
 
 from hedgerow.algorithms.base import Batch
 from hedgerow.algorithms.inside import inside
-from hedgerow.algorithms.matching import Matching, convolution, smaller
+from hedgerow.algorithms.maps import convolution, smaller
+from hedgerow.algorithms.matching import Matching
 from hedgerow.algorithms.student import Lesson
 from hedgerow.algorithms.task import mean_over
 from hedgerow.algorithms.trees import Tree

@@ -10,7 +10,12 @@ xa and xb are two draws of the task's augmentation of x, wbar its teacher, KL(p,
     stability               tau^2 KL(w^tau(xa), w^tau(xa + noise)), which is named there without a formula; this one is
                             of Zheng et al., "Improving the Robustness of Deep Neural Networks via Stability
                             Training", 2016
+    disk                    L_dist of DiSK, with excuses of the client's own guide; see side_guide.py
+    simkd                   ||Psi(f) - f_t||^2 of SimKD: the model has a projector, which travels with it, and ends in
+                            the teacher's last layer; its own is not used
     synthetic               CE of synthetic samples (7.1); experimental, see synthetic.py
+
+DiSK and SimKD are named there as next steps, in place of plain distillation, without formulas.
 """
 
 from collections.abc import Callable
@@ -21,15 +26,22 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from hedgerow.algorithms.base import Algorithm, Batch, Batches, ClientData
+from hedgerow.algorithms.base import SCORED, Algorithm, Batch, Batches, ClientData
 from hedgerow.algorithms.chance import normal
 from hedgerow.algorithms.distillation import between
+from hedgerow.algorithms.guide import Guidance
+from hedgerow.algorithms.inside import asked, inside
 from hedgerow.algorithms.local import minimise
+from hedgerow.algorithms.maps import Reusing, apart, no_maps, own, under_its_teacher
 from hedgerow.algorithms.meta import head
 from hedgerow.algorithms.settings import HyperParameters, Settings
+from hedgerow.algorithms.side_guide import ClientGuide, Far
 from hedgerow.algorithms.synthetic import MOST, Gaussians, synthetic_loss
-from hedgerow.algorithms.task import Params, Task
+from hedgerow.algorithms.task import Params, Task, mean_over
 from hedgerow.algorithms.trees import Tree
+
+Beside = Callable[[Params, Batch], tuple[Tensor, Tensor]]
+"""(w, mini-batch) -> the logits of its samples xa, and S; 0-d."""
 
 
 class Side(Settings):
@@ -37,14 +49,15 @@ class Side(Settings):
 
     alternatives = (("alpha", "limit"),)
 
-    kind: Literal["robustness", "distillation", "both", "stability", "synthetic"] = Field(
+    kind: Literal["robustness", "distillation", "both", "stability", "disk", "simkd", "synthetic"] = Field(
         description="robustness: two augmentations of a sample are told alike; distillation: as `task.teacher` says; "
-        "both; stability: a sample is told as it is with noise on it; synthetic (experimental): features drawn from "
-        "each class's Gaussian have its label"
+        "both; stability: a sample is told as it is with noise on it; disk: distillation, from which a guide of each "
+        "client excuses; simkd: the teacher's last feature map, under its last layer (alpha: 0 is the published one); "
+        "synthetic (experimental): features drawn from each class's Gaussian have its label"
     )
     alpha: float | None = Field(
         0.5,
-        gt=0,
+        ge=0,
         le=1,
         description="weight of the cross-entropy; the side loss has the rest; null where `limit` is given",
     )
@@ -59,6 +72,22 @@ class Side(Settings):
         "client's, which rises while it does",
     )
     dual_lr: float = Field(1.0, gt=0, description="learning rate of the multiplier, which moves once a round")
+    guide: Guidance | None = Field(None, description="of disk: each client's guide")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_a_guide(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("kind") == "disk" and values.get("guide") is None:
+            return {**values, "guide": {}}
+        return values
+
+    @model_validator(mode="after")
+    def _whose_guide(self) -> Self:
+        if self.guide and self.kind != "disk":
+            raise ValueError("`guide` is what `kind: disk` has; remove it")
+        if self.guide and self.limit is not None:
+            raise ValueError("`limit`: disk has a budget of its own, `guide.delta`; give `alpha`")
+        return self
 
     @property
     def pairs(self) -> bool:
@@ -68,7 +97,7 @@ class Side(Settings):
     @property
     def taught(self) -> bool:
         """Whether it needs a teacher."""
-        return self.kind in ("distillation", "both")
+        return self.kind in ("distillation", "both", "disk", "simkd")
 
 
 def side_loss(
@@ -115,7 +144,19 @@ class WithSide(HyperParameters):
         once = replace(twice["train"], epochs=1, steps=None)
         # What the multiplier is moved by, and what synthetic samples are made of.
         more = {"side": self.side.limit is not None, "real": self.side.kind == "synthetic"}
-        return twice | {name: once for name, wanted in more.items() if wanted}
+        found = twice | {name: once for name, wanted in more.items() if wanted}
+        if self.side.guide:
+            found["guide"] = twice["train"]
+            if self.side.guide.student_tau == "fit":
+                found["fit"] = Batches(SCORED, shuffle=False)
+        return found
+
+    def at(self, round: int) -> Self:
+        now = super().at(round)
+        if self.side is None or self.side.guide is None or self.side.guide.guide_lr is None:
+            return now
+        rate = self.side.guide.guide_lr * now.lr / self.lr  # type: ignore[attr-defined]
+        return now.with_floats({"side.guide.guide_lr": rate})
 
     @model_validator(mode="after")
     def _sgd_alone(self) -> Self:
@@ -129,12 +170,31 @@ class Sided(Algorithm):
 
     takes_side: ClassVar[bool] = True
 
+    def __init__(self, hyper: Any, task: Task):
+        super().__init__(hyper, task)
+        kind = hyper.side.kind if hyper.side else None
+        if kind in ("disk", "simkd") and Sided.objection(self) is None:
+            if kind == "disk":
+                self.client_guide = ClientGuide(task, hyper.side.guide)
+            else:
+                self.task = under_its_teacher(task)
+
     def objection(self) -> str | None:
         side = self.hyper.side
         if side and side.pairs and self.task.augment is None:
             return f"algorithm.side: {side.kind} compares two augmentations of a sample; give `task.augment`"
-        if side and side.taught and (self.task.teacher is None or self.task.schooling is not None):
-            return f"algorithm.side: {side.kind} needs a teacher; give `task.teacher`, a run"
+        if side and side.taught:
+            if self.task.teacher is None or self.task.schooling is not None:
+                return f"algorithm.side: {side.kind} needs a teacher; give `task.teacher`, a run"
+            if self.task.master.is_static:
+                return (
+                    f"task.teacher: it normalises by statistics of samples, of which clients' mini-batches are too few "
+                    f"for {side.kind}; teach with a model that has GroupNorm, such as preact_resnet"
+                )
+        if self._is_reusing and not isinstance(self.task.module, Reusing):
+            found = no_maps("simkd", self.task, self.task.master)
+            if found:
+                return found
         if side and side.kind == "synthetic" and head(self.task.module) is None:
             return (
                 "algorithm.side: synthetic needs a model that is a torch.nn.Sequential and ends in a linear layer; "
@@ -143,49 +203,82 @@ class Sided(Algorithm):
         return super().objection()
 
     def init_client(self) -> Tree:
-        """Its multiplier, where the side loss is limited."""
-        constrained = self.hyper.side and self.hyper.side.limit is not None
-        return {"multiplier": torch.zeros(())} if constrained else {}
+        """Its multiplier, where the side loss is limited, or its guide."""
+        side = self.hyper.side
+        if side and side.kind == "disk":
+            return self.client_guide.init()
+        return {"multiplier": torch.zeros(())} if side and side.limit is not None else {}
+
+    def scored(self, server: Tree) -> Tree:
+        return {"w": server["w"]} if self._is_reusing else super().scored(server)
+
+    def evaluate_params(self, server: Tree) -> Tree:
+        """The model, without SimKD's projector."""
+        return own(server["w"]) if self._is_reusing else super().evaluate_params(server)
+
+    @property
+    def _is_reusing(self) -> bool:
+        return bool(self.hyper.side and self.hyper.side.kind == "simkd")
 
     def objective(self, hp: Any) -> Callable[[Params, Batch], Tensor]:
-        return super().objective(hp) if hp.side is None else self._weighed(hp.side, hp.side.alpha, 1 - hp.side.alpha)
+        if hp.side is None:
+            return super().objective(hp)
+        return self._weighed(self._beside(hp.side), hp.side.alpha, 1 - hp.side.alpha)
 
     def learn(
         self, hp: Any, w: Params, state: Tree, data: ClientData, **terms: Any
     ) -> tuple[Params, Tensor, Tree, dict[str, Tensor]]:
-        """`minimise` from w: what was learnt, the mean loss, the client's multiplier, and what to say of it.
+        """`minimise` from w: what was learnt, the mean loss, the client's multiplier or guide, and what to say of it.
 
         terms: those of `minimise` that the method adds to the objective.
         """
         side = hp.side
-        generator = Gaussians.fit(self.task, w, data.batches("real")) if side and side.kind == "synthetic" else None
-        if side is None or side.limit is None:
-            objective = self.objective(hp)
-            if generator is not None:
-                objective = self._weighed(side, side.alpha, 1 - side.alpha, generator)
-            return (*minimise(objective, w, data, hp, **terms), {}, {})
+        if side is None:
+            return (*minimise(self.objective(hp), w, data, hp, **terms), {}, {})
+        kept: Tree = {}
+        told: dict[str, Tensor] = {}
+        generator = far = None
+        if side.kind == "synthetic":
+            generator = Gaussians.fit(self.task, w, data.batches("real"))
+        if side.kind == "disk":
+            far, kept, told = self.client_guide.lesson(self.task, hp, w, state, data)
+        beside = self._beside(side, generator, far)
+        if side.limit is None:
+            objective = self._weighed(beside, side.alpha, 1 - side.alpha)
+            return (*minimise(objective, w, data, hp, **terms), kept, told)
         multiplier = state["multiplier"]
-        w, loss = minimise(self._weighed(side, 1.0, multiplier, generator), w, data, hp, **terms)
-        excess = self._side(w, data, side, generator) - side.limit
+        w, loss = minimise(self._weighed(beside, 1.0, multiplier), w, data, hp, **terms)
+        excess = self._side(w, data, beside) - side.limit
         multiplier = (multiplier + side.dual_lr * excess).clamp(min=0.0)
         told = {"multiplier": multiplier, "side_loss": excess + side.limit}
         return w, loss, {"multiplier": multiplier}, told
 
-    def _weighed(
-        self, side: Any, plain: Any, other: Any, generator: Gaussians | None = None
-    ) -> Callable[[Params, Batch], Tensor]:
-        def loss(w: Params, batch: Batch) -> Tensor:
+    def _beside(self, side: Any, generator: Gaussians | None = None, far: Far | None = None) -> Beside:
+        """generator: of synthetic samples. far: DiSK's distance, with excuses."""
+
+        def both(w: Params, batch: Batch) -> tuple[Tensor, Tensor]:
+            if side.kind == "simkd":
+                seen = inside(self.task, w, batch.x)
+                return seen.logits, mean_over(apart(seen, asked(self.task, batch.x)), batch)
             logits = self.task.logits(w, batch.x)
-            beside = side_loss(self.task, w, logits, batch, side, generator)
-            return plain * self.task.criterion(logits, batch) + other * beside
+            if far is not None:
+                return logits, far(logits, batch)
+            return logits, side_loss(self.task, w, logits, batch, side, generator)
+
+        return both
+
+    def _weighed(self, beside: Beside, plain: Any, other: Any) -> Callable[[Params, Batch], Tensor]:
+        def loss(w: Params, batch: Batch) -> Tensor:
+            logits, side = beside(w, batch)
+            return plain * self.task.criterion(logits, batch) + other * side
 
         return loss
 
-    def _side(self, w: Params, data: ClientData, side: Any, generator: Gaussians | None) -> Tensor:
+    def _side(self, w: Params, data: ClientData, beside: Beside) -> Tensor:
         """S over all samples of the client; 0-d."""
         total, samples = torch.zeros((), device=data.x.device), torch.zeros((), device=data.x.device)
         for batch in data.batches("side"):
             n = len(batch.y) if batch.mask is None else batch.mask.sum()
-            total = total + n * side_loss(self.task, w, self.task.logits(w, batch.x), batch, side, generator)
+            total = total + n * beside(w, batch)[1]
             samples = samples + n
         return total / samples

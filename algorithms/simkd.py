@@ -3,45 +3,15 @@
 from dataclasses import replace
 from typing import Any, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812
+from torch import Tensor
 
 from hedgerow.algorithms.base import Batch, Cohort
-from hedgerow.algorithms.inside import Inside, inside, shapes
-from hedgerow.algorithms.matching import convolution, no_maps
+from hedgerow.algorithms.inside import Inside, inside
+from hedgerow.algorithms.maps import STUDENT, Reusing, apart, last_layer, no_maps, own
 from hedgerow.algorithms.student import Lesson, Student
 from hedgerow.algorithms.task import Params, Task, mean_over
 from hedgerow.algorithms.trees import Tree
-
-HEAD = ("head.weight", "head.bias")
-"""The last layer, which the student takes from its teacher."""
-
-
-class Reusing(nn.Module):
-    """A student's last map, averaged down to the teacher's size, a projector, the mean over the image, the teacher's
-    last layer. (batch, C, H, W) -> (batch, classes).
-    """
-
-    shows_inside = True
-
-    def __init__(self, student: nn.Module, mine: Tensor, wanted: Tensor, classes: int):
-        super().__init__()
-        inner, outputs = wanted.shape[1] // 2, wanted.shape[1]
-        self.student, self.size = student, min(mine.shape[-1], wanted.shape[-1])
-        self.no_vmap = getattr(student, "no_vmap", None)
-        self.projector = nn.Sequential(
-            *convolution(mine.shape[1], inner), *convolution(inner, inner, 3, padding=1), *convolution(inner, outputs)
-        )
-        self.head = nn.Linear(outputs, classes)
-
-    def forward(self, x: Tensor, inside: bool = False) -> Any:
-        last = self.student(x, inside=True)[0][-1]
-        projected = self.projector(F.adaptive_avg_pool2d(last, self.size))
-        features = projected.mean((2, 3))
-        logits = self.head(features)
-        return ([projected], features, logits) if inside else logits
 
 
 class SimKD(Student):
@@ -57,12 +27,8 @@ class SimKD(Student):
     def __init__(self, hyper: Any, task: Task):
         super().__init__(hyper, task)
         if self.objection() is None:
-            mine, theirs = shapes(task), shapes(self.master)
-            # What is not the student's comes with the parameters; to draw it here would move torch's generator.
-            with torch.device("meta"):
-                module = Reusing(task.module, mine.maps[-1], theirs.maps[-1], theirs.logits.shape[-1])
-            module.projector.to_empty(device="cpu"), module.head.to_empty(device="cpu")
-            self.task = replace(task, module=module, build=None)
+            # What is not the student's comes with the parameters.
+            self.task = replace(task, module=Reusing(task, self.master), build=None)
 
     def objection(self) -> str | None:
         if found := super().objection():
@@ -70,7 +36,7 @@ class SimKD(Student):
         return no_maps(self.hyper.name, self.task, self.master) if not isinstance(self.task.module, Reusing) else None
 
     def init_server(self) -> Tree:
-        return {"w": {name: p for name, p in self.task.init().items() if name.startswith("student.")}}
+        return {"w": {name: p for name, p in self.task.init().items() if name.startswith(STUDENT)}}
 
     def started(self, server: Tree, cohort: Cohort) -> Tree:
         if cohort.round > 1:
@@ -85,22 +51,18 @@ class SimKD(Student):
 
     def far(self, student: Tree, down: Tree, batch: Batch, teacher: Inside) -> Tensor:
         """The mean squared distance of each sample's maps, (samples,)."""
-        projected = self.shown(student, down, batch).maps[-1]
-        wanted = F.adaptive_avg_pool2d(teacher.maps[-1], projected.shape[-1])
-        return (projected - wanted).square().flatten(1).mean(1)
+        return apart(self.shown(student, down, batch), teacher)
 
     def shown(self, student: Tree, down: Tree, batch: Batch) -> Inside:
         """What the student makes of a mini-batch, under the teacher's last layer."""
-        return inside(self.task, {**student["w"], **_head(down)}, batch.x)
+        return inside(self.task, {**student["w"], **self._head(down)}, batch.x)
 
     def scored(self, server: Tree) -> Tree:
-        return {"w": {**server["w"], **_head(server)}}
+        return {"w": {**server["w"], **self._head(server)}}
 
     def evaluate_params(self, server: Tree) -> Tree:
         """The student's own: its projector and the teacher's layer are not of the task's model."""
-        prefix = "student."
-        return {name.removeprefix(prefix): p for name, p in server["w"].items() if name.startswith(prefix)}
+        return own(server["w"])
 
-
-def _head(tree: Tree) -> Params:
-    return {name: tree["teacher"][name] for name in HEAD}
+    def _head(self, tree: Tree) -> Params:
+        return last_layer(self.master.module, tree["teacher"])

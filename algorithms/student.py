@@ -11,6 +11,7 @@ from hedgerow.algorithms.base import Batch, ClientData, Cohort, Exchange, Exchan
 from hedgerow.algorithms.central import POOL, Central
 from hedgerow.algorithms.inside import Inside, inside
 from hedgerow.algorithms.local import minimise
+from hedgerow.algorithms.task import drawn
 from hedgerow.algorithms.teacher import Taught
 from hedgerow.algorithms.trees import Tree, flatten, unflatten
 
@@ -79,12 +80,6 @@ class Student(Taught, Central):
             return inside(self.master, down["teacher"], batch.x)
 
     def drawn(self, module: nn.Module, cohort: Cohort, name: str) -> Tree:
-        """Initial parameters of a module, for each student: weights by He's rule, biases 0, scales 1."""
+        """Initial parameters of a module, for each student."""
         generators = [torch.Generator().manual_seed(cohort.draw(f"{name} {i}")) for i in range(self.hyper.starts)]
-        return self._side_by_side([{n: _initial(n, p, g) for n, p in module.named_parameters()} for g in generators])
-
-
-def _initial(name: str, p: Tensor, generator: torch.Generator) -> Tensor:
-    if p.dim() < 2:
-        return torch.ones(p.shape) if name.endswith("weight") else torch.zeros(p.shape)
-    return torch.randn(p.shape, generator=generator) * (2 / p[0].numel()) ** 0.5
+        return self._side_by_side([drawn(module, generator) for generator in generators])

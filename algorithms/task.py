@@ -44,6 +44,12 @@ class Task:
     is_scored: ClassVar[bool] = True
     """Whether there are predictions to be scored."""
 
+    @property
+    def master(self) -> "Task":
+        """The teacher's own task."""
+        assert self.teacher is not None
+        return replace(self, module=self.teacher, build=None, teacher=None)
+
     def init(self, seed: int | None = None) -> Params:
         """The initial parameters: those that the module was built with, or, with a seed, those of another one."""
         if seed is not None and self.build is None:
@@ -164,6 +170,17 @@ class BilevelTask(Task):
     def histograms(self, x: Tree) -> dict[str, dict[str, Tensor]]:
         """Numbers between 0 and 1 whose histograms tell something: what they are -> of whom -> (number,)."""
         return {}
+
+
+def drawn(module: nn.Module, generator: torch.Generator) -> Params:
+    """Initial parameters of a module: weights by He's rule, biases 0, scales 1."""
+    return {name: _drawn(name, p, generator) for name, p in module.named_parameters()}
+
+
+def _drawn(name: str, p: Tensor, generator: torch.Generator) -> Tensor:
+    if p.dim() < 2:
+        return torch.ones(p.shape) if name.endswith("weight") else torch.zeros(p.shape)
+    return torch.randn(p.shape, generator=generator) * (2 / p[0].numel()) ** 0.5
 
 
 def mean_over(values: Tensor, batch: "Batch") -> Tensor:

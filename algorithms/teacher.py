@@ -3,7 +3,6 @@ from another run.
 """
 
 from collections.abc import Generator
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -46,8 +45,7 @@ class Taught(Algorithm):
     @property
     def master(self) -> Task:
         """The teacher's own task."""
-        assert self.task.teacher is not None
-        return replace(self.task, module=self.task.teacher, build=None, teacher=None)
+        return self.task.master
 
     def teacher(self, cohort: Cohort) -> Generator[Exchange, Any, Params]:
         """Its parameters, and statistics where it normalises by some: in the first round that needs it."""

@@ -38,7 +38,7 @@ def add(line: str) -> str:
 
 MODELS = (
     "(allowed: logreg, mlp, cnn, small_cnn, conv4, resnet18_gn, resnet_static, resnet_exit, preact_resnet, resnet, "
-    "shufflenet_v2, mobilenet_v2, intervals, mlp_static, char_lstm, quadratic, the dotted path of your own)"
+    "shufflenet_v2, mobilenet_v2, vit, intervals, mlp_static, char_lstm, quadratic, the dotted path of your own)"
 )
 ALGORITHMS = (
     "b_moml, central, comm_fedbio_non_iter, comm_fedbio_sketch, comm_fedbio_topk, decouple, disk, ds_fl, fed_et, "

@@ -6,6 +6,7 @@ import torch
 from helpers import dataset, identical, partition, run_inline
 from test_models import parse
 from torch import nn
+from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
 from hedgerow.algorithms import ALGORITHMS, SimKD
 from hedgerow.algorithms.base import Batch
@@ -18,8 +19,8 @@ from hedgerow.algorithms.task import Task
 from hedgerow.algorithms.teacher import Schooling
 from hedgerow.platform.models import build_model
 from hedgerow.platform.models.staged import multiply_adds, resnet
+from hedgerow.searchspaces.tables.disk import LARGE, disk_tables
 from hedgerow.searchspaces.tables.disk import MODELS as NAMED
-from hedgerow.searchspaces.tables.disk import disk_tables
 
 SIZES = {
     # CIFAR-100: parameters, millions of multiply-adds; Tiny-ImageNet: the same
@@ -52,8 +53,78 @@ def test_sizes(name):
 
 def test_every_model_of_the_tables_is_measured_here():
     assert set(SIZES) == set(NAMED)
-    assert {"6.1", "6.2", "6.3", "6.4", "small"} == set(disk_tables())
-    assert [len(table.lines) for table in disk_tables().values()] == [2, 23, 24, 8, 2]
+    assert {"6.1", "6.2", "6.3", "6.4", "A.13", "A.14", "small"} == set(disk_tables())
+    assert [len(table.lines) for table in disk_tables().values()] == [2, 23, 24, 8, 2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("ResNet18", 11_689_512),
+        ("ResNet50", 25_557_032),
+        ("ViT-Tiny", 5_717_416),
+        ("ViT-Large", 304_326_632),
+    ],
+)
+def test_models_of_imagenet(name, wanted):
+    """torchvision's and timm's counts."""
+    with torch.device("meta"):
+        net = build_model(parse(LARGE[name]), (3, 224, 224), 1000)
+    assert sum(p.numel() for p in net.parameters()) == wanted
+
+
+@pytest.mark.parametrize("block", [BasicBlock, Bottleneck])
+def test_resnets_of_large_images_are_torchvisions(block):
+    """With its parameters they have its logits, by the statistics of the mini-batch."""
+    theirs = ResNet(block, [1, 1, 1, 1], num_classes=7)
+    config = {"name": "resnet", "channels": [64, 128, 256, 512], "large_images": True}
+    mine = build_model(parse({**config, "bottleneck": block is Bottleneck}), (3, 64, 64), 7)
+    names = {"conv1": "stages.0.0", "bn1": "stages.0.1", "fc": "head"}
+    names |= {f"layer{stage}.0": f"stages.{stage - 1}.{4 if stage == 1 else 0}" for stage in range(1, 5)}
+    parts = {"downsample": "shortcut", "bn1": "n1", "bn2": "n2", "bn3": "n3"}
+    w = {}
+    for name, p in theirs.named_parameters():
+        before = next(old for old in names if name.startswith(old + "."))
+        inner = ".".join(parts.get(part, part) for part in name[len(before) + 1 :].split("."))
+        w[f"{names[before]}.{inner}"] = p
+    assert set(w) == {name for name, _ in mine.named_parameters()}
+    x = torch.randn(4, 3, 64, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.func.functional_call(mine, w, (x,)), theirs(x), rtol=1e-4, atol=1e-4)
+
+
+def test_a_transformer_is_a_model_like_others():
+    config = parse({"name": "vit", "patch": 4, "layers": 1, "heads": 2, "width": 4})
+    net = build_model(config, (1, 8, 8), 3)
+    assert "no batching rule" in net.no_vmap
+    # Patches to tokens, the class token, positions; norms, attention, hidden layer; the last norm, the head.
+    tokens, layer = 16 * 4 + 4 + 4 + 5 * 4, 2 * 8 + (12 * 4 + 12) + (4 * 4 + 4) + (16 * 4 + 16) + (4 * 16 + 4)
+    assert sum(p.numel() for p in net.parameters()) == tokens + layer + 8 + 4 * 3 + 3
+    task = Task(net, torch.zeros(1), torch.ones(1), sample_shape=(1, 8, 8))
+    seen = shapes(task)
+    assert seen.maps == []
+    torch.testing.assert_close(seen.logits, net.head(seen.features))
+    batch = Batch(torch.randn(5, 1, 8, 8), torch.arange(5) % 3)
+    w = {name: p.requires_grad_() for name, p in task.init().items()}
+    found = torch.autograd.grad(task.loss(w, batch), list(w.values()))
+    wanted = torch.autograd.grad(nn.functional.cross_entropy(net(batch.x), batch.y), list(net.parameters()))
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_the_printed_numbers_of_the_appendix():
+    tables = disk_tables()
+    resnet, vit = (line.published[None] for line in tables["A.13"].lines)
+    assert resnet == {"CE": "69.73%", "KD": "71.29%", "DiSK": "72.35%"}
+    assert vit == {"CE": "75.45%", "DiSK": "77.86%"}
+    assert [(line.name, line.published[None]["SimKD+DiSK"]) for line in tables["A.14"].lines] == [
+        ("cifar100-wrn-40-2-resnet8x4", "77.13%"),
+        ("cifar100-wrn-40-2-wrn-40-1", "76.21%"),
+    ]
+    # The budget is the error of the student by cross-entropy alone.
+    deltas = [line.methods["DiSK"]["delta"] for name in ("A.13", "A.14") for line in tables[name].lines]
+    assert deltas == pytest.approx([0.3027, 0.2455, 0.2611, 0.2719])
+    assert tables["A.14"].lines[0].methods["SimKD+DiSK"]["delta"] == deltas[2]
 
 
 @pytest.mark.parametrize("name", ["ResNet10-xxs", "WRN-16-2", "ShuffleNetV2", "MobileNetV2x2"])

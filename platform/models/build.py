@@ -33,6 +33,7 @@ from hedgerow.platform.models.config import (
     SmallCNN,
     StaticMLP,
     StaticResNet,
+    VisionTransformer,
 )
 from hedgerow.platform.models.early_exit import EarlyExit
 from hedgerow.platform.models.preact import preact_resnet
@@ -104,11 +105,14 @@ def _built_in(config: Any, shape: tuple[int, ...], classes: int) -> nn.Module:
         case ResNet():
             norm = partial(nn.GroupNorm, config.groups) if config.groups else StaticBatchNorm2d
             stem = config.stem or config.channels[0]
-            return staged.resnet(shape[0], classes, stem, config.channels, config.blocks, norm)
+            how = {"bottleneck": config.bottleneck, "large_images": config.large_images}
+            return staged.resnet(shape[0], classes, stem, config.channels, config.blocks, norm, **how)
         case ShuffleNetV2():
             return staged.shufflenet_v2(shape[0], classes)
         case MobileNetV2():
             return staged.mobilenet_v2(shape[0], classes)
+        case VisionTransformer():
+            return _vit(config, shape, classes)
         case IntervalsModel():
             return _intervals(config, shape, classes)
         case StaticMLP():
@@ -159,6 +163,15 @@ def _resnet18(config: ResNet18, shape: tuple[int, ...], classes: int) -> nn.Modu
     from hedgerow.platform.models.resnet import resnet18_gn
 
     return resnet18_gn(shape[0], classes, config.groups, config.small_images)
+
+
+def _vit(config: VisionTransformer, shape: tuple[int, ...], classes: int) -> nn.Module:
+    if shape[1] != shape[2] or shape[1] % config.patch:
+        raise UserError(
+            f"task.model: vit takes square images whose side {config.patch} divides, and these have "
+            f"{shape[1]}x{shape[2]} pixels; choose another `patch`"
+        )
+    return staged.ViT(shape, classes, config.patch, config.layers, config.heads, config.width)
 
 
 def _quadratic(p: int, features: int) -> nn.Module:

@@ -169,7 +169,8 @@ class ResNet(BuiltIn):
     """A ResNet of basic blocks with static batch norm or GroupNorm: DiSK's ResNets, and its WRNs by other lists.
 
     As it is, ResNet-10-xxs: 13,020 parameters for 100 classes. ResNet-34, 21,328,292: channels [64, 128, 256, 512] and
-    blocks [3, 4, 6, 3].
+    blocks [3, 4, 6, 3]. ImageNet's ResNet-18, 11,689,512 for 1000 classes, with `large_images: true`; ResNet-50,
+    25,557,032, also with `bottleneck: true` and ResNet-34's lists.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("images",)
@@ -177,6 +178,8 @@ class ResNet(BuiltIn):
     channels: list[Width] = Field([8, 8, 16, 16], min_length=1, description="channels of each stage")
     blocks: list[Width] = Field([1, 1, 1, 1], min_length=1, description="blocks of each stage")
     stem: int | None = Field(None, ge=1, description="channels of the stem; null: those of the first stage")
+    bottleneck: bool = Field(False, description="blocks of three convolutions with four times the channels at the end")
+    large_images: bool = Field(False, description="a 7x7 stem with stride 2 and a max-pool, as for images of 224x224")
     groups: int | None = Field(
         None,
         ge=1,
@@ -204,6 +207,25 @@ class MobileNetV2(BuiltIn):
 
     takes: ClassVar[tuple[str, ...]] = ("images",)
     name: Literal["mobilenet_v2"] = "mobilenet_v2"
+
+
+class VisionTransformer(BuiltIn):
+    """torchvision's vision transformer: ViT-Tiny/16 as it is, 5,717,416 parameters for 224x224 and 1000 classes;
+    ViT-Large/16, 304,326,632, with `layers: 24, heads: 16, width: 1024`.
+    """
+
+    takes: ClassVar[tuple[str, ...]] = ("images",)
+    name: Literal["vit"] = "vit"
+    patch: int = Field(16, ge=1, description="side of a patch; must divide that of the images, which are square")
+    layers: int = Field(12, ge=1, description="encoder layers")
+    heads: int = Field(3, ge=1, description="attention heads; must divide `width`")
+    width: int = Field(192, ge=1, description="of a token; the hidden units of a layer are four times as many")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.width % self.heads:
+            raise ValueError(f"`heads`: {self.heads} does not divide `width: {self.width}`; choose another")
+        return self
 
 
 class IntervalsModel(BuiltIn):
@@ -246,6 +268,7 @@ MODELS: dict[str, type[BuiltIn]] = {
     "resnet": ResNet,
     "shufflenet_v2": ShuffleNetV2,
     "mobilenet_v2": MobileNetV2,
+    "vit": VisionTransformer,
     "intervals": IntervalsModel,
     "mlp_static": StaticMLP,
     "char_lstm": CharLSTM,
@@ -271,6 +294,7 @@ ModelConfig = Annotated[
     | Annotated[ResNet, Tag("resnet")]
     | Annotated[ShuffleNetV2, Tag("shufflenet_v2")]
     | Annotated[MobileNetV2, Tag("mobilenet_v2")]
+    | Annotated[VisionTransformer, Tag("vit")]
     | Annotated[IntervalsModel, Tag("intervals")]
     | Annotated[StaticMLP, Tag("mlp_static")]
     | Annotated[CharLSTM, Tag("char_lstm")]

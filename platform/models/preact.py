@@ -1,7 +1,8 @@
 """The block of which residual networks are made here, and networks of nothing else."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,14 +29,37 @@ class Block(nn.Module):
         return kept + self.conv2(F.relu(self.n2(self.conv1(y))))
 
 
-def preact_resnet(inputs: int, classes: int, channels: list[int], blocks: list[int], groups: int) -> nn.Sequential:
+class Stages(nn.Sequential):
+    """Layers, of which some end a stage, whose maps are shown; the last three are the mean over the image, which
+    becomes flat, and a linear layer. Parts of it, such as all but the last layer, show nothing.
+    """
+
+    shows_inside = True
+    ends: Collection[int] = ()
+
+    def forward(self, x: torch.Tensor, inside: bool = False) -> Any:
+        if not inside:
+            return super().forward(x)
+        maps = []
+        for position, layer in enumerate(list(self)[:-1]):
+            x = layer(x)
+            if position in self.ends:
+                maps.append(x)
+        return maps, x, self[-1](x)
+
+
+def preact_resnet(inputs: int, classes: int, channels: list[int], blocks: list[int], groups: int) -> Stages:
     """A 3x3 convolution, stages of blocks, of which all but the first begin with stride 2, the mean over the image, and
     a linear layer; every normalisation is a GroupNorm. (batch, C, H, W) -> (batch, classes).
     """
     norm, width = partial(nn.GroupNorm, groups), channels[0]
     layers: list[nn.Module] = [nn.Conv2d(inputs, width, 3, padding=1, bias=False)]
+    ends = []
     for stage, (outputs, number) in enumerate(zip(channels, blocks, strict=True)):
         for position in range(number):
             layers.append(Block(width, outputs, 2 if stage and not position else 1, norm))
             width = outputs
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes))
+        ends.append(len(layers) - 1)
+    net = Stages(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes))
+    net.ends = ends
+    return net

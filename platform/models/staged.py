@@ -49,15 +49,54 @@ class BasicBlock(nn.Module):
         return F.relu(y + self.shortcut(x))
 
 
-def resnet(inputs: int, classes: int, stem: int, channels: list[int], blocks: list[int], norm: Norm) -> Staged:
-    """A 3x3 stem, then stages of blocks, of which all but the first begin with stride 2; the stem is the first's."""
-    before: list[nn.Module] = [nn.Conv2d(inputs, stem, 3, padding=1, bias=False), norm(stem), nn.ReLU()]
+class Bottleneck(nn.Module):
+    """The same of a 1x1, a 3x3 and a 1x1 convolution, the last with four times the channels."""
+
+    def __init__(self, inputs: int, inner: int, stride: int, norm: Norm):
+        super().__init__()
+        outputs = WIDER * inner
+        self.conv1, self.n1 = nn.Conv2d(inputs, inner, 1, bias=False), norm(inner)
+        self.conv2, self.n2 = nn.Conv2d(inner, inner, 3, stride, padding=1, bias=False), norm(inner)
+        self.conv3, self.n3 = nn.Conv2d(inner, outputs, 1, bias=False), norm(outputs)
+        changes = stride > 1 or inputs != outputs
+        shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), norm(outputs))
+        self.shortcut = shortcut if changes else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.n2(self.conv2(F.relu(self.n1(self.conv1(x))))))
+        return F.relu(self.n3(self.conv3(y)) + self.shortcut(x))
+
+
+WIDER = 4
+"""The channels that a bottleneck puts out are so many times those inside."""
+
+
+def resnet(
+    inputs: int,
+    classes: int,
+    stem: int,
+    channels: list[int],
+    blocks: list[int],
+    norm: Norm,
+    bottleneck: bool = False,
+    large_images: bool = False,
+) -> Staged:
+    """A stem, then stages of blocks, of which all but the first begin with stride 2; the stem is the first's.
+
+    The stem is a 3x3 convolution; of large images one of 7x7 with stride 2, and a max-pool with stride 2.
+    """
+    kernel, stride = (7, 2) if large_images else (3, 1)
+    conv = nn.Conv2d(inputs, stem, kernel, stride, padding=kernel // 2, bias=False)
+    before: list[nn.Module] = [conv, norm(stem), nn.ReLU()]
+    if large_images:
+        before.append(nn.MaxPool2d(3, 2, padding=1))
+    block, wider = (Bottleneck, WIDER) if bottleneck else (BasicBlock, 1)
     stages: list[nn.Module] = []
     width = stem
     for stage, (outputs, number) in enumerate(zip(channels, blocks, strict=True)):
         for position in range(number):
-            before.append(BasicBlock(width, outputs, 2 if stage and not position else 1, norm))
-            width = outputs
+            before.append(block(width, outputs, 2 if stage and not position else 1, norm))
+            width = wider * outputs
         stages.append(nn.Sequential(*before))
         before = []
     return Staged(stages, width, classes)
@@ -87,6 +126,35 @@ def mobilenet_v2(inputs: int, classes: int) -> Staged:
     # Up to where the size changes.
     ends = [0, 4, 7, 14, len(layers)]
     return _static(Staged([nn.Sequential(*layers[a:b]) for a, b in pairwise(ends)], 1280, classes))
+
+
+class ViT(nn.Module):
+    """torchvision's vision transformer, whose features are the class token's. (batch, C, H, H) -> (batch, classes).
+
+    It shows no maps: its stages are sequences.
+    """
+
+    shows_inside = True
+    no_vmap = "torch's kernel of attention has no batching rule: under vmap it falls back to a slow loop"
+
+    def __init__(self, shape: tuple[int, ...], classes: int, patch: int, layers: int, heads: int, width: int):
+        super().__init__()
+        from torchvision.models import VisionTransformer
+
+        self.body = VisionTransformer(shape[-1], patch, layers, heads, width, MLP_RATIO * width)
+        if shape[0] != 3:
+            self.body.conv_proj = nn.Conv2d(shape[0], width, patch, patch)
+        self.body.heads = nn.Identity()  # type: ignore[assignment]
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor, inside: bool = False) -> Any:
+        features = self.body(x)
+        logits = self.head(features)
+        return ([], features, logits) if inside else logits
+
+
+MLP_RATIO = 4
+"""The hidden units of a transformer's layers, in widths."""
 
 
 def _static(net: Staged) -> Staged:

@@ -1,0 +1,199 @@
+"""DiSK and SimKD as side losses of federated methods: what they are in one place, with one client; their states."""
+
+import numpy as np
+import pytest
+import torch
+from helpers import check_resuming, dataset, distance, identical, model, partition, run_inline
+from torch import nn
+
+from hedgerow.algorithms import ALGORITHMS, FedAvg, FedDyn
+from hedgerow.algorithms.augmentation import Augmentation
+from hedgerow.algorithms.maps import under_its_teacher
+from hedgerow.algorithms.side import Side
+from hedgerow.algorithms.static_norm import StaticBatchNorm2d
+from hedgerow.algorithms.task import Task
+from hedgerow.algorithms.trees import flatten, tree_map
+from hedgerow.platform.experiment import EngineConfig
+from hedgerow.platform.models.preact import preact_resnet
+
+RNG = np.random.default_rng(0)
+Y = RNG.integers(0, 3, 70)
+X = (60 * Y[:, None, None, None] + RNG.integers(0, 60, (70, 1, 4, 4))).astype(np.uint8)
+DATA = dataset(X, Y, test=20)
+CLIENTS, ALONE = partition(np.array([12, 3, 15, 20])), partition(np.array([50]))
+
+GUIDE = {"guide_hidden": [4], "top_k": 2, "delta": 0.05, "lambda_min": 1.0, "lambda_period": 3}
+DISK = {"kind": "disk", "alpha": 0.3, "temperature": 2.0, "guide": GUIDE}
+SIMKD = {"kind": "simkd", "alpha": 0.0}
+
+
+def net(seed, widths, norm=False):
+    torch.manual_seed(seed)
+    if norm:
+        layers = [nn.Linear(16, 5), StaticBatchNorm2d(5), nn.ReLU()]
+        return nn.Sequential(nn.Flatten(), *layers, nn.Linear(5, 3))
+    return preact_resnet(1, 3, widths, [1] * len(widths), 2)
+
+
+def task(norm=False, augment=None, **parts):
+    scale = torch.tensor([[[100.0]]])
+    taught = net(1, [4, 8]).requires_grad_(False)
+    given = {"module": net(0, [2, 4], norm), "sample_shape": (1, 4, 4), "augment": augment, "teacher": taught}
+    return Task(**{**given, "mean": scale, "std": scale, **parts})
+
+
+def run(kind, side=None, mode=("loop", 1), on=None, clients=CLIENTS, folder=None, rounds=3, **hyper):
+    values = {"lr": 0.05, "batch_size": 8, "epochs": 2, **({"side": side} if side else {}), **hyper}
+    settings = {"rounds": rounds, "engine": EngineConfig(mode=mode[0], chunk=mode[1])}
+    settings["participation"] = 1.0 if clients is ALONE else 0.5
+    return run_inline(kind, on or task(), DATA, clients, values, folder, **settings)
+
+
+def finished(*args, **hyper):
+    done = run(*args, **hyper)
+    list(done)
+    return done
+
+
+# ---- what they are ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [FedAvg, FedDyn])
+def test_with_alpha_1_nobody_asks_the_teacher(method):
+    sides = (None, {**DISK, "alpha": 1.0}, DISK)
+    plain, guided, loud = (finished(method, side, rounds=1) for side in sides)
+    assert identical(model(guided), model(plain))
+    assert distance(model(loud), model(plain)) > 1e-4
+    on = under_its_teacher(task())
+    reusing, alike = finished(method, {**SIMKD, "alpha": 1.0}, rounds=1), finished(method, on=on, rounds=1)
+    assert identical(reusing.server["w"], alike.server["w"])
+
+
+@pytest.mark.parametrize("softness", ["teacher", 3.0, "fit"])
+def test_disk_with_one_client_is_disk(softness):
+    """With all samples as one batch, and a guide that begins as the central one does."""
+    step = {"lr": 0.1, "batch_size": None, "epochs": None, "steps": 2, "momentum": 0.5}
+    guide = {**GUIDE, "student_tau": softness, "guide_lr": 0.2}
+    central = run(ALGORITHMS["disk"], on=task(norm=True), clients=ALONE, alpha=0.3, tau=2.0, **guide, **step)
+    learner = central.learners[0]
+    first = learner.algorithm.beside(learner._cohort(1, np.zeros(1, int)))
+    federated = run(FedAvg, {**DISK, "guide": guide}, on=task(norm=True), clients=ALONE, **step)
+    federated.states.load(np.zeros(1, int), tree_map(lambda p: p[None], first | {"lessons": torch.zeros(())}))
+    before = tree_map(torch.clone, federated.server["w"])
+    for _ in range(3):
+        next(central)
+        next(federated)
+        assert distance(federated.server["w"], central.server["w"]) < 1e-5
+    assert distance(federated.server["w"], before) > 1e-2
+    federated.states.enter(4, 0, 3)
+    state = tree_map(lambda p: p[0], federated.states.read(np.zeros(1, int)))
+    assert distance(state["guide"], central.server["guide"]) < 1e-5
+    assert distance(state["guide"], first["guide"]) > 1e-2
+    assert state["lessons"] == 3
+
+
+def test_simkd_with_one_client_is_simkd():
+    step = {"lr": 0.1, "batch_size": None, "epochs": None, "steps": 2}
+    central, federated = (
+        run(kind, side, clients=ALONE, **step) for kind, side in ((ALGORITHMS["simkd"], None), (FedAvg, SIMKD))
+    )
+    learner = central.learners[0]
+    first = learner.algorithm.started(learner.server, learner._cohort(1, np.zeros(1, int)))["w"]
+    assert set(first) == set(federated.server["w"])
+    federated.learners[0].server["w"] = tree_map(torch.clone, first)
+    list(central), list(federated)
+    assert distance(federated.server["w"], central.server["w"]) < 1e-5
+    assert distance(federated.server["w"], first) > 1e-3
+    mine, theirs = (one.learners[0].history[-1]["test_loss"] for one in (federated, central))
+    assert mine == pytest.approx(theirs, rel=1e-4)
+    # Saved is the model that the task names.
+    assert set(federated.learners[0].algorithm.evaluate_params(federated.server)) == set(task().init())
+
+
+def test_a_model_under_its_teachers_layer_says_what_that_layer_says():
+    of = task()
+    reusing = under_its_teacher(of)
+    x = torch.from_numpy(X[:6]) / 100.0
+    maps, features, logits = reusing.module(x, inside=True)
+    torch.testing.assert_close(features, maps[-1].mean((2, 3)))
+    torch.testing.assert_close(logits, of.teacher[-1](features))
+    assert not any(name.startswith("head") for name in reusing.init())
+    assert {type(layer) for layer in reusing.module.projector} == {nn.Conv2d, nn.GroupNorm, nn.ReLU}
+
+
+# ---- their states ----------------------------------------------------------------------------------------------------
+
+
+def test_a_guide_lasts_and_counts_its_own_lessons():
+    """Who took part has had a lesson more; who did not has the guide that it had."""
+    one = run(FedAvg, DISK, rounds=4)
+    had, everybody = np.zeros(4), np.arange(4)
+    guides = None
+    for number in range(1, 5):
+        next(one)
+        one.states.enter(number + 1, 0, number)
+        states = one.states.read(everybody)
+        took_part = states["lessons"].numpy() > had
+        assert took_part.sum() == 2
+        had += took_part
+        assert states["lessons"].tolist() == had.tolist()
+        if guides is not None:
+            for name, p in states["guide"].items():
+                assert torch.equal(p[~took_part], guides[name][~took_part])
+            assert not torch.equal(states["guide"]["0.weight"][took_part], guides["0.weight"][took_part])
+        guides = states["guide"]
+    assert 0 < had.max() < 4
+
+
+def test_a_multiplier_lasts_from_round_to_round():
+    """lambda_2 = (lambda_1 + dual_lr (S_2 - limit))+, from what each round reports of the one client."""
+    side = {"kind": "distillation", "limit": 0.01, "dual_lr": 0.5}
+    first, second, third = list(run(FedAvg, side, clients=ALONE))
+    assert first["train_multiplier"] == pytest.approx(0.5 * (first["train_side_loss"] - 0.01), rel=1e-5)
+    for before, after in ((first, second), (second, third)):
+        wanted = before["train_multiplier"] + 0.5 * (after["train_side_loss"] - 0.01)
+        assert after["train_multiplier"] == pytest.approx(wanted, rel=1e-5)
+    assert third["train_multiplier"] > first["train_multiplier"] > 0
+
+
+def test_a_guide_is_not_transmitted_and_a_projector_is():
+    plain, guided, reusing = (finished(FedAvg, side, rounds=1).learners[0].history[-1] for side in (None, DISK, SIMKD))
+    assert guided["transmissions"] == plain["transmissions"] == 1
+    assert reusing["transmissions"] > 1
+    assert np.isfinite(guided["train_guide_loss"])
+
+
+@pytest.mark.parametrize(
+    "side", [{**DISK, "guide": {**GUIDE, "student_tau": "fit"}}, SIMKD, {**SIMKD, "alpha": None, "limit": 0.01}]
+)
+def test_loop_equals_vmap(side):
+    on = task(augment=Augmentation(crop=1))
+    loop, batched = (finished(FedDyn, side, mode, on=on, rounds=2) for mode in (("loop", 1), ("vmap", 2)))
+    assert distance(loop.server["w"], batched.server["w"]) < 1e-5
+    assert all(torch.isfinite(p).all() for p in flatten(loop.server).values())
+
+
+def test_a_run_is_resumed_as_if_it_had_never_stopped(tmp_path):
+    check_resuming(lambda folder: run(FedDyn, DISK, folder=folder, rounds=4), 2, tmp_path)
+
+
+def test_the_guides_learning_rate_falls_with_the_models():
+    hyper = FedAvg.Hyper(lr=0.1, lr_decay=0.5, side={**DISK, "guide": {**GUIDE, "guide_lr": 0.4}})
+    assert [hyper.at(t).side.guide.guide_lr for t in (1, 2, 3)] == pytest.approx([0.4, 0.2, 0.1])
+    assert FedAvg.Hyper(side=DISK).at(2).side.guide.guide_lr is None
+
+
+def test_what_does_not_fit_is_refused():
+    def objection(side, method="fedavg", **parts):
+        kind = ALGORITHMS[method]
+        return kind(kind.Hyper(side=side), task(**parts)).objection()
+
+    assert "disk needs a teacher" in objection(DISK, teacher=None)
+    assert "simkd matches feature maps" in objection(SIMKD, module=nn.Sequential(nn.Flatten(), nn.Linear(16, 3)))
+    assert "it normalises by statistics of samples" in objection(DISK, teacher=net(1, [4], norm=True))
+    assert "in one place disk is an algorithm" in objection(DISK, "central")
+    with pytest.raises(ValueError, match="`guide` is what `kind: disk` has"):
+        Side(kind="simkd", guide=GUIDE)
+    with pytest.raises(ValueError, match="disk has a budget of its own"):
+        Side(kind="disk", limit=1.0)
+    assert Side(kind="disk").guide.top_k == 20
