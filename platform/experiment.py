@@ -13,6 +13,7 @@ from hedgerow.platform.models import ModelConfig
 from hedgerow.platform.models.config import QuadraticXY
 from hedgerow.platform.problems import ProblemConfig, Quadratic
 from hedgerow.platform.section import Section
+from hedgerow.platform.simulation import Simulation
 from hedgerow.platform.teacher import Teacher
 
 
@@ -218,6 +219,9 @@ class Experiment(Section, Generic[H]):
     clients_per_round: int | None = Field(None, ge=1, description="their number, in place of `participation`")
     task: TaskConfig
     algorithm: SerializeAsAny[H]
+    simulation: Simulation | None = Field(
+        None, description="clients that are slow, away, or lost in the middle of a round; null: all take part in time"
+    )
     evaluation: Evaluation = Evaluation()
     resources: Resources = Resources()
     engine: EngineConfig = EngineConfig()
@@ -243,6 +247,8 @@ class Experiment(Section, Generic[H]):
             )
         if stream and (self.task.augment or self.task.teacher):
             raise ValueError("`task.augment` and `task.teacher` do not go with a stream; remove them")
+        if stream and self.simulation:
+            raise ValueError("`simulation` is about clients, of which a stream has none; remove it")
         if stream and self.task.public:
             raise ValueError("`task.public` does not go with a stream; remove it")
         if stream and self.evaluation.targets:
@@ -283,3 +289,8 @@ class Experiment(Section, Generic[H]):
         if self.participation is None:
             return self.clients_per_round or 1
         return max(1, round(self.participation * population))
+
+    def sample_size(self, population: int) -> int:
+        """How many are sampled for a round: more where the simulation loses some."""
+        wanted = self.cohort_size(population)
+        return self.simulation.selected(wanted) if self.simulation else wanted

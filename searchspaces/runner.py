@@ -96,7 +96,7 @@ def check_search(plan: SearchPlan, data_root: Path | None) -> Data:
 
 def _shape(experiment: Experiment) -> str:
     """What decides whether an experiment fits its data."""
-    keys = {"task", "seed", "participation", "clients_per_round"}
+    keys = {"task", "seed", "participation", "clients_per_round", "simulation"}
     values = experiment.model_dump(mode="json", include=keys) | {"algorithm": experiment.algorithm.name}
     return json.dumps(values, sort_keys=True)
 
