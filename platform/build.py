@@ -26,6 +26,7 @@ from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.experiment_file import load_experiment
 from hedgerow.platform.models import ModelConfig, build_model
 from hedgerow.platform.plugins import algorithm_class
+from hedgerow.platform.storage import check_storage
 from hedgerow.platform.teacher import Teacher, with_parameters
 
 
@@ -76,6 +77,8 @@ def check(experiment: Experiment, data_root: Path | None) -> tuple[Dataset, Part
     """
     dataset, partition = build_data(experiment, data_root)
     check_task(experiment, dataset, partition)
+    if experiment.checkpoints.storage:
+        check_storage(experiment.checkpoints.storage)
     return dataset, partition
 
 

@@ -3,7 +3,7 @@
 import math
 from typing import Any, Generic, Literal, Self, TypeVar
 
-from pydantic import Field, SerializeAsAny, model_validator
+from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from hedgerow.algorithms.augmentation import Augmentation
 from hedgerow.algorithms.settings import HyperParameters
@@ -14,6 +14,7 @@ from hedgerow.platform.models.config import QuadraticXY
 from hedgerow.platform.problems import ProblemConfig, Quadratic
 from hedgerow.platform.section import Section
 from hedgerow.platform.simulation import Simulation
+from hedgerow.platform.storage import is_uri, uri_objection
 from hedgerow.platform.teacher import Teacher
 
 
@@ -192,6 +193,16 @@ class Checkpoints(Section):
 
     every: int = Field(10, ge=0, description="save every so many rounds, and after the last; 0: only after the last")
     keep: int = Field(2, ge=1, description="how many checkpoints to keep")
+    storage: str | None = Field(
+        None, description="URI of a folder for a copy of the run's, made after every checkpoint; null: there is none"
+    )
+
+    @field_validator("storage")
+    @classmethod
+    def _is_a_uri(cls, storage: str | None) -> str | None:
+        if storage is not None and (objection := uri_objection(storage)):
+            raise ValueError(objection)
+        return storage
 
 
 class Tracking(Section):
@@ -228,6 +239,13 @@ class Experiment(Section, Generic[H]):
     checkpoints: Checkpoints = Checkpoints()
     tracking: Tracking = Tracking()
     output: str = Field("runs", min_length=1, description="folder of the runs, made if absent")
+
+    @field_validator("output")
+    @classmethod
+    def _is_a_folder(cls, output: str) -> str:
+        if is_uri(output):
+            raise ValueError(f"{output!r} is a URI, and runs work in a local folder; give it as `checkpoints.storage`")
+        return output
 
     @model_validator(mode="after")
     def _streams_last(self) -> Self:

@@ -203,6 +203,21 @@ BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
     ),
     ("target of 95", add("evaluation: {targets: [95]}"), (":19: evaluation: target 95 is not a test accuracy",)),
     ("bad name", change(("digits-fedavg", "a/b")), (":1: name must be letters, digits, '.', '_' and '-'", "not 'a/b'")),
+    (
+        "output elsewhere",
+        add("output: s3://bucket/runs"),
+        (":19: output: 's3://bucket/runs' is a URI", "`checkpoints.st"),
+    ),
+    (
+        "storage here",
+        add("checkpoints: {storage: /disk}"),
+        (":19: checkpoints.storage: '/disk' is no URI; write s3://",),
+    ),
+    (
+        "storage with a password",
+        add("checkpoints: {storage: 's3://me:secret@bucket/runs'}"),
+        (":19: checkpoints.storage: a URI with credentials would be written into every record", "the environment"),
+    ),
     ("empty output", add("output: ''"), (":19: output must be not empty, not ''",)),
     (
         "no chance",
