@@ -157,10 +157,17 @@ class Cohort:
     """The shared test set is dealt into this many shards, addressed with `Exchange(on="test")`."""
     seed: int = 0
     """The experiment's."""
+    sampled: np.ndarray | None = None
+    """Those of whom these are what is left; None: themselves."""
 
     def among(self, kept: np.ndarray) -> "Cohort":
         """Those of them that are kept (bool)."""
-        return replace(self, clients=self.clients[kept], sizes=self.sizes[kept])
+        return replace(self, clients=self.clients[kept], sizes=self.sizes[kept], sampled=self.everybody)
+
+    @property
+    def everybody(self) -> np.ndarray:
+        """Those that were sampled for the round, of whom some may have been lost."""
+        return self.clients if self.sampled is None else self.sampled
 
     def draw(self, purpose: str) -> int:
         """A random number for the server's half, below 2^63: from seed, round and purpose alone."""
@@ -254,6 +261,9 @@ class Algorithm:
 
     needs_everybody: ClassVar[bool] = False
     """Whether all clients must take part in every round."""
+
+    in_one_place: ClassVar[bool] = False
+    """Whether its rounds are on all clients' samples in one place, and no client takes part in them."""
 
     has_two_levels: ClassVar[bool] = False
     """Whether its task must be a BilevelTask."""

@@ -63,7 +63,8 @@ def by_capacity(cohort: Cohort, capacities: list[float], redraw: bool) -> list[t
     """
     if redraw:
         rng = np.random.default_rng(cohort.draw("capacities"))
-        drawn = rng.integers(len(capacities), size=len(cohort.clients))
+        # Of all who were sampled, so that a client's capacity does not depend on who is lost.
+        drawn = rng.integers(len(capacities), size=len(cohort.everybody))[np.isin(cohort.everybody, cohort.clients)]
     else:
         rng = np.random.default_rng([cohort.seed, crc32(b"capacities")])
         drawn = rng.integers(len(capacities), size=cohort.population)[cohort.clients]

@@ -24,6 +24,8 @@ class Central(Sided):
     another, since the slope of the sum of their losses by one of them is its own. Scores are means over them.
     """
 
+    in_one_place = True
+
     class Hyper(WithSide, LocalOptimizer):
         name: Literal["central"] = "central"
         starts: int = Field(

@@ -14,6 +14,7 @@ from hedgerow.algorithms.trees import Tree
 class MRBO(Bilevel):
     """STORM on x, by a Neumann series, and on y, in a single loop on the pooled data; a round is `steps` steps."""
 
+    in_one_place = True
     variables = shared = ("x", "y")
 
     class Hyper(NeumannSGD, StormXY):

@@ -16,6 +16,7 @@ class StocBiO(Bilevel):
     Its Hessian mini-batches are equally large, where the paper's shrink geometrically by 1 - tau mu.
     """
 
+    in_one_place = True
     variables = shared = ("x", "y")
 
     class Hyper(NeumannSGD):

@@ -14,6 +14,7 @@ class STORM(Stem):
     """STEM's steps on the pooled data; a round is `steps` of them."""
 
     needs_everybody = False
+    in_one_place = True
 
     class Hyper(Stem.Hyper):
         name: Literal["storm"] = "storm"  # type: ignore[assignment]

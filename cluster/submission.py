@@ -15,6 +15,7 @@ import hedgerow
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment_file import load_experiment
 from hedgerow.platform.runs import COMMIT, git_commit
+from hedgerow.platform.storage import is_uri
 from hedgerow.searchspaces.search_file import load_search
 from hedgerow.searchspaces.tables import FAMILIES
 from hedgerow.searchspaces.tables.commands import plan_table
@@ -82,7 +83,8 @@ def check_command(arguments: Sequence[str], group: click.Group, ships: bool) -> 
     except click.UsageError as error:
         raise UserError(f"submit {name}: {error.format_message()}") from None
     if name == "resume":
-        _lasts("RUN", Path(given["run"]))
+        if not is_uri(given["run"]):
+            _lasts("RUN", Path(given["run"]))
     elif name == "table":
         if "/" not in given["name"] or given["show"] or given["report"]:
             raise UserError("submit table: name a table that is to be run, such as feddyn/T2.3")

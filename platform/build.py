@@ -26,6 +26,7 @@ from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.experiment_file import load_experiment
 from hedgerow.platform.models import ModelConfig, build_model
 from hedgerow.platform.plugins import algorithm_class
+from hedgerow.platform.storage import check_storage
 from hedgerow.platform.teacher import Teacher, with_parameters
 
 
@@ -61,6 +62,11 @@ def build_partition(experiment: Experiment, dataset: Dataset) -> Partition:
             f"clients_per_round: {experiment.clients_per_round} clients cannot take part in a round of a population of "
             f"{len(partition)}; lower it or raise task.partition.clients"
         )
+    if (sampled := experiment.sample_size(len(partition))) > len(partition):
+        raise UserError(
+            f"simulation.over_selection: {sampled} clients cannot be sampled for a round from a population of "
+            f"{len(partition)}; lower it or participation"
+        )
     return partition
 
 
@@ -71,6 +77,8 @@ def check(experiment: Experiment, data_root: Path | None) -> tuple[Dataset, Part
     """
     dataset, partition = build_data(experiment, data_root)
     check_task(experiment, dataset, partition)
+    if experiment.checkpoints.storage:
+        check_storage(experiment.checkpoints.storage)
     return dataset, partition
 
 
@@ -83,6 +91,11 @@ def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -
         raise UserError(objection)
     if algorithm.needs_everybody and experiment.cohort_size(len(partition)) < len(partition):
         raise UserError(f"participation: {name} needs all clients in every round; set it to 1.0")
+    if experiment.simulation and (algorithm.needs_everybody or algorithm.in_one_place):
+        why = (
+            "needs all clients in every round" if algorithm.needs_everybody else "learns in one place, without clients"
+        )
+        raise UserError(f"simulation: {name} {why}; remove it")
     if algorithm.task.is_static and not experiment.evaluation.clients:
         raise UserError(
             f"evaluation.clients: when it is scored, {experiment.task.model.name} normalises by the statistics of "

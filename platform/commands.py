@@ -17,6 +17,7 @@ from hedgerow.platform.runner import FinishedRun
 from hedgerow.platform.runner import resume as resume_run
 from hedgerow.platform.runner import run as run_experiment
 from hedgerow.platform.runs import find_run
+from hedgerow.platform.storage import uri_of
 from hedgerow.platform.terminal import Progress, closing_table, print_rows
 
 
@@ -102,6 +103,8 @@ def _closing(finished: list[FinishedRun]) -> Answer:
         closing_table([(run.experiment.name, run.summary) for run in finished])
         for run, drawn in zip(finished, figures, strict=True):
             click.echo(f"run: {run.folder.path}")
+            if uri := uri_of(run.experiment.checkpoints.storage, run.folder.name):
+                click.echo(f"  copy: {uri}")
             for figure in drawn:
                 click.echo(f"  figure: {figure}")
             if run.warning:
@@ -115,6 +118,7 @@ def _closing(finished: list[FinishedRun]) -> Answer:
         {
             "name": run.experiment.name,
             "folder": run.folder.path,
+            "copy": uri_of(run.experiment.checkpoints.storage, run.folder.name),
             "summary": run.summary,
             "figures": drawn,
             "warning": run.warning,

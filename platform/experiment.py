@@ -3,7 +3,7 @@
 import math
 from typing import Any, Generic, Literal, Self, TypeVar
 
-from pydantic import Field, SerializeAsAny, model_validator
+from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from hedgerow.algorithms.augmentation import Augmentation
 from hedgerow.algorithms.settings import HyperParameters
@@ -13,6 +13,8 @@ from hedgerow.platform.models import ModelConfig
 from hedgerow.platform.models.config import QuadraticXY
 from hedgerow.platform.problems import ProblemConfig, Quadratic
 from hedgerow.platform.section import Section
+from hedgerow.platform.simulation import Simulation
+from hedgerow.platform.storage import is_uri, uri_objection
 from hedgerow.platform.teacher import Teacher
 
 
@@ -199,6 +201,16 @@ class Checkpoints(Section):
 
     every: int = Field(10, ge=0, description="save every so many rounds, and after the last; 0: only after the last")
     keep: int = Field(2, ge=1, description="how many checkpoints to keep")
+    storage: str | None = Field(
+        None, description="URI of a folder for a copy of the run's, made after every checkpoint; null: there is none"
+    )
+
+    @field_validator("storage")
+    @classmethod
+    def _is_a_uri(cls, storage: str | None) -> str | None:
+        if storage is not None and (objection := uri_objection(storage)):
+            raise ValueError(objection)
+        return storage
 
 
 class Tracking(Section):
@@ -226,12 +238,22 @@ class Experiment(Section, Generic[H]):
     clients_per_round: int | None = Field(None, ge=1, description="their number, in place of `participation`")
     task: TaskConfig
     algorithm: SerializeAsAny[H]
+    simulation: Simulation | None = Field(
+        None, description="clients that are slow, away, or lost in the middle of a round; null: all take part in time"
+    )
     evaluation: Evaluation = Evaluation()
     resources: Resources = Resources()
     engine: EngineConfig = EngineConfig()
     checkpoints: Checkpoints = Checkpoints()
     tracking: Tracking = Tracking()
     output: str = Field("runs", min_length=1, description="folder of the runs, made if absent")
+
+    @field_validator("output")
+    @classmethod
+    def _is_a_folder(cls, output: str) -> str:
+        if is_uri(output):
+            raise ValueError(f"{output!r} is a URI, and runs work in a local folder; give it as `checkpoints.storage`")
+        return output
 
     @model_validator(mode="after")
     def _streams_last(self) -> Self:
@@ -251,6 +273,8 @@ class Experiment(Section, Generic[H]):
             )
         if stream and (self.task.augment or self.task.teacher):
             raise ValueError("`task.augment` and `task.teacher` do not go with a stream; remove them")
+        if stream and self.simulation:
+            raise ValueError("`simulation` is about clients, of which a stream has none; remove it")
         if stream and self.task.public:
             raise ValueError("`task.public` does not go with a stream; remove it")
         if stream and self.evaluation.targets:
@@ -291,3 +315,8 @@ class Experiment(Section, Generic[H]):
         if self.participation is None:
             return self.clients_per_round or 1
         return max(1, round(self.participation * population))
+
+    def sample_size(self, population: int) -> int:
+        """How many are sampled for a round: more where the simulation loses some."""
+        wanted = self.cohort_size(population)
+        return self.simulation.selected(wanted) if self.simulation else wanted

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Generator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Any
@@ -16,6 +17,7 @@ from hedgerow.platform.engine import Plan
 from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.ledger import Ledger
 from hedgerow.platform.report import is_done
+from hedgerow.platform.simulation import SimulatedRound, with_clients
 from hedgerow.platform.streams import sample_clients
 from hedgerow.platform.worker import EVALUATION, test_shards
 
@@ -63,6 +65,8 @@ class Learner:
         self.sizes = partition.train_sizes
         self.population = len(partition)
         self.cohort_size = experiment.cohort_size(self.population)
+        self.sample_size = experiment.sample_size(self.population)
+        self.shares = partition.shares()
         self.follows = experiment.evaluation.follows
         self.stateless = not algorithm.init_client() and not self.follows
         self.test_shards = test_shards(test_samples)
@@ -136,11 +140,11 @@ class Learner:
 
     def _next(self, number: int) -> Requests:
         """The server's state after the round, or None where everybody diverged, and the round's record."""
-        clients = sample_clients(self.experiment.seed, number, self.population, self.cohort_size)
+        clients = sample_clients(self.experiment.seed, number, self.population, self.sample_size)
         server, record, ledger = yield from self._timed("training", self._train(number, clients))
         model_size = count(self.algorithm.evaluate_params(self.server))
         record |= ledger.as_dict() | self._spent(record)
-        record["transmissions"] = self.transmissions + ledger.transmissions(len(clients), model_size)
+        record["transmissions"] = self.transmissions + ledger.transmissions(self.cohort_size, model_size)
         if self._is_evaluated(number):
             # Client states of this round are not final yet, and evaluation must not touch them.
             record |= yield from self._timed("evaluation", self._evaluate(server or self.server, number))
@@ -157,14 +161,27 @@ class Learner:
         """The algorithm's round: the new server's state or None, the beginning of the record, and the ledger."""
         cohort, ledger = self._cohort(number, clients), Ledger()
         results: list[list[Result]] = []
-        try:
-            server = yield from self._drive(self.algorithm.round(self.server, cohort), cohort, ledger, results)
-            if self.follows:
-                server = {**server, AVERAGE: self._average(results)}
-        except NoContributors:
-            server = None
-        record: Record = {"round": number, "participants": len(clients), **_training_metrics(results)}
-        return server, record, ledger
+        simulated = None
+        if self.experiment.simulation:
+            simulated = SimulatedRound(self.experiment.simulation, cohort, self.shares)
+            first = next(self.algorithm.round(self.server, cohort))
+            cohort = simulated.begin(with_clients(first), self.cohort_size, ledger)
+        server = None
+        if len(cohort.clients):
+            exchanges = self.algorithm.round(self.server, cohort)
+            exchanges = simulated.timed(exchanges, cohort) if simulated else exchanges
+            with suppress(NoContributors):
+                server = yield from self._drive(exchanges, cohort, ledger, results)
+                if self.follows:
+                    server = {**server, AVERAGE: self._average(results)}
+        record: Record = {"round": number, "participants": len(cohort.clients), **_training_metrics(results)}
+        return server, record | (self._simulated(simulated) if simulated else {}), ledger
+
+    def _simulated(self, round: SimulatedRound) -> Record:
+        """What the record says of a simulated round, with the seconds of all so far."""
+        record = round.record()
+        before = self.history[-1]["simulated_seconds"] if self.history else 0.0
+        return record | {"simulated_seconds": before + record["simulated_round_seconds"]}
 
     def _spent(self, record: Record) -> Record:
         """What the run has computed so far, by name: the sum of the rounds', with this one's."""

@@ -36,6 +36,9 @@ def summarise(records: list[Record], targets: list[float], metric: str = "test_a
         # Of learners of streams alone.
         if any(key in record for record in records):
             summary[key] = next(record[key] for record in reversed(records) if key in record)
+    if "simulated_seconds" in last:
+        summary["simulated_seconds"] = last["simulated_seconds"]
+        summary["lost"] = {name: sum(r[name] for r in records) for name in ("unavailable", "dropped_out", "late")}
     summary["report"] = {name: value for name, value in final.items() if _is_reported(name)}
     summary["spent"] = {name.removeprefix(SPENT): last[name] for name in last if name.startswith(SPENT)}
     summary["exchanges"] = sum(r.get("exchanges", 0) for r in records)
@@ -53,6 +56,7 @@ def kept(progress: dict[str, Any]) -> dict[str, Any]:
 STANDARD = {
     *("round", "participants", "dropped", "seconds", "transmissions", "exchanges"),
     *("scalars_down", "scalars_up", "bytes_down", "bytes_up"),
+    *("unavailable", "dropped_out", "late", "simulated_round_seconds", "simulated_seconds"),
     *("ctm", "ltm", "ltm_loss", "memory_vectors", "memory_tasks", "memory_bytes"),
     *("efficiency_points", "efficiency_reached"),
 }
@@ -77,14 +81,16 @@ def meta_regret(records: list[Record], competitor: list[Record]) -> float:
 
 
 def first_to(records: list[Record], target: float, metric: str = "test_accuracy") -> dict[str, Any] | None:
-    """The rounds and transmissions after which a metric first reaches its target; None when it does not.
+    """The rounds, transmissions and simulated seconds after which a metric first reaches its target; None: it does not.
 
     An accuracy reaches it from below, a loss from above.
     """
     for record in records:
         value = record.get(metric)
         if value is not None and (value <= target if "loss" in metric else value >= target):
-            return {"rounds": record["round"], "transmissions": record["transmissions"]}
+            found = {"rounds": record["round"], "transmissions": record["transmissions"]}
+            simulated = {"simulated_seconds": record["simulated_seconds"]} if "simulated_seconds" in record else {}
+            return found | simulated
     return None
 
 

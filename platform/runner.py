@@ -22,6 +22,7 @@ from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.experiment_file import load_experiment
 from hedgerow.platform.figures import draw_curves, draw_histograms
 from hedgerow.platform.learner import Record
+from hedgerow.platform.mirror import Mirror
 from hedgerow.platform.report import kept, summarise
 from hedgerow.platform.runs import RunFolder, find_run, new_run, now
 from hedgerow.platform.tracking import RunLog, Tracker
@@ -66,7 +67,10 @@ def run(
 
 
 def resume(name: str, show: Show | None = None, address: str | None = None) -> FinishedRun:
-    """Continue a run from its last checkpoint, or from the start when it has none. name: its folder."""
+    """Continue a run from its last checkpoint, or from the start when it has none.
+
+    name: its folder, or the URI of its copy.
+    """
     folder = find_run(name)
     experiment = load_experiment(folder.experiment)
     record = folder.record()
@@ -77,6 +81,18 @@ def resume(name: str, show: Show | None = None, address: str | None = None) -> F
 
 
 def _execute(
+    experiment: Experiment,
+    folder: RunFolder,
+    data: tuple[Dataset, Partition],
+    show: Show | None,
+    address: str | None,
+) -> FinishedRun:
+    with Mirror(folder.path, experiment.checkpoints.storage) as mirror:
+        finished = _carry_out(experiment, folder, data, show, address)
+    return mirror.told(finished)
+
+
+def _carry_out(
     experiment: Experiment,
     folder: RunFolder,
     data: tuple[Dataset, Partition],

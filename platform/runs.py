@@ -14,7 +14,8 @@ from typing import Any
 
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment import Experiment
-from hedgerow.platform.experiment_file import dump_experiment
+from hedgerow.platform.experiment_file import dump_experiment, load_experiment
+from hedgerow.platform.storage import Storage, fetch, is_uri
 
 _LOCK = threading.Lock()
 
@@ -96,6 +97,10 @@ def new_run(experiment: Experiment, data_root: Path | None, resolved: str | None
             continue
         except OSError as error:
             raise UserError(f"output: cannot write under {experiment.output!r} ({error.strerror})") from None
+        if experiment.checkpoints.storage and Storage(experiment.checkpoints.storage).holds(folder.name):
+            # Somebody else's, begun elsewhere in the same second.
+            folder.path.rmdir()
+            continue
         folder.experiment.write_text(resolved or dump_experiment(experiment))
         folder.update(
             name=folder.name,
@@ -111,7 +116,11 @@ def new_run(experiment: Experiment, data_root: Path | None, resolved: str | None
 
 
 def find_run(name: str) -> RunFolder:
-    """A run by its folder, or by its name under runs/. Raises UserError when it is none."""
+    """A run by its folder, by its name under runs/, or by the URI of its copy, which is fetched. Raises UserError when
+    it is none.
+    """
+    if is_uri(name):
+        return RunFolder(fetch(name, lambda file: load_experiment(file).output))
     for path in (Path(name), Path("runs") / name):
         if (path / "run.json").exists() and (path / "experiment.yaml").exists():
             return RunFolder(path)

@@ -87,6 +87,8 @@ def closing_table(runs: list[tuple[str, dict[str, Any]]], console: Console | Non
     for name, summary in runs:
         if summary["dropped"]:
             console.print(f"{name}: {dropped_text(summary['dropped'])}")
+        if lost := {name.replace("_", " "): number for name, number in summary.get("lost", {}).items() if number}:
+            console.print(f"{name}: clients that took no part: {', '.join(f'{n} {how}' for how, n in lost.items())}")
     if any(heading.startswith("to ") for heading in headings):
         console.print("to x: transmissions, in FedAvg rounds, until the target is first reached; + not reached")
 
@@ -107,6 +109,7 @@ def _cells(summary: dict[str, Any]) -> dict[str, str]:
         "transmissions": f"{summary['transmissions']:g}",
         "sent": _bytes(summary["bytes"]),
         "time": f"{summary['seconds']:.1f} s",
+        **({"simulated": f"{summary['simulated_seconds']:.4g} s"} if "simulated_seconds" in summary else {}),
         **{name.replace("_", " "): f"{value:.3g}" for name, value in summary["report"].items()},
         **{f"to {target_heading(target)}": _reached(summary, target) for target in summary["to_target"]},
     }

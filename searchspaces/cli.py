@@ -93,7 +93,7 @@ def table(
 @address_option
 @answering
 def resume(run: str, address: str | None) -> Answer:
-    """Continue RUN, the folder of a run or a search, from its last checkpoint.
+    """Continue RUN, the folder of a run or a search, or the URI of its copy, from its last checkpoint.
 
     Example: hedgerow resume runs/digits-fedavg-20260101-120000
     """

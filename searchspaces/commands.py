@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from hedgerow.platform.answer import Answer
+from hedgerow.platform.storage import uri_of
 from hedgerow.platform.terminal import print_choices
 from hedgerow.searchspaces.catalogue import KINDS
 from hedgerow.searchspaces.config import OptunaSearch
@@ -65,10 +66,13 @@ def _all_of(answers: list[Answer]) -> Answer:
 def _closing(finished: FinishedSearch) -> Answer:
     """The closing tables, the figures, and where everything lies."""
     figures, path = sorted(finished.folder.figures.glob("*.png")), finished.folder.path
+    copy = uri_of(finished.plan.experiment.checkpoints.storage, finished.folder.name)
 
     def tell() -> None:
         closing_tables(finished.rows, finished.summary if finished.hedge else None, finished.best_rows)
         click.echo(f"search: {path} (results.csv, results.md, experts/)")
+        if copy:
+            click.echo(f"  copy: {copy}")
         for figure in figures:
             click.echo(f"  figure: {figure}")
         if finished.warning:
@@ -77,6 +81,7 @@ def _closing(finished: FinishedSearch) -> Answer:
     document = {
         "name": finished.plan.experiment.name,
         "folder": path,
+        "copy": copy,
         "summary": finished.summary,
         "trials": finished.rows,
         "best": finished.best_rows,

@@ -20,6 +20,7 @@ from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.data.picture import partition_record
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment import Experiment
+from hedgerow.platform.mirror import Mirror
 from hedgerow.platform.placement import cpu_share, ray_session, trials_that_fit
 from hedgerow.platform.runner import log_final_model, not_taken, push_records, recorded
 from hedgerow.platform.runs import RunFolder, find_run, new_run, now
@@ -69,7 +70,10 @@ def search(
 
 
 def resume_search(name: str, show: ShowSearch | None = None, address: str | None = None) -> FinishedSearch:
-    """Continue a search: its trials from their checkpoints, Hedge from its journal. name: its folder."""
+    """Continue a search: its trials from their checkpoints, Hedge from its journal.
+
+    name: its folder, or the URI of its copy.
+    """
     folder = find_run(name)
     record = folder.record()
     if record["status"] == "finished":
@@ -96,12 +100,20 @@ def check_search(plan: SearchPlan, data_root: Path | None) -> Data:
 
 def _shape(experiment: Experiment) -> str:
     """What decides whether an experiment fits its data."""
-    keys = {"task", "seed", "participation", "clients_per_round"}
+    keys = {"task", "seed", "participation", "clients_per_round", "simulation"}
     values = experiment.model_dump(mode="json", include=keys) | {"algorithm": experiment.algorithm.name}
     return json.dumps(values, sort_keys=True)
 
 
 def _execute(
+    plan: SearchPlan, folder: RunFolder, data: Data, show: ShowSearch | None, address: str | None
+) -> FinishedSearch:
+    with Mirror(folder.path, plan.experiment.checkpoints.storage) as mirror:
+        finished = _carry_out(plan, folder, data, show, address)
+    return mirror.told(finished)
+
+
+def _carry_out(
     plan: SearchPlan, folder: RunFolder, data: Data, show: ShowSearch | None, address: str | None
 ) -> FinishedSearch:
     tracker = Tracker(lambda: open_search_store(folder)) if plan.experiment.tracking.enabled else None

@@ -17,7 +17,10 @@ from hedgerow.searchspaces.config import ACCURACIES, LOSSES, HedgeSearch, PbtSea
 from hedgerow.searchspaces.named import named_space
 from hedgerow.searchspaces.space import Overrides, Space, configurations, corners, with_overrides
 
-SEARCHABLE = ("algorithm", "task.model", "task.partition", "seed", "participation", "clients_per_round", "engine")
+SEARCHABLE = (
+    *("algorithm", "task.model", "task.partition", "seed", "participation", "clients_per_round"),
+    *("simulation", "engine"),
+)
 """What may differ between the trials of one search: they share data, rounds, evaluation and resources."""
 
 

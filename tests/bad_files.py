@@ -203,7 +203,49 @@ BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
     ),
     ("target of 95", add("evaluation: {targets: [95]}"), (":19: evaluation: target 95 is not a test accuracy",)),
     ("bad name", change(("digits-fedavg", "a/b")), (":1: name must be letters, digits, '.', '_' and '-'", "not 'a/b'")),
+    (
+        "output elsewhere",
+        add("output: s3://bucket/runs"),
+        (":19: output: 's3://bucket/runs' is a URI", "`checkpoints.st"),
+    ),
+    (
+        "storage here",
+        add("checkpoints: {storage: /disk}"),
+        (":19: checkpoints.storage: '/disk' is no URI; write s3://",),
+    ),
+    (
+        "storage with a password",
+        add("checkpoints: {storage: 's3://me:secret@bucket/runs'}"),
+        (":19: checkpoints.storage: a URI with credentials would be written into every record", "the environment"),
+    ),
     ("empty output", add("output: ''"), (":19: output must be not empty, not ''",)),
+    (
+        "no chance",
+        add("simulation: {availability: {kind: diurnal, probability: 0.8}}"),
+        (":19: simulation.availability: `probability` times 1 + `amplitude` is 1.6, which is no chance; lower one",),
+    ),
+    ("everybody drops out", add("simulation: {dropout: 1.0}"), (":19: simulation.dropout must be less than 1, not 1",)),
+    ("no time", add("simulation: {deadline: 0.0}"), (":19: simulation.deadline must be greater than 0, not 0",)),
+    (
+        "under-selection",
+        add("simulation: {over_selection: 0.9}"),
+        (":19: simulation.over_selection must be at least 1",),
+    ),
+    (
+        "no speeds",
+        add("simulation: {speed: {kind: list, speeds: []}}"),
+        (":19: simulation.speed.speeds must be a list",),
+    ),
+    (
+        "a still client",
+        add("simulation: {speed: {kind: list, speeds: [1.0, 0.0]}}"),
+        (":19: simulation.speed.speeds.1",),
+    ),
+    (
+        "availability",
+        add("simulation: {availability: {kind: bernouli}}"),
+        (":19: simulation.availability.kind: 'bernouli' is not known; did you mean 'bernoulli'?",),
+    ),
     # Values that are none of the choices.
     (
         "data",

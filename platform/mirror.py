@@ -1,0 +1,127 @@
+"""A run's folder kept a second time: the run works in its local folder, and copies follow at its checkpoints."""
+
+import os
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hedgerow.platform.storage import SEAL, Storage, reason, uri_of
+
+BEAT = 1.0
+"""Seconds between two looks for new checkpoints."""
+
+Stamp = tuple[int, int]
+"""When a file was written, and its size: another one means another file."""
+
+Finished = TypeVar("Finished", bound=Any)
+
+
+class Mirror:
+    """Copies a run's folder to its storage whenever there is a new checkpoint, in a thread: the run never waits for it.
+
+    storage: None copies nothing. Trouble ends no run: it is tried again at the next checkpoint, and told in the end.
+    """
+
+    def __init__(self, folder: Path, storage: str | None):
+        self.folder, self.error = folder, ""
+        uri = uri_of(storage, folder.name)
+        self.storage = Storage(uri) if uri else None
+        self._there: dict[str, Stamp | None] = {}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
+
+    def __enter__(self) -> "Mirror":
+        if self.storage:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.storage:
+            self._ended.set()
+            self._thread.join()
+            self._attempt()
+
+    def told(self, finished: Finished) -> Finished:
+        """What a run left, with a warning where its copy is not whole."""
+        if not self.error:
+            return finished
+        sentence = (
+            f"checkpoints.storage did not take everything ({self.error}); nothing is lost: it is all in {self.folder}"
+        )
+        return replace(finished, warning="; ".join(part for part in (finished.warning, sentence) if part))
+
+    def copy(self) -> None:
+        """Make the copy what the folder is now. A checkpoint is there before those that it replaces are gone, and is
+        never older than the records beside it.
+        """
+        assert self.storage is not None
+        here = self._files()
+        news = [path for path, stamp in here.items() if self._there.get(path) != stamp]
+        records = {path: (self.folder / path).read_bytes() for path in news if not _checkpoint(path)}
+        for checkpoint in sorted({_checkpoint(path) for path in news} - {""}):
+            self._copy_checkpoint(checkpoint, [path for path in here if _checkpoint(path) == checkpoint], here)
+        for path, content in records.items():
+            self.storage.write(path, content)
+            self._there[path] = here[path]
+        kept = {_checkpoint(path) for path in here}
+        for checkpoint in sorted({_checkpoint(path) for path in self._there} - kept):
+            self.storage.delete(checkpoint)
+            self._there = {path: stamp for path, stamp in self._there.items() if _checkpoint(path) != checkpoint}
+
+    def _copy_checkpoint(self, checkpoint: str, files: list[str], stamps: dict[str, Stamp]) -> None:
+        assert self.storage is not None
+        self.storage.unseal(checkpoint)
+        for path in sorted(files, key=lambda path: path.endswith(SEAL)):
+            self._there[path] = None
+            try:
+                self.storage.write(path, self.folder / path)
+            except FileNotFoundError:
+                if (self.folder / path).exists():
+                    raise
+                # Newer ones have taken its place meanwhile.
+                return
+            self._there[path] = stamps[path]
+
+    def _files(self) -> dict[str, Stamp]:
+        """What is copied: all but what is still being written, and Ray Tune's own records, which no resuming needs."""
+        found: dict[str, Stamp] = {}
+        for top, folders, names in os.walk(self.folder):
+            folders[:] = [name for name in folders if not name.startswith(".") and name != "tune"]
+            for name in names:
+                path = Path(top) / name
+                if not name.startswith(".") and path.suffix != ".tmp":
+                    try:
+                        stat = path.stat()
+                    except FileNotFoundError:
+                        continue
+                    found[path.relative_to(self.folder).as_posix()] = (stat.st_mtime_ns, stat.st_size)
+        return found
+
+    def _work(self) -> None:
+        seen: set[Path] | None = None
+        while not self._ended.is_set():
+            now = {*self.folder.glob("checkpoints/round-*"), *self.folder.glob("experts/*/checkpoints/round-*")}
+            if now != seen:
+                seen = now
+                self._attempt()
+            self._ended.wait(BEAT)
+
+    def _attempt(self) -> None:
+        assert self.storage is not None
+        try:
+            if not self._there:
+                # What an earlier process left there.
+                self._there = dict.fromkeys(self.storage.files())
+            self.copy()
+        except Exception as error:  # a storage's troubles must never end a run
+            self.error = reason(error)
+        else:
+            self.error = ""
+
+
+def _checkpoint(path: str) -> str:
+    """The checkpoint to which a file belongs, by the path of its folder; "" where it is none of a checkpoint."""
+    folder, _, name = path.rpartition("/")
+    parent, _, last = folder.rpartition("/")
+    return folder if name and last.startswith("round-") and parent.split("/")[-1] == "checkpoints" else ""
