@@ -11,17 +11,16 @@ Prints the results, and writes them to benchmarks/results/soak.json and soak.png
 """
 
 import argparse
-import json
 import os
 import random
 import secrets
-import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +63,8 @@ CALIBRATION = 60
 SHARE = 0.6
 """Of the minutes: what the undisturbed search shall take. The disturbed one trains in less than that, and starts."""
 
-KINDS = {"client actor": "ray::ClientActor", "trial": "ray::Expert", "driver": ""}
-"""What is killed, and how its process is called."""
+KINDS = {"client actor": "ray::ClientActor", "trial": "ray::ResourceTrainable", "driver": ""}
+"""What is killed, and how its process is called: Tune wraps a trial's class into one of its own."""
 
 COLOURS = {"client actor": "#56B4E9", "trial": "#009E73", "driver": "#D55E00"}
 
@@ -135,6 +134,7 @@ class Disturbance:
         self.begun = time.monotonic()
         self.kills: list[dict[str, Any]] = []
         self.progress: list[tuple[float, int]] = []
+        self.minutes = 0.0
         self.orphans = 0
 
     @property
@@ -152,6 +152,8 @@ class Disturbance:
                 self._kill()
                 due = max(due + self.every, 60 * self.now)
         self.search.wait()
+        self.minutes = self.now
+        self._bury()
 
     def _kill(self) -> None:
         kind = self.dice.choice([kind for kind in KINDS if self._those(kind)])
@@ -175,7 +177,7 @@ class Disturbance:
         return [p for p in self.memory.members() if p.pid != os.getpid() and p.is_running()]
 
     def _bury(self) -> None:
-        """Wait for what a killed driver leaves behind; what stays is counted, and ended."""
+        """Wait for what a driver that is gone leaves behind; what stays is counted, and ended."""
         _, alive = psutil.wait_procs(self._alive(), timeout=GONE)
         self.orphans += len(alive)
         for process in alive:
@@ -255,9 +257,8 @@ def draw(disturbance: Disturbance, samples: list[tuple[float, float]], every: fl
     figure.savefig(file, dpi=150)
 
 
-def calibrated(home: Path, minutes: float) -> int:
-    """Rounds that an undisturbed search takes SHARE of the minutes for."""
-    search = Search(home, CALIBRATION)
+def affordable(search: Search, minutes: float) -> int:
+    """Rounds that an undisturbed search takes SHARE of the minutes for, from a short one."""
     search.wait()
     assert search.folder is not None
     clocks = [RunLog(file).read() for file in search.folder.glob("experts/*/metrics.jsonl")]
@@ -272,27 +273,33 @@ def main() -> None:
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    # Paths of Ray's sockets must be short.
-    home = Path(tempfile.mkdtemp(prefix="soak-", dir="/tmp"))
-    try:
-        rounds = arguments.rounds or calibrated(home / "a", arguments.minutes)
+    # SIGTERM ends it like Ctrl-C: no search goes on by itself.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with ExitStack() as stack:
+        # Paths of Ray's sockets must be short.
+        home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-", dir="/tmp")))
+
+        def start(name: str, rounds: int) -> Search:
+            search = Search(home / name, rounds)
+            stack.callback(search.end)
+            return search
+
+        rounds = arguments.rounds or affordable(start("a", CALIBRATION), arguments.minutes)
         begun = time.monotonic()
-        calm = Search(home / "b", rounds)
+        calm = start("b", rounds)
         calm.wait()
         undisturbed = (time.monotonic() - begun) / 60
-        search = Search(home / "c", rounds)
+        search = start("c", rounds)
         with PeakMemory(every=1.0, marker=search.marker) as memory:
             disturbance = Disturbance(search, memory, arguments.every, arguments.minutes, arguments.seed)
             disturbance.carry_out()
-            disturbed = disturbance.now
-            disturbance._bury()
         expected, found = left_behind(calm), left_behind(search)
         draw(disturbance, memory.samples, arguments.every, RESULTS / "soak.png")
         results = conditions() | {
             "experts": len(calm.trained),
             "rounds": rounds,
             "minutes undisturbed": round(undisturbed, 1),
-            "minutes disturbed": round(disturbed, 1),
+            "minutes disturbed": round(disturbance.minutes, 1),
             "kills": dict(Counter(kill["what"] for kill in disturbance.kills)),
             "rounds run again, at most": sum(kill["rounds run again, at most"] for kill in disturbance.kills),
             "equal": {name: found.get(name) == value for name, value in expected.items()},
@@ -301,10 +308,8 @@ def main() -> None:
             **untidy(search),
             "each kill": disturbance.kills,
         }
-        write_results("soak", json.loads(json.dumps(results)))
-        sys.exit(0 if all(results["equal"].values()) and found.keys() == expected.keys() else 1)
-    finally:
-        shutil.rmtree(home, ignore_errors=True)
+        write_results("soak", results)
+    sys.exit(0 if all(results["equal"].values()) and found.keys() == expected.keys() else 1)
 
 
 if __name__ == "__main__":

@@ -179,7 +179,8 @@ def _lacking(resources: Resources, wanted: int, nodes: Sequence[Mapping[str, flo
     keys = {"CPUs": "cpus_per_actor", "GPUs": "gpus_per_actor"}
     lack = []
     for kind, key in keys.items():
-        alone = dict.fromkeys(keys.values(), 0.0) | {key: getattr(resources, key), "memory_mb": None}
+        alone = dict.fromkeys(keys.values(), 0.0) | {key: getattr(resources, key)}
+        alone |= {"memory_mb": None, "actors_per_node": None}
         if alone[key] and actors_that_fit(resources.model_copy(update=alone), nodes) < wanted:
             lack.append(kind)
     parts = [f"{' and '.join(lack)} lack"] if lack else []

@@ -3,6 +3,7 @@
 Ray's schema and the command lines of Ray and MLflow are asked themselves; manifests are compared with KubeRay's API.
 """
 
+import copy
 import json
 import re
 import shlex
@@ -14,8 +15,9 @@ import jsonschema
 import pytest
 import ray.autoscaler
 import yaml
+from kuberay import SCHEMAS
 from mlflow.cli import server as mlflow_server
-from ray.autoscaler._private.util import validate_config
+from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.scripts.scripts import get_auth_token
 from ray.scripts.scripts import start as ray_start
 from ray.scripts.symmetric_run import symmetric_run
@@ -108,6 +110,49 @@ def test_a_launcher_file_s_commands_have_options_that_exist(name):
     )
     assert given(tracking) <= options(mlflow_server)
     assert tracking[tracking.index("--host") + 1] == "127.0.0.1"
+
+
+@pytest.mark.parametrize(("name", "kinds"), [("ray-onprem.yaml", 1), ("ray-aws.yaml", 2)])
+def test_ray_fills_a_launcher_file_in(name, kinds):
+    """What `ray up` makes of it, before it asks anybody for machines."""
+    config = yaml.safe_load((FILES / name).read_text())
+    filled = prepare_config(copy.deepcopy(config))
+    validate_config(filled)
+    assert len(filled["available_node_types"]) == kinds
+    (worker,) = (kind for kind in filled["available_node_types"] if kinds == 1 or kind != filled["head_node_type"])
+    assert filled["available_node_types"][worker]["max_workers"] == config["max_workers"]
+    # The commands of the file, and no default beside them.
+    for key in ("head_start_ray_commands", "worker_start_ray_commands"):
+        assert filled[key] == config[key]
+    for key in ("head_setup_commands", "worker_setup_commands"):
+        assert filled[key][: len(config["setup_commands"])] == config["setup_commands"]
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_a_manifest_has_the_structure_of_its_kind(name):
+    for key, manifest in documents(name).items():
+        schema = SCHEMAS[key.split("/")[0]]
+        jsonschema.validate(manifest, schema)
+        for path in _paths(manifest):
+            with pytest.raises(jsonschema.ValidationError):
+                jsonschema.validate(_with(manifest, path, "unknwon", 1), schema)
+
+
+def _paths(value: Any) -> list[tuple[Any, ...]]:
+    """The places of objects whose keys the schemas know one by one."""
+    free = {"labels", "matchLabels", "selector", "readinessProbe"}
+    if isinstance(value, dict):
+        return [()] + [(k, *rest) for k, v in value.items() if k not in free for rest in _paths(v)]
+    return [(i, *rest) for i, v in enumerate(value) for rest in _paths(v)] if isinstance(value, list) else []
+
+
+def _with(value: Any, path: tuple[Any, ...], key: str, new: Any) -> Any:
+    changed = copy.deepcopy(value)
+    place = changed
+    for step in path:
+        place = place[step]
+    place[key] = new
+    return changed
 
 
 @pytest.mark.parametrize("name", ["cluster", "job"])
