@@ -8,6 +8,7 @@ from pydantic import BaseModel
 
 from hedgerow.algorithms import ALGORITHMS
 from hedgerow.platform.experiment import Experiment, TaskConfig
+from hedgerow.platform.simulation import Simulation
 from hedgerow.searchspaces.config import Entry, SearchFile
 
 BOUNDS = {"exclusiveMinimum": ">", "minimum": "≥", "exclusiveMaximum": "<", "maximum": "≤"}
@@ -141,6 +142,10 @@ def experiment_file() -> str:
     for name, field in task.schema["properties"].items():
         text += _chapter(task, f"task.{name}", field, 3)
     text += "## `algorithm`\n\n`name`, and [that algorithm's](../algorithms/index.md) hyperparameters.\n\n"
+    text += _chapter(described, "simulation", top["simulation"], 2)
+    simulation = Described(Simulation)
+    for name in ("speed", "availability"):
+        text += _chapter(simulation, f"simulation.{name}", simulation.schema["properties"][name], 3)
     for name in ("evaluation", "resources", "engine", "checkpoints", "tracking"):
         text += _chapter(described, name, top[name], 2)
     search = Described(SearchFile)

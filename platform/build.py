@@ -73,12 +73,12 @@ def build_partition(experiment: Experiment, dataset: Dataset) -> Partition:
 def check(experiment: Experiment, data_root: Path | None) -> tuple[Dataset, Partition]:
     """Find out all that can be wrong with an experiment before any work starts; returns what was built for it.
 
-    Raises UserError when data, partition, model and problem do not fit together.
+    Raises UserError when data, partition, model and problem do not fit together, or the storage takes nothing.
     """
-    dataset, partition = build_data(experiment, data_root)
-    check_task(experiment, dataset, partition)
     if experiment.checkpoints.storage:
         check_storage(experiment.checkpoints.storage)
+    dataset, partition = build_data(experiment, data_root)
+    check_task(experiment, dataset, partition)
     return dataset, partition
 
 

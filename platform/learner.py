@@ -164,7 +164,7 @@ class Learner:
         simulated = None
         if self.experiment.simulation:
             simulated = SimulatedRound(self.experiment.simulation, cohort, self.shares)
-            first = next(self.algorithm.round(self.server, cohort))
+            first = next(self.algorithm.round(self.server, cohort), [])
             cohort = simulated.begin(with_clients(first), self.cohort_size, ledger)
         server = None
         if len(cohort.clients):

@@ -12,7 +12,9 @@ BEAT = 1.0
 """Seconds between two looks for new checkpoints."""
 
 Stamp = tuple[int, int]
-"""When a file was written, and its size: another one means another file."""
+"""When a file was written (0: by an earlier process), and its size: another one means another file."""
+
+UNKNOWN = (-1, -1)
 
 Finished = TypeVar("Finished", bound=Any)
 
@@ -27,7 +29,7 @@ class Mirror:
         self.folder, self.error = folder, ""
         uri = uri_of(storage, folder.name)
         self.storage = Storage(uri) if uri else None
-        self._there: dict[str, Stamp | None] = {}
+        self._there: dict[str, Stamp] = {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
 
@@ -57,7 +59,7 @@ class Mirror:
         """
         assert self.storage is not None
         here = self._files()
-        news = [path for path, stamp in here.items() if self._there.get(path) != stamp]
+        news = [path for path, stamp in here.items() if not self._has(path, stamp)]
         records = {path: (self.folder / path).read_bytes() for path in news if not _checkpoint(path)}
         for checkpoint in sorted({_checkpoint(path) for path in news} - {""}):
             self._copy_checkpoint(checkpoint, [path for path in here if _checkpoint(path) == checkpoint], here)
@@ -69,11 +71,16 @@ class Mirror:
             self.storage.delete(checkpoint)
             self._there = {path: stamp for path, stamp in self._there.items() if _checkpoint(path) != checkpoint}
 
+    def _has(self, path: str, stamp: Stamp) -> bool:
+        """Whether a file's copy is there as it is now. Files of checkpoints never change."""
+        known = self._there.get(path)
+        return known == stamp or (known == (0, stamp[1]) and bool(_checkpoint(path)))
+
     def _copy_checkpoint(self, checkpoint: str, files: list[str], stamps: dict[str, Stamp]) -> None:
         assert self.storage is not None
         self.storage.unseal(checkpoint)
         for path in sorted(files, key=lambda path: path.endswith(SEAL)):
-            self._there[path] = None
+            self._there[path] = UNKNOWN
             try:
                 self.storage.write(path, self.folder / path)
             except FileNotFoundError:
@@ -112,7 +119,7 @@ class Mirror:
         try:
             if not self._there:
                 # What an earlier process left there.
-                self._there = dict.fromkeys(self.storage.files())
+                self._there = {path: (0, size) for path, size in self.storage.files().items()}
             self.copy()
         except Exception as error:  # a storage's troubles must never end a run
             self.error = reason(error)

@@ -1,4 +1,4 @@
-"""Folders at a URI, in which copies of runs lie: on S3, GCS, a network's disk, whatever pyarrow's file systems reach."""
+"""Folders at a URI, in which copies of runs lie: on S3, GCS, a network's disk, whatever pyarrow's file systems know."""
 
 import os
 import shutil
@@ -46,12 +46,12 @@ class Storage:
         except Exception as error:
             raise self._refusal("write to", error) from None
 
-    def files(self, folder: str = "") -> list[str]:
-        """The paths of all files under a folder, from there. Raises UserError for one that would leave it."""
-        top = f"{self.path}/{folder}".rstrip("/")
-        selector = self._kinds.FileSelector(top, allow_not_found=True, recursive=True)
-        found = [info.path for info in self.fs.get_file_info(selector) if info.type == self._kinds.FileType.File]
-        return [inside(path.removeprefix(f"{top}/")) for path in found if not path.endswith(PART)]
+    def files(self) -> dict[str, int]:
+        """The paths of all files, from here, and their sizes. Raises UserError for one that would leave the folder."""
+        selector = self._kinds.FileSelector(self.path, allow_not_found=True, recursive=True)
+        found = [info for info in self.fs.get_file_info(selector) if info.type == self._kinds.FileType.File]
+        names = {info.path.removeprefix(f"{self.path}/"): info.size for info in found}
+        return {inside(name): size for name, size in names.items() if not name.endswith(PART)}
 
     def holds(self, name: str) -> bool:
         """Whether there is a run of this name."""
@@ -133,7 +133,7 @@ def is_uri(name: str) -> bool:
 
 
 def uri_of(storage: str | None, name: str) -> str | None:
-    """The URI of a run's copy, which `hedgerow resume` takes; settings of the file system stay behind it. None: none."""
+    """The URI of a run's copy, which `hedgerow resume` takes; settings of the file system stay behind it."""
     if storage is None:
         return None
     path, mark, settings = storage.partition("?")
