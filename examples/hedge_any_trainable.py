@@ -6,7 +6,6 @@ Every trial classifies the next batch of handwritten digits before it learns fro
 errors. Nothing here is federated: the scheduler asks only for a number that each trial reports, round by round.
 """
 
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +28,23 @@ class OnlineClassifier(tune.Trainable):
         digits = load_digits()
         order = np.random.RandomState(0).permutation(len(digits.target))
         self.x, self.y = digits.data[order] / 16, digits.target[order]
-        self.model = SGDClassifier(loss="log_loss", learning_rate="constant", eta0=config["rate"], random_state=0)
-        self.round = 0
+        self.rate, self.round = config["rate"], 0
+        self.model = SGDClassifier(loss="log_loss", learning_rate="constant", eta0=self.rate, random_state=0)
 
     def step(self) -> dict[str, Any]:
-        batch = slice(self.round * BATCH, (self.round + 1) * BATCH)
-        error = 1.0 if self.round == 0 else float(np.mean(self.model.predict(self.x[batch]) != self.y[batch]))
-        self.model.partial_fit(self.x[batch], self.y[batch], classes=np.arange(10))
-        self.round += 1
+        x, y = self.batch()
+        error = 1.0 if self.round == 0 else float(np.mean(self.model.predict(x) != y))
+        self.learn()
         return {"error": error, "done": (self.round + 1) * BATCH > len(self.y)}
+
+    def batch(self) -> tuple[np.ndarray, np.ndarray]:
+        rows = slice(self.round * BATCH, (self.round + 1) * BATCH)
+        return self.x[rows], self.y[rows]
+
+    def learn(self) -> None:
+        x, y = self.batch()
+        self.model.partial_fit(x, y, classes=np.arange(10))
+        self.round += 1
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         # One process serves several trials: with fewer CPUs than trials they take turns.
@@ -45,10 +52,13 @@ class OnlineClassifier(tune.Trainable):
         return True
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        (Path(checkpoint_dir) / "state.pkl").write_bytes(pickle.dumps((self.model, self.round)))
+        (Path(checkpoint_dir) / "round").write_text(str(self.round))
 
     def load_checkpoint(self, checkpoint_dir: Any) -> None:
-        self.model, self.round = pickle.loads((Path(checkpoint_dir) / "state.pkl").read_bytes())
+        # What was learnt follows from the rounds so far, in a moment: nothing has to be pickled.
+        self.setup({"rate": self.rate})
+        for _ in range(int((Path(checkpoint_dir) / "round").read_text())):
+            self.learn()
 
 
 def main() -> None:

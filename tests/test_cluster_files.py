@@ -131,11 +131,10 @@ def test_ray_fills_a_launcher_file_in(name, kinds):
 @pytest.mark.parametrize("name", MANIFESTS)
 def test_a_manifest_has_the_structure_of_its_kind(name):
     for key, manifest in documents(name).items():
-        schema = SCHEMAS[key.split("/")[0]]
-        jsonschema.validate(manifest, schema)
+        schema = jsonschema.Draft202012Validator(SCHEMAS[key.split("/")[0]])
+        schema.validate(manifest)
         for path in _paths(manifest):
-            with pytest.raises(jsonschema.ValidationError):
-                jsonschema.validate(_with(manifest, path, "unknwon", 1), schema)
+            assert not schema.is_valid(_with(manifest, path, "unknwon", 1)), path
 
 
 def _paths(value: Any) -> list[tuple[Any, ...]]:

@@ -84,7 +84,7 @@ EXECUTES = {"eval", "exec", "compile", "__import__"}
 
 
 @pytest.mark.parametrize(
-    "file", [p for name in PACKAGES for p in (ROOT / name).rglob("*.py")] + [ROOT / "cli.py"], ids=str
+    "file", [p for name in (*PACKAGES, "examples") for p in (ROOT / name).rglob("*.py")] + [ROOT / "cli.py"], ids=str
 )
 def test_no_module_unpickles_or_executes_text(file):
     for node in ast.walk(ast.parse(file.read_text())):
