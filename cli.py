@@ -7,11 +7,12 @@ import click
 
 from hedgerow.cluster.cli import jobs, logs, plan, stop, submit
 from hedgerow.platform.cli import partition, run, show, ui
+from hedgerow.reports.cli import compare, report
 from hedgerow.searchspaces.cli import list_, push, resume, search, table
 
 FAMILY: dict[str, list[click.Command]] = {
     "Run": [run, search, table, resume],
-    "Look": [show, list_, partition, ui, push],
+    "Look": [report, compare, show, list_, partition, ui, push],
     "Clusters": [plan, submit, jobs, logs, stop],
 }
 """All commands, in the order and under the headings of the help."""

@@ -26,7 +26,7 @@ COMMANDS = ("run", "search", "table", "resume", "plan")
 LEFT_HERE = ["/runs", "/data", ".git", ".venv", "__pycache__", "*.db"]
 """What of the present folder does not travel, beside what its .gitignore and .rayignore name."""
 
-PACKAGES = ("algorithms", "platform", "searchspaces", "cluster")
+PACKAGES = ("algorithms", "platform", "searchspaces", "cluster", "reports")
 
 
 @dataclass(frozen=True)

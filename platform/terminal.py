@@ -107,7 +107,7 @@ def _cells(summary: dict[str, Any]) -> dict[str, str]:
             if f"client_accuracy_{name}" in summary
         },
         "transmissions": f"{summary['transmissions']:g}",
-        "sent": _bytes(summary["bytes"]),
+        "sent": size_text(summary["bytes"]),
         "time": f"{summary['seconds']:.1f} s",
         **({"simulated": f"{summary['simulated_seconds']:.4g} s"} if "simulated_seconds" in summary else {}),
         **{name.replace("_", " "): f"{value:.3g}" for name, value in summary["report"].items()},
@@ -181,7 +181,8 @@ def _reached(summary: dict[str, Any], target: str) -> str:
     return f"{reached['transmissions']:g}" if reached else f"{summary['transmissions']:g}+"
 
 
-def _bytes(size: float) -> str:
+def size_text(size: float) -> str:
+    """Bytes as a person reads them."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
             return f"{size:.3g} {unit}"

@@ -39,6 +39,8 @@ def browser():
 
     with sync_playwright() as playwright:
         # Chromium has no sandbox for root.
-        chromium = playwright.chromium.launch(executable_path=found, chromium_sandbox=os.geteuid() != 0)
+        chromium = playwright.chromium.launch(
+            executable_path=found, chromium_sandbox=os.geteuid() != 0, timeout=200_000
+        )
         yield chromium
         chromium.close()

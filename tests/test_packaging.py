@@ -6,7 +6,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("algorithms", "platform", "searchspaces", "cluster")
+PACKAGES = ("algorithms", "platform", "searchspaces", "cluster", "reports")
 
 
 def test_platform_has_no_init():
@@ -39,6 +39,8 @@ def test_the_wheel_holds_every_module(tmp_path):
     spaces = {f"hedgerow/{p.relative_to(ROOT).as_posix()}" for p in (ROOT / "searchspaces/spaces").glob("*.yaml")}
     assert spaces
     assert spaces <= set(zipfile.ZipFile(wheel).namelist())
+    pages = {f"hedgerow/{p.relative_to(ROOT).as_posix()}" for p in (ROOT / "reports/template").iterdir()}
+    assert pages <= set(zipfile.ZipFile(wheel).namelist())
     given = {f"hedgerow/{p.relative_to(ROOT).as_posix()}" for p in (ROOT / "cluster/files").iterdir()}
     assert given | {"hedgerow/cluster/round_time.json"} <= set(zipfile.ZipFile(wheel).namelist())
 

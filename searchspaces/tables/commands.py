@@ -107,9 +107,15 @@ def run_table(plans: Sequence[Plan], data_root: Path | None, address: str | None
 
 def report_table(name: str, output: Path) -> Answer:
     """A table from the last finished run of each of its lines under `output`. Raises UserError."""
+    table, found = find_results(name, output)
+    return _closing(name, table, found, output)
+
+
+def find_results(name: str, output: Path) -> tuple[Table, list[Any]]:
+    """A table, and the last finished runs of its lines under `output`. Raises UserError when there are none."""
     table, lines = find_lines(name, FAMILIES)
     latest = _latest(output)
-    found: list[Result] = []
+    found: list[Any] = []
     for line in lines:
         full = f"{table.name}/{line.name}"
         if isinstance(line, StreamLine):
@@ -121,7 +127,7 @@ def report_table(name: str, output: Path) -> Answer:
         raise UserError(
             f"{name}: no finished run of it lies under {output}; run it first, or name the folder: --output"
         )
-    return _closing(name, table, found, output)
+    return table, found
 
 
 def _read(plan: Plan, folder: RunFolder) -> Result:

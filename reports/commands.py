@@ -1,0 +1,71 @@
+"""What `hedgerow report` and `hedgerow compare` do, apart from parsing their arguments."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from hedgerow.platform.answer import Answer
+from hedgerow.platform.errors import UserError
+from hedgerow.platform.terminal import print_rows
+from hedgerow.reports.compare import EXPLAINED, Comparison, compare
+from hedgerow.reports.groups import grouped
+from hedgerow.reports.page import render
+from hedgerow.reports.read import Material, Run, read_all
+
+
+def write_report(names: Sequence[str], output: Path | None, mlflow: bool) -> Answer:
+    """Write the page, and log it into the runs' MLflow store. Raises UserError."""
+    material = read_all(names)
+    if output is None:
+        output = Path(names[0]) / "report.html" if len(names) == 1 and Path(names[0]).is_dir() else Path("report.html")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(render(material), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--output: cannot write {output} ({error.strerror})") from None
+    wanted = [one.folder for one in (*material.runs, *material.searches) if one.record.get("mlflow_run_id")]
+    warnings: list[str] = []
+    if mlflow and wanted:
+        # mlflow takes seconds to import.
+        from hedgerow.reports.mlflow_page import log_page
+
+        warnings = log_page(wanted, output)
+
+    def tell() -> None:
+        click.echo(f"report: {output}")
+        for sentence in warnings:
+            click.echo(f"  warning: {sentence}", err=True)
+
+    document = {"report": output, "runs": [folder.path for folder in material.folders], "warnings": warnings}
+    return Answer(document, tell)
+
+
+def comparison(names: Sequence[str], metric: str | None, targets: Sequence[float]) -> Answer:
+    """Which experiments differ, paired over seeds. Raises UserError."""
+    material = read_all(names)
+    groups, repeated = grouped(_compared(material))
+    if len(groups) < 2:
+        raise UserError(
+            f"{', '.join(names)}: all of it is one experiment, {groups[0].label}, with seeds "
+            f"{', '.join(map(str, groups[0].seeds))}; name runs of another one, too"
+        )
+    found = compare(groups, metric, list(targets) or None)
+    notes = material.notes + repeated + found.notes
+    return Answer(found.as_dict() | {"notes": notes}, lambda: _tell(found, notes))
+
+
+def _compared(material: Material) -> list[Run]:
+    """Runs, the trials of sweeps, and of a Hedge search what Hedge itself achieves."""
+    found = list(material.runs)
+    for search in material.searches:
+        found += [search.as_learner()] if search.finished.hedge else search.trials
+    return found
+
+
+def _tell(found: Comparison, notes: list[str]) -> None:
+    print_rows(found.rows(), "Experiments")
+    print_rows(found.pair_rows(), "Differences, paired over seeds")
+    click.echo(EXPLAINED)
+    for note in notes:
+        click.echo(f"- {note}")

@@ -1,0 +1,72 @@
+"""What a report says of a search: Hedge's weights, losses and regret, and what each trial came to."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hedgerow.reports.figures import Figure, Series, areas, lines
+from hedgerow.reports.read import Search
+from hedgerow.reports.tables import Table, table
+
+OWN = 7
+"""Experts with a colour of their own, at most."""
+
+
+def hedge_figures(search: Search) -> list[Figure]:
+    """Of a Hedge search: weights, losses, regret against its bound."""
+    hedge = search.finished.hedge
+    if not hedge:
+        return []
+    labels, rounds = _labels(search), [record["round"] for record in hedge]
+    weights = np.array([record["weights"] for record in hedge], dtype=float)
+    order = np.argsort(-(weights.mean(0) + weights[-1]), kind="stable").tolist()
+    own, rest = order[:OWN], order[OWN:]
+    bands = [(labels[i], weights[:, i].tolist()) for i in own]
+    if rest:
+        bands.append((f"{len(rest)} others", weights[:, rest].sum(1).tolist()))
+    hedge_loss = Series("Hedge, expected", _line(rounds, [r["hedge_loss"] for r in hedge]), [], 7, strong=True)
+    losses = [
+        Series(labels[i], _line(rounds, [record["losses"][i] for record in hedge]), [], place)
+        for place, i in enumerate(own)
+    ]
+    regret = [
+        Series("regret", _line(rounds, [record["regret"] for record in hedge]), [], 0),
+        Series("bound", _line(rounds, [record["bound"] for record in hedge]), [], 1),
+    ]
+    drawn = [
+        areas("Hedge's weights by round", rounds, bands, "weight"),
+        lines("Losses by round", [*losses, hedge_loss], "round", "loss"),
+        lines(
+            "Hedge's regret by round", regret, "round", "summed loss above the best expert's",
+            note="Regret: what Hedge paid above the best expert in hindsight. Bound: what it cannot exceed.",
+        ),
+    ]  # fmt: skip
+    return [figure for figure in drawn if figure is not None]
+
+
+def search_tables(search: Search) -> list[Table]:
+    """Every trial, best first; and the best by each metric."""
+    from hedgerow.searchspaces.report import display
+
+    rows, best = search.finished.rows, search.finished.best_rows
+    return [table(display(rows), "Trials, best first")] + ([table(display(best), "Best by metric")] if best else [])
+
+
+def hedge_sentences(search: Search) -> list[str]:
+    """What Hedge achieved, in words."""
+    if not search.finished.hedge:
+        return []
+    from hedgerow.searchspaces.terminal import hedge_sentences as told
+
+    return told(search.finished.summary).splitlines()
+
+
+def _labels(search: Search) -> list[str]:
+    from hedgerow.searchspaces.report import trial_labels
+
+    return trial_labels(search.finished.trials)
+
+
+def _line(rounds: Sequence[int], values: Sequence[Any]) -> list[tuple[float, float]]:
+    return [(float(n), float(v)) for n, v in zip(rounds, values, strict=True) if v is not None]

@@ -1,0 +1,295 @@
+"""The sections of a report, in the order in which they are read."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hedgerow.platform.report import target_heading
+from hedgerow.platform.terminal import dropped_text, size_text
+from hedgerow.reports.compare import EXPLAINED, compare, default_metric, spread_text
+from hedgerow.reports.costs import ledger, timing
+from hedgerow.reports.curves import SHOWN, curves, hedge_series
+from hedgerow.reports.fairness import fairness
+from hedgerow.reports.figures import histogram
+from hedgerow.reports.groups import Group, differing
+from hedgerow.reports.read import Material, Run
+from hedgerow.reports.search import hedge_figures, hedge_sentences, search_tables
+from hedgerow.reports.setting import environment, partitions
+from hedgerow.reports.statistics import Spread
+from hedgerow.reports.tables import seconds_text, table
+from hedgerow.searchspaces.report import Trial as Configuration
+from hedgerow.searchspaces.report import cost_text, final_value, ranked, show
+
+
+@dataclass(frozen=True)
+class Section:
+    """name: its address in the page. parts: figures, tables and folded texts, in their order."""
+
+    name: str
+    title: str
+    texts: list[str]
+    parts: list[Any]
+
+
+@dataclass(frozen=True)
+class Folded:
+    """A text that is shown on demand."""
+
+    title: str
+    text: str
+    kind: str = "folded"
+
+
+def sections(material: Material, groups: list[Group]) -> list[Section]:
+    """Those that have something to say."""
+    shown = foremost(groups)
+    made = [
+        _summary(groups),
+        *(_table(index, result) for index, result in enumerate(material.tables, start=1)),
+        _curves(material, groups, shown),
+        _targets(groups),
+        _comparison(groups),
+        *(_search(index, search) for index, search in enumerate(material.searches, start=1)),
+        _fairness(shown),
+        _partition(material),
+        _shown_by_the_method(shown),
+        _ledger(groups, shown),
+        _time(groups, shown),
+        _environment(material),
+        _files(groups),
+    ]
+    return [section for section in made if section is not None]
+
+
+def foremost(groups: list[Group]) -> list[Group]:
+    """The best few, in the order of all."""
+    metric = default_metric(groups)
+    by = {id(group.first.records): group for group in groups}
+    order = ranked(
+        [Configuration("", {}, g.first.records) for g in groups], metric, "min" if "loss" in metric else "max"
+    )
+    best = [by[id(trial.records)] for trial in order[:SHOWN]]
+    return [group for group in groups if group in best]
+
+
+def tiles(material: Material, groups: list[Group]) -> list[tuple[str, str, str]]:
+    """The page in a few numbers: what, how much, of whom."""
+    metric = default_metric(groups)
+    values = [(g, of(g, lambda run: final_value(run.records, metric))) for g in groups]
+    there = [(group, spread) for group, spread in values if spread is not None]
+    runs = [run for group in groups for run in group.runs]
+    found = []
+    if there:
+        sign = -1 if "loss" in metric else 1
+        group, spread = max(there, key=lambda pair: sign * pair[1].mean)
+        of_whom = group.label if len(groups) > 1 else seeds_text(group)
+        found.append(
+            (f"{'best ' if len(groups) > 1 else ''}{metric.replace('_', ' ')}", spread_text(spread, metric), of_whom)
+        )
+    found.append(
+        (
+            "experiments" if len(groups) > 1 else "experiment",
+            str(len(groups)),
+            f"{len(runs)} run{'s' * (len(runs) > 1)}",
+        )
+    )
+    rounds = sorted({run.summary["rounds"] for run in runs})
+    found.append(("rounds", show(rounds[0]) if len(rounds) == 1 else f"{rounds[0]}–{rounds[-1]}", "each"))
+    if size := sum(run.summary["bytes"] for run in runs):
+        found.append(("sent", size_text(size), "down and up, in all"))
+    found.append(("time", seconds_text(sum(run.summary["seconds"] for run in runs)), "of rounds, in all"))
+    if material.searches and (hedge := material.searches[0].finished.hedge):
+        found.append(("regret", show(float(hedge[-1]["regret"])), f"of Hedge, over {len(hedge)} rounds"))
+    return found
+
+
+def of(group: Group, what: Callable[[Run], float | None]) -> Spread | None:
+    """Mean and deviation over the seeds; None where one has no finite number."""
+    values = [what(run) for run in group.runs]
+    known = [float(value) for value in values if value is not None and np.isfinite(value)]
+    return Spread.of(known) if len(known) == len(values) else None
+
+
+def seeds_text(group: Group) -> str:
+    return f"{len(group.runs)} seeds" if len(group.runs) > 1 else f"seed {group.first.seed}"
+
+
+def _cell(group: Group, what: Callable[[Run], float | None], metric: str) -> str:
+    spread = of(group, what)
+    return "-" if spread is None else spread_text(spread, metric)
+
+
+SUMMARY = {
+    "test_accuracy": "accuracy",
+    "best_test_accuracy": "best",
+    "test_loss": "loss",
+    "ctm": "CTM",
+    "ltm": "LTM",
+    "client_accuracy": "clients",
+    "client_accuracy_worst10": "worst 10 %",
+    "client_accuracy_highest": "highest",
+    "client_accuracy_lowest": "lowest",
+}
+
+
+def _summary(groups: list[Group]) -> Section:
+    rows = []
+    stream = all(group.first.is_stream for group in groups)
+    whole = all(run.record.get("status") == "finished" for group in groups for run in group.runs)
+    for group in groups:
+        first = group.first.summary
+        row = {"experiment": group.label}
+        row |= {
+            heading: _cell(group, lambda run, key=key: run.summary.get(key), key)  # type: ignore[misc]
+            for key, heading in SUMMARY.items()
+            if first.get(key) is not None and not (stream and key.endswith(("accuracy", "loss")))
+        }
+        row |= {
+            name.replace("_", " "): _cell(group, lambda run, name=name: run.summary["report"].get(name), name)  # type: ignore[misc]
+            for name in first["report"]
+        }
+        if "memory_vectors" in first:
+            row |= {"models kept": show(first["memory_vectors"]), "tasks kept": show(first["memory_tasks"])}
+        if first["transmissions"]:
+            row |= {"transmissions": f"{first['transmissions']:g}", "sent": size_text(first["bytes"])}
+        row |= {"rounds": str(first["rounds"]), "seeds": ", ".join(map(str, group.seeds))}
+        row["time"] = seconds_text(float(np.mean([run.summary["seconds"] for run in group.runs])))
+        if not whole:
+            row["status"] = ", ".join(dict.fromkeys(str(run.record.get("status", "-")) for run in group.runs))
+        rows.append(row)
+    texts = []
+    if any(len(group.runs) > 1 for group in groups):
+        texts.append("Mean ± standard deviation over seeds.")
+    for group in groups:
+        if dropped := sum(run.summary["dropped"] for run in group.runs):
+            texts.append(f"{group.label}: {dropped_text(dropped)}.")
+    return Section("summary", "Summary", texts, [table(rows)])
+
+
+def _table(index: int, result: Any) -> Section:
+    remarks = Folded("Remarks", "\n".join(f"- {remark}" for remark in result.remarks))
+    return Section(f"table-{index}", result.title, [f"{result.explained}."], [table(result.rows), remarks])
+
+
+def _curves(material: Material, groups: list[Group], shown: list[Group]) -> Section:
+    extra = [hedge_series(search.finished.hedge, 7) for search in material.searches if search.finished.hedge]
+    texts = [f"The best {len(shown)} of {len(groups)} experiments."] if len(shown) < len(groups) else []
+    if any(len(group.runs) > 1 for group in shown):
+        texts.append("Lines are means over seeds, bands ± one standard deviation.")
+    return Section("curves", "Curves", texts, list(curves(shown, [line for line in extra if line.points])))
+
+
+def _targets(groups: list[Group]) -> Section | None:
+    """Rounds and transmissions to each target, and the gain over the cheapest, as the theses print them."""
+    labels = list(dict.fromkeys(label for group in groups for label in group.first.summary["to_target"]))
+    parts = []
+    for label in labels:
+        means: list[tuple[float | None, float]] = []
+        rows = []
+        for group in groups:
+            reached = [run.summary["to_target"].get(label) for run in group.runs]
+            spent = float(np.mean([run.summary["transmissions"] for run in group.runs]))
+            needed = [entry["transmissions"] for entry in reached if entry]
+            everybody = len(needed) == len(group.runs)
+            means.append((float(np.mean(needed)) if everybody else None, spent))
+            rounds = [entry["rounds"] for entry in reached if entry]
+            rows.append(
+                {
+                    "experiment": group.label,
+                    "reached": f"{len(needed)} of {len(group.runs)}",
+                    "rounds": spread_text(Spread.of(rounds), "") if everybody else f"{group.first.summary['rounds']}+",
+                    "transmissions": spread_text(Spread.of(needed), "") if everybody else f"{spent:g}+",
+                }
+            )
+        fewest = min((mean for mean, _ in means if mean), default=None)
+        for row, (mean, spent) in zip(rows, means, strict=True):
+            told = cost_text(mean, spent, fewest)
+            row["gain"] = told[told.index("(") + 1 : -1] if told.endswith(")") else "-"
+        parts.append(table(rows, f"To {target_heading(label)} {groups[0].first.target_metric.replace('_', ' ')}"))
+    texts = [
+        "Rounds, and transmissions in units of one FedAvg round, until the target is first reached; + where a seed did "
+        "not reach it. Gain: how many times the transmissions of the cheapest."
+    ]
+    return Section("targets", "Transmissions to target", texts, parts) if parts else None
+
+
+def _comparison(groups: list[Group]) -> Section | None:
+    if len(groups) < 2:
+        return None
+    found = compare(groups)
+    differences = [i for i, pair in enumerate(found.pairs) if pair.matters]
+    parts: list[Any] = [
+        table(found.rows(), "Experiments"),
+        table(found.pair_rows(), "Differences, paired over seeds", differences),
+    ]
+    keys = [{"key": str(row["key"])} | {g.label: show(row[g.label]) for g in groups} for row in differing(groups)]
+    if keys:
+        parts.append(table(keys, "Where their files differ"))
+    return Section("comparison", "Which differences matter", [EXPLAINED, *found.notes], parts)
+
+
+def _search(index: int, search: Any) -> Section:
+    """A search's own section; its trials stand in the others, too."""
+    parts: list[Any] = [*hedge_figures(search), *search_tables(search)]
+    kind = search.finished.plan.search.kind
+    return Section(f"search-{index}", f"Search {search.folder.name} ({kind})", hedge_sentences(search), parts)
+
+
+def _partition(material: Material) -> Section | None:
+    texts, parts = partitions(material)
+    return Section("partition", "Who owns what", texts, parts) if parts else None
+
+
+def _ledger(groups: list[Group], shown: list[Group]) -> Section | None:
+    parts = ledger(groups, shown)
+    texts = [
+        "What the protocol sends, whatever the machine does underneath. Transmissions are in units of one FedAvg "
+        "round; exchanges are broadcasts with their answers; left out are answers of clients that diverged."
+    ]
+    return Section("ledger", "Ledger", texts, parts) if parts else None
+
+
+def _time(groups: list[Group], shown: list[Group]) -> Section:
+    texts = [
+        "Mean over seeds. Around the rounds: starting Ray, saving checkpoints, drawing figures. Trials of a search "
+        "that run in a pack share the seconds of a round."
+    ]
+    return Section("time", "Time", texts, timing(groups, shown))
+
+
+def _environment(material: Material) -> Section:
+    texts, rows, commands = environment(material)
+    folded = [Folded("Commands", "\n".join(commands))] if commands else []
+    return Section("environment", "Environment", texts, [table(rows), *folded])
+
+
+def _fairness(shown: list[Group]) -> Section | None:
+    parts = fairness(shown)
+    texts = [
+        "The accuracy of the model on each client's own samples (held-out ones where the partition keeps some), at the "
+        "last evaluation."
+    ]
+    return Section("fairness", "Clients", texts, parts) if parts else None
+
+
+def _shown_by_the_method(shown: list[Group]) -> Section | None:
+    """Histograms that an algorithm keeps, such as the weights of samples."""
+    parts = [
+        histogram(f"{title}: {group.label}", np.linspace(0, 1, len(next(iter(of.values()))) + 1).tolist(),
+                  [(who, counts) for who, counts in of.items()], title, "samples")
+        for group in shown
+        for title, of in group.first.record.get("histograms", {}).items()
+    ]  # fmt: skip
+    return Section("histograms", "What the method learnt beside", [], parts) if parts else None
+
+
+def _files(groups: list[Group]) -> Section:
+    """The resolved file of each experiment, with every default filled in."""
+    shown: Sequence[Group] = groups[:20]
+    texts = ["The resolved files: every default is filled in, and each runs again as it stands."]
+    if len(groups) > len(shown):
+        texts.append(f"The first {len(shown)} of {len(groups)}.")
+    parts = [Folded(f"{g.label} (seed {g.first.seed})", g.first.folder.experiment.read_text()) for g in shown]
+    return Section("files", "Experiment files", texts, list(parts))

@@ -1,0 +1,186 @@
+"""Comparisons over seeds: closed forms of the statistics, and what may be said of how many seeds."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_up import records
+
+from hedgerow.platform.errors import UserError
+from hedgerow.platform.runs import RunFolder
+from hedgerow.reports.compare import compare
+from hedgerow.reports.groups import differing, grouped
+from hedgerow.reports.read import Run
+from hedgerow.reports.statistics import Spread, holm, paired, sign_flips
+
+
+def test_the_deviation_is_a_samples_and_one_value_has_none():
+    assert Spread.of([1.0, 2.0, 3.0]) == Spread(2.0, 1.0, 3)
+    assert Spread.of([5.0]) == Spread(5.0, None, 1)
+
+
+def test_two_pairs_follow_cauchy_and_three_have_a_closed_form_too():
+    two = paired([1.0, 3.0])
+    # Student's t with one degree of freedom is Cauchy's distribution: t = 2 / (sqrt 2 / sqrt 2) = 2.
+    assert two.p == pytest.approx(1 - 2 / math.pi * math.atan(2))
+    assert two.high == pytest.approx(2 + math.tan(math.pi * 0.475))
+    three = paired([1.0, 2.0, 3.0])
+    # With two degrees P(|T| < t) = t / sqrt(t^2 + 2); here t^2 = 12, and it is 0.95 at t = 0.95 sqrt(2 / (1 - 0.95^2)).
+    assert three.p == pytest.approx(1 - math.sqrt(12 / 14))
+    margin = 0.95 * math.sqrt(2 / (1 - 0.95**2)) / math.sqrt(3)
+    assert (three.low, three.high) == pytest.approx((2 - margin, 2 + margin))
+    assert (three.mean, three.n, three.least) == (2.0, 3, 0.25)
+
+
+def test_differences_without_any_spread_are_certain_or_none():
+    assert paired([0.5, 0.5, 0.5]).p == 0.0
+    nothing = paired([0.0, 0.0])
+    assert (nothing.p, nothing.low, nothing.high, nothing.flips) == (1.0, 0.0, 0.0, 1.0)
+
+
+def test_sign_flips_count_all_patterns():
+    # Of the eight sums of ±1 ±2 ±3 two are as far from 0 as 6, four as far as 4 = -1 + 2 + 3.
+    assert sign_flips([1, 2, 3]) == 2 / 8
+    assert sign_flips([-1, 2, 3]) == 4 / 8
+    assert sign_flips([1, 1, -1]) == 1.0
+    assert sign_flips([1.0] * 10) == 2 / 2**10
+
+
+def test_many_pairs_are_drawn_and_no_p_is_0():
+    assert 0 < sign_flips([1.0] * 30) < 0.001
+    rng = np.random.default_rng(0)
+    noise = rng.normal(size=30)
+    # For normal differences both tests say nearly the same.
+    assert sign_flips(noise) == pytest.approx(paired(noise).p, abs=0.03)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.floats(-100, 100), min_size=2, max_size=8), st.floats(0.5, 2))
+def test_neither_sign_nor_scale_changes_a_p(differences, scale):
+    one, other = paired(differences), paired([-scale * d for d in differences])
+    assert one.flips == pytest.approx(other.flips)
+    assert one.p == pytest.approx(other.p, abs=1e-6)
+    assert one.flips >= one.least
+
+
+def test_holms_correction():
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+# ---- experiments -----------------------------------------------------------------------------------------------------
+
+
+def made(
+    name: str, seed: int, accuracies: list[float | None], /, cost: float = 1.0, folder: str = "", **settings
+) -> Run:
+    values = {
+        "name": name, "seed": seed, "rounds": len(accuracies), "output": f"runs{seed}",
+        "task": {"data": {"name": "digits"}, "partition": {"kind": "iid"}},
+        "algorithm": {"name": "fedavg", "lr": 0.1, **settings},
+        "evaluation": {"targets": [0.5], "target_metric": "test_accuracy"},
+    }  # fmt: skip
+    record = {"created": folder or f"2026-{seed:02d}", "status": "finished"}
+    return Run(RunFolder(Path(folder or f"{name}-{seed}")), record, values, records(accuracies, cost))
+
+
+def of(found, quantity: str, a: str, b: str):
+    (pair,) = (
+        p for p in found.pairs
+        if (p.quantity.name, found.groups[p.a].label, found.groups[p.b].label) == (quantity, a, b)
+    )  # fmt: skip
+    return pair
+
+
+def test_runs_are_of_one_experiment_whatever_their_names_seeds_and_places():
+    runs = [made("a", 1, [0.1]), made("b", 0, [0.2], lr=0.2), made("a-again", 0, [0.3])]
+    groups, notes = grouped(runs)
+    assert [group.seeds for group in groups] == [[0, 1], [0]]
+    assert [group.label for group in groups] == ["a-again", "b"]
+    assert not notes
+    assert differing(groups) == [{"key": "algorithm.lr", "a-again": 0.1, "b": 0.2}]
+
+
+def test_of_runs_that_repeat_a_seed_the_last_counts():
+    groups, (note,) = grouped([made("a", 0, [0.9], folder="new"), made("a", 0, [0.1], folder="middle")])
+    assert groups[0].runs[0].folder.path == Path("new")
+    assert note.startswith("new repeats middle")
+
+
+def test_experiments_of_one_name_are_told_apart_by_method_then_by_setting():
+    runs = [made("x", 0, [0.1], name="fedavg"), made("x", 0, [0.1], name="feddyn", alpha=0.1),
+            made("x", 0, [0.1], name="feddyn", alpha=1.0), made("y", 0, [0.1], lr=0.3)]  # fmt: skip
+    assert [group.label for group in grouped(runs)[0]] == ["x fedavg", "x feddyn alpha=0.1", "x feddyn alpha=1", "y"]
+    assert [group.label for group in grouped(runs[1:3])[0]] == ["alpha=0.1", "alpha=1"]
+
+
+def test_pairs_are_of_the_same_seed_whatever_their_order():
+    better = [made("b", seed, [0.4, 0.6 + seed / 100 + d], lr=0.2) for seed, d in ((2, 0.11), (0, 0.09), (1, 0.1))]
+    worse = [made("a", seed, [0.4, 0.6 + seed / 100]) for seed in (1, 2, 0, 7)]
+    found = compare(grouped(worse + better)[0])
+    pair = of(found, "final test accuracy", "a", "b")
+    assert pair.seeds == [0, 1, 2]
+    assert pair.difference.mean == pytest.approx(0.1)
+    # Deviation 0.01 of three: t = 0.1 / (0.01 / sqrt 3), and p in closed form.
+    t2 = 300.0
+    assert pair.p == pytest.approx(1 - math.sqrt(t2 / (t2 + 2)), rel=1e-3)
+    assert (pair.says, pair.matters) == ("b is better", True)
+    assert pair.text() == "+10 [+7.52, +12.5] points"
+    assert found.rows()[1]["final test accuracy"] == "71.0% ± 2.0%"
+
+
+def test_transmissions_are_compared_as_ratios():
+    dear = [made("dear", seed, [0.1, 0.6], cost=2.0 * (1 + seed), lr=0.2) for seed in range(3)]
+    cheap = [made("cheap", seed, [0.1, 0.6], cost=1.0 + seed) for seed in range(3)]
+    found = compare(grouped(cheap + dear)[0])
+    pair = of(found, "transmissions to 50%", "cheap", "dear")
+    assert pair.text() == "×2 [2, 2]"
+    assert pair.says == "cheap needs fewer"
+
+
+def test_what_few_seeds_do_not_allow_is_said():
+    one = compare(grouped([made("a", 0, [0.1]), made("b", 0, [0.9], lr=1)])[0])
+    assert of(one, "final test accuracy", "a", "b").says == "one seed: no statement possible"
+    assert any("one seed" in note for note in one.notes)
+    apart = compare(grouped([made("a", 0, [0.1]), made("b", 1, [0.9], lr=1)])[0])
+    assert of(apart, "final test accuracy", "a", "b").says == "no seed in common: no statement possible"
+    some = [made("a", seed, [0.6]) for seed in (0, 1)] + [made("b", seed, [0.45 + 0.1 * seed], lr=1) for seed in (0, 1)]
+    found = compare(grouped(some)[0])
+    assert of(found, "transmissions to 50%", "a", "b").says == "not reached with every seed: no statement possible"
+    assert found.rows()[1]["transmissions to 50%"] == "1 of 2 seeds"
+    assert of(found, "final test accuracy", "a", "b").says == "no difference shown"
+
+
+def test_a_run_that_diverged_hides_no_mean_behind_the_others():
+    runs = [made("a", s, [0.5]) for s in (0, 1)] + [made("b", s, [0.5 if s else math.nan], lr=1) for s in (0, 1)]
+    found = compare(grouped(runs)[0])
+    assert of(found, "final test accuracy", "a", "b").says == "not every seed has it: no statement possible"
+    json.dumps(found.as_dict(), allow_nan=False)
+
+
+def test_the_same_numbers_are_the_same():
+    runs = [made(name, seed, [0.5], lr=lr) for name, lr in (("a", 1), ("b", 2)) for seed in (0, 1, 2)]
+    assert of(compare(grouped(runs)[0]), "final test accuracy", "a", "b").says == "the same numbers"
+
+
+def test_of_many_experiments_each_is_compared_with_the_best():
+    runs = [made(f"e{i}", seed, [i / 10 + seed / 1000], lr=i + 1) for i in range(8) for seed in (0, 1)]
+    found = compare(grouped(runs)[0])
+    first = [pair for pair in found.pairs if pair.quantity.name == "final test accuracy"]
+    assert [(pair.a, pair.b) for pair in first] == [(7, i) for i in range(7)]
+    assert all(pair.says == "e7 is better" for pair in first)
+
+
+def test_a_metric_that_is_not_there_is_refused_by_name():
+    groups = grouped([made("a", 0, [0.1]), made("b", 0, [0.9], lr=1)])[0]
+    with pytest.raises(UserError, match="'test_acuracy' is in none of these runs; did you mean 'test_accuracy'"):
+        compare(groups, "test_acuracy")
+    losses = compare(groups, "test_loss", [0.5])
+    assert [quantity.name for quantity in losses.quantities] == [
+        "final test loss", "best test loss", "transmissions to loss 0.5",
+    ]  # fmt: skip

@@ -1,0 +1,357 @@
+"""The report of real runs, searches and tables: what it holds, and how it is in a real browser."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import yaml
+from click.testing import CliRunner
+from mlflow.tracking import MlflowClient
+
+from hedgerow.cli import main
+from hedgerow.platform.experiment_file import parse_experiment
+from hedgerow.platform.mlflow_store import default_uri
+from hedgerow.platform.runner import run
+from hedgerow.platform.runs import RunFolder
+from hedgerow.reports.figures import Series, areas, heat, lines
+from hedgerow.reports.read import read_all
+from hedgerow.reports.svg import Scale, element
+from hedgerow.searchspaces.tables.commands import plan_table, run_table
+
+
+def small(output: Path, name: str, seed: int, tracked: bool = False, **algorithm):
+    values = {
+        "name": name,
+        "seed": seed,
+        "rounds": 6,
+        "task": {
+            "data": {"name": "digits"},
+            "partition": {"kind": "dirichlet", "clients": 12, "alpha": 0.3, "samples_per_client": 20},
+            "model": {"name": "mlp", "hidden": [8]},
+        },
+        "participation": 0.5,
+        "algorithm": {"name": "fedavg", "lr": 0.2, **algorithm},
+        "evaluation": {"targets": [0.2, 0.99]},
+        "resources": {"executor": "inline"},
+        "engine": {"mode": "vmap", "chunk": 6},
+        "tracking": {"enabled": tracked},
+        "output": str(output),
+    }
+    return run(parse_experiment(values)).folder
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> list[RunFolder]:
+    """Two experiments, two seeds each; the first run is in an MLflow store too."""
+    output = tmp_path_factory.mktemp("runs")
+    return [
+        small(output, name, seed, tracked=(name, seed) == ("plain", 0), **algorithm)
+        for name, algorithm in (("plain", {}), ("proximal", {"name": "fedprox", "mu": 0.5}))
+        for seed in (0, 1)
+    ]
+
+
+def report(*arguments: object) -> str:
+    done = CliRunner().invoke(main, ["report", *map(str, arguments)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.fixture(scope="module")
+def page_file(runs, tmp_path_factory) -> Path:
+    file = tmp_path_factory.mktemp("page") / "report.html"
+    report(*[folder.path for folder in runs], "-o", file)
+    return file
+
+
+@pytest.fixture(scope="module")
+def table(ray_here, tmp_path_factory) -> Path:
+    """A line of a table of streams, two methods under their own Hedge, at its smallest."""
+    output = tmp_path_factory.mktemp("table")
+    changed = ["rounds=4", "task.partition.tasks=4", "search.space={algorithm.lr: [0.01, 0.1]}",
+               "tracking.enabled=false", "task.model.hidden=[8]", "evaluation.every=2"]  # fmt: skip
+    run_table(plan_table("moml/small/digits", changed, ["TOE", "MOGD"], False, output), None, None)
+    (folder,) = (output / "tables").iterdir()
+    return folder
+
+
+# ---- what a run keeps ------------------------------------------------------------------------------------------------
+
+
+def test_a_run_keeps_what_its_report_needs(runs):
+    record, partition = runs[0].record(), runs[0].partition()
+    accuracies = record["client_accuracies"]
+    assert (len(accuracies), accuracies) == (12, sorted(accuracies))
+    last = record["summary"]
+    assert np.mean(accuracies) == pytest.approx(last["client_accuracy"])
+    assert np.mean(accuracies[:2]) == pytest.approx(last["client_accuracy_worst10"])
+    clock = record["clock"]
+    assert set(clock) == {"training", "evaluation"}
+    assert all(seconds > 0 for seconds in clock.values())
+    assert sum(clock.values()) <= last["seconds"] <= record["wall_seconds"]
+    assert (partition["clients"], partition["samples"], len(partition["counts"])) == (12, 240, 12)
+    assert all(sum(row) == 20 for row in partition["counts"])
+    assert record["finished"] >= record["created"]
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_has_every_section_and_the_numbers_of_the_runs(runs, page_file):
+    text = page_file.read_text()
+    for name in ("summary", "curves", "targets", "comparison", "fairness", "partition", "ledger", "time",
+                 "environment", "files"):  # fmt: skip
+        assert f'<section id="{name}"' in text, name
+    both = [folder.record()["summary"]["test_accuracy"] for folder in runs[:2]]
+    assert f"{np.mean(both):.1%} ± {np.std(both, ddof=1):.1%}" in text
+    assert runs[0].record()["versions"]["torch"] in text
+    assert "samples_per_client: 20" in text
+    # Targets: one that all reach and one that none does.
+    assert "To 20% test accuracy" in text
+    assert "6+" in text
+
+
+def test_every_picture_is_well_formed_and_says_what_it_is(page_file):
+    pictures = re.findall(r"<svg.*?</svg>", page_file.read_text(), re.DOTALL)
+    assert len(pictures) >= 10
+    for picture in pictures:
+        root = ElementTree.fromstring(picture)
+        assert root.get("role") == "img"
+        named = [root.find(f"*[@id='{root.get(f'aria-{how}')}']") for how in ("labelledby", "describedby")]
+        assert [one.tag for one in named] == ["title", "desc"]
+        assert all(one.text for one in named)
+        assert "nan" not in picture.lower()
+        assert "#" not in picture.replace("url(#", "")  # no colour but the style's
+
+
+def test_the_page_asks_for_nothing_outside_itself(page_file):
+    text = page_file.read_text()
+    assert "default-src 'none'" in text
+    assert not re.search(r"(src|href)\s*=\s*\"(?!#|data:,)", text)
+    assert "url(" not in text.replace("url(#", "")
+
+
+def test_of_a_single_run_the_page_lies_in_its_folder(runs):
+    output = report(runs[3].path)
+    assert f"report: {runs[3].path / 'report.html'}" in output
+    text = (runs[3].path / "report.html").read_text()
+    assert "±" not in text.split("<section", 2)[1]
+    assert 'id="comparison"' not in text
+
+
+def test_the_page_is_an_artifact_of_the_run_and_a_store_that_is_gone_a_warning(runs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    report(runs[0].path, runs[1].path, "-o", "one.html")
+    client, run_id = MlflowClient(default_uri(runs[0].path.parent)), runs[0].record()["mlflow_run_id"]
+    assert "report/one.html" in [file.path for file in client.list_artifacts(run_id, "report")]
+    moved = tmp_path / "elsewhere" / runs[0].name
+    shutil.copytree(runs[0].path, moved)
+    done = CliRunner().invoke(main, ["report", str(moved)])
+    assert done.exit_code == 0
+    assert "warning: MLflow did not take the page" in done.output
+    assert (moved / "report.html").exists()
+    assert list((tmp_path / "elsewhere").iterdir()) == [moved]
+
+
+def test_a_table_of_streams_shows_hedge_and_the_published_numbers(table, tmp_path):
+    report(table, "-o", tmp_path / "table.html")
+    text = (tmp_path / "table.html").read_text()
+    for words in ("moml/small", "Hedge's weights by round", "Hedge's regret by round", "best in hindsight",
+                  "Accuracy on new tasks, mean so far (CTM)", "TOE lr=0.01", "MOGD lr=0.1"):  # fmt: skip
+        assert words in text.replace("&#39;", "'"), words
+    assert 'id="ledger"' not in text
+
+
+def test_searches_are_compared_by_what_hedge_itself_achieves(table):
+    searches = [str(path) for path in table.parent.parent.glob("moml-*")]
+    done = CliRunner().invoke(main, ["compare", *searches, "--json"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.output)
+    assert found["metric"] == "ctm"
+    for group in found["groups"]:
+        (search,) = read_all(group["runs"]).searches
+        accuracies = [record["expected"]["test_accuracy"] for record in search.finished.hedge]
+        assert group["quantities"]["final ctm"]["values"] == [pytest.approx(np.mean(accuracies))]
+    assert {pair["says"] for pair in found["pairs"]} == {"one seed: no statement possible"}
+
+
+def test_runs_are_compared_in_words(runs):
+    done = CliRunner().invoke(
+        main, ["compare", *(str(f.path) for f in runs), "--target", "0.2"], catch_exceptions=False
+    )
+    assert done.exit_code == 0
+    for words in ("plain", "proximal", "transmissions to 20%", "95 % confidence", "±"):
+        assert words in done.output
+
+
+BAD = [
+    (["report", "nowhere"], "nowhere is not a run"),
+    (["compare", "{0}", "{1}"], "all of it is one experiment, plain, with seeds 0, 1; name runs of another one"),
+    (["compare", "{0}", "{2}", "--metric", "acuracy"], "--metric: 'acuracy' is in none of these runs"),
+    (["report", "{0}", "-o", "{0}/run.json/x.html"], "--output: cannot write"),
+    (["report", "torn"], "is damaged"),
+    (["report", "empty"], "has no round yet"),
+    (["report", "unreadable"], "cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), BAD, ids=[bad[1] for bad in BAD])
+def test_bad_input_ends_in_one_sentence_and_exit_code_2(arguments, sentence, runs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("torn", "empty", "unreadable"):
+        shutil.copytree(runs[0].path, tmp_path / name)
+    (tmp_path / "torn" / "run.json").write_text('{"name": ')
+    (tmp_path / "empty" / "metrics.jsonl").write_text("")
+    (tmp_path / "unreadable" / "experiment.yaml").write_text("- {")
+    done = CliRunner().invoke(main, [one.format(*(folder.path for folder in runs)) for one in arguments])
+    assert done.exit_code == 2, done.output
+    (line,) = done.output.splitlines()
+    assert line.startswith("hedgerow: ")
+    assert sentence in line
+
+
+# ---- pictures --------------------------------------------------------------------------------------------------------
+
+
+def test_texts_and_attributes_are_escaped():
+    assert element("text", "<a & b>", title='"x"') == '<text title="&#34;x&#34;">&lt;a &amp; b&gt;</text>'
+
+
+def test_ticks_are_round_and_within():
+    assert Scale(0, 1, 0, 100).ticks() == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
+    assert Scale(1, 7, 0, 100).ticks(whole=True) == [2, 4, 6]
+    assert Scale(0.02, 3, 0, 1, log=True).ticks() == pytest.approx([0.03, 0.1, 0.3, 1, 3])
+    assert Scale(10, 1000, 0, 2, log=True)(100) == pytest.approx(1)
+
+
+def test_what_is_not_finite_is_left_out_and_nothing_is_no_picture():
+    gap = lines("t", [Series("a", [(1, 0.5), (2, float("nan")), (3, 0.7)])], "round", "loss")
+    assert [row[0] for row in gap.data.rows] == ["1", "3"]
+    assert lines("t", [Series("a", [(1, float("inf"))])], "round", "loss") is None
+    assert lines("t", [Series("a", [(1, 0.5)])], "round", "accuracy", percent=True).svg.count("<circle") == 1
+
+
+def test_weights_and_counts_stand_behind_their_pictures():
+    weights = areas("w", [1, 2], [("a", [0.25, 0.75]), ("b", [0.75, 0.25])], "weight")
+    assert weights.data.rows == [["1", "25.0%", "75.0%"], ["2", "75.0%", "25.0%"]]
+    cells = heat("h", [[4, 0], [1, 1]], ["cat", "dog"], "client")
+    assert cells.data.rows == [["0", "4", "0"], ["1", "1", "1"]]
+    # Three cells are not empty, of two strengths.
+    assert sum(d.count("M") for d in re.findall(r'<path d="(.*?)" class="cell"', cells.svg)) == 3
+    assert cells.svg.count('class="cell"') == 2
+
+
+# ---- in a browser ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def opened(browser, page_file):
+    """Opens a page; whatever it complains of, or asks for outside its file, fails the test."""
+    troubles: list[str] = []
+    contexts = []
+
+    def see(file: Path = page_file, width: int = 1280, scheme: str = "light"):
+        contexts.append(browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme))
+        # On a busy machine all takes its time.
+        contexts[-1].set_default_timeout(200_000)
+        page = contexts[-1].new_page()
+        page.on("console", lambda message: troubles.append(message.text))
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+        page.on("dialog", lambda dialog: (troubles.append(dialog.message), dialog.dismiss()))
+        page.on("request", lambda request: request.url == file.as_uri() or troubles.append(request.url))
+        page.goto(file.as_uri())
+        return page
+
+    yield see
+    for context in contexts:
+        context.close()
+    assert troubles == []
+
+
+def test_the_figures_are_drawn_and_named(opened):
+    page = opened()
+    for svg in page.locator("figure svg").all():
+        box = svg.bounding_box()
+        assert box["width"] > 300
+        assert box["height"] > 80
+    # As a screen reader finds them, and every one with its numbers.
+    assert page.get_by_role("img", name="Test accuracy by round").count() == 1
+    assert page.locator("figure").count() == page.locator("figure details table").count()
+    line = page.locator("svg .line.s0").first
+    assert line.evaluate("e => getComputedStyle(e).stroke") == "rgb(0, 114, 178)"
+    assert line.evaluate("e => e.getTotalLength()") > 100
+
+
+def test_tables_are_sorted_by_a_click(opened):
+    page = opened()
+    table = page.locator("#ledger > .parts > .wide table")
+    first = lambda: table.locator("tbody td:first-child").all_inner_texts()  # noqa: E731
+    assert first() == ["plain", "proximal"]
+    heading = table.locator("th").first
+    heading.get_by_role("button").click()
+    assert (heading.get_attribute("aria-sort"), first()) == ("ascending", ["plain", "proximal"])
+    heading.get_by_role("button").press("Enter")
+    assert (heading.get_attribute("aria-sort"), first()) == ("descending", ["proximal", "plain"])
+
+
+def test_numbers_are_sorted_by_size_with_their_units_and_what_is_none_last(opened):
+    page = opened()
+    texts = ["1.2 GB", "-", "900 kB", "12 MB", "3 B"]
+    page.evaluate(
+        "texts => { const body = document.querySelector('#ledger table tbody'), table = body.parentElement;"
+        "table.rows[0].cells[0].className = 'n';"
+        "body.replaceChildren(...texts.map(t => { const r = document.createElement('tr');"
+        "r.append(document.createElement('td')); r.cells[0].textContent = t; return r; })); }",
+        texts,
+    )
+    button = page.locator("#ledger table").first.locator("th button").first
+    found = []
+    page.locator("#ledger details summary").first.click()
+    for _ in range(2):
+        button.click()
+        found.append(page.locator("#ledger table").first.locator("td").all_inner_texts())
+    assert found == [["3 B", "900 kB", "12 MB", "1.2 GB", "-"], ["1.2 GB", "12 MB", "900 kB", "3 B", "-"]]
+
+
+def test_dark_is_dark_and_light_is_light(opened):
+    shades = {}
+    for scheme in ("light", "dark"):
+        page = opened(scheme=scheme)
+        for place in ("body", "#summary"):
+            colour = page.locator(place).evaluate("e => getComputedStyle(e).backgroundColor")
+            ink = page.locator(place).evaluate("e => getComputedStyle(e).color")
+            shades[scheme, place] = [sum(map(int, re.findall(r"\d+", one)[:3])) / 765 for one in (colour, ink)]
+    for place in ("body", "#summary"):
+        assert shades["light", place][0] > 0.9 > 0.3 > shades["light", place][1]
+        assert shades["dark", place][0] < 0.2 < 0.8 < shades["dark", place][1]
+
+
+def test_on_a_telephone_nothing_is_wider_than_the_screen(opened, table, tmp_path):
+    report(table, "-o", tmp_path / "table.html")
+    for page in (opened(width=390), opened(tmp_path / "table.html", width=390)):
+        for fold in page.locator("summary").all():
+            fold.click()
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        # Pictures shrink; a table that is too wide is moved within its own frame.
+        assert page.locator("figure svg").first.bounding_box()["width"] < 390
+
+
+def test_names_in_files_are_texts_and_nothing_else(opened, runs, tmp_path):
+    evil = "<img src=x onerror=alert(1)><script>alert(2)</script>\"'&{{ 7 * 7 }}"
+    folder = RunFolder(tmp_path / "evil")
+    shutil.copytree(runs[0].path, folder.path)
+    values = yaml.safe_load(folder.experiment.read_text())
+    folder.experiment.write_text(yaml.safe_dump(values | {"name": evil, "rounds": 7}))
+    partition = folder.partition()
+    folder.keep_partition(partition | {"class_names": [evil] * len(partition["class_names"])})
+    folder.update(status=evil, command=[evil], git_commit=evil, versions={evil: evil})
+    report(folder.path, runs[2].path, "--no-mlflow", "-o", tmp_path / "evil.html")
+    page = opened(tmp_path / "evil.html")
+    assert evil in page.title()
+    assert page.locator("img").count() == 0
+    assert page.locator("script").count() == 1
+    assert page.locator("#summary td", has_text="onerror").first.inner_text().startswith("<img src=x")
