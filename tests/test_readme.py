@@ -1,11 +1,10 @@
-"""The README tells the truth: its files parse, its algorithm is FedDyn."""
+"""The README tells the truth: its files parse, its algorithm is FedDyn. Its blocks are run by test_docs.py."""
 
-import re
-from pathlib import Path
 from typing import get_args
 
 import pytest
 import yaml
+from fences import ROOT, blocks
 from helpers import Quadratics, identical, run_inline
 
 from hedgerow.algorithms import ALGORITHMS, FedDyn
@@ -16,9 +15,8 @@ from hedgerow.platform.models import MODELS
 from hedgerow.searchspaces.config import FORMS, Entry, SearchFile
 from hedgerow.searchspaces.search_file import load_search
 
-ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.DOTALL)
+BLOCKS = [(block.language, block.text) for block in blocks(ROOT / "README.md")]
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda f: f.name)
