@@ -1,7 +1,7 @@
 """The centralised reference: SGD on all clients' training samples in one place (thesis, appendix A.1.1)."""
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -11,14 +11,15 @@ from torch import Tensor
 from hedgerow.algorithms.base import Batch, Batches, ClientData, Cohort, Exchange, Exchanges, Result
 from hedgerow.algorithms.local import LocalOptimizer, minimise
 from hedgerow.algorithms.side import Sided, WithSide
-from hedgerow.algorithms.trees import Tree, stack, tree_map
+from hedgerow.algorithms.trees import Tree, stack, tree_map, zeros_like
 
 POOL = np.zeros(1, int)
 """Whom an exchange addresses that is carried out where all samples are."""
 
 
 class Central(Sided):
-    """A round is `epochs` passes over the pooled data. Nothing is transmitted, and nobody is sampled.
+    """A round is `epochs` passes over the pooled data. Nothing is transmitted, and nobody is sampled. Momentum lasts
+    from round to round, as in one run of SGD.
 
     Several models may start side by side: they see the same mini-batches and are one program, in which no model moves
     another, since the slope of the sum of their losses by one of them is its own. Scores are means over them.
@@ -26,8 +27,12 @@ class Central(Sided):
 
     in_one_place = True
 
+    moved: ClassVar[tuple[str, ...]] = ("w",)
+    """The branches of the server's state that learn, each with its momentum."""
+
     class Hyper(WithSide, LocalOptimizer):
         name: Literal["central"] = "central"
+        momentum: float = Field(0.0, ge=0, lt=1, description="heavy-ball momentum, which lasts from round to round")
         starts: int = Field(
             1, ge=1, description="models that learn side by side, each from initial parameters of its own"
         )
@@ -46,8 +51,14 @@ class Central(Sided):
     def init_server(self) -> Tree:
         return {"w": self._side_by_side([self.task.init()] * self.hyper.starts)}
 
+    def remembering(self, server: Tree) -> Tree:
+        """The server's state with a momentum, which begins at 0, of all that learns."""
+        if not self.hyper.momentum or "momentum" in server:
+            return server
+        return {**server, "momentum": {name: zeros_like(server[name]) for name in self.moved if name in server}}
+
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
-        server = self.started(server, cohort)
+        server = self.remembering(self.started(server, cohort))
         learnt = yield Exchange(self.train, server, POOL, batches=self.batches(cohort), on="pool")
         return {**server, **learnt.up}
 
@@ -55,16 +66,18 @@ class Central(Sided):
         return self.hyper.batches
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        memory = dict(down["momentum"]["w"]) if "momentum" in down else None
+        lasting = {} if memory is None else {"momentum": {"w": memory}}
         if hp.starts == 1:
-            w, value, *_ = self.learn(hp, down["w"], state, data)
-            return {"w": w}, state, {"loss": value}
+            w, value, *_ = self.learn(hp, down["w"], state, data, memory=memory)
+            return {"w": w, **lasting}, state, {"loss": value}
         loss = self.objective(hp)
 
         def total(w: Tree, batch: Batch) -> Tensor:
             return self.each(lambda w: loss(w, batch), w).sum()
 
-        w, value = minimise(total, down["w"], data, hp)
-        return {"w": w}, state, {"loss": value / hp.starts}
+        w, value = minimise(total, down["w"], data, hp, memory=memory)
+        return {"w": w, **lasting}, state, {"loss": value / hp.starts}
 
     # ---- models side by side ----------------------------------------------------------------------------------------
 

@@ -77,8 +77,11 @@ class DiSK(Student):
 
         students = {key: down[key] for key in (*self.learns, "student_tau")}
         steps = SimpleNamespace(**{**dict(hp), "lr": hp.guide_lr})
-        guide, value = minimise(total, down["guide"], data, steps, batches=data.batches("guide"))
+        memory = dict(down["momentum"]["guide"]) if "momentum" in down else None
+        guide, value = minimise(total, down["guide"], data, steps, batches=data.batches("guide"), memory=memory)
         up, state, metrics = super().train(hp, {**down, "guide": guide}, state, data)
+        if memory is not None:
+            up["momentum"]["guide"] = memory
         return {**up, "guide": guide}, state, metrics | {"guide_loss": value / hp.starts}
 
     def excuse(self, hp: Any, down: Tree, batch: Batch) -> Lesson:

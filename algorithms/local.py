@@ -105,12 +105,15 @@ def minimise(
     linear: Params | None = None,
     proximal: Proximal | None = None,
     batches: Iterable[Batch] | None = None,
+    memory: Params | None = None,
 ) -> tuple[Params, Tensor]:
     """Minimise `loss(w) + <linear, w> + proximal(w) + weight_decay/2 ||w||^2` from `start` over `batches`; None: over
     those of the stream "train".
 
     hp: LocalSGD, LocalOptimizer or LocalSolver. A direction is clip(grad loss + linear + weight (w - centre))
     + weight_decay w, from which Adam, where it is wanted, makes another one.
+    memory: where momentum lasts, in a loop alone: that with which the first step goes on, in whose place is put that of
+    the last one.
     Returns the final parameters and the mean loss over the steps (0-d).
     """
     linear, proximal = _one_of(linear, proximal)
@@ -118,7 +121,9 @@ def minimise(
         batch = next(data.batches("train"))
         return newton(lambda w: loss(w, batch), start, linear, proximal, hp.weight_decay, data.batched)
     batches = data.batches("train") if batches is None else batches
-    return (_batched if data.batched else _in_place)(loss, start, batches, hp, linear, proximal)
+    if data.batched:
+        return _batched(loss, start, batches, hp, linear, proximal)
+    return _in_place(loss, start, batches, hp, linear, proximal, memory)
 
 
 def _one_of(linear: Params | None, proximal: Proximal | None) -> tuple[Params | None, Proximal | None]:
@@ -164,14 +169,20 @@ class Adam:
 
 
 def _in_place(
-    loss: Loss, start: Params, batches: Iterable[Batch], hp: Any, linear: Params | None, proximal: Proximal | None
+    loss: Loss,
+    start: Params,
+    batches: Iterable[Batch],
+    hp: Any,
+    linear: Params | None,
+    proximal: Proximal | None,
+    memory: Params | None,
 ) -> tuple[Params, Tensor]:
     w = {name: channels_last(p.detach()).clone().requires_grad_() for name, p in start.items()}
     params = list(w.values())
     slope = None if linear is None else [channels_last(linear[name]) for name in w]
     centre = None if proximal is None else [channels_last(proximal.centre[name]) for name in w]
     weight = 0.0 if proximal is None else proximal.weight
-    momenta: list[Tensor] | None = None
+    momenta = None if memory is None else [channels_last(memory[name]).clone() for name in w]
     adam = Adam() if _optimizer(hp) == "adam" else None
     losses = []
     for batch in batches:
@@ -205,6 +216,8 @@ def _in_place(
             if centre is not None and _fused(hp):
                 torch._foreach_lerp_(params, centre, hp.lr * weight)
             torch._foreach_add_(params, direction, alpha=-hp.lr)
+    if memory is not None and momenta is not None:
+        memory.update(zip(w, (m.contiguous() for m in momenta), strict=True))
     mean_loss = torch.stack(losses).mean() if losses else torch.tensor(float("nan"))
     return {name: p.detach().contiguous() for name, p in w.items()}, mean_loss
 

@@ -38,16 +38,19 @@ class Student(Taught, Central):
     learns: ClassVar[tuple[str, ...]] = ("w",)
     """The branches of the server's state that the student's lessons move."""
 
+    moved = ("w", "bridge", "guide")
+
     aids: ClassVar[tuple[str, ...]] = ()
     """What else of `down` each student has for itself."""
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
-        server = self.started(server, cohort)
+        server = self.remembering(self.started(server, cohort))
         if cohort.round <= self.hyper.warm_start:
-            learnt = yield Exchange(self.warm_up, {"w": server["w"]}, POOL, batches=self.hyper.batches, on="pool")
+            learnt = yield Exchange(self.warm_up, server, POOL, batches=self.hyper.batches, on="pool")
             return {**server, **learnt.up}
         if "teacher" not in server:
-            server = {**server, "teacher": (yield from self.teacher(cohort)), **self.beside(cohort)}
+            teacher = yield from self.teacher(cohort)
+            server = self.remembering({"w": server["w"], "teacher": teacher, **self.beside(cohort)})
         known = self.known(cohort.round - self.hyper.warm_start)
         learnt = yield Exchange(self.train, server, POOL, batches=self.batches(cohort), on="pool", known=known)
         return {**server, **learnt.up}
@@ -68,8 +71,11 @@ class Student(Taught, Central):
             return self.each(self.lesson(hp, down, batch), unflatten(flat), aids).sum()
 
         aids = {key: down[key] for key in self.aids}
-        learnt, value = minimise(total, flatten({key: down[key] for key in self.learns}), data, hp)
-        return unflatten(learnt), state, {"loss": value / hp.starts}
+        memory = flatten({key: down["momentum"][key] for key in self.learns}) if "momentum" in down else None
+        start = flatten({key: down[key] for key in self.learns})
+        learnt, value = minimise(total, start, data, hp, memory=memory)
+        lasting = {} if memory is None else {"momentum": unflatten(memory)}
+        return {**unflatten(learnt), **lasting}, state, {"loss": value / hp.starts}
 
     def lesson(self, hp: Any, down: Tree, batch: Batch) -> Lesson:
         raise NotImplementedError

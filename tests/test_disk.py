@@ -288,6 +288,44 @@ def test_learning_rates_fall_along_a_cosine():
     assert hyper.at(4).lr == pytest.approx(0.1 * (1 + math.cos(0.75 * math.pi)))
 
 
+def test_momentum_lasts_from_round_to_round():
+    """Four rounds of one step are four steps of torch's SGD; under a teacher, the student's begins anew."""
+    x, y = torch.from_numpy(DATA.x_train), torch.from_numpy(DATA.y_train)
+
+    def descend(w, steps):
+        module = built(0)
+        module.load_state_dict(w)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(module(task().prepare(x)), y).backward()
+            optimizer.step()
+        return {name: p.detach() for name, p in module.named_parameters()}
+
+    for method, steps in (("central", 4), ("kd", 2)):
+        hyper = {"alpha": 1.0, "warm_start": 2} if method == "kd" else {}
+        done = run(method, rounds=4, batch_size=None, **hyper)
+        next(done), next(done)
+        half = tree_map(torch.clone, done.server["w"])
+        list(done)
+        wanted = descend(task().init() if method == "central" else half, steps)
+        assert all(torch.allclose(done.server["w"][name], p, atol=1e-5) for name, p in wanted.items())
+        assert not torch.allclose(done.server["w"]["0.weight"], half["0.weight"], atol=1e-3)
+
+
+def test_a_guide_has_a_momentum_of_its_own():
+    done = run("disk", warm_start=1)
+    next(done)
+    assert set(done.server["momentum"]) == {"w"}
+    list(done)
+    momentum = done.server["momentum"]
+    assert set(momentum) == {"w", "guide"}
+    assert all(p.abs().max() > 0 for p in momentum["guide"].values())
+    plain = run("disk", momentum=0.0)
+    next(plain)
+    assert "momentum" not in plain.server
+
+
 def test_without_a_teacher_nobody_learns():
     lonely = replace(task(), teacher=None)
     objection = ALGORITHMS["kd"](ALGORITHMS["kd"].Hyper(), lonely).objection()

@@ -72,7 +72,7 @@ def test_with_alpha_1_nobody_asks_the_teacher(method):
 @pytest.mark.parametrize("softness", ["teacher", 3.0, "fit"])
 def test_disk_with_one_client_is_disk(softness):
     """With all samples as one batch, and a guide that begins as the central one does."""
-    step = {"lr": 0.1, "batch_size": None, "epochs": None, "steps": 2, "momentum": 0.5}
+    step = {"lr": 0.1, "batch_size": None, "epochs": None, "steps": 2}
     guide = {**GUIDE, "student_tau": softness, "guide_lr": 0.2}
     central = run(ALGORITHMS["disk"], on=task(norm=True), clients=ALONE, alpha=0.3, tau=2.0, **guide, **step)
     learner = central.learners[0]
