@@ -4,14 +4,32 @@ import sys
 from pathlib import Path
 
 import click
+from click.shell_completion import get_completion_class
 
 from hedgerow.cluster.cli import jobs, logs, plan, stop, submit
-from hedgerow.platform.cli import partition, run, show, ui
+from hedgerow.platform.cli import new, partition, run, show, ui
 from hedgerow.reports.cli import compare, report
-from hedgerow.searchspaces.cli import list_, push, resume, search, table
+from hedgerow.searchspaces.cli import list_, push, resume, schema, search, table
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the script by which SHELL completes commands, options, runs, tables and algorithms.
+
+    It belongs into ~/.local/share/bash-completion/completions/hedgerow (bash), ~/.config/fish/completions/hedgerow.fish
+    (fish), or, as _hedgerow, into a folder of $fpath (zsh).
+
+    Example: hedgerow completion bash
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None
+    click.echo(kind(main, {}, "hedgerow", "_HEDGEROW_COMPLETE").source())
+
 
 FAMILY: dict[str, list[click.Command]] = {
     "Run": [run, search, table, resume],
+    "Write": [new, schema, completion],
     "Look": [report, compare, show, list_, partition, ui, push],
     "Clusters": [plan, submit, jobs, logs, stop],
 }
@@ -25,7 +43,7 @@ class Family(click.Group):
         """Write the commands into the help."""
         for heading, commands in FAMILY.items():
             with formatter.section(heading):
-                formatter.write_dl([(f"{command.name:<9}", command.get_short_help_str(200)) for command in commands])
+                formatter.write_dl([(f"{command.name:<10}", command.get_short_help_str(200)) for command in commands])
 
 
 EXIT_CODES = """\b

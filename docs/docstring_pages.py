@@ -82,10 +82,19 @@ def prose(docstring: str | None) -> str:
     )
 
 
+def _every(group: click.Group, before: str = "") -> Iterator[tuple[str, click.Command]]:
+    """All commands, those of groups by two words."""
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from _every(command, f"{before}{name} ")
+        else:
+            yield f"{before}{name}", command
+
+
 def commands() -> str:
     """Every command with its options."""
     text = ""
-    for name, command in main.commands.items():
+    for name, command in _every(main):
         context = click.Context(command, info_name=f"hedgerow {name}")
         about, _, example = (command.help or "").partition("Example: ")
         usage = " ".join(command.collect_usage_pieces(context))

@@ -76,3 +76,55 @@ def ui(uri: str | None, port: int) -> None:
     from hedgerow.platform.mlflow_store import default_uri, open_page
 
     sys.exit(open_page(uri or default_uri(Path("runs")), port))
+
+
+def complete_algorithms(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Names of algorithms."""
+    from hedgerow.algorithms import ALGORITHMS
+
+    return [name for name in ALGORITHMS if name.startswith(incomplete)]
+
+
+@click.group()
+def new() -> None:
+    """Write an experiment file with every key explained, or an algorithm of your own with its test.
+
+    Nothing is ever overwritten.
+
+    Example: hedgerow new experiment mine
+    """
+
+
+@new.command()
+@click.argument("name")
+@click.option(
+    "--algorithm",
+    default="fedavg",
+    show_default=True,
+    shell_complete=complete_algorithms,
+    help="Its algorithm, which decides what else the file needs; or the dotted path of your own.",
+)
+@set_option
+@data_root_option
+@answering
+def experiment(name: str, algorithm: str, overrides: tuple[str, ...], data_root: Path | None) -> Answer:
+    """Write NAME.yaml, an experiment that runs as it is, with every key, its default and its description.
+
+    Example: hedgerow new experiment mine --algorithm feddyn --set task.model.hidden=[100]
+    """
+    from hedgerow.platform.new import new_experiment
+
+    return new_experiment(name, algorithm, overrides, data_root)
+
+
+@new.command()
+@click.argument("name")
+@answering
+def algorithm(name: str) -> Answer:
+    """Write NAME.py, a working algorithm to begin with, and test_NAME.py, into the present folder.
+
+    Example: hedgerow new algorithm my_average
+    """
+    from hedgerow.platform.new import new_algorithm
+
+    return new_algorithm(name)

@@ -149,6 +149,12 @@ def dump_experiment(experiment: Experiment) -> str:
     return dump_values(experiment.model_dump(mode="json"))
 
 
+def dump_inline(values: dict[str, Any]) -> str:
+    """The same on one line, without the braces around it: `hidden: [200]`."""
+    text = yaml.dump(values, Dumper=_Dumper, sort_keys=False, width=10**6, allow_unicode=True, default_flow_style=True)
+    return text.strip().removeprefix("{").removesuffix("}")
+
+
 def dump_values(values: dict[str, Any]) -> str:
     """Plain values as YAML that reads back as the same values."""
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, width=100, allow_unicode=True)

@@ -129,6 +129,24 @@ def push(run: str) -> None:
         push_run(run)
 
 
+@click.command()
+@output_option("File to write, such as hedgerow.schema.json (default: standard output).")
+@click.option(
+    "--algorithm", "own", multiple=True, metavar="PATH", help="The dotted path of your own, whose keys are checked too."
+)
+@told_kindly
+def schema(output: Path | None, own: tuple[str, ...]) -> None:
+    """Print the JSON schema of experiment files, by which editors complete and check them.
+
+    A file refers to it by a first line: # yaml-language-server: $schema=hedgerow.schema.json
+
+    Example: hedgerow schema -o hedgerow.schema.json
+    """
+    from hedgerow.searchspaces.schema import write_schema
+
+    write_schema(output, own)
+
+
 @click.command("list")
 @click.argument("kind", type=click.Choice(["algorithms", "datasets", "partitions", "models", "spaces", "tables"]))
 @answering

@@ -1,15 +1,19 @@
 """The JSON schema of experiment files, so that editors complete and check them: made of the models that read them."""
 
+import json
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import click
 from pydantic import Field, create_model
 
 from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.base import Algorithm
 from hedgerow.algorithms.settings import HyperParameters
 from hedgerow.platform.catalogue import said, source
+from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.plugins import algorithm_class
 from hedgerow.searchspaces.config import FORMS, SearchConfig
@@ -52,6 +56,19 @@ def experiment_schema(own: Sequence[str] = ()) -> Node:
     del properties["search"]["default"]
     told = "An experiment of Hedgerow: task, algorithm, rounds, resources, tracking; and what a search tries."
     return {"$schema": DIALECT, "title": "Hedgerow experiment", **schema, "description": told}
+
+
+def write_schema(file: Path | None, own: Sequence[str]) -> None:
+    """Write the schema into a file, or print it. Raises UserError."""
+    text = json.dumps(experiment_schema(own), indent=1, ensure_ascii=False)
+    if file is None:
+        click.echo(text)
+        return
+    try:
+        file.write_text(f"{text}\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--output: {file} cannot be written ({error.strerror}); name another file") from None
+    click.echo(f"schema: {file}")
 
 
 def _section(name: str, algorithm: type[Algorithm]) -> type[HyperParameters]:

@@ -116,6 +116,8 @@ def test_a_submitted_run_is_shown_leaves_its_folder_and_ends_with_its_exit_code(
     listed = hedgerow("jobs", "--address", server)
     assert job in listed.output
     assert "succeeded" in listed.output
+    (row,) = json.loads(hedgerow("jobs", "--address", server, "--json").stdout)["jobs"]
+    assert (row["job"], row["status"]) == (job, "succeeded")
     assert "sent: round 2/2" in hedgerow("logs", job, "--address", server).output
     assert "had ended already (succeeded)" in hedgerow("stop", job, "--address", server).output
 
