@@ -68,6 +68,24 @@ def test_students_are_counted_by_where_they_ended():
     assert [which.tolist() for which in plain.values()] == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
 
 
+def test_a_student_of_the_plane_can_be_right_everywhere():
+    """Along (1, 1) lie red, blue, green and red: two units that look there, and a bias at their place of zeros."""
+    net = StaticMLP([2, 2, 3], {})
+    assert {name for name, _ in net.named_parameters() if "bias" in name} == {"layers.1.bias", "norms.0.bias"}
+    data = Gaussians().load(None)
+    x, y = torch.from_numpy(data.x_test), torch.from_numpy(data.y_test)
+    along = x.sum(1) / 1.5
+    spread = along.std(correction=0)
+    # relu(s - 1/2) and relu(s - 3/2) of the place s along (1, 1), from 0 to 3; red's logit is 0 everywhere.
+    w = {"layers.0.weight": torch.full((2, 2), 1 / 1.5), "norms.0.weight": spread.expand(2)}
+    w |= {"norms.0.bias": along.mean() - torch.tensor([0.5, 1.5])}
+    w |= {"layers.1.weight": torch.tensor([[0.0, 0.0], [4.0, -12.0], [8.0, -11.8]])}
+    w |= {"layers.1.bias": torch.tensor([0.0, -0.2, -4.2])}
+    right = torch.func.functional_call(net, w, (x,)).argmax(1) == y
+    # Neighbours are 2.4 deviations from their border.
+    assert right.float().mean() == pytest.approx(0.985, abs=0.01)
+
+
 def test_local_minima_of_a_grid():
     at = np.linspace(-2, 2, 41)
     x, y = np.meshgrid(at, at, indexing="ij")

@@ -239,7 +239,9 @@ class IntervalsModel(BuiltIn):
 
 
 class StaticMLP(BuiltIn):
-    """Fully connected network without biases, static batch norm before each ReLU: DiSK's toy in the plane."""
+    """Fully connected network, static batch norm before each ReLU, a bias in the last layer alone: DiSK's toy in the
+    plane.
+    """
 
     name: Literal["mlp_static"] = "mlp_static"
     hidden: list[Width] = Field([2], min_length=1, description="units of the hidden layers")

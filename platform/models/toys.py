@@ -53,7 +53,11 @@ class Intervals(nn.Module):
 
 
 class StaticMLP(nn.Module):
-    """Linear layers without biases, static batch norm and ReLU between them. (batch, ...) -> (batch, classes).
+    """Linear layers, static batch norm and ReLU between them. (batch, ...) -> (batch, classes).
+
+    The last layer alone has a bias: before a norm it would count for nothing. The source's formulas show none, but
+    without it a sample at which all hidden units are 0 has equal logits, and no student with two of them can be right
+    everywhere, as the source's best are: in the plane one of the six clusters lies there.
 
     levels: test accuracies of known minima, by name.
     """
@@ -62,7 +66,8 @@ class StaticMLP(nn.Module):
 
     def __init__(self, widths: list[int], levels: dict[str, float]):
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in pairwise(widths))
+        last = len(widths) - 2
+        self.layers = nn.ModuleList(nn.Linear(a, b, bias=i == last) for i, (a, b) in enumerate(pairwise(widths)))
         self.norms = nn.ModuleList(StaticBatchNorm2d(width) for width in widths[1:-1])
         if levels:
             self.levels, self.minima = levels, self._minima

@@ -25,7 +25,7 @@ TOYS: dict[str, tuple[str, Section, Section]] = {
         {"name": "mlp_static", "hidden": [8, 16]},
     ),
 }
-TOY_SGD: Section = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "batch_size": 100}
+TOY_SGD: Section = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "batch_size": None}
 TOY_REMARK = (
     "of the toys' minima B and C on the line have 83.3 % both in expectation: they are told by their ends, (2, 7) and "
     "(5, 7), in the plane by accuracies within 5 % of 70, 80, 90 and 100 %; in every round KD and CE have an epoch, "
