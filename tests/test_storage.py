@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from helpers import identical
 from test_ray import same, small
 from test_resume import FILE, hedgerow, outcome
-from test_search import one_after_the_other, plan
+from test_search import plan
 
 from hedgerow.cli import main
 from hedgerow.platform.build import check
@@ -264,23 +264,32 @@ def test_what_is_no_run_is_refused_by_its_uri(tmp_path):
 
 
 def test_a_search_whose_folder_is_lost_goes_on_from_its_copy(ray_here, tmp_path):
-    class Leaving:
+    there, then = tmp_path / "there", tmp_path / "then"
+
+    class Watching:
+        """Keeps the storage as it is in the middle of the search, with a checkpoint of a trial."""
+
         labels: list[str] = []  # noqa: RUF012
 
         def trial(self, index, record): ...
         def state(self, index, text): ...
         def hedge(self, record):
-            if record["round"] == 3:
-                raise KeyboardInterrupt
+            while record["round"] == 4 and not list(then.glob("*/experts/*/checkpoints/*/progress.json")):
+                shutil.rmtree(then, ignore_errors=True)
+                try:
+                    shutil.copytree(there, then)
+                except shutil.Error:
+                    # A file had its last name only after it was listed.
+                    shutil.rmtree(then)
+                time.sleep(0.05)
 
     space = {"algorithm.lr": [0.01, 0.3]}
-    settings = {"checkpoints__storage": uri(tmp_path / "there"), "search__space": space}
-    wanted = plan(tmp_path / "here", **settings)
-    with pytest.raises(KeyboardInterrupt):
-        search(wanted, show=Leaving())
-    (copy,) = (tmp_path / "there").iterdir()
-    shutil.rmtree(tmp_path / "here")
-    finished = resume_search(uri(copy))
-    assert finished.hedge == one_after_the_other(plan(tmp_path / "alone", search__space=space))
+    calm = search(plan(tmp_path / "here", checkpoints__storage=uri(there), search__space=space), show=Watching())
+    assert contents(there / calm.folder.name) == contents(calm.folder.path)
+    for lost in (tmp_path / "here", there):
+        shutil.rmtree(lost)
+    then.rename(there)
+    finished = resume_search(uri(there / calm.folder.name))
+    assert finished.hedge == calm.hedge
     assert [trial.status for trial in finished.trials] == ["finished"] * 2
-    assert contents(copy) == contents(finished.folder.path)
+    assert contents(there / calm.folder.name) == contents(finished.folder.path)
