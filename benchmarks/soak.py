@@ -135,7 +135,7 @@ class Disturbance:
         self.kills: list[dict[str, Any]] = []
         self.progress: list[tuple[float, int]] = []
         self.minutes = 0.0
-        self.orphans = 0
+        self.orphans: list[str] = []
 
     @property
     def now(self) -> float:
@@ -150,10 +150,16 @@ class Disturbance:
             self.progress.append((self.now, sum(self.search.trained.values())))
             if due <= 60 * self.now < self.seconds and self.search.trained:
                 self._kill()
-                due = max(due + self.every, 60 * self.now)
+                due = 60 * self.now + self.every
         self.search.wait()
         self.minutes = self.now
         self._bury()
+
+    def while_it_trained(self, samples: list[tuple[float, float]]) -> list[tuple[float, float]]:
+        """Those samples of memory: not those of the first start and of the closing figures."""
+        most = max(rounds for _, rounds in self.progress)
+        moments = [60 * minute for minute, rounds in self.progress if 0 < rounds < most]
+        return [sample for sample in samples if min(moments, default=0) <= sample[0] <= max(moments, default=0)]
 
     def _kill(self) -> None:
         kind = self.dice.choice([kind for kind in KINDS if self._those(kind)])
@@ -177,9 +183,9 @@ class Disturbance:
         return [p for p in self.memory.members() if p.pid != os.getpid() and p.is_running()]
 
     def _bury(self) -> None:
-        """Wait for what a driver that is gone leaves behind; what stays is counted, and ended."""
+        """Wait for what a driver that is gone leaves behind; what stays is written down, and ended."""
         _, alive = psutil.wait_procs(self._alive(), timeout=GONE)
-        self.orphans += len(alive)
+        self.orphans += [_title(process)[:80] for process in alive]
         for process in alive:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -227,13 +233,15 @@ def steady(samples: list[tuple[float, float]], every: float) -> list[tuple[float
 
 
 def slope(points: list[tuple[float, float]]) -> dict[str, float]:
-    """MB per hour by least squares, with its standard error; the first interval, a start, is left out."""
-    hours, megabytes = np.array(points[1:]).T
+    """MB per hour by least squares, with its standard error; nothing for fewer than three points."""
+    if len(points) < 3:
+        return {}
+    hours, megabytes = np.array(points).T
     hours = hours / 3600
     centred = hours - hours.mean()
     per_hour = float(centred @ megabytes / (centred @ centred))
     rest = megabytes - megabytes.mean() - per_hour * centred
-    error = float(np.sqrt(rest @ rest / max(1, len(rest) - 2) / (centred @ centred)))
+    error = float(np.sqrt(rest @ rest / (len(rest) - 2) / (centred @ centred)))
     return {"MB": round(float(megabytes.mean())), "MB per hour": round(per_hour), "standard error": round(error)}
 
 
@@ -303,7 +311,8 @@ def main() -> None:
             "kills": dict(Counter(kill["what"] for kill in disturbance.kills)),
             "rounds run again, at most": sum(kill["rounds run again, at most"] for kill in disturbance.kills),
             "equal": {name: found.get(name) == value for name, value in expected.items()},
-            "memory": slope(steady(memory.samples, arguments.every)) | {"most": round(memory.megabytes)},
+            "memory": slope(steady(disturbance.while_it_trained(memory.samples), arguments.every))
+            | {"most": round(memory.megabytes)},
             "processes left behind": disturbance.orphans,
             **untidy(search),
             "each kill": disturbance.kills,

@@ -137,6 +137,11 @@ def test_the_plan_of_a_search_knows_how_many_of_its_trials_run_at_once(setting, 
     assert f"room for 36 trials at once of 1 client actor of 1 CPU and 0 GPU each, of which {run} run" in text
 
 
+def test_a_search_places_its_trials_itself():
+    told = plan(str(ROOT / "examples" / "digits_hedge.yaml"), "--set", "resources.actors_per_node=2", code=2)
+    assert "resources.actors_per_node is for single runs" in told
+
+
 LACKING = [
     (("resources.actors=37",), MIXED, "room for 36: CPUs lack"),
     (("resources.gpus_per_actor=1", "resources.actors=5"), MIXED, "room for 4: GPUs lack"),
