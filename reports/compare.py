@@ -46,6 +46,8 @@ class Quantity:
     def text(self, group: int) -> str:
         """As a person reads it: "94.2% ± 0.3%", or how many seeds have it."""
         spread = self.spread(group)
+        if spread is None and len(self.values[group]) == 1:
+            return "not reached" if self.costs else "-"
         if spread is None:
             return f"{len(self.known(group))} of {len(self.values[group])} seeds"
         return spread_text(spread, self.metric)

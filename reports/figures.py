@@ -95,7 +95,8 @@ def lines(
     early = False
     if start := _late(drawn) if late else None:
         early = start > y.low
-        y = Scale(max(y.low, start), y.high, y.start, y.end, log)
+        top = max(values) + 0.05 * (max(values) - start)
+        y = Scale(max(y.low, start), min(y.high, top), y.start, y.end, log)
     tell = _percent if percent else short
     name = f"f{next(_numbers)}"
     frame = axes(x, y, x_label, y_label, {t: short(t) for t in x.ticks(whole=whole)}, _told(y, tell))

@@ -219,15 +219,20 @@ def _comparison(groups: list[Group]) -> Section | None:
     if len(groups) < 2:
         return None
     found = compare(groups)
-    differences = [i for i, pair in enumerate(found.pairs) if pair.matters]
-    parts: list[Any] = [
-        table(found.rows(), "Experiments"),
-        table(found.pair_rows(), "Differences, paired over seeds", differences),
-    ]
+    parts: list[Any] = []
+    texts = found.notes
+    # What no statement is possible about would only fill the page.
+    if told := [i for i, pair in enumerate(found.pairs) if pair.difference]:
+        rows, matter = found.pair_rows(), [place for place, i in enumerate(told) if found.pairs[i].matters]
+        texts = [EXPLAINED, *texts]
+        parts = [
+            table(found.rows(), "Experiments"),
+            table([rows[i] for i in told], "Differences, paired over seeds", matter),
+        ]
     keys = [{"key": str(row["key"])} | {g.label: show(row[g.label]) for g in groups} for row in differing(groups)]
     if keys:
         parts.append(table(keys, "Where their files differ"))
-    return Section("comparison", "Which differences matter", [EXPLAINED, *found.notes], parts)
+    return Section("comparison", "Which differences matter", texts, parts)
 
 
 def _search(index: int, search: Any) -> Section:
