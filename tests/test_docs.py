@@ -21,7 +21,7 @@ PAGES = [page for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.
 
 SMALL = {
     "run": ["--set", "rounds=2", "--set", "tracking.enabled=false", "--set", "resources.executor=inline"],
-    "search": ["--set", "rounds=2", "--set", "tracking.enabled=false"],
+    "search": ["--set", "rounds=2", "--set", "tracking.enabled=false", "--set", "search.concurrency=1"],
 }
 """What is added to a command, so that it takes seconds."""
 
