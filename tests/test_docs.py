@@ -21,7 +21,7 @@ PAGES = [page for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.
 
 SMALL = {
     "run": ["--set", "rounds=2", "--set", "tracking.enabled=false", "--set", "resources.executor=inline"],
-    "search": ["--set", "rounds=2", "--set", "tracking.enabled=false"],
+    "search": ["--set", "rounds=2", "--set", "tracking.enabled=false", "--set", "search.concurrency=1"],
 }
 """What is added to a command, so that it takes seconds."""
 
@@ -48,12 +48,17 @@ class Reader:
             if words and words[0] == "hedgerow":
                 understand(words[1:])
                 if not block.needs:
-                    done = CliRunner().invoke(main, [*words[1:], *SMALL.get(words[1], [])])
+                    given = [one for word in words[1:] for one in self.spelled_out(word)]
+                    done = CliRunner().invoke(main, [*given, *SMALL.get(words[1], [])])
                     assert done.exit_code == 0, f"{line}\n{done.output}\n{done.exception!r}"
             elif words and words[0] == "make":
                 assert f"\n{words[1]}:" in (ROOT / "Makefile").read_text(), line
             else:
                 assert block.needs or not words, f"nobody runs {line!r}"
+
+    def spelled_out(self, word: str) -> list[str]:
+        """What a shell makes of a word."""
+        return sorted(map(str, self.folder.glob(word))) if "*" in word else [word]
 
     def python(self, block: Block) -> None:
         if block.file:
