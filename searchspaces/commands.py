@@ -27,7 +27,7 @@ def search_all(files: Sequence[Path], overrides: Sequence[str], data_root: Path 
     for plan, data in zip(plans, checked, strict=True):
         with search_table(plan) as table:
             finished = run_search(plan, data_root, table, address, data)
-        answers.append(_closing(finished))
+        answers.append(closing(finished))
         # At once: the next one may take long.
         answers[-1].tell()
     return _all_of(answers)
@@ -37,7 +37,7 @@ def resume_one(name: str, address: str | None) -> Answer:
     """Resume a search and show it as `search` does."""
     with search_table(load_search(Path(name) / "experiment.yaml")) as table:
         finished = resume_search(name, table, address)
-    answer = _closing(finished)
+    answer = closing(finished)
     answer.tell()
     return _all_of([answer])
 
@@ -63,7 +63,7 @@ def _all_of(answers: list[Answer]) -> Answer:
     return Answer(document, lambda: click.echo("`hedgerow ui` opens MLflow's page on it."))
 
 
-def _closing(finished: FinishedSearch) -> Answer:
+def closing(finished: FinishedSearch) -> Answer:
     """The closing tables, the figures, and where everything lies."""
     figures, path = sorted(finished.folder.figures.glob("*.png")), finished.folder.path
     copy = uri_of(finished.plan.experiment.checkpoints.storage, finished.folder.name)

@@ -16,7 +16,13 @@ from test_cli import GOOD
 from hedgerow.cli import FAMILY, main
 from hedgerow.platform.answer import Answer
 from hedgerow.platform.experiment_file import load_experiment
+from hedgerow.platform.runner import run
+from hedgerow.platform.runs import RunFolder
 from hedgerow.searchspaces.catalogue import KINDS
+from hedgerow.searchspaces.commands import closing
+from hedgerow.searchspaces.report import Trial
+from hedgerow.searchspaces.results import FinishedSearch
+from hedgerow.searchspaces.search_file import load_search
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
 COLOUR = re.compile(r"\x1b\[(\d+;)*(3\d|4\d|9\d|10\d)[;m]")
@@ -92,22 +98,24 @@ def test_the_help_shows_every_command_once_and_the_readme_its_exit_codes():
 def test_a_run_leaves_one_document_on_standard_output_and_progress_beside_it(here):
     result = hedgerow("run", "good.yaml", "--json")
     assert result.exit_code == 0, result.output
-    (run,) = json.loads(result.stdout)["runs"]
+    (done,) = json.loads(result.stdout)["runs"]
     assert "good: round 2/2" in result.stderr
-    record = json.loads((Path(run["folder"]) / "run.json").read_text())
-    assert run["summary"] == record["summary"]
-    assert run["figures"]
-    assert all(Path(figure).is_file() for figure in run["figures"])
+    record = json.loads((Path(done["folder"]) / "run.json").read_text())
+    assert done["summary"] == record["summary"]
+    assert done["figures"]
+    assert all(Path(figure).is_file() for figure in done["figures"])
 
 
-def test_a_search_leaves_one_document(here, ray_here):
+def test_a_search_is_one_document(here, capsys):
     space = "search: {kind: grid, space: {algorithm.lr: [0.1, 0.2]}}\n"
     (here / "search.yaml").write_text((here / "good.yaml").read_text() + space)
-    result = hedgerow("search", "search.yaml", "--json")
-    assert result.exit_code == 0, result.output
-    (search,) = json.loads(result.stdout)["searches"]
-    assert sorted(row["lr"] for row in search["trials"]) == [0.1, 0.2]
-    assert (Path(search["folder"]) / "results.csv").is_file()
+    records = run(load_experiment("good.yaml")).records
+    trials = [Trial(name, {"algorithm.lr": lr}, records) for name, lr in (("000", 0.1), ("001", 0.2))]
+    closing(FinishedSearch(RunFolder(here), load_search("search.yaml"), trials, [])).print_json()
+    said = json.loads(capsys.readouterr().out)
+    assert [row["algorithm.lr"] for row in said["trials"]] == [0.1, 0.2]
+    assert said["folder"] == str(here)
+    assert said["summary"] == said["trials"][0]
 
 
 def test_what_is_looked_at_is_a_document_too(here):
