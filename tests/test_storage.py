@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from helpers import identical
 from test_ray import same, small
 from test_resume import FILE, hedgerow, outcome
-from test_search import one_after_the_other, plan
+from test_search import plan
 
 from hedgerow.cli import main
 from hedgerow.platform.build import check
@@ -26,8 +26,8 @@ from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment_file import load_experiment
 from hedgerow.platform.mirror import Mirror
 from hedgerow.platform.runner import resume, run
+from hedgerow.platform.runs import find_run, new_run
 from hedgerow.platform.storage import Storage, check_storage, inside, uri_of
-from hedgerow.searchspaces.runner import resume_search, search
 
 
 def uri(folder: Path) -> str:
@@ -263,24 +263,17 @@ def test_what_is_no_run_is_refused_by_its_uri(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_search_whose_folder_is_lost_goes_on_from_its_copy(ray_here, tmp_path):
-    class Leaving:
-        labels: list[str] = []  # noqa: RUF012
-
-        def trial(self, index, record): ...
-        def state(self, index, text): ...
-        def hedge(self, record):
-            if record["round"] == 3:
-                raise KeyboardInterrupt
-
-    space = {"algorithm.lr": [0.01, 0.3]}
-    settings = {"checkpoints__storage": uri(tmp_path / "there"), "search__space": space}
-    wanted = plan(tmp_path / "here", **settings)
-    with pytest.raises(KeyboardInterrupt):
-        search(wanted, show=Leaving())
-    (copy,) = (tmp_path / "there").iterdir()
+def test_the_folder_of_a_search_comes_back_as_it_was(tmp_path):
+    wanted = plan(tmp_path / "here", checkpoints__storage=uri(tmp_path / "there"))
+    folder = new_run(wanted.experiment, None, wanted.dump())
+    folder.update(kind="search")
+    (folder.path / "losses.jsonl").write_text("{}")
+    checkpoint(folder.path / "experts" / "000", 3)
+    with Mirror(folder.path, wanted.experiment.checkpoints.storage):
+        checkpoint(folder.path / "experts" / "001", 5)
+    before = contents(folder.path)
     shutil.rmtree(tmp_path / "here")
-    finished = resume_search(uri(copy))
-    assert finished.hedge == one_after_the_other(plan(tmp_path / "alone", search__space=space))
-    assert [trial.status for trial in finished.trials] == ["finished"] * 2
-    assert contents(copy) == contents(finished.folder.path)
+    found = find_run(uri(tmp_path / "there" / folder.name))
+    assert found.is_search
+    assert found.path == folder.path
+    assert contents(found.path) == before
