@@ -26,8 +26,8 @@ from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment_file import load_experiment
 from hedgerow.platform.mirror import Mirror
 from hedgerow.platform.runner import resume, run
+from hedgerow.platform.runs import find_run, new_run
 from hedgerow.platform.storage import Storage, check_storage, inside, uri_of
-from hedgerow.searchspaces.runner import resume_search, search
 
 
 def uri(folder: Path) -> str:
@@ -263,33 +263,17 @@ def test_what_is_no_run_is_refused_by_its_uri(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_search_whose_folder_is_lost_goes_on_from_its_copy(ray_here, tmp_path):
-    there, then = tmp_path / "there", tmp_path / "then"
-
-    class Watching:
-        """Keeps the storage as it is in the middle of the search, with a checkpoint of a trial."""
-
-        labels: list[str] = []  # noqa: RUF012
-
-        def trial(self, index, record): ...
-        def state(self, index, text): ...
-        def hedge(self, record):
-            while record["round"] == 4 and not list(then.glob("*/experts/*/checkpoints/*/progress.json")):
-                shutil.rmtree(then, ignore_errors=True)
-                try:
-                    shutil.copytree(there, then)
-                except shutil.Error:
-                    # A file had its last name only after it was listed.
-                    shutil.rmtree(then)
-                time.sleep(0.05)
-
-    space = {"algorithm.lr": [0.01, 0.3]}
-    calm = search(plan(tmp_path / "here", checkpoints__storage=uri(there), search__space=space), show=Watching())
-    assert contents(there / calm.folder.name) == contents(calm.folder.path)
-    for lost in (tmp_path / "here", there):
-        shutil.rmtree(lost)
-    then.rename(there)
-    finished = resume_search(uri(there / calm.folder.name))
-    assert finished.hedge == calm.hedge
-    assert [trial.status for trial in finished.trials] == ["finished"] * 2
-    assert contents(there / calm.folder.name) == contents(finished.folder.path)
+def test_the_folder_of_a_search_comes_back_as_it_was(tmp_path):
+    wanted = plan(tmp_path / "here", checkpoints__storage=uri(tmp_path / "there"))
+    folder = new_run(wanted.experiment, None, wanted.dump())
+    folder.update(kind="search")
+    (folder.path / "losses.jsonl").write_text("{}")
+    checkpoint(folder.path / "experts" / "000", 3)
+    with Mirror(folder.path, wanted.experiment.checkpoints.storage):
+        checkpoint(folder.path / "experts" / "001", 5)
+    before = contents(folder.path)
+    shutil.rmtree(tmp_path / "here")
+    found = find_run(uri(tmp_path / "there" / folder.name))
+    assert found.is_search
+    assert found.path == folder.path
+    assert contents(found.path) == before
