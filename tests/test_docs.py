@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -89,9 +90,13 @@ def within(part: Any, whole: Any) -> bool:
     return all(key in whole and within(value, whole[key]) for key, value in part.items())
 
 
-def understand(words: list[str]) -> None:
+def understand(words: list[str], family: click.Group = main) -> None:
     """The command and its options exist, and take what they are given. Raises click's own error."""
-    command = main.commands[words[0]]
+    command = family.commands[words[0]]
+    if isinstance(command, click.Group):
+        if words[1:]:
+            understand(words[1:], command)
+        return
     context = command.make_context(words[0], words[1:])
     if words[0] == "submit":
         understand(list(context.params["command"]))
