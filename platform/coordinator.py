@@ -60,6 +60,10 @@ class Coordinator:
             self.run.save()
         return records
 
+    def save(self) -> None:
+        """Write a checkpoint of the round at which it is."""
+        self.run.save()
+
     def reload(self) -> None:
         """Go on from the last checkpoints, which somebody else has written."""
         self.run.reload()

@@ -7,9 +7,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from hedgerow.algorithms.base import Result
 from hedgerow.platform.checkpoint import latest_checkpoint, prune, read_checkpoint, write_checkpoint
 from hedgerow.platform.dispatch import Dispatcher
+from hedgerow.platform.errors import UserError
 from hedgerow.platform.executors import Executor, WorkerLost
 from hedgerow.platform.learner import Learner, Record, Request
 
@@ -140,9 +143,17 @@ class FederatedRun(Iterator[dict[int, Record]]):
     def _write(self, expert: int, target: Path) -> None:
         learner = self.learners[expert]
         state = learner.state_dict()
-        write_checkpoint(
-            target,
-            state["server"],
-            state["progress"],
-            lambda aside: self.executor.save_states(expert, aside, learner.committed),
-        )
+        try:
+            write_checkpoint(
+                target,
+                state["server"],
+                state["progress"],
+                lambda aside: self.executor.save_states(expert, aside, learner.committed),
+            )
+        except (OSError, SafetensorError) as error:
+            # That of an actor begins with its traceback.
+            reason = str(error).strip().splitlines()[-1]
+            raise UserError(
+                f"checkpoints: {target} cannot be written ({reason}); make room there, then `hedgerow resume` goes on "
+                "from the one before"
+            ) from error

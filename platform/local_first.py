@@ -57,6 +57,9 @@ class LocalFirst:
                 return news, done
         return self._handed_over().advance(seconds)
 
+    def save(self) -> None:
+        (self.local or self._there()).save()
+
     def plans(self) -> dict[str, Any]:
         return (self.local or self._there()).plans()
 

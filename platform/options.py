@@ -1,5 +1,6 @@
 """What all commands have in common: options of one name for one thing, mistakes told kindly, and `--json`."""
 
+import errno
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -24,6 +25,13 @@ def told_kindly(command: Callable[..., Any]) -> Callable[..., Any]:
             command(*args, **kwargs)
         except UserError as error:
             click.echo(f"hedgerow: {error}", err=True)
+            sys.exit(2)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
+            place = f"{error.filename}: " if error.filename else ""
+            told = "make room, then `hedgerow resume RUN` continues from the last checkpoint"
+            click.echo(f"hedgerow: {place}{error.strerror}; {told}", err=True)
             sys.exit(2)
         except KeyboardInterrupt:
             click.echo("hedgerow: interrupted; `hedgerow resume RUN` continues from the last checkpoint", err=True)

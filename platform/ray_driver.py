@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -79,6 +79,9 @@ class RayDriver:
         self._ask("reload")
         self.reported = round
 
+    def save(self) -> None:
+        self._ask("save")
+
     def plans(self) -> dict[str, Any]:
         return self._ask("plans")
 
@@ -97,6 +100,8 @@ class RayDriver:
             except RayActorError as error:
                 lost = error
                 self.coordinator = self._spawn()
+            except RayTaskError as error:
+                raise error.cause from error
         raise RuntimeError(f"the coordinator died {REPLACEMENTS} times in a row") from lost
 
     def _spawn(self) -> Any:

@@ -4,7 +4,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,7 +13,7 @@ import torch
 
 from hedgerow.algorithms.trees import Tree
 from hedgerow.platform.build import build_module, check, task_on
-from hedgerow.platform.checkpoint import checkpoints, latest_checkpoint, read_checkpoint
+from hedgerow.platform.checkpoint import checkpoints, latest_checkpoint, read_checkpoint, tell_flaws
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.data.picture import partition_record
 from hedgerow.platform.drivers import open_driver
@@ -23,6 +23,7 @@ from hedgerow.platform.experiment_file import load_experiment
 from hedgerow.platform.figures import draw_curves, draw_histograms
 from hedgerow.platform.learner import Record
 from hedgerow.platform.mirror import Mirror
+from hedgerow.platform.notices import Termination
 from hedgerow.platform.report import kept, summarise
 from hedgerow.platform.runs import RunFolder, find_run, new_run, now
 from hedgerow.platform.tracking import RunLog, Tracker
@@ -102,6 +103,7 @@ def _carry_out(
     dataset, partition = data
     start = time.perf_counter()
     folder.keep_partition(partition_record(partition, dataset))
+    warnings = tell_flaws(folder.checkpoints)
     found = latest_checkpoint(folder.checkpoints)
     records: list[Record] = read_checkpoint(found[0])[1]["history"] if found else []
     log = RunLog(folder.metrics)
@@ -112,16 +114,19 @@ def _carry_out(
     for record in records:
         _tell(record, tracker, show)
     with (
-        recorded(folder, tracker),
+        recorded(folder, tracker) as termination,
         open_driver(experiment, dataset, partition, folder.checkpoints, address) as driver,
     ):
-        done = False
+        done, termination.saves = False, True
         while not done:
             news, done = driver.advance(BEAT)
             for record in news:
                 log.append(record)
                 records.append(record)
                 _tell(record, tracker, show)
+            if termination.came and not done:
+                driver.save()
+                raise KeyboardInterrupt
         folder.update(plans=driver.plans())
         parameters = driver.parameters()
     wanted = experiment.evaluation
@@ -132,8 +137,9 @@ def _carry_out(
     # The rounds before an interruption, and all of the session that came to the end.
     wall = before + time.perf_counter() - start
     folder.update(status="finished", finished=now(), summary=summary, wall_seconds=wall, **left)
-    warning = _close_tracking(tracker, folder, experiment, dataset, parameters) if tracker else None
-    return FinishedRun(folder, experiment, records, summary, parameters, warning)
+    if tracker:
+        warnings += _close_tracking(tracker, folder, experiment, dataset, parameters)
+    return FinishedRun(folder, experiment, records, summary, parameters, "; ".join(warnings) or None)
 
 
 def open_store(folder: RunFolder) -> Any:
@@ -178,19 +184,18 @@ def _tell(record: Record, tracker: Tracker | None, show: Show | None) -> None:
 
 
 @contextmanager
-def recorded(folder: RunFolder, tracker: Tracker | None) -> Iterator[None]:
+def recorded(folder: RunFolder, tracker: Tracker | None) -> Iterator[Termination]:
     """Whatever ends the run early is written into its record; SIGTERM ends it like Ctrl-C."""
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
+    termination = Termination()
     in_main_thread = threading.current_thread() is threading.main_thread()
-    previous = signal.signal(signal.SIGTERM, interrupt) if in_main_thread else None
+    previous = signal.signal(signal.SIGTERM, termination) if in_main_thread else None
     try:
-        yield
+        yield termination
     except BaseException as error:
         interrupted = isinstance(error, KeyboardInterrupt)
-        folder.update(status="interrupted" if interrupted else "failed")
+        # On a full disk what is told is that, and not that it cannot even be noted.
+        with suppress(OSError):
+            folder.update(status="interrupted" if interrupted else "failed")
         if tracker:
             tracker.finish(lambda store: store.end("KILLED" if interrupted else "FAILED"))
         raise
@@ -201,7 +206,7 @@ def recorded(folder: RunFolder, tracker: Tracker | None) -> Iterator[None]:
 
 def _close_tracking(
     tracker: Tracker, folder: RunFolder, experiment: Experiment, dataset: Dataset, parameters: Tree
-) -> str | None:
+) -> list[str]:
     """Record what a finished run leaves; returns a sentence when MLflow did not take it."""
 
     def closing(store: Any) -> None:
@@ -221,11 +226,11 @@ def log_final_model(store: Any, experiment: Experiment, dataset: Dataset, parame
     store.log_model(module, task_on(dataset, module).prepare(torch.tensor(dataset.x_train[:2])).numpy())
 
 
-def not_taken(tracker: Tracker, folder: RunFolder) -> str | None:
+def not_taken(tracker: Tracker, folder: RunFolder) -> list[str]:
     """A sentence about what a finished tracker could not send, if so."""
     if tracker.error is None:
-        return None
-    return (
+        return []
+    return [
         f"MLflow did not take everything ({tracker.error}); nothing is lost: it is all in {folder.path}, and "
         f"`hedgerow push {folder.path}` sends it later"
-    )
+    ]

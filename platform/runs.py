@@ -15,6 +15,7 @@ from typing import Any
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.experiment_file import dump_experiment, load_experiment
+from hedgerow.platform.files import write_whole
 from hedgerow.platform.storage import Storage, fetch, is_uri
 
 _LOCK = threading.Lock()
@@ -78,9 +79,7 @@ class RunFolder:
         # The tracker's thread notes MLflow's identifiers while the run goes on.
         with _LOCK:
             known = self.record() if self.exists else {}
-            aside = file.with_suffix(".tmp")
-            aside.write_text(json.dumps(known | values, indent=2) + "\n")
-            aside.replace(file)
+            write_whole(file, json.dumps(known | values, indent=2) + "\n")
 
 
 def new_run(experiment: Experiment, data_root: Path | None, resolved: str | None = None) -> RunFolder:

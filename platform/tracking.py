@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hedgerow.platform.files import write_whole
+
 Record = dict[str, Any]
 
 
@@ -23,9 +25,7 @@ class RunLog:
 
     def replace(self, records: list[Record]) -> None:
         """Make the file hold just these records, atomically: what a resumed run continues from."""
-        aside = self.path.with_suffix(".tmp")
-        aside.write_text("".join(json.dumps(record) + "\n" for record in records))
-        aside.replace(self.path)
+        write_whole(self.path, "".join(json.dumps(record) + "\n" for record in records))
 
     def read(self) -> list[Record]:
         """All records; a last line that a crash tore is left out."""

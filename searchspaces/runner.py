@@ -15,7 +15,7 @@ from ray.tune.error import TuneError
 
 from hedgerow.algorithms.trees import tree_map
 from hedgerow.platform.build import build_algorithms, build_partition, check, check_task
-from hedgerow.platform.checkpoint import latest_checkpoint, read_checkpoint
+from hedgerow.platform.checkpoint import latest_checkpoint, read_checkpoint, tell_flaws
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.data.picture import partition_record
 from hedgerow.platform.errors import UserError
@@ -120,19 +120,19 @@ def _carry_out(
     listener = Listener(folder.path.absolute(), plan, show, tracker)
     folder.keep_partition(partition_record(data[1], data[0]))
     folder.update(status="running")
+    warnings = [told for trial in sorted((folder.path / "experts").glob("*/checkpoints")) for told in tell_flaws(trial)]
     with recorded(folder, tracker), ray_session(address):
-        warning = _tune(plan, folder, data, listener)
-        finished = FinishedSearch(folder, plan, read_trials(folder), RunLog(folder.metrics).read(), warning)
+        warnings += _tune(plan, folder, data, listener)
+        finished = FinishedSearch(folder, plan, read_trials(folder), RunLog(folder.metrics).read())
         finished.write()
     folder.update(status="finished", finished=now(), summary=finished.summary)
-    if tracker is None:
-        return finished
-    tracker.finish(lambda store: _close_store(store, finished, data))
-    sentences = [sentence for sentence in (warning, not_taken(tracker, folder)) if sentence]
-    return replace(finished, warning="; ".join(sentences) or None)
+    if tracker:
+        tracker.finish(lambda store: _close_store(store, finished, data))
+        warnings += not_taken(tracker, folder)
+    return replace(finished, warning="; ".join(warnings) or None)
 
 
-def _tune(plan: SearchPlan, folder: RunFolder, data: Data, listener: Listener) -> str | None:
+def _tune(plan: SearchPlan, folder: RunFolder, data: Data, listener: Listener) -> list[str]:
     """Drive the trials to their end; returns a sentence about those that failed.
 
     Raises UserError when they report nonsense or do not fit on the cluster.
@@ -177,7 +177,7 @@ def _tune(plan: SearchPlan, folder: RunFolder, data: Data, listener: Listener) -
     if errors and len(errors) == len(results):
         raise RuntimeError(f"every trial failed; the first: {errors[0]}")
     shutil.rmtree(here / "tune", ignore_errors=True)
-    return f"{len(errors)} of {len(results)} trials failed; the first: {errors[0]}" if errors else None
+    return [f"{len(errors)} of {len(results)} trials failed; the first: {errors[0]}"] if errors else []
 
 
 def known_configurations(folder: RunFolder, plan: SearchPlan) -> list[Overrides]:
