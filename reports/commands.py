@@ -24,7 +24,7 @@ def write_report(names: Sequence[str], output: Path | None, mlflow: bool) -> Ans
         output.write_text(render(material), encoding="utf-8")
     except OSError as error:
         raise UserError(f"--output: cannot write {output} ({error.strerror})") from None
-    wanted = [one.folder for one in (*material.runs, *material.searches) if one.record.get("mlflow_run_id")]
+    wanted = [one.folder for one in material.recorded if one.record.get("mlflow_run_id")]
     warnings: list[str] = []
     if mlflow and wanted:
         # mlflow takes seconds to import.
@@ -37,7 +37,7 @@ def write_report(names: Sequence[str], output: Path | None, mlflow: bool) -> Ans
         for sentence in warnings:
             click.echo(f"  warning: {sentence}", err=True)
 
-    document = {"report": output, "runs": [folder.path for folder in material.folders], "warnings": warnings}
+    document = {"report": output, "runs": [one.folder.path for one in material.recorded], "warnings": warnings}
     return Answer(document, tell)
 
 

@@ -48,5 +48,5 @@ def _titles(material: Material) -> tuple[str, str]:
     """What the page is about: the table, or the names of experiments; and its folders."""
     names = list(dict.fromkeys(run.name for run in material.all_runs))
     title = material.tables[0].title if material.tables else ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
-    folders = [folder.name for folder in material.folders]
+    folders = [one.folder.name for one in material.recorded]
     return title, ", ".join(folders[:3]) + (f" and {len(folders) - 3} more" if len(folders) > 3 else "")

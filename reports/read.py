@@ -108,9 +108,9 @@ class Material:
     """What could not be shown, a sentence each."""
 
     @property
-    def folders(self) -> list[RunFolder]:
-        """Of the runs and searches themselves, without trials."""
-        return [one.folder for one in (*self.runs, *self.searches)]
+    def recorded(self) -> list[Run | Search]:
+        """The runs and searches themselves, without trials."""
+        return [*self.runs, *self.searches]
 
     @property
     def all_runs(self) -> list[Run]:
@@ -138,7 +138,7 @@ def read_all(names: Sequence[str]) -> Material:
 
 def _add(folder: RunFolder, material: Material, headings: Sequence[str] = ()) -> None:
     """Once, however often it is named."""
-    if any(known.path.resolve() == folder.path.resolve() for known in material.folders):
+    if any(one.folder.path.resolve() == folder.path.resolve() for one in material.recorded):
         return
     record = _record(folder)
     if record.get("kind") == "search":

@@ -15,7 +15,7 @@ SHOWN = 3
 def partitions(material: Material) -> tuple[list[str], list[Any]]:
     """Sentences and pictures of the partitions; of one that every seed draws anew, the first."""
     found: dict[str, tuple[str, str, dict[str, Any]]] = {}
-    for one in (*material.runs, *material.searches):
+    for one in material.recorded:
         if told := one.folder.partition():
             found.setdefault(json.dumps(_task(one), sort_keys=True), (one.folder.name, _task(one)[1]["kind"], told))
     texts, parts = [], []
@@ -50,7 +50,7 @@ def _task(one: Run | Search) -> Any:
 
 def environment(material: Material) -> tuple[list[str], list[dict[str, str]], list[str]]:
     """The versions, in words; a row for each run and search; and the commands that began them."""
-    every = [*material.runs, *material.searches]
+    every = material.recorded
     versions: dict[str, list[str]] = {}
     rows, commands = [], []
     for one in every:
