@@ -1,9 +1,9 @@
 """Hedgerow: federated-learning experiments on Ray.
 
-from hedgerow import load_experiment, run
+import hedgerow
 
-finished = run(load_experiment("examples/digits_fedavg.yaml"))
-finished.summary["test_accuracy"]
+finished = hedgerow.run("examples/digits_fedavg.yaml", rounds=20, algorithm__lr=0.05)
+finished.frame["test_accuracy"].plot()
 """
 
 from importlib import import_module
@@ -20,16 +20,17 @@ _HOMES = {
     "Exchange": "hedgerow.algorithms.base",
     "HyperParameters": "hedgerow.algorithms.settings",
     "UserError": "hedgerow.platform.errors",
+    "Interrupted": "hedgerow.platform.errors",
     "load_experiment": "hedgerow.platform.experiment_file",
     "parse_experiment": "hedgerow.platform.experiment_file",
-    "run": "hedgerow.platform.runner",
-    "resume": "hedgerow.platform.runner",
+    "run": "hedgerow.api",
+    "search": "hedgerow.api",
+    "resume": "hedgerow.api",
+    "load": "hedgerow.api",
     "Hedge": "hedgerow.searchspaces.hedge",
     "HedgeScheduler": "hedgerow.searchspaces.scheduler",
     "load_search": "hedgerow.searchspaces.search_file",
     "parse_search": "hedgerow.searchspaces.search_file",
-    "search": "hedgerow.searchspaces.runner",
-    "resume_search": "hedgerow.searchspaces.runner",
 }
 __all__ = ["__version__", *_HOMES]
 

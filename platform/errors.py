@@ -1,8 +1,28 @@
-"""The one error that a user is meant to see."""
+"""What a user is meant to read."""
+
+from os import PathLike, fspath
 
 
-class UserError(Exception):
+class _Told:
+    """A notebook shows the sentence, without a traceback."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"{type(self).__name__}: {self}"]
+
+
+class UserError(_Told, Exception):
     """A mistake in what the user asked for, told in one sentence that names the place and the mend.
 
     The command line prints it without a traceback and ends with exit code 2.
     """
+
+
+class Interrupted(_Told, KeyboardInterrupt):
+    """Ctrl-C, or a notebook's stop, in the middle of a run or a search, which can be resumed."""
+
+    def __init__(self, folder: PathLike[str]):
+        super().__init__(fspath(folder))
+        self.folder = fspath(folder)
+
+    def __str__(self) -> str:
+        return f"hedgerow.resume({self.folder!r}) continues from the last checkpoint"

@@ -247,17 +247,28 @@ def apply_override(values: dict[str, Any], lines: Lines, override: str) -> None:
     if not equals or not all(keys):
         raise UserError(f"{place}: write --set KEY=VALUE, such as --set algorithm.lr=0.05")
     value, inner = _parse(text, lambda line: place, keys)
+    set_value(values, lines, keys, value, place, "--set ")
+    lines.update(inner)
+
+
+def set_value(
+    values: dict[str, Any], lines: Lines, keys: tuple[str, ...], value: Any, place: str, word: str = ""
+) -> None:
+    """Set one key of plain values, whatever stood there, and note in `lines` where it comes from. Raises UserError.
+
+    word: what stands before KEY=VALUE where it is written.
+    """
     for stale in [known for known in lines if known[: len(keys)] == keys]:
         del lines[stale]
     for depth, key in enumerate(keys[:-1], start=1):
         child = values.get(key)
         if child is not None and not isinstance(child, dict):
             raise UserError(
-                f"{place}: {dotted(keys[:depth])} is not a section; set it as a whole: --set {dotted(keys[:depth])}=..."
+                f"{place}: {dotted(keys[:depth])} is not a section; set it as a whole: {word}{dotted(keys[:depth])}=..."
             )
         # Copied: an alias in the file may name the same section elsewhere.
         values[key] = dict(child or {})
         values = values[key]
         lines.setdefault(keys[:depth], place)
     values[keys[-1]] = value
-    lines.update(inner)
+    lines[keys] = place

@@ -1,5 +1,7 @@
 """The curves of one run or of several."""
 
+from collections.abc import Callable
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -21,26 +23,45 @@ def draw_curves(runs: dict[str, list[Record]], folder: Path, targets: list[float
     Of learners of streams, which transmit nothing: the accuracies on new and on all tasks, against the tasks.
     runs: records by the name in the legend. targets: accuracies drawn as dashed lines.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    if all(records and "ctm" in records[0] for records in runs.values()):
-        curves = {name: {key: points(records, key) for key in STREAM_CURVES} for name, records in runs.items()}
-        for by_key in curves.values():
+    figures = curve_figures(runs, targets)
+    return [file for name, drawn in figures.items() for file in save(drawn(), folder / name)]
+
+
+def curve_figures(runs: dict[str, list[Record]], targets: list[float] | None = None) -> dict[str, Callable[[], Any]]:
+    """What `draw_curves` draws, by name."""
+    if _of_streams(runs):
+        return {"curves_by_task": partial(curves, runs)}
+    return {f"curves_by_{by}": partial(curves, runs, by, targets) for by in AXES}
+
+
+AXES = {"round": "round", "traffic": "transmitted parameters (down + up)"}
+"""What curves are drawn against, and what their axis says."""
+
+
+def curves(runs: dict[str, list[Record]], by: str = "round", targets: list[float] | None = None) -> Any:
+    """One of the figures of `draw_curves`. by: of AXES; learners of streams have their tasks alone."""
+    if _of_streams(runs):
+        shown = {name: {key: points(records, key) for key in STREAM_CURVES} for name, records in runs.items()}
+        for by_key in shown.values():
             by_key["efficiency_points"] = smoothed(by_key["efficiency_points"])
-        return draw_streams({"": curves}, folder / "curves_by_task")
-    rounds = {name: [record["round"] for record in records] for name, records in runs.items()}
-    sent = {
-        name: list(accumulate(record["scalars_down"] + record["scalars_up"] for record in records))
-        for name, records in runs.items()
-    }
-    written = _draw(runs, rounds, "round", folder / "curves_by_round", targets or [])
-    return written + _draw(
-        runs, sent, "transmitted parameters (down + up)", folder / "curves_by_traffic", targets or []
-    )
+        return stream_curves({"": shown})
+    positions = {name: _positions(records, by) for name, records in runs.items()}
+    return _federated_curves(runs, positions, AXES[by], targets or [])
 
 
-def _draw(
-    runs: dict[str, list[Record]], positions: dict[str, list[int]], label: str, path: Path, targets: list[float]
-) -> list[Path]:
+def _of_streams(runs: dict[str, list[Record]]) -> bool:
+    return all(records and "ctm" in records[0] for records in runs.values())
+
+
+def _positions(records: list[Record], by: str) -> list[int]:
+    if by == "round":
+        return [record["round"] for record in records]
+    return list(accumulate(record["scalars_down"] + record["scalars_up"] for record in records))
+
+
+def _federated_curves(
+    runs: dict[str, list[Record]], positions: dict[str, list[int]], label: str, targets: list[float]
+) -> Any:
     extra = list(dict.fromkeys(name for records in runs.values() for name in reported(records)))
     figure, (accuracy, loss, *others) = grid(2 + len(extra), 5, 4)
     for index, (name, records) in enumerate(runs.items()):
@@ -72,7 +93,7 @@ def _draw(
         axes.spines[["top", "right"]].set_visible(False)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(frameon=False, fontsize="small", loc=place)
-    return save(figure, path)
+    return figure
 
 
 Points = list[tuple[int, float]]
@@ -98,14 +119,19 @@ def smoothed(points: Points) -> Points:
 
 
 def draw_streams(streams: dict[str, dict[str, dict[str, Points]]], path: Path) -> list[Path]:
-    """CTM, LTM and, where it was measured, the samples needed, against the tasks; PNG and SVG.
+    """`stream_curves` as PNG and SVG."""
+    return save(stream_curves(streams), path)
+
+
+def stream_curves(streams: dict[str, dict[str, dict[str, Points]]]) -> Any:
+    """CTM, LTM and, where it was measured, the samples needed, against the tasks.
 
     streams: title, of a row of panels -> name in the legend -> key of STREAM_CURVES -> points.
     """
-    from matplotlib.figure import Figure
+    from hedgerow.platform.drawing import Drawing
 
     shown = [key for key in STREAM_CURVES if any(run[key] for runs in streams.values() for run in runs.values())]
-    figure = Figure(figsize=(5 * len(shown), 3.8 * len(streams)), layout="constrained")
+    figure = Drawing(figsize=(5 * len(shown), 3.8 * len(streams)), layout="constrained")
     panels = figure.subplots(len(streams), len(shown), squeeze=False)
     for row, (title, curves) in zip(panels, streams.items(), strict=True):
         for axes, key in zip(row, shown, strict=True):
@@ -124,17 +150,17 @@ def draw_streams(streams: dict[str, dict[str, dict[str, Points]]], path: Path) -
             axes.spines[["top", "right"]].set_visible(False)
             if axes.lines:
                 axes.legend(frameon=False, fontsize="small", loc="lower right")
-    return save(figure, path)
+    return figure
 
 
 def grid(number: int, width: float, height: float, columns: int = 3) -> tuple[Any, list[Any]]:
     """A figure of so many panels, of a width and a height in inches, in rows of up to `columns`; and their axes."""
     # matplotlib takes a second to import, which a run need not wait for at its start.
-    from matplotlib.figure import Figure
+    from hedgerow.platform.drawing import Drawing
 
     columns = min(columns, number)
     rows = -(-number // columns)
-    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    figure = Drawing(figsize=(width * columns, height * rows), layout="constrained")
     places = figure.subplots(rows, columns, squeeze=False).ravel()
     for empty in places[number:]:
         empty.set_visible(False)

@@ -15,11 +15,12 @@ os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
 import mlflow
 import numpy as np
 import torch
-from mlflow.entities import Metric, Param, RunTag
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.models import infer_signature
 from mlflow.tracking import MlflowClient
 
+from hedgerow.platform.description import NOTE, data_digest
 from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.tracking import Record, flatten_params
 
@@ -28,6 +29,14 @@ logging.getLogger("mlflow").setLevel(logging.WARNING)
 
 _PER_CALL = 1000
 """Metrics that MLflow takes in one call, at most."""
+
+
+EXPERIMENT = {
+    NOTE: "Federated learning, run by Hedgerow. Beneath a search lie its trials, beneath a published table its lines.",
+    # Else the page asks what kind it is.
+    "mlflow.experimentKind": "custom_model_development",
+}
+"""Tags of the MLflow experiment."""
 
 
 @dataclass(frozen=True)
@@ -47,26 +56,26 @@ class MlflowPlace:
         return self.uri or default_uri(self.output)
 
 
-def run_tags(record: dict[str, Any]) -> dict[str, str]:
-    """What a run's record says about where its numbers come from."""
-    return {"git_commit": record["git_commit"] or "none", **record["versions"]}
-
-
 def default_uri(output: Path) -> str:
     """The SQLite store of an output folder."""
     return f"sqlite:///{(output / 'hedgerow.db').absolute()}"
 
 
 class MlflowStore:
-    """One MLflow run, made or (with `run_id`) continued. Uses run ids throughout, never MLflow's global active run."""
+    """One MLflow run, made or continued. Uses run ids throughout, never MLflow's global active run.
+
+    known: the id of the run, if it was made before.
+    """
 
     clock = "transmissions"
     """A metric that every round has."""
 
-    def __init__(self, place: MlflowPlace, name: str, params: dict[str, Any], tags: dict[str, str], run_id: str | None):
-        self.place = place
-        self.client = MlflowClient(place.resolved_uri())
-        self.run_id = run_id if run_id and self._exists(run_id) else self._new(name, params, tags)
+    def __init__(
+        self, experiment: Experiment, name: str, params: dict[str, Any], tags: dict[str, str], known: str | None
+    ):
+        self.place = MlflowPlace.of(experiment)
+        self.client = MlflowClient(self.place.resolved_uri())
+        self.run_id = known if known and self._exists(known) else self._new(experiment, name, params, tags)
         self.client.set_terminated(self.run_id, "RUNNING")
         # A resumed run's rounds before the checkpoint are here already: nothing is recorded twice.
         self._last = max((m.step for m in self.client.get_metric_history(self.run_id, self.clock)), default=0)
@@ -112,6 +121,10 @@ class MlflowStore:
         finally:
             mlflow.set_tracking_uri(previous)
 
+    def describe(self, text: str) -> None:
+        """Replace the description: Markdown."""
+        self.client.set_tag(self.run_id, NOTE, text)
+
     def end(self, status: str) -> None:
         """End the run as FINISHED, FAILED or KILLED."""
         self.client.set_terminated(self.run_id, status)
@@ -123,18 +136,23 @@ class MlflowStore:
             return False
         return True
 
-    def _new(self, name: str, params: dict[str, Any], tags: dict[str, str]) -> str:
-        run = self.client.create_run(self._experiment_id(), run_name=name)
+    def _new(self, experiment: Experiment, name: str, params: dict[str, Any], tags: dict[str, str]) -> str:
+        run = self.client.create_run(experiment_id(self.client, self.place), run_name=name)
         flat = [Param(key, value[:6000]) for key, value in flatten_params(params).items()]
         self.client.log_batch(run.info.run_id, params=flat, tags=[RunTag(key, value) for key, value in tags.items()])
+        digest, source = data_digest(experiment)
+        used = Dataset(experiment.task.data.name, digest, "hedgerow", source)
+        self.client.log_inputs(run.info.run_id, [DatasetInput(used, [InputTag("mlflow.data.context", "training")])])
         return run.info.run_id
 
-    def _experiment_id(self) -> str:
-        found = self.client.get_experiment_by_name(self.place.experiment)
-        if found is not None:
-            return found.experiment_id
-        artifacts = None if self.place.uri else (self.place.output / "mlartifacts").absolute().as_uri()
-        return self.client.create_experiment(self.place.experiment, artifact_location=artifacts)
+
+def experiment_id(client: MlflowClient, place: MlflowPlace) -> str:
+    """MLflow's experiment, made where it is not there yet."""
+    found = client.get_experiment_by_name(place.experiment)
+    if found is not None:
+        return found.experiment_id
+    artifacts = None if place.uri else (place.output / "mlartifacts").absolute().as_uri()
+    return client.create_experiment(place.experiment, artifact_location=artifacts, tags=EXPERIMENT)
 
 
 def open_page(uri: str, port: int) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from hedgerow.platform.answer import Answer
-from hedgerow.platform.errors import UserError
+from hedgerow.platform.errors import Interrupted, UserError
 
 FILE = click.Path(path_type=Path)
 
@@ -33,8 +33,9 @@ def told_kindly(command: Callable[..., Any]) -> Callable[..., Any]:
             told = "make room, then `hedgerow resume RUN` continues from the last checkpoint"
             click.echo(f"hedgerow: {place}{error.strerror}; {told}", err=True)
             sys.exit(2)
-        except KeyboardInterrupt:
-            click.echo("hedgerow: interrupted; `hedgerow resume RUN` continues from the last checkpoint", err=True)
+        except KeyboardInterrupt as error:
+            run = error.folder if isinstance(error, Interrupted) else "RUN"
+            click.echo(f"hedgerow: interrupted; `hedgerow resume {run}` continues from the last checkpoint", err=True)
             sys.exit(130)
 
     return wrapped

@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,16 +15,18 @@ from hedgerow.platform.build import build_module, check, task_on
 from hedgerow.platform.checkpoint import checkpoints, latest_checkpoint, read_checkpoint, tell_flaws
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.data.picture import partition_record
+from hedgerow.platform.description import NOTE, run_text, tags
 from hedgerow.platform.drivers import open_driver
-from hedgerow.platform.errors import UserError
+from hedgerow.platform.errors import Interrupted, UserError
 from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.experiment_file import load_experiment
 from hedgerow.platform.figures import draw_curves, draw_histograms
+from hedgerow.platform.finished import FinishedRun
 from hedgerow.platform.learner import Record
 from hedgerow.platform.mirror import Mirror
 from hedgerow.platform.notices import Termination
 from hedgerow.platform.report import kept, summarise
-from hedgerow.platform.runs import RunFolder, find_run, new_run, now
+from hedgerow.platform.runs import RunFolder, find_run, find_unfinished, new_run, now
 from hedgerow.platform.tracking import RunLog, Tracker
 
 BEAT = 0.2
@@ -36,18 +37,6 @@ class Show(Protocol):
     """Sees the records of a run as they come, such as a progress bar."""
 
     def __call__(self, record: Record) -> None: ...
-
-
-@dataclass(frozen=True)
-class FinishedRun:
-    """What a run leaves behind."""
-
-    folder: RunFolder
-    experiment: Experiment
-    records: list[Record]
-    summary: dict[str, Any]
-    parameters: Tree
-    warning: str | None = None
 
 
 def run(
@@ -72,11 +61,9 @@ def resume(name: str, show: Show | None = None, address: str | None = None) -> F
 
     name: its folder, or the URI of its copy.
     """
-    folder = find_run(name)
+    folder = find_unfinished(name)
     experiment = load_experiment(folder.experiment)
     record = folder.record()
-    if record["status"] == "finished":
-        raise UserError(f"{folder.path} is finished: there is nothing to resume")
     data = check(experiment, Path(record["data_root"]) if record["data_root"] else None)
     return _execute(experiment, folder, data, show, address)
 
@@ -145,11 +132,11 @@ def _carry_out(
 def open_store(folder: RunFolder) -> Any:
     """The MLflow run of a run folder, made on the first call and remembered in run.json."""
     # mlflow takes seconds to import: only here, in the tracker's thread.
-    from hedgerow.platform.mlflow_store import MlflowPlace, MlflowStore, run_tags
+    from hedgerow.platform.mlflow_store import MlflowStore
 
     experiment, record = load_experiment(folder.experiment), folder.record()
-    place, values = MlflowPlace.of(experiment), experiment.model_dump(mode="json")
-    store = MlflowStore(place, folder.name, values, run_tags(record), record.get("mlflow_run_id"))
+    said = tags(record, experiment) | {NOTE: run_text(folder)}
+    store = MlflowStore(experiment, folder.name, experiment.model_dump(mode="json"), said, record.get("mlflow_run_id"))
     folder.update(mlflow_run_id=store.run_id)
     return store
 
@@ -158,7 +145,7 @@ def push(name: str) -> None:
     """Send a run's local record to MLflow: what a server that was down has missed. Raises UserError."""
     folder = find_run(name)
     tracker = Tracker(lambda: open_store(folder))
-    push_records(folder, tracker, RunLog(folder.metrics).read(), lambda store: store.log_files(folder.path))
+    push_records(folder, tracker, RunLog(folder.metrics).read(), lambda store: _tell_result(store, folder))
 
 
 def push_records(folder: RunFolder, tracker: Tracker, records: list[Record], closing: Callable[[Any], None]) -> None:
@@ -198,6 +185,8 @@ def recorded(folder: RunFolder, tracker: Tracker | None) -> Iterator[Termination
             folder.update(status="interrupted" if interrupted else "failed")
         if tracker:
             tracker.finish(lambda store: store.end("KILLED" if interrupted else "FAILED"))
+        if interrupted:
+            raise Interrupted(folder) from None
         raise
     finally:
         if in_main_thread:
@@ -210,12 +199,17 @@ def _close_tracking(
     """Record what a finished run leaves; returns a sentence when MLflow did not take it."""
 
     def closing(store: Any) -> None:
-        store.log_files(folder.path)
+        _tell_result(store, folder)
         log_final_model(store, experiment, dataset, parameters)
         store.end("FINISHED")
 
     tracker.finish(closing)
     return not_taken(tracker, folder)
+
+
+def _tell_result(store: Any, folder: RunFolder) -> None:
+    store.log_files(folder.path)
+    store.describe(run_text(folder))
 
 
 def log_final_model(store: Any, experiment: Experiment, dataset: Dataset, parameters: Tree) -> None:

@@ -30,6 +30,12 @@ class RunFolder:
 
     path: Path
 
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
     @property
     def name(self) -> str:
         return self.path.name
@@ -129,6 +135,14 @@ def find_run(name: str) -> RunFolder:
 def now() -> str:
     """The time, as records have it."""
     return datetime.now().astimezone().isoformat(timespec="seconds")
+
+
+def find_unfinished(name: str) -> RunFolder:
+    """A run as `find_run` finds it, to be resumed. Raises UserError when it is finished."""
+    folder = find_run(name)
+    if folder.record()["status"] == "finished":
+        raise UserError(f"{folder.path} is finished: there is nothing to resume")
+    return folder
 
 
 def versions() -> dict[str, str]:

@@ -38,7 +38,7 @@ class Progress:
             self._bar.start()
             self._task = self._bar.add_task(self.name, total=self.rounds, figures="starting")
         else:
-            print(f"{self.name}: {self.rounds} rounds", file=self.console.file, flush=True)
+            self._print(f"{self.rounds} rounds")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -49,12 +49,16 @@ class Progress:
         """Show one round."""
         self._first = self._first or record
         self.seen.update(record)
-        figures = self._figures(record)
-        number = record["round"]
+        self._tell(record["round"], self._figures(record))
+
+    def _tell(self, number: int, figures: str) -> None:
         if self.console.is_terminal:
             self._bar.update(self._task, completed=number, figures=figures)
         elif number in (1, self.rounds) or number % max(1, self.rounds // 10) == 0:
-            print(f"{self.name}: round {number}/{self.rounds}  {figures}", file=self.console.file, flush=True)
+            self._print(f"round {number}/{self.rounds}  {figures}")
+
+    def _print(self, line: str) -> None:
+        print(f"{self.name}: {line}", file=self.console.file, flush=True)
 
     def _figures(self, record: Record) -> str:
         parts = []
@@ -72,8 +76,7 @@ class Progress:
 def closing_table(runs: list[tuple[str, dict[str, Any]]], console: Console | None = None) -> None:
     """One row per run. runs: (name, summary as `report.summarise` makes it)."""
     table = Table(title="Results", title_justify="left")
-    cells = _stream_cells if runs and all("ctm" in summary for _, summary in runs) else _cells
-    rows = [cells(summary) for _, summary in runs]
+    rows = [summary_cells(summary) for _, summary in runs]
     table.add_column("run", no_wrap=True)
     headings = list(dict.fromkeys(heading for row in rows for heading in row))
     for heading in headings:
@@ -93,7 +96,10 @@ def closing_table(runs: list[tuple[str, dict[str, Any]]], console: Console | Non
         console.print("to x: transmissions, in FedAvg rounds, until the target is first reached; + not reached")
 
 
-def _cells(summary: dict[str, Any]) -> dict[str, str]:
+def summary_cells(summary: dict[str, Any]) -> dict[str, str]:
+    """A summary's figures as a person reads them, by heading."""
+    if "ctm" in summary:
+        return _stream_cells(summary)
     return {
         "rounds": str(summary["rounds"]),
         "accuracy": percent(summary["test_accuracy"]),

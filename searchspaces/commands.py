@@ -7,10 +7,12 @@ from pathlib import Path
 import click
 
 from hedgerow.platform.answer import Answer
+from hedgerow.platform.notebook import in_notebook
 from hedgerow.platform.storage import uri_of
 from hedgerow.platform.terminal import print_choices
 from hedgerow.searchspaces.catalogue import KINDS
 from hedgerow.searchspaces.config import OptunaSearch
+from hedgerow.searchspaces.notebook import NotebookTable
 from hedgerow.searchspaces.report import Trial, trial_labels
 from hedgerow.searchspaces.results import FinishedSearch
 from hedgerow.searchspaces.runner import check_search, resume_search
@@ -54,7 +56,8 @@ def search_table(plan: SearchPlan) -> SearchTable:
     labels = trial_labels([Trial("", overrides, []) for overrides in plan.configurations])
     if isinstance(search, OptunaSearch):
         labels = ["to be proposed"] * search.samples
-    return SearchTable(plan.experiment.name, plan.experiment.rounds, labels, metric=search.metric, mode=search.mode)
+    kind = NotebookTable if in_notebook() else SearchTable
+    return kind(plan.experiment.name, plan.experiment.rounds, labels, metric=search.metric, mode=search.mode)
 
 
 def _all_of(answers: list[Answer]) -> Answer:

@@ -3,12 +3,11 @@
 import math
 import textwrap
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hedgerow.platform.figures import COLOURS, draw_curves, save
+from hedgerow.platform.figures import COLOURS
 from hedgerow.searchspaces.report import (
     Record,
     Trial,
@@ -28,8 +27,8 @@ OTHERS = "#BDBDBD"
 ABSENT = -0.14
 
 
-def draw_weights(hedge_records: list[Record], labels: list[str], folder: Path) -> list[Path]:
-    """The experts' weights as a stacked area over the rounds (at least one); hedge_weights.png and .svg in `folder`."""
+def weight_areas(hedge_records: list[Record], labels: list[str]) -> Any:
+    """The experts' weights as a stacked area over the rounds (at least one)."""
     weights = np.array([record["weights"] for record in hedge_records], dtype=float)
     named = _prominent(weights)
     rest = [i for i in range(len(labels)) if i not in named]
@@ -50,14 +49,11 @@ def draw_weights(hedge_records: list[Record], labels: list[str], folder: Path) -
     axes.set(xlabel="round", ylabel="weight", xlim=(edges[0], edges[-1]), ylim=(0, 1))
     # The legend's order is that of the areas, from the top.
     figure.legend(handles=areas[::-1], loc="outside right upper", frameon=False, fontsize="small")
-    return save(figure, folder / "hedge_weights")
+    return figure
 
 
-def draw_losses(hedge_records: list[Record], labels: list[str], folder: Path) -> list[Path]:
-    """Every expert's loss, and Hedge's expected loss on top, over the rounds; hedge_losses.png and .svg in `folder`.
-
-    A missing loss is a gap in its line.
-    """
+def loss_lines(hedge_records: list[Record], labels: list[str]) -> Any:
+    """Every expert's loss, and Hedge's expected loss on top, over the rounds; a missing loss is a gap in its line."""
     rounds = [record["round"] for record in hedge_records]
     losses = np.array([record["losses"] for record in hedge_records], dtype=float)
     named = _prominent(np.array([record["weights"] for record in hedge_records], dtype=float))
@@ -75,11 +71,11 @@ def draw_losses(hedge_records: list[Record], labels: list[str], folder: Path) ->
     axes.set(xlabel="round", ylabel="loss")
     axes.grid(alpha=0.25)
     figure.legend(loc="outside right upper", frameon=False, fontsize="small")
-    return save(figure, folder / "hedge_losses")
+    return figure
 
 
-def draw_regret(hedge_records: list[Record], folder: Path) -> list[Path]:
-    """Hedge's regret against its bound, summed over the rounds; hedge_regret.png and .svg in `folder`."""
+def regret_line(hedge_records: list[Record]) -> Any:
+    """Hedge's regret against its bound, summed over the rounds."""
     rounds = [record["round"] for record in hedge_records]
     regret = np.array([record["regret"] for record in hedge_records], dtype=float)
     bound = np.array([record["bound"] for record in hedge_records], dtype=float)
@@ -101,23 +97,24 @@ def draw_regret(hedge_records: list[Record], folder: Path) -> list[Path]:
     axes.set(xlabel="round", ylabel=label)
     axes.grid(alpha=0.25)
     axes.legend(frameon=False, fontsize="small", loc="best")
-    return save(figure, folder / "hedge_regret")
+    return figure
 
 
-def draw_parallel(trials: list[Trial], metric: str, mode: str, folder: Path) -> list[Path]:
-    """Every trial as a line over one axis per searched key, to its final metric; parallel_coordinates in `folder`.
+def parallel_lines(trials: list[Trial], metric: str, mode: str) -> Any:
+    """Every trial as a line over one axis per searched key, to its final metric.
 
     The darker the better, the best one thick; dashed grey ends at "-": diverged or without the metric. An axis is
     logarithmic where its values span more than 1.5 decades, and has one place per value where they are not numbers.
     """
     from matplotlib import colormaps
-    from matplotlib.figure import Figure
+
+    from hedgerow.platform.drawing import Drawing
 
     keys = searched_keys(trials)
     names = short_names(keys)
     order = ranked(trials, metric, mode)[::-1]
     finals = [_finite(final_value(trial.records, metric)) for trial in order]
-    figure = Figure(figsize=(max(6.0, 2.0 * len(keys) + 2), 5), layout="constrained")
+    figure = Drawing(figsize=(max(6.0, 2.0 * len(keys) + 2), 5), layout="constrained")
     axes = figure.subplots()
     heights = []
     for x, key in enumerate([*keys, metric]):
@@ -143,18 +140,13 @@ def draw_parallel(trials: list[Trial], metric: str, mode: str, folder: Path) -> 
         axes.plot(range(len(path)), path, zorder=3 + rank / len(order), **style)
     axes.set(xlim=(-0.1, len(keys) + 0.4))
     axes.set_axis_off()
-    return save(figure, folder / "parallel_coordinates")
+    return figure
 
 
-def draw_trials(
-    trials: list[Trial],
-    folder: Path,
-    targets: list[float],
-    limit: int = 7,
-    metric: str = "test_accuracy",
-    mode: str = "max",
-) -> list[Path]:
-    """Accuracy and test loss of the best trials, as `hedgerow.platform.figures.draw_curves` draws them.
+def best_runs(
+    trials: list[Trial], limit: int = 7, metric: str = "test_accuracy", mode: str = "max"
+) -> dict[str, list[Record]]:
+    """The records of the best trials by what a legend calls them.
 
     They go by their names where their configurations are too long for a legend inside the axes.
     """
@@ -164,11 +156,10 @@ def draw_trials(
     by_trial = {id(trial): label for trial, label in zip(trials, labels, strict=True)}
     best = [trial for trial in ranked(trials, metric, mode) if trial.records][:limit]
     # With a second line for each trial's training loss nobody could tell them apart.
-    runs = {
+    return {
         by_trial[id(trial)]: [{key: value for key, value in r.items() if key != "train_loss"} for r in trial.records]
         for trial in best
     }
-    return draw_curves(runs, folder, targets)
 
 
 def _axis(axes: Any, x: int, name: str, ticks: dict[float, str]) -> None:
@@ -242,10 +233,11 @@ def _plain_ticks(axes: Any, size: float, top: float) -> None:
 
 def _axes() -> tuple[Any, Any]:
     # matplotlib takes a second to import, which a search need not wait for at its start.
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(10, 4.5), layout="constrained")
+    from hedgerow.platform.drawing import Drawing
+
+    figure = Drawing(figsize=(10, 4.5), layout="constrained")
     axes = figure.subplots()
     axes.spines[["top", "right"]].set_visible(False)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))

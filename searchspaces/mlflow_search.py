@@ -1,11 +1,17 @@
 """The MLflow side of a search: a parent run for the search, a child run for each expert."""
 
+from mlflow.tracking import MlflowClient
+
+from hedgerow.platform.description import NOTE, run_text, sentence, settings, tags
+from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.experiment_file import load_experiment
-from hedgerow.platform.mlflow_store import MlflowPlace, MlflowStore, run_tags
+from hedgerow.platform.mlflow_store import MlflowPlace, MlflowStore, experiment_id
 from hedgerow.platform.runs import RunFolder
 from hedgerow.platform.tracking import Record
 from hedgerow.searchspaces.expert import expert_folder
+from hedgerow.searchspaces.report import Trial, searched_keys, short_names, trial_label
 from hedgerow.searchspaces.search_file import SearchPlan
+from hedgerow.searchspaces.terminal import hedge_sentences
 
 PARENT = "mlflow.parentRunId"
 
@@ -20,13 +26,21 @@ class SearchStore:
     """Sorts records by their "expert" into the child runs; those of expert None are Hedge's own."""
 
     def __init__(self, folder: RunFolder, plan: SearchPlan):
-        self.folder, self.place = folder, MlflowPlace.of(plan.experiment)
-        record = folder.record()
-        self.tags = run_tags(record)
+        self.folder, self.plan = folder, plan
+        self.record = folder.record()
         values = plan.experiment.model_dump(mode="json") | {"search": plan.search.model_dump(mode="json")}
-        self.parent = ParentStore(self.place, folder.name, values, self.tags, record.get("mlflow_run_id"))
+        said = tags(self.record, plan.experiment) | {"search": plan.search.kind, NOTE: search_text(folder, plan)}
+        if self.table:
+            client = MlflowClient(MlflowPlace.of(plan.experiment).resolved_uri())
+            said |= {"table": self.table, PARENT: table_run(client, plan.experiment, self.table)}
+        self.parent = ParentStore(plan.experiment, folder.name, values, said, self.record.get("mlflow_run_id"))
         folder.update(mlflow_run_id=self.parent.run_id)
         self.children: dict[int, MlflowStore] = {}
+
+    @property
+    def table(self) -> str | None:
+        """The published table of which this search is a line, as in "feddyn/T2.3"."""
+        return "/".join(self.record["table"]["line"].split("/")[:2]) if "table" in self.record else None
 
     def log(self, records: list[Record]) -> None:
         """Record rounds of the experts and of Hedge."""
@@ -44,14 +58,40 @@ class SearchStore:
         """The run of an expert, made on the first call and remembered in its folder."""
         if expert not in self.children:
             folder = expert_folder(self.folder.path, expert)
-            values = load_experiment(folder.experiment).model_dump(mode="json")
-            tags = self.tags | {PARENT: self.parent.run_id, "expert": folder.name}
+            experiment = load_experiment(folder.experiment)
+            said = tags(self.record, experiment) | {
+                PARENT: self.parent.run_id,
+                "expert": folder.name,
+                NOTE: run_text(folder),
+            }
             store = MlflowStore(
-                self.place, f"{self.folder.name}/{folder.name}", values, tags, folder.record().get("mlflow_run_id")
+                experiment,
+                self._name(folder),
+                experiment.model_dump(mode="json"),
+                said,
+                folder.record().get("mlflow_run_id"),
             )
             folder.update(mlflow_run_id=store.run_id)
             self.children[expert] = store
         return self.children[expert]
+
+    def _name(self, folder: RunFolder) -> str:
+        """An expert's number and what sets it apart: of a table's line, its method."""
+        headings = self.record.get("table", {}).get("headings")
+        overrides = folder.record()["overrides"]
+        known = [Trial("", one, []) for one in self.plan.configurations or [overrides]]
+        label = trial_label(Trial(folder.name, overrides, []), short_names(searched_keys(known)))
+        if headings:
+            alone = headings.count(headings[int(folder.name)]) == 1
+            label = headings[int(folder.name)] + ("" if alone else f" {label}")
+        return f"{folder.name} {label}"[:200]
+
+    def tell_result(self) -> None:
+        """Record the search's files, and what came out of it and of its experts."""
+        self.parent.log_files(self.folder.path)
+        self.parent.describe(search_text(self.folder, self.plan))
+        for expert, store in self.children.items():
+            store.describe(run_text(expert_folder(self.folder.path, expert)))
 
     def end(self, status: str) -> None:
         """End every run that is open: the experts' by what became of them, where the search itself came to its end."""
@@ -60,6 +100,31 @@ class SearchStore:
             ended = {"failed": "FAILED", "finished": "FINISHED", "stopped": "FINISHED"}
             store.end(ended.get(became, status))
         self.parent.end(status)
+
+
+def search_text(folder: RunFolder, plan: SearchPlan) -> str:
+    """The description of a search; with its result, once it has one."""
+    keys = ", ".join(f"`{key}`" for key in plan.search.space)
+    text = f"{sentence(plan.experiment)}\nSearch `{plan.search.kind}` over {keys}, by `{plan.search.metric}`.\n"
+    summary, results = folder.record().get("summary"), folder.path / "results.md"
+    if summary and plan.search.kind == "hedge":
+        text += f"\n{hedge_sentences(summary)}\n"
+    if results.exists():
+        _title, _, tables = results.read_text(encoding="utf-8").partition("\n\n")
+        text += f"\n## Trials\n\n{tables}"
+    return f"{text}{settings(plan.experiment)}\nFolder: `{folder.path.absolute()}`\n"
+
+
+def table_run(client: MlflowClient, experiment: Experiment, table: str) -> str:
+    """The run beneath which all lines of a published table lie, made where it is not there yet."""
+    home = experiment_id(client, MlflowPlace.of(experiment))
+    is_it = f"tags.hedgerow_table = '{table}'"
+    if found := client.search_runs([home], is_it, max_results=1):
+        return found[0].info.run_id
+    text = f"Lines of the published table `{table}`; `hedgerow table {table} --report` prints it.\n"
+    run = client.create_run(home, tags={"hedgerow_table": table, NOTE: text}, run_name=table)
+    client.set_terminated(run.info.run_id)
+    return run.info.run_id
 
 
 def _flat(record: Record) -> Record:

@@ -13,17 +13,16 @@ import ray
 from ray import tune
 from ray.tune.error import TuneError
 
-from hedgerow.algorithms.trees import tree_map
-from hedgerow.platform.build import build_algorithms, build_partition, check, check_task
-from hedgerow.platform.checkpoint import latest_checkpoint, read_checkpoint, tell_flaws
+from hedgerow.platform.build import build_partition, check, check_task
+from hedgerow.platform.checkpoint import latest_checkpoint, tell_flaws
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.data.picture import partition_record
-from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment import Experiment
+from hedgerow.platform.finished import last_parameters
 from hedgerow.platform.mirror import Mirror
 from hedgerow.platform.placement import cpu_share, ray_session, trials_that_fit
 from hedgerow.platform.runner import log_final_model, not_taken, push_records, recorded
-from hedgerow.platform.runs import RunFolder, find_run, new_run, now
+from hedgerow.platform.runs import RunFolder, find_run, find_unfinished, new_run, now
 from hedgerow.platform.tracking import Record, RunLog, Tracker
 from hedgerow.searchspaces.expert import Expert, Shared, client_actors, expert_folder, trial_resources
 from hedgerow.searchspaces.kinds import tuning
@@ -74,10 +73,8 @@ def resume_search(name: str, show: ShowSearch | None = None, address: str | None
 
     name: its folder, or the URI of its copy.
     """
-    folder = find_run(name)
+    folder = find_unfinished(name)
     record = folder.record()
-    if record["status"] == "finished":
-        raise UserError(f"{folder.path} is finished: there is nothing to resume")
     plan = load_search(folder.experiment)
     data = check_search(plan, Path(record["data_root"]) if record["data_root"] else None)
     return _execute(plan, folder, data, show, address)
@@ -207,7 +204,7 @@ def push(name: str) -> None:
     for trial in read_trials(folder):
         records += [{"expert": int(trial.name), **record} for record in trial.records]
     tracker = Tracker(lambda: open_search_store(folder))
-    push_records(folder, tracker, records, lambda store: store.parent.log_files(folder.path))
+    push_records(folder, tracker, records, lambda store: store.tell_result())
 
 
 def open_search_store(folder: RunFolder) -> Any:
@@ -220,14 +217,11 @@ def open_search_store(folder: RunFolder) -> Any:
 
 def _close_store(store: Any, finished: FinishedSearch, data: Data) -> None:
     """Record tables, figures and the best trial's model; then end every run."""
-    store.parent.log_files(finished.folder.path)
+    store.tell_result()
     best = finished.best
-    found = latest_checkpoint(expert_folder(finished.folder.path, int(best.name)).checkpoints)
-    if found:
-        experiment = finished.plan.trial(best.overrides)
-        server, (dataset, partition) = read_checkpoint(found[0])[0], data
-        parameters = build_algorithms([experiment], dataset, partition)[0].evaluate_params(server)
-        log_final_model(store.parent, experiment, dataset, tree_map(lambda leaf: leaf.numpy(), parameters))
+    folder, experiment = expert_folder(finished.folder.path, int(best.name)), finished.plan.trial(best.overrides)
+    if latest_checkpoint(folder.checkpoints):
+        log_final_model(store.parent, experiment, data[0], last_parameters(experiment, folder, data))
     store.end("FINISHED")
 
 

@@ -110,13 +110,8 @@ class SearchTable:
         return sorted(range(len(self.labels)), key=place)
 
     def _render(self) -> Group:
-        hedge, order = self._hedge, self._order()
-        if hedge is None:
-            line = self._sweep_line()
-        else:
-            # The leader's configuration and weight are the table's first row.
-            line = f"round {hedge['round']}/{self.rounds}  leader {hedge['leader']:03d}  {self._figures(hedge)}"
-        header = Text.assemble((self.name, "bold"), f"  {line}")
+        order = self._order()
+        header = Text.assemble((self.name, "bold"), f"  {self._header()}")
         # Beside the rows there are this header, the headings, what is left out, and the line of the cursor.
         room = max(1, self.console.height - 3 - math.ceil(header.cell_len / self.console.width))
         shown = order if len(order) <= room + 1 else order[:room]
@@ -124,6 +119,13 @@ class SearchTable:
         if len(shown) < len(order):
             parts.append(Text(f"... and {len(order) - len(shown)} more", style="dim"))
         return Group(*parts)
+
+    def _header(self) -> str:
+        if self._hedge is None:
+            return self._sweep_line()
+        # The leader's configuration and weight are the table's first row.
+        hedge = self._hedge
+        return f"round {hedge['round']}/{self.rounds}  leader {hedge['leader']:03d}  {self._figures(hedge)}"
 
     def _table(self, shown: list[int]) -> Table:
         table = Table(box=None, pad_edge=False, header_style="bold dim")
@@ -136,19 +138,26 @@ class SearchTable:
             table.add_column("weight", no_wrap=True)
         table.add_column("state", no_wrap=True)
         for i in shown:
-            seen, state = self._seen[i], self._states[i]
-            cells: list[str | Text] = [
-                f"{i:03d}",
-                Text(self.labels[i], no_wrap=True, overflow="ellipsis"),
-                str(seen["round"]),
-                percent(seen.get("test_accuracy")),
-                number("test_loss", seen.get("test_loss")),
-            ]
+            texts = self._cells(i)
+            cells: dict[str, str | Text] = dict(texts)
+            cells["configuration"] = Text(texts["configuration"], no_wrap=True, overflow="ellipsis")
             if self._hedge:
-                weight = self._hedge["weights"][i]
-                cells.append(f"{bar(weight)} {weight:6.1%}")
-            table.add_row(*cells, state, style="" if state == "running" else "dim")
+                cells["weight"] = f"{bar(self._hedge['weights'][i])} {texts['weight']:>6}"
+            table.add_row(*cells.values(), style="" if self._states[i] == "running" else "dim")
         return table
+
+    def _cells(self, i: int) -> dict[str, str]:
+        """A trial's texts, by heading."""
+        seen = self._seen[i]
+        return {
+            "expert" if self._hedge else "trial": f"{i:03d}",
+            "configuration": self.labels[i],
+            "round": str(seen["round"]),
+            "accuracy": percent(seen.get("test_accuracy")),
+            "loss": number("test_loss", seen.get("test_loss")),
+            **({"weight": percent(self._hedge["weights"][i])} if self._hedge else {}),
+            "state": self._states[i],
+        }
 
 
 def bar(share: float) -> str:

@@ -12,8 +12,7 @@ from hedgerow.platform.report import first_to, summarise, target_heading, target
 from hedgerow.platform.runs import RunFolder
 from hedgerow.platform.terminal import dropped_text, percent
 from hedgerow.searchspaces.report import Trial, cost_text, markdown_table, trial_labels
-from hedgerow.searchspaces.results import FinishedSearch, read_trials
-from hedgerow.searchspaces.search_file import load_search
+from hedgerow.searchspaces.results import FinishedSearch
 from hedgerow.searchspaces.tables.line import Line, Table
 from hedgerow.searchspaces.tables.standing import Record, devices, standing
 
@@ -80,8 +79,7 @@ class LineResult:
     def read(cls, line: Line, folder: RunFolder) -> "LineResult":
         """From the folder of its search."""
         note = folder.record()["table"]
-        finished = FinishedSearch(folder, load_search(folder.experiment), read_trials(folder), [])
-        return cls(line, folder, finished, note["headings"], note["changed"], note["grid"])
+        return cls(line, folder, FinishedSearch.read(folder), note["headings"], note["changed"], note["grid"])
 
     @property
     def targets(self) -> list[float]:

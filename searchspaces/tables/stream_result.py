@@ -7,10 +7,8 @@ from typing import Any, ClassVar
 from hedgerow.platform.figures import STREAM_CURVES, Points, draw_streams, smoothed
 from hedgerow.platform.runs import RunFolder
 from hedgerow.platform.terminal import dropped_text, percent
-from hedgerow.platform.tracking import RunLog
 from hedgerow.searchspaces.report import Record, final_value, show, trial_labels
-from hedgerow.searchspaces.results import FinishedSearch, read_trials
-from hedgerow.searchspaces.search_file import load_search
+from hedgerow.searchspaces.results import FinishedSearch
 from hedgerow.searchspaces.tables.result import CHANGED, MARK
 from hedgerow.searchspaces.tables.stream_line import StreamLine
 
@@ -35,10 +33,7 @@ class StreamResult:
     @classmethod
     def read(cls, line: StreamLine, heading: str, folder: RunFolder) -> "StreamResult":
         """From the folder of its search."""
-        finished = FinishedSearch(
-            folder, load_search(folder.experiment), read_trials(folder), RunLog(folder.metrics).read()
-        )
-        return cls(line, heading, folder, finished, folder.record()["table"]["changed"])
+        return cls(line, heading, folder, FinishedSearch.read(folder), folder.record()["table"]["changed"])
 
     @property
     def ctm(self) -> float:
