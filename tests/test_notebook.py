@@ -113,6 +113,15 @@ def test_what_is_finished_is_not_resumed(ran):
         hedgerow.resume(ran.folder)
 
 
+@pytest.fixture
+def interruptible():
+    """Ctrl-C interrupts, also where the tests themselves run in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_run_is_read_and_resumed_to_the_same_end(ran, tmp_path, capsys):
     def stop(record):
         if record["round"] == 3:

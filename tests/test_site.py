@@ -111,7 +111,11 @@ def test_every_command_is_in_the_reference_with_its_options(site):
     from hedgerow.cli import main
 
     told = (site / "reference" / "commands.html").read_text()
+    commands = {}
     for name, command in main.commands.items():
+        within = command.commands if isinstance(command, click.Group) else {}
+        commands |= {f"{name} {inner}": each for inner, each in within.items()} or {name: command}
+    for name, command in commands.items():
         assert f"hedgerow {name}</code>" in told
         for option in (p for p in command.params if isinstance(p, click.Option)):
             assert all(word in told for word in option.opts), option.opts

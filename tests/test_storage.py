@@ -20,7 +20,7 @@ from test_search import plan
 
 from hedgerow.cli import main
 from hedgerow.platform.build import check
-from hedgerow.platform.checkpoint import latest_checkpoint, prune, write_checkpoint
+from hedgerow.platform.checkpoint import latest_checkpoint, prune, save_tree, write_checkpoint
 from hedgerow.platform.coordinator import Coordinator
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment_file import load_experiment
@@ -39,7 +39,7 @@ def checkpoint(folder: Path, round: int) -> None:
 
     def states(aside: Path) -> None:
         for part in (0, 1):
-            (aside / f"states-{part:04d}.safetensors").write_bytes(bytes([round, part]))
+            save_tree({"of": torch.tensor([round, part])}, aside / f"states-{part:04d}.safetensors")
 
     server = {"w": {"a": torch.full((3,), float(round))}}
     write_checkpoint(
