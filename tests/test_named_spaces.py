@@ -187,6 +187,7 @@ LARGE = 3000
 def test_the_space_of_a_method_that_is_here_is_searched_by_its_name(name):
     space, size = KNOWN[name].space, KNOWN[name].size
     if size is not None and size > LARGE:
+        assert size == math.prod(len(entry["grid"]) for entry in space.values())
         corners = [{key: {"grid": [entry["grid"][end]]} for key, entry in space.items()} for end in (0, -1)]
         assert [len(searched(name, {"space": corner}).configurations) for corner in corners] == [1, 1]
     else:
