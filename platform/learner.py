@@ -72,6 +72,8 @@ class Learner:
         self.test_shards = test_shards(test_samples)
         self.plans: dict[str, Plan] = {}
         self._evaluated = self._evaluation_cohort()
+        # By client the round from which on it is left out. What was found out outlives a return to a checkpoint.
+        self.quarantined: dict[int, int] = {}
         self.restart()
 
     def restart(self) -> None:
@@ -98,6 +100,7 @@ class Learner:
             "histograms": self._histograms(),
             "client_accuracies": self.accuracies,
             "clock": self.clock,
+            "quarantined": {str(client): round for client, round in self.quarantined.items()},
         }
         return {"server": self.server, "progress": progress}
 
@@ -120,6 +123,22 @@ class Learner:
         self.history = list(progress["history"])
         self.accuracies = progress.get("client_accuracies", [])
         self.clock = dict(progress.get("clock", self.clock))
+        self.quarantined |= {int(client): round for client, round in progress.get("quarantined", {}).items()}
+
+    def quarantine(self, client: int) -> None:
+        """Leave a client out from the next round on. Raises RuntimeError when that is more than the file allows."""
+        self.quarantined[client] = self.round + 1
+        share = self.experiment.resources.max_quarantined
+        if len(self.quarantined) > share * self.population:
+            culprits = ", ".join(map(str, sorted(self.quarantined)))
+            raise RuntimeError(
+                f"round {self.round + 1}: the process that works on any of these clients dies, each time: {culprits}; "
+                f"resources.max_quarantined lets {share:g} of the clients be left out"
+            )
+
+    def _without_quarantined(self, clients: np.ndarray, number: int) -> np.ndarray:
+        out = [client for client, since in self.quarantined.items() if since <= number]
+        return clients[~np.isin(clients, out)] if out else clients
 
     @property
     def done(self) -> bool:
@@ -140,10 +159,13 @@ class Learner:
 
     def _next(self, number: int) -> Requests:
         """The server's state after the round, or None where everybody diverged, and the round's record."""
-        clients = sample_clients(self.experiment.seed, number, self.population, self.sample_size)
+        sampled = sample_clients(self.experiment.seed, number, self.population, self.sample_size)
+        clients = self._without_quarantined(sampled, number)
         server, record, ledger = yield from self._timed("training", self._train(number, clients))
         model_size = count(self.algorithm.evaluate_params(self.server))
         record |= ledger.as_dict() | self._spent(record)
+        if self.quarantined:
+            record["quarantined"] = len(sampled) - len(clients)
         record["transmissions"] = self.transmissions + ledger.transmissions(self.cohort_size, model_size)
         if self._is_evaluated(number):
             # Client states of this round are not final yet, and evaluation must not touch them.
@@ -205,10 +227,11 @@ class Learner:
         return average
 
     def _evaluate(self, server: Tree, number: int) -> Requests:
+        clients = self._without_quarantined(self._evaluated, number)
         if not self.follows:
-            return (yield from self._score(server, number, self._evaluated))
-        record = yield from self._score({**server, "w": server[AVERAGE]}, number, self._evaluated)
-        own = yield from self._score(server, number, self._evaluated[:0])
+            return (yield from self._score(server, number, clients))
+        record = yield from self._score({**server, "w": server[AVERAGE]}, number, clients)
+        own = yield from self._score(server, number, clients[:0])
         return record | {f"server_{name}": value for name, value in own.items()}
 
     def _score(self, server: Tree, number: int, clients: np.ndarray) -> Requests:
