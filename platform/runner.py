@@ -140,9 +140,7 @@ def open_store(folder: RunFolder) -> Any:
 
     experiment, record = load_experiment(folder.experiment), folder.record()
     said = tags(record, experiment) | {NOTE: run_text(folder)}
-    store = MlflowStore(experiment, folder.name, experiment.model_dump(mode="json"), said, record.get("mlflow_run_id"))
-    folder.update(mlflow_run_id=store.run_id)
-    return store
+    return MlflowStore(experiment, folder.name, experiment.model_dump(mode="json"), said, folder)
 
 
 def push(name: str) -> None:

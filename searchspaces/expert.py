@@ -121,6 +121,10 @@ class Expert(tune.Trainable):
             # A run folder that is ahead of what Tune knows reports the rest again; what is known twice does no harm.
             member.reported = min(token["reported"], len(run.learners[i].history))
 
+    def save_run(self) -> None:
+        """Make sure that the run folders hold this round."""
+        self.coordinator.run.save()
+
     def cleanup(self) -> None:
         if self.clients is not None:
             self.clients.close()

@@ -4,18 +4,25 @@ import json
 import os
 import signal
 import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 from test_ray import numbers, same, small
+from test_resume import hedgerow
+from test_search import one_after_the_other, plan
 
 from hedgerow.platform import runner
 from hedgerow.platform.build import check
+from hedgerow.platform.checkpoint import latest_checkpoint
 from hedgerow.platform.coordinator import Coordinator
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.runner import resume, run
+from hedgerow.platform.tracking import RunLog
+from hedgerow.searchspaces.runner import resume_search
 
 INLINE = {"resources__executor": "inline"}
 
@@ -123,3 +130,24 @@ def test_with_more_poison_than_the_file_allows_the_run_ends_and_names_it(tmp_pat
         run(small(tmp_path, resources__actors=2, resources__max_quarantined=0.0, **POISON))
     (folder,) = tmp_path.glob("small-*")
     assert json.loads((folder / "run.json").read_text())["status"] == "failed"
+
+
+def test_a_termination_notice_saves_every_trial_of_a_search(tmp_path):
+    settings = {"rounds": 40, "checkpoints__every": 1000, "search__pack": "off", "search__ahead": 100}
+    settings |= {"search__concurrency": 4, "resources": {"cpus_per_actor": 0.25}}
+    (tmp_path / "file.yaml").write_text(plan(tmp_path, **settings).dump())
+    driver = hedgerow("search", str(tmp_path / "file.yaml"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    with ThreadPoolExecutor() as pool:
+        expected = pool.submit(one_after_the_other, plan(tmp_path / "alone", **settings))
+        while not (folders := list(tmp_path.glob("small-*"))) or len(RunLog(folders[0] / "metrics.jsonl").read()) < 4:
+            assert driver.poll() is None, "the search ended before it could be told"
+            time.sleep(0.01)
+        driver.terminate()
+        assert driver.wait(timeout=120) != 0
+        record = json.loads((folders[0] / "run.json").read_text())
+        assert record["status"] == "interrupted"
+        saved = [latest_checkpoint(expert / "checkpoints") for expert in sorted((folders[0] / "experts").iterdir())]
+        assert len(saved) == 4
+        assert all(found and 4 <= int(found[0].name.removeprefix("round-")) < 40 for found in saved)
+        resumed = resume_search(str(folders[0]))
+    assert resumed.hedge == expected.result()
