@@ -16,6 +16,7 @@ from hedgerow.platform.data import Partition
 from hedgerow.platform.engine import Plan
 from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.ledger import Ledger
+from hedgerow.platform.metrics import client_scores, model_scores, training_metrics
 from hedgerow.platform.report import is_done
 from hedgerow.platform.simulation import SimulatedRound, with_clients
 from hedgerow.platform.streams import sample_clients
@@ -28,9 +29,6 @@ AVERAGE = "client_average"
 
 BINS = 20
 """Of histograms."""
-
-QUANTILES = 1000
-"""Of clients' accuracies, where there are more."""
 
 
 class NoContributors(Exception):  # noqa: N818
@@ -196,7 +194,7 @@ class Learner:
                 server = yield from self._drive(exchanges, cohort, ledger, results)
                 if self.follows:
                     server = {**server, AVERAGE: self._average(results)}
-        record: Record = {"round": number, "participants": len(cohort.clients), **_training_metrics(results)}
+        record: Record = {"round": number, "participants": len(cohort.clients), **training_metrics(results)}
         return server, record | (self._simulated(simulated) if simulated else {}), ledger
 
     def _simulated(self, round: SimulatedRound) -> Record:
@@ -243,25 +241,10 @@ class Learner:
             # The model is so far off that nobody can even say how to normalise.
             return {"test_accuracy": math.nan, "test_loss": math.nan}
         common = local if self.algorithm.is_personal else test
-        record: Record = {}
-        if len(common.kept):
-            samples = common.metrics["samples"].sum()
-            record["test_accuracy"] = float(common.metrics["correct"].sum() / samples)
-            record["test_loss"] = float(common.metrics["loss"].sum() / samples)
-            # Other models that are scored beside it.
-            for other in (name.removesuffix("_correct") for name in common.metrics if name.endswith("_correct")):
-                record[f"{other}_test_accuracy"] = float(common.metrics[f"{other}_correct"].sum() / samples)
-                record[f"{other}_test_loss"] = float(common.metrics[f"{other}_loss"].sum() / samples)
+        record = model_scores(common)
         if len(local.kept):
-            own = np.maximum(local.metrics["samples"], 1)
-            accuracy = np.sort(local.metrics["correct"] / own)
-            some = np.quantile(accuracy, np.linspace(0, 1, QUANTILES)) if len(accuracy) > QUANTILES else accuracy
-            self.accuracies = some.tolist()
-            record["client_accuracy"] = float(accuracy.mean())
-            record["client_accuracy_worst10"] = float(accuracy[: -(-len(accuracy) // 10)].mean())
-            if self.algorithm.is_personal:
-                record |= {"client_accuracy_highest": float(accuracy[-1]), "client_accuracy_lowest": float(accuracy[0])}
-            record["client_loss"] = float((local.metrics["loss"] / own).mean())
+            self.accuracies, own = client_scores(local, self.algorithm.is_personal)
+            record |= own
         return record | self.algorithm.found(server, common) | self.algorithm.report(server)
 
     def _evaluation_cohort(self) -> np.ndarray:
@@ -296,22 +279,3 @@ class Learner:
                 raise NoContributors
             reply = answers if isinstance(wanted, list) else answers[0]
             number += len(exchanges)
-
-
-def _training_metrics(results: list[list[Result]]) -> Record:
-    """Mean of each metric over the clients that were kept, and how many were left out.
-
-    Clients of parallel exchanges count as those of one. Of a metric that several exchanges in a row have, the last
-    one's; counts of what was computed are added up over exchanges, those of clients that were left out too.
-    """
-    record: Record = {"dropped": int(sum((~result.kept).sum() for result in chain.from_iterable(results)))}
-    for parallel in results:
-        for name in dict.fromkeys(name for result in parallel for name in result.metrics):
-            having = [result for result in parallel if name in result.metrics]
-            values = np.concatenate([result.metrics[name] for result in having])
-            if name.startswith(SPENT):
-                record[name] = record.get(name, 0.0) + float(values.mean())
-                continue
-            values = values[np.concatenate([result.kept for result in having]) & np.isfinite(values)]
-            record[f"train_{name}"] = float(values.mean()) if len(values) else float("nan")
-    return record
