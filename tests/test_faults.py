@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -132,22 +133,26 @@ def test_with_more_poison_than_the_file_allows_the_run_ends_and_names_it(tmp_pat
     assert json.loads((folder / "run.json").read_text())["status"] == "failed"
 
 
-def test_a_termination_notice_saves_every_trial_of_a_search(tmp_path):
-    settings = {"rounds": 40, "checkpoints__every": 1000, "search__pack": "off", "search__ahead": 100}
-    settings |= {"search__concurrency": 4, "resources": {"cpus_per_actor": 0.25}}
-    (tmp_path / "file.yaml").write_text(plan(tmp_path, **settings).dump())
+def test_a_termination_notice_saves_every_trial_and_the_search_goes_on_from_its_copy(tmp_path):
+    # No checkpoint is due before the notice comes.
+    settings = {"rounds": 40, "search__pack": "off", "search__ahead": 100, "search__concurrency": 4}
+    settings |= {"resources": {"cpus_per_actor": 0.25}}
+    checkpoints = {"every": 1000, "storage": (tmp_path / "there").as_uri()}
+    (tmp_path / "file.yaml").write_text(plan(tmp_path / "here", checkpoints=checkpoints, **settings).dump())
     driver = hedgerow("search", str(tmp_path / "file.yaml"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     with ThreadPoolExecutor() as pool:
         expected = pool.submit(one_after_the_other, plan(tmp_path / "alone", **settings))
-        while not (folders := list(tmp_path.glob("small-*"))) or len(RunLog(folders[0] / "metrics.jsonl").read()) < 4:
+        while not any(len(RunLog(f).read()) >= 4 for f in (tmp_path / "here").glob("small-*/metrics.jsonl")):
             assert driver.poll() is None, "the search ended before it could be told"
             time.sleep(0.01)
         driver.terminate()
         assert driver.wait(timeout=120) != 0
-        record = json.loads((folders[0] / "run.json").read_text())
-        assert record["status"] == "interrupted"
-        saved = [latest_checkpoint(expert / "checkpoints") for expert in sorted((folders[0] / "experts").iterdir())]
+        shutil.rmtree(tmp_path / "here")
+        (copy,) = (tmp_path / "there").iterdir()
+        assert json.loads((copy / "run.json").read_text())["status"] == "interrupted"
+        saved = [latest_checkpoint(expert / "checkpoints") for expert in sorted((copy / "experts").iterdir())]
         assert len(saved) == 4
         assert all(found and 4 <= int(found[0].name.removeprefix("round-")) < 40 for found in saved)
-        resumed = resume_search(str(folders[0]))
+        resumed = resume_search(copy.as_uri())
     assert resumed.hedge == expected.result()
+    assert [len(trial.records) for trial in resumed.trials] == [40] * 4
