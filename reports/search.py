@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from hedgerow.reports.figures import Figure, Series, areas, lines
+from hedgerow.reports.figures import Figure, areas, lines
 from hedgerow.reports.read import Search
+from hedgerow.reports.series import Series
 from hedgerow.reports.tables import Table, table
 
 OWN = 7

@@ -17,8 +17,9 @@ from hedgerow.platform.experiment_file import parse_experiment
 from hedgerow.platform.mlflow_store import default_uri
 from hedgerow.platform.runner import run
 from hedgerow.platform.runs import RunFolder
-from hedgerow.reports.figures import Series, areas, heat, lines
+from hedgerow.reports.figures import areas, heat, lines
 from hedgerow.reports.read import read_all
+from hedgerow.reports.series import Series
 from hedgerow.reports.svg import Scale, element
 from hedgerow.searchspaces.tables.commands import plan_table, run_table
 
