@@ -134,7 +134,7 @@ def areas(title: str, rounds: Sequence[int], bands: Sequence[tuple[str, list[flo
             until = edges[chosen[place + 1]] if place + 1 < len(chosen) else edges[-1]
             upper += [(x(edges[i]), y(top[i])), (x(until), y(top[i]))]
             lower += [(x(edges[i]), y(base[i])), (x(until), y(base[i]))]
-        kind = "others" if label.endswith(" others") else colour(index)
+        kind = "others" if label.endswith((" other", " others")) else colour(index)
         parts.append(
             element("path", element("title", label), d=path(upper + lower[::-1], closed=True), class_=f"area {kind}")
         )
