@@ -166,6 +166,8 @@ def _tune(plan: SearchPlan, folder: RunFolder, data: Data, listener: Listener) -
             failure_config=tune.FailureConfig(max_failures=plan.search.restarts),
             callbacks=[listener],
             verbose=0,
+            # In a notebook Tune's own choice would take a place in the cell, however silent.
+            progress_reporter=tune.CLIReporter(),
         ),
     )
     try:
