@@ -125,7 +125,8 @@ def test_what_is_looked_at_is_a_document_too(here):
     assert str(Path("picture.png")) in pictures
     plan = ("plan", "good.yaml", "--set", "resources.executor=ray", "--nodes", "2x(cpus=3,memory=64)")
     assert document(*plan)["actors"] == 6
-    assert {table["name"] for table in document("table", "fedhen")["tables"]} == {"fedhen/T4.1", "fedhen/T4.2"}
+    names = {"fedhen/T4.1", "fedhen/T4.2", "fedhen/central"}
+    assert {table["name"] for table in document("table", "fedhen")["tables"]} == names
     (file,) = document("table", "fedhen/T4.1/digits", "--show")["files"]
     assert file["task"]["data"]["name"] == "digits"
 

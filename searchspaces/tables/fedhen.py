@@ -1,4 +1,5 @@
-"""FedHeN's tables 4.1 and 4.2: rounds in which the simple and the complex network reach accuracies (thesis, chapter 4).
+"""FedHeN's tables 4.1 and 4.2: rounds in which the simple and the complex network reach accuracies (thesis, chapter 4);
+and what either reaches with all samples, or half of them, in one place.
 
 Batch size, weight decay and Dirichlet's parameter are not printed: they are those of the thesis's other experiments.
 """
@@ -39,14 +40,22 @@ SMALL: dict[str, Section] = {
     },
 }
 """For a laptop: both networks after as many rounds as there is time for."""
+CENTRAL = {
+    ("complex", "all"): {"cifar10": "93%", "cifar100": "73.5%"},
+    ("complex", "half"): {"cifar10": "90.5%", "cifar100": "62.6%"},
+    ("simple", "all"): {"cifar10": "86%", "cifar100": "63.2%"},
+    ("simple", "half"): {"cifar10": "84.5%", "cifar100": "55.7%"},
+}
+HALF = {"cifar10": 25_000, "cifar100": 25_000, "digits": 719}
 
+METRICS = {"complex": "test_accuracy", "simple": "simple_test_accuracy"}
 REMARK = "clients 1 to 50 have the simple network, 51 to 100 the complex one; ten take part in a round"
 
 
 @cache
 def fedhen_tables() -> dict[str, Table]:
-    """By name: T4.1, T4.2."""
-    return {
+    """By name: T4.1, T4.2, central."""
+    printed = {
         name: Table(
             f"fedhen/{name}",
             title,
@@ -55,6 +64,7 @@ def fedhen_tables() -> dict[str, Table]:
         )
         for name, title in TITLES.items()
     }
+    return {**printed, "central": _central()}
 
 
 def _line(table: str, which: str, data: str, rows: list[Row]) -> Line:
@@ -87,11 +97,40 @@ def _methods(**local: Any) -> dict[str, Section]:
 
 
 def _values(table: str, which: str, task: Section, targets: list[float], rounds: int) -> Section:
-    metric = "test_accuracy" if which == "complex" else "simple_test_accuracy"
     return {
         "rounds": rounds,
         "participation": 0.1,
         "task": {**task, "partition": PARTITIONS[table]},
-        "evaluation": {"clients": 0, "targets": targets, "target_metric": metric},
+        "evaluation": {"clients": 0, "targets": targets, "target_metric": METRICS[which]},
         "checkpoints": {"every": 100, "keep": 1},
     }
+
+
+def _central() -> Table:
+    lines = [
+        _alone(which, share, data, {"data": {"name": data}, "model": {"name": "resnet_exit"}}, 50, accuracy)
+        for (which, share), accuracies in CENTRAL.items()
+        for data, accuracy in accuracies.items()
+    ]
+    lines += [_alone(which, share, "digits", SMALL["digits"], 10) for which, share in CENTRAL]
+    return Table("fedhen/central", "either network alone, with all samples or half of them; a round is an epoch", lines)
+
+
+def _alone(which: str, share: str, data: str, task: Section, batch_size: int, accuracy: str = "") -> Line:
+    """One network and one client, who has all the samples: Decouple is then SGD on them."""
+    samples = None if share == "all" else HALF[data]
+    section = {
+        "name": "decouple", "simple": float(which == "simple"), "lr": 0.1, "lr_decay": 0.99, "epochs": 1,
+        "batch_size": batch_size, "weight_decay": 1e-3, "clip_norm": 10.0,
+    }  # fmt: skip
+    values = {
+        "rounds": 200 if accuracy else 50,
+        "participation": 1.0,
+        "task": {**task, "partition": {"kind": "iid", "clients": 1, "samples_per_client": samples}},
+        "evaluation": {"clients": 0, "target_metric": METRICS[which]},
+        "checkpoints": {"every": 50, "keep": 1},
+    }
+    published: dict[Any, dict[str, str]] = {None: {"central": accuracy}} if accuracy else {}
+    title = f"{DATA.get(data, data)}, {which}, {share}" + ("" if share == "all" else " of the samples")
+    remark = "the source does not say how the networks alone are trained: here 200 epochs, decay .99" if accuracy else ""
+    return Line(f"{data}-{which}-{share}", title, values, {"central": section}, published, {}, remark, unit="rounds")

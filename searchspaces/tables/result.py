@@ -28,8 +28,8 @@ class Cell:
     """What one method needed for one target.
 
     transmissions: in FedAvg rounds, or in rounds where the line counts these; None where the target was not reached
-    within `spent`. reference: those of the line's first method. configuration: the one that is shown, of those that
-    ran. dropped: answers left out.
+    within `spent`. reference: those of the line's first method. best_accuracy: of the line's metric, where that is an
+    accuracy. configuration: the one that is shown, of those that ran. dropped: answers left out.
     """
 
     heading: str
@@ -127,17 +127,19 @@ class LineResult:
         """One per method that ran. target: None where the line has none: then the accuracies count."""
         found: list[Cell] = []
         reference = None
+        counted = self.metric if "accuracy" in self.metric else "test_accuracy"
         for heading in self.line.methods:
             if not (best := self.best(heading)):
                 continue
             trial, configuration = best
             summary = summarise(trial.records, [])
+            accuracy = max((r[counted] for r in trial.records if counted in r), default=None)
             reached = None if target is None else first_to(trial.records, target, self.metric)
             needed = reached[self.line.unit] if reached else None
             if heading == next(iter(self.line.methods)):
                 reference = needed
-            spent, accuracy = summary[self.line.unit], summary["best_test_accuracy"]
-            rounds, dropped, seconds = summary["rounds"], summary["dropped"], summary["seconds"]
+            spent, rounds = summary[self.line.unit], summary["rounds"]
+            dropped, seconds = summary["dropped"], summary["seconds"]
             status = trial.status
             found.append(
                 Cell(heading, needed, spent, reference, accuracy, configuration, status, rounds, dropped, seconds)
