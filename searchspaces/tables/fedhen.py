@@ -50,6 +50,7 @@ HALF = {"cifar10": 25_000, "cifar100": 25_000, "digits": 719}
 
 METRICS = {"complex": "test_accuracy", "simple": "simple_test_accuracy"}
 REMARK = "clients 1 to 50 have the simple network, 51 to 100 the complex one; ten take part in a round"
+FINAL = "published of FedHeN within 1000 rounds, CIFAR-10, IID: simple 88.6 %, complex 89.6 %"
 
 
 @cache
@@ -80,7 +81,7 @@ def _line(table: str, which: str, data: str, rows: list[Row]) -> Line:
         values,
         _methods(),
         published=published,
-        remark=REMARK,
+        remark=f"{REMARK}; {FINAL}" if (table, data) == ("T4.1", "cifar10") else REMARK,
         unit="rounds",
     )
 

@@ -21,8 +21,9 @@ class Line:
     others' gains refer to. published: target, as in `evaluation.targets`, or None for the best accuracy, or the name
     of what methods report -> heading -> what was printed, such as "637" or "1000+". grids: heading -> the named space
     that was searched. remark: what the source leaves open. shows: what the curves are of, where that is not the
-    accuracy or the loss. unit: what costs are counted in: FedAvg's rounds, by their traffic, or rounds as they are.
-    draws: a figure of its own, of the runs by heading, at a path without its ending.
+    accuracy or the loss. smooth: whether the source smooths its curves. unit: what costs are counted in: FedAvg's
+    rounds, by their traffic, or rounds as they are. draws: a figure of its own, of the runs by heading, at a path
+    without its ending.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Line:
     grids: dict[str, str] = field(default_factory=dict)
     remark: str = ""
     shows: str = ""
+    smooth: bool = False
     unit: Literal["transmissions", "rounds"] = "transmissions"
     draws: Callable[[dict[str, RunFolder], Path], list[Path]] | None = None
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from hedgerow.platform.figures import COLOURS, STYLES, draw_histograms, grid, save
+from hedgerow.platform.figures import COLOURS, STYLES, draw_histograms, grid, save, smoothed
 from hedgerow.searchspaces.tables.result import LineResult
 
 
@@ -57,26 +57,23 @@ def _panel(axes: Any, result: LineResult, axis: str) -> None:
             continue
         if axis == "transmissions" and "round" in _axes(result) and not best[0].records[-1]["transmissions"]:
             continue
-        spent, values = [], []
-        for record in best[0].records:
-            if metric in record:
-                # A centralised run transmits nothing: its rounds are epochs.
-                spent.append(record[axis] or record["round"])
-                values.append(scale * record[metric])
+        # A centralised run transmits nothing: its rounds are epochs.
+        points = [(r[axis] or r["round"], scale * r[metric]) for r in best[0].records if metric in r]
+        drawn = smoothed(points) if result.line.smooth else points
         axes.plot(
-            spent, values, label=heading, linewidth=1.4, color=COLOURS[index % len(COLOURS)],
-            linestyle=STYLES[index % len(STYLES)], marker="o" if len(spent) == 1 else None,
+            *zip(*drawn, strict=True), label=heading, linewidth=1.4, color=COLOURS[index % len(COLOURS)],
+            linestyle=STYLES[index % len(STYLES)], marker="o" if len(points) == 1 else None,
         )  # fmt: skip
         axes.set_xlabel(_label(axis, best[0].records[-1]["transmissions"]))
-    drawn = [value for line in axes.lines for value in line.get_ydata()]
+    seen = [value for line in axes.lines for value in line.get_ydata()]
     for target in result.targets:
         axes.axhline(scale * target, color="0.4", linestyle="--", linewidth=0.8)
-    if loss and max(drawn) > 5 * min(drawn) > 0:
+    if loss and max(seen) > 5 * min(seen) > 0:
         axes.set_yscale("log")
     if result.targets and accuracy:
         # What the targets are about: the last few per cent, where a run comes so far.
         bottom = max(0, 100 * min(result.targets) - 6)
-        axes.set_ylim(bottom=bottom if max(drawn) > bottom else None)
+        axes.set_ylim(bottom=bottom if max(seen) > bottom else None)
     axes.set(
         title=result.line.title,
         ylabel="training loss" if loss else "test accuracy (%)" if accuracy else metric.replace("_", " "),
