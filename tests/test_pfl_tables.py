@@ -14,7 +14,7 @@ from hedgerow.cli import main
 from hedgerow.platform.drawing import Drawing
 from hedgerow.searchspaces.report import Trial
 from hedgerow.searchspaces.tables import FAMILIES, find_lines
-from hedgerow.searchspaces.tables.picture import _panel
+from hedgerow.searchspaces.tables.picture import draw_panel
 from hedgerow.searchspaces.tables.plan import plan_line
 from hedgerow.searchspaces.tables.result import LineResult
 from hedgerow.searchspaces.tables.standing import devices
@@ -89,7 +89,7 @@ def test_curves_are_smoothed_where_the_source_draws_them_so():
     # The mean over a twentieth, four of them, of what goes up and down.
     for smooth, change in ((True, 0), (False, 40)):
         axes = Drawing().subplots()
-        _panel(axes, shown(replace(line, smooth=smooth), {"PFLDyn Proto": values}), "transmissions")
+        draw_panel(axes, shown(replace(line, smooth=smooth), {"PFLDyn Proto": values}), "transmissions")
         assert np.abs(np.diff(axes.lines[0].get_ydata()))[4:].max() == pytest.approx(change, abs=1e-9)
 
 

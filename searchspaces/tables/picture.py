@@ -35,7 +35,7 @@ def _draw_curves(results: list[LineResult], folder: Path) -> list[Path]:
     many = max(len(result.line.methods) for result in results) > MANY
     figure, panels = grid(len(wanted), 6.2 if many else 4.6, 3.4, columns=2 if len(wanted) == 4 else 3)
     for panel, (result, axis) in zip(panels, wanted, strict=True):
-        _panel(panel, result, axis)
+        draw_panel(panel, result, axis)
     return save(figure, folder / "curves")
 
 
@@ -48,7 +48,7 @@ def _axes(result: LineResult) -> list[str]:
     return ["round", "transmissions"]
 
 
-def _panel(axes: Any, result: LineResult, axis: str) -> None:
+def draw_panel(axes: Any, result: LineResult, axis: str) -> None:
     metric = result.line.shows or result.metric
     loss, accuracy = "loss" in metric, "accuracy" in metric
     scale = 100 if accuracy else 1
