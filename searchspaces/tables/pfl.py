@@ -25,7 +25,7 @@ METHODS: dict[str, tuple[str, Section, str]] = {
     "P-Avg Proto": ("p_avg_proto", {"name": "per_fedavg", **PROTO}, ""),
     "Per-FedAvg": ("per_fedavg", {"name": "per_fedavg", **MAML}, "per_fedavg"),
 }
-"""The first is what gains refer to: the source's are Per-FedAvg's cost over that of the best method, mostly this one."""
+"""Gains refer to the first: the source's are Per-FedAvg's cost over that of the best method, mostly this one."""
 PLAIN: dict[str, Section] = {
     "FedAvg": {"name": "per_fedavg"}, "FedDyn": {"name": "pfldyn", "alpha": 0.1}, "SCAFFOLD": {"name": "pflscaf"},
 }  # fmt: skip
