@@ -4,7 +4,7 @@ from typing import Literal
 
 from hedgerow.algorithms.base import Result
 from hedgerow.algorithms.trees import Tree
-from hedgerow.algorithms.two_exits import TwoArchitectures, TwoExits, mean
+from hedgerow.algorithms.two_exits import TwoArchitectures, TwoExits, learnt, mean
 
 
 class Decouple(TwoExits):
@@ -16,7 +16,4 @@ class Decouple(TwoExits):
         name: Literal["decouple"] = "decouple"
 
     def aggregate(self, server: Tree, few: Result, many: Result) -> Tree:
-        return {
-            "w": mean(many) if many.kept.any() else server["w"],
-            "simple": mean(few) if few.kept.any() else server["simple"],
-        }
+        return {"w": mean(server["w"], learnt(many)), "simple": mean(server["simple"], learnt(few))}

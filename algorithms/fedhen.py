@@ -6,13 +6,12 @@ from pydantic import Field
 from torch import Tensor
 
 from hedgerow.algorithms.base import Batch, ClientData
-from hedgerow.algorithms.noside import NoSide
 from hedgerow.algorithms.task import Params
 from hedgerow.algorithms.trees import Tree
-from hedgerow.algorithms.two_exits import TwoArchitectures
+from hedgerow.algorithms.two_exits import TwoArchitectures, TwoExits
 
 
-class FedHeN(NoSide):
+class FedHeN(TwoExits):
     """Complex clients train the simple network as well, by a side objective: the loss of its exit (Eq. 4.2)."""
 
     class Hyper(TwoArchitectures):
@@ -24,4 +23,4 @@ class FedHeN(NoSide):
             early, late = self.logits(w, batch.x, "both")
             return self.task.criterion(late, batch) + hp.side_weight * self.task.criterion(early, batch)
 
-        return self.learn(loss, hp, down, state, data)
+        return self.learn(loss, hp, down, state, data, side=hp.side_weight)

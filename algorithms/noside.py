@@ -2,9 +2,12 @@
 
 from typing import Literal
 
+from pydantic import Field
+
 from hedgerow.algorithms.base import Result
+from hedgerow.algorithms.submodel import named
 from hedgerow.algorithms.trees import Tree
-from hedgerow.algorithms.two_exits import TwoArchitectures, TwoExits
+from hedgerow.algorithms.two_exits import TwoArchitectures, TwoExits, learnt, mean
 
 
 class NoSide(TwoExits):
@@ -15,12 +18,14 @@ class NoSide(TwoExits):
 
     class Hyper(TwoArchitectures):
         name: Literal["noside"] = "noside"
+        exit: Literal["all", "simple"] = Field(
+            "all",
+            description="whose exits of the simple network are averaged: those of all clients, also of complex ones, "
+            "which do not train theirs; or of the simple ones alone",
+        )
 
     def aggregate(self, server: Tree, few: Result, many: Result) -> Tree:
-        sums = [(result.up["w"], int(result.kept.sum())) for result in (few, many) if result.kept.any()]
-        w = dict(server["w"])
-        for name in w:
-            # Parameters without a contributor stay.
-            if having := [(up[name], number) for up, number in sums if name in up]:
-                w[name] = sum(total for total, _ in having) / sum(number for _, number in having)
-        return {"w": w}
+        if self.hyper.exit == "all":
+            return super().aggregate(server, few, many)
+        sums, number = learnt(many)
+        return {"w": mean(server["w"], learnt(few), (named(sums, sums.keys() - set(self.exit)), number))}

@@ -1,10 +1,10 @@
-"""Sub-models: a model with some channels of every layer.
+"""Sub-models: a model with some channels of every layer; or with some of its layers (`named`).
 
 Channels fall into spaces, one for all layers that must agree: a layer reads the channels that the one before it writes,
 and the layers that a residual network adds up write the same ones. Units of linear layers are channels too.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from math import ceil, prod
 from typing import Any
@@ -156,6 +156,11 @@ class Layout:
             if space in counts:
                 shape[dim] = counts[space] * self._each(name, dim)
         return shape
+
+
+def named(w: Params, names: Container[str]) -> Params:
+    """The parameters of these names: a sub-model of whole layers."""
+    return {name: p for name, p in w.items() if name in names}
 
 
 def no_sub_models(task: Task, name: str) -> str | None:

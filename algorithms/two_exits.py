@@ -1,5 +1,6 @@
 """Clients with a simple and clients with a complex architecture, one being a part of the other (thesis, chapter 4)."""
 
+from collections.abc import Collection
 from typing import Any, ClassVar
 
 import numpy as np
@@ -9,9 +10,11 @@ from torch import Tensor
 from torch.func import functional_call
 
 from hedgerow.algorithms.base import Algorithm, Batch, ClientData, Cohort, Exchange, Exchanges, Result
+from hedgerow.algorithms.capacities import over_holders
 from hedgerow.algorithms.local import LocalSGD, minimise
+from hedgerow.algorithms.submodel import named
 from hedgerow.algorithms.task import Params
-from hedgerow.algorithms.trees import Tree, add, count, scale, sub
+from hedgerow.algorithms.trees import Tree, add, count, sub, tree_map, zeros_like
 
 
 class TwoArchitectures(LocalSGD):
@@ -24,9 +27,10 @@ class TwoArchitectures(LocalSGD):
 
 
 class TwoExits(Algorithm):
-    """The model is a complex network w with an exit of its own for a simple one: [w]_M, its parameters `early`.
+    """The model is a complex network w with an exit of its own for a simple one: [w]_M, its parameters `early`. Those
+    of them that the complex network does without, the exit, are `early_alone`.
 
-    Who shares them keeps one w; else the server has a simple model beside it.
+    Who shares [w]_M keeps one w; else the server has a simple model beside it.
     """
 
     shares: ClassVar[bool] = True
@@ -38,8 +42,12 @@ class TwoExits(Algorithm):
 
     def early(self, w: Params) -> Params:
         """[w]_M"""
-        early: Any = self.task.module.early
-        return {name: p for name, p in w.items() if name in early}
+        return named(w, self.task.module.early)  # type: ignore[arg-type]
+
+    @property
+    def exit(self) -> Collection[str]:
+        """Parameters of M that the complex network's own loss does not depend on."""
+        return getattr(self.task.module, "early_alone", ())
 
     def init_server(self) -> Tree:
         w = self.task.init()
@@ -76,8 +84,11 @@ class TwoExits(Algorithm):
         return self.early(server["w"]) if self.shares else server["simple"]
 
     def aggregate(self, server: Tree, few: Result, many: Result) -> Tree:
-        """The server's models after the round. few, many: the sums of what simple and complex clients learnt."""
-        raise NotImplementedError
+        """The server's models after the round: the mean of all clients' shared parameters, of complex ones' others.
+
+        few, many: the sums of what simple and complex clients learnt.
+        """
+        return {"w": mean(server["w"], learnt(few), learnt(many))}
 
     # ---- the client's half ------------------------------------------------------------------------------------------
 
@@ -87,10 +98,16 @@ class TwoExits(Algorithm):
 
     def train_complex(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """ClientTraining of a complex model."""
-        return self.learn(lambda w, batch: self.loss(w, batch, "late"), hp, down, state, data)
+        return self.learn(lambda w, batch: self.loss(w, batch, "late"), hp, down, state, data, side=0.0)
 
-    def learn(self, loss: Any, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+    def learn(
+        self, loss: Any, hp: Any, down: Tree, state: Tree, data: ClientData, side: Any = 1.0
+    ) -> tuple[Tree, Tree, dict[str, Any]]:
+        """Minimise a loss in which the simple network's has the weight `side`: at 0 its exit stays as it was received,
+        and weight decay does not shrink it."""
         w, value = minimise(loss, down["w"], data, hp)
+        exits = named(down["w"], self.exit)
+        w = w | {name: torch.where(old.new_zeros(()) + side > 0, w[name], old) for name, old in exits.items()}
         if not hp.latest:
             return {"w": w}, state, {"loss": value}
         before = {name: state["latest"][name] for name in w}
@@ -126,6 +143,17 @@ def _moved(average: Params, result: Result, clients: int) -> Params:
     return add(average, result.up["change"], 1 / clients) if result.kept.any() else average
 
 
-def mean(result: Result) -> Params:
-    """What the clients learnt, on average."""
-    return scale(result.up["w"], 1 / int(result.kept.sum()))
+def mean(w: Params, *answers: tuple[Params, int]) -> Params:
+    """Parameter by parameter the mean over the clients that have it; where nobody has it, w. answers: sums of what so
+    many clients learnt."""
+    totals = zeros_like(w)
+    holders = tree_map(lambda p: p.new_zeros(()), w)
+    for sums, number in answers:
+        for name, total in sums.items():
+            totals[name], holders[name] = totals[name] + total, holders[name] + number
+    return over_holders(w, totals, holders)
+
+
+def learnt(result: Result) -> tuple[Params, int]:
+    """The sum of what clients learnt, and how many they are."""
+    return (result.up["w"], int(result.kept.sum())) if result.kept.any() else ({}, 0)

@@ -39,15 +39,17 @@ def algorithm(name, **hyper):
     return ALGORITHMS[name](ALGORITHMS[name].Hyper(**{**LOCAL, **hyper}), task())
 
 
-def test_the_networks_have_the_published_sizes():
+@pytest.mark.parametrize(("classes", "published"), [(10, 11_171_146), (100, 11_217_316)])
+def test_the_networks_have_the_published_sizes(classes, published):
     """CK-SIZES. The exit has mix pooling's share and a linear layer beside these."""
     with torch.device("meta"):
-        module = EarlyExit(3, 10, [64, 128, 256, 512], [2, 2, 2, 2], 2, 2)
+        module = EarlyExit(3, classes, [64, 128, 256, 512], [2, 2, 2, 2], 2, 2)
     sizes = {name: p.numel() for name, p in module.named_parameters()}
     of_exit = {name for name in sizes if name.startswith(("exit.", "mix"))}
-    assert sum(n for name, n in sizes.items() if name not in of_exit) == 11_171_146
+    assert sum(n for name, n in sizes.items() if name not in of_exit) == published
     assert sum(n for name, n in sizes.items() if name in module.early - of_exit) == 674_880
-    assert sum(sizes[name] for name in of_exit) == 128 * 10 + 10 + 1
+    assert sum(sizes[name] for name in of_exit) == 128 * classes + classes + 1
+    assert module.early_alone == of_exit
     assert module.early < sizes.keys()
     assert {name.partition(".")[0] for name in sizes.keys() - module.early} == {"rest", "head"}
 
@@ -166,18 +168,29 @@ def test_what_is_transmitted(name):
 @pytest.mark.parametrize("name", METHODS)
 def test_a_client_that_diverged_is_left_out(name):
     """CK-NAN: the mean is the others', with the divisor that is left."""
-    kind = ALGORITHMS[name]
+    kind, others = ALGORITHMS[name], []
 
     class Breaking(kind):
-        def learn(self, loss, hp, down, state, data):
-            up, state, metrics = super().learn(loss, hp, down, state, data)
+        def learn(self, loss, hp, down, state, data, **more):
+            up, state, metrics = super().learn(loss, hp, down, state, data, **more)
             broken = torch.where(data.y[data.streams["train"][0]][0, 0] == 0, float("nan"), 0.0)
+            if broken == 0:
+                others.append(up["w"])
             return {key: tree_map(lambda p: p + broken, tree) for key, tree in up.items()}, state, metrics
 
     record = next(one := run(name, kind=Breaking, rounds=1))
     assert 0 < record["dropped"] < 6
     assert all(torch.isfinite(p).all() for p in one.server["w"].values())
     assert np.isfinite(record["test_loss"])
+    algorithm, start = one.learners[0].algorithm, task().init()
+    complex_ = [w for w in others if w.keys() == start.keys()]
+    shared = complex_ if name == "decouple" else others
+    for key, p in one.server["w"].items():
+        having = [w[key] for w in (shared if key in algorithm.early(start) else complex_)]
+        assert torch.allclose(p, sum(having) / len(having), atol=1e-6)
+    simple = [w for w in others if w.keys() != start.keys()] if name == "decouple" else others
+    for key, p in algorithm.simple(one.server).items():
+        assert torch.allclose(p, sum(w[key] for w in simple) / len(simple), atol=1e-6)
 
 
 def test_clipping_at_ten():

@@ -16,7 +16,7 @@ class EarlyExit(nn.Module):
     and a linear layer. (batch, C, H, W) -> (batch, classes).
 
     exits: whose logits are wanted, of the complex network ("late"), of the simple one, or of both, a pair.
-    early: the parameters of the simple network, M of the paper.
+    early: the parameters of the simple network, M of the paper. early_alone: those that the complex one does without.
     """
 
     def __init__(self, inputs: int, classes: int, channels: list[int], blocks: list[int], exit_after: int, groups: int):
@@ -35,6 +35,7 @@ class EarlyExit(nn.Module):
         self.exit, self.head = nn.Linear(channels[exit_after - 1], classes), nn.Linear(width, classes)
         late = ("rest.", "head.")
         self.early = frozenset(name for name, _ in self.named_parameters() if not name.startswith(late))
+        self.early_alone = frozenset(name for name in self.early if name.startswith(("mix", "exit.")))
 
     def forward(self, x: torch.Tensor, exits: Exits = "late") -> Any:
         x = self.first(self.stem(x))
