@@ -35,9 +35,9 @@ class FedDST(SparseTraining):
     the gradient is largest, with the value 0. From what they kept the server makes its next mask.
 
     The server's mask has the largest of the densities, by layers; at first it has the largest of the initial weights.
-    A client of density r trains the r of each layer that are largest in the server's model, so masks of small clients
-    lie in those of large ones. It readjusts when it has trained, as in the authors' program, by the gradient of one
-    more mini-batch.
+    A client of density r trains r of all weights, dealt among the layers by `layers`, of each layer those that are
+    largest in the server's model, so masks of small clients lie in those of large ones. It readjusts when it has
+    trained, as in the authors' program, by the gradient of one more mini-batch.
 
     Averages are over those who trained a weight and kept it, by their samples. The server's mask has the largest of
     the weights that are in anyone's mask, and of those that came, which are 0, the ones that most have, by their
