@@ -20,7 +20,7 @@ run: setup
 	$(BIN)/hedgerow search examples/digits_hedge.yaml
 
 test: setup
-	$(BIN)/pytest --numprocesses 2 --dist loadfile
+	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 # The root *is* the package, under another folder name: mypy finds it through a link.
 lint: setup

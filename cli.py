@@ -17,8 +17,8 @@ from hedgerow.searchspaces.cli import list_, push, resume, schema, search, table
 def completion(shell: str) -> None:
     """Print the script by which SHELL completes commands, options, runs, tables and algorithms.
 
-    It belongs into ~/.local/share/bash-completion/completions/hedgerow (bash), ~/.config/fish/completions/hedgerow.fish
-    (fish), or, as _hedgerow, into a folder of $fpath (zsh).
+    It belongs in ~/.local/share/bash-completion/completions/hedgerow (bash), ~/.config/fish/completions/hedgerow.fish
+    (fish), or, as _hedgerow, in a folder of $fpath (zsh).
 
     Example: hedgerow completion bash
     """
@@ -55,7 +55,11 @@ Exit codes:
 Those of `submit` and `logs --follow` are the job's."""
 
 
-@click.group(cls=Family, context_settings={"help_option_names": ["-h", "--help"]}, epilog=EXIT_CODES)
+# As wide as the terminal, up to where lines become hard to read: examples stay in one line, to be copied.
+SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
+
+
+@click.group(cls=Family, context_settings=SETTINGS, epilog=EXIT_CODES)
 @click.version_option(package_name="hedgerow")
 def main() -> None:
     """Federated-learning experiments on Ray: one YAML file, one command.

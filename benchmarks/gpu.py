@@ -23,8 +23,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from hedgerow.platform.build import build_algorithms
 from hedgerow.platform.data import make_partition
 from hedgerow.platform.engine import Plan
-from hedgerow.platform.experiment import Resources
 from hedgerow.platform.experiment_file import parse_experiment
+from hedgerow.platform.resources import Resources
 from hedgerow.platform.worker import Order, Worker
 
 PEAK = {

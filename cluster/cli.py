@@ -105,7 +105,7 @@ def jobs(address: str | None) -> Answer:
 @click.command()
 @click.argument("job")
 @server_option
-@click.option("--follow", is_flag=True, help="Until the job has ended; its exit code is this command's.")
+@click.option("--follow", is_flag=True, help="Go on until the job has ended; its exit code is this command's.")
 @told_kindly
 def logs(job: str, address: str | None, follow: bool) -> None:
     """Print what JOB has printed.

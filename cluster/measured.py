@@ -18,7 +18,7 @@ ROUNDS = 4
 
 def measured(experiment: Experiment, dataset: Dataset, partition: Partition, parameters: int, actors: int) -> str:
     """A sentence on the seconds of a round. Raises UserError where the actors have GPUs and this machine has none."""
-    if experiment.resources.gpus_per_actor and not torch.cuda.is_available():
+    if experiment.resources.gpu and not torch.cuda.is_available():
         raise UserError(
             "plan --measure: the client actors have GPUs, and this machine has none; submit the plan to a node that has"
         )

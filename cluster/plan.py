@@ -19,7 +19,7 @@ from hedgerow.platform.answer import Answer
 from hedgerow.platform.build import build_algorithms, check
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.errors import UserError
-from hedgerow.platform.experiment import Experiment, Resources
+from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.experiment_file import load_experiment, read_file
 from hedgerow.platform.placement import (
     actors_that_fit,
@@ -29,6 +29,7 @@ from hedgerow.platform.placement import (
     shares_of_a_gpu,
     starts_here,
 )
+from hedgerow.platform.resources import Resources
 from hedgerow.platform.terminal import print_rows
 from hedgerow.searchspaces.expert import client_actors
 from hedgerow.searchspaces.packs import dealt
@@ -96,7 +97,7 @@ def expected(experiment: Experiment, parameters: int, partition: Partition, acto
     known, engine, model = fitted(), experiment.engine, experiment.task.model.name
     if experiment.algorithm.name != "fedavg" or model != "mlp":
         why = f"{experiment.algorithm.name} on {model}"
-    elif experiment.resources.gpus_per_actor:
+    elif experiment.resources.gpu:
         why = "GPUs"
     elif engine.mode == "loop" or engine.compile is True:
         why = "a loop over clients" if engine.mode == "loop" else "compiled steps"
@@ -158,9 +159,11 @@ def _answer(
         told = f"{experiment.name}: inline, in the driver's process, without client actors"
         return Answer({"name": experiment.name, "executor": "inline"}, lambda: click.echo(told))
     if search:
-        resources = resources.model_copy(update={"actors": client_actors(resources)})
-    each = count_actors(resources, cohort, [node.resources for node in nodes], [node.name for node in nodes])
-    room = actors_that_fit(resources, [node.resources for node in nodes]) // each if search else 1
+        resources = resources.model_copy(update={"actors": client_actors(resources), "min_actors": None})
+    workers = count_actors(resources, cohort, [node.resources for node in nodes], [node.name for node in nodes])
+    fit = actors_that_fit(resources, [node.resources for node in nodes])
+    each = min(workers, fit)
+    room = fit // each
     trials = _at_once(search, room) if search else 1
     algorithm = build_algorithms([experiment], dataset, partition)[0]
     needed = budget(experiment, algorithm, dataset, partition, each)
@@ -175,6 +178,8 @@ def _answer(
         seconds = expected(experiment, parameters, partition, each, cores)
     where = "the coordinator: no CPU reserved, beside the driver"
     several = f"{_count(each, 'client actor')} of {_size(resources)}"
+    if each < workers:
+        several += f" (others join as nodes do, up to {workers})"
     if search:
         several = f"room for {room} trials at once of {several}, of which {trials} run"
         where = "the coordinators: no CPU reserved, beside the driver or in each trial"

@@ -101,6 +101,7 @@ def new() -> None:
     "--algorithm",
     default="fedavg",
     show_default=True,
+    metavar="NAME",
     shell_complete=complete_algorithms,
     help="Its algorithm, which decides what else the file needs; or the dotted path of your own.",
 )
@@ -108,7 +109,9 @@ def new() -> None:
 @data_root_option
 @answering
 def experiment(name: str, algorithm: str, overrides: tuple[str, ...], data_root: Path | None) -> Answer:
-    """Write NAME.yaml, an experiment that runs as it is, with every key, its default and its description.
+    """Write NAME.yaml, an experiment that runs as it is.
+
+    Every key stands in it, with its default and its description.
 
     Example: hedgerow new experiment mine --algorithm feddyn --set task.model.hidden=[100]
     """
@@ -121,7 +124,9 @@ def experiment(name: str, algorithm: str, overrides: tuple[str, ...], data_root:
 @click.argument("name")
 @answering
 def algorithm(name: str) -> Answer:
-    """Write NAME.py, a working algorithm to begin with, and test_NAME.py, into the present folder.
+    """Write NAME.py, a working algorithm to begin with.
+
+    Its test, test_NAME.py, is written beside it, into the present folder, and passes.
 
     Example: hedgerow new algorithm my_average
     """

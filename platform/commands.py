@@ -112,7 +112,8 @@ def _closing(finished: list[FinishedRun]) -> Answer:
         for figure in comparison:
             if figure.suffix == ".png":
                 click.echo(f"comparison: {figure}")
-        click.echo("`hedgerow ui` opens MLflow's page on these runs.")
+        if any(run.experiment.tracking.enabled for run in finished):
+            click.echo("`hedgerow ui` opens MLflow's page on these runs.")
 
     runs = [
         {

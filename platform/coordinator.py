@@ -68,6 +68,16 @@ class Coordinator:
         """Go on from the last checkpoints, which somebody else has written."""
         self.run.reload()
 
+    @property
+    def workers(self) -> int:
+        """Shares into which the clients' work is dealt."""
+        return self.run.executor.workers
+
+    @property
+    def gathered(self) -> list[int]:
+        """Numbers of client actors: it has none."""
+        return []
+
     def plans(self) -> dict[str, Any]:
         """How each step of the first experiment is run (loop or vmap, chunk size), once it is known."""
         return self.run.learners[0].state_dict()["progress"]["plans"]
@@ -90,7 +100,7 @@ def in_this_process(
 ) -> InlineExecutor:
     """One worker here, which does the work of `workers`. measures: see InlineExecutor."""
     first = experiments[0]
-    settle(first.resources.threads, gpus=first.resources.gpus_per_actor)
+    settle(first.resources.threads, gpus=first.resources.gpu)
     algorithms = build_algorithms(experiments, dataset, partition)
     worker = Worker(algorithms, dataset, partition, first.seed, first.resources, first.evaluation.follows)
     return InlineExecutor(worker, workers, measures)

@@ -8,7 +8,7 @@ import numpy as np
 from hedgerow.algorithms.base import Exchange, Result
 from hedgerow.algorithms.trees import count, tree_map
 from hedgerow.platform.engine import Plan
-from hedgerow.platform.executors import Executor
+from hedgerow.platform.executors import Deadly, Executor, WorkerLost
 from hedgerow.platform.learner import Learner, Request
 from hedgerow.platform.ledger import Ledger
 from hedgerow.platform.planning import MEASURED_STEPS, Cost, Load, choose
@@ -43,6 +43,31 @@ class Dispatcher:
             _result(request.exchange, positions, [mine[i] for mine in answers], request.ledger)
             for i, ((_, request), positions) in enumerate(zip(requests, shares, strict=True))
         ]
+
+    def one_by_one(self, requests: list[tuple[int, Request]]) -> list[Result]:
+        """The same with one client at a time, so that one who kills its worker is known.
+
+        Sums have other bits than those of `carry_out`. Raises Deadly.
+        """
+        return [self._one_by_one(expert, request) for expert, request in requests]
+
+    def _one_by_one(self, expert: int, request: Request) -> Result:
+        exchange = request.exchange
+        if exchange.on != "clients":
+            return self.carry_out([(expert, request)])[0]
+        positions, answers = [], []
+        for worker, share in enumerate(self._deal(self.learners[expert], request)):
+            for row in share:
+                alone = [share[:0]] * self.executor.workers
+                alone[worker] = np.array([row])
+                orders = [[_order(expert, rank, request, rows)] for rank, rows in enumerate(alone)]
+                try:
+                    answer = self.executor.run(orders, [exchange.received])[worker][0]
+                except WorkerLost as error:
+                    raise Deadly(expert, int(exchange.clients[row]), str(error)) from error
+                positions.append(alone[worker])
+                answers.append(answer)
+        return _result(exchange, positions, answers, request.ledger)
 
     def _deal(self, learner: Learner, request: Request) -> Positions:
         """Clients with states stick to their worker.

@@ -21,6 +21,14 @@ class Driver(Protocol):
     def plans(self) -> dict[str, Any]: ...
     def parameters(self) -> Tree: ...
 
+    @property
+    def workers(self) -> int:
+        """Shares into which the clients' work is dealt; a run has the same bits with the same number."""
+
+    @property
+    def gathered(self) -> list[int]:
+        """The number of client actors, for each time that they were gathered from the nodes there were."""
+
 
 @contextmanager
 def open_driver(
@@ -29,45 +37,41 @@ def open_driver(
     partition: Partition,
     checkpoints: Path,
     address: str | None,
+    workers: int | None = None,
 ) -> Iterator[Driver]:
-    """The coordinator that the experiment asks for, inline or on Ray."""
+    """The coordinator that the experiment asks for, inline or on Ray.
+
+    workers: of a run that goes on, as it was begun, however many actors there is room for now.
+    """
     values = experiment.model_dump(mode="json")
     resources = experiment.resources
     if resources.executor == "inline":
         yield Coordinator([values], dataset, partition, None, [checkpoints])
         return
     # Ray is imported only where it is used: an inline run needs none of it.
-    from hedgerow.platform.placement import (
-        bundle_of,
-        count_actors,
-        local_resources,
-        ray_starting,
-        reserved,
-        starts_here,
-    )
+    from hedgerow.platform.placement import count_actors, local_resources, ray_starting, starts_here
     from hedgerow.platform.ray_driver import RayDriver
 
     cohort = experiment.cohort_size(len(partition))
 
     @contextmanager
-    def on_ray(actors: int) -> Iterator[RayDriver]:
-        with reserved(resources, actors) as group:
-            places = [bundle_of(resources, rank) for rank in range(actors)]
-            driver = RayDriver(values, dataset, partition, checkpoints, group, places)
-            try:
-                yield driver
-            finally:
-                driver.close()
+    def on_ray(wanted: int) -> Iterator[RayDriver]:
+        least = resources.min_actors or (1 if workers else wanted)
+        driver = RayDriver(values, dataset, partition, checkpoints, wanted, least)
+        try:
+            yield driver
+        finally:
+            driver.close()
 
     with ray_starting(address) as ready:
         here = resources.executor == "auto" and not resources.gpus_per_actor and starts_here(address)
         if here and not ready.done():
-            actors = count_actors(resources, cohort, [local_resources()])
-            executor = in_this_process([experiment], dataset, partition, actors, measures=False)
+            wanted = workers or count_actors(resources, cohort, [local_resources()])
+            executor = in_this_process([experiment], dataset, partition, wanted, measures=False)
             local = Coordinator([values], dataset, partition, executor, [checkpoints])
-            with LocalFirst(local, ready, lambda: on_ray(actors)) as first:
+            with LocalFirst(local, ready, lambda: on_ray(wanted)) as first:
                 yield first
         else:
             ready.result()
-            with on_ray(count_actors(resources, cohort)) as driver:
+            with on_ray(workers or count_actors(resources, cohort)) as driver:
                 yield driver

@@ -12,6 +12,14 @@ class WorkerLost(Exception):  # noqa: N818
     """A worker died; its client states since the last checkpoint are gone. The executor has already replaced it."""
 
 
+class Deadly(Exception):  # noqa: N818
+    """A worker died while it worked on one client alone, of this expert."""
+
+    def __init__(self, expert: int, client: int, reason: str):
+        super().__init__(reason)
+        self.expert, self.client = expert, client
+
+
 class Executor(Protocol):
     """Runs orders on its workers. Every method may raise WorkerLost."""
 

@@ -1,7 +1,7 @@
 """The experiment file's schema: every key, its type, its bounds, its default."""
 
 import math
-from typing import Any, Generic, Literal, Self, TypeVar
+from typing import Generic, Literal, Self, TypeVar
 
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
@@ -12,6 +12,7 @@ from hedgerow.platform.data.sources import QuadraticData
 from hedgerow.platform.models import ModelConfig
 from hedgerow.platform.models.config import QuadraticXY
 from hedgerow.platform.problems import ProblemConfig, Quadratic
+from hedgerow.platform.resources import Resources
 from hedgerow.platform.section import Section
 from hedgerow.platform.simulation import Simulation
 from hedgerow.platform.storage import is_uri, uri_objection
@@ -109,71 +110,6 @@ class Evaluation(Section):
     def accuracies(self) -> list[float]:
         """The targets, where they are test accuracies: lines in the figures."""
         return self.targets if self.target_metric == "test_accuracy" else []
-
-
-def gpu_share(actors: int) -> float:
-    """What each of so many actors takes of a GPU. Ray counts in ten-thousandths; rounded down, all of them fit."""
-    return (10_000 // actors) / 10_000
-
-
-class Resources(Section):
-    """Where the clients live."""
-
-    executor: Literal["auto", "ray", "inline"] = Field(
-        "auto",
-        description="Ray actors, or this process alone; auto: Ray actors, and until they are there this process, with "
-        "the same numbers",
-    )
-    actors: int | Literal["auto"] = Field("auto", description="client actors; auto: one per free CPU (or GPU share)")
-    cpus_per_actor: float = Field(1.0, ge=0, description="CPUs that each client actor reserves")
-    gpus_per_actor: float = Field(0.0, ge=0, description="GPUs, or the fraction of one, that each actor reserves")
-    actors_per_gpu: int | None = Field(
-        None, ge=1, le=10_000, description="client actors on each GPU, in place of `gpus_per_actor`; null: see there"
-    )
-    placement: Literal["pack", "spread"] = Field(
-        "pack", description="client actors on as few nodes as hold them, or on as many as there are"
-    )
-    actors_per_node: int | None = Field(
-        None, ge=1, description="client actors on each node that hosts any, in place of `placement`; null: see there"
-    )
-    threads: int = Field(1, ge=1, description="torch threads of each client actor")
-    memory_mb: float | None = Field(
-        None,
-        gt=0,
-        description="memory that each client actor may take (on its GPU, if it has one; else it is reserved of its "
-        "node's): bounds the chunk",
-    )
-    state_memory_mb: float = Field(
-        1000, ge=0, description="megabytes of client states that each actor holds in memory; the others lie in a file"
-    )
-    state_folder: str | None = Field(
-        None, description="folder of that file, on each node's own disk; null: TMPDIR, else /var/tmp"
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _share_of_a_gpu(cls, values: Any) -> Any:
-        if not isinstance(values, dict) or "gpus_per_actor" in values:
-            return values
-        count = values.get("actors_per_gpu")
-        return {**values, "gpus_per_actor": gpu_share(count)} if isinstance(count, int) and count > 0 else values
-
-    @model_validator(mode="after")
-    def _sensible(self) -> Self:
-        if self.actors_per_gpu and self.gpus_per_actor != gpu_share(self.actors_per_gpu):
-            raise ValueError(
-                f"`gpus_per_actor: {self.gpus_per_actor:g}` is not what `actors_per_gpu: {self.actors_per_gpu}` makes "
-                "it; remove one of the two"
-            )
-        if self.actors != "auto" and self.actors < 1:
-            raise ValueError("`actors` must be auto or at least 1")
-        if self.gpus_per_actor > 1 and self.gpus_per_actor != int(self.gpus_per_actor):
-            raise ValueError("`gpus_per_actor` above 1 must be a whole number")
-        if self.actors_per_node and self.placement == "spread":
-            raise ValueError("`actors_per_node` decides where client actors are; remove `placement: spread`")
-        if self.cpus_per_actor == 0 and self.gpus_per_actor == 0:
-            raise ValueError("`cpus_per_actor` and `gpus_per_actor` are both 0: reserve at least one of them")
-        return self
 
 
 class EngineConfig(Section):

@@ -3,6 +3,7 @@
 Everything above (Ray, Tune, MLflow, checkpoints, reports) sees only: next(), save(), and the learners' records.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -13,11 +14,25 @@ from hedgerow.algorithms.base import Result
 from hedgerow.platform.checkpoint import latest_checkpoint, prune, read_checkpoint, write_checkpoint
 from hedgerow.platform.dispatch import Dispatcher
 from hedgerow.platform.errors import UserError
-from hedgerow.platform.executors import Executor, WorkerLost
+from hedgerow.platform.executors import Deadly, Executor, WorkerLost
 from hedgerow.platform.learner import Learner, Record, Request
 
 PATIENCE = 5
 """How often in a row workers may be lost before the run gives up."""
+
+SUSPICIOUS = 2
+"""How often in a row in the same round, until it is found out whether a client is the cause."""
+
+DEATHS = 2
+"""How often the worker of a client dies, while it works on that one alone, until the client is quarantined."""
+
+
+CarryOut = Callable[[list[tuple[int, Request]]], list[Result]]
+"""Carries out requests, each with its expert."""
+
+
+class LostAgainError(RuntimeError):
+    """Workers died too often in a row."""
 
 
 class FederatedRun(Iterator[dict[int, Record]]):
@@ -42,10 +57,14 @@ class FederatedRun(Iterator[dict[int, Record]]):
             raise StopIteration
         target = self.learners[going[0]].round + 1
 
-        def rest() -> None:
-            self._one_round([expert for expert in going if self.learners[expert].round < target])
+        def rest(carry_out: CarryOut = self._dispatcher.carry_out) -> None:
+            self._one_round([expert for expert in going if self.learners[expert].round < target], carry_out)
 
-        self._patiently(f"round {target}", rest, self._recover)
+        try:
+            self._patiently(f"round {target}", rest, self._recover, SUSPICIOUS)
+        except LostAgainError:
+            self._quarantine(partial(rest, self._dispatcher.one_by_one))
+            self._patiently(f"round {target}", rest, self._recover)
         return {expert: self.learners[expert].history[-1] for expert in going}
 
     @property
@@ -88,7 +107,7 @@ class FederatedRun(Iterator[dict[int, Record]]):
         left = {e: one.round for e, one in enumerate(self.learners) if not one.done}
         return [expert for expert, round in left.items() if round == min(left.values())]
 
-    def _one_round(self, experts: list[int]) -> None:
+    def _one_round(self, experts: list[int], carry_out: CarryOut) -> None:
         """Drive the rounds of some learners side by side: what they want at the same time is carried out at once."""
         rounds = {expert: self.learners[expert].one_round() for expert in experts}
         results: dict[int, list[Result] | None] = dict.fromkeys(experts)
@@ -101,20 +120,42 @@ class FederatedRun(Iterator[dict[int, Record]]):
                     del rounds[expert]
             if not wanted:
                 return
-            answers = iter(self._dispatcher.carry_out([(e, request) for e, some in wanted.items() for request in some]))
+            answers = iter(carry_out([(e, request) for e, some in wanted.items() for request in some]))
             results = {expert: [next(answers) for _ in some] for expert, some in wanted.items()}
 
     # ---- nothing is lost ----------------------------------------------------------------------------------------
 
-    def _patiently(self, what: str, action: Callable[[], None], recover: Callable[[], None]) -> None:
-        for _ in range(PATIENCE):
+    def _patiently(
+        self, what: str, action: Callable[[], None], recover: Callable[[], None], times: int = PATIENCE
+    ) -> None:
+        for _ in range(times):
             try:
                 action()
                 return
             except WorkerLost as error:
                 lost = error
                 recover()
-        raise RuntimeError(f"{what}: client actors died {PATIENCE} times in a row") from lost
+        raise LostAgainError(f"{what}: client actors died {times} times in a row") from lost
+
+    def _quarantine(self, round_one_by_one: Callable[[], None]) -> None:
+        """Run a round with one client after the other until no worker dies, and leave out those who kill theirs.
+
+        Then all is as before that round. Raises RuntimeError when they are too many.
+        """
+        before = [learner.round for learner in self.learners]
+        deaths: Counter[tuple[int, int]] = Counter()
+        while True:
+            try:
+                self._patiently("a round with one client after the other", round_one_by_one, self._back)
+                break
+            except Deadly as error:
+                self._replay(before)
+                deaths[error.expert, error.client] += 1
+                if deaths[error.expert, error.client] > DEATHS:
+                    raise RuntimeError(f"client {error.client} was left out, and still kills its process") from error
+                if deaths[error.expert, error.client] == DEATHS:
+                    self.learners[error.expert].quarantine(error.client)
+        self._replay(before)
 
     def _recover(self) -> None:
         """A worker died. Without client states only the round at hand is lost; with them, all since the checkpoint."""
@@ -136,7 +177,7 @@ class FederatedRun(Iterator[dict[int, Record]]):
                     self.learners[expert].restart()
                     self.executor.load_states(expert, None)
             while any(one.round < target for one, target in zip(self.learners, targets, strict=True)):
-                self._one_round(self._least_far())
+                self._one_round(self._least_far(), self._dispatcher.carry_out)
 
         self._patiently(f"round {max(targets)}", replay, lambda: None)
 

@@ -16,6 +16,7 @@ from hedgerow.platform.data import Partition
 from hedgerow.platform.engine import Plan
 from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.ledger import Ledger
+from hedgerow.platform.metrics import client_scores, model_scores, training_metrics
 from hedgerow.platform.report import is_done
 from hedgerow.platform.simulation import SimulatedRound, with_clients
 from hedgerow.platform.streams import sample_clients
@@ -28,9 +29,6 @@ AVERAGE = "client_average"
 
 BINS = 20
 """Of histograms."""
-
-QUANTILES = 1000
-"""Of clients' accuracies, where there are more."""
 
 
 class NoContributors(Exception):  # noqa: N818
@@ -72,6 +70,8 @@ class Learner:
         self.test_shards = test_shards(test_samples)
         self.plans: dict[str, Plan] = {}
         self._evaluated = self._evaluation_cohort()
+        # By client the round from which on it is left out. What was found out outlives a return to a checkpoint.
+        self.quarantined: dict[int, int] = {}
         self.restart()
 
     def restart(self) -> None:
@@ -98,6 +98,7 @@ class Learner:
             "histograms": self._histograms(),
             "client_accuracies": self.accuracies,
             "clock": self.clock,
+            "quarantined": {str(client): round for client, round in self.quarantined.items()},
         }
         return {"server": self.server, "progress": progress}
 
@@ -120,6 +121,22 @@ class Learner:
         self.history = list(progress["history"])
         self.accuracies = progress.get("client_accuracies", [])
         self.clock = dict(progress.get("clock", self.clock))
+        self.quarantined |= {int(client): round for client, round in progress.get("quarantined", {}).items()}
+
+    def quarantine(self, client: int) -> None:
+        """Leave a client out from the next round on. Raises RuntimeError when that is more than the file allows."""
+        self.quarantined[client] = self.round + 1
+        share = self.experiment.resources.max_quarantined
+        if len(self.quarantined) > share * self.population:
+            culprits = ", ".join(map(str, sorted(self.quarantined)))
+            raise RuntimeError(
+                f"round {self.round + 1}: the process that works on any of these clients dies, each time: {culprits}; "
+                f"resources.max_quarantined lets {share:g} of the clients be left out"
+            )
+
+    def _without_quarantined(self, clients: np.ndarray, number: int) -> np.ndarray:
+        out = [client for client, since in self.quarantined.items() if since <= number]
+        return clients[~np.isin(clients, out)] if out else clients
 
     @property
     def done(self) -> bool:
@@ -140,10 +157,13 @@ class Learner:
 
     def _next(self, number: int) -> Requests:
         """The server's state after the round, or None where everybody diverged, and the round's record."""
-        clients = sample_clients(self.experiment.seed, number, self.population, self.sample_size)
+        sampled = sample_clients(self.experiment.seed, number, self.population, self.sample_size)
+        clients = self._without_quarantined(sampled, number)
         server, record, ledger = yield from self._timed("training", self._train(number, clients))
         model_size = count(self.algorithm.evaluate_params(self.server))
         record |= ledger.as_dict() | self._spent(record)
+        if self.quarantined:
+            record["quarantined"] = len(sampled) - len(clients)
         record["transmissions"] = self.transmissions + ledger.transmissions(self.cohort_size, model_size)
         if self._is_evaluated(number):
             # Client states of this round are not final yet, and evaluation must not touch them.
@@ -174,7 +194,7 @@ class Learner:
                 server = yield from self._drive(exchanges, cohort, ledger, results)
                 if self.follows:
                     server = {**server, AVERAGE: self._average(results)}
-        record: Record = {"round": number, "participants": len(cohort.clients), **_training_metrics(results)}
+        record: Record = {"round": number, "participants": len(cohort.clients), **training_metrics(results)}
         return server, record | (self._simulated(simulated) if simulated else {}), ledger
 
     def _simulated(self, round: SimulatedRound) -> Record:
@@ -205,10 +225,11 @@ class Learner:
         return average
 
     def _evaluate(self, server: Tree, number: int) -> Requests:
+        clients = self._without_quarantined(self._evaluated, number)
         if not self.follows:
-            return (yield from self._score(server, number, self._evaluated))
-        record = yield from self._score({**server, "w": server[AVERAGE]}, number, self._evaluated)
-        own = yield from self._score(server, number, self._evaluated[:0])
+            return (yield from self._score(server, number, clients))
+        record = yield from self._score({**server, "w": server[AVERAGE]}, number, clients)
+        own = yield from self._score(server, number, clients[:0])
         return record | {f"server_{name}": value for name, value in own.items()}
 
     def _score(self, server: Tree, number: int, clients: np.ndarray) -> Requests:
@@ -220,25 +241,10 @@ class Learner:
             # The model is so far off that nobody can even say how to normalise.
             return {"test_accuracy": math.nan, "test_loss": math.nan}
         common = local if self.algorithm.is_personal else test
-        record: Record = {}
-        if len(common.kept):
-            samples = common.metrics["samples"].sum()
-            record["test_accuracy"] = float(common.metrics["correct"].sum() / samples)
-            record["test_loss"] = float(common.metrics["loss"].sum() / samples)
-            # Other models that are scored beside it.
-            for other in (name.removesuffix("_correct") for name in common.metrics if name.endswith("_correct")):
-                record[f"{other}_test_accuracy"] = float(common.metrics[f"{other}_correct"].sum() / samples)
-                record[f"{other}_test_loss"] = float(common.metrics[f"{other}_loss"].sum() / samples)
+        record = model_scores(common)
         if len(local.kept):
-            own = np.maximum(local.metrics["samples"], 1)
-            accuracy = np.sort(local.metrics["correct"] / own)
-            some = np.quantile(accuracy, np.linspace(0, 1, QUANTILES)) if len(accuracy) > QUANTILES else accuracy
-            self.accuracies = some.tolist()
-            record["client_accuracy"] = float(accuracy.mean())
-            record["client_accuracy_worst10"] = float(accuracy[: -(-len(accuracy) // 10)].mean())
-            if self.algorithm.is_personal:
-                record |= {"client_accuracy_highest": float(accuracy[-1]), "client_accuracy_lowest": float(accuracy[0])}
-            record["client_loss"] = float((local.metrics["loss"] / own).mean())
+            self.accuracies, own = client_scores(local, self.algorithm.is_personal)
+            record |= own
         return record | self.algorithm.found(server, common) | self.algorithm.report(server)
 
     def _evaluation_cohort(self) -> np.ndarray:
@@ -273,22 +279,3 @@ class Learner:
                 raise NoContributors
             reply = answers if isinstance(wanted, list) else answers[0]
             number += len(exchanges)
-
-
-def _training_metrics(results: list[list[Result]]) -> Record:
-    """Mean of each metric over the clients that were kept, and how many were left out.
-
-    Clients of parallel exchanges count as those of one. Of a metric that several exchanges in a row have, the last
-    one's; counts of what was computed are added up over exchanges, those of clients that were left out too.
-    """
-    record: Record = {"dropped": int(sum((~result.kept).sum() for result in chain.from_iterable(results)))}
-    for parallel in results:
-        for name in dict.fromkeys(name for result in parallel for name in result.metrics):
-            having = [result for result in parallel if name in result.metrics]
-            values = np.concatenate([result.metrics[name] for result in having])
-            if name.startswith(SPENT):
-                record[name] = record.get(name, 0.0) + float(values.mean())
-                continue
-            values = values[np.concatenate([result.kept for result in having]) & np.isfinite(values)]
-            record[f"train_{name}"] = float(values.mean()) if len(values) else float("nan")
-    return record

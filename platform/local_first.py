@@ -28,6 +28,7 @@ class LocalFirst:
         self, local: Coordinator, ready: Future[None], on_ray: Callable[[], AbstractContextManager["RayDriver"]]
     ):
         self.local: Coordinator | None = local
+        self.workers = local.workers
         self._told = len(local.run.learners[0].history)
         self._ready, self._on_ray = ready, on_ray
         self._wanted = True
@@ -59,6 +60,11 @@ class LocalFirst:
 
     def save(self) -> None:
         (self.local or self._there()).save()
+
+    @property
+    def gathered(self) -> list[int]:
+        """As RayDriver.gathered."""
+        return (self.local or self._there()).gathered
 
     def plans(self) -> dict[str, Any]:
         return (self.local or self._there()).plans()

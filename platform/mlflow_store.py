@@ -18,10 +18,12 @@ import torch
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.models import infer_signature
+from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
 from mlflow.tracking import MlflowClient
 
 from hedgerow.platform.description import NOTE, data_digest
 from hedgerow.platform.experiment import Experiment
+from hedgerow.platform.runs import RunFolder
 from hedgerow.platform.tracking import Record, flatten_params
 
 # "Creating initial MLflow database tables..." would stand in the middle of the progress.
@@ -64,18 +66,26 @@ def default_uri(output: Path) -> str:
 class MlflowStore:
     """One MLflow run, made or continued. Uses run ids throughout, never MLflow's global active run.
 
-    known: the id of the run, if it was made before.
+    folder: where the id of the run is remembered.
     """
 
     clock = "transmissions"
     """A metric that every round has."""
 
     def __init__(
-        self, experiment: Experiment, name: str, params: dict[str, Any], tags: dict[str, str], known: str | None
+        self, experiment: Experiment, name: str, params: dict[str, Any], tags: dict[str, str], folder: RunFolder
     ):
         self.place = MlflowPlace.of(experiment)
         self.client = MlflowClient(self.place.resolved_uri())
-        self.run_id = known if known and self._exists(known) else self._new(experiment, name, params, tags)
+        known = folder.record().get("mlflow_run_id")
+        if not known or not self._exists(known):
+            known = self.client.create_run(experiment_id(self.client, self.place), run_name=name).info.run_id
+            # At once: with a server that goes down now, it is this run that will be gone on with.
+            folder.update(mlflow_run_id=known)
+        self.run_id: str = known
+        inputs = self.client.get_run(known).inputs
+        if inputs is None or not inputs.dataset_inputs:
+            self._introduce(experiment, params, tags)
         self.client.set_terminated(self.run_id, "RUNNING")
         # A resumed run's rounds before the checkpoint are here already: nothing is recorded twice.
         self._last = max((m.step for m in self.client.get_metric_history(self.run_id, self.clock)), default=0)
@@ -83,16 +93,20 @@ class MlflowStore:
     def log(self, records: list[Record]) -> None:
         """Record rounds; those that are here already are passed over."""
         now = mlflow.utils.time.get_current_time_millis()
-        metrics = [
-            Metric(key, float(value), now, record["round"])
-            for record in records
-            if record["round"] > self._last
-            for key, value in record.items()
-            if key != "round"
-        ]
+        batch: list[Metric] = []
+        for record in (record for record in records if record["round"] > self._last):
+            # Whole rounds in each call: of one that fails, the clock tells which have arrived.
+            mine = [Metric(key, float(value), now, record["round"]) for key, value in record.items() if key != "round"]
+            if len(batch) + len(mine) > _PER_CALL:
+                self._send(batch)
+                batch = []
+            batch += mine
+        self._send(batch)
+
+    def _send(self, metrics: list[Metric]) -> None:
         for start in range(0, len(metrics), _PER_CALL):
             self.client.log_batch(self.run_id, metrics=metrics[start : start + _PER_CALL])
-        self._last = max([self._last, *(record["round"] for record in records)])
+        self._last = max([self._last, *(metric.step for metric in metrics)])
 
     def log_files(self, folder: Path) -> None:
         """Record the files of a run's folder (the resolved experiment, the record, the metrics) and the figures."""
@@ -132,18 +146,20 @@ class MlflowStore:
     def _exists(self, run_id: str) -> bool:
         try:
             self.client.get_run(run_id)
-        except MlflowException:
+        except MlflowException as error:
+            # It may be the server that is not there.
+            if error.error_code != ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
+                raise
             return False
         return True
 
-    def _new(self, experiment: Experiment, name: str, params: dict[str, Any], tags: dict[str, str]) -> str:
-        run = self.client.create_run(experiment_id(self.client, self.place), run_name=name)
+    def _introduce(self, experiment: Experiment, params: dict[str, Any], tags: dict[str, str]) -> None:
+        """Record what is known before the first round; may be done twice."""
         flat = [Param(key, value[:6000]) for key, value in flatten_params(params).items()]
-        self.client.log_batch(run.info.run_id, params=flat, tags=[RunTag(key, value) for key, value in tags.items()])
+        self.client.log_batch(self.run_id, params=flat, tags=[RunTag(key, value) for key, value in tags.items()])
         digest, source = data_digest(experiment)
         used = Dataset(experiment.task.data.name, digest, "hedgerow", source)
-        self.client.log_inputs(run.info.run_id, [DatasetInput(used, [InputTag("mlflow.data.context", "training")])])
-        return run.info.run_id
+        self.client.log_inputs(self.run_id, [DatasetInput(used, [InputTag("mlflow.data.context", "training")])])
 
 
 def experiment_id(client: MlflowClient, place: MlflowPlace) -> str:

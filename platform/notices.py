@@ -8,10 +8,10 @@ class Termination:
 
     def __init__(self) -> None:
         self.saves = False
-        """Whether somebody looks at `came` and saves."""
+        """Whether somebody looks at `came` between rounds; else it interrupts whatever is going on."""
         self.came = False
 
     def __call__(self, *_: Any) -> None:
-        if self.came or not self.saves:
+        again, self.came = self.came, True
+        if again or not self.saves:
             raise KeyboardInterrupt
-        self.came = True

@@ -15,7 +15,7 @@ from ray._private import ray_constants
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from hedgerow.platform.errors import UserError
-from hedgerow.platform.experiment import Resources
+from hedgerow.platform.resources import Resources
 
 PATIENCE = 60.0
 """Seconds to wait for resources that the cluster has but that are in use."""
@@ -155,20 +155,22 @@ def count_actors(
     """The number of client actors: the file's, or as many as fit, at most one per client of a round.
 
     nodes: the resources of each; None: those of the cluster. names: theirs. Raises UserError when they cannot hold
-    so many.
+    so many, or `min_actors` where the file has it.
     """
     nodes = node_resources() if nodes is None else nodes
     room = actors_that_fit(resources, nodes)
     wanted = max(1, min(room, cohort)) if resources.actors == "auto" else resources.actors
-    if wanted > room:
+    least = resources.min_actors or wanted
+    if least > room:
         cpus, gpus = (sum(node.get(kind, 0) for node in nodes) for kind in ("CPU", "GPU"))
         names = names or [f"node {number}" for number in range(1, len(nodes) + 1)]
         memory = reserved_memory(resources)
+        key = "min_actors" if resources.min_actors else "actors"
         size = f"{resources.cpus_per_actor:g} CPU and {resources.gpus_per_actor:g} GPU each"
         raise UserError(
-            f"resources: {wanted} client actors of {size}{f' with {memory / 1e9:.3g} GB' if memory else ''} do not fit "
+            f"resources: {least} client actors of {size}{f' with {memory / 1e9:.3g} GB' if memory else ''} do not fit "
             f"on this cluster, which has {cpus:g} CPUs and {gpus:g} GPUs, room for {room}: "
-            f"{_lacking(resources, wanted, nodes, names)}; lower resources.actors, "
+            f"{_lacking(resources, least, nodes, names)}; lower resources.{key}, "
             f"{'memory_mb, ' if memory else ''}cpus_per_actor or gpus_per_actor"
         )
     return wanted
@@ -224,7 +226,7 @@ def trials_that_fit(resources: Resources, actors: int) -> int:
 
     Raises UserError when it holds none.
     """
-    count_actors(resources.model_copy(update={"actors": actors}), actors)
+    count_actors(resources.model_copy(update={"actors": actors, "min_actors": None}), actors)
     return actors_that_fit(resources, node_resources()) // actors
 
 
@@ -235,19 +237,19 @@ def cpu_share(trials: int) -> float:
 
 
 @contextmanager
-def reserved(resources: Resources, actors: int) -> Iterator[PlacementGroup]:
-    """A placement group with one bundle per client actor, given back at the end.
+def reserved(resources: Resources, actors: int, patience: float = PATIENCE) -> Iterator[PlacementGroup]:
+    """A placement group with room for so many client actors, given back at the end.
 
-    Raises UserError when the cluster's resources stay in use for too long.
+    Raises UserError when the cluster's resources stay in use for longer than `patience` (seconds).
     """
     group = placement_group(bundles(resources, actors), strategy=strategy(resources))
     try:
-        if not group.wait(PATIENCE):
+        if not group.wait(patience):
             free = ray.available_resources()
             raise UserError(
                 f"resources: the cluster is busy: {actors} client actors need "
                 f"{actors * resources.cpus_per_actor:g} CPUs, {actors * resources.gpus_per_actor:g} GPUs and "
-                f"{actors * reserved_memory(resources) / 1e9:.3g} GB, and after {PATIENCE:g} s "
+                f"{actors * reserved_memory(resources) / 1e9:.3g} GB, and after {patience:g} s "
                 f"{free.get('CPU', 0):g} CPUs, {free.get('GPU', 0):g} GPUs and {free.get('memory', 0) / 1e9:.3g} GB "
                 "are free; wait for other jobs or lower resources.actors"
             )
@@ -259,3 +261,12 @@ def reserved(resources: Resources, actors: int) -> Iterator[PlacementGroup]:
 def node_resources() -> list[dict[str, float]]:
     """The resources of each node that is alive."""
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def lasting_nodes() -> dict[str, dict[str, float]]:
+    """The resources of each node that is alive and has no notice that it is to go, by its id."""
+    # Ray's public functions say nothing about such notices.
+    leaving = ray._private.state.state.get_draining_nodes()
+    return {
+        node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"] and node["NodeID"] not in leaving
+    }

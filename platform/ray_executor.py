@@ -1,7 +1,9 @@
 """Client actors on Ray, and the executor that drives them."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import astuple, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from hedgerow.platform.executors import WorkerLost
 from hedgerow.platform.experiment_file import parse_experiment
 from hedgerow.platform.planning import Cost
 from hedgerow.platform.process import settle
+from hedgerow.platform.resources import Resources
 from hedgerow.platform.worker import Answer, Order, Worker
 
 SMALL = 100_000
@@ -39,14 +42,21 @@ class Hosting:
 class ClientActor:
     """A worker in a process of its own, on the CPUs and GPUs that Ray reserves for it."""
 
-    def __init__(self, hosting: Hosting, data: dict[str, Any], partition: dict[str, Any], rank: int, workers: int):
-        self.rank, self.workers = rank, workers
+    def __init__(
+        self,
+        hosting: Hosting,
+        data: dict[str, Any],
+        partition: dict[str, Any],
+        rank: int,
+        owns: Callable[[np.ndarray], np.ndarray],
+    ):
+        self.rank, self.owns = rank, owns
         self.host(hosting, data, partition)
 
     def host(self, hosting: Hosting, data: dict[str, Any], partition: dict[str, Any]) -> None:
         """Serve an experiment, with all its clients at their initial states."""
-        resources = hosting.experiments[0]["resources"]
-        settle(resources["threads"], hosting.import_path, resources["gpus_per_actor"])
+        resources = Resources.model_validate(hosting.experiments[0]["resources"])
+        settle(resources.threads, hosting.import_path, resources.gpu)
         experiments = [parse_experiment(values) for values in hosting.experiments]
         first, dataset = experiments[0], Dataset.from_arrays(data)
         clients, follow = Partition.from_arrays(partition), first.evaluation.follows
@@ -56,8 +66,8 @@ class ClientActor:
     def ready(self) -> int:
         return self.rank
 
-    def run(self, orders: list[Order], downs: list[Tree]) -> list[Answer]:
-        return self.worker.run(orders, downs)
+    def run(self, orders: list[Order], downs: list[Tree], shares: int) -> list[Answer]:
+        return self.worker.run(orders, downs * shares)
 
     def measure(self, orders: list[Order], downs: list[Tree], steps: int | None) -> Cost:
         return self.worker.measure(orders, downs, steps)
@@ -66,26 +76,38 @@ class ClientActor:
         self.worker.save_states(folder, expert, round, f"states-{self.rank:04d}")
 
     def load_states(self, expert: int, folder: Path | None) -> None:
-        self.worker.load_states(folder, expert, lambda clients: owner_of(clients, self.workers) == self.rank)
+        self.worker.load_states(folder, expert, self.owns)
 
 
 class RayExecutor:
-    """Drives one client actor per bundle of a placement group; replaces those that die."""
+    """Drives client actors in the bundles of a placement group; replaces those that die.
 
-    def __init__(self, hosting: Hosting, group: PlacementGroup, bundles: list[int], cpus: float, gpus: float):
+    bundles: that of each actor. workers: shares of the work; None: one for each actor. Where they are more, share i is
+    carried out by actor i modulo their number, with the same bits.
+    """
+
+    def __init__(self, hosting: Hosting, group: PlacementGroup, bundles: list[int], workers: int | None = None):
         self.hosting, self.group, self.bundles = hosting, group, bundles
-        self.cpus, self.gpus = cpus, gpus
-        self.workers = len(bundles)
-        self.actors = [self._spawn(rank) for rank in range(self.workers)]
+        self.workers = workers or len(bundles)
+        self.actors = [self._spawn(rank) for rank in range(len(bundles))]
 
     def run(self, orders: list[list[Order]], downs: list[Tree]) -> list[list[Answer]]:
-        broadcast = _broadcast(downs)
-        return self._all([actor.run.remote(mine, broadcast) for actor, mine in zip(self.actors, orders, strict=True)])
+        broadcast, n = _broadcast(downs), len(self.actors)
+        calls = []
+        for rank, actor in enumerate(self.actors):
+            shares = orders[rank::n]
+            calls.append(actor.run.remote([order for mine in shares for order in mine], broadcast, len(shares)))
+        answers: list[list[Answer]] = [[] for _ in orders]
+        for rank, together in enumerate(self._all(calls)):
+            parts = iter(together)
+            answers[rank::n] = [[next(parts) for _ in mine] for mine in orders[rank::n]]
+        return answers
 
     def measure(self, orders: list[list[Order]], downs: list[Tree], steps: int | None) -> Cost:
-        broadcast = _broadcast(downs)
+        broadcast, n = _broadcast(downs), len(self.actors)
+        largest = [max(orders[rank::n], key=lambda mine: len(mine[0].clients)) for rank in range(n)]
         # All at once, as in a round: they share caches and memory. Each with its own clients, who may have states.
-        working = [(actor, mine) for actor, mine in zip(self.actors, orders, strict=True) if len(mine[0].clients)]
+        working = [(actor, mine) for actor, mine in zip(self.actors, largest, strict=True) if len(mine[0].clients)]
         costs = self._all([actor.measure.remote(mine, broadcast, steps) for actor, mine in working])
         return Cost(*(max(values) for values in zip(*map(astuple, costs), strict=True)))
 
@@ -113,6 +135,7 @@ class RayExecutor:
             try:
                 answers.append(ray.get(call))
             except RayActorError as error:
+                end_if_broken(error)
                 lost = error
         if lost is not None:
             self._replace_dead()
@@ -128,9 +151,23 @@ class RayExecutor:
 
     def _spawn(self, rank: int) -> Any:
         strategy = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=self.bundles[rank])
-        options = {"num_cpus": self.cpus, "num_gpus": self.gpus, "scheduling_strategy": strategy}
         h = self.hosting
-        return ray.remote(ClientActor).options(**options).remote(h, h.data, h.partition, rank, self.workers)
+        resources = h.experiments[0]["resources"]
+        cpus, gpus = resources["cpus_per_actor"], resources["gpus_per_actor"]
+        actor = ray.remote(ClientActor).options(num_cpus=cpus, num_gpus=gpus, scheduling_strategy=strategy)
+        owns = partial(_owns, rank=rank, actors=len(self.bundles), workers=self.workers)
+        return actor.remote(h, h.data, h.partition, rank, owns)
+
+
+def _owns(clients: np.ndarray, rank: int, actors: int, workers: int) -> np.ndarray:
+    """Which of the clients (ids) live on the actor of that rank."""
+    return owner_of(clients, workers) % actors == rank
+
+
+def end_if_broken(error: RayActorError) -> None:
+    """Raise RuntimeError for an actor that did not die but could not even begin: another one could not either."""
+    if error.actor_init_failed:
+        raise RuntimeError(f"a process could not start: {str(error).strip().splitlines()[-1]}") from error
 
 
 def _broadcast(downs: list[Tree]) -> Any:

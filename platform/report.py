@@ -47,14 +47,21 @@ def summarise(records: list[Record], targets: list[float], metric: str = "test_a
 
 
 def kept(progress: dict[str, Any]) -> dict[str, Any]:
-    """What a run's record keeps of its last checkpoint: histograms, its clients' accuracies, where the seconds went."""
-    return {"histograms": {}} | {
-        name: progress[name] for name in ("histograms", "client_accuracies", "clock") if name in progress
-    }
+    """What a run's record keeps of its last checkpoint: histograms, clients' accuracies, times, who was left out."""
+    names = ("histograms", "client_accuracies", "clock", "quarantined")
+    return {"histograms": {}, "quarantined": {}} | {name: progress[name] for name in names if name in progress}
+
+
+def left_out(quarantined: dict[str, int]) -> list[str]:
+    """A sentence about each client that was quarantined, with the round."""
+    return [
+        f"client {client} was left out from round {round} on: it killed the process that worked on it again and again"
+        for client, round in quarantined.items()
+    ]
 
 
 STANDARD = {
-    *("round", "participants", "dropped", "seconds", "transmissions", "exchanges"),
+    *("round", "participants", "dropped", "quarantined", "seconds", "transmissions", "exchanges"),
     *("scalars_down", "scalars_up", "bytes_down", "bytes_up"),
     *("unavailable", "dropped_out", "late", "simulated_round_seconds", "simulated_seconds"),
     *("ctm", "ltm", "ltm_loss", "memory_vectors", "memory_tasks", "memory_bytes"),

@@ -25,7 +25,7 @@ from hedgerow.platform.finished import FinishedRun
 from hedgerow.platform.learner import Record
 from hedgerow.platform.mirror import Mirror
 from hedgerow.platform.notices import Termination
-from hedgerow.platform.report import kept, summarise
+from hedgerow.platform.report import kept, left_out, summarise
 from hedgerow.platform.runs import RunFolder, find_run, find_unfinished, new_run, now
 from hedgerow.platform.tracking import RunLog, Tracker
 
@@ -102,8 +102,11 @@ def _carry_out(
         _tell(record, tracker, show)
     with (
         recorded(folder, tracker) as termination,
-        open_driver(experiment, dataset, partition, folder.checkpoints, address) as driver,
+        open_driver(
+            experiment, dataset, partition, folder.checkpoints, address, folder.record().get("workers")
+        ) as driver,
     ):
+        folder.update(workers=driver.workers)
         done, termination.saves = False, True
         while not done:
             news, done = driver.advance(BEAT)
@@ -114,11 +117,12 @@ def _carry_out(
             if termination.came and not done:
                 driver.save()
                 raise KeyboardInterrupt
-        folder.update(plans=driver.plans())
+        folder.update(plans=driver.plans(), client_actors=driver.gathered)
         parameters = driver.parameters()
     wanted = experiment.evaluation
     summary = summarise(records, wanted.targets, wanted.target_metric)
     left = kept(read_checkpoint(checkpoints(folder.checkpoints)[-1])[1])
+    warnings += left_out(left["quarantined"])
     draw_curves({experiment.name: records}, folder.figures, wanted.accuracies)
     draw_histograms({experiment.name: left["histograms"]}, folder.figures)
     # The rounds before an interruption, and all of the session that came to the end.
@@ -136,9 +140,7 @@ def open_store(folder: RunFolder) -> Any:
 
     experiment, record = load_experiment(folder.experiment), folder.record()
     said = tags(record, experiment) | {NOTE: run_text(folder)}
-    store = MlflowStore(experiment, folder.name, experiment.model_dump(mode="json"), said, record.get("mlflow_run_id"))
-    folder.update(mlflow_run_id=store.run_id)
-    return store
+    return MlflowStore(experiment, folder.name, experiment.model_dump(mode="json"), said, folder)
 
 
 def push(name: str) -> None:

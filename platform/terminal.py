@@ -1,5 +1,6 @@
 """What a person sees while an experiment runs, and when it ends."""
 
+import re
 import sys
 from typing import Any
 
@@ -13,6 +14,9 @@ from hedgerow.platform.catalogue import Choice
 from hedgerow.platform.report import target_heading
 
 Record = dict[str, Any]
+
+NUMBER = re.compile(r"[+×<-]?[\d.]|-?$")
+"""How cells begin that are numbers; "-" and "" stand for none."""
 
 
 class Progress:
@@ -152,12 +156,13 @@ def dropped_text(dropped: int) -> str:
 
 
 def print_rows(rows: list[dict[str, Any]], title: str, console: Console | None = None) -> None:
-    """A table of dictionaries with the same keys."""
+    """A table of dictionaries with the same keys, numbers to the right, texts to the left."""
     table = Table(title=title, title_justify="left")
     for heading in rows[0]:
-        table.add_column(heading, justify="right")
+        numbers = all(NUMBER.match(str(row[heading])) for row in rows)
+        table.add_column(heading, justify="right" if numbers else "left")
     for row in rows:
-        table.add_row(*(str(value) for value in row.values()))
+        table.add_row(*(Text(str(value)) for value in row.values()))
     (console or _console()).print(table)
 
 

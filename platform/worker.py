@@ -16,10 +16,10 @@ from hedgerow.algorithms.trees import Tree, count, leaves, stack, sub, tree_map
 from hedgerow.platform.checkpoint import load_tree, save_tree
 from hedgerow.platform.data import SHARES, Dataset, Partition, Slices
 from hedgerow.platform.engine import Plan, Samples, Work, for_each_client
-from hedgerow.platform.experiment import Resources
 from hedgerow.platform.planning import Cost, shortened
 from hedgerow.platform.process import held, peak, reset_peak
 from hedgerow.platform.reduce import Partial, finite_clients
+from hedgerow.platform.resources import Resources
 from hedgerow.platform.states import ClientStates
 
 # Data and broadcasts are views of shared read-only memory; a worker reads them and never writes.
@@ -124,7 +124,7 @@ class Worker:
     ):
         resources = resources or Resources()
         self.follow = follow
-        self.device = torch.device("cuda" if resources.gpus_per_actor else "cpu")
+        self.device = torch.device("cuda" if resources.gpu else "cpu")
         task = algorithms[0].task.to(self.device)
         for algorithm in algorithms:
             algorithm.task = task

@@ -12,8 +12,10 @@ runs_argument = click.argument("runs", nargs=-1, required=True, shell_complete=c
 
 @click.command()
 @runs_argument
-@output_option("Page to write (default: report.html, of a single folder in it).")
-@click.option("--mlflow/--no-mlflow", default=True, help="Also log the page into the runs' MLflow store.")
+@output_option("Page to write (default: report.html; of a single folder, in that folder).")
+@click.option(
+    "--mlflow/--no-mlflow", default=True, help="Log the page into the runs' MLflow store, too (default: yes)."
+)
 @answering
 def report(runs: tuple[str, ...], output: Path | None, mlflow: bool) -> Answer:
     """Write one page about RUNS: folders of runs, of searches, or of tables.
@@ -29,7 +31,9 @@ def report(runs: tuple[str, ...], output: Path | None, mlflow: bool) -> Answer:
 
 @click.command()
 @runs_argument
-@click.option("--metric", default=None, help="Compare this metric (default: what the targets are about).")
+@click.option(
+    "--metric", default=None, metavar="NAME", help="Compare this metric (default: what the targets are about)."
+)
 @click.option("--target", "targets", type=float, multiple=True, help="Compare what it takes to reach this value of it.")
 @answering
 def compare(runs: tuple[str, ...], metric: str | None, targets: tuple[float, ...]) -> Answer:

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from hedgerow.platform.terminal import size_text
-from hedgerow.reports.figures import Series, bars, lines
+from hedgerow.reports.figures import bars, lines
 from hedgerow.reports.groups import Group
 from hedgerow.reports.read import Record, Run
+from hedgerow.reports.series import Series
 from hedgerow.reports.tables import seconds_text, table
 
 

@@ -9,9 +9,10 @@ import numpy as np
 from hedgerow.platform.figures import STREAM_CURVES, points, smoothed
 from hedgerow.platform.report import reported
 from hedgerow.reports.compare import is_share
-from hedgerow.reports.figures import Figure, Series, lines
+from hedgerow.reports.figures import Figure, lines
 from hedgerow.reports.groups import Group
 from hedgerow.reports.read import Record, Run
+from hedgerow.reports.series import Series
 
 SHOWN = 7
 """Experiments with a line of their own, at most: the eighth colour is Hedge's."""

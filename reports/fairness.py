@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 
 from hedgerow.platform.terminal import percent
-from hedgerow.reports.figures import Figure, Series, histogram, lines
+from hedgerow.reports.figures import Figure, histogram, lines
 from hedgerow.reports.groups import Group
+from hedgerow.reports.series import Series
 from hedgerow.reports.tables import table
 
 EDGES = np.linspace(0, 1, 21)

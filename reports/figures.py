@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count, pairwise
 from typing import Any
 
-import numpy as np
 from markupsafe import Markup
 
+from hedgerow.reports.series import Series, late_start, thinned
 from hedgerow.reports.svg import (
     BOTTOM,
     HEIGHT,
@@ -36,17 +36,6 @@ ROWS = 60
 """Of the table behind a line, at most."""
 
 _numbers = count(1)
-
-
-@dataclass(frozen=True)
-class Series:
-    """A line: its points, and where they are known, how far they spread. index: which colour."""
-
-    label: str
-    points: list[tuple[float, float]]
-    spread: list[float] = field(default_factory=list)
-    index: int = 0
-    strong: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,10 +70,10 @@ def lines(
 
     whole: x counts something. late: lines that rise from far below are cut off there, for the sake of their ends.
     """
-    drawn = [one for one in map(_finite, series) if one.points]
+    drawn = [one for one in (given.finite() for given in series) if one.points]
     if not drawn:
         return None
-    values = [v + sign * s for one in drawn for (_, v), s in _with_spread(one) for sign in (-1, 1)]
+    values = [v + sign * s for one in drawn for (_, v), s in one.pairs for sign in (-1, 1)]
     log = not percent and "loss" in y_label and max(values) > 8 * min(values) > 0
     x_values = [x for one in drawn for x, _ in one.points]
     x = _end_to_end(x_values)
@@ -93,7 +82,7 @@ def lines(
     if percent:
         y = Scale(max(0.0, y.low), min(1.0, y.high), y.start, y.end)
     early = False
-    if start := _late(drawn) if late else None:
+    if start := late_start(drawn) if late else None:
         early = start > y.low
         top = max(values) + 0.05 * (max(values) - start)
         y = Scale(max(y.low, start), min(y.high, top), y.start, y.end, log)
@@ -106,7 +95,7 @@ def lines(
             parts.append(element("line", x1=x.start, x2=x.end, y1=y(target), y2=y(target), class_="target"))
             parts.append(element("text", f"target {tell(target)}", x=x.start + 4, y=y(target) - 4, class_="target"))
     for one in drawn:
-        pairs = thinned(_with_spread(one), POINTS)
+        pairs = thinned(one.pairs, POINTS)
         if any(s for _, s in pairs):
             upper = [(x(a), y(min(v + s, y.high))) for (a, v), s in pairs]
             below = [(x(a), y(v - s)) for (a, v), s in pairs]
@@ -145,7 +134,7 @@ def areas(title: str, rounds: Sequence[int], bands: Sequence[tuple[str, list[flo
             until = edges[chosen[place + 1]] if place + 1 < len(chosen) else edges[-1]
             upper += [(x(edges[i]), y(top[i])), (x(until), y(top[i]))]
             lower += [(x(edges[i]), y(base[i])), (x(until), y(base[i]))]
-        kind = "others" if label.endswith(" others") else colour(index)
+        kind = "others" if label.endswith((" other", " others")) else colour(index)
         parts.append(
             element("path", element("title", label), d=path(upper + lower[::-1], closed=True), class_=f"area {kind}")
         )
@@ -246,33 +235,6 @@ def heat(title: str, counts: Sequence[Sequence[int]], names: Sequence[str], x_la
     return Figure(title, svg, [], table(rows[:ROWS]) if classes <= 40 else None, note)
 
 
-def thinned(values: list[Any], most: int) -> list[Any]:
-    """Evenly chosen, the first and the last among them."""
-    if len(values) <= most:
-        return values
-    return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
-
-
-def _with_spread(series: Series) -> list[tuple[tuple[float, float], float]]:
-    return list(zip(series.points, series.spread or [0.0] * len(series.points), strict=True))
-
-
-def _finite(series: Series) -> Series:
-    kept = [(p, s) for p, s in _with_spread(series) if math.isfinite(p[1]) and math.isfinite(s)]
-    spread = [s for _, s in kept] if series.spread else []
-    return Series(series.label, [p for p, _ in kept], spread, series.index, series.strong)
-
-
-def _late(drawn: Sequence[Series]) -> float | None:
-    """Where an axis may begin for lines that rise: below what they are after a tenth of their way."""
-    after = [value for one in drawn for _, value in one.points[len(one.points) // 10 :]]
-    ends = [one.points[-1][1] for one in drawn]
-    if len(after) < 20 or min(ends) < 2 * min(v for one in drawn for _, v in one.points):
-        return None
-    low = float(np.quantile(after, 0.02))
-    return low - 0.1 * (max(after) - low)
-
-
 def _end_to_end(values: Sequence[float]) -> Scale:
     low, high = min(values), max(values)
     return Scale(low, high, LEFT, WIDTH - RIGHT) if high > low else Scale(low - 1, high + 1, LEFT, WIDTH - RIGHT)
@@ -290,7 +252,7 @@ def _data(series: Sequence[Series], x_label: str, tell: Any) -> Table:
     """The points of all lines, by x, as few as people read."""
     by_x: dict[float, dict[str, str]] = {}
     for one in series:
-        for (x, value), spread in _with_spread(one):
+        for (x, value), spread in one.pairs:
             around = f" ± {tell(spread)}" if spread else ""
             by_x.setdefault(x, {})[one.label] = f"{tell(value)}{around}"
     labels = [one.label for one in series]

@@ -40,7 +40,7 @@ def render(material: Material) -> str:
         tiles=tiles(material, groups),
         notes=material.notes + repeated,
         version=version("hedgerow"),
-        written=now(),
+        written=now().replace("T", " ")[:16],
     )
 
 

@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from hedgerow.reports.figures import Figure, Series, areas, lines
+from hedgerow.reports.figures import Figure, areas, lines
 from hedgerow.reports.read import Search
+from hedgerow.reports.series import Series
 from hedgerow.reports.tables import Table, table
 
 OWN = 7
@@ -24,7 +25,7 @@ def hedge_figures(search: Search) -> list[Figure]:
     own, rest = order[:OWN], order[OWN:]
     bands = [(labels[i], weights[:, i].tolist()) for i in own]
     if rest:
-        bands.append((f"{len(rest)} others", weights[:, rest].sum(1).tolist()))
+        bands.append((f"{len(rest)} other{'s' * (len(rest) > 1)}", weights[:, rest].sum(1).tolist()))
     hedge_loss = Series("Hedge, expected", _line(rounds, [r["hedge_loss"] for r in hedge]), [], 7, strong=True)
     losses = [
         Series(labels[i], _line(rounds, [record["losses"][i] for record in hedge]), [], place)

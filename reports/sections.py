@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from hedgerow.platform.report import target_heading
 from hedgerow.platform.terminal import dropped_text, size_text
 from hedgerow.reports.compare import EXPLAINED, compare, default_metric, spread_text
 from hedgerow.reports.costs import ledger, timing
@@ -19,8 +18,9 @@ from hedgerow.reports.search import hedge_figures, hedge_sentences, search_table
 from hedgerow.reports.setting import environment, partitions
 from hedgerow.reports.statistics import Spread
 from hedgerow.reports.tables import seconds_text, table
+from hedgerow.reports.targets import targets
 from hedgerow.searchspaces.report import Trial as Configuration
-from hedgerow.searchspaces.report import cost_text, final_value, ranked, show
+from hedgerow.searchspaces.report import final_value, ranked, show
 
 
 @dataclass(frozen=True)
@@ -182,37 +182,12 @@ def _curves(material: Material, groups: list[Group], shown: list[Group]) -> Sect
 
 
 def _targets(groups: list[Group]) -> Section | None:
-    """Rounds and transmissions to each target, and the gain over the cheapest, as the theses print them."""
-    labels = list(dict.fromkeys(label for group in groups for label in group.first.summary["to_target"]))
-    parts = []
-    for label in labels:
-        means: list[tuple[float | None, float]] = []
-        rows = []
-        for group in groups:
-            reached = [run.summary["to_target"].get(label) for run in group.runs]
-            spent = float(np.mean([run.summary["transmissions"] for run in group.runs]))
-            needed = [entry["transmissions"] for entry in reached if entry]
-            everybody = len(needed) == len(group.runs)
-            means.append((float(np.mean(needed)) if everybody else None, spent))
-            rounds = [entry["rounds"] for entry in reached if entry]
-            rows.append(
-                {
-                    "experiment": group.label,
-                    "reached": f"{len(needed)} of {len(group.runs)}",
-                    "rounds": spread_text(Spread.of(rounds), "") if everybody else f"{group.first.summary['rounds']}+",
-                    "transmissions": spread_text(Spread.of(needed), "") if everybody else f"{spent:g}+",
-                }
-            )
-        fewest = min((mean for mean, _ in means if mean), default=None)
-        for row, (mean, spent) in zip(rows, means, strict=True):
-            told = cost_text(mean, spent, fewest)
-            row["gain"] = told[told.index("(") + 1 : -1] if told.endswith(")") else "-"
-        parts.append(table(rows, f"To {target_heading(label)} {groups[0].first.target_metric.replace('_', ' ')}"))
+    parts = targets(groups)
     texts = [
         "Rounds, and transmissions in units of one FedAvg round, until the target is first reached; + where a seed did "
         "not reach it. Gain: how many times the transmissions of the cheapest."
     ]
-    return Section("targets", "Transmissions to target", texts, parts) if parts else None
+    return Section("targets", "Transmissions to target", texts, list(parts)) if parts else None
 
 
 def _comparison(groups: list[Group]) -> Section | None:

@@ -25,10 +25,10 @@ def table(rows: Sequence[dict[str, str]], caption: str = "", marked: Collection[
     headings = list(dict.fromkeys(heading for row in rows for heading in row))
     cells = [[str(row.get(heading, "-")) for heading in headings] for row in rows]
     columns = [
-        (heading, all(cell in ("-", "") or NUMBER.match(cell) for cell in column))
+        (heading, any(known := [cell for cell in column if cell not in ("-", "")]) and all(map(NUMBER.match, known)))
         for heading, column in zip(headings, zip(*cells, strict=True), strict=True)
     ]
-    return Table([(h, bool(n)) for h, n in columns], cells, caption, frozenset(marked))
+    return Table(columns, cells, caption, frozenset(marked))
 
 
 def seconds_text(seconds: float) -> str:

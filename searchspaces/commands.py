@@ -32,16 +32,17 @@ def search_all(files: Sequence[Path], overrides: Sequence[str], data_root: Path 
         answers.append(closing(finished))
         # At once: the next one may take long.
         answers[-1].tell()
-    return _all_of(answers)
+    return _all_of(answers, any(plan.experiment.tracking.enabled for plan in plans))
 
 
 def resume_one(name: str, address: str | None) -> Answer:
     """Resume a search and show it as `search` does."""
-    with search_table(load_search(Path(name) / "experiment.yaml")) as table:
+    plan = load_search(Path(name) / "experiment.yaml")
+    with search_table(plan) as table:
         finished = resume_search(name, table, address)
     answer = closing(finished)
     answer.tell()
-    return _all_of([answer])
+    return _all_of([answer], plan.experiment.tracking.enabled)
 
 
 def list_choices(kind: str) -> Answer:
@@ -60,10 +61,10 @@ def search_table(plan: SearchPlan) -> SearchTable:
     return kind(plan.experiment.name, plan.experiment.rounds, labels, metric=search.metric, mode=search.mode)
 
 
-def _all_of(answers: list[Answer]) -> Answer:
+def _all_of(answers: list[Answer], tracked: bool) -> Answer:
     """What is left to say of searches that were told already."""
     document = {"searches": [answer.document for answer in answers]}
-    return Answer(document, lambda: click.echo("`hedgerow ui` opens MLflow's page on it."))
+    return Answer(document, lambda: click.echo("`hedgerow ui` opens MLflow's page on it.") if tracked else None)
 
 
 def closing(finished: FinishedSearch) -> Answer:

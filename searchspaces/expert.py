@@ -13,12 +13,13 @@ from ray.tune import PlacementGroupFactory
 from hedgerow.platform.build import build_partition
 from hedgerow.platform.coordinator import Coordinator
 from hedgerow.platform.data import Dataset, Partition
-from hedgerow.platform.experiment import Experiment, Resources
+from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.experiment_file import parse_experiment
 from hedgerow.platform.learner import Record
 from hedgerow.platform.placement import bundles
 from hedgerow.platform.process import settle
 from hedgerow.platform.ray_executor import Hosting, RayExecutor
+from hedgerow.platform.resources import Resources
 from hedgerow.platform.runs import RunFolder
 from hedgerow.platform.tracking import RunLog
 from hedgerow.searchspaces.packs import members
@@ -120,6 +121,10 @@ class Expert(tune.Trainable):
             # A run folder that is ahead of what Tune knows reports the rest again; what is known twice does no harm.
             member.reported = min(token["reported"], len(run.learners[i].history))
 
+    def save_run(self) -> None:
+        """Make sure that the run folders hold this round."""
+        self.coordinator.run.save()
+
     def cleanup(self) -> None:
         if self.clients is not None:
             self.clients.close()
@@ -160,7 +165,7 @@ class Expert(tune.Trainable):
             assert group is not None, "Tune gives every trial its placement group"
             # The last bundles: a first one, for this process, is there only where it reserves anything.
             bundles = list(range(group.bundle_count - actors, group.bundle_count))
-            self.clients = RayExecutor(hosting, group, bundles, resources.cpus_per_actor, resources.gpus_per_actor)
+            self.clients = RayExecutor(hosting, group, bundles)
         else:
             self.clients.host(hosting)
         return self.clients

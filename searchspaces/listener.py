@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any, Protocol
 
+import ray
 from ray import tune
 from ray.tune.experiment import Trial
 
@@ -14,6 +15,9 @@ from hedgerow.searchspaces.expert import expert_folder
 from hedgerow.searchspaces.packs import members
 from hedgerow.searchspaces.report import short_label
 from hedgerow.searchspaces.search_file import SearchPlan
+
+SAVING = 30.0
+"""Seconds that trials have to save themselves before a machine is taken."""
 
 
 class ShowSearch(Protocol):
@@ -37,10 +41,11 @@ class Listener(tune.Callback):
         self.log = RunLog(folder / "metrics.jsonl")
         self.log.replace([])
         self._told: dict[int, int] = {}
+        self._started: dict[str, Trial] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Tune writes all it is given to disk, for a way of restoring that is not used here; terminals cannot be."""
-        return self.__dict__ | {"show": None, "tracker": None}
+        return self.__dict__ | {"show": None, "tracker": None, "_started": {}}
 
     def hedge(self, record: Record) -> None:
         """One of Hedge's rounds is complete."""
@@ -60,6 +65,7 @@ class Listener(tune.Callback):
                 folder.update(name=folder.name, status="running", overrides=overrides)
                 if self.show and not self.plan.configurations:
                     self.show.labels[index] = short_label(overrides)
+        self._started[trial.trial_id] = trial
         self._state(trial, "running")
 
     def on_trial_result(self, iteration: int, trials: list[Trial], trial: Trial, result: Record, **info: Any) -> None:
@@ -93,6 +99,14 @@ class Listener(tune.Callback):
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
         for index, _ in members(trial.trial_id, trial.config):
             self._end(index, "failed")
+
+    def save_trials(self) -> None:
+        """Have all trials that run save the rounds at which they are; waits for it, but not for long."""
+        running = [trial for trial in self._started.values() if trial.status == Trial.RUNNING]
+        actors = [trial.temporary_state.ray_actor for trial in running]
+        calls: list[Any] = [actor.save_run.remote() for actor in actors if actor is not None]
+        if calls:
+            ray.wait(calls, num_returns=len(calls), timeout=SAVING)
 
     def _end(self, index: int, status: str) -> None:
         folder = expert_folder(self.folder, index)

@@ -33,8 +33,7 @@ class SearchStore:
         if self.table:
             client = MlflowClient(MlflowPlace.of(plan.experiment).resolved_uri())
             said |= {"table": self.table, PARENT: table_run(client, plan.experiment, self.table)}
-        self.parent = ParentStore(plan.experiment, folder.name, values, said, self.record.get("mlflow_run_id"))
-        folder.update(mlflow_run_id=self.parent.run_id)
+        self.parent = ParentStore(plan.experiment, folder.name, values, said, folder)
         self.children: dict[int, MlflowStore] = {}
 
     @property
@@ -64,15 +63,8 @@ class SearchStore:
                 "expert": folder.name,
                 NOTE: run_text(folder),
             }
-            store = MlflowStore(
-                experiment,
-                self._name(folder),
-                experiment.model_dump(mode="json"),
-                said,
-                folder.record().get("mlflow_run_id"),
-            )
-            folder.update(mlflow_run_id=store.run_id)
-            self.children[expert] = store
+            values = experiment.model_dump(mode="json")
+            self.children[expert] = MlflowStore(experiment, self._name(folder), values, said, folder)
         return self.children[expert]
 
     def _name(self, folder: RunFolder) -> str:

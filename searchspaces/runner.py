@@ -118,8 +118,13 @@ def _carry_out(
     folder.keep_partition(partition_record(data[1], data[0]))
     folder.update(status="running")
     warnings = [told for trial in sorted((folder.path / "experts").glob("*/checkpoints")) for told in tell_flaws(trial)]
-    with recorded(folder, tracker), ray_session(address):
-        warnings += _tune(plan, folder, data, listener)
+    with recorded(folder, tracker) as termination, ray_session(address):
+        try:
+            warnings += _tune(plan, folder, data, listener)
+        except KeyboardInterrupt:
+            if termination.came:
+                listener.save_trials()
+            raise
         finished = FinishedSearch(folder, plan, read_trials(folder), RunLog(folder.metrics).read())
         finished.write()
     folder.update(status="finished", finished=now(), summary=finished.summary)
@@ -161,6 +166,8 @@ def _tune(plan: SearchPlan, folder: RunFolder, data: Data, listener: Listener) -
             failure_config=tune.FailureConfig(max_failures=plan.search.restarts),
             callbacks=[listener],
             verbose=0,
+            # In a notebook Tune's own choice would take a place in the cell, however silent.
+            progress_reporter=tune.CLIReporter(),
         ),
     )
     try:

@@ -12,6 +12,18 @@ os.environ.setdefault("HEDGEROW_CACHE", tempfile.mkdtemp(prefix="hedgerow-test-c
 torch.set_num_threads(1)
 
 
+LONGEST = (
+    *("search", "scheduler", "ray", "nodes", "docs", "faults", "tracking", "feddyn", "tables", "packs", "moml_tables"),
+    *("submit", "mlflow_page", "local_first", "fedbioacc_theory", "resume", "notebook", "fedbio_baselines", "storage"),
+)
+"""Files of tests that take long come first, so that none is left to one process alone in the end."""
+
+
+def pytest_collection_modifyitems(items):
+    rank = {f"test_{name}": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
+
+
 @pytest.fixture(scope="session")
 def ray_here():
     """Ray, started once, as a run starts it: but four CPUs, whatever the machine has."""

@@ -13,9 +13,10 @@ from hedgerow.algorithms.trees import flatten
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.data.partition import Natural
 from hedgerow.platform.executors import InlineExecutor
-from hedgerow.platform.experiment import Checkpoints, EngineConfig, Evaluation, Experiment, Resources, TaskConfig
+from hedgerow.platform.experiment import Checkpoints, EngineConfig, Evaluation, Experiment, TaskConfig
 from hedgerow.platform.federated import FederatedRun
 from hedgerow.platform.learner import Learner, Record
+from hedgerow.platform.resources import Resources
 from hedgerow.platform.worker import Worker
 
 

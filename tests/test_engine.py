@@ -9,8 +9,9 @@ from toys import Diverging, Stacker, Stateful, TwoPhases
 from hedgerow.algorithms import FedAvg
 from hedgerow.platform.dispatch import longest_first
 from hedgerow.platform.engine import Plan
-from hedgerow.platform.experiment import EngineConfig, Resources
+from hedgerow.platform.experiment import EngineConfig
 from hedgerow.platform.planning import MEASURED_STEPS, Cost, Load, choose, options
+from hedgerow.platform.resources import Resources
 
 DATA = blobs()
 RAGGED = partition(np.array([3, 60, 17, 1, 40, 59]), seed=1)

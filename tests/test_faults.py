@@ -2,17 +2,28 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 from test_ray import numbers, same, small
+from test_resume import hedgerow
+from test_search import one_after_the_other, plan
 
 from hedgerow.platform import runner
+from hedgerow.platform.build import check
+from hedgerow.platform.checkpoint import latest_checkpoint
+from hedgerow.platform.coordinator import Coordinator
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.runner import resume, run
+from hedgerow.platform.tracking import RunLog
+from hedgerow.searchspaces.runner import resume_search
 
 INLINE = {"resources__executor": "inline"}
 
@@ -83,3 +94,65 @@ def test_a_termination_notice_saves_first_and_a_truncated_checkpoint_is_named_an
     assert same(resumed, calm)
     assert not leftovers(folder)
     assert numbers(resumed)[4]["round"] == 5
+
+
+POISON = {
+    "rounds": 6,
+    "participation": 1.0,
+    "algorithm__name": "toys.Poisonous",
+    "algorithm__victim": 5,
+    "engine__mode": "loop",
+    "engine__chunk": "auto",
+}
+
+
+@pytest.mark.usefixtures("ray_here")
+def test_a_client_that_kills_its_actor_each_time_is_left_out_and_the_others_go_on(tmp_path):
+    experiment = small(tmp_path / "run", resources__actors=2, **POISON)
+    finished = run(experiment)
+    assert "client 5 was left out from round 3 on" in (finished.warning or "")
+    assert finished.folder.record()["quarantined"] == {"5": 3}
+    assert [record.get("quarantined", 0) for record in numbers(finished)] == [0, 0, 1, 1, 1, 1]
+    assert [record["participants"] for record in numbers(finished)] == [12, 12, 11, 11, 11, 11]
+    # The same as if it had been known beforehand, on one worker that nothing happens to.
+    values = small(tmp_path / "known", resources__executor="inline", **POISON).model_dump(mode="json")
+    known = Coordinator([values], *check(experiment, None), None, [tmp_path / "known"])
+    known.run.learners[0].quarantined = {5: 3}
+    known.advance(1e6)
+    learner = known.run.learners[0]
+    assert [record["participants"] for record in learner.history] == [12, 12, 11, 11, 11, 11]
+    for name, value in finished.parameters.items():
+        assert np.abs(value - learner.server["w"][name].numpy()).max() < 1e-6
+
+
+@pytest.mark.usefixtures("ray_here")
+def test_with_more_poison_than_the_file_allows_the_run_ends_and_names_it(tmp_path):
+    with pytest.raises(RuntimeError, match=r"round 3: .*dies, each time: 5; resources.max_quarantined lets 0 of"):
+        run(small(tmp_path, resources__actors=2, resources__max_quarantined=0.0, **POISON))
+    (folder,) = tmp_path.glob("small-*")
+    assert json.loads((folder / "run.json").read_text())["status"] == "failed"
+
+
+def test_a_termination_notice_saves_every_trial_and_the_search_goes_on_from_its_copy(tmp_path):
+    # No checkpoint is due before the notice comes.
+    settings = {"rounds": 40, "search__pack": "off", "search__ahead": 100, "search__concurrency": 4}
+    settings |= {"resources": {"cpus_per_actor": 0.25}}
+    checkpoints = {"every": 1000, "storage": (tmp_path / "there").as_uri()}
+    (tmp_path / "file.yaml").write_text(plan(tmp_path / "here", checkpoints=checkpoints, **settings).dump())
+    driver = hedgerow("search", str(tmp_path / "file.yaml"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    with ThreadPoolExecutor() as pool:
+        expected = pool.submit(one_after_the_other, plan(tmp_path / "alone", **settings))
+        while not any(len(RunLog(f).read()) >= 4 for f in (tmp_path / "here").glob("small-*/metrics.jsonl")):
+            assert driver.poll() is None, "the search ended before it could be told"
+            time.sleep(0.01)
+        driver.terminate()
+        assert driver.wait(timeout=120) != 0
+        shutil.rmtree(tmp_path / "here")
+        (copy,) = (tmp_path / "there").iterdir()
+        assert json.loads((copy / "run.json").read_text())["status"] == "interrupted"
+        saved = [latest_checkpoint(expert / "checkpoints") for expert in sorted((copy / "experts").iterdir())]
+        assert len(saved) == 4
+        assert all(found and 4 <= int(found[0].name.removeprefix("round-")) < 40 for found in saved)
+        resumed = resume_search(copy.as_uri())
+    assert resumed.hedge == expected.result()
+    assert [len(trial.records) for trial in resumed.trials] == [40] * 4

@@ -2,6 +2,8 @@
 
 import os
 import signal
+from collections import defaultdict
+from functools import cached_property
 from pathlib import Path
 
 import nbformat
@@ -147,9 +149,23 @@ hedgerow.run(experiment, show=lambda record: os.kill(os.getpid(), signal.SIGINT)
 """
 
 
+class Watched(NotebookClient):
+    """Remembers what each cell has displayed, also where it was replaced: (place, HTML)."""
+
+    def process_message(self, msg, cell, cell_index):
+        content = msg["content"]
+        if msg["msg_type"] in ("display_data", "update_display_data"):
+            self.displays[cell.id].append((content["transient"].get("display_id"), content["data"].get("text/html")))
+        return super().process_message(msg, cell, cell_index)
+
+    @cached_property
+    def displays(self) -> dict[str, list[tuple[str, str]]]:
+        return defaultdict(list)
+
+
 @pytest.fixture(scope="module")
 def executed(ray_here, tmp_path_factory):
-    """The example, and what goes wrong, in a kernel; the folder it ran in."""
+    """The example, and what goes wrong, in a kernel: what its cells put out, and all that they displayed on the way."""
     notebook, here = nbformat.read(START, 4), tmp_path_factory.mktemp("notebook")
     assert not any(cell.get("outputs") for cell in notebook.cells)
     for name, text in (("mistake", "hedgerow.run(experiment, algorithm__lrr=1)"), ("stop", STOP)):
@@ -158,11 +174,13 @@ def executed(ray_here, tmp_path_factory):
     address = ray_here.get_runtime_context().gcs_address
     before = os.environ.get("RAY_ADDRESS")
     os.environ["RAY_ADDRESS"] = address
+    watched = Watched(notebook, resources={"metadata": {"path": str(here)}})
     try:
-        NotebookClient(notebook, resources={"metadata": {"path": str(here)}}).execute()
+        watched.execute()
     finally:
         os.environ.pop("RAY_ADDRESS") if before is None else os.environ.update(RAY_ADDRESS=before)
-    return {cell.id: cell.outputs for cell in notebook.cells if cell.cell_type == "code"}, here
+    outputs = {cell.id: cell.outputs for cell in notebook.cells if cell.cell_type == "code"}
+    return outputs, watched.displays
 
 
 def shown(outputs: list) -> list:
@@ -180,6 +198,39 @@ def test_frames_and_figures_are_shown(executed):
     assert "client_accuracy_worst10" in frame
     (figure,) = shown(outputs["figure"])
     assert figure.data["image/png"].startswith("iVBOR")
+
+
+def test_a_run_is_one_display_that_is_replaced_as_it_goes(executed):
+    outputs, displays = executed
+    places, pictures = zip(*displays["run"], strict=True)
+    assert len(set(places)) == 1
+    assert "0/20  starting" in pictures[0]
+    assert len(pictures) > 1
+    live, result = html(outputs["run"])
+    assert live == pictures[-1]
+    assert "20/20  accuracy" in live
+    assert 'aria-label="test accuracy by round"' in live
+    assert "data:image/png;base64," in result
+
+
+def test_a_search_is_one_table_that_is_replaced_and_tune_says_nothing_beside_it(executed):
+    outputs, displays = executed
+    places, tables = zip(*displays["search"], strict=True)
+    assert len(set(places)) == 1
+    assert "<td>waiting</td>" in tables[0]
+    assert len(tables) > 2
+    live, result = html(outputs["search"])
+    assert live == tables[-1]
+    assert "round 20/20" in live
+    assert live.count("<td>finished</td>") == 3
+    assert "data:image/png;base64," in result
+    said = "".join(output.text for output in outputs["search"] if output.output_type == "stream")
+    for word in ("Trial", "Status", "Logical resource usage", "Memory usage"):
+        assert word not in said
+    for cell, heading in (("weights", "002"), ("regret", "bound")):
+        (frame,) = html(outputs[cell])
+        assert 'class="dataframe"' in frame
+        assert f"<th>{heading}</th>" in frame
 
 
 def test_a_notebook_tells_a_mistake_without_a_traceback(executed):

@@ -10,8 +10,9 @@ import psutil
 import pytest
 
 from hedgerow.platform.errors import UserError
-from hedgerow.platform.experiment import Experiment, Resources
+from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.experiment_file import parse_experiment
+from hedgerow.platform.resources import Resources
 from hedgerow.platform.runner import FinishedRun, run
 
 DETERMINISTIC = ("seconds",)

@@ -17,8 +17,11 @@ from hedgerow.platform.experiment_file import parse_experiment
 from hedgerow.platform.mlflow_store import default_uri
 from hedgerow.platform.runner import run
 from hedgerow.platform.runs import RunFolder
-from hedgerow.reports.figures import Series, areas, heat, lines
+from hedgerow.reports.figures import areas, heat, lines
+from hedgerow.reports.groups import grouped
 from hedgerow.reports.read import read_all
+from hedgerow.reports.sections import sections
+from hedgerow.reports.series import Series
 from hedgerow.reports.svg import Scale, element
 from hedgerow.searchspaces.tables.commands import plan_table, run_table
 
@@ -113,6 +116,19 @@ def test_the_page_has_every_section_and_the_numbers_of_the_runs(runs, page_file)
     # Targets: one that all reach and one that none does.
     assert "To 20% test accuracy" in text
     assert "6+" in text
+
+
+def test_a_target_of_one_file_is_looked_for_in_runs_of_the_others(runs, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(runs[2].path, other)
+    values = yaml.safe_load((other / "experiment.yaml").read_text())
+    values["evaluation"]["targets"] = [0.01]
+    (other / "experiment.yaml").write_text(yaml.safe_dump(values))
+    material = read_all([str(runs[0].path), str(other)])
+    (section,) = (one for one in sections(material, grouped(material.runs)[0]) if one.name == "targets")
+    told = {part.caption: [row[1] for row in part.rows] for part in section.parts}
+    assert told["To 1% test accuracy"] == ["1 of 1", "1 of 1"]
+    assert told["To 99% test accuracy"] == ["0 of 1", "0 of 1"]
 
 
 def test_every_picture_is_well_formed_and_says_what_it_is(page_file):

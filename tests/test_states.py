@@ -16,7 +16,8 @@ from hedgerow.platform import states as states_module
 from hedgerow.platform.checkpoint import latest_checkpoint
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.executors import WorkerLost
-from hedgerow.platform.experiment import EngineConfig, Resources
+from hedgerow.platform.experiment import EngineConfig
+from hedgerow.platform.resources import Resources
 from hedgerow.platform.rows import Rows, spill_folder
 from hedgerow.platform.states import ClientStates
 

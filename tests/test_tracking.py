@@ -1,14 +1,22 @@
 """MLflow for real, on an SQLite store; and a server that is down."""
 
+import asyncio
 import json
+import socket
+import subprocess
+import sys
+import threading
 import time
+from contextlib import suppress
 
 import mlflow
 import numpy as np
+import psutil
 import pytest
 import torch
 from mlflow.tracking import MlflowClient
 
+from hedgerow.platform import runner
 from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.experiment_file import parse_experiment
 from hedgerow.platform.mlflow_store import default_uri
@@ -118,6 +126,100 @@ def test_a_server_that_is_down_delays_nothing_and_loses_nothing(tmp_path, monkey
     run_id = lost.folder.record()["mlflow_run_id"]
     assert len(client.get_metric_history(run_id, "test_accuracy")) == 5
     assert client.get_run(run_id).info.status == "FINISHED"
+
+
+class Server:
+    """A tracking server of its own: MLflow's, with an SQLite store."""
+
+    def __init__(self, folder):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.folder, self.uri = folder, f"http://127.0.0.1:{self.port}"
+
+    def start(self):
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port),
+             "--workers", "1", "--backend-store-uri", f"sqlite:///{self.folder / 'server.db'}",
+             "--artifacts-destination", str(self.folder / "artifacts")],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        deadline = time.monotonic() + 90
+        while True:
+            try:
+                return socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+            except OSError:
+                assert time.monotonic() < deadline, "the server does not start"
+                time.sleep(0.1)
+
+    def kill(self):
+        processes = [*psutil.Process(self.process.pid).children(recursive=True), self.process]
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(processes)
+
+
+class SlowLink:
+    """A way to a server on which everything takes a while."""
+
+    def __init__(self, port, seconds):
+        async def serve():
+            async def pipe(reader, writer):
+                while data := await reader.read(65536):
+                    await asyncio.sleep(seconds)
+                    writer.write(data)
+                    await writer.drain()
+                writer.close()
+
+            async def connect(reader, writer):
+                there, back = await asyncio.open_connection("127.0.0.1", port)
+                await asyncio.gather(pipe(reader, back), pipe(there, writer))
+
+            listening = await asyncio.start_server(connect, "127.0.0.1", 0)
+            self.uri = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+            ready.set()
+            await listening.serve_forever()
+
+        ready = threading.Event()
+        threading.Thread(target=lambda: asyncio.run(serve()), daemon=True).start()
+        ready.wait()
+
+
+@pytest.fixture
+def server(tmp_path):
+    server = Server(tmp_path)
+    server.start()
+    yield server
+    server.kill()
+
+
+def test_a_server_that_goes_down_and_comes_back_or_is_slow_misses_nothing(server, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setattr(runner, "BEAT", 0.0)
+
+    def arrived(folder):
+        client = MlflowClient(server.uri)
+        entry = client.get_run(json.loads((folder / "run.json").read_text())["mlflow_run_id"])
+        return entry.info.status, [m.step for m in client.get_metric_history(entry.info.run_id, "test_accuracy")]
+
+    def kill_and_start(record):
+        (folder,) = (tmp_path / "down").glob("tracked-*")
+        if record["round"] == 2:
+            while "mlflow_run_id" not in (folder / "run.json").read_text() or arrived(folder)[1] != [1]:
+                time.sleep(0.1)
+            server.kill()
+        if record["round"] == 4:
+            server.start()
+
+    done = run(small(tmp_path / "down", uri=server.uri), show=kill_and_start)
+    assert done.warning is None
+    assert arrived(done.folder.path) == ("FINISHED", [1, 2, 3, 4, 5])
+    done = run(small(tmp_path / "slow", uri=SlowLink(server.port, 0.05).uri))
+    assert done.warning is None
+    assert arrived(done.folder.path) == ("FINISHED", [1, 2, 3, 4, 5])
+    client = MlflowClient(server.uri)
+    assert len(client.search_runs([client.get_experiment_by_name("hedgerow").experiment_id])) == 2
 
 
 def test_a_run_that_fails_is_not_left_running(tmp_path):

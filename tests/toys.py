@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -25,6 +26,7 @@ class Stateful(FedAvg):
         name: str = "toys.Stateful"
         pull: float = 0.1
         kill_file: str = ""
+        slow_file: str = ""
 
     def init_client(self):
         return {"sum": zeros_like(self.task.init()), "times": torch.zeros(())}
@@ -37,6 +39,9 @@ class Stateful(FedAvg):
                 Path(hp.kill_file).unlink()
                 os.kill(os.getpid(), signal.SIGKILL)
 
+        # As long as the file is there, a run goes on for long enough that something may happen to it.
+        if hp.slow_file and Path(hp.slow_file).exists():
+            time.sleep(0.05)
         w, loss = minimise(self.task.loss, down["w"], data, hp, linear=scale(state["sum"], hp.pull))
         moved = tree_map(torch.add, state["sum"], sub(w, down["w"]))
         return {"w": w}, {"sum": moved, "times": state["times"] + 1}, {"loss": loss}
@@ -112,3 +117,22 @@ class Diverging(FedAvg):
         bad = torch.zeros_like(first.y[0]) if hp.everybody else labels.min()
         poison = torch.where(bad == 0, torch.nan, 0.0)
         return {"w": tree_map(lambda p: p + poison, up["w"])}, state, metrics
+
+
+class Poisonous(Stateful):
+    """The process that works on one of the clients dies whenever that takes part for the third time."""
+
+    class Hyper(Stateful.Hyper):
+        name: str = "toys.Poisonous"
+        victim: int = 5
+
+    def round(self, server, cohort):
+        ids = {"id": torch.from_numpy(cohort.clients)}
+        sent = {"w": server["w"]}
+        result = yield Exchange(self.train, sent, cohort.clients, per_client=ids, batches=self.hyper.batches)
+        return {"w": result.up["w"], "optimizer": server["optimizer"]}
+
+    def train(self, hp, down, state, data):
+        if not data.batched and down["id"] == hp.victim and state["times"] == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().train(hp, down, state, data)

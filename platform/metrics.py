@@ -1,0 +1,65 @@
+"""From what clients and shards answered to the numbers of a round's record."""
+
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from hedgerow.algorithms.base import SPENT, Result
+
+Record = dict[str, Any]
+
+QUANTILES = 1000
+"""Of clients' accuracies, where there are more."""
+
+
+def model_scores(result: Result) -> Record:
+    """Accuracy and loss over all samples, and those of other models that are scored beside it."""
+    if not len(result.kept):
+        return {}
+    metrics = result.metrics
+    samples = metrics["samples"].sum()
+    record = {
+        "test_accuracy": float(metrics["correct"].sum() / samples),
+        "test_loss": float(metrics["loss"].sum() / samples),
+    }
+    for other in (name.removesuffix("_correct") for name in metrics if name.endswith("_correct")):
+        record[f"{other}_test_accuracy"] = float(metrics[f"{other}_correct"].sum() / samples)
+        record[f"{other}_test_loss"] = float(metrics[f"{other}_loss"].sum() / samples)
+    return record
+
+
+def client_scores(result: Result, personal: bool) -> tuple[list[float], Record]:
+    """Of the clients on their own samples: accuracies from the lowest, or quantiles of many; and their summary.
+
+    personal: with the highest and the lowest.
+    """
+    own = np.maximum(result.metrics["samples"], 1)
+    accuracy = np.sort(result.metrics["correct"] / own)
+    some = np.quantile(accuracy, np.linspace(0, 1, QUANTILES)) if len(accuracy) > QUANTILES else accuracy
+    record = {
+        "client_accuracy": float(accuracy.mean()),
+        "client_accuracy_worst10": float(accuracy[: -(-len(accuracy) // 10)].mean()),
+    }
+    if personal:
+        record |= {"client_accuracy_highest": float(accuracy[-1]), "client_accuracy_lowest": float(accuracy[0])}
+    return some.tolist(), record | {"client_loss": float((result.metrics["loss"] / own).mean())}
+
+
+def training_metrics(results: list[list[Result]]) -> Record:
+    """Mean of each metric over the clients that were kept, and how many were left out.
+
+    Clients of parallel exchanges count as those of one. Of a metric that several exchanges in a row have, the last
+    one's; counts of what was computed are added up over exchanges, those of clients that were left out too.
+    """
+    record: Record = {"dropped": int(sum((~result.kept).sum() for result in chain.from_iterable(results)))}
+    for parallel in results:
+        for name in dict.fromkeys(name for result in parallel for name in result.metrics):
+            having = [result for result in parallel if name in result.metrics]
+            values = np.concatenate([result.metrics[name] for result in having])
+            if name.startswith(SPENT):
+                record[name] = record.get(name, 0.0) + float(values.mean())
+                continue
+            values = values[np.concatenate([result.kept for result in having]) & np.isfinite(values)]
+            record[f"train_{name}"] = float(values.mean()) if len(values) else float("nan")
+    return record
