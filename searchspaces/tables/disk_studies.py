@@ -1,5 +1,5 @@
-"""DiSK's tables (thesis, chapter 6 and appendix A.1.5), and two studies of this project: its toys at settings that a
-search of their published grids found, and ablations.
+"""DiSK's tables (thesis, chapter 6 and appendix A.1.5), and studies of this project. These are its toys at settings
+that a search of the published grids found, and ablations.
 
 Searched were parts of the grids, on another draw of the data (seed 1, up to 500 samples), by the test accuracy there:
 51 and 42 settings of DiSK drawn at random, then 16 on the line and 24 in the plane around the best of these; of KD all.
