@@ -42,7 +42,7 @@ class Central(Sided):
             return "algorithm.clip_norm: models that start side by side would be clipped together; set it to null"
         if self.hyper.side and self.hyper.side.limit is not None:
             return "algorithm.side.limit: central has no clients with multipliers; give `alpha`"
-        if self.hyper.side and self.hyper.side.kind in ("disk", "simkd"):
+        if self.hyper.side and (self.hyper.side.guided or self.hyper.side.reuses):
             return f"algorithm.side: in one place {self.hyper.side.kind} is an algorithm; choose it by `algorithm.name`"
         if self.hyper.side and self.hyper.side.kind == "synthetic" and self.hyper.starts > 1:
             return "algorithm.starts: synthetic samples are made for one model; set it to 1"

@@ -22,6 +22,10 @@ from hedgerow.algorithms.task import Params, cross_entropies, mean_over
 TINY = 1e-12
 """Below which no logarithm is taken."""
 
+STRICT = 50.0
+"""lambda_min of a guide beside SimKD: from a low one it would excuse the student from everything at once, and then
+neither moves again."""
+
 
 class Guidance(Settings):
     """What is set of a guide, beside the weight of the labels and the teacher's temperature."""

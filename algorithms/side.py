@@ -13,6 +13,8 @@ xa and xb are two draws of the task's augmentation of x, wbar its teacher, KL(p,
     disk                    L_dist of DiSK, with excuses of the client's own guide; see side_guide.py
     simkd                   ||Psi(f) - f_t||^2 of SimKD: the model has a projector, which travels with it, and ends in
                             the teacher's last layer; its own is not used
+    simkd_disk              mean (1 - g) ||Psi(f) - f_t||^2, the two together; its guide learns as that of `disk`, from
+                            the logits under the teacher's last layer
     synthetic               CE of synthetic samples (7.1); experimental, see synthetic.py
 
 DiSK and SimKD are named there as next steps, in place of plain distillation, without formulas.
@@ -29,8 +31,8 @@ from torch import Tensor
 from hedgerow.algorithms.base import SCORED, Algorithm, Batch, Batches, ClientData
 from hedgerow.algorithms.chance import normal
 from hedgerow.algorithms.distillation import between
-from hedgerow.algorithms.guide import Guidance
-from hedgerow.algorithms.inside import asked, inside
+from hedgerow.algorithms.guide import STRICT, Guidance
+from hedgerow.algorithms.inside import Inside, asked, inside
 from hedgerow.algorithms.local import minimise
 from hedgerow.algorithms.maps import Reusing, apart, no_maps, own, under_its_teacher
 from hedgerow.algorithms.meta import head
@@ -39,6 +41,8 @@ from hedgerow.algorithms.side_guide import ClientGuide, Far
 from hedgerow.algorithms.synthetic import MOST, Gaussians, synthetic_loss
 from hedgerow.algorithms.task import Params, Task, mean_over
 from hedgerow.algorithms.trees import Tree
+
+Kind = Literal["robustness", "distillation", "both", "stability", "disk", "simkd", "simkd_disk", "synthetic"]
 
 Beside = Callable[[Params, Batch], tuple[Tensor, Tensor]]
 """(w, mini-batch) -> the logits of its samples xa, and S; 0-d."""
@@ -49,10 +53,11 @@ class Side(Settings):
 
     alternatives = (("alpha", "limit"),)
 
-    kind: Literal["robustness", "distillation", "both", "stability", "disk", "simkd", "synthetic"] = Field(
+    kind: Kind = Field(
         description="robustness: two augmentations of a sample are told alike; distillation: as `task.teacher` says; "
         "both; stability: a sample is told as it is with noise on it; disk: distillation, from which a guide of each "
         "client excuses; simkd: the teacher's last feature map, under its last layer (alpha: 0 is the published one); "
+        "simkd_disk: the same with excuses of such a guide, whose `lambda_min` is 50 unless given; "
         "synthetic (experimental): features drawn from each class's Gaussian have its label"
     )
     alpha: float | None = Field(
@@ -72,21 +77,23 @@ class Side(Settings):
         "client's, which rises while it does",
     )
     dual_lr: float = Field(1.0, gt=0, description="learning rate of the multiplier, which moves once a round")
-    guide: Guidance | None = Field(None, description="of disk: each client's guide")
+    guide: Guidance | None = Field(None, description="of disk and simkd_disk: each client's guide")
 
     @model_validator(mode="before")
     @classmethod
     def _with_a_guide(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("kind") == "disk" and values.get("guide") is None:
-            return {**values, "guide": {}}
-        return values
+        if not isinstance(values, dict) or values.get("kind") not in ("disk", "simkd_disk"):
+            return values
+        given = values.get("guide") or {}
+        own = {"lambda_min": STRICT} if values["kind"] == "simkd_disk" else {}
+        return {**values, "guide": {**own, **given}} if isinstance(given, dict) else values
 
     @model_validator(mode="after")
     def _whose_guide(self) -> Self:
-        if self.guide and self.kind != "disk":
-            raise ValueError("`guide` is what `kind: disk` has; remove it")
+        if self.guide and not self.guided:
+            raise ValueError("`guide` is what `kind: disk` has, and simkd_disk; remove it")
         if self.guide and self.limit is not None:
-            raise ValueError("`limit`: disk has a budget of its own, `guide.delta`; give `alpha`")
+            raise ValueError(f"`limit`: {self.kind} has a budget of its own, `guide.delta`; give `alpha`")
         return self
 
     @property
@@ -95,9 +102,19 @@ class Side(Settings):
         return self.kind in ("robustness", "both")
 
     @property
+    def guided(self) -> bool:
+        """Whether each client has a guide."""
+        return self.kind in ("disk", "simkd_disk")
+
+    @property
+    def reuses(self) -> bool:
+        """Whether the model ends in its teacher's last layer."""
+        return self.kind in ("simkd", "simkd_disk")
+
+    @property
     def taught(self) -> bool:
         """Whether it needs a teacher."""
-        return self.kind in ("distillation", "both", "disk", "simkd")
+        return self.kind in ("distillation", "both") or self.guided or self.reuses
 
 
 def side_loss(
@@ -172,12 +189,13 @@ class Sided(Algorithm):
 
     def __init__(self, hyper: Any, task: Task):
         super().__init__(hyper, task)
-        kind = hyper.side.kind if hyper.side else None
-        if kind in ("disk", "simkd") and Sided.objection(self) is None:
-            if kind == "disk":
-                self.client_guide = ClientGuide(task, hyper.side.guide)
-            else:
-                self.task = under_its_teacher(task)
+        side = hyper.side
+        if side is None or Sided.objection(self) is not None:
+            return
+        if side.guided:
+            self.client_guide = ClientGuide(task, side)
+        if side.reuses:
+            self.task = under_its_teacher(task)
 
     def objection(self) -> str | None:
         side = self.hyper.side
@@ -191,8 +209,8 @@ class Sided(Algorithm):
                     f"task.teacher: it normalises by statistics of samples, of which clients' mini-batches are too few "
                     f"for {side.kind}; teach with a model that has GroupNorm, such as preact_resnet"
                 )
-        if self._is_reusing and not isinstance(self.task.module, Reusing):
-            found = no_maps("simkd", self.task, self.task.master)
+        if side and side.reuses and not isinstance(self.task.module, Reusing):
+            found = no_maps(side.kind, self.task, self.task.master)
             if found:
                 return found
         if side and side.kind == "synthetic" and head(self.task.module) is None:
@@ -205,7 +223,7 @@ class Sided(Algorithm):
     def init_client(self) -> Tree:
         """Its multiplier, where the side loss is limited, or its guide."""
         side = self.hyper.side
-        if side and side.kind == "disk":
+        if side and side.guided:
             return self.client_guide.init()
         return {"multiplier": torch.zeros(())} if side and side.limit is not None else {}
 
@@ -218,7 +236,7 @@ class Sided(Algorithm):
 
     @property
     def _is_reusing(self) -> bool:
-        return bool(self.hyper.side and self.hyper.side.kind == "simkd")
+        return bool(self.hyper.side and self.hyper.side.reuses)
 
     def objective(self, hp: Any) -> Callable[[Params, Batch], Tensor]:
         if hp.side is None:
@@ -240,7 +258,7 @@ class Sided(Algorithm):
         generator = far = None
         if side.kind == "synthetic":
             generator = Gaussians.fit(self.task, w, data.batches("real"))
-        if side.kind == "disk":
+        if self.hyper.side.guided:
             far, kept, told = self.client_guide.lesson(self.task, hp, w, state, data)
         beside = self._beside(side, generator, far)
         if side.limit is None:
@@ -254,15 +272,16 @@ class Sided(Algorithm):
         return w, loss, {"multiplier": multiplier}, told
 
     def _beside(self, side: Any, generator: Gaussians | None = None, far: Far | None = None) -> Beside:
-        """generator: of synthetic samples. far: DiSK's distance, with excuses."""
+        """generator: of synthetic samples. far: from the teacher, with excuses."""
+
+        def unexcused(seen: Inside, batch: Batch) -> Tensor:
+            return mean_over(apart(seen, asked(self.task, batch.x)), batch)
 
         def both(w: Params, batch: Batch) -> tuple[Tensor, Tensor]:
-            if side.kind == "simkd":
+            if far is not None or self._is_reusing:
                 seen = inside(self.task, w, batch.x)
-                return seen.logits, mean_over(apart(seen, asked(self.task, batch.x)), batch)
+                return seen.logits, (far or unexcused)(seen, batch)
             logits = self.task.logits(w, batch.x)
-            if far is not None:
-                return logits, far(logits, batch)
             return logits, side_loss(self.task, w, logits, batch, side, generator)
 
         return both

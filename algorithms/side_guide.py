@@ -3,7 +3,7 @@
 A lesson is a round in which the client takes part. Lines 2 to 4 of Algorithm 7 are one: the guide learns against the
 model that was received, the client's model learns with its excuses, the multiplier moves on. The guide and the number
 of lessons are the client's state and never transmitted. Nothing is said of it in the source; there is no warm start
-here.
+here. Beside SimKD the guide learns in the same way, and excuses from its distance of maps.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from hedgerow.algorithms.base import Batch, ClientData
 from hedgerow.algorithms.distillation import soft_labels
 from hedgerow.algorithms.guide import (
-    Guidance,
     distance,
     excuses,
     fitted_temperature,
@@ -25,14 +24,15 @@ from hedgerow.algorithms.guide import (
     multiplier,
     overspent,
 )
-from hedgerow.algorithms.inside import asked, shapes
+from hedgerow.algorithms.inside import Inside, asked, shapes
 from hedgerow.algorithms.local import minimise
+from hedgerow.algorithms.maps import apart
 from hedgerow.algorithms.static_norm import StaticBatchNorm2d
-from hedgerow.algorithms.task import Params, Task, drawn
+from hedgerow.algorithms.task import Params, Task, drawn, mean_over
 from hedgerow.algorithms.trees import Tree
 
-Far = Callable[[Tensor, Batch], Tensor]
-"""(a model's logits, mini-batch) -> L_dist; 0-d."""
+Far = Callable[[Inside, Batch], Tensor]
+"""(what a model makes of a mini-batch, mini-batch) -> how far it is from the teacher, with excuses; 0-d."""
 
 
 class ClientGuide:
@@ -40,11 +40,13 @@ class ClientGuide:
     itself, since mini-batches of clients may be padded.
     """
 
-    def __init__(self, task: Task, guidance: Guidance):
+    def __init__(self, task: Task, side: Any):
+        """side: a Side."""
+        self.reuses = side.reuses
         seen = shapes(task.master)
         norm = StaticBatchNorm2d if task.is_static else partial(nn.GroupNorm, 1)
         with torch.device("meta"):
-            self.network = guide_network(seen.features.shape[-1] + seen.logits.shape[-1], guidance.guide_hidden, norm)
+            self.network = guide_network(seen.features.shape[-1] + seen.logits.shape[-1], side.guide.guide_hidden, norm)
 
     def init(self) -> Tree:
         """A client's state before its first lesson: the same guide for everybody."""
@@ -53,33 +55,41 @@ class ClientGuide:
     def lesson(
         self, task: Task, hp: Any, w: Params, state: Tree, data: ClientData
     ) -> tuple[Far, Tree, dict[str, Tensor]]:
-        """The guide's part of a lesson: L_dist with its excuses, the client's state, and what to say of it."""
+        """The guide's part of a lesson: the distance with its excuses, the client's state, and what to say of it."""
         side, own = hp.side, hp.side.guide
         softness = _softness(task, side, w, data)
         number = state["lessons"] + 1
         weight = multiplier(number, own.lambda_min, own.lambda_max, own.lambda_period)
 
         def loss(guide: Params, batch: Batch) -> Tensor:
-            logits = task.logits(w, batch.x)
-            g, far = self._far(task, side, guide, softness, logits, batch)
+            logits, teacher = task.logits(w, batch.x), asked(task, batch.x)
+            g = excuses(self.network, guide, teacher)
             spent = overspent(logits, g, batch, own.delta, own.budget_over, own.budget_of)
-            return (1 - side.alpha) * far + weight * spent
-
-        def excused(logits: Tensor, batch: Batch) -> Tensor:
-            return self._far(task, side, guide, softness, logits, batch)[1]
+            return (1 - side.alpha) * _distance(side, logits, teacher, g, batch, softness) + weight * spent
 
         rate = hp.lr if own.guide_lr is None else own.guide_lr
         steps = SimpleNamespace(lr=rate, momentum=hp.momentum, weight_decay=hp.weight_decay, clip_norm=hp.clip_norm)
         guide, value = minimise(loss, state["guide"], data, steps, batches=data.batches("guide"))
-        return excused, {"guide": guide, "lessons": number}, {"guide_loss": value}
+        far = self.far(task, side, guide, softness)
+        return far, {"guide": guide, "lessons": number}, {"guide_loss": value}
 
-    def _far(
-        self, task: Task, side: Any, guide: Params, softness: Any, logits: Tensor, batch: Batch
-    ) -> tuple[Tensor, Tensor]:
-        """Whom a guide excuses, (samples,), and L_dist."""
-        teacher = asked(task, batch.x)
-        g, target = excuses(self.network, guide, teacher), soft_labels(teacher.logits, side.temperature)
-        return g, distance(logits, target, g, batch, side.temperature, softness, side.guide.top_k)
+    def far(self, task: Task, side: Any, guide: Params, softness: Any) -> Far:
+        """With the excuses of a guide."""
+
+        def excused(seen: Inside, batch: Batch) -> Tensor:
+            teacher = asked(task, batch.x)
+            g = excuses(self.network, guide, teacher)
+            if self.reuses:
+                return mean_over((1 - g) * apart(seen, teacher), batch)
+            return _distance(side, seen.logits, teacher, g, batch, softness)
+
+        return excused
+
+
+def _distance(side: Any, logits: Tensor, teacher: Inside, g: Tensor, batch: Batch, softness: Any) -> Tensor:
+    """L_dist."""
+    target = soft_labels(teacher.logits, side.temperature)
+    return distance(logits, target, g, batch, side.temperature, softness, side.guide.top_k)
 
 
 def _softness(task: Task, side: Any, w: Params, data: ClientData) -> Any:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hedgerow.algorithms.base import Batch
 from hedgerow.algorithms.disk import DiSK, Guided
-from hedgerow.algorithms.guide import excuses
+from hedgerow.algorithms.guide import STRICT, excuses
 from hedgerow.algorithms.simkd import SimKD
 from hedgerow.algorithms.student import Lesson
 from hedgerow.algorithms.task import mean_over
@@ -25,7 +25,7 @@ class SimKDDiSK(SimKD, DiSK):
     class Hyper(Guided):
         name: Literal["simkd_disk"] = "simkd_disk"  # type: ignore[assignment]
         warm_start: Literal[0] = Field(0, description="it has no last layer to begin with")  # type: ignore[assignment]
-        lambda_min: float = Field(50.0, ge=0, description="weight of the budget in the first round")
+        lambda_min: float = Field(STRICT, ge=0, description="weight of the budget in the first round")
         starts: Literal[1] = Field(1, description="one student")  # type: ignore[assignment]
 
     def answers(self, student: Tree, down: Tree, batch: Batch) -> Tensor:

@@ -94,7 +94,15 @@ class Search:
         name, _, value = self.marker.partition("=")
         environment = {**os.environ, name: value, "RAY_TMPDIR": str(self.home)}
         command = [sys.executable, "-m", "hedgerow", *arguments]
-        return subprocess.Popen(command, cwd=self.home, env=environment, stdout=self.log, stderr=subprocess.STDOUT)
+        # In a session of its own: what Ray starts with a driver ends with all of the driver's process group.
+        return subprocess.Popen(
+            command,
+            cwd=self.home,
+            env=environment,
+            stdout=self.log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
 
 class Disturbance:
@@ -116,11 +124,13 @@ class Disturbance:
 
     def carry_out(self) -> None:
         """Until the search has come to its end."""
-        due = self.every
+        due, trained = self.every, 0
         while self.search.driver.poll() is None:
             time.sleep(0.5)
             self.progress.append((self.now, sum(self.search.trained.values())))
-            if due <= 60 * self.now < self.seconds and self.search.trained:
+            # On a busy machine it may take longer than that until it trains again.
+            if due <= 60 * self.now < self.seconds and self.progress[-1][1] > trained:
+                trained = self.progress[-1][1]
                 self._kill()
                 due = 60 * self.now + self.every
         self.search.wait()

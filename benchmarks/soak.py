@@ -2,10 +2,10 @@
 
     python benchmarks/soak.py [--minutes 60] [--every 30] [--rounds N] [--seed 0]
 
-The same search is run twice, at the same time: undisturbed, and with a SIGKILL every so many seconds to a client actor,
-to a trial (Tune's actor, which is its coordinator) or to the driver, after which it is resumed. The kills end with the
-minutes or with the search. Both must leave the same metrics, models and Hedge's weights, bit for bit. Without --rounds
-the search gets as many as one alone trains in 0.45 times the minutes.
+The same search is run twice, at the same time: undisturbed, and with a SIGKILL every so many seconds, once it trains
+again, to a client actor, to a trial (Tune's actor, which is its coordinator) or to the driver, after which it is
+resumed. The kills end with the minutes or with the search. Both must leave the same metrics, models and Hedge's
+weights, bit for bit. Without --rounds the search gets as many as one alone trains in 0.45 times the minutes.
 
 Prints the results, and writes them to benchmarks/results/soak.json and soak.png.
 """

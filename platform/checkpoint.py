@@ -91,6 +91,11 @@ def checkpoints(parent: Path) -> list[Path]:
     return sorted(parent.glob("round-*"))
 
 
+def round_of(checkpoint: Path) -> int:
+    """After which round it was written."""
+    return int(checkpoint.name.removeprefix("round-"))
+
+
 def latest_checkpoint(parent: Path) -> tuple[Path, list[str]] | None:
     """The newest checkpoint that can be read, and the names of newer ones that cannot; None when there is none."""
     damaged: list[str] = []

@@ -41,15 +41,22 @@ class Coordinator:
             for experiment, algorithm in zip(parsed, build_algorithms(parsed, dataset, partition), strict=True)
         ]
         self.run = FederatedRun(learners, executor or in_this_process(parsed, dataset, partition), list(checkpoints))
+        self._told = learners[0].round
 
-    def advance(self, seconds: float) -> tuple[list[Record], bool]:
-        """Run rounds for about `seconds`, at least one; returns their records, and whether the run is at its end."""
-        records: list[Record] = []
+    def advance(self, seconds: float, told: int | None = None) -> tuple[list[Record], bool]:
+        """Run rounds for about `seconds`, at least one.
+
+        Returns the first experiment's records after the round `told`, or after the last that was returned before, and
+        whether the run is at its end.
+        """
         until = time.perf_counter() + seconds
         while not self.run.done:
-            records += self.one_round().values()
+            self.one_round()
             if time.perf_counter() >= until:
                 break
+        after = self._told if told is None else told
+        records = [record for record in self.run.learners[0].history if record["round"] > after]
+        self._told = max([after, *(record["round"] for record in records)])
         return records, self.run.done
 
     def one_round(self) -> dict[int, Record]:

@@ -16,7 +16,7 @@ from hedgerow.platform.reduce import combine
 from hedgerow.platform.streams import steps_per_client
 from hedgerow.platform.worker import EVALUATION, Answer, Order
 
-NO_MATTER = {"executor", "state_memory_mb", "state_folder"}
+NO_MATTER = {"executor", "state_memory_mb", "state_folder", "min_actors", "max_quarantined"}
 """Keys of `resources` that decide no plan: wherever states lie and rounds begin, a run has the same bits."""
 
 Positions = list[np.ndarray]
@@ -55,12 +55,17 @@ class Dispatcher:
         exchange = request.exchange
         if exchange.on != "clients":
             return self.carry_out([(expert, request)])[0]
-        positions, answers = [], []
+        positions: Positions = []
+        answers: list[Answer] = []
         for worker, share in enumerate(self._deal(self.learners[expert], request)):
             for row in share:
                 alone = [share[:0]] * self.executor.workers
                 alone[worker] = np.array([row])
-                orders = [[_order(expert, rank, request, rows)] for rank, rows in enumerate(alone)]
+                # The next client's order must not take for a replay what this one leaves.
+                begins = not answers
+                orders = [
+                    [replace(_order(expert, rank, request, rows), begins=begins)] for rank, rows in enumerate(alone)
+                ]
                 try:
                     answer = self.executor.run(orders, [exchange.received])[worker][0]
                 except WorkerLost as error:

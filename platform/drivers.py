@@ -56,22 +56,25 @@ def open_driver(
 
     @contextmanager
     def on_ray(wanted: int) -> Iterator[RayDriver]:
-        least = resources.min_actors or (1 if workers else wanted)
-        driver = RayDriver(values, dataset, partition, checkpoints, wanted, least)
+        driver = RayDriver(values, dataset, partition, checkpoints, wanted, resources.min_actors or wanted)
         try:
             yield driver
         finally:
             driver.close()
 
+    if workers:
+        # It may go on with fewer.
+        resources = resources.model_copy(update={"actors": workers, "min_actors": resources.min_actors or 1})
+
     with ray_starting(address) as ready:
         here = resources.executor == "auto" and not resources.gpus_per_actor and starts_here(address)
         if here and not ready.done():
-            wanted = workers or count_actors(resources, cohort, [local_resources()])
+            wanted = count_actors(resources, cohort, [local_resources()])
             executor = in_this_process([experiment], dataset, partition, wanted, measures=False)
             local = Coordinator([values], dataset, partition, executor, [checkpoints])
             with LocalFirst(local, ready, lambda: on_ray(wanted)) as first:
                 yield first
         else:
             ready.result()
-            with on_ray(workers or count_actors(resources, cohort)) as driver:
+            with on_ray(count_actors(resources, cohort)) as driver:
                 yield driver

@@ -31,10 +31,6 @@ CarryOut = Callable[[list[tuple[int, Request]]], list[Result]]
 """Carries out requests, each with its expert."""
 
 
-class LostAgainError(RuntimeError):
-    """Workers died too often in a row."""
-
-
 class FederatedRun(Iterator[dict[int, Record]]):
     """Rounds of some learners on one executor; each `next` runs one round of those that are least far.
 
@@ -60,11 +56,9 @@ class FederatedRun(Iterator[dict[int, Record]]):
         def rest(carry_out: CarryOut = self._dispatcher.carry_out) -> None:
             self._one_round([expert for expert in going if self.learners[expert].round < target], carry_out)
 
-        try:
-            self._patiently(f"round {target}", rest, self._recover, SUSPICIOUS)
-        except LostAgainError:
+        if not self._patiently(rest, self._recover, SUSPICIOUS):
             self._quarantine(partial(rest, self._dispatcher.one_by_one))
-            self._patiently(f"round {target}", rest, self._recover)
+            self._persistently(f"round {target}", rest, self._recover)
         return {expert: self.learners[expert].history[-1] for expert in going}
 
     @property
@@ -84,7 +78,7 @@ class FederatedRun(Iterator[dict[int, Record]]):
             assert folder is not None
             target = folder / f"round-{learner.round:08d}"
             if self._saved.get(expert) != target:
-                self._patiently(f"checkpoint {learner.round}", partial(self._write, expert, target), self._back)
+                self._persistently(f"checkpoint {learner.round}", partial(self._write, expert, target), self._back)
                 self._saved[expert] = target
                 prune(folder, learner.experiment.checkpoints.keep)
         return [self._saved[expert] for expert in range(len(self.learners))]
@@ -125,17 +119,19 @@ class FederatedRun(Iterator[dict[int, Record]]):
 
     # ---- nothing is lost ----------------------------------------------------------------------------------------
 
-    def _patiently(
-        self, what: str, action: Callable[[], None], recover: Callable[[], None], times: int = PATIENCE
-    ) -> None:
+    def _persistently(self, what: str, action: Callable[[], None], recover: Callable[[], None]) -> None:
+        if not self._patiently(action, recover, PATIENCE):
+            raise RuntimeError(f"{what}: client actors died {PATIENCE} times in a row")
+
+    def _patiently(self, action: Callable[[], None], recover: Callable[[], None], times: int) -> bool:
+        """Whether it was done without the loss of a worker, in so many attempts."""
         for _ in range(times):
             try:
                 action()
-                return
-            except WorkerLost as error:
-                lost = error
+                return True
+            except WorkerLost:
                 recover()
-        raise LostAgainError(f"{what}: client actors died {times} times in a row") from lost
+        return False
 
     def _quarantine(self, round_one_by_one: Callable[[], None]) -> None:
         """Run a round with one client after the other until no worker dies, and leave out those who kill theirs.
@@ -143,10 +139,12 @@ class FederatedRun(Iterator[dict[int, Record]]):
         Then all is as before that round. Raises RuntimeError when they are too many.
         """
         before = [learner.round for learner in self.learners]
+        # So that rounds which were told are not run again with a client that has become deadly since.
+        self._save_again()
         deaths: Counter[tuple[int, int]] = Counter()
         while True:
             try:
-                self._patiently("a round with one client after the other", round_one_by_one, self._back)
+                self._persistently("a round with one client after the other", round_one_by_one, self._back)
                 break
             except Deadly as error:
                 self._replay(before)
@@ -155,7 +153,14 @@ class FederatedRun(Iterator[dict[int, Record]]):
                     raise RuntimeError(f"client {error.client} was left out, and still kills its process") from error
                 if deaths[error.expert, error.client] == DEATHS:
                     self.learners[error.expert].quarantine(error.client)
+                    self._save_again()
         self._replay(before)
+
+    def _save_again(self) -> None:
+        """Also where this round is saved already."""
+        self._saved.clear()
+        if None not in self.folders:
+            self.save()
 
     def _recover(self) -> None:
         """A worker died. Without client states only the round at hand is lost; with them, all since the checkpoint."""
@@ -179,7 +184,7 @@ class FederatedRun(Iterator[dict[int, Record]]):
             while any(one.round < target for one, target in zip(self.learners, targets, strict=True)):
                 self._one_round(self._least_far(), self._dispatcher.carry_out)
 
-        self._patiently(f"round {max(targets)}", replay, lambda: None)
+        self._persistently(f"round {max(targets)}", replay, lambda: None)
 
     def _write(self, expert: int, target: Path) -> None:
         learner = self.learners[expert]

@@ -162,7 +162,7 @@ class Learner:
         server, record, ledger = yield from self._timed("training", self._train(number, clients))
         model_size = count(self.algorithm.evaluate_params(self.server))
         record |= ledger.as_dict() | self._spent(record)
-        if self.quarantined:
+        if any(since <= number for since in self.quarantined.values()):
             record["quarantined"] = len(sampled) - len(clients)
         record["transmissions"] = self.transmissions + ledger.transmissions(self.cohort_size, model_size)
         if self._is_evaluated(number):

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,6 +29,9 @@ from hedgerow.platform.tracking import Record, flatten_params
 
 # "Creating initial MLflow database tables..." would stand in the middle of the progress.
 logging.getLogger("mlflow").setLevel(logging.WARNING)
+
+MARK = "hedgerow_folder"
+"""The tag by which the MLflow run of a folder is found again."""
 
 _PER_CALL = 1000
 """Metrics that MLflow takes in one call, at most."""
@@ -79,7 +83,7 @@ class MlflowStore:
         self.client = MlflowClient(self.place.resolved_uri())
         known = folder.record().get("mlflow_run_id")
         if not known or not self._exists(known):
-            known = self.client.create_run(experiment_id(self.client, self.place), run_name=name).info.run_id
+            known = self._made(folder) or self._make(name, folder)
             # At once: with a server that goes down now, it is this run that will be gone on with.
             folder.update(mlflow_run_id=known)
         self.run_id: str = known
@@ -95,8 +99,9 @@ class MlflowStore:
         now = mlflow.utils.time.get_current_time_millis()
         batch: list[Metric] = []
         for record in (record for record in records if record["round"] > self._last):
-            # Whole rounds in each call: of one that fails, the clock tells which have arrived.
-            mine = [Metric(key, float(value), now, record["round"]) for key, value in record.items() if key != "round"]
+            # Whole rounds in each call, the clock last: where a call fails it tells which have arrived.
+            names = sorted(record.keys() - {"round"}, key=lambda key: key == self.clock)
+            mine = [Metric(key, float(record[key]), now, record["round"]) for key in names]
             if len(batch) + len(mine) > _PER_CALL:
                 self._send(batch)
                 batch = []
@@ -153,6 +158,16 @@ class MlflowStore:
             return False
         return True
 
+    def _made(self, folder: RunFolder) -> str | None:
+        """The run that was made for a folder by a call whose answer was lost."""
+        home, mark = experiment_id(self.client, self.place), _mark(folder)
+        found = self.client.search_runs([home], f"tags.{MARK} = '{mark}'", max_results=1)
+        return found[0].info.run_id if found else None
+
+    def _make(self, name: str, folder: RunFolder) -> str:
+        home = experiment_id(self.client, self.place)
+        return self.client.create_run(home, tags={MARK: _mark(folder)}, run_name=name).info.run_id
+
     def _introduce(self, experiment: Experiment, params: dict[str, Any], tags: dict[str, str]) -> None:
         """Record what is known before the first round; may be done twice."""
         flat = [Param(key, value[:6000]) for key, value in flatten_params(params).items()]
@@ -160,6 +175,12 @@ class MlflowStore:
         digest, source = data_digest(experiment)
         used = Dataset(experiment.task.data.name, digest, "hedgerow", source)
         self.client.log_inputs(self.run_id, [DatasetInput(used, [InputTag("mlflow.data.context", "training")])])
+
+
+def _mark(folder: RunFolder) -> str:
+    """What tells a folder from all others, in letters that a query takes."""
+    path = str(folder.path.absolute())
+    return sha256(f"{path} {folder.experiment.stat().st_mtime_ns}".encode()).hexdigest()[:16]
 
 
 def experiment_id(client: MlflowClient, place: MlflowPlace) -> str:

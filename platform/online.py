@@ -29,6 +29,10 @@ class OnlineLearner(Learner):
         self.population = experiment.rounds
         self.sample_bytes = dataset.x_train[0].nbytes + dataset.y_train[0].nbytes
 
+    def quarantine(self, client: int) -> None:
+        """Of a stream no task can be left out. Raises RuntimeError."""
+        raise RuntimeError(f"round {self.round + 1}: the process that works on task {client} dies each time")
+
     def _next(self, number: int) -> Requests:
         task = np.array([number - 1])
         suffered = yield from self._timed("evaluation", self._score(self.server, number, task))

@@ -145,8 +145,10 @@ def shares_of_a_gpu(share: float) -> int:
 
 
 def reserved_memory(resources: Resources) -> int:
-    """Bytes of its node's memory that each client actor reserves; `memory_mb` of one with a GPU is the GPU's."""
-    return 0 if resources.gpus_per_actor else int(1e6 * (resources.memory_mb or 0))
+    """Bytes of its node's memory that each client actor reserves; `memory_mb` of one that computes on a GPU is the
+    GPU's.
+    """
+    return 0 if resources.gpu else int(1e6 * (resources.memory_mb or 0))
 
 
 def count_actors(
@@ -264,9 +266,9 @@ def node_resources() -> list[dict[str, float]]:
 
 
 def lasting_nodes() -> dict[str, dict[str, float]]:
-    """The resources of each node that is alive and has no notice that it is to go, by its id."""
+    """What is free on each node that is alive and has no notice that it is to go, by its id."""
     # Ray's public functions say nothing about such notices.
     leaving = ray._private.state.state.get_draining_nodes()
-    return {
-        node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"] and node["NodeID"] not in leaving
-    }
+    free = ray._private.state.available_resources_per_node()
+    lasting = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] not in leaving]
+    return {node: dict(free.get(node, {})) for node in lasting}

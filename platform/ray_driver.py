@@ -2,23 +2,24 @@
 
 import sys
 import time
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayTaskError
 from ray.util.placement_group import placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from hedgerow.algorithms.trees import Tree
+from hedgerow.platform.checkpoint import latest_checkpoint, round_of
 from hedgerow.platform.coordinator import Coordinator
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.learner import Record
-from hedgerow.platform.placement import PATIENCE, actors_that_fit, bundle_of, lasting_nodes, reserved
+from hedgerow.platform.placement import PATIENCE, actors_that_fit, bundle_of, bundles, lasting_nodes, reserved
 from hedgerow.platform.process import settle
-from hedgerow.platform.ray_executor import Hosting, RayExecutor, end_if_broken
+from hedgerow.platform.ray_executor import LOST, Hosting, RayExecutor, end_if_broken
 from hedgerow.platform.resources import Resources
 
 REPLACEMENTS = 3
@@ -74,8 +75,12 @@ class RayDriver:
         self.checkpoints = checkpoints.absolute()
         self.workers = workers
         self.gathered: list[int] = []
-        self.reported = 0
-        self._gather(least)
+        found = latest_checkpoint(checkpoints)
+        # Those before are known to whoever goes on with the run.
+        self.told = round_of(found[0]) if found else 0
+        nodes = lasting_nodes()
+        self._seen, self._looked = set(nodes), time.monotonic()
+        self._gather(actors_that_fit(self.resources, list(nodes.values())), least)
         self._first_answer = self.coordinator.plans.remote()
 
     def is_ready(self) -> bool:
@@ -84,19 +89,19 @@ class RayDriver:
 
     def advance(self, seconds: float) -> tuple[list[Record], bool]:
         """As Coordinator.advance; between rounds it looks who has joined and who is about to leave."""
-        if self._nodes_changed():
+        room = self._room_elsewhere()
+        if room:
             self.save()
-            self._gather_anew()
-        records, done = self._ask("advance", seconds)
-        # Rounds that a replaced coordinator ran again were reported before, with the same numbers.
-        new = [record for record in records if record["round"] > self.reported]
-        self.reported = max([self.reported, *(record["round"] for record in records)])
-        return new, done
+            self._gather_anew(room)
+        # By number: a coordinator that died may have run rounds that it has not told, or told some that are run again.
+        records, done = self._ask("advance", seconds, self.told)
+        self.told = max([self.told, *(record["round"] for record in records)])
+        return records, done
 
     def go_on_from(self, round: int) -> None:
         """Go on from the checkpoint of a round that somebody else has run and reported. Waits for the actors."""
         self._ask("reload")
-        self.reported = round
+        self.told = round
 
     def save(self) -> None:
         self._ask("save")
@@ -120,8 +125,8 @@ class RayDriver:
             try:
                 if self._answered(call):
                     return ray.get(call)
-                self._gather_anew()
-            except RayActorError as error:
+                self._gather_anew(self._room(lasting_nodes()))
+            except LOST as error:
                 end_if_broken(error)
                 lost = error
                 self.coordinator = self._spawn()
@@ -143,45 +148,60 @@ class RayDriver:
 
     # ---- nodes join and leave -----------------------------------------------------------------------------------
 
-    @property
-    def _least(self) -> int:
-        return self.resources.min_actors or 1
-
-    def _gather(self, least: int) -> None:
+    def _gather(self, room: int, least: int) -> None:
         """Start as many client actors as there is room for, `least` at least, and their coordinator.
 
         Raises UserError when the cluster's resources stay in use for too long.
         """
-        nodes = lasting_nodes()
-        self._seen, self._looked = set(nodes), time.monotonic()
-        room = actors_that_fit(self.resources, list(nodes.values()))
+        wanted = max(least, min(room, self.workers))
         with ExitStack() as stack:
-            for actors in range(max(least, min(room, self.workers)), least - 1, -1):
-                patience = PATIENCE if actors == least else BRIEFLY
-                with suppress(UserError) if actors > least else nullcontext():
-                    self.group = stack.enter_context(reserved(self.resources, actors, patience))
-                    break
+            try:
+                actors, patience = wanted, PATIENCE if wanted == least else BRIEFLY
+                self.group = stack.enter_context(reserved(self.resources, actors, patience))
+            except UserError:
+                if wanted == least:
+                    raise
+                # Others were faster.
+                actors = least
+                self.group = stack.enter_context(reserved(self.resources, actors))
             self._reservation = stack.pop_all()
         self.gathered.append(actors)
         places = [bundle_of(self.resources, rank) for rank in range(actors)]
         self.executor = RayExecutor(self.hosting, self.group, places, self.workers)
         self.coordinator = self._spawn()
 
-    def _gather_anew(self) -> None:
+    def _gather_anew(self, room: int) -> None:
         self.close()
-        self._gather(self._least)
+        self._gather(room, self.resources.min_actors or 1)
 
-    def _nodes_changed(self) -> bool:
-        """Whether a node that hosts client actors is about to leave and others have room, or more have room now."""
+    def _room_elsewhere(self) -> int:
+        """Where nodes have joined or are about to leave: how many client actors have room now, if that is of use.
+
+        It is where there are more than now, or enough to leave a node that is about to go.
+        """
         if time.monotonic() < self._looked + LOOK:
-            return False
+            return 0
         nodes, self._looked = lasting_nodes(), time.monotonic()
         if set(nodes) == self._seen:
-            return False
+            return 0
         self._seen = set(nodes)
-        room, running = actors_that_fit(self.resources, list(nodes.values())), len(self.executor.actors)
-        hosts = set(placement_group_table(self.group)["bundles_to_node_id"].values())
-        return room > running < self.workers or (not hosts <= set(nodes) and room >= self._least)
+        room, running = self._room(nodes), len(self.executor.actors)
+        leaving = not set(self._hosts().values()) <= set(nodes)
+        of_use = room > running < self.workers or (leaving and room >= (self.resources.min_actors or 1))
+        return room if of_use else 0
+
+    def _room(self, nodes: dict[str, dict[str, float]]) -> int:
+        """How many client actors the nodes hold, with what is free there and what those have that are there now."""
+        sizes = bundles(self.resources, len(self.executor.actors))
+        for index, node in self._hosts().items():
+            if node in nodes:
+                for kind, amount in sizes[index].items():
+                    nodes[node][kind] = nodes[node].get(kind, 0.0) + amount
+        return actors_that_fit(self.resources, list(nodes.values()))
+
+    def _hosts(self) -> dict[int, str]:
+        """The node of each bundle that has one."""
+        return placement_group_table(self.group)["bundles_to_node_id"]
 
     def _spawn(self) -> Any:
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)

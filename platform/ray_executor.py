@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import NodeDiedError, ObjectLostError, OutOfMemoryError, RayActorError, RayError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -26,6 +26,10 @@ from hedgerow.platform.worker import Answer, Order, Worker
 
 SMALL = 100_000
 """Bytes up to which Ray sends an argument along with the call."""
+
+
+LOST = (RayActorError, NodeDiedError, ObjectLostError, OutOfMemoryError)
+"""What Ray raises when an actor is gone, or what it has answered."""
 
 
 @dataclass(frozen=True)
@@ -130,11 +134,11 @@ class RayExecutor:
     def _all(self, calls: list[Any]) -> list[Any]:
         """Wait for calls to the actors. A dead actor is replaced, and WorkerLost raised when all others are done."""
         answers: list[Any] = []
-        lost: RayActorError | None = None
+        lost: RayError | None = None
         for call in calls:
             try:
                 answers.append(ray.get(call))
-            except RayActorError as error:
+            except LOST as error:
                 end_if_broken(error)
                 lost = error
         if lost is not None:
@@ -146,7 +150,7 @@ class RayExecutor:
         for rank, actor in enumerate(self.actors):
             try:
                 ray.get(actor.ready.remote())
-            except RayActorError:
+            except LOST:
                 self.actors[rank] = self._spawn(rank)
 
     def _spawn(self, rank: int) -> Any:
@@ -164,9 +168,9 @@ def _owns(clients: np.ndarray, rank: int, actors: int, workers: int) -> np.ndarr
     return owner_of(clients, workers) % actors == rank
 
 
-def end_if_broken(error: RayActorError) -> None:
+def end_if_broken(error: RayError) -> None:
     """Raise RuntimeError for an actor that did not die but could not even begin: another one could not either."""
-    if error.actor_init_failed:
+    if isinstance(error, RayActorError) and error.actor_init_failed:
         raise RuntimeError(f"a process could not start: {str(error).strip().splitlines()[-1]}") from error
 
 

@@ -62,6 +62,8 @@ class Order:
     """Whose share it is: shares stay apart even where one process carries out several."""
     expert: int = 0
     """Whose hyperparameters and client states: an executor may serve several experts at once."""
+    begins: bool = True
+    """Of exchange 0: False where another order of this exchange has begun the round before."""
     committed: int = 0
     """The last round of this expert whose client states are final; those of a later round that is not this one are
     forgotten (that round is being replayed)."""
@@ -160,7 +162,8 @@ class Worker:
         """Carry out this worker's share of the exchanges that run in parallel. downs: the broadcast of each order."""
         first = {order.expert: order for order in reversed(orders)}
         for expert, order in first.items():
-            self.states[expert].enter(order.round, order.number, order.committed)
+            number = order.number if order.begins else max(1, order.number)
+            self.states[expert].enter(order.round, number, order.committed)
         answers = [Answer(Partial(order.reduce)) for order in orders]
         groups: dict[Any, list[int]] = {}
         for i, (order, down) in enumerate(zip(orders, downs, strict=True)):

@@ -67,6 +67,13 @@ class SearchStore:
             self.children[expert] = MlflowStore(experiment, self._name(folder), values, said, folder)
         return self.children[expert]
 
+    def _all(self) -> dict[int, MlflowStore]:
+        """The runs of all experts that have one, also from before a server failed and this store was made anew."""
+        for folder in sorted((self.folder.path / "experts").glob("*")):
+            if RunFolder(folder).exists and "mlflow_run_id" in RunFolder(folder).record():
+                self.child(int(folder.name))
+        return self.children
+
     def _name(self, folder: RunFolder) -> str:
         """An expert's number and what sets it apart: of a table's line, its method."""
         headings = self.record.get("table", {}).get("headings")
@@ -82,12 +89,12 @@ class SearchStore:
         """Record the search's files, and what came out of it and of its experts."""
         self.parent.log_files(self.folder.path)
         self.parent.describe(search_text(self.folder, self.plan))
-        for expert, store in self.children.items():
+        for expert, store in self._all().items():
             store.describe(run_text(expert_folder(self.folder.path, expert)))
 
     def end(self, status: str) -> None:
         """End every run that is open: the experts' by what became of them, where the search itself came to its end."""
-        for expert, store in self.children.items():
+        for expert, store in self._all().items():
             became = expert_folder(self.folder.path, expert).record()["status"]
             ended = {"failed": "FAILED", "finished": "FINISHED", "stopped": "FINISHED"}
             store.end(ended.get(became, status))

@@ -21,6 +21,7 @@ from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.finished import last_parameters
 from hedgerow.platform.mirror import Mirror
 from hedgerow.platform.placement import cpu_share, ray_session, trials_that_fit
+from hedgerow.platform.report import left_out
 from hedgerow.platform.runner import log_final_model, not_taken, push_records, recorded
 from hedgerow.platform.runs import RunFolder, find_run, find_unfinished, new_run, now
 from hedgerow.platform.tracking import Record, RunLog, Tracker
@@ -126,6 +127,9 @@ def _carry_out(
                 listener.save_trials()
             raise
         finished = FinishedSearch(folder, plan, read_trials(folder), RunLog(folder.metrics).read())
+        for trial in finished.trials:
+            known = expert_folder(folder.path, int(trial.name)).record()
+            warnings += [f"trial {trial.name}: {told}" for told in left_out(known.get("quarantined", {}))]
         finished.write()
     folder.update(status="finished", finished=now(), summary=finished.summary)
     if tracker:

@@ -245,6 +245,23 @@ def test_the_teacher_is_trained_once_and_never_again():
     assert identical(before, done.server["teacher"])
 
 
+def test_nothing_that_learns_has_a_slope_by_the_teacher():
+    """Check 8."""
+    done = run("disk", rounds=1)
+    list(done)
+    learner, server = done.learners[0].algorithm, done.server
+    w, guide, teacher = (
+        tree_map(lambda p: p.clone().requires_grad_(), server[key]) for key in ("w", "guide", "teacher")
+    )
+    down = {"teacher": teacher, "multiplier": torch.tensor(1.0)}
+    aids = {"guide": guide, "student_tau": torch.tensor(4.0)}
+    hyper, batch = learner.hyper, batch_of(learner)
+    learner.excuse(hyper, down, batch)(guide, {"w": w, "student_tau": torch.tensor(4.0)}).backward()
+    learner.lesson(hyper, down, batch)({"w": w}, aids).backward()
+    assert all(p.grad is None for p in teacher.values())
+    assert all(p.grad is not None for p in (*w.values(), *guide.values()))
+
+
 def test_rounds_before_the_teacher_are_cross_entropy():
     warm, plain = run("disk", rounds=2, warm_start=2), run("central", rounds=2)
     list(warm), list(plain)

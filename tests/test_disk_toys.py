@@ -13,7 +13,7 @@ from hedgerow.platform.models.toys import Intervals, StaticMLP
 from hedgerow.platform.runner import run
 from hedgerow.searchspaces.tables import find_lines
 from hedgerow.searchspaces.tables.disk import disk_tables
-from hedgerow.searchspaces.tables.disk_picture import Ended, draw_toys, local_minima
+from hedgerow.searchspaces.tables.disk_picture import Ended, draw_toys, excused_within, local_minima
 
 
 def blue(x):
@@ -92,6 +92,11 @@ def test_local_minima_of_a_grid():
     assert local_minima((x**2 - 1) ** 2 + y**2) == 2
     assert local_minima(x**2 + y**2) == 1
     assert local_minima(x + y) == 0
+
+
+def test_whom_the_guide_excuses_on_the_line():
+    x, g = np.array([1.0, 2.0, 2.5, 3.0, 6.0]), np.array([0.0, 1.0, 0.7, 0.7, 0.4])
+    assert excused_within(x, g) == pytest.approx((0.8, 0.2))
 
 
 def test_intervals_are_on_a_line():

@@ -7,6 +7,7 @@ from helpers import blobs, distance, identical, model, partition, run_inline, sm
 from toys import Diverging, Stacker, Stateful, TwoPhases
 
 from hedgerow.algorithms import FedAvg
+from hedgerow.algorithms.trees import leaves
 from hedgerow.platform.dispatch import longest_first
 from hedgerow.platform.engine import Plan
 from hedgerow.platform.experiment import EngineConfig
@@ -40,6 +41,16 @@ def test_scratch_state_lasts_from_one_exchange_to_the_next_and_ends_with_the_rou
     states.enter(3, 0, 2)
     assert states.pending == {}
     assert list(states.shards()) == []
+
+
+@pytest.mark.parametrize("algorithm", [TwoPhases, Stateful, Stacker])
+def test_a_round_with_one_client_after_the_other_is_the_same_round(algorithm):
+    together, apart = (run_inline(algorithm, small_task(DATA), DATA, RAGGED, {}, rounds=2, engine=LOOP) for _ in "ab")
+    for _ in range(2):
+        next(together)
+        apart._one_round([0], apart._dispatcher.one_by_one)
+    for mine, theirs in zip(leaves(together.server), leaves(apart.server), strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-6)
 
 
 @pytest.mark.parametrize("engine", [LOOP, VMAP], ids=["loop", "vmap"])

@@ -108,6 +108,19 @@ def test_rounds_before_one_that_needs_a_measurement_are_told(tmp_path):
     assert [record["round"] for record in records] == [1, 2, 3, 4, 5]
 
 
+def test_rounds_that_a_lost_coordinator_ran_and_did_not_tell_are_told_by_the_next(tmp_path):
+    experiment = small(tmp_path, rounds=6, resources__executor="inline")
+    values, data = [experiment.model_dump(mode="json")], check(experiment, None)
+    lost = Coordinator(values, *data, None, [tmp_path / "checkpoints"])
+    assert [record["round"] for record in lost.advance(0.0, 0)[0]] == [1]
+    for _ in range(3):
+        lost.one_round()
+    following = Coordinator(values, *data, None, [tmp_path / "checkpoints"])
+    records, done = following.advance(60.0, 1)
+    assert [record["round"] for record in records] == [2, 3, 4, 5, 6]
+    assert done
+
+
 @pytest.mark.timeout(60)
 def test_a_run_that_ends_before_ray_is_there_leaves_nothing_behind(tmp_path):
     experiment = small(tmp_path / "runs", resources__actors=2)

@@ -21,7 +21,7 @@ from test_search import one_after_the_other, plan
 from test_submit import free_port
 
 from hedgerow.platform.build import check
-from hedgerow.platform.checkpoint import latest_checkpoint, read_checkpoint
+from hedgerow.platform.checkpoint import latest_checkpoint, read_checkpoint, round_of
 from hedgerow.platform.coordinator import Coordinator, in_this_process
 from hedgerow.platform.experiment_file import dump_experiment
 from hedgerow.platform.tracking import RunLog
@@ -50,18 +50,25 @@ class Nodes:
     def __init__(self) -> None:
         # Paths of sockets must be short.
         self.folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
-        port = free_port()
-        self.address = f"127.0.0.1:{port}"
+        port, jobs = free_port(), free_port()
+        self.address, self.jobs = f"127.0.0.1:{port}", f"http://127.0.0.1:{jobs}"
         self.processes: dict[str, subprocess.Popen] = {}
-        self._start("head", "--head", f"--port={port}", "--num-cpus=0", "--include-dashboard=false",
-                    "--node-ip-address=127.0.0.1", "--node-name=head", f"--temp-dir={self.folder}",
-                    f"--ray-client-server-port={free_port()}", "--system-config", json.dumps(SWIFT))  # fmt: skip
+        head = {
+            "port": port,
+            "num-cpus": 0,
+            "node-ip-address": "127.0.0.1",
+            "dashboard-host": "127.0.0.1",
+            "dashboard-port": jobs,
+            "ray-client-server-port": free_port(),
+            "system-config": json.dumps(SWIFT),
+        }
+        self._start("head", "--head", *(f"--{name}={value}" for name, value in head.items()))
         self.gcs = None
         until(self._reached, "the head is up")
 
     def add(self, name: str) -> None:
         """Start a node and wait until it is there."""
-        self._start(name, f"--address={self.address}", "--num-cpus=1", "--num-gpus=1", f"--node-name={name}")
+        self._start(name, f"--address={self.address}", "--num-cpus=1", "--num-gpus=1")
         until(lambda: name in self.alive(), f"{name} is up")
 
     def alive(self) -> dict[str, str]:
@@ -100,7 +107,13 @@ class Nodes:
 
     def _start(self, name: str, *arguments: str) -> None:
         environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "RAY_AUTH_MODE": "disabled"}
-        command = [str(BIN / "ray"), "start", "--block", "--disable-usage-stats", *arguments]
+        # As on machines of their own.
+        own = [
+            f"--node-name={name}",
+            f"--dashboard-agent-listen-port={free_port()}",
+            f"--temp-dir={self.folder}/{name}",
+        ]
+        command = [str(BIN / "ray"), "start", "--block", "--disable-usage-stats", *own, *arguments]
         with Path(self.folder, f"{name}.log").open("w") as log:
             self.processes[name] = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
 
@@ -138,7 +151,8 @@ def test_nodes_are_lost_join_and_are_taken_and_the_run_has_the_same_bits(nodes, 
         "engine__chunk": "auto",
         "algorithm__slow_file": str(slow),
         "resources": {"actors": 2, "cpus_per_actor": 0.5, "gpus_per_actor": 1, "device": "cpu"},
-        "checkpoints__every": 5,
+        # None is due: what is saved is saved for those who join and leave.
+        "checkpoints__every": 1000,
         "evaluation": {"every": 100},
     }
     experiment = small(tmp_path / "runs", **settings)
@@ -154,6 +168,10 @@ def test_nodes_are_lost_join_and_are_taken_and_the_run_has_the_same_bits(nodes, 
         before = rounds()
         until(lambda: rounds() > before, "the run goes on")
 
+    def saved() -> int:
+        found = [latest_checkpoint(folder) for folder in (tmp_path / "runs").glob("*/checkpoints")]
+        return max((round_of(last[0]) for last in found if last), default=0)
+
     goes_on()
     assert nodes.hosts("one", "ray::ClientActor")
     assert nodes.hosts("two", "ray::ClientActor")
@@ -161,9 +179,11 @@ def test_nodes_are_lost_join_and_are_taken_and_the_run_has_the_same_bits(nodes, 
     goes_on()
     nodes.add("three")
     until(lambda: nodes.hosts("three", "ray::ClientActor"), "the new node is used")
+    joined = saved()
     goes_on()
     nodes.notice("one")
     until(lambda: not nodes.hosts("one", "ray::ClientActor"), "the node that is to go is left")
+    assert saved() > joined
     goes_on()
     slow.unlink()
     assert driver.wait(timeout=200) == 0, (tmp_path / "log").read_text()
@@ -178,39 +198,51 @@ def test_nodes_are_lost_join_and_are_taken_and_the_run_has_the_same_bits(nodes, 
     (learner,) = calm.run.learners
     records = RunLog(folder / "metrics.jsonl").read()
     assert [r | {"seconds": 0} for r in records] == [r | {"seconds": 0} for r in learner.history]
-    saved = latest_checkpoint(folder / "checkpoints")
-    assert saved is not None
-    server, _ = read_checkpoint(saved[0])
+    last = latest_checkpoint(folder / "checkpoints")
+    assert last is not None
+    server, _ = read_checkpoint(last[0])
     assert all(np.array_equal(server["w"][name], value) for name, value in learner.server["w"].items())
 
 
-def test_a_search_goes_on_where_there_is_room_when_a_node_is_lost(nodes, tmp_path):
-    # Beside the one that the other test leaves.
+SEARCH = {
+    "resources": {"cpus_per_actor": 0.5, "gpus_per_actor": 0.5, "device": "cpu"},
+    "search__pack": "off",
+    "search__report_every": 5,
+}
+
+
+def hedge(output: Path) -> list[dict]:
+    return [record for file in output.glob("small-*/metrics.jsonl") for record in RunLog(file).read()]
+
+
+def test_a_submitted_search_uses_the_nodes(nodes, tmp_path):
     nodes.add("four")
-    if "three" not in nodes.alive():
-        nodes.add("five")
+    (tmp_path / "sent").mkdir()
+    (tmp_path / "sent" / "file.yaml").write_text(plan(tmp_path / "runs", rounds=10, **SEARCH).dump())
+    shutil.copy(Path(__file__).with_name("toys.py"), tmp_path / "sent")
+    command = [sys.executable, "-m", "hedgerow", "submit", "search", "file.yaml", "--address", nodes.jobs]
+    done = subprocess.run(command, cwd=tmp_path / "sent", capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert hedge(tmp_path / "runs") == one_after_the_other(plan(tmp_path / "alone", rounds=10, **SEARCH))
+
+
+def test_a_search_goes_on_where_there_is_room_when_a_node_is_lost(nodes, tmp_path):
+    # Beside one that another test leaves.
+    nodes.add("five")
     slow = tmp_path / "slow"
     slow.touch()
-    settings = {
-        "rounds": 60,
-        "algorithm__slow_file": str(slow),
-        "resources": {"cpus_per_actor": 0.5, "gpus_per_actor": 0.5, "device": "cpu"},
-        "search__pack": "off",
-        "search__report_every": 5,
-    }
-    chosen = plan(tmp_path / "runs", **settings)
-    (tmp_path / "file.yaml").write_text(chosen.dump())
+    settings = {"rounds": 60, "algorithm__slow_file": str(slow), **SEARCH}
+    (tmp_path / "file.yaml").write_text(plan(tmp_path / "runs", **settings).dump())
     with (tmp_path / "log").open("w") as log:
         driver = hedgerow("search", str(tmp_path / "file.yaml"), "--address", nodes.address, stdout=log, stderr=log)
 
-    def rounds(folder: Path) -> int:
-        return len(RunLog(folder / "metrics.jsonl").read())
+    def begun() -> bool:
+        assert driver.poll() is None, (tmp_path / "log").read_text()
+        return len(hedge(tmp_path / "runs")) >= 5
 
-    until(lambda: any(rounds(folder) >= 5 for folder in (tmp_path / "runs").glob("small-*")), "Hedge has rounds")
-    assert driver.poll() is None, (tmp_path / "log").read_text()
+    until(begun, "Hedge has rounds")
     nodes.lose(next(name for name in nodes.alive() if name != "head" and nodes.hosts(name, "ray::ResourceTrainable")))
     slow.unlink()
     expected = one_after_the_other(plan(tmp_path / "alone", **settings))
     assert driver.wait(timeout=200) == 0, (tmp_path / "log").read_text()
-    (folder,) = (tmp_path / "runs").glob("small-*")
-    assert RunLog(folder / "metrics.jsonl").read() == expected
+    assert hedge(tmp_path / "runs") == expected

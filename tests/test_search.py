@@ -21,6 +21,7 @@ from hedgerow.platform.mlflow_store import default_uri
 from hedgerow.platform.runner import run
 from hedgerow.platform.tracking import RunLog
 from hedgerow.searchspaces.hedge import Hedge
+from hedgerow.searchspaces.mlflow_search import SearchStore
 from hedgerow.searchspaces.results import FinishedSearch
 from hedgerow.searchspaces.rounds import HedgeRounds
 from hedgerow.searchspaces.runner import check_search, push, resume_search, search
@@ -156,6 +157,14 @@ class TestHedge:
         mlflow.set_tracking_uri(default_uri(tracked.folder.path.parent))
         (model,) = mlflow.search_logged_models(output_format="list", experiment_ids=[runs[0].info.experiment_id])
         assert model.source_run_id == parent_id
+
+    def test_a_store_that_is_made_anew_ends_the_runs_of_the_one_before(self, tracked):
+        client, runs = runs_of(tracked)
+        for found in runs:
+            client.set_terminated(found.info.run_id, "RUNNING")
+        SearchStore(tracked.folder, tracked.plan).end("FINISHED")
+        assert {found.info.status for found in runs_of(tracked)[1]} == {"FINISHED"}
+        assert len(runs_of(tracked)[1]) == len(runs)
 
     def test_no_run_is_left_open_when_the_search_fails(self, tmp_path):
         space = {"algorithm.lr": [0.01, 0.3]}

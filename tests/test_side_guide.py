@@ -8,13 +8,16 @@ from torch import nn
 
 from hedgerow.algorithms import ALGORITHMS, FedAvg, FedDyn
 from hedgerow.algorithms.augmentation import Augmentation
-from hedgerow.algorithms.maps import under_its_teacher
+from hedgerow.algorithms.base import Batch
+from hedgerow.algorithms.inside import asked, inside
+from hedgerow.algorithms.maps import apart, under_its_teacher
 from hedgerow.algorithms.side import Side
 from hedgerow.algorithms.static_norm import StaticBatchNorm2d
 from hedgerow.algorithms.task import Task
 from hedgerow.algorithms.trees import flatten, tree_map
 from hedgerow.platform.experiment import EngineConfig
 from hedgerow.platform.models.preact import preact_resnet
+from hedgerow.platform.models.staged import resnet
 
 RNG = np.random.default_rng(0)
 Y = RNG.integers(0, 3, 70)
@@ -25,6 +28,7 @@ CLIENTS, ALONE = partition(np.array([12, 3, 15, 20])), partition(np.array([50]))
 GUIDE = {"guide_hidden": [4], "top_k": 2, "delta": 0.05, "lambda_min": 1.0, "lambda_period": 3}
 DISK = {"kind": "disk", "alpha": 0.3, "temperature": 2.0, "guide": GUIDE}
 SIMKD = {"kind": "simkd", "alpha": 0.0}
+TOGETHER = {"kind": "simkd_disk", "alpha": 0.0, "temperature": 2.0, "guide": GUIDE}
 
 
 def net(seed, widths, norm=False):
@@ -110,6 +114,45 @@ def test_simkd_with_one_client_is_simkd():
     assert set(federated.learners[0].algorithm.evaluate_params(federated.server)) == set(task().init())
 
 
+def test_simkd_and_disk_together_with_one_client_are_simkd_disk():
+    """With all samples as one batch, and a projector and a guide that begin as the central ones do."""
+    step = {"lr": 0.1, "batch_size": None, "epochs": None, "steps": 2}
+    guide = {**GUIDE, "guide_lr": 0.2}
+    on = task(module=resnet(1, 3, 2, [2, 4], [1, 1], StaticBatchNorm2d))
+    central = run(ALGORITHMS["simkd_disk"], on=on, clients=ALONE, alpha=0.0, tau=2.0, **guide, **step)
+    learner = central.learners[0]
+    cohort = learner._cohort(1, np.zeros(1, int))
+    first, beside = learner.algorithm.started(learner.server, cohort)["w"], learner.algorithm.beside(cohort)
+    federated = run(FedAvg, {**TOGETHER, "guide": guide}, on=on, clients=ALONE, **step)
+    assert set(first) == set(federated.server["w"])
+    federated.learners[0].server["w"] = tree_map(torch.clone, first)
+    federated.states.load(np.zeros(1, int), tree_map(lambda p: p[None], beside | {"lessons": torch.zeros(())}))
+    list(central), list(federated)
+    assert distance(federated.server["w"], central.server["w"]) < 1e-5
+    assert distance(federated.server["w"], first) > 1e-3
+    federated.states.enter(4, 0, 3)
+    state = tree_map(lambda p: p[0], federated.states.read(np.zeros(1, int)))
+    assert distance(state["guide"], central.server["guide"]) < 1e-5
+    assert distance(state["guide"], beside["guide"]) > 1e-2
+
+
+def test_a_guide_beside_simkd_excuses_from_its_distance():
+    """Eq. A.1: with g = 0 it is SimKD's, with g = 1 nothing."""
+    on = task()
+    algorithm = FedAvg(FedAvg.Hyper(side=TOGETHER), on)
+    of, network = algorithm.task, algorithm.client_guide.network
+    batch = Batch(torch.from_numpy(X[:6]) / 100.0, torch.from_numpy(Y[:6]))
+    seen = inside(of, of.init(), batch.x)
+    plain = apart(seen, asked(of, batch.x)).mean()
+    side = algorithm.hyper.side
+    for bias, wanted in ((-1e4, plain), (1e4, torch.zeros(()))):
+        guide = tree_map(torch.zeros_like, algorithm.client_guide.init()["guide"])
+        guide[[name for name, _ in network.named_parameters()][-1]] += bias
+        far = algorithm.client_guide.far(of, side, guide, side.temperature)
+        torch.testing.assert_close(far(seen, batch), wanted)
+    assert plain > 0
+
+
 def test_a_model_under_its_teachers_layer_says_what_that_layer_says():
     of = task()
     reusing = under_its_teacher(of)
@@ -164,7 +207,8 @@ def test_a_guide_is_not_transmitted_and_a_projector_is():
 
 
 @pytest.mark.parametrize(
-    "side", [{**DISK, "guide": {**GUIDE, "student_tau": "fit"}}, SIMKD, {**SIMKD, "alpha": None, "limit": 0.01}]
+    "side",
+    [{**DISK, "guide": {**GUIDE, "student_tau": "fit"}}, SIMKD, {**SIMKD, "alpha": None, "limit": 0.01}, TOGETHER],
 )
 def test_loop_equals_vmap(side):
     on = task(augment=Augmentation(crop=1))
@@ -197,3 +241,12 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="disk has a budget of its own"):
         Side(kind="disk", limit=1.0)
     assert Side(kind="disk").guide.top_k == 20
+    assert "simkd_disk needs a teacher" in objection(TOGETHER, teacher=None)
+    assert "simkd_disk matches feature maps" in objection(
+        TOGETHER, module=nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+    )
+    assert "in one place simkd_disk is an algorithm" in objection(TOGETHER, "central")
+    with pytest.raises(ValueError, match="simkd_disk has a budget of its own"):
+        Side(kind="simkd_disk", limit=1.0)
+    assert (Side(kind="simkd_disk").guide.lambda_min, Side(**TOGETHER).guide.lambda_min) == (50.0, 1.0)
+    assert Side(kind="simkd_disk", guide={"delta": 0.3}).guide.lambda_min == 50.0

@@ -1,7 +1,7 @@
 """Published tables that one command runs again: `hedgerow table feddyn/T2.3/mnist-iid`, or moml/5.1/s-mnist."""
 
 from hedgerow.searchspaces.tables.comm_fedbio import comm_fedbio_tables
-from hedgerow.searchspaces.tables.disk import disk_tables
+from hedgerow.searchspaces.tables.disk_studies import disk_family
 from hedgerow.searchspaces.tables.fedbio import fedbio_tables
 from hedgerow.searchspaces.tables.feddyn import feddyn_tables
 from hedgerow.searchspaces.tables.fedhen import fedhen_tables
@@ -20,7 +20,7 @@ FAMILIES = {
     "fedsep": fedsep_tables,
     "fedhen": fedhen_tables,
     "side": side_tables,
-    "disk": disk_tables,
+    "disk": disk_family,
 }
 """Papers by name: functions that return their tables by name."""
 

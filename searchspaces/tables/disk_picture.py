@@ -16,12 +16,16 @@ from hedgerow.algorithms.student import Student
 from hedgerow.algorithms.trees import Tree, tree_map
 from hedgerow.platform.build import build_algorithms, build_data
 from hedgerow.platform.checkpoint import latest_checkpoint, read_checkpoint
+from hedgerow.platform.data.toys import BLUE
 from hedgerow.platform.experiment_file import load_experiment
 from hedgerow.platform.figures import grid, save
 from hedgerow.platform.runs import RunFolder
 
 POINTS = 64
 """Along each axis of a surface."""
+
+CENSORED = BLUE[0]
+"""Where the source's guide excuses on the line."""
 
 Plane = tuple[Tensor, Tensor, Tree, np.ndarray, tuple[str, str]]
 """The coordinates of a grid's two axes; the models on it, (POINTS^2, ...); where the students lie, (students, 2); the
@@ -100,6 +104,12 @@ def local_minima(surface: np.ndarray) -> int:
     return int((surface[1:-1, 1:-1] < np.min(around, axis=0)).sum())
 
 
+def excused_within(x: np.ndarray, g: np.ndarray) -> tuple[float, float]:
+    """The mean of g in the interval that the best student leaves out, and elsewhere."""
+    within = (x >= CENSORED[0]) & (x <= CENSORED[1])
+    return float(g[within].mean()), float(g[~within].mean())
+
+
 def draw_toys(runs: dict[str, RunFolder], path: Path) -> list[Path]:
     """A surface for each method; where one has a guide, another panel of whom it excuses. PNG and SVG."""
     ended = {heading: Ended(folder) for heading, folder in runs.items()}
@@ -129,12 +139,15 @@ def _surface(figure: Any, axes: Any, heading: str, run: Ended) -> None:
 
 def _guide(figure: Any, axes: Any, heading: str, run: Ended, g: np.ndarray) -> None:
     x, y = run.x.numpy(), run.y.numpy()
+    title = f"{heading}: the guide"
     if x.shape[1] == 1:
         for label, (name, colour) in enumerate((("red", "#D55E00"), ("blue", "#0072B2"))):
             axes.scatter(x[y == label, 0], g[y == label], s=5, color=colour, label=name)
         axes.legend(frameon=False, fontsize="small")
         axes.set(xlabel="x", ylabel="excused, mean over the students", ylim=(-0.02, 1.02))
+        inside, outside = excused_within(x[:, 0], g)
+        title += f"\n{inside:.2f} in [{CENSORED[0]:g}, {CENSORED[1]:g}], {outside:.2f} elsewhere"
     else:
         drawn = axes.scatter(*x.T, c=g, s=5, vmin=0, vmax=1, cmap="viridis")
         figure.colorbar(drawn, ax=axes, label="excused, mean over the students")
-    axes.set(title=f"{heading}: the guide")
+    axes.set(title=title)

@@ -24,6 +24,7 @@ SIDES: dict[str, Section] = {
     "synthetic": {"kind": "synthetic", "alpha": 0.5},
     "disk": {"kind": "disk", "alpha": 0.1, "guide": {"delta": 0.34}},
     "simkd": {"kind": "simkd", "alpha": 0.0},
+    "simkd_disk": {"kind": "simkd_disk", "alpha": 0.0, "guide": {"delta": 0.34}},
 }
 PRINTED: dict[str, Section] = {
     "FedAvg CE": FEDAVG,
@@ -59,6 +60,8 @@ GUIDED: dict[str, Section] = {
     "FedDyn DiSK": {**FEDDYN, "side": SIDES["disk"]},
     "FedAvg SimKD": {**FEDAVG, "side": SIDES["simkd"]},
     "FedDyn SimKD": {**FEDDYN, "side": SIDES["simkd"]},
+    "FedAvg SimKD+DiSK": {**FEDAVG, "side": SIDES["simkd_disk"]},
+    "FedDyn SimKD+DiSK": {**FEDDYN, "side": SIDES["simkd_disk"]},
 }
 CENTRAL: dict[str, Section] = {
     "CE": {},
@@ -103,11 +106,12 @@ LIMITED = (
     "limited: robustness below 0.1, by a multiplier per client; the source names it, and stability, without details"
 )
 
-TAUGHT = ("distillation", "both", "disk", "simkd")
+TAUGHT = ("distillation", "both", "disk", "simkd", "simkd_disk")
 NAMED = (
     "DiSK and SimKD are named in the source as next steps, without details: each client has a guide of its own, whose "
     "budget is 0.34, the error of FedAvg CE, and its multiplier rises from lesson to lesson; SimKD's model has a "
-    "projector, which travels with it, so that a round of it costs more than one of FedAvg"
+    "projector, which travels with it, so that a round of it costs more than one of FedAvg; the two together are this "
+    "project's"
 )
 EXPERIMENTAL = (
     "experimental: synthetic samples are features drawn from each class's Gaussian; GAN and diffusion are not here"
