@@ -49,6 +49,9 @@ def _axes(result: LineResult) -> list[str]:
 
 
 def draw_panel(axes: Any, result: LineResult, axis: str) -> None:
+    # Takes a second to import.
+    from matplotlib.ticker import MaxNLocator
+
     metric = result.line.shows or result.metric
     loss, accuracy = "loss" in metric, "accuracy" in metric
     scale = 100 if accuracy else 1
@@ -66,18 +69,20 @@ def draw_panel(axes: Any, result: LineResult, axis: str) -> None:
         )  # fmt: skip
         axes.set_xlabel(_label(axis, best[0].records[-1]["transmissions"]))
     seen = [value for line in axes.lines for value in line.get_ydata()]
+    ends = [line.get_ydata()[-1] for line in axes.lines]
     for target in result.targets:
         axes.axhline(scale * target, color="0.4", linestyle="--", linewidth=0.8)
     if loss and max(seen) > 5 * min(seen) > 0:
         axes.set_yscale("log")
     if result.targets and accuracy:
-        # What the targets are about: the last few per cent, where a run comes so far.
-        bottom = max(0, 100 * min(result.targets) - 6)
+        # What the targets are about: the last few per cent, where a run comes so far; but every method's end is seen.
+        bottom = max(0, min(100 * min(result.targets) - 6, min(ends) - 2))
         axes.set_ylim(bottom=bottom if max(seen) > bottom else None)
     axes.set(
         title=result.line.title,
         ylabel="training loss" if loss else "test accuracy (%)" if accuracy else metric.replace("_", " "),
     )
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     beside: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1, 0.5), "ncols": -(-len(axes.lines) // 14)}
