@@ -106,7 +106,6 @@ class Nodes:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _start(self, name: str, *arguments: str) -> None:
-        environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "RAY_AUTH_MODE": "disabled"}
         # As on machines of their own.
         own = [
             f"--node-name={name}",
@@ -115,7 +114,7 @@ class Nodes:
         ]
         command = [str(BIN / "ray"), "start", "--block", "--disable-usage-stats", *own, *arguments]
         with Path(self.folder, f"{name}.log").open("w") as log:
-            self.processes[name] = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+            self.processes[name] = subprocess.Popen(command, env=environment(), stdout=log, stderr=subprocess.STDOUT)
 
     def _reached(self) -> bool:
         try:
@@ -123,6 +122,11 @@ class Nodes:
             return bool(self.alive())
         except Exception:
             return False
+
+
+def environment() -> dict[str, str]:
+    """Of all processes of the cluster and its drivers, whatever other Ray this process has started."""
+    return {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "RAY_AUTH_MODE": "disabled"}
 
 
 def title(process: psutil.Process) -> str:
@@ -158,7 +162,9 @@ def test_nodes_are_lost_join_and_are_taken_and_the_run_has_the_same_bits(nodes, 
     experiment = small(tmp_path / "runs", **settings)
     (tmp_path / "file.yaml").write_text(dump_experiment(experiment))
     with (tmp_path / "log").open("w") as log:
-        driver = hedgerow("run", str(tmp_path / "file.yaml"), "--address", nodes.address, stdout=log, stderr=log)
+        driver = hedgerow(
+            "run", str(tmp_path / "file.yaml"), "--address", nodes.address, env=environment(), stdout=log, stderr=log
+        )
 
     def rounds() -> int:
         assert driver.poll() is None, (tmp_path / "log").read_text()
@@ -221,7 +227,7 @@ def test_a_submitted_search_uses_the_nodes(nodes, tmp_path):
     (tmp_path / "sent" / "file.yaml").write_text(plan(tmp_path / "runs", rounds=10, **SEARCH).dump())
     shutil.copy(Path(__file__).with_name("toys.py"), tmp_path / "sent")
     command = [sys.executable, "-m", "hedgerow", "submit", "search", "file.yaml", "--address", nodes.jobs]
-    done = subprocess.run(command, cwd=tmp_path / "sent", capture_output=True, text=True)
+    done = subprocess.run(command, cwd=tmp_path / "sent", env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert hedge(tmp_path / "runs") == one_after_the_other(plan(tmp_path / "alone", rounds=10, **SEARCH))
 
@@ -234,7 +240,9 @@ def test_a_search_goes_on_where_there_is_room_when_a_node_is_lost(nodes, tmp_pat
     settings = {"rounds": 60, "algorithm__slow_file": str(slow), **SEARCH}
     (tmp_path / "file.yaml").write_text(plan(tmp_path / "runs", **settings).dump())
     with (tmp_path / "log").open("w") as log:
-        driver = hedgerow("search", str(tmp_path / "file.yaml"), "--address", nodes.address, stdout=log, stderr=log)
+        driver = hedgerow(
+            "search", str(tmp_path / "file.yaml"), "--address", nodes.address, env=environment(), stdout=log, stderr=log
+        )
 
     def begun() -> bool:
         assert driver.poll() is None, (tmp_path / "log").read_text()
