@@ -79,7 +79,7 @@ def check_command(arguments: Sequence[str], group: click.Group, ships: bool) -> 
     if name not in COMMANDS or command is None:
         raise UserError(f"submit: {name!r} cannot be submitted; write one of {', '.join(COMMANDS)} and its arguments")
     try:
-        given = command.make_context(name, list(rest)).params
+        given = command.make_context(name, list(rest), parent=click.Context(group, **group.context_settings)).params
     except click.UsageError as error:
         raise UserError(f"submit {name}: {error.format_message()}") from None
     if name == "resume":

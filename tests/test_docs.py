@@ -97,7 +97,8 @@ def understand(words: list[str], family: click.Group = main) -> None:
         if words[1:]:
             understand(words[1:], command)
         return
-    context = command.make_context(words[0], words[1:])
+    # As the family calls it: a command keeps the names of its help from its first call on.
+    context = command.make_context(words[0], words[1:], parent=click.Context(family, **main.context_settings))
     if words[0] == "submit":
         understand(list(context.params["command"]))
 
