@@ -14,7 +14,7 @@ xa and xb are two draws of the task's augmentation of x, wbar its teacher, KL(p,
     simkd                   ||Psi(f) - f_t||^2 of SimKD: the model has a projector, which travels with it, and ends in
                             the teacher's last layer; its own is not used
     simkd_disk              mean (1 - g) ||Psi(f) - f_t||^2, the two together; its guide learns as that of `disk`, from
-                            the logits under the teacher's last layer
+                            the logits under the teacher's last layer, with a multiplier that stays the same
     synthetic               CE of synthetic samples (7.1); experimental, see synthetic.py
 
 DiSK and SimKD are named there as next steps, in place of plain distillation, without formulas.
@@ -57,7 +57,7 @@ class Side(Settings):
         description="robustness: two augmentations of a sample are told alike; distillation: as `task.teacher` says; "
         "both; stability: a sample is told as it is with noise on it; disk: distillation, from which a guide of each "
         "client excuses; simkd: the teacher's last feature map, under its last layer (alpha: 0 is the published one); "
-        "simkd_disk: the same with excuses of such a guide, whose `lambda_min` is 50 unless given; "
+        "simkd_disk: the same with excuses of such a guide, whose `lambda_min` is 50, as `lambda_max`, unless given; "
         "synthetic (experimental): features drawn from each class's Gaussian have its label"
     )
     alpha: float | None = Field(

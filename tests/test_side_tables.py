@@ -86,6 +86,22 @@ def test_accuracies_stand_beside_the_rounds_to_the_targets():
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("data", "error"), [("cifar100", 0.34), ("cifar10", 0.6), ("digits", 0.1)])
+def test_a_guide_may_excuse_about_as_much_as_fedavg_errs(data, error):
+    (line,) = (line for line in TABLES["next"].lines if line.name == f"{data}-disk")
+    made = plan_line(TABLES["next"], line)
+    sides = {
+        h: made.search.trial(o).algorithm.side for h, o in zip(made.headings, made.search.configurations, strict=True)
+    }
+    guides = {heading: side.guide for heading, side in sides.items() if side and side.guide}
+    assert set(guides) == {f"{method} {kind}" for method in ("FedAvg", "FedDyn") for kind in ("DiSK", "SimKD+DiSK")}
+    assert all(guide.delta == error for guide in guides.values())
+    assert f"{error} on" in line.remark
+    # The multiplier of the one rises, of the other it stays.
+    ends = {heading: (guide.lambda_min, guide.lambda_max) for heading, guide in guides.items()}
+    assert all(ends[h] == ((50.0, 50.0) if "SimKD" in h else (0.1, 50.0)) for h in ends)
+
+
 def test_the_lines_on_cifar10_fit_a_laptop():
     """Of every table, on a folder of its images too; the teacher is that of the same data."""
     lines = {f"{table.name}/{line.name}": (table, line) for table, line in LINES if "cifar10" in line.name.split("-")}
