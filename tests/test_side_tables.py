@@ -102,6 +102,14 @@ def test_a_guide_may_excuse_about_as_much_as_fedavg_errs(data, error):
     assert all(ends[h] == ((50.0, 50.0) if "SimKD" in h else (0.1, 50.0)) for h in ends)
 
 
+@pytest.mark.parametrize("data", ["cifar100", "cifar10", "digits"])
+def test_synthetic_samples_are_added_in_every_ratio(data):
+    """Part A: q of 0, 0.5, 1 and 2 for either method."""
+    (line,) = (line for line in TABLES["next"].lines if line.name == f"{data}-synthetic")
+    ratios = [(section["name"], section.get("side", {}).get("ratio", 0)) for section in line.methods.values()]
+    assert sorted(ratios) == [(method, q) for method in ("fedavg", "feddyn") for q in (0, 0.5, 1, 2)]
+
+
 def test_the_lines_on_cifar10_fit_a_laptop():
     """Of every table, on a folder of its images too; the teacher is that of the same data."""
     lines = {f"{table.name}/{line.name}": (table, line) for table, line in LINES if "cifar10" in line.name.split("-")}

@@ -51,8 +51,11 @@ NEXT: dict[str, Section] = {
 SYNTHETIC: dict[str, Section] = {
     "FedAvg none": FEDAVG,
     "FedDyn none": FEDDYN,
-    "FedAvg Gaussian": {**FEDAVG, "side": SIDES["synthetic"]},
-    "FedDyn Gaussian": {**FEDDYN, "side": SIDES["synthetic"]},
+    **{
+        f"{name} Gaussian {ratio:g}": {**section, "side": {**SIDES["synthetic"], "ratio": ratio}}
+        for name, section in (("FedAvg", FEDAVG), ("FedDyn", FEDDYN))
+        for ratio in (0.5, 1.0, 2.0)
+    },
 }
 GUIDED: dict[str, Section] = {
     "FedAvg CE": FEDAVG,
@@ -157,7 +160,11 @@ NAMED = (
     "travels with it, so that a round of it costs more than one of FedAvg; the two together are this project's"
 )
 EXPERIMENTAL = (
-    "experimental: synthetic samples are features drawn from each class's Gaussian; GAN and diffusion are not here"
+    "experimental: synthetic samples are features drawn from each class's Gaussian, 0.5, 1 or 2 for each real one; "
+    "train_synthetic_distance is how near they come to the client's samples, 1 where no nearer than these to one "
+    "another, which stand for held-out ones; train_synthetic_duplicates is the share below a threshold, which is this "
+    "project's; seconds per sample are not measured apart, since they are drawn within the training steps; GAN and "
+    "diffusion are not here"
 )
 
 
