@@ -63,7 +63,7 @@ def load(path: Path, size: int | None, test_fraction: float) -> Dataset:
 def _placed(path: Path) -> dict[PurePosixPath, tuple[str, str]]:
     """Whether an image is to train or to test, and its class; without those of no class, or of no use.
 
-    Where nothing is under test/, or what is there has no class, val/ is it, as ImageNet is usually unpacked.
+    Where nothing is under test/, or what is there has no class, val/ is tested.
     """
     found: dict[str, dict[PurePosixPath, tuple[str, ...]]] = {part: {} for part in (*_PARTS, "")}
     names = [name for name, _ in members(path)]

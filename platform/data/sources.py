@@ -109,7 +109,8 @@ class EMNISTLetters(TorchvisionSource):
 class ImageFolder(Source):
     """Your own images: CLASS/*.png, or train/CLASS/* and test/CLASS/* (or val/CLASS/*), in a folder or in a zip of one.
 
-    Where images under test/ have no class, val/ is it. ImageNet with val/CLASS/* and Tiny-ImageNet are so as unpacked.
+    Where test/ is not there, or its images have no class, val/ is tested: of ImageNet, sorted into val/CLASS/*, and of
+    Tiny-ImageNet, as it is unpacked.
     """
 
     name: Literal["image_folder"] = "image_folder"
