@@ -83,7 +83,8 @@ REMARK = (
     "batch norm is static: of the mini-batch in training, of all training samples when a model is scored; the first "
     "200 rounds are the student's cross-entropy, from which KD and DiSK begin; a teacher that a line of disk/6.2 has "
     "trained: --set 'task.teacher={run: FOLDER}', else it is trained in the run, without a falling learning rate; "
-    "FitNet, SemCKD and SimKD are published by Chen et al., 2022, in another recipe"
+    "FitNet, SemCKD and SimKD are published by Chen et al., 2022, in another recipe; how SimKD and DiSK go together is "
+    "left open: the weight of SimKD+DiSK's budget is 50 in all rounds, where DiSK's rises from 0.1"
 )
 
 LARGE_REMARK = (
