@@ -1,21 +1,28 @@
 """What matches feature maps, written out by hand: FitNet, SemCKD, SimKD (disk.md, 2.4); their teachers stay."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from helpers import identical, run_inline
 from test_disk_models import EVERYBODY, IMAGES, task
+from test_models import parse
+from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.base import Batch
 from hedgerow.algorithms.fitnet import regressor
-from hedgerow.algorithms.inside import inside, shapes
-from hedgerow.algorithms.maps import Reusing, apart
+from hedgerow.algorithms.inside import asked, inside, shapes
+from hedgerow.algorithms.maps import Reusing, apart, is_rectified, under_its_teacher
 from hedgerow.algorithms.semckd import Calibration
 from hedgerow.algorithms.static_norm import StaticBatchNorm2d
 from hedgerow.algorithms.task import Task, drawn
 from hedgerow.algorithms.trees import tree_map
+from hedgerow.platform.models import build_model
+from hedgerow.platform.models.preact import preact_resnet
 from hedgerow.platform.models.staged import resnet
+from hedgerow.searchspaces.tables.disk import MODELS as NAMED
 
 METHODS = ("kd", "disk", "fitnet", "semckd", "simkd", "simkd_disk")
 BATCH = Batch(torch.from_numpy(IMAGES.x_train[:12]), torch.from_numpy(IMAGES.y_train[:12]))
@@ -147,6 +154,48 @@ def test_simkd_matches_at_the_smaller_size(student, teacher):
     torch.testing.assert_close(seen.maps[-1], projected)
     torch.testing.assert_close(seen.logits, nets[1].head(projected.mean((2, 3))))
     torch.testing.assert_close(apart(seen, theirs), (projected - wanted).square().mean((1, 2, 3)))
+
+
+# ---- maps that may be negative ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["ResNet10-xxs", "ShuffleNetV2", "MobileNetV2x2", "preact_resnet"])
+def test_a_model_says_whether_its_maps_may_be_negative(name):
+    torch.manual_seed(0)
+    config = {"name": name, "channels": [8, 16], "blocks": [1, 1], "groups": 4}
+    net = build_model(parse(NAMED.get(name, config)), (3, 32, 32), 10)
+    of = Task(net, torch.zeros(3, 1, 1), torch.ones(3, 1, 1), sample_shape=(3, 32, 32))
+    lowest = min(float(m.min()) for m in inside(of, of.init(), torch.randn(2, 3, 32, 32)).maps)
+    assert is_rectified(of) == (lowest == 0)
+    assert (lowest < 0) == (name in ("MobileNetV2x2", "preact_resnet"))
+
+
+@pytest.mark.parametrize("student", ["preact_resnet", "resnet"])
+def test_simkd_can_match_maps_that_are_not_rectified(student):
+    """Those of preact_resnet are sums, with entries of both signs, from which a ReLU stays as far as these go down."""
+    torch.manual_seed(0)
+    teacher, net = (preact_resnet(1, 3, [w, w, 16], [1, 1, 1], 4) for w in (4, 8))
+    if student == "resnet":
+        net = resnet(1, 3, 8, [8, 16, 16], [1, 1, 1], StaticBatchNorm2d)
+    of = Task(net, torch.zeros(1, 1, 1), torch.ones(1, 1, 1), sample_shape=(1, 8, 8), teacher=teacher)
+    # Of two samples, which the projector's middle is wide enough to tell apart.
+    reusing, x = under_its_teacher(of), BATCH.x[:2]
+    wanted = asked(of, x)
+    w = {name: p.requires_grad_() for name, p in reusing.init().items()}
+    adam = torch.optim.Adam(w.values(), lr=0.01)
+    for _ in range(400):
+        adam.zero_grad()
+        far = apart(inside(reusing, w, x), wanted).mean()
+        far.backward()
+        adam.step()
+    assert far < 0.1 * wanted.maps[-1].clamp(max=0).square().mean()
+
+
+def test_fitnet_can_match_maps_that_are_not_rectified():
+    plain = task()
+    of = replace(plain, teacher=preact_resnet(1, 3, [4, 8], [1, 1], 2))
+    bridges = [ALGORITHMS["fitnet"](ALGORITHMS["fitnet"].Hyper(), one).bridge for one in (plain, of)]
+    assert [type(bridge[-1]) for bridge in bridges] == [nn.ReLU, StaticBatchNorm2d]
 
 
 # ---- the teacher -----------------------------------------------------------------------------------------------------
