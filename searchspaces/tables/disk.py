@@ -79,7 +79,7 @@ AUGMENT: Section = {"crop": 4, "flip": True, "auto": True, "cutout": 16}
 REMARK = (
     "batch norm is static: of the mini-batch in training, of all training samples when a model is scored; the first "
     "200 rounds are the student's cross-entropy, from which KD and DiSK begin; a teacher that a line of disk/6.2 has "
-    "trained: --set 'task.teacher={run: FOLDER}', else it is trained in the run, without a falling learning rate; "
+    "trained: --set 'task.teacher={run: FOLDER}', else it is trained in the run, as those of disk/6.2 are; "
     "FitNet, SemCKD and SimKD are published by Chen et al., 2022, in another recipe"
 )
 
@@ -213,7 +213,7 @@ def _taught(data: str, teacher: str, student: str, models: dict[str, Section], p
     """With cross-entropy alone, KD and DiSK. printed: None where a cell is empty."""
     title, source = DATA[data]
     values = _values(source, models[student], 400)
-    values["task"]["teacher"] = {"model": models[teacher], "epochs": 200, "batch_size": 200}
+    values["task"]["teacher"] = {"model": models[teacher], "epochs": 200, "batch_size": 200, "lr_cosine": 200}
     # The error of the student by cross-entropy alone.
     budget = round(1 - float(printed["CE"]) / 100, 4)
     alone = {key: value for key, value in RECIPE.items() if key != "warm_start"}
@@ -223,6 +223,8 @@ def _taught(data: str, teacher: str, student: str, models: dict[str, Section], p
         "DiSK": {"name": "disk", **RECIPE, "delta": budget},
     }
     cells = {None: {heading: f"{cell}%" for heading, cell in printed.items() if cell}}
+    if teacher in ALONE.get(data, {}):
+        cells["teacher"] = {heading: f"{ALONE[data][teacher]}%" for heading in methods if heading != "CE"}
     name = f"{data}-{teacher}-{student}".lower()
     return Line(name, f"{title} / {teacher} to {student}", values, methods, cells, remark=remark)
 
