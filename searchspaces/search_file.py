@@ -15,7 +15,7 @@ from hedgerow.platform.messages import explain
 from hedgerow.platform.plugins import nearest
 from hedgerow.searchspaces.config import ACCURACIES, LOSSES, HedgeSearch, PbtSearch, SearchFile, SearchSection
 from hedgerow.searchspaces.named import named_space
-from hedgerow.searchspaces.space import Overrides, Space, configurations, corners, with_overrides
+from hedgerow.searchspaces.space import Overrides, Space, configurations, corners, frozen, with_overrides
 
 SEARCHABLE = (
     *("algorithm", "task.model", "task.partition", "seed", "participation", "clients_per_round"),
@@ -73,9 +73,10 @@ def parse_search(values: dict[str, Any], lines: Lines | None = None, source: str
         _check_conditions(search.space, found)
     except UserError as error:
         raise UserError(f"{lines.get(('search', 'space'), source)}: {error}") from None
-    for some in (corners(search.space, resolved), found):
-        for overrides in some:
-            _check_trial(base, overrides, lines, source)
+    # Some corners are configurations.
+    each = {frozen(overrides): overrides for overrides in (*corners(search.space, resolved), *found)}
+    for overrides in each.values():
+        _check_trial(base, overrides, lines, source)
     return SearchPlan(experiment, search, base, [] if search.kind == "optuna" else found)
 
 

@@ -78,20 +78,27 @@ DATA: dict[str, tuple[str, Section]] = {
 RECIPE: Section = {
     "lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4, "batch_size": 200, "lr_cosine": 200, "warm_start": 200,
 }  # fmt: skip
+SPACES = {"tiny": "tiny_imagenet", "intervals": "toy_intervals", "gaussians": "toy_gaussians"}
+"""What the published grids call the data, where they have another name."""
 AUGMENT: Section = {"crop": 4, "flip": True, "auto": True, "cutout": 16}
 REMARK = (
     "batch norm is static: of the mini-batch in training, of all training samples when a model is scored; the first "
     "200 rounds are the student's cross-entropy, from which KD and DiSK begin; a teacher that a line of disk/6.2 has "
-    "trained: --set 'task.teacher={run: FOLDER}', else it is trained in the run, without a falling learning rate; "
-    "FitNet, SemCKD and SimKD are published by Chen et al., 2022, in another recipe; how SimKD and DiSK go together is "
-    "left open: the weight of SimKD+DiSK's budget is 50 in all rounds, where DiSK's rises from 0.1"
+    "trained: --set 'task.teacher={run: FOLDER}', else it is trained in the run, as those of disk/6.2 are; FitNet, "
+    "SemCKD and SimKD are published by Chen et al., 2022, in another recipe; how SimKD and DiSK go together is left "
+    "open: the weight of SimKD+DiSK's budget is 50 in all rounds, where DiSK's rises from 0.1"
 )
 
+LONGER = (
+    "methods of a line have as many rounds, 400; CE, FitNet, SemCKD, SimKD and SimKD+DiSK learn in the first 200, then "
+    "their learning rate stays at 6e-6, and SimKD+DiSK's lambda has 4 periods more: alone (--methods) they end there "
+    "by --set rounds=200"
+)
 LARGE_REMARK = (
     "the source takes trained models from timm; here the teacher is trained before the first lesson unless "
     "`task.teacher` names a run, and the student's cross-entropy is the first 200 rounds; images are cropped out of a "
     "frame as wide, in proportion, as that of CIFAR; all of them are held in memory, about 190 GB; KD of ViT is not "
-    "printed"
+    "printed; CE runs as long as the others, 400 rounds, and learns in the first 200"
 )
 
 Cells = dict[str, Any]
@@ -199,11 +206,12 @@ def _alone(data: str, name: str, printed: str) -> Line:
 
 
 def _pair(data: str, teacher: str, student: str, printed: Cells) -> Line:
-    line = _taught(data, teacher, student, MODELS, printed, REMARK)
+    line = _taught(data, teacher, student, MODELS, printed, f"{REMARK}; {LONGER}")
     if data == "cifar100" and (teacher, student) in [pair[:2] for pair in CLOSE]:
         alone = {key: value for key, value in RECIPE.items() if key != "warm_start"}
         line.methods.update({h: {"name": h.lower().replace("+", "_"), **alone} for h in NEAR[3:]})
         line.methods["SimKD+DiSK"] |= {"delta": line.methods["DiSK"]["delta"]}
+    line.published["teacher"] = dict.fromkeys(list(line.methods)[1:], f"{ALONE[data][teacher]}%")
     return line
 
 
@@ -217,7 +225,7 @@ def _taught(data: str, teacher: str, student: str, models: dict[str, Section], p
     """With cross-entropy alone, KD and DiSK. printed: None where a cell is empty."""
     title, source = DATA[data]
     values = _values(source, models[student], 400)
-    values["task"]["teacher"] = {"model": models[teacher], "epochs": 200, "batch_size": 200}
+    values["task"]["teacher"] = {"model": models[teacher], "epochs": 200, "batch_size": 200, "lr_cosine": 200}
     # The error of the student by cross-entropy alone.
     budget = round(1 - float(printed["CE"]) / 100, 4)
     alone = {key: value for key, value in RECIPE.items() if key != "warm_start"}
@@ -228,7 +236,13 @@ def _taught(data: str, teacher: str, student: str, models: dict[str, Section], p
     }
     cells = {None: {heading: f"{cell}%" for heading, cell in printed.items() if cell}}
     name = f"{data}-{teacher}-{student}".lower()
-    return Line(name, f"{title} / {teacher} to {student}", values, methods, cells, remark=remark)
+    return Line(
+        name, f"{title} / {teacher} to {student}", values, methods, cells, _grids(SPACES.get(data, data)), remark
+    )
+
+
+def _grids(data: str) -> dict[str, str]:
+    return {heading: f"{heading.lower()}/{SPACES.get(data, data)}" for heading in ("KD", "DiSK")}
 
 
 def _small() -> list[Line]:
@@ -306,4 +320,4 @@ def _toy(data: str) -> Line:
         },
     }
     published = {f"minimum {name}": dict(zip(methods, counts, strict=True)) for name, counts in COUNTS[data].items()}
-    return Line(data, title, values, methods, published, remark=TOY_REMARK, draws=draw_toys)
+    return Line(data, title, values, methods, published, _grids(data), TOY_REMARK, draws=draw_toys)
