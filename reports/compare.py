@@ -17,7 +17,10 @@ LEVEL = 0.05
 """Of p, after Holm's correction, below which a difference is taken to be one."""
 
 MANY = 6
-"""Experiments beyond which each is compared with the best alone, and not with every other."""
+"""Experiments beyond which each is compared with the best alone, and not with every other.
+
+Which is the best the same numbers say: their p is corrected as if every pair had been looked at.
+"""
 
 
 @dataclass(frozen=True)
@@ -70,14 +73,15 @@ class Pair:
         return self.p is not None and self.p < LEVEL
 
     def text(self) -> str:
-        """The difference with its interval: "+1.2 [+0.5, +1.9] points", or "×1.8 [1.5, 2.1]"."""
+        """The difference with its interval, if it has one: "+1.2 [+0.5, +1.9] points", or "×1.8 [1.5, 2.1]"."""
         d = self.difference
         if d is None:
             return "-"
+        ends = [] if d.low is None or d.high is None else [d.low, d.high]
         if self.quantity.costs:
-            return f"×{math.exp(d.mean):.3g} [{math.exp(d.low):.3g}, {math.exp(d.high):.3g}]"
+            return f"×{math.exp(d.mean):.3g}" + _interval([f"{math.exp(end):.3g}" for end in ends])
         scale, unit = (100, " points") if is_share(self.quantity.metric) else (1, "")
-        return f"{scale * d.mean:+.3g} [{scale * d.low:+.3g}, {scale * d.high:+.3g}]{unit}"
+        return f"{scale * d.mean:+.3g}" + _interval([f"{scale * end:+.3g}" for end in ends]) + unit
 
 
 @dataclass(frozen=True)
@@ -235,7 +239,9 @@ def _pairs(quantity: Quantity, groups: list[Group]) -> list[Pair]:
         chosen = [(best, i) for i in range(len(groups)) if i != best]
     found = [_pair(quantity, groups, a, b) for a, b in chosen]
     tested = [i for i, pair in enumerate(found) if pair.difference is not None]
-    corrected = holm([found[i].difference.p for i in tested])  # type: ignore[union-attr]
+    # The best was not named beforehand: whichever had come out best, its pairs would be looked at.
+    of = math.comb(len(groups), 2) if len(groups) > MANY else len(tested)
+    corrected = holm([found[i].difference.p for i in tested], of)  # type: ignore[union-attr]
     for i, p in zip(tested, corrected, strict=True):
         pair = found[i]
         found[i] = Pair(quantity, pair.a, pair.b, pair.seeds, pair.difference, p, _verdict(pair, groups, p))
@@ -259,7 +265,7 @@ def _pair(quantity: Quantity, groups: list[Group], a: int, b: int) -> Pair:
 def _verdict(pair: Pair, groups: list[Group], p: float) -> str:
     d = pair.difference
     assert d is not None
-    if d.mean == d.low == d.high == 0:
+    if d.low is None and d.mean == 0:
         return "the same numbers"
     if p >= LEVEL:
         return "no difference shown"
@@ -282,6 +288,10 @@ def _notes(groups: list[Group], quantity: Quantity) -> list[str]:
     return notes
 
 
+def _interval(ends: list[str]) -> str:
+    return f" [{', '.join(ends)}]" if ends else ""
+
+
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
@@ -289,6 +299,8 @@ def _finite(value: float | None) -> float | None:
 EXPLAINED = (
     "Mean ± standard deviation over seeds. B against A: mean of the differences on the same seeds [95 % confidence "
     "interval by Student's t]; of transmissions and rounds, the mean ratio. p: of the t-test, after Holm's correction "
-    f"for all pairs of a quantity; below {show(LEVEL)} a difference is taken to be one. p (signs): of the sign-flip "
-    "test, which takes nothing for normal, and with n seeds cannot be below 2/2ⁿ."
+    f"for all pairs of a quantity, of more than {MANY} experiments also for those that are not shown, as the best is "
+    f"chosen by the same numbers; below {show(LEVEL)} a difference is taken to be one. p (signs): of the sign-flip "
+    "test, which takes nothing for normal, and with n seeds cannot be below 2/2ⁿ. Of equal differences there is no "
+    "interval, and p is that of the signs."
 )

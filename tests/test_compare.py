@@ -36,10 +36,21 @@ def test_two_pairs_follow_cauchy_and_three_have_a_closed_form_too():
     assert (three.mean, three.n, three.least) == (2.0, 3, 0.25)
 
 
-def test_differences_without_any_spread_are_certain_or_none():
-    assert paired([0.5, 0.5, 0.5]).p == 0.0
-    nothing = paired([0.0, 0.0])
-    assert (nothing.p, nothing.low, nothing.high, nothing.flips) == (1.0, 0.0, 0.0, 1.0)
+@pytest.mark.parametrize(
+    ("differences", "p"),
+    [
+        ([0.5, 0.5, 0.5], 2 / 8),
+        ([0.0, 0.0], 1.0),
+        ([math.log(10 / 12)] * 2, 2 / 4),
+        # Equal but for rounding: five points of accuracy, and one sample of ten thousand.
+        ([0.75 - 0.70, 0.80 - 0.75], 2 / 4),
+        ([0.9001 - 0.9, 0.8001 - 0.8, 0.7001 - 0.7], 2 / 8),
+    ],
+)
+def test_equal_differences_are_as_sure_as_their_signs_and_have_no_interval(differences, p):
+    found = paired(differences)
+    assert (found.p, found.low, found.high, found.flips) == (p, None, None, p)
+    assert found.mean == pytest.approx(differences[0])
 
 
 def test_sign_flips_count_all_patterns():
@@ -71,6 +82,8 @@ def test_holms_correction():
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([0.6, 0.7]) == [1.0, 1.0]
     assert holm([]) == []
+    # The two smallest of six.
+    assert holm([0.01, 0.02], of=6) == pytest.approx([0.06, 0.1])
 
 
 # ---- experiments -----------------------------------------------------------------------------------------------------
@@ -139,8 +152,20 @@ def test_transmissions_are_compared_as_ratios():
     cheap = [made("cheap", seed, [0.1, 0.6], cost=1.0 + seed) for seed in range(3)]
     found = compare(grouped(cheap + dear)[0])
     pair = of(found, "transmissions to 50%", "cheap", "dear")
-    assert pair.text() == "×2 [2, 2]"
+    assert (pair.text(), pair.p, pair.says) == ("×2", 2 / 8, "no difference shown")
+    assert pair.quantity.text(pair.a) == "4 ± 2"
+    dear[0] = made("dear", 0, [0.1, 0.6], cost=2.01, lr=0.2)
+    pair = of(compare(grouped(cheap + dear)[0]), "transmissions to 50%", "cheap", "dear")
+    assert pair.text() == "×2 [1.99, 2.02]"
     assert pair.says == "cheap needs fewer"
+
+
+def test_equal_differences_matter_from_six_seeds_on():
+    runs = [made(name, seed, [end], lr=lr) for name, lr, end in (("a", 1, 0.5), ("b", 2, 0.75)) for seed in range(6)]
+    five, six = (of(compare(grouped(some)[0]), "final test accuracy", "a", "b") for some in (runs[1:], runs))
+    assert (five.p, five.says, five.text()) == (2 / 32, "no difference shown", "+25 points")
+    assert (six.p, six.says) == (2 / 64, "b is better")
+    json.dumps(compare(grouped(runs)[0]).as_dict(), allow_nan=False)
 
 
 def test_what_few_seeds_do_not_allow_is_said():
@@ -169,11 +194,26 @@ def test_the_same_numbers_are_the_same():
 
 
 def test_of_many_experiments_each_is_compared_with_the_best():
-    runs = [made(f"e{i}", seed, [i / 10 + seed / 1000], lr=i + 1) for i in range(8) for seed in (0, 1)]
+    seeds = range(4)
+    runs = [made(f"e{i}", seed, [i / 10 + (i + 1) * seed / 1000], lr=i + 1) for i in range(8) for seed in seeds]
     found = compare(grouped(runs)[0])
     first = [pair for pair in found.pairs if pair.quantity.name == "final test accuracy"]
     assert [(pair.a, pair.b) for pair in first] == [(7, i) for i in range(7)]
     assert all(pair.says == "e7 is better" for pair in first)
+    # Of two seeds all that is left of it is their number.
+    few = compare(grouped([run for run in runs if run.seed < 2])[0])
+    assert {pair.says for pair in few.pairs if pair.quantity.name == "final test accuracy"} == {"no difference shown"}
+
+
+def test_among_many_equal_experiments_the_best_is_seldom_taken_to_be_better():
+    rng, groups, found = np.random.default_rng(0), 8, 0
+    for _ in range(300):
+        noise = rng.normal(0.5, 0.05, (groups, 4)).clip(0.01, 0.99)
+        runs = [made(f"e{i}", seed, [noise[i, seed]], lr=i + 1) for i in range(groups) for seed in range(4)]
+        compared = compare(grouped(runs)[0], targets=[])
+        found += any(pair.matters for pair in compared.pairs if pair.quantity.name == "final test accuracy")
+    # 5 % with two standard deviations of so many draws.
+    assert found <= 300 * 0.05 + 2 * math.sqrt(300 * 0.05 * 0.95)
 
 
 def test_a_metric_that_is_not_there_is_refused_by_name():
