@@ -13,6 +13,9 @@ from hedgerow.reports.groups import Group, differing
 from hedgerow.reports.statistics import Difference, Spread, holm, paired
 from hedgerow.searchspaces.report import final_value, number, show
 
+BESIDE = ("task.", "rounds", "participation", "clients_per_round", "simulation")
+"""Keys of the file that are no part of a method: where they differ, methods are not all that is compared."""
+
 LEVEL = 0.05
 """Of p, after Holm's correction, below which a difference is taken to be one."""
 
@@ -232,7 +235,8 @@ def _pairs(quantity: Quantity, groups: list[Group]) -> list[Pair]:
     """Those of one quantity, which are one family for Holm's correction."""
     chosen = list(combinations(range(len(groups)), 2))
     if len(groups) > MANY:
-        means = {i: spread.mean for i in range(len(groups)) if (spread := quantity.spread(i))}
+        ended = [i for i, group in enumerate(groups) if all(run.is_finished for run in group.runs)]
+        means = {i: spread.mean for i in ended if (spread := quantity.spread(i))}
         if not means:
             return []
         best = (max if quantity.upward else min)(means, key=lambda i: means[i])
@@ -252,6 +256,8 @@ def _pair(quantity: Quantity, groups: list[Group], a: int, b: int) -> Pair:
     seeds = [seed for seed in groups[a].seeds if seed in groups[b].seeds]
     if not seeds:
         return Pair(quantity, a, b, [], None, None, "no seed in common: no statement possible")
+    if not all(run.is_finished for i in (a, b) for run in groups[i].runs if run.seed in seeds):
+        return Pair(quantity, a, b, seeds, None, None, "not finished: no statement possible")
     pairs = [(quantity.values[a][seed], quantity.values[b][seed]) for seed in seeds]
     if any(None in pair for pair in pairs):
         why = "not reached with every seed" if quantity.costs else "not every seed has it"
@@ -276,9 +282,10 @@ def _verdict(pair: Pair, groups: list[Group], p: float) -> str:
 def _notes(groups: list[Group], quantity: Quantity) -> list[str]:
     notes = []
     keys = [str(row["key"]) for row in differing(groups)]
-    tasks = [key for key in keys if key.startswith(("task.data", "task.partition", "rounds", "participation"))]
-    if tasks:
-        notes.append(f"They differ in more than the method: {', '.join(tasks)}.")
+    if beside := [key for key in keys if key.startswith(BESIDE)]:
+        notes.append(f"They differ in more than the method: {', '.join(beside)}.")
+    for run in (run for group in groups for run in group.runs if not run.is_finished):
+        notes.append(f"{run.folder.path} has {run.records[-1]['round']} of {run.values['rounds']} rounds.")
     if any(len(group.runs) == 1 for group in groups):
         notes.append("Of one seed there is no deviation, and no statement about a difference: run more, --set seed=1.")
     if any(not quantity.complete(i) for i in range(len(groups))):

@@ -37,16 +37,21 @@ def grouped(runs: Sequence[Run]) -> tuple[list[Group], list[str]]:
     """The experiments, in the order of their first runs; and sentences about runs that repeat another's seed.
 
     Files that agree but for their name, seed, and what `APART` lists besides, are of one experiment. Of runs that
-    repeat a seed the last one counts.
+    repeat a seed the last finished one counts, or the last where none is.
     """
     found: dict[str, dict[int, Run]] = {}
     notes: list[str] = []
     for run in sorted(runs, key=lambda run: str(run.record.get("created", ""))):
         mine = found.setdefault(_key(run), {})
-        if run.seed in mine:
+        before = mine.get(run.seed)
+        if before and before.is_finished and not run.is_finished:
             notes.append(
-                f"{run.folder.path} repeats {mine[run.seed].folder.path}, of the same seed: it is shown alone."
+                f"{run.folder.path} repeats {before.folder.path}, of the same seed, and is not finished: the earlier is "
+                "shown alone."
             )
+            continue
+        if before:
+            notes.append(f"{run.folder.path} repeats {before.folder.path}, of the same seed: it is shown alone.")
         mine[run.seed] = run
     order = dict.fromkeys(_key(run) for run in runs)
     groups = [Group("", [found[key][seed] for seed in sorted(found[key])]) for key in order]

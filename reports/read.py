@@ -61,6 +61,11 @@ class Run:
         return summarise(self.records, self.targets, self.target_metric)
 
     @property
+    def is_finished(self) -> bool:
+        """Whether it has come to its end, be it because its targets were reached."""
+        return self.record.get("status") == "finished"
+
+    @property
     def is_stream(self) -> bool:
         """Whether its rounds are the tasks of a stream."""
         return "ctm" in self.records[0]

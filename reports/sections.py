@@ -137,7 +137,7 @@ SUMMARY = {
 def _summary(groups: list[Group]) -> Section:
     rows = []
     stream = all(group.first.is_stream for group in groups)
-    whole = all(run.record.get("status") == "finished" for group in groups for run in group.runs)
+    whole = all(run.is_finished for group in groups for run in group.runs)
     for group in groups:
         first = group.first.summary
         row = {"experiment": group.label}

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from made_up import records
 
 from hedgerow.platform.errors import UserError
+from hedgerow.platform.experiment_file import set_value
 from hedgerow.platform.runs import RunFolder
 from hedgerow.reports.compare import compare
 from hedgerow.reports.groups import differing, grouped
@@ -123,6 +125,51 @@ def test_of_runs_that_repeat_a_seed_the_last_counts():
     groups, (note,) = grouped([made("a", 0, [0.9], folder="new"), made("a", 0, [0.1], folder="middle")])
     assert groups[0].runs[0].folder.path == Path("new")
     assert note.startswith("new repeats middle")
+
+
+def unfinished(run: Run, rounds: int) -> Run:
+    """The same run on its way to so many rounds."""
+    return replace(run, record=run.record | {"status": "interrupted"}, values=run.values | {"rounds": rounds})
+
+
+def test_a_finished_run_of_a_seed_counts_before_a_later_one_that_is_not():
+    done = made("a", 0, [0.1, 0.9], folder="2025")
+    for later in (done, unfinished(done, 2)):
+        later = replace(later, folder=RunFolder(Path("later")), record=later.record | {"created": "2026"})
+        for runs in ([done, later], [later, done]):
+            groups, (note,) = grouped(runs)
+            assert groups[0].runs == [later if later.is_finished else done]
+            assert note.startswith("later repeats 2025, of the same seed")
+    assert note.endswith("is not finished: the earlier is shown alone.")
+
+
+def test_a_run_that_has_not_ended_is_not_compared_as_if_it_had():
+    better = [made("b", seed, [0.4, 0.8 + seed / 100], lr=0.2) for seed in range(4)]
+    worse = [made("a", seed, [0.4, 0.5]) for seed in range(4)]
+    assert of(compare(grouped(worse + better)[0]), "final test accuracy", "a", "b").says == "b is better"
+    rounds = [replace(run, values=run.values | {"rounds": 100}) for run in better]
+    found = compare(grouped([*worse, unfinished(better[0], 100), *rounds[1:]])[0])
+    pairs = [pair for pair in found.pairs if (pair.a, pair.b) == (0, 1)]
+    assert {(pair.says, pair.p) for pair in pairs} == {("not finished: no statement possible", None)}
+    assert "b-0 has 2 of 100 rounds." in found.notes
+    assert "They differ in more than the method: rounds." in found.notes
+
+
+def test_the_best_of_many_is_one_that_has_ended():
+    runs = [made(f"e{i}", seed, [i / 10, (i + 1) / 10], lr=i + 1) for i in range(8) for seed in (0, 1)]
+    runs[15] = unfinished(runs[15], 2)
+    found = compare(grouped(runs)[0])
+    last = [pair for pair in found.pairs if pair.quantity.name == "final test accuracy"]
+    assert {pair.a for pair in last} == {6}
+    assert [pair.says for pair in last if pair.b == 7] == ["not finished: no statement possible"]
+
+
+@pytest.mark.parametrize("key", ["task.model.hidden", "task.public.samples", "clients_per_round", "simulation.times"])
+def test_what_differs_beside_the_method_is_told(key):
+    one, other = made("a", 0, [0.1]), made("b", 0, [0.1])
+    set_value(other.values, {}, tuple(key.split(".")), 8, "")
+    (note,) = (note for note in compare(grouped([one, other])[0]).notes if "method" in note)
+    assert note == f"They differ in more than the method: {key}."
 
 
 def test_experiments_of_one_name_are_told_apart_by_method_then_by_setting():
