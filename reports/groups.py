@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from hedgerow.reports.read import Run
 from hedgerow.searchspaces.report import Trial, short_label, short_names
 
@@ -27,6 +29,10 @@ class Group:
     def seeds(self) -> list[int]:
         return [run.seed for run in self.runs]
 
+    def mean(self, key: str) -> float:
+        """Of a number that every run's summary has, over the seeds."""
+        return float(np.mean([run.summary[key] for run in self.runs]))
+
     @property
     def settings(self) -> dict[str, Any]:
         """What makes the experiment, by dotted key."""
@@ -46,8 +52,8 @@ def grouped(runs: Sequence[Run]) -> tuple[list[Group], list[str]]:
         before = mine.get(run.seed)
         if before and before.is_finished and not run.is_finished:
             notes.append(
-                f"{run.folder.path} repeats {before.folder.path}, of the same seed, and is not finished: the earlier is "
-                "shown alone."
+                f"{run.folder.path} repeats {before.folder.path}, of the same seed, and is not finished: "
+                "the earlier is shown alone."
             )
             continue
         if before:

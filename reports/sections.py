@@ -151,17 +151,18 @@ def _summary(groups: list[Group]) -> Section:
             for name in first["report"]
         }
         if "memory_vectors" in first:
-            row |= {"models kept": show(first["memory_vectors"]), "tasks kept": show(first["memory_tasks"])}
+            kept = {"models kept": "memory_vectors", "tasks kept": "memory_tasks"}
+            row |= {heading: f"{group.mean(key):g}" for heading, key in kept.items()}
         if first["transmissions"]:
-            row |= {"transmissions": f"{first['transmissions']:g}", "sent": size_text(first["bytes"])}
-        row |= {"rounds": str(first["rounds"]), "seeds": ", ".join(map(str, group.seeds))}
-        row["time"] = seconds_text(float(np.mean([run.summary["seconds"] for run in group.runs])))
+            row |= {"transmissions": f"{group.mean('transmissions'):g}", "sent": size_text(group.mean("bytes"))}
+        row |= {"rounds": f"{group.mean('rounds'):g}", "seeds": ", ".join(map(str, group.seeds))}
+        row["time"] = seconds_text(group.mean("seconds"))
         if not whole:
             row["status"] = ", ".join(dict.fromkeys(str(run.record.get("status", "-")) for run in group.runs))
         rows.append(row)
     texts = []
     if any(len(group.runs) > 1 for group in groups):
-        texts.append("Mean ± standard deviation over seeds.")
+        texts.append("Means over seeds, of results ± one standard deviation.")
     for group in groups:
         if dropped := sum(run.summary["dropped"] for run in group.runs):
             texts.append(f"{group.label}: {dropped_text(dropped)}.")
@@ -193,21 +194,28 @@ def _targets(groups: list[Group]) -> Section | None:
 def _comparison(groups: list[Group]) -> Section | None:
     if len(groups) < 2:
         return None
-    found = compare(groups)
-    parts: list[Any] = []
-    texts = found.notes
-    # What no statement is possible about would only fill the page.
-    if told := [i for i, pair in enumerate(found.pairs) if pair.difference]:
-        rows, matter = found.pair_rows(), [place for place, i in enumerate(told) if found.pairs[i].matters]
-        texts = [EXPLAINED, *texts]
-        parts = [
-            table(found.rows(), "Experiments"),
-            table([rows[i] for i in told], "Differences, paired over seeds", matter),
-        ]
+    texts, parts = _differences(groups)
     keys = [{"key": str(row["key"])} | {g.label: show(row[g.label]) for g in groups} for row in differing(groups)]
     if keys:
         parts.append(table(keys, "Where their files differ"))
-    return Section("comparison", "Which differences matter", texts, parts)
+    return Section("comparison", "Which differences matter", texts, parts) if texts or parts else None
+
+
+def _differences(groups: list[Group]) -> tuple[list[str], list[Any]]:
+    """What `hedgerow compare` prints; nothing where no run has been evaluated yet."""
+    metric = default_metric(groups)
+    if not any(metric in record for group in groups for run in group.runs for record in run.records):
+        return [], []
+    found = compare(groups, metric)
+    # What no statement is possible about would only fill the page.
+    told = [i for i, pair in enumerate(found.pairs) if pair.difference]
+    if not told:
+        return found.notes, []
+    rows, matter = found.pair_rows(), [place for place, i in enumerate(told) if found.pairs[i].matters]
+    return [EXPLAINED, *found.notes], [
+        table(found.rows(), "Experiments"),
+        table([rows[i] for i in told], "Differences, paired over seeds", matter),
+    ]
 
 
 def _search(index: int, search: Any) -> Section:
