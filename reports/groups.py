@@ -29,6 +29,11 @@ class Group:
     def seeds(self) -> list[int]:
         return [run.seed for run in self.runs]
 
+    @property
+    def key(self) -> str:
+        """The same for every run of the experiment."""
+        return experiment_key(self.first)
+
     def mean(self, key: str) -> float:
         """Of a number that every run's summary has, over the seeds."""
         return float(np.mean([run.summary[key] for run in self.runs]))
@@ -48,7 +53,7 @@ def grouped(runs: Sequence[Run]) -> tuple[list[Group], list[str]]:
     found: dict[str, dict[int, Run]] = {}
     notes: list[str] = []
     for run in sorted(runs, key=lambda run: str(run.record.get("created", ""))):
-        mine = found.setdefault(_key(run), {})
+        mine = found.setdefault(experiment_key(run), {})
         before = mine.get(run.seed)
         if before and before.is_finished and not run.is_finished:
             notes.append(
@@ -59,7 +64,7 @@ def grouped(runs: Sequence[Run]) -> tuple[list[Group], list[str]]:
         if before:
             notes.append(f"{run.folder.path} repeats {before.folder.path}, of the same seed: it is shown alone.")
         mine[run.seed] = run
-    order = dict.fromkeys(_key(run) for run in runs)
+    order = dict.fromkeys(experiment_key(run) for run in runs)
     groups = [Group("", [found[key][seed] for seed in sorted(found[key])]) for key in order]
     return [replace(group, label=label) for group, label in zip(groups, _labels(groups), strict=True)], notes
 
@@ -75,7 +80,8 @@ def _content(run: Run) -> dict[str, Any]:
     return {key: value for key, value in run.values.items() if key not in APART}
 
 
-def _key(run: Run) -> str:
+def experiment_key(run: Run) -> str:
+    """What runs of one experiment, and no others, have in common."""
     return json.dumps([run.heading, _content(run)], sort_keys=True)
 
 

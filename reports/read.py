@@ -122,6 +122,17 @@ class Material:
         """The runs, then the trials of the searches."""
         return self.runs + [trial for search in self.searches for trial in search.trials]
 
+    @property
+    def learners(self) -> list[Run]:
+        """What each Hedge search achieved as a whole."""
+        return [search.as_learner() for search in self.searches if search.finished.hedge]
+
+    @property
+    def compared(self) -> list[Run]:
+        """The runs, the trials of sweeps, and of Hedge searches what Hedge itself achieved."""
+        sweeps = [search for search in self.searches if not search.finished.hedge]
+        return [*self.runs, *(trial for search in sweeps for trial in search.trials), *self.learners]
+
 
 def read_all(names: Sequence[str]) -> Material:
     """Read what stands in folders of runs, searches and tables. Raises UserError when one is none, or none has a round.

@@ -181,6 +181,16 @@ def test_every_picture_is_well_formed_and_says_what_it_is(page_file):
         assert "#" not in picture.replace("url(#", "")  # no colour but the style's
 
 
+def test_every_button_and_every_fold_has_a_name_of_its_own(page_file):
+    text = page_file.read_text()
+    names = re.findall(r'<button type="button">(.*?)</button>', text)
+    assert names
+    assert all(name.strip() for name in names)
+    folds = re.findall(r"<summary(.*?)>Numbers</summary>", text)
+    titles = re.findall(r"<figcaption>(.*?)</figcaption>", text)
+    assert folds == [f' aria-label="Numbers of {title}"' for title in titles]
+
+
 def test_the_page_asks_for_nothing_outside_itself(page_file):
     text = page_file.read_text()
     assert "default-src 'none'" in text
