@@ -18,7 +18,9 @@ def write_report(names: Sequence[str], output: Path | None, mlflow: bool) -> Ans
     """Write the page, and log it into the runs' MLflow store. Raises UserError."""
     material = read_all(names)
     if output is None:
-        output = Path(names[0]) / "report.html" if len(names) == 1 and Path(names[0]).is_dir() else Path("report.html")
+        # A run may have been named by its name under runs/, or by the URI of its copy.
+        homes = [Path(names[0])] if material.tables else [one.folder.path for one in material.recorded]
+        output = (homes[0] if len(names) == 1 else Path()) / "report.html"
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(render(material), encoding="utf-8")

@@ -1,4 +1,7 @@
-"""What the folders of runs, searches and tables hold, read as it stands: neither data nor Ray are needed."""
+"""What the folders of runs, searches and tables hold, read as it stands.
+
+Neither data nor Ray are needed, and no module is imported that a file names.
+"""
 
 import json
 from collections.abc import Sequence
@@ -181,15 +184,13 @@ def _run(folder: RunFolder, record: Record, heading: str = "", search: RunFolder
 
 def _search(folder: RunFolder, record: Record, headings: Sequence[str]) -> Search:
     # Ray Tune takes seconds to import, which reports of plain runs do without.
-    from hedgerow.searchspaces.results import FinishedSearch, read_trials
-    from hedgerow.searchspaces.search_file import load_search
+    from hedgerow.searchspaces.results import FinishedSearch
 
-    found = read_trials(folder)
-    finished = FinishedSearch(folder, load_search(folder.experiment), found, RunLog(folder.metrics).read())
+    finished = FinishedSearch.read(folder)
     shared = {key: record[key] for key in ENVIRONMENT if key in record}
     trials = [
         _run(expert, shared | _record(expert), headings[int(trial.name)] if headings else "", folder)
-        for trial in found
+        for trial in finished.trials
         if trial.records
         for expert in [RunFolder(folder.path / "experts" / trial.name)]
     ]

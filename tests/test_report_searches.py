@@ -3,15 +3,21 @@
 import json
 import re
 import shutil
+import sys
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
+from click.testing import CliRunner
 from made_up import hedge_records
+from mlflow.tracking import MlflowClient
 from test_reports import small
 
+from hedgerow import load
+from hedgerow.cli import main
+from hedgerow.platform.mlflow_store import default_uri
 from hedgerow.platform.runs import RunFolder
 from hedgerow.reports.compare import compare
 from hedgerow.reports.curves import curves
@@ -119,3 +125,22 @@ def test_targets_are_drawn_where_their_metric_is(run):
             "Lowest accuracy of a client by round"} <= set(figures)  # fmt: skip
     assert ">target 15%<" in figures["Mean accuracy of clients by round"].svg
     assert "target" not in figures["Test accuracy by round"].svg
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["at hand", "elsewhere"])
+def test_reading_imports_nothing_that_a_file_names(there, tmp_path, monkeypatch):
+    tracked = small(tmp_path, "tracked", 0, tracked=True)
+    search = searched(tracked, tmp_path / "found", 2)
+    for folder in (tmp_path / "found", *(tmp_path / "found" / "experts").iterdir(), tracked.path):
+        change(RunFolder(folder), algorithm={"name": "module_of_mine.Mine", "strength": 3})
+    if there:
+        (tmp_path / "module_of_mine.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    page = str(tmp_path / "page.html")
+    for command in (["report", "-o", page], ["compare"]):
+        done = CliRunner().invoke(main, [*command, search, str(tracked.path)], catch_exceptions=False)
+        assert (done.exit_code, "warning" in done.output) == (0, False), done.output
+    client, run_id = MlflowClient(default_uri(tmp_path)), tracked.record()["mlflow_run_id"]
+    assert [file.path for file in client.list_artifacts(run_id, "report")] == ["report/page.html"]
+    assert load(search).best.name == "000"
+    assert "module_of_mine" not in sys.modules

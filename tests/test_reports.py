@@ -206,6 +206,13 @@ def test_of_a_single_run_the_page_lies_in_its_folder(runs):
     assert 'id="comparison"' not in text
 
 
+def test_of_a_run_that_is_named_under_runs_the_page_lies_in_its_folder_too(runs, tmp_path, monkeypatch):
+    shutil.copytree(runs[3].path, tmp_path / "runs" / "mine")
+    monkeypatch.chdir(tmp_path)
+    assert "report: runs/mine/report.html" in report("mine", "--no-mlflow")
+    assert (tmp_path / "runs" / "mine" / "report.html").exists()
+
+
 def test_the_page_is_an_artifact_of_the_run_and_a_store_that_is_gone_a_warning(runs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     report(runs[0].path, runs[1].path, "-o", "one.html")
