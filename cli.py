@@ -7,9 +7,9 @@ import click
 from click.shell_completion import get_completion_class
 
 from hedgerow.cluster.cli import jobs, logs, plan, stop, submit
-from hedgerow.platform.cli import new, partition, run, show, ui
+from hedgerow.platform.cli import new, partition, run, ui
 from hedgerow.reports.cli import compare, report
-from hedgerow.searchspaces.cli import list_, push, resume, schema, search, table
+from hedgerow.searchspaces.cli import list_, push, resume, schema, search, show, table
 
 
 @click.command()
@@ -50,7 +50,8 @@ EXIT_CODES = """\b
 Exit codes:
   0    done
   1    something broke: a traceback tells where
-  2    a mistake in a file or on the command line, told in one sentence before any work
+  2    one sentence: a mistake in a file or on the command line, before any work; or a full disk,
+       and `hedgerow resume` continues
   130  interrupted; `hedgerow resume` continues
 Those of `submit` and `logs --follow` are the job's."""
 

@@ -1,5 +1,6 @@
 """DiSK: distilling selective knowledge (thesis, chapter 6, Algorithm 7)."""
 
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any, Literal, Self
 
@@ -70,7 +71,8 @@ class DiSK(Student):
         return {"train": lessons, "guide": lessons, **once}
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        down = {**down, "student_tau": self._softness(hp, down, data)}
+        scored = data.batches("fit") if hp.student_tau == "fit" else ()
+        down = {**down, "student_tau": self.softness(hp, down, scored)}
 
         def total(guide: Tree, batch: Batch) -> Tensor:
             return self.each(self.excuse(hp, down, batch), guide, students).sum()
@@ -115,16 +117,17 @@ class DiSK(Student):
         """The student's logits."""
         return self.task.logits(student["w"], batch.x)
 
-    def _softness(self, hp: Any, down: Tree, data: ClientData) -> Tensor:
-        """tau_s of each student."""
+    def softness(self, hp: Any, down: Tree, batches: Iterable[Batch]) -> Tensor:
+        """tau_s of each student, 0-d for one alone. batches: all samples, where it is to be fitted."""
         given = hp.tau if hp.student_tau == "teacher" else hp.student_tau
         if given != "fit":
-            return torch.full((hp.starts,) if hp.starts > 1 else (), given, device=data.x.device)
+            device = next(iter(down["w"].values())).device
+            return torch.full((hp.starts,) if hp.starts > 1 else (), given, device=device)
 
         def answers(student: Tree) -> Tensor:
-            return torch.cat([self.answers(student, down, batch) for batch in batches])
+            return torch.cat([self.answers(student, down, batch) for batch in seen])
 
-        batches = list(data.batches("fit"))
-        said = soft_labels(torch.cat([self.says(down, batch).logits for batch in batches]), hp.tau)
+        seen = list(batches)
+        said = soft_labels(torch.cat([self.says(down, batch).logits for batch in seen]), hp.tau)
         with torch.no_grad():
             return self.each(lambda w: fitted_temperature(said, answers(w)), {key: down[key] for key in self.learns})

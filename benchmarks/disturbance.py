@@ -85,9 +85,8 @@ class Search:
     def end(self) -> None:
         """Whatever of it is still there."""
         for process in PeakMemory(marker=self.marker).members():
-            if process.pid != os.getpid():
-                with suppress(psutil.NoSuchProcess):
-                    process.kill()
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         self.log.close()
 
     def _start(self, *arguments: str) -> subprocess.Popen:
@@ -162,7 +161,7 @@ class Disturbance:
 
     def _alive(self) -> list[psutil.Process]:
         """The search's processes."""
-        return [p for p in self.memory.members() if p.pid != os.getpid() and p.is_running()]
+        return [p for p in self.memory.members() if p.is_running()]
 
     def _bury(self) -> None:
         """Wait for what a driver that is gone leaves behind; what stays is written down, and ended."""

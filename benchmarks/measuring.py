@@ -38,19 +38,19 @@ def write_results(name: str, results: dict[str, Any]) -> None:
 
 
 class PeakMemory:
-    """The most memory that a process and its descendants held at once, in MB; what they share is not counted.
+    """The most memory that this process and its descendants held at once, in MB; what they share is not counted.
 
-    pid: of the process; None: this one. marker: an entry of the environment, "NAME=VALUE"; processes that have it count
-    too, such as Ray's, which leave their parent. shared: the most that one of them had mapped of what they share (Ray's
-    object store, libraries), in MB. samples: seconds since the beginning, and the MB held then.
+    marker: an entry of the environment, "NAME=VALUE"; then all processes that have it count instead, also those that
+    leave their parent, as Ray's do. shared: the most that one of them had mapped of what they share (Ray's object
+    store, libraries), in MB. samples: seconds since the beginning, and the MB held then.
     """
 
-    def __init__(self, every: float = 0.2, pid: int | None = None, marker: str | None = None):
-        self.every, self.root = every, psutil.Process(pid)
+    def __init__(self, every: float = 0.2, marker: str | None = None):
+        self.every, self.root = every, psutil.Process()
         self.megabytes = self.shared = 0.0
         self.samples: list[tuple[float, float]] = []
         self.name, _, self.value = (marker or "").partition("=")
-        self._marked: dict[int, bool] = {}
+        self._marked: dict[psutil.Process, bool] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch)
 
@@ -76,18 +76,18 @@ class PeakMemory:
 
     def members(self) -> set[psutil.Process]:
         """The processes that count now."""
+        if self.name:
+            return {process for process in psutil.process_iter() if self._is_marked(process)}
         members = {self.root}
         with suppress(psutil.Error):
             members.update(self.root.children(recursive=True))
-        if self.name:
-            members.update(process for process in psutil.process_iter() if self._is_marked(process))
         return members
 
     def _is_marked(self, process: psutil.Process) -> bool:
         """Asked once of every process: an environment is read from the system, which takes time."""
-        if process.pid not in self._marked:
+        if process not in self._marked:
             marked = False
             with suppress(psutil.Error):
                 marked = process.environ().get(self.name) == self.value
-            self._marked[process.pid] = marked
-        return self._marked[process.pid]
+            self._marked[process] = marked
+        return self._marked[process]

@@ -88,7 +88,7 @@ def run_trial(
         process = subprocess.Popen(
             command, cwd=folder, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL
         )
-        with PeakMemory(every=0.5, pid=process.pid, marker=f"{MARKER}={mark}") as peak:
+        with PeakMemory(every=0.5, marker=f"{MARKER}={mark}") as peak:
             first = _watch(process, folder, start)
         whole = time.time() - start
     _clear(mark)

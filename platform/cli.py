@@ -37,20 +37,6 @@ def run(files: tuple[Path, ...], overrides: tuple[str, ...], data_root: Path | N
 @click.command()
 @file_argument
 @set_option
-@answering
-def show(file: Path, overrides: tuple[str, ...]) -> Answer:
-    """Print the experiment in FILE with every default filled in.
-
-    Example: hedgerow show examples/digits_fedavg.yaml --set algorithm.lr=0.05
-    """
-    from hedgerow.platform.commands import resolved
-
-    return resolved(file, overrides)
-
-
-@click.command()
-@file_argument
-@set_option
 @data_root_option
 @output_option("Picture to draw, without its ending (default: NAME-partition in the experiment's output folder).")
 @answering

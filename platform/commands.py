@@ -10,7 +10,7 @@ from hedgerow.platform.answer import Answer
 from hedgerow.platform.build import build_data, check
 from hedgerow.platform.data.picture import draw_coverage, draw_partition, partition_table
 from hedgerow.platform.experiment import Experiment
-from hedgerow.platform.experiment_file import dump_experiment, load_experiment
+from hedgerow.platform.experiment_file import load_experiment
 from hedgerow.platform.figures import draw_curves
 from hedgerow.platform.report import meta_regret
 from hedgerow.platform.runner import FinishedRun
@@ -39,12 +39,6 @@ def resume_one(name: str, address: str | None) -> Answer:
     with Progress(experiment.name, experiment.rounds) as progress:
         finished = resume_run(name, progress, address)
     return _closing([finished])
-
-
-def resolved(file: Path, overrides: Sequence[str]) -> Answer:
-    """An experiment with every default filled in."""
-    experiment = load_experiment(file, overrides)
-    return Answer(experiment.model_dump(mode="json"), lambda: click.echo(dump_experiment(experiment), nl=False))
 
 
 def show_partition(file: Path, overrides: Sequence[str], data_root: Path | None, output: Path | None) -> Answer:

@@ -1,4 +1,4 @@
-"""Commands about searches, published tables, and whatever a run or a search has left."""
+"""Commands about searches, published tables, and whatever is of an experiment or of a search."""
 
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from hedgerow.platform.options import (
     address_option,
     answering,
     data_root_option,
+    file_argument,
     files_argument,
     output_option,
     run_argument,
@@ -86,6 +87,20 @@ def table(
     chosen = [method.strip() for method in methods.split(",") if method.strip()]
     plans = plan_table(name, overrides, chosen, grid, output)
     return show_plans(plans) if show else run_table(plans, data_root, address)
+
+
+@click.command()
+@file_argument
+@set_option
+@answering
+def show(file: Path, overrides: tuple[str, ...]) -> Answer:
+    """Print the experiment or the search in FILE with every default filled in.
+
+    Example: hedgerow show examples/digits_fedavg.yaml --set algorithm.lr=0.05
+    """
+    from hedgerow.searchspaces.commands import resolved
+
+    return resolved(file, overrides)
 
 
 @click.command()

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from hedgerow.platform.answer import Answer
+from hedgerow.platform.experiment_file import dump_experiment, parse_experiment, read_file
 from hedgerow.platform.notebook import in_notebook
 from hedgerow.platform.storage import uri_of
 from hedgerow.platform.terminal import print_choices
@@ -17,7 +18,7 @@ from hedgerow.searchspaces.report import Trial, trial_labels
 from hedgerow.searchspaces.results import FinishedSearch
 from hedgerow.searchspaces.runner import check_search, resume_search
 from hedgerow.searchspaces.runner import search as run_search
-from hedgerow.searchspaces.search_file import SearchPlan, load_search
+from hedgerow.searchspaces.search_file import SearchPlan, load_search, parse_search
 from hedgerow.searchspaces.terminal import SearchTable, closing_tables
 
 
@@ -43,6 +44,16 @@ def resume_one(name: str, address: str | None) -> Answer:
     answer = closing(finished)
     answer.tell()
     return _all_of([answer], plan.experiment.tracking.enabled)
+
+
+def resolved(file: Path, overrides: Sequence[str]) -> Answer:
+    """An experiment, or a search, with every default filled in."""
+    values, lines = read_file(file, overrides)
+    if "search" in values:
+        plan = parse_search(values, lines, str(file))
+        return Answer(plan.resolved, lambda: click.echo(plan.dump(), nl=False))
+    experiment = parse_experiment(values, lines, str(file))
+    return Answer(experiment.model_dump(mode="json"), lambda: click.echo(dump_experiment(experiment), nl=False))
 
 
 def list_choices(kind: str) -> Answer:

@@ -184,7 +184,7 @@ def closing_tables(
         console.print(_titled("Best by metric", bests))
     if any(key.startswith("transmissions_to_") for row in rows for key in row):
         console.print(
-            "to x %: transmissions, in FedAvg rounds, until the test accuracy is first reached; in parentheses: times "
+            "to x %: transmissions, in FedAvg rounds, until x % is first reached; in parentheses: times "
             "those of the cheapest trial; + not reached"
         )
     if summary:

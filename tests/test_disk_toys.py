@@ -9,11 +9,12 @@ from hedgerow.platform.data.sources import Gaussians, IntervalsData
 from hedgerow.platform.data.toys import CENTRES
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment_file import parse_experiment
-from hedgerow.platform.models.toys import Intervals, StaticMLP
+from hedgerow.platform.models import build_model
+from hedgerow.platform.models.toys import ENDS, Intervals, StaticMLP
 from hedgerow.platform.runner import run
 from hedgerow.searchspaces.tables import find_lines
 from hedgerow.searchspaces.tables.disk import disk_tables
-from hedgerow.searchspaces.tables.disk_picture import Ended, draw_toys, excused_within, local_minima
+from hedgerow.searchspaces.tables.disk_picture import Ended, draw_toys, excused_around, excused_within, local_minima
 
 
 def blue(x):
@@ -68,6 +69,27 @@ def test_students_are_counted_by_where_they_ended():
     assert [which.tolist() for which in plain.values()] == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
 
 
+@pytest.mark.parametrize("name", list(ENDS))
+def test_minima_of_the_loss_on_the_line_are_those_of_the_accuracy(name):
+    """Cross-entropy leaves a student that begins beside one of them there, and as accurate as it can be there."""
+    data = IntervalsData(samples=1000, test_samples=20_000).load(None)
+    line = find_lines("disk/6.1/intervals", {"disk": disk_tables})[1][0]
+    config = parse_experiment({**line.values, "name": "t", "algorithm": line.methods["CE"]}, source="t").task.model
+    model = build_model(config, data.sample_shape, data.classes)
+    x, y = torch.from_numpy(data.x_train), torch.from_numpy(data.y_train)
+    ends = (torch.tensor(ENDS[name]) + torch.tensor([0.4, -0.4])).requires_grad_()
+    optimiser = torch.optim.SGD([ends], lr=0.1, momentum=0.9, weight_decay=0.01)
+    for _ in range(200):
+        optimiser.zero_grad()
+        torch.nn.functional.cross_entropy(torch.func.functional_call(model, {"ends": ends}, (x,)), y).backward()
+        optimiser.step()
+    # What it has lost to the weight decay is seen in an end that few points hold.
+    assert ends.tolist() == pytest.approx(ENDS[name], abs=0.2)
+    said = torch.func.functional_call(model, {"ends": ends}, (torch.from_numpy(data.x_test),)).argmax(1)
+    accuracy = (said.numpy() == data.y_test).mean()
+    assert accuracy == pytest.approx({"A": 2 / 3, "B": 5 / 6, "C": 5 / 6}[name], abs=0.03)
+
+
 def test_a_student_of_the_plane_can_be_right_everywhere():
     """Along (1, 1) lie red, blue, green and red: two units that look there, and a bias at their place of zeros."""
     net = StaticMLP([2, 2, 3], {})
@@ -97,6 +119,12 @@ def test_local_minima_of_a_grid():
 def test_whom_the_guide_excuses_on_the_line():
     x, g = np.array([1.0, 2.0, 2.5, 3.0, 6.0]), np.array([0.0, 1.0, 0.7, 0.7, 0.4])
     assert excused_within(x, g) == pytest.approx((0.8, 0.2))
+
+
+def test_whom_the_guide_excuses_in_the_plane():
+    x = np.concatenate([CENTRES.reshape(6, 2) + 0.1, CENTRES.reshape(6, 2) - 0.2])
+    around = excused_around(x, np.concatenate([np.arange(6), np.arange(6) + 1.0]))
+    assert around == pytest.approx(np.arange(6) + 0.5)
 
 
 def test_intervals_are_on_a_line():
@@ -130,3 +158,22 @@ def test_a_toy_is_run_counted_and_drawn(data, tmp_path):
     g = ended.excused()
     assert g.shape == (1000,)
     assert bool(((g > 0) & (g < 1)).all())
+
+
+def test_students_are_looked_at_as_they_learn(tmp_path):
+    """Their losses are those of the lesson, with the temperature that the file gives them."""
+    line = find_lines("disk/6.1/gaussians", {"disk": disk_tables})[1][0]
+    section = {**line.methods["DiSK"], "starts": 3, "tau": 4.0, "student_tau": 2.0, "alpha": 0.0, "top_k": 1}
+    values = {**line.values, "name": "toy", "output": str(tmp_path), "algorithm": section, "rounds": 1}
+    values |= {"resources": {"executor": "inline"}, "tracking": {"enabled": False}, "evaluation": {"clients": 1}}
+    values["task"] = {**values["task"], "teacher": {**values["task"]["teacher"], "epochs": 2}}
+    ended = Ended(run(parse_experiment(values, source="t")).folder)
+    learner, server, batch = ended.learner, ended.server, ended.batch
+    says = learner.says(server, batch)
+    target = (says.logits / 4).softmax(-1)
+    for i, loss in enumerate(ended.losses_of_students()):
+        student, own = ({name: p[i] for name, p in server[branch].items()} for branch in ("w", "guide"))
+        g = torch.func.functional_call(learner.guide, own, (torch.cat([says.features, says.logits], 1),)).sigmoid()
+        said = (learner.task.logits(student, batch.x) / 2).softmax(-1)
+        first = torch.nn.functional.one_hot(target.argmax(-1), 3)
+        torch.testing.assert_close(loss, -8 * (target * (said + first * g).log()).sum(-1).mean())

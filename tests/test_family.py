@@ -120,6 +120,10 @@ def test_a_search_is_one_document(here, capsys):
 
 def test_what_is_looked_at_is_a_document_too(here):
     assert document("show", "good.yaml") == load_experiment(here / "good.yaml").model_dump(mode="json")
+    space = "search: {kind: grid, space: {algorithm.lr: [0.1, 0.2]}}\n"
+    (here / "search.yaml").write_text((here / "good.yaml").read_text() + space)
+    assert document("show", "search.yaml") == load_search(here / "search.yaml").resolved
+    assert hedgerow("show", "search.yaml").stdout == load_search(here / "search.yaml").dump()
     (clients, pictures) = (document("partition", "good.yaml", "-o", "picture")[key] for key in ("clients", "pictures"))
     assert sum(client["samples"] for client in clients) == 1438
     assert str(Path("picture.png")) in pictures

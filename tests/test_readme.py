@@ -13,7 +13,7 @@ from hedgerow.platform.experiment import EngineConfig, Evaluation
 from hedgerow.platform.experiment_file import load_experiment, parse_experiment
 from hedgerow.platform.models import MODELS
 from hedgerow.searchspaces.config import FORMS, Entry, SearchFile
-from hedgerow.searchspaces.search_file import load_search
+from hedgerow.searchspaces.search_file import SEARCHABLE, load_search
 
 README = (ROOT / "README.md").read_text()
 BLOCKS = [(block.language, block.text) for block in blocks(ROOT / "README.md")]
@@ -44,6 +44,14 @@ def test_every_kind_and_every_key_of_a_search_is_told():
         for key in kind.model_fields:
             assert f"`{key}`" in text or f"{key}:" in text, key
         assert f"`{kind.model_fields['kind'].default}`" in text
+
+
+def test_what_may_be_searched_is_told():
+    told = README[README.index("A key of the space is") :].split("```")[0]
+    page = (ROOT / "docs" / "how-to" / "own-search.md").read_text()
+    for key in SEARCHABLE:
+        assert f"`{key}`" in told, key
+        assert f"`{key}`" in page, key
 
 
 def test_the_experiment_of_the_readme_is_the_example():

@@ -235,7 +235,7 @@ class IntervalsModel(BuiltIn):
     name: Literal["intervals"] = "intervals"
     number: int = Field(1, ge=1, description="of intervals; one is drawn, several begin spread evenly")
     steepness: float = Field(10.0, gt=0, description="kappa, of the ends; not printed")
-    floor: float = Field(1e-6, gt=0, lt=0.5, description="least probability of a class")
+    floor: float = Field(1e-5, gt=0, lt=0.5, description="least probability of a class; not printed")
 
 
 class StaticMLP(BuiltIn):

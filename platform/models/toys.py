@@ -28,6 +28,11 @@ class Intervals(nn.Module):
     """Blue is what lies in one of some intervals with soft ends: f(x) = sum_i sigma(x - a_i) - sigma(x - b_i) with
     sigma(z) = 1 / (1 + exp(-steepness z)). (batch, 1) -> (batch, 2), logarithms of probabilities above `floor`.
 
+    A point moves an end that is nearer than log(1 / floor) / steepness. Where that is more than the gap of 1 between
+    the toy's blue parts and other ends, the minima of the loss are no longer those of the accuracy: at 1e-5 it is 1.15,
+    and they lie within 0.2 of `ENDS`; at 1e-6 the end a of B is drawn from 2 to 2.4; at 1e-4 more students stay where
+    no point moves them.
+
     One interval is drawn; several begin spread evenly.
     """
 

@@ -32,7 +32,10 @@ TOY_REMARK = (
     "of the toys' minima B and C on the line have 83.3 % both in expectation: they are told by their ends, (2, 7) and "
     "(5, 7), in the plane by accuracies within 5 % of 70, 80, 90 and 100 % (four clusters of six are 64 to 67 %, so "
     "some of A are among the others); in every round KD and CE have a step on all samples, the guide and the student "
-    "of DiSK 3; alpha 0.1 and tau 1 are not searched, as the source's are"
+    "of DiSK 3; alpha 0.1 and tau 1 are not searched, as the source's are, so there are no samples for validation; "
+    "students of KD and DiSK begin at random, not from one by cross-entropy; on the line an interval's ends have "
+    "steepness 10 and a class at least 1e-5 of the probability, and the teacher begins with its intervals evenly "
+    "spread; in the plane the last layers have a bias"
 )
 
 

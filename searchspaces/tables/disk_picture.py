@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.patheffects import withStroke
 from torch import Tensor
 from torch.func import vmap
 
@@ -16,7 +17,7 @@ from hedgerow.algorithms.student import Student
 from hedgerow.algorithms.trees import Tree, tree_map
 from hedgerow.platform.build import build_algorithms, build_data
 from hedgerow.platform.checkpoint import latest_checkpoint, read_checkpoint
-from hedgerow.platform.data.toys import BLUE
+from hedgerow.platform.data.toys import BLUE, CENTRES
 from hedgerow.platform.experiment_file import load_experiment
 from hedgerow.platform.figures import grid, save
 from hedgerow.platform.runs import RunFolder
@@ -26,6 +27,9 @@ POINTS = 64
 
 CENSORED = BLUE[0]
 """Where the source's guide excuses on the line."""
+
+EDGED = [withStroke(linewidth=2, foreground="black")]
+"""Numbers that can be read on any colour."""
 
 Plane = tuple[Tensor, Tensor, Tree, np.ndarray, tuple[str, str]]
 """The coordinates of a grid's two axes; the models on it, (POINTS^2, ...); where the students lie, (students, 2); the
@@ -54,7 +58,8 @@ class Ended:
         aids: Tree = {}
         if isinstance(learner, DiSK):
             own = tree_map(lambda p: p[whose], self.server["guide"])
-            aids = {"guide": own, "student_tau": torch.tensor(float(hyper.tau))}
+            softness = learner.softness(hyper, self.server, [self.batch])
+            aids = {"guide": own, "student_tau": softness[whose] if softness.dim() else softness}
         lesson = learner.lesson(hyper, self.server, self.batch)
         return vmap(lambda w: lesson({"w": w}, aids))(models)
 
@@ -110,6 +115,12 @@ def excused_within(x: np.ndarray, g: np.ndarray) -> tuple[float, float]:
     return float(g[within].mean()), float(g[~within].mean())
 
 
+def excused_around(x: np.ndarray, g: np.ndarray) -> np.ndarray:
+    """The mean of g around each of the plane's centres, in their order (6,)."""
+    nearest = np.linalg.norm(x[:, None] - CENTRES.reshape(-1, 2), axis=-1).argmin(1)
+    return np.array([g[nearest == centre].mean() for centre in range(CENTRES.size // 2)])
+
+
 def draw_toys(runs: dict[str, RunFolder], path: Path) -> list[Path]:
     """A surface for each method; where one has a guide, another panel of whom it excuses. PNG and SVG."""
     ended = {heading: Ended(folder) for heading, folder in runs.items()}
@@ -150,4 +161,8 @@ def _guide(figure: Any, axes: Any, heading: str, run: Ended, g: np.ndarray) -> N
     else:
         drawn = axes.scatter(*x.T, c=g, s=5, vmin=0, vmax=1, cmap="viridis")
         figure.colorbar(drawn, ax=axes, label="excused, mean over the students")
+        for place, mean in zip(CENTRES.reshape(-1, 2), excused_around(x, g), strict=True):
+            axes.text(
+                *place, f"{mean:.2f}", ha="center", va="center", color="white", fontweight="bold", path_effects=EDGED
+            )
     axes.set(title=title)
