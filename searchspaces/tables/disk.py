@@ -9,6 +9,7 @@ steepness of the intervals' ends, the guide's hidden layer (8 units), which alph
 from functools import cache
 from typing import Any
 
+from hedgerow.searchspaces.tables.disk_networks import LARGE, MODELS
 from hedgerow.searchspaces.tables.disk_picture import draw_toys
 from hedgerow.searchspaces.tables.line import Line, Table
 
@@ -38,38 +39,6 @@ TOY_REMARK = (
     "spread; in the plane the last layers have a bias"
 )
 
-
-RESNETS: dict[str, Section] = {
-    "ResNet34": {"channels": [64, 128, 256, 512], "blocks": [3, 4, 6, 3]},
-    "ResNet18": {"channels": [64, 128, 256, 512], "blocks": [2, 2, 2, 2]},
-    "ResNet10": {"channels": [64, 128, 256, 512], "blocks": [1, 1, 1, 1]},
-    "ResNet10-l": {"channels": [32, 64, 128, 256], "blocks": [1, 1, 1, 1]},
-    "ResNet10-m": {"channels": [16, 32, 64, 128], "blocks": [1, 1, 1, 1]},
-    "ResNet10-s": {"channels": [8, 16, 32, 64], "blocks": [1, 1, 1, 1]},
-    "ResNet10-xs": {"channels": [8, 16, 16, 32], "blocks": [1, 1, 1, 1]},
-    "ResNet10-xxs": {"channels": [8, 8, 16, 16], "blocks": [1, 1, 1, 1]},
-    "ResNet32x4": {"stem": 32, "channels": [64, 128, 256], "blocks": [5, 5, 5]},
-    "ResNet8x4": {"stem": 32, "channels": [64, 128, 256], "blocks": [1, 1, 1]},
-    "WRN-40-2": {"stem": 16, "channels": [32, 64, 128], "blocks": [6, 6, 6]},
-    "WRN-16-2": {"stem": 16, "channels": [32, 64, 128], "blocks": [2, 2, 2]},
-    "WRN-40-1": {"stem": 16, "channels": [16, 32, 64], "blocks": [6, 6, 6]},
-}
-MODELS: dict[str, Section] = {name: {"name": "resnet", **lists} for name, lists in RESNETS.items()} | {
-    "ShuffleNetV2": {"name": "shufflenet_v2"},
-    "MobileNetV2x2": {"name": "mobilenet_v2"},
-}
-LARGE: dict[str, Section] = {
-    "ResNet50": {
-        "name": "resnet", "channels": [64, 128, 256, 512], "blocks": [3, 4, 6, 3],
-        "bottleneck": True, "large_images": True,
-    },
-    "ResNet18": {
-        "name": "resnet", "channels": [64, 128, 256, 512], "blocks": [2, 2, 2, 2], "large_images": True,
-    },
-    "ViT-Large": {"name": "vit", "layers": 24, "heads": 16, "width": 1024},
-    "ViT-Tiny": {"name": "vit"},
-}  # fmt: skip
-"""Of ImageNet, with torchvision's sizes, ViT-Tiny with timm's."""
 DATA: dict[str, tuple[str, Section]] = {
     "cifar100": ("CIFAR-100", {"name": "cifar100"}),
     "tiny": ("Tiny-ImageNet", {"name": "image_folder", "path": "tiny-imagenet-200", "size": 64}),
