@@ -23,8 +23,8 @@ TINY = 1e-12
 """Below which no logarithm is taken."""
 
 STRICT = 50.0
-"""lambda_min of a guide beside SimKD: from a low one it would excuse the student from everything at once, and then
-neither moves again."""
+"""lambda_min of a guide beside SimKD, as high as lambda_max: from a low one it would excuse the student from everything
+at once, and then neither moves again."""
 
 
 class Guidance(Settings):

@@ -14,7 +14,7 @@ xa and xb are two draws of the task's augmentation of x, wbar its teacher, KL(p,
     simkd                   ||Psi(f) - f_t||^2 of SimKD: the model has a projector, which travels with it, and ends in
                             the teacher's last layer; its own is not used
     simkd_disk              mean (1 - g) ||Psi(f) - f_t||^2, the two together; its guide learns as that of `disk`, from
-                            the logits under the teacher's last layer
+                            the logits under the teacher's last layer, with a multiplier that stays the same
     synthetic               CE of synthetic samples (7.1); experimental, see synthetic.py
 
 DiSK and SimKD are named there as next steps, in place of plain distillation, without formulas.
@@ -38,7 +38,7 @@ from hedgerow.algorithms.maps import Reusing, apart, no_maps, own, under_its_tea
 from hedgerow.algorithms.meta import head
 from hedgerow.algorithms.settings import HyperParameters, Settings
 from hedgerow.algorithms.side_guide import ClientGuide, Far
-from hedgerow.algorithms.synthetic import MOST, Gaussians, synthetic_loss
+from hedgerow.algorithms.synthetic import MOST, Gaussians, nearness, synthetic_loss
 from hedgerow.algorithms.task import Params, Task, mean_over
 from hedgerow.algorithms.trees import Tree
 
@@ -57,7 +57,7 @@ class Side(Settings):
         description="robustness: two augmentations of a sample are told alike; distillation: as `task.teacher` says; "
         "both; stability: a sample is told as it is with noise on it; disk: distillation, from which a guide of each "
         "client excuses; simkd: the teacher's last feature map, under its last layer (alpha: 0 is the published one); "
-        "simkd_disk: the same with excuses of such a guide, whose `lambda_min` is 50 unless given; "
+        "simkd_disk: the same with excuses of such a guide, whose `lambda_min` is 50, as `lambda_max`, unless given; "
         "synthetic (experimental): features drawn from each class's Gaussian have its label"
     )
     alpha: float | None = Field(
@@ -70,6 +70,12 @@ class Side(Settings):
     detach_target: bool = Field(False, description="of robustness and stability: no gradient through the target")
     noise: float = Field(0.1, gt=0, description="of stability: its standard deviation, where a data set's is about 1")
     ratio: float = Field(1.0, gt=0, le=MOST, description="of synthetic: samples for each real one")
+    duplicate: float = Field(
+        0.5,
+        gt=0,
+        description="of synthetic: what lies nearer to a sample than so much of the samples' usual distance is counted "
+        "as a duplicate",
+    )
     limit: float | None = Field(
         None,
         ge=0,
@@ -258,6 +264,9 @@ class Sided(Algorithm):
         generator = far = None
         if side.kind == "synthetic":
             generator = Gaussians.fit(self.task, w, data.batches("real"))
+            # Of all samples in one place there would be too many pairs.
+            if not self.in_one_place:
+                told = nearness(self.task, w, data.batches("real"), generator, side.duplicate)
         if self.hyper.side.guided:
             far, kept, told = self.client_guide.lesson(self.task, hp, w, state, data)
         beside = self._beside(side, generator, far)
@@ -268,7 +277,7 @@ class Sided(Algorithm):
         w, loss = minimise(self._weighed(beside, 1.0, multiplier), w, data, hp, **terms)
         excess = self._side(w, data, beside) - side.limit
         multiplier = (multiplier + side.dual_lr * excess).clamp(min=0.0)
-        told = {"multiplier": multiplier, "side_loss": excess + side.limit}
+        told |= {"multiplier": multiplier, "side_loss": excess + side.limit}
         return w, loss, {"multiplier": multiplier}, told
 
     def _beside(self, side: Any, generator: Gaussians | None = None, far: Far | None = None) -> Beside:

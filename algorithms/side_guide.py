@@ -3,7 +3,8 @@
 A lesson is a round in which the client takes part. Lines 2 to 4 of Algorithm 7 are one: the guide learns against the
 model that was received, the client's model learns with its excuses, the multiplier moves on. The guide and the number
 of lessons are the client's state and never transmitted. Nothing is said of it in the source; there is no warm start
-here. Beside SimKD the guide learns in the same way, and excuses from its distance of maps.
+here. Beside SimKD the guide learns in the same way, under a multiplier that stays, and excuses from its distance of
+maps.
 """
 
 from collections.abc import Callable

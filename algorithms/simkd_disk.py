@@ -18,8 +18,8 @@ class SimKDDiSK(SimKD, DiSK):
     """The guide learns as DiSK's does, from the logits of the teacher's last layer on the student's projected map; the
     student's step is on mean (1 - g(x)) ||Psi(f_s) - f_t||^2. The source does not say how the two go together.
 
-    From a low multiplier the guide would excuse the student from everything at once, and then neither moves again: it
-    begins at the highest here.
+    From a low multiplier the guide would excuse the student from everything at once, and then neither moves again: here
+    it is the highest in all rounds, unless `lambda_min` or `lambda_max` is given.
     """
 
     class Hyper(Guided):

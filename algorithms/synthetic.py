@@ -19,6 +19,9 @@ from hedgerow.algorithms.task import Params, Task, cross_entropies
 MOST = 2
 """Synthetic samples that a real one stands for, at most."""
 
+MEASURED = 500
+"""Samples of a client that are compared with all of its own, at most."""
+
 
 @dataclass(frozen=True)
 class Gaussians:
@@ -65,3 +68,38 @@ def synthetic_loss(task: Task, w: Params, batch: Batch, generator: Gaussians, ra
         there = real * (copy + uniform(batch.keys[1], rows, 2) < ratio)
         total, samples = total + (there * losses).sum(), samples + there.sum()
     return total / samples.clamp(min=1.0)
+
+
+def nearness(
+    task: Task, w: Params, batches: Iterable[Batch], generator: Gaussians, duplicate: Tensor | float
+) -> dict[str, Tensor]:
+    """How near synthetic samples come to the real ones that they are made of, one for each; by features.
+
+    synthetic_distance: their mean distance to the nearest real one, relative to that from a real one to the nearest
+    other, which stands for what was held out; 1: no nearer than strangers are, 0: copies, or nothing to compare with.
+    synthetic_duplicates: the share of them that is nearer than `duplicate` of the latter distance.
+    """
+    features, drawn, rows, masks = [], [], [], []
+    for batch in batches:
+        assert batch.keys is not None
+        assert batch.rows is not None
+        features.append(embedded(task.module, w, batch.x, "features"))
+        drawn.append(generator.sample(batch.y, batch.keys[1], batch.rows * MOST))
+        rows.append(batch.rows)
+        masks.append(torch.ones_like(features[-1][:, 0]) if batch.mask is None else batch.mask)
+    real, row, there = (torch.cat(parts) for parts in (features, rows, masks))
+    some, never = there[:MEASURED] > 0, real.new_tensor(torch.inf)
+    apart = torch.where(there > 0, torch.cdist(torch.cat([real[:MEASURED], torch.cat(drawn)[:MEASURED]]), real), never)
+    among, of_drawn = apart[: len(some)], apart[len(some) :].amin(-1)
+    others = torch.where(row[:MEASURED, None] == row, never, among).amin(-1)
+    usual = _mean(others, some & others.isfinite())
+    nearest = _mean(of_drawn, some)
+    return {
+        "synthetic_distance": torch.where(usual > 0, nearest / usual.clamp(min=1e-12), 0.0),
+        "synthetic_duplicates": _mean((of_drawn < duplicate * usual).to(real), some),
+    }
+
+
+def _mean(values: Tensor, counted: Tensor) -> Tensor:
+    """Over those that are counted; 0-d, and 0 where none is."""
+    return torch.where(counted, values, 0.0).sum() / counted.sum().clamp(min=1)

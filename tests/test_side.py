@@ -16,7 +16,7 @@ from hedgerow.algorithms.base import Batch
 from hedgerow.algorithms.chance import uniform
 from hedgerow.algorithms.gradient import gradient_and_value
 from hedgerow.algorithms.side import Side, side_loss
-from hedgerow.algorithms.synthetic import Gaussians, synthetic_loss
+from hedgerow.algorithms.synthetic import Gaussians, nearness, synthetic_loss
 from hedgerow.algorithms.task import Task
 from hedgerow.algorithms.trees import tree_map
 from hedgerow.platform.experiment import EngineConfig
@@ -228,6 +228,50 @@ def test_synthetic_samples_are_as_many_as_wanted():
     assert 0 < counted.sum() < 12
     half = float(losses[counted].mean())
     assert float(synthetic_loss(of, w, batch, sure, 0.5)) == pytest.approx(half, rel=1e-5)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_how_near_synthetic_samples_come_is_what_the_distances_say(masked):
+    """Part A: the nearest neighbours of drawn samples relative to those of real ones, and duplicates."""
+    of, batch = views(24)
+    n = 15 if masked else 24
+    w = of.init()
+    features = of.module[:-1](batch.x).detach()[:n]
+    given = replace(batch, mask=(torch.arange(24) < n).float() if masked else None)
+    made = Gaussians.fit(of, w, [given])
+    drawn = made.sample(batch.y[:n], batch.keys[1], batch.rows[:n] * 2)
+    real = (features[:, None] - features).norm(dim=-1)
+    usual = float(torch.stack([real[i][torch.arange(n) != i].min() for i in range(n)]).mean())
+    nearest = (drawn[:, None] - features).norm(dim=-1).min(-1).values
+    for duplicate in (0.5, 2.0):
+        told = nearness(of, w, [given], made, duplicate)
+        assert float(told["synthetic_distance"]) == pytest.approx(float(nearest.mean()) / usual, rel=1e-3)
+        assert float(told["synthetic_duplicates"]) == pytest.approx(float((nearest < duplicate * usual).float().mean()))
+    assert told["synthetic_duplicates"] > 0
+
+
+def test_a_generator_that_repeats_samples_is_found_out():
+    of, batch = views(6)
+    batch = replace(batch, y=torch.arange(6) % 3)
+    w = of.init()
+    features = of.module[:-1](batch.x).detach()
+    copies = nearness(of, w, [batch], Gaussians(features[:3], torch.zeros(6)), 0.1)
+    assert float(copies["synthetic_distance"]) < 0.01
+    assert float(copies["synthetic_duplicates"]) == 1
+    alone = nearness(
+        of, w, [replace(batch, mask=(torch.arange(6) < 1).float())], Gaussians(features[:3], torch.zeros(6)), 0.1
+    )
+    assert float(alone["synthetic_distance"]) == float(alone["synthetic_duplicates"]) == 0
+
+
+def test_every_round_records_how_near_synthetic_samples_came():
+    records = {mode: list(run(FedAvg, {"kind": "synthetic"}, (mode, 2), rounds=2)) for mode in ("loop", "vmap")}
+    for looped, batched in zip(*records.values(), strict=True):
+        for name in ("train_synthetic_distance", "train_synthetic_duplicates"):
+            assert looped[name] == pytest.approx(batched[name], rel=1e-3)
+        assert looped["train_synthetic_distance"] > 0
+    assert not any("synthetic" in name for record in run(FedAvg, rounds=1) for name in record)
+    list(run(ALGORITHMS["central"], {"kind": "synthetic"}, rounds=1))
 
 
 # ---- the mechanism --------------------------------------------------------------------------------------------------

@@ -164,6 +164,24 @@ def test_a_model_under_its_teachers_layer_says_what_that_layer_says():
     assert {type(layer) for layer in reusing.module.projector} == {nn.Conv2d, nn.GroupNorm, nn.ReLU}
 
 
+@pytest.mark.parametrize("mode", [("loop", 1), ("vmap", 2)], ids=["loop", "vmap"])
+@pytest.mark.parametrize(
+    "side", [{"kind": "distillation"}, {"kind": "both"}, DISK, SIMKD, TOGETHER], ids=lambda side: side["kind"]
+)
+def test_whoever_learns_leaves_the_teacher_alone(side, mode):
+    """DiSK's check 8: bit for bit what it was before the run, though it would take gradients; so is its last layer."""
+    on = task(augment=Augmentation(crop=1))
+    on.teacher.requires_grad_(True)
+    before = tree_map(torch.clone, on.teacher.state_dict())
+    done = finished(FedDyn, side, mode, on=on)
+    of = done.learners[0].algorithm.task
+    assert distance(done.server["w"], of.init()) > 1e-3
+    assert identical(on.teacher.state_dict(), before)
+    assert all(p.grad is None for p in on.teacher.parameters())
+    if "simkd" in side["kind"]:
+        assert identical(of.module.head.state_dict(), on.teacher[-1].state_dict())
+
+
 # ---- their states ----------------------------------------------------------------------------------------------------
 
 

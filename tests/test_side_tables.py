@@ -1,10 +1,12 @@
 """The tables of side losses, and runs that learn from the model that another one left."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
+from made_up import records
 
 from hedgerow.algorithms.local import LearningRate
 from hedgerow.platform.build import build_algorithms, build_module, check
@@ -13,8 +15,10 @@ from hedgerow.platform.data import load_dataset
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment_file import parse_experiment
 from hedgerow.platform.runner import run
+from hedgerow.searchspaces.report import Trial
 from hedgerow.searchspaces.tables import FAMILIES
 from hedgerow.searchspaces.tables.plan import plan_line
+from hedgerow.searchspaces.tables.result import LineResult
 
 TABLES = FAMILIES["side"]()
 LINES = [(table, line) for table in TABLES.values() for line in table.lines]
@@ -60,6 +64,68 @@ def test_hyperparameters_are_those_of_the_source():
     assert weights["FedAvg distillation"] == weights["FedAvg both"] == (0.1, 3.5)
     assert trials[0].task.augment.model_dump() == {"crop": 4, "flip": True, "auto": True, "cutout": 16}
     assert (trials[0].cohort_size(100), trials[0].rounds) == (10, 1700)
+
+
+def test_accuracies_stand_beside_the_rounds_to_the_targets():
+    """Rows 1 to 15: those who reach both targets go on to round 1200, where the source prints accuracies."""
+    (line,) = (line for line in TABLES["T7.1"].lines if line.name == "cifar100-iid")
+    made = plan_line(TABLES["T7.1"], line)
+    trials = [made.search.trial(one) for one in made.search.configurations]
+    assert all(trial.evaluation.targets == [0.67, 0.66] and not trial.evaluation.stop for trial in trials)
+    assert all(trial.rounds >= 1200 and trial.evaluation.every == 1 for trial in trials)
+    runs = {"FedDyn CE": records([0.5] * 418 + [0.68] * 781 + [0.7, 0.9]), "FedAvg robustness": records([0.6] * 1199)}
+    finished = SimpleNamespace(
+        plan=made.search, trials=[Trial(f"{i:03d}", {}, told) for i, told in enumerate(runs.values())]
+    )
+    shown = LineResult(line, SimpleNamespace(name="x"), finished, list(runs), [], False)  # type: ignore[arg-type]
+    high, low, after = shown.rows()
+    assert [high["FedDyn CE"], low["FedDyn CE"], high["FedAvg robustness"]] == ["419 [419]", "419 [399]", "1199+ [808]"]
+    assert after["target"] == "after 1200 rounds"
+    assert [after[heading] for heading in line.methods] == [
+        "- [66.4%]", "70.0% [71.8%]", "- [75.8%]", "-", "- [81.2%]", "-", "-", "-",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("data", "error"), [("cifar100", 0.34), ("cifar10", 0.6), ("digits", 0.1)])
+def test_a_guide_may_excuse_about_as_much_as_fedavg_errs(data, error):
+    (line,) = (line for line in TABLES["next"].lines if line.name == f"{data}-disk")
+    made = plan_line(TABLES["next"], line)
+    sides = {
+        h: made.search.trial(o).algorithm.side for h, o in zip(made.headings, made.search.configurations, strict=True)
+    }
+    guides = {heading: side.guide for heading, side in sides.items() if side and side.guide}
+    assert set(guides) == {f"{method} {kind}" for method in ("FedAvg", "FedDyn") for kind in ("DiSK", "SimKD+DiSK")}
+    assert all(guide.delta == error for guide in guides.values())
+    assert f"{error} on" in line.remark
+    # The multiplier of the one rises, of the other it stays.
+    ends = {heading: (guide.lambda_min, guide.lambda_max) for heading, guide in guides.items()}
+    assert all(ends[h] == ((50.0, 50.0) if "SimKD" in h else (0.1, 50.0)) for h in ends)
+
+
+@pytest.mark.parametrize("data", ["cifar100", "cifar10", "digits"])
+def test_synthetic_samples_are_added_in_every_ratio(data):
+    """Part A: q of 0, 0.5, 1 and 2 for either method."""
+    (line,) = (line for line in TABLES["next"].lines if line.name == f"{data}-synthetic")
+    ratios = [(section["name"], section.get("side", {}).get("ratio", 0)) for section in line.methods.values()]
+    assert sorted(ratios) == [(method, q) for method in ("fedavg", "feddyn") for q in (0, 0.5, 1, 2)]
+
+
+def test_the_lines_on_cifar10_fit_a_laptop():
+    """Of every table, on a folder of its images too; the teacher is that of the same data."""
+    lines = {f"{table.name}/{line.name}": (table, line) for table, line in LINES if "cifar10" in line.name.split("-")}
+    assert list(lines) == [
+        "side/T7.1/cifar10-iid", "side/next/cifar10-limited", "side/next/cifar10-disk", "side/next/cifar10-synthetic",
+        "side/central/cifar10", "side/teacher/cifar10",
+    ]  # fmt: skip
+    folder = "task.data={name: image_folder, path: cifar10.zip}"
+    for name, (table, line) in lines.items():
+        made = plan_line(table, line, [folder])
+        trials = [made.search.trial(one) for one in made.search.configurations]
+        assert all(trial.task.data.name == "image_folder" and trial.rounds <= 30 for trial in trials)
+        assert all(sum(trial.task.model.channels) < 200 for trial in trials)
+        taught = [trial.task.teacher.run for trial in trials if trial.task.teacher]
+        assert all("runs/side-teacher-cifar10" in run for run in taught)
+        assert bool(taught) == (name in ("side/T7.1/cifar10-iid", "side/next/cifar10-disk", "side/central/cifar10"))
 
 
 def test_the_cosine_ends_near_0():

@@ -6,7 +6,7 @@ from made_up import records
 from hedgerow.platform.experiment_file import parse_experiment
 from hedgerow.searchspaces.named import named_spaces
 from hedgerow.searchspaces.tables import FAMILIES
-from hedgerow.searchspaces.tables.standing import standing
+from hedgerow.searchspaces.tables.standing import after, standing
 
 
 def spending(accuracies, cost, products):
@@ -30,6 +30,14 @@ def test_methods_stand_at_equal_rounds_and_at_equal_traffic():
     assert rows["cleaning auc"] == {"dear": "0.4", "cheap": "0.25"}
     assert rows["exchanges"] == {"dear": "8", "cheap": "6", "plain": "0", "pooled": "0"}
     assert rows["hessian products"] == {"dear": "40", "cheap": "15"}
+
+
+def test_accuracies_are_of_those_that_ran_so_long():
+    runs = {"long": records([0.1, 0.2, None, 0.4]), "short": records([0.3, 0.5])}
+    assert after(runs, [2, 3, 5]) == {
+        "after 2 rounds": {"long": "20.0%", "short": "50.0%"},
+        "after 3 rounds": {"long": "20.0%"},
+    }
 
 
 def test_one_method_has_nobody_to_stand_beside():

@@ -13,7 +13,7 @@ from platformdirs import user_cache_dir
 
 from hedgerow.platform.data.dataset import Dataset
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 def cache_folder() -> Path:

@@ -107,13 +107,24 @@ class EMNISTLetters(TorchvisionSource):
 
 
 class ImageFolder(Source):
-    """Your own images: CLASS/*.png, or train/CLASS/* and test/CLASS/*, in a folder or in a zip of one."""
+    """Your own images: CLASS/*.png, or train/CLASS/* and test/CLASS/* (or val/CLASS/*), in a folder or in a zip of one.
+
+    Where test/ is not there, or its images have no class, val/ is tested: of ImageNet, sorted into val/CLASS/*, and of
+    Tiny-ImageNet, as it is unpacked.
+    """
 
     name: Literal["image_folder"] = "image_folder"
     path: str = Field(min_length=1, description="the folder or .zip, absolute or under the data root")
-    size: int | None = Field(None, ge=1, description="resize to size x size; null: all images have one size already")
+    size: int | None = Field(
+        None,
+        ge=1,
+        description="resize an image's shorter side to it and crop the middle; null: all images have one size already",
+    )
     test_fraction: float = Field(
-        0.2, gt=0, lt=1, description="share of each class that is kept for testing, where there is no test/"
+        0.2,
+        gt=0,
+        lt=1,
+        description="share of each class that is kept for testing, where there is neither test/ nor val/",
     )
 
     def files(self, root: Path) -> list[Path]:

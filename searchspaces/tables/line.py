@@ -22,8 +22,9 @@ class Line:
     of what methods report -> heading -> what was printed, such as "637" or "1000+". grids: heading -> the named space
     that was searched. remark: what the source leaves open. shows: what the curves are of, where that is not the
     accuracy or the loss. smooth: whether the source smooths its curves. unit: what costs are counted in: FedAvg's
-    rounds, by their traffic, or rounds as they are. draws: a figure of its own, of the runs by heading, at a path
-    without its ending.
+    rounds, by their traffic, or rounds as they are. after: round -> heading -> the accuracy that was printed there,
+    which is compared beside the targets, of those that ran so long. draws: a figure of its own, of the runs by heading,
+    at a path without its ending.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Line:
     shows: str = ""
     smooth: bool = False
     unit: Literal["transmissions", "rounds"] = "transmissions"
+    after: dict[int, dict[str, str]] = field(default_factory=dict)
     draws: Callable[[dict[str, RunFolder], Path], list[Path]] | None = None
 
 

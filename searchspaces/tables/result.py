@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,7 +14,7 @@ from hedgerow.platform.terminal import dropped_text, percent
 from hedgerow.searchspaces.report import Trial, cost_text, markdown_table, trial_labels
 from hedgerow.searchspaces.results import FinishedSearch
 from hedgerow.searchspaces.tables.line import Line, Table
-from hedgerow.searchspaces.tables.standing import Record, devices, standing
+from hedgerow.searchspaces.tables.standing import after, devices, standing
 
 MARK = "†"
 """At cells of runs in which clients diverged."""
@@ -158,15 +158,17 @@ class LineResult:
             for method in self.line.methods:
                 row[method] = _beside(cells.get(method, "-"), printed.get(method))
             rows.append(row)
-        return rows + (self._told(devices) if targets else self._told(standing))
+        return rows + self._told()
 
-    def _told(self, compare: Callable[[dict[str, list[Record]]], dict[str, dict[str, str]]]) -> list[dict[str, str]]:
+    def _told(self) -> list[dict[str, str]]:
         """What else there is to compare."""
-        best = {heading: found[0].records for heading in self.line.methods if (found := self.best(heading))}
+        best = {heading: trial[0].records for heading in self.line.methods if (trial := self.best(heading))}
+        found = after(best, self.line.after) | (devices(best) if self.targets else standing(best))
+        printed = self.line.published | {f"after {n} rounds": cells for n, cells in self.line.after.items()}
         return [
             {"setting": self._setting, "target": what}
-            | {h: _beside(cells.get(h, "-"), self.line.published.get(what, {}).get(h)) for h in self.line.methods}
-            for what, cells in compare(best).items()
+            | {h: _beside(cells.get(h, "-"), printed.get(what, {}).get(h)) for h in self.line.methods}
+            for what, cells in found.items()
         ]
 
     def expert(self, heading: str) -> RunFolder | None:
@@ -208,7 +210,7 @@ class LineResult:
                 for target in self.targets
             },
             "best_accuracy": {cell.heading: cell.best_accuracy for cell in self.cells(None)},
-            "standing": {row["target"]: row for row in self._told(devices if self.targets else standing)},
+            "standing": {row["target"]: row for row in self._told()},
         }
 
 

@@ -1,5 +1,6 @@
 """How methods stand where no target is set: at equal rounds, at equal traffic, and in what they report and compute."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from hedgerow.platform.report import reported, summarise
@@ -18,7 +19,7 @@ def standing(runs: dict[str, list[Record]]) -> dict[str, dict[str, str]]:
         return {}
     ends = {heading: summarise(records, []) for heading, records in runs.items()}
     rounds = min(end["rounds"] for end in ends.values())
-    rows = {f"after {rounds} rounds": {h: percent(_last(records, "round", rounds)) for h, records in runs.items()}}
+    rows = after(runs, [rounds])
     sending = {heading: records for heading, records in runs.items() if ends[heading]["transmissions"]}
     if len(sending) > 1:
         counting = [heading for heading in sending if ends[heading]["spent"]] or list(sending)
@@ -27,6 +28,9 @@ def standing(runs: dict[str, list[Record]]) -> dict[str, dict[str, str]]:
             heading: percent(_last(records, "transmissions", traffic)) for heading, records in sending.items()
         }
     rows |= devices(runs)
+    taught = {heading: end for heading, end in ends.items() if "teacher_test_accuracy" in end}
+    if taught:
+        rows["teacher"] = {heading: percent(end["teacher_test_accuracy"]) for heading, end in taught.items()}
     for name in dict.fromkeys(name for records in runs.values() for name in reported(records)):
         rows[name.replace("_", " ")] = {
             h: f"{end['report'][name]:.3g}" for h, end in ends.items() if name in end["report"]
@@ -38,6 +42,15 @@ def standing(runs: dict[str, list[Record]]) -> dict[str, dict[str, str]]:
             h: f"{end['spent'].get(name, 0):,.0f}" for h, end in ends.items() if end["spent"]
         }
     return rows
+
+
+def after(runs: dict[str, list[Record]], rounds: Iterable[int]) -> dict[str, dict[str, str]]:
+    """The same of accuracies at some rounds, of those that ran so long."""
+    rows = {}
+    for number in rounds:
+        there = {heading: records for heading, records in runs.items() if records[-1]["round"] >= number}
+        rows[f"after {number} rounds"] = {h: percent(_last(records, "round", number)) for h, records in there.items()}
+    return {what: cells for what, cells in rows.items() if cells}
 
 
 def devices(runs: dict[str, list[Record]]) -> dict[str, dict[str, str]]:

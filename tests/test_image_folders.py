@@ -1,0 +1,120 @@
+"""Folders of images as data sets come: what is a class, what is tested, what becomes of an image's sides."""
+
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hedgerow.platform.data import load_dataset
+from hedgerow.platform.data.sources import ImageFolder
+from hedgerow.platform.errors import UserError
+
+
+def folder_of(root, name="x", **options):
+    return load_dataset(ImageFolder(path=name, **options), root)
+
+
+def laid_out(root, names, content=None):
+    """Small pictures by name, each with a value of its own. content: of files that are none."""
+    for value, name in enumerate(names):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((6, 6, 3), [value, 0, 9], np.uint8)).save(root / name, format="PNG")
+    for name, text in (content or {}).items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+WORDS = ("n01443537", "n01629819", "n01641577")
+TINY = [
+    *(f"train/{word}/images/{word}_{i}.JPEG" for word in WORDS for i in range(3)),
+    *(f"val/images/val_{i}.JPEG" for i in range(4)),
+    *(f"test/images/test_{i}.JPEG" for i in range(2)),
+]
+ANNOTATIONS = "".join(f"val_{i}.JPEG\t{WORDS[word]}\t0\t32\t44\t62\n" for i, word in enumerate((2, 0, 0, 1)))
+TOLD = {f"train/{word}/{word}_boxes.txt": f"{word}_0.JPEG\t0\t0\t62\t63\n" for word in WORDS} | {
+    "val/val_annotations.txt": ANNOTATIONS, "wnids.txt": "\n".join(WORDS),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("zipped", [False, True], ids=["folder", "zip"])
+def test_tiny_imagenet_as_it_is_unpacked(tmp_path, zipped):
+    """Its test images have no class: val is the test set, whose classes are in a file."""
+    laid_out(tmp_path / "tiny-imagenet-200", TINY, TOLD)
+    if zipped:
+        shutil.make_archive(str(tmp_path / "tiny-imagenet-200"), "zip", tmp_path, "tiny-imagenet-200")
+    data = folder_of(tmp_path, "tiny-imagenet-200" + (".zip" if zipped else ""))
+    assert data.class_names == WORDS
+    assert data.y_train.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert data.y_test.tolist() == [2, 0, 0, 1]
+    assert data.x_test[:, 0, 0, 0].tolist() == [9, 10, 11, 12]
+
+
+def test_classes_that_a_file_names_are_read_anew_when_it_changes(tmp_path):
+    laid_out(tmp_path / "x", TINY, TOLD)
+    folder_of(tmp_path)
+    (tmp_path / "x" / "val" / "val_annotations.txt").write_text(ANNOTATIONS.replace(WORDS[2], WORDS[1], 1) + "\n")
+    assert folder_of(tmp_path).y_test.tolist() == [1, 0, 0, 1]
+    (tmp_path / "x" / "val" / "val_annotations.txt").unlink()
+    with pytest.raises(UserError, match=r"val/images/val_0\.JPEG under .* has no class; sort val/ into val/CLASS"):
+        folder_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("others", "test"),
+    [
+        ([], [2, 3]),
+        (["test/ILSVRC2012_test_1.JPEG"], [2, 3]),
+        (["test/images/1.JPEG"], [2, 3]),
+        (["test/a/1.JPEG", "test/b/2.JPEG"], [4, 5]),
+    ],
+    ids=["no test", "a test without classes", "one in images", "a test with classes"],
+)
+def test_val_is_the_test_set_where_no_other_has_classes(tmp_path, others, test):
+    laid_out(tmp_path / "imagenet", ["train/a/1.JPEG", "train/b/2.JPEG", "val/a/1.JPEG", "val/b/2.JPEG", *others])
+    data = folder_of(tmp_path, "imagenet")
+    assert data.x_train[:, 0, 0, 0].tolist() == [0, 1]
+    assert data.x_test[:, 0, 0, 0].tolist() == test
+    assert data.y_train.tolist() == data.y_test.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("names", "classes"),
+    [
+        ([f"{label}/images/{i}.png" for label in "ab" for i in range(5)], ("a", "b")),
+        ([f"x/{label}/{i}.png" for label in ("images", "val") for i in range(5)], ("images", "val")),
+        ([f"train/{label}/{i}.png" for label in ("images", "test") for i in range(5)], ("images", "test")),
+    ],
+)
+def test_folders_of_images_that_are_classes_or_not(tmp_path, names, classes):
+    laid_out(tmp_path / "x", names)
+    data = folder_of(tmp_path)
+    assert data.class_names == classes
+    assert (len(data.x_train), len(data.x_test)) == (8, 2)
+
+
+def test_images_without_classes_are_refused(tmp_path):
+    laid_out(tmp_path / "flat", ["train/a/1.JPEG", "train/b/1.JPEG", "val/ILSVRC2012_val_00000001.JPEG"])
+    with pytest.raises(UserError, match=r"val/ILSVRC2012_val_00000001\.JPEG under .* has no class"):
+        folder_of(tmp_path, "flat")
+    laid_out(tmp_path / "one", ["train/cat/1.png", "test/cat/1.png"])
+    with pytest.raises(UserError, match="are of one class, cat; give each class a folder of its own"):
+        folder_of(tmp_path, "one")
+    laid_out(tmp_path / "none", ["train/images/1.png"])
+    with pytest.raises(UserError, match="no images under"):
+        folder_of(tmp_path, "none")
+
+
+def test_of_an_image_the_shorter_side_is_resized_and_the_middle_cropped(tmp_path):
+    """What is square is resized, and nothing else."""
+    random = np.random.default_rng(0)
+    wanted = []
+    for label, (high, wide) in (("a", (4, 12)), ("b", (12, 4)), ("c", (7, 7))):
+        image = Image.fromarray(random.integers(0, 256, (high, wide, 3), dtype=np.uint8))
+        (tmp_path / "x" / "train" / label).mkdir(parents=True)
+        image.save(tmp_path / "x" / "train" / label / "1.png")
+        shorter = {"a": (6, 2), "b": (2, 6), "c": (2, 2)}[label]
+        whole = np.asarray(image.resize(shorter, Image.Resampling.BILINEAR)).transpose(2, 0, 1)
+        wanted.append({"a": whole[:, :, 2:4], "b": whole[:, 2:4], "c": whole}[label])
+    laid_out(tmp_path / "x", ["test/a/1.png"])
+    assert (folder_of(tmp_path, size=2).x_train == np.stack(wanted)).all()
