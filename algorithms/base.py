@@ -203,7 +203,7 @@ class Exchange:
     padding_down, padding_up: how many numbers of what each client receives, and of its answer, are there only to make
         clients alike, or to stand for zeros, and are not transmitted.
     on: "clients"; "test" for the shards of the shared test set; "pool" for one pseudo-client, 0, that has all clients'
-        samples for training and for validation, and the public ones, and to which nothing is transmitted.
+        samples for training and for validation, and the public ones. To the last two nothing is transmitted.
     """
 
     step: ClientStep

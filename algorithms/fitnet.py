@@ -8,6 +8,7 @@ from torch.func import functional_call
 
 from hedgerow.algorithms.base import Batch
 from hedgerow.algorithms.inside import inside, shapes
+from hedgerow.algorithms.maps import is_rectified
 from hedgerow.algorithms.matching import Matching
 from hedgerow.algorithms.static_norm import StaticBatchNorm2d
 from hedgerow.algorithms.student import Lesson
@@ -33,7 +34,7 @@ class FitNet(Matching):
 
     def bridge_between(self, student: list[Tensor], teacher: list[Tensor]) -> nn.Module:
         stage = self.hyper.hint - 1
-        return regressor(student[stage], teacher[stage])
+        return regressor(student[stage], teacher[stage], is_rectified(self.master))
 
     def lesson(self, hp: Any, down: Tree, batch: Batch) -> Lesson:
         teacher, stage = self.says(down, batch), hp.hint - 1
@@ -47,8 +48,8 @@ class FitNet(Matching):
         return loss
 
 
-def regressor(student: Tensor, teacher: Tensor) -> nn.Module:
-    """From a map of the student's shape to one of the teacher's."""
+def regressor(student: Tensor, teacher: Tensor, rectified: bool = True) -> nn.Module:
+    """From a map of the student's shape to one of the teacher's. rectified: no entry of which is negative."""
     inputs, outputs, size, wanted = student.shape[1], teacher.shape[1], student.shape[-1], teacher.shape[-1]
     conv: nn.Module
     if size == 2 * wanted:
@@ -59,4 +60,4 @@ def regressor(student: Tensor, teacher: Tensor) -> nn.Module:
         conv = nn.Conv2d(inputs, outputs, 1 + size - wanted)
     else:
         conv = nn.Sequential(nn.Upsample(size=wanted), nn.Conv2d(inputs, outputs, 1))
-    return nn.Sequential(conv, StaticBatchNorm2d(outputs), nn.ReLU())
+    return nn.Sequential(conv, StaticBatchNorm2d(outputs), *([nn.ReLU()] if rectified else []))

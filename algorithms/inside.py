@@ -23,7 +23,7 @@ class Inside(NamedTuple):
 
 def inside(task: Task, w: Params, x: Tensor) -> Inside:
     """Of prepared samples. A module shows it where its attribute `shows_inside` is true: `forward(x, inside=True)`
-    returns (maps, features, logits).
+    returns (maps, features, logits); where its attribute `rectified` is true, no entry of the maps is negative.
     """
     if getattr(task.module, "shows_inside", False):
         return Inside(*functional_call(task.module, w, (x,), {"inside": True}))

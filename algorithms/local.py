@@ -40,8 +40,13 @@ class LearningRate(HyperParameters):
             decays = sum(round > last for last in self.lr_decay_after)
         lr = self.lr * self.lr_decay**decays
         if self.lr_cosine is not None:
-            lr *= (1 + math.cos(math.pi * (min(round, self.lr_cosine) - 1) / self.lr_cosine)) / 2
+            lr *= cosine(round, self.lr_cosine)
         return self.model_copy(update={"lr": lr})
+
+
+def cosine(number: int, last: int) -> float:
+    """A factor that falls along half a cosine from 1 in round 1 to nearly 0 in the last one, and stays."""
+    return (1 + math.cos(math.pi * (min(number, last) - 1) / last)) / 2
 
 
 class LocalSGD(LearningRate):

@@ -28,6 +28,13 @@ def no_maps(name: str, student: Task, teacher: Task) -> str | None:
     )
 
 
+def is_rectified(task: Task) -> bool:
+    """Whether no entry of a model's feature maps is negative, since each is a ReLU's, as its attribute `rectified`
+    says; without that, they may be anything.
+    """
+    return getattr(task.module, "rectified", False)
+
+
 def convolution(
     inputs: int, outputs: int, kernel: int = 1, padding: int = 0, norm: Norm = StaticBatchNorm2d
 ) -> list[nn.Module]:
@@ -71,7 +78,8 @@ class Reusing(nn.Module):
     """A student's last map, averaged down to the teacher's size, a projector, the mean over the image, the teacher's
     last layer. (batch, C, H, W) -> (batch, classes).
 
-    The projector normalises as the student does. It holds no numbers yet, and the last layer zeros.
+    The projector normalises as the student does, and ends in norm and ReLU; under a teacher whose maps are not
+    rectified in a convolution alone, which can say anything. It holds no numbers yet, and the last layer zeros.
     """
 
     shows_inside = True
@@ -88,7 +96,7 @@ class Reusing(nn.Module):
             layers = [
                 *convolution(mine.shape[1], inner, norm=norm),
                 *convolution(inner, inner, 3, padding=1, norm=norm),
-                *convolution(inner, outputs, norm=norm),
+                *(convolution(inner, outputs, norm=norm) if is_rectified(teacher) else [nn.Conv2d(inner, outputs, 1)]),
             ]
             self.projector = nn.Sequential(*layers)
         self.projector.to_empty(device="cpu")

@@ -48,11 +48,15 @@ class Student(Taught, Central):
         if cohort.round <= self.hyper.warm_start:
             learnt = yield Exchange(self.warm_up, server, POOL, batches=self.hyper.batches, on="pool")
             return {**server, **learnt.up}
-        if "teacher" not in server:
+        begins = "teacher" not in server
+        if begins:
             teacher = yield from self.teacher(cohort)
             server = self.remembering({"w": server["w"], "teacher": teacher, **self.beside(cohort)})
         known = self.known(cohort.round - self.hyper.warm_start)
         learnt = yield Exchange(self.train, server, POOL, batches=self.batches(cohort), on="pool", known=known)
+        if begins:
+            # After the lesson, whose mini-batches are drawn by the number of its exchange.
+            yield self.exam(server["teacher"], cohort)
         return {**server, **learnt.up}
 
     def beside(self, cohort: Cohort) -> Tree:

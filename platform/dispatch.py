@@ -212,7 +212,7 @@ def _result(exchange: Exchange, positions: Positions, answers: list[Answer], led
     if not len(exchange.clients):
         return Result({}, np.zeros(0, bool), {})
     ledger.gpu_peak_mb = max(ledger.gpu_peak_mb, *(answer.gpu_peak_mb for answer in answers))
-    if exchange.on != "pool":
+    if exchange.on == "clients":
         ledger.charge_down(exchange.down, len(exchange.clients))
         ledger.charge_down(exchange.per_client, 1)
         for answer in answers:

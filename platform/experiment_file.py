@@ -76,8 +76,8 @@ for _class in (_Loader, _Dumper):
     _class.add_implicit_resolver(f"{_YAML}float", _FLOAT, list("-+.0123456789"))
 
 
-class _SomeAlgorithm(HyperParameters, extra="ignore"):
-    """Stands in where no algorithm is named: only the name is at fault, not the other keys."""
+class _SomeAlgorithm(HyperParameters, extra="allow"):
+    """Stands in where no algorithm is named, and only the name is at fault; or where it is not to be imported."""
 
     name: str = Field(description=f"one of {', '.join(sorted(ALGORITHMS))}, or the dotted path of your own")
 
@@ -91,6 +91,16 @@ def load_experiment(path: str | Path, overrides: Sequence[str] = ()) -> Experime
     # The section of `hedgerow search`; a plain run of the same file takes the values that stand outside it.
     values.pop("search", None)
     return parse_experiment(values, lines, str(path))
+
+
+def read_experiment(path: str | Path) -> Experiment:
+    """What the file of a run says, for those who do not go on with it: nothing that it names is imported.
+
+    Its algorithm's keys are taken as they stand. Raises UserError.
+    """
+    values, lines = read_file(Path(path))
+    values.pop("search", None)
+    return _validated(values, _SomeAlgorithm, lines, str(path))
 
 
 def read_file(path: Path, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], Lines]:
@@ -112,17 +122,21 @@ def parse_experiment(values: dict[str, Any], lines: Lines | None = None, source:
         place = lines.get(("algorithm", "name"), source)
         algorithm = algorithm_class(name, f"{place}: algorithm.name")
         hyper = _named(algorithm.Hyper, name)
-    model = Experiment[hyper]  # type: ignore[valid-type]
-    try:
-        experiment = model.model_validate(values, strict=True)
-    except ValidationError as error:
-        raise UserError(explain(error, model, values, lines, source)) from None
+    experiment = _validated(values, hyper, lines, source)
     if experiment.evaluation.follows and algorithm and not algorithm.has_client_models:
         place = lines.get(("evaluation", "model"), source)
         raise UserError(f"{place}: evaluation.model: {name} has no models of clients to average; set it to server")
     if algorithm:
         _fits_its_loop(experiment, algorithm, lines.get(("algorithm", "name"), source))
     return experiment
+
+
+def _validated(values: dict[str, Any], hyper: type[HyperParameters], lines: Lines, source: str) -> Experiment:
+    model = Experiment[hyper]  # type: ignore[valid-type]
+    try:
+        return model.model_validate(values, strict=True)
+    except ValidationError as error:
+        raise UserError(explain(error, model, values, lines, source)) from None
 
 
 def _fits_its_loop(experiment: Experiment, algorithm: type[Algorithm], place: str) -> None:

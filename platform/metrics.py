@@ -23,7 +23,14 @@ def model_scores(result: Result) -> Record:
         "test_accuracy": float(metrics["correct"].sum() / samples),
         "test_loss": float(metrics["loss"].sum() / samples),
     }
+    return record | other_scores(metrics)
+
+
+def other_scores(metrics: dict[str, np.ndarray]) -> Record:
+    """Accuracy and loss of the models that are scored as NAME_correct and NAME_loss, of so many `samples`."""
+    record: Record = {}
     for other in (name.removesuffix("_correct") for name in metrics if name.endswith("_correct")):
+        samples = metrics["samples"].sum()
         record[f"{other}_test_accuracy"] = float(metrics[f"{other}_correct"].sum() / samples)
         record[f"{other}_test_loss"] = float(metrics[f"{other}_loss"].sum() / samples)
     return record
@@ -50,12 +57,17 @@ def training_metrics(results: list[list[Result]]) -> Record:
     """Mean of each metric over the clients that were kept, and how many were left out.
 
     Clients of parallel exchanges count as those of one. Of a metric that several exchanges in a row have, the last
-    one's; counts of what was computed are added up over exchanges, those of clients that were left out too.
+    one's; counts of what was computed are added up over exchanges, those of clients that were left out too. Where a
+    round scores a model, such as a teacher that has just been made, its scores.
     """
     record: Record = {"dropped": int(sum((~result.kept).sum() for result in chain.from_iterable(results)))}
     for parallel in results:
-        for name in dict.fromkeys(name for result in parallel for name in result.metrics):
-            having = [result for result in parallel if name in result.metrics]
+        scores = [other_scores(result.metrics) for result in parallel]
+        for found in scores:
+            record |= found
+        trained = [result for result, found in zip(parallel, scores, strict=True) if not found]
+        for name in dict.fromkeys(name for result in trained for name in result.metrics):
+            having = [result for result in trained if name in result.metrics]
             values = np.concatenate([result.metrics[name] for result in having])
             if name.startswith(SPENT):
                 record[name] = record.get(name, 0.0) + float(values.mean())

@@ -32,8 +32,8 @@ def summarise(records: list[Record], targets: list[float], metric: str = "test_a
         # Of personal models alone.
         if key in final:
             summary[key] = final[key]
-    for key in ("ctm", "ltm", "memory_vectors", "memory_tasks", "memory_bytes"):
-        # Of learners of streams alone.
+    for key in ("ctm", "ltm", "memory_vectors", "memory_tasks", "memory_bytes", "teacher_test_accuracy"):
+        # Of learners of streams alone, and of who makes a teacher.
         if any(key in record for record in records):
             summary[key] = next(record[key] for record in reversed(records) if key in record)
     if "simulated_seconds" in last:
@@ -71,7 +71,7 @@ STANDARD = {
 
 
 def _is_reported(name: str) -> bool:
-    return name not in STANDARD and not name.startswith((SPENT, "train_", "test_", "client_", "server_"))
+    return name not in STANDARD and not name.startswith((SPENT, "train_", "test_", "client_", "server_", "teacher_"))
 
 
 def reported(records: list[Record]) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment import Experiment
-from hedgerow.platform.experiment_file import dump_experiment, load_experiment
+from hedgerow.platform.experiment_file import dump_experiment, read_experiment
 from hedgerow.platform.files import write_whole
 from hedgerow.platform.storage import Storage, fetch, is_uri
 
@@ -125,7 +125,7 @@ def find_run(name: str) -> RunFolder:
     it is none.
     """
     if is_uri(name):
-        return RunFolder(fetch(name, lambda file: load_experiment(file).output))
+        return RunFolder(fetch(name, lambda file: read_experiment(file).output))
     for path in (Path(name), Path("runs") / name):
         if (path / "run.json").exists() and (path / "experiment.yaml").exists():
             return RunFolder(path)

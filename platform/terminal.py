@@ -116,6 +116,7 @@ def summary_cells(summary: dict[str, Any]) -> dict[str, str]:
             for name in ("highest", "lowest")
             if f"client_accuracy_{name}" in summary
         },
+        **({"teacher": percent(summary["teacher_test_accuracy"])} if "teacher_test_accuracy" in summary else {}),
         "transmissions": f"{summary['transmissions']:g}",
         "sent": size_text(summary["bytes"]),
         "time": f"{summary['seconds']:.1f} s",

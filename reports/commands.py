@@ -11,14 +11,16 @@ from hedgerow.platform.terminal import print_rows
 from hedgerow.reports.compare import EXPLAINED, Comparison, compare
 from hedgerow.reports.groups import grouped
 from hedgerow.reports.page import render
-from hedgerow.reports.read import Material, Run, read_all
+from hedgerow.reports.read import read_all
 
 
 def write_report(names: Sequence[str], output: Path | None, mlflow: bool) -> Answer:
     """Write the page, and log it into the runs' MLflow store. Raises UserError."""
     material = read_all(names)
     if output is None:
-        output = Path(names[0]) / "report.html" if len(names) == 1 and Path(names[0]).is_dir() else Path("report.html")
+        # A run may have been named by its name under runs/, or by the URI of its copy.
+        homes = [Path(names[0])] if material.tables else [one.folder.path for one in material.recorded]
+        output = (homes[0] if len(names) == 1 else Path()) / "report.html"
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(render(material), encoding="utf-8")
@@ -44,7 +46,7 @@ def write_report(names: Sequence[str], output: Path | None, mlflow: bool) -> Ans
 def comparison(names: Sequence[str], metric: str | None, targets: Sequence[float]) -> Answer:
     """Which experiments differ, paired over seeds. Raises UserError."""
     material = read_all(names)
-    groups, repeated = grouped(_compared(material))
+    groups, repeated = grouped(material.compared)
     if len(groups) < 2:
         raise UserError(
             f"{', '.join(names)}: all of it is one experiment, {groups[0].label}, with seeds "
@@ -53,14 +55,6 @@ def comparison(names: Sequence[str], metric: str | None, targets: Sequence[float
     found = compare(groups, metric, list(targets) or None)
     notes = material.notes + repeated + found.notes
     return Answer(found.as_dict() | {"notes": notes}, lambda: _tell(found, notes))
-
-
-def _compared(material: Material) -> list[Run]:
-    """Runs, the trials of sweeps, and of a Hedge search what Hedge itself achieves."""
-    found = list(material.runs)
-    for search in material.searches:
-        found += [search.as_learner()] if search.finished.hedge else search.trials
-    return found
 
 
 def _tell(found: Comparison, notes: list[str]) -> None:

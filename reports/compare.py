@@ -13,11 +13,17 @@ from hedgerow.reports.groups import Group, differing
 from hedgerow.reports.statistics import Difference, Spread, holm, paired
 from hedgerow.searchspaces.report import final_value, number, show
 
+BESIDE = ("task.", "rounds", "participation", "clients_per_round", "simulation")
+"""Keys of the file that are no part of a method: where they differ, methods are not all that is compared."""
+
 LEVEL = 0.05
 """Of p, after Holm's correction, below which a difference is taken to be one."""
 
 MANY = 6
-"""Experiments beyond which each is compared with the best alone, and not with every other."""
+"""Experiments beyond which each is compared with the best alone, and not with every other.
+
+Which is the best the same numbers say: their p is corrected as if every pair had been looked at.
+"""
 
 
 @dataclass(frozen=True)
@@ -70,14 +76,15 @@ class Pair:
         return self.p is not None and self.p < LEVEL
 
     def text(self) -> str:
-        """The difference with its interval: "+1.2 [+0.5, +1.9] points", or "×1.8 [1.5, 2.1]"."""
+        """The difference with its interval, if it has one: "+1.2 [+0.5, +1.9] points", or "×1.8 [1.5, 2.1]"."""
         d = self.difference
         if d is None:
             return "-"
+        ends = [] if d.low is None or d.high is None else [d.low, d.high]
         if self.quantity.costs:
-            return f"×{math.exp(d.mean):.3g} [{math.exp(d.low):.3g}, {math.exp(d.high):.3g}]"
+            return f"×{math.exp(d.mean):.3g}" + _interval([f"{math.exp(end):.3g}" for end in ends])
         scale, unit = (100, " points") if is_share(self.quantity.metric) else (1, "")
-        return f"{scale * d.mean:+.3g} [{scale * d.low:+.3g}, {scale * d.high:+.3g}]{unit}"
+        return f"{scale * d.mean:+.3g}" + _interval([f"{scale * end:+.3g}" for end in ends]) + unit
 
 
 @dataclass(frozen=True)
@@ -228,14 +235,17 @@ def _pairs(quantity: Quantity, groups: list[Group]) -> list[Pair]:
     """Those of one quantity, which are one family for Holm's correction."""
     chosen = list(combinations(range(len(groups)), 2))
     if len(groups) > MANY:
-        means = {i: spread.mean for i in range(len(groups)) if (spread := quantity.spread(i))}
+        ended = [i for i, group in enumerate(groups) if all(run.is_finished for run in group.runs)]
+        means = {i: spread.mean for i in ended if (spread := quantity.spread(i))}
         if not means:
             return []
         best = (max if quantity.upward else min)(means, key=lambda i: means[i])
         chosen = [(best, i) for i in range(len(groups)) if i != best]
     found = [_pair(quantity, groups, a, b) for a, b in chosen]
     tested = [i for i, pair in enumerate(found) if pair.difference is not None]
-    corrected = holm([found[i].difference.p for i in tested])  # type: ignore[union-attr]
+    # The best was not named beforehand: whichever had come out best, its pairs would be looked at.
+    of = math.comb(len(groups), 2) if len(groups) > MANY else len(tested)
+    corrected = holm([found[i].difference.p for i in tested], of)  # type: ignore[union-attr]
     for i, p in zip(tested, corrected, strict=True):
         pair = found[i]
         found[i] = Pair(quantity, pair.a, pair.b, pair.seeds, pair.difference, p, _verdict(pair, groups, p))
@@ -246,6 +256,8 @@ def _pair(quantity: Quantity, groups: list[Group], a: int, b: int) -> Pair:
     seeds = [seed for seed in groups[a].seeds if seed in groups[b].seeds]
     if not seeds:
         return Pair(quantity, a, b, [], None, None, "no seed in common: no statement possible")
+    if not all(run.is_finished for i in (a, b) for run in groups[i].runs if run.seed in seeds):
+        return Pair(quantity, a, b, seeds, None, None, "not finished: no statement possible")
     pairs = [(quantity.values[a][seed], quantity.values[b][seed]) for seed in seeds]
     if any(None in pair for pair in pairs):
         why = "not reached with every seed" if quantity.costs else "not every seed has it"
@@ -259,7 +271,7 @@ def _pair(quantity: Quantity, groups: list[Group], a: int, b: int) -> Pair:
 def _verdict(pair: Pair, groups: list[Group], p: float) -> str:
     d = pair.difference
     assert d is not None
-    if d.mean == d.low == d.high == 0:
+    if d.low is None and d.mean == 0:
         return "the same numbers"
     if p >= LEVEL:
         return "no difference shown"
@@ -270,9 +282,10 @@ def _verdict(pair: Pair, groups: list[Group], p: float) -> str:
 def _notes(groups: list[Group], quantity: Quantity) -> list[str]:
     notes = []
     keys = [str(row["key"]) for row in differing(groups)]
-    tasks = [key for key in keys if key.startswith(("task.data", "task.partition", "rounds", "participation"))]
-    if tasks:
-        notes.append(f"They differ in more than the method: {', '.join(tasks)}.")
+    if beside := [key for key in keys if key.startswith(BESIDE)]:
+        notes.append(f"They differ in more than the method: {', '.join(beside)}.")
+    for run in (run for group in groups for run in group.runs if not run.is_finished):
+        notes.append(f"{run.folder.path} has {run.records[-1]['round']} of {run.values['rounds']} rounds.")
     if any(len(group.runs) == 1 for group in groups):
         notes.append("Of one seed there is no deviation, and no statement about a difference: run more, --set seed=1.")
     if any(not quantity.complete(i) for i in range(len(groups))):
@@ -282,6 +295,10 @@ def _notes(groups: list[Group], quantity: Quantity) -> list[str]:
     return notes
 
 
+def _interval(ends: list[str]) -> str:
+    return f" [{', '.join(ends)}]" if ends else ""
+
+
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
@@ -289,6 +306,8 @@ def _finite(value: float | None) -> float | None:
 EXPLAINED = (
     "Mean ± standard deviation over seeds. B against A: mean of the differences on the same seeds [95 % confidence "
     "interval by Student's t]; of transmissions and rounds, the mean ratio. p: of the t-test, after Holm's correction "
-    f"for all pairs of a quantity; below {show(LEVEL)} a difference is taken to be one. p (signs): of the sign-flip "
-    "test, which takes nothing for normal, and with n seeds cannot be below 2/2ⁿ."
+    f"for all pairs of a quantity, of more than {MANY} experiments also for those that are not shown, as the best is "
+    f"chosen by the same numbers; below {show(LEVEL)} a difference is taken to be one. p (signs): of the sign-flip "
+    "test, which takes nothing for normal, and with n seeds cannot be below 2/2ⁿ. Of equal differences there is no "
+    "interval, and p is that of the signs."
 )

@@ -30,8 +30,8 @@ def ledger(groups: Sequence[Group], shown: Sequence[Group]) -> list[Any]:
     rows = [
         {
             "experiment": group.label,
-            "transmissions": f"{np.mean([run.summary['transmissions'] for run in group.runs]):.5g}",
-            "per round": f"{group.first.summary['transmissions'] / group.first.summary['rounds']:.3g}",
+            "transmissions": f"{group.mean('transmissions'):.5g}",
+            "per round": f"{group.mean('transmissions') / group.mean('rounds'):.3g}",
             "exchanges": f"{_total(group, 'exchanges'):,.0f}",
             "numbers down": f"{_total(group, 'scalars_down'):,.0f}",
             "numbers up": f"{_total(group, 'scalars_up'):,.0f}",
@@ -39,7 +39,7 @@ def ledger(groups: Sequence[Group], shown: Sequence[Group]) -> list[Any]:
             "bytes up": size_text(_total(group, "bytes_up")),
             "left out": f"{_total(group, 'dropped'):g}",
         }
-        | {name.replace("_", " "): f"{value:,.0f}" for name, value in group.first.summary["spent"].items()}
+        | {name.replace("_", " "): f"{_spent(group, name):,.0f}" for name in group.first.summary["spent"]}
         for group in groups
     ]
     return [*(figure for figure in figures if figure), table(rows)]
@@ -57,7 +57,7 @@ def timing(groups: Sequence[Group], shown: Sequence[Group]) -> list[Any]:
     rows = []
     for group in groups:
         each = np.array([step for run in group.runs for step in _steps(run)])
-        row = {"experiment": group.label, "rounds": seconds_text(_seconds(group))}
+        row = {"experiment": group.label, "rounds": seconds_text(group.mean("seconds"))}
         row |= {name: seconds_text(value) for name, value in parts[group.label].items()}
         rows.append(
             row
@@ -71,13 +71,14 @@ def timing(groups: Sequence[Group], shown: Sequence[Group]) -> list[Any]:
     return [*(figure for figure in figures if figure), table(rows)]
 
 
-def _seconds(group: Group) -> float:
-    return float(np.mean([run.summary["seconds"] for run in group.runs]))
-
-
 def _total(group: Group, key: str) -> float:
     """A count over all rounds, mean over seeds."""
     return float(np.mean([sum(record.get(key, 0) for record in run.records) for run in group.runs]))
+
+
+def _spent(group: Group, name: str) -> float:
+    """What the algorithm counts besides, mean over seeds."""
+    return float(np.mean([run.summary["spent"].get(name, 0) for run in group.runs]))
 
 
 def _by_round(group: Group, of: Callable[[Run], list[float]]) -> list[tuple[float, float]]:
@@ -102,7 +103,7 @@ def _parts(group: Group) -> dict[str, float]:
         parts = {name: float(np.mean([record["clock"][name] for record in records])) for name in records[0]["clock"]}
     if all("wall_seconds" in record for record in records):
         wall = float(np.mean([record["wall_seconds"] for record in records]))
-        parts["around"] = max(0.0, wall - _seconds(group))
+        parts["around"] = max(0.0, wall - group.mean("seconds"))
     return parts
 
 

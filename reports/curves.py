@@ -11,11 +11,11 @@ from hedgerow.platform.report import reported
 from hedgerow.reports.compare import is_share
 from hedgerow.reports.figures import Figure, lines
 from hedgerow.reports.groups import Group
-from hedgerow.reports.read import Record, Run
+from hedgerow.reports.read import Run
 from hedgerow.reports.series import Series
 
 SHOWN = 7
-"""Experiments with a line of their own, at most: the eighth colour is Hedge's."""
+"""Experiments with a line of their own, at most: the eighth colour, and those after it, are Hedge's."""
 
 NAMES = {
     "test_accuracy": "test accuracy",
@@ -23,39 +23,45 @@ NAMES = {
     "train_loss": "training loss",
     "client_accuracy": "mean accuracy of clients",
     "client_accuracy_worst10": "accuracy of the worst 10 % of clients",
+    "client_accuracy_highest": "highest accuracy of a client",
+    "client_accuracy_lowest": "lowest accuracy of a client",
+    "client_loss": "mean loss of clients",
+    "server_test_accuracy": "test accuracy of the server's model",
+    "server_test_loss": "test loss of the server's model",
 }
 
 
-def curves(groups: Sequence[Group], extra: Sequence[Series] = ()) -> list[Figure]:
-    """All that there is to draw of these experiments. extra: further lines of test accuracy by round."""
+def curves(groups: Sequence[Group], learners: Sequence[Group] = ()) -> list[Figure]:
+    """All that there is to draw of these experiments. learners: what Hedge itself achieved."""
+    numbered = [*enumerate(learners, SHOWN), *enumerate(groups)]
     if all(group.first.is_stream for group in groups):
-        return _figures(_stream(groups, key, label) for key, label in STREAM_CURVES.items())
-    targets = sorted({t for g in groups for t in g.first.targets if g.first.target_metric == "test_accuracy"})
+        return _figures(_stream(numbered, key, label) for key, label in STREAM_CURVES.items())
 
     def by_round(key: str) -> Figure | None:
         label = NAMES.get(key, key.replace("_", " "))
-        series = [_series(group, i, key) for i, group in enumerate(groups)]
-        more = list(extra) if key == "test_accuracy" else []
-        aims = targets if key == "test_accuracy" else []
-        return lines(
-            f"{label} by round".capitalize(), [*more, *series], "round", label, is_share(key), aims, late=is_share(key)
-        )
+        series = [_series(group, i, key) for i, group in numbered]
+        share, title = is_share(key), f"{label} by round".capitalize()
+        return lines(title, series, "round", label, share, _targets(groups, key), late=share)
 
-    sent = [_series(group, i, "test_accuracy", _sent) for i, group in enumerate(groups)]
+    # A run that transmits nothing has no curve against it.
+    sent = [_series(group, i, "test_accuracy", _sent) for i, group in numbered if _sent(group.first)[-1]]
     traffic = lines(
-        "Test accuracy by traffic", sent, "transmitted parameters (down + up)", "test accuracy", True, targets,
-        late=True,
+        "Test accuracy by traffic", sent, "transmitted parameters (down + up)", "test accuracy", True,
+        _targets(groups, "test_accuracy"), late=True,
     )  # fmt: skip
     others = dict.fromkeys(name for group in groups for run in group.runs for name in reported(run.records))
-    keys = [*NAMES, *others]
-    found = [by_round(key) for key in keys]
-    # Traffic second, beside the rounds; a run that transmits nothing has none.
-    any_sent = any(_sent(group.first)[-1] for group in groups)
-    return _figures([found[0], traffic if any_sent else None, *found[1:]])
+    found = [by_round(key) for key in [*NAMES, *others]]
+    # Traffic second, beside the rounds.
+    return _figures([found[0], traffic, *found[1:]])
 
 
-def _stream(groups: Sequence[Group], key: str, label: str) -> Figure | None:
-    series = [_series(group, i, key) for i, group in enumerate(groups)]
+def _targets(groups: Sequence[Group], key: str) -> list[float]:
+    """What the files ask of this metric."""
+    return sorted({t for group in groups for t in group.first.targets if group.first.target_metric == key})
+
+
+def _stream(numbered: Sequence[tuple[int, Group]], key: str, label: str) -> Figure | None:
+    series = [_series(group, i, key) for i, group in numbered]
     return lines(label[0].upper() + label[1:], series, "task", label, is_share(key))
 
 
@@ -75,21 +81,11 @@ def _series(group: Group, index: int, key: str, position: Callable[[Run], list[f
     numbers = [number for number in sorted(values) if len(values[number]) == len(group.runs)]
     means = [(float(np.mean(where[n])), float(np.mean(values[n]))) for n in numbers]
     spread = [float(np.std(values[n], ddof=1)) for n in numbers] if len(group.runs) > 1 else []
-    return Series(group.label, means, spread, index)
+    return Series(group.label, means, spread, index, strong=index >= SHOWN)
 
 
 def _sent(run: Run) -> list[float]:
     return list(accumulate(float(r.get("scalars_down", 0) + r.get("scalars_up", 0)) for r in run.records))
-
-
-def hedge_series(hedge: Sequence[Record], index: int) -> Series:
-    """Hedge's own expected accuracy."""
-    found: list[tuple[float, float]] = [
-        (record["round"], record["expected"]["test_accuracy"])
-        for record in hedge
-        if record["expected"].get("test_accuracy") is not None
-    ]
-    return Series("Hedge, expected", found, [], index, strong=True)
 
 
 def _figures(found: Any) -> list[Figure]:

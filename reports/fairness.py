@@ -22,19 +22,19 @@ def fairness(groups: Sequence[Group]) -> list[Any]:
     Of groups whose runs have kept them, which those of streams have not.
     """
     known = {
-        group.label: [np.array(run.record["client_accuracies"]) for run in group.runs]
-        for group in groups
+        (index, group.label): [np.array(run.record["client_accuracies"]) for run in group.runs]
+        for index, group in enumerate(groups)
         if all(run.record.get("client_accuracies") for run in group.runs)
     }
     if not known:
         return []
     drawn = [
         _quantiles(known),
-        *(_histogram(label, seeds, index) for index, (label, seeds) in enumerate(list(known.items())[:HISTOGRAMS])),
+        *(_histogram(label, seeds, index) for (index, label), seeds in list(known.items())[:HISTOGRAMS]),
     ]
     rows = [
         {"experiment": label} | {name: percent(_mean(seeds, of)) for name, of in MEASURES.items()}
-        for label, seeds in known.items()
+        for (_, label), seeds in known.items()
     ]
     return [*(one for one in drawn if one is not None), table(rows, "Accuracies of clients, mean over seeds")]
 
@@ -61,9 +61,9 @@ def _mean(seeds: list[np.ndarray], of: Any) -> float:
     return float(np.mean([of(accuracies) for accuracies in seeds]))
 
 
-def _quantiles(known: dict[str, list[np.ndarray]]) -> Figure | None:
+def _quantiles(known: dict[tuple[int, str], list[np.ndarray]]) -> Figure | None:
     series = []
-    for index, (label, seeds) in enumerate(known.items()):
+    for (index, label), seeds in known.items():
         values = np.array([np.quantile(accuracies, SHARES) for accuracies in seeds])
         spread = values.std(0, ddof=1).tolist() if len(seeds) > 1 else []
         points = list(zip((100 * SHARES).tolist(), values.mean(0).tolist(), strict=True))

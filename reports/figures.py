@@ -62,13 +62,12 @@ def lines(
     y_label: str,
     percent: bool = False,
     targets: Sequence[float] = (),
-    whole: bool = True,
     late: bool = False,
     note: str = "",
 ) -> Figure | None:
     """Lines with bands of their spread; points that are not finite are left out. None where no point is left.
 
-    whole: x counts something. late: lines that rise from far below are cut off there, for the sake of their ends.
+    x counts something. late: lines that rise from far below are cut off there, for the sake of their ends.
     """
     drawn = [one for one in (given.finite() for given in series) if one.points]
     if not drawn:
@@ -88,7 +87,7 @@ def lines(
         y = Scale(max(y.low, start), min(y.high, top), y.start, y.end, log)
     tell = _percent if percent else short
     name = f"f{next(_numbers)}"
-    frame = axes(x, y, x_label, y_label, {t: short(t) for t in x.ticks(whole=whole)}, _told(y, tell))
+    frame = axes(x, y, x_label, y_label, {t: short(t) for t in x.ticks(whole=True)}, _told(y, tell))
     parts: list[Markup] = []
     for target in targets:
         if y.low <= target <= y.high:
@@ -120,8 +119,17 @@ def lines(
     )
 
 
-def areas(title: str, rounds: Sequence[int], bands: Sequence[tuple[str, list[float]]], y_label: str) -> Figure:
-    """Shares that add up to one, stacked; each holds from its round to the next. The last band may be the others'."""
+def areas(
+    title: str,
+    rounds: Sequence[int],
+    bands: Sequence[tuple[str, list[float]]],
+    y_label: str,
+    indices: Sequence[int] = range(COLOURS),
+) -> Figure:
+    """Shares that add up to one, stacked; each holds from its round to the next. The last band may be the others'.
+
+    indices: the colours of the bands.
+    """
     edges = [*rounds, 2 * rounds[-1] - rounds[-2] if len(rounds) > 1 else rounds[-1] + 1]
     x = Scale(edges[0], edges[-1], LEFT, WIDTH - RIGHT)
     y = Scale(0.0, 1.0, HEIGHT - BOTTOM, TOP)
@@ -134,7 +142,7 @@ def areas(title: str, rounds: Sequence[int], bands: Sequence[tuple[str, list[flo
             until = edges[chosen[place + 1]] if place + 1 < len(chosen) else edges[-1]
             upper += [(x(edges[i]), y(top[i])), (x(until), y(top[i]))]
             lower += [(x(edges[i]), y(base[i])), (x(until), y(base[i]))]
-        kind = "others" if label.endswith((" other", " others")) else colour(index)
+        kind = "others" if label.endswith((" other", " others")) else colour(indices[index])
         parts.append(
             element("path", element("title", label), d=path(upper + lower[::-1], closed=True), class_=f"area {kind}")
         )
@@ -169,7 +177,9 @@ def bars(title: str, rows: Sequence[tuple[str, dict[str, float]]], x_label: str,
             at += value
     text = "; ".join(f"{label}: " + ", ".join(f"{n} {tell(v)}" for n, v in parts.items()) for label, parts in rows)
     svg = picture(f"f{next(_numbers)}", title, f"{x_label}. {text}.", *children, height=height)
-    data = table([{"": label} | {name: tell(parts.get(name, 0.0)) for name in names} for label, parts in rows])
+    data = table(
+        [{"experiment": label} | {name: tell(parts.get(name, 0.0)) for name in names} for label, parts in rows]
+    )
     return Figure(title, svg, [(colour(i), name) for i, name in enumerate(names)], data)
 
 

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from hedgerow.reports.read import Run
 from hedgerow.searchspaces.report import Trial, short_label, short_names
 
@@ -28,6 +30,15 @@ class Group:
         return [run.seed for run in self.runs]
 
     @property
+    def key(self) -> str:
+        """The same for every run of the experiment."""
+        return experiment_key(self.first)
+
+    def mean(self, key: str) -> float:
+        """Of a number that every run's summary has, over the seeds."""
+        return float(np.mean([run.summary[key] for run in self.runs]))
+
+    @property
     def settings(self) -> dict[str, Any]:
         """What makes the experiment, by dotted key."""
         return Trial("", _content(self.first), []).settings
@@ -37,18 +48,23 @@ def grouped(runs: Sequence[Run]) -> tuple[list[Group], list[str]]:
     """The experiments, in the order of their first runs; and sentences about runs that repeat another's seed.
 
     Files that agree but for their name, seed, and what `APART` lists besides, are of one experiment. Of runs that
-    repeat a seed the last one counts.
+    repeat a seed the last finished one counts, or the last where none is.
     """
     found: dict[str, dict[int, Run]] = {}
     notes: list[str] = []
     for run in sorted(runs, key=lambda run: str(run.record.get("created", ""))):
-        mine = found.setdefault(_key(run), {})
-        if run.seed in mine:
+        mine = found.setdefault(experiment_key(run), {})
+        before = mine.get(run.seed)
+        if before and before.is_finished and not run.is_finished:
             notes.append(
-                f"{run.folder.path} repeats {mine[run.seed].folder.path}, of the same seed: it is shown alone."
+                f"{run.folder.path} repeats {before.folder.path}, of the same seed, and is not finished: "
+                "the earlier is shown alone."
             )
+            continue
+        if before:
+            notes.append(f"{run.folder.path} repeats {before.folder.path}, of the same seed: it is shown alone.")
         mine[run.seed] = run
-    order = dict.fromkeys(_key(run) for run in runs)
+    order = dict.fromkeys(experiment_key(run) for run in runs)
     groups = [Group("", [found[key][seed] for seed in sorted(found[key])]) for key in order]
     return [replace(group, label=label) for group, label in zip(groups, _labels(groups), strict=True)], notes
 
@@ -64,7 +80,8 @@ def _content(run: Run) -> dict[str, Any]:
     return {key: value for key, value in run.values.items() if key not in APART}
 
 
-def _key(run: Run) -> str:
+def experiment_key(run: Run) -> str:
+    """What runs of one experiment, and no others, have in common."""
     return json.dumps([run.heading, _content(run)], sort_keys=True)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from hedgerow.platform.experiment_file import load_experiment
+from hedgerow.platform.experiment_file import read_experiment
 from hedgerow.platform.mlflow_store import MlflowClient, MlflowPlace, default_uri
 from hedgerow.platform.runs import RunFolder
 
@@ -25,7 +25,7 @@ def _store(folder: RunFolder) -> str:
 
     A trial lies two folders deeper than its search.
     """
-    uri = MlflowPlace.of(load_experiment(folder.experiment)).uri
+    uri = MlflowPlace.of(read_experiment(folder.experiment)).uri
     above = folder.path.resolve().parents[:3]
     beside = next((place for place in above if (place / "hedgerow.db").exists()), None)
     if uri is None and beside is None:

@@ -1,4 +1,7 @@
-"""What the folders of runs, searches and tables hold, read as it stands: neither data nor Ray are needed."""
+"""What the folders of runs, searches and tables hold, read as it stands.
+
+Neither data nor Ray are needed, and no module is imported that a file names.
+"""
 
 import json
 from collections.abc import Sequence
@@ -61,6 +64,11 @@ class Run:
         return summarise(self.records, self.targets, self.target_metric)
 
     @property
+    def is_finished(self) -> bool:
+        """Whether it has come to its end, be it because its targets were reached."""
+        return self.record.get("status") == "finished"
+
+    @property
     def is_stream(self) -> bool:
         """Whether its rounds are the tasks of a stream."""
         return "ctm" in self.records[0]
@@ -117,6 +125,17 @@ class Material:
         """The runs, then the trials of the searches."""
         return self.runs + [trial for search in self.searches for trial in search.trials]
 
+    @property
+    def learners(self) -> list[Run]:
+        """What each Hedge search achieved as a whole."""
+        return [search.as_learner() for search in self.searches if search.finished.hedge]
+
+    @property
+    def compared(self) -> list[Run]:
+        """The runs, the trials of sweeps, and of Hedge searches what Hedge itself achieved."""
+        sweeps = [search for search in self.searches if not search.finished.hedge]
+        return [*self.runs, *(trial for search in sweeps for trial in search.trials), *self.learners]
+
 
 def read_all(names: Sequence[str]) -> Material:
     """Read what stands in folders of runs, searches and tables. Raises UserError when one is none, or none has a round.
@@ -165,15 +184,13 @@ def _run(folder: RunFolder, record: Record, heading: str = "", search: RunFolder
 
 def _search(folder: RunFolder, record: Record, headings: Sequence[str]) -> Search:
     # Ray Tune takes seconds to import, which reports of plain runs do without.
-    from hedgerow.searchspaces.results import FinishedSearch, read_trials
-    from hedgerow.searchspaces.search_file import load_search
+    from hedgerow.searchspaces.results import FinishedSearch
 
-    found = read_trials(folder)
-    finished = FinishedSearch(folder, load_search(folder.experiment), found, RunLog(folder.metrics).read())
+    finished = FinishedSearch.read(folder)
     shared = {key: record[key] for key in ENVIRONMENT if key in record}
     trials = [
         _run(expert, shared | _record(expert), headings[int(trial.name)] if headings else "", folder)
-        for trial in found
+        for trial in finished.trials
         if trial.records
         for expert in [RunFolder(folder.path / "experts" / trial.name)]
     ]

@@ -5,38 +5,45 @@ from typing import Any
 
 import numpy as np
 
+from hedgerow.reports.curves import SHOWN
 from hedgerow.reports.figures import Figure, areas, lines
+from hedgerow.reports.groups import Group, experiment_key
 from hedgerow.reports.read import Search
 from hedgerow.reports.series import Series
 from hedgerow.reports.tables import Table, table
 
-OWN = 7
-"""Experts with a colour of their own, at most."""
 
+def hedge_figures(search: Search, learners: Sequence[Group], places: dict[str, int]) -> list[Figure]:
+    """Of a Hedge search: weights, losses, regret against its bound.
 
-def hedge_figures(search: Search) -> list[Figure]:
-    """Of a Hedge search: weights, losses, regret against its bound."""
+    learners: what the page's Hedge searches achieved. places: the colours of its experiments, by their keys; those of
+    experts that have none yet are added.
+    """
     hedge = search.finished.hedge
     if not hedge:
         return []
+    itself = experiment_key(search.as_learner())
+    name = next(learner.label for learner in learners if learner.key == itself)
     labels, rounds = _labels(search), [record["round"] for record in hedge]
     weights = np.array([record["weights"] for record in hedge], dtype=float)
     order = np.argsort(-(weights.mean(0) + weights[-1]), kind="stable").tolist()
-    own, rest = order[:OWN], order[OWN:]
+    own, rest = order[:SHOWN], order[SHOWN:]
+    keys = _keys(search)
+    colours = _colours([keys[i] for i in own], places)
     bands = [(labels[i], weights[:, i].tolist()) for i in own]
     if rest:
         bands.append((f"{len(rest)} other{'s' * (len(rest) > 1)}", weights[:, rest].sum(1).tolist()))
-    hedge_loss = Series("Hedge, expected", _line(rounds, [r["hedge_loss"] for r in hedge]), [], 7, strong=True)
+    hedge_loss = Series(name, _line(rounds, [r["hedge_loss"] for r in hedge]), [], places[itself], strong=True)
     losses = [
         Series(labels[i], _line(rounds, [record["losses"][i] for record in hedge]), [], place)
-        for place, i in enumerate(own)
+        for place, i in zip(colours, own, strict=True)
     ]
     regret = [
         Series("regret", _line(rounds, [record["regret"] for record in hedge]), [], 0),
         Series("bound", _line(rounds, [record["bound"] for record in hedge]), [], 1),
     ]
     drawn = [
-        areas("Hedge's weights by round", rounds, bands, "weight"),
+        areas("Hedge's weights by round", rounds, bands, "weight", colours),
         lines("Losses by round", [*losses, hedge_loss], "round", "loss"),
         lines(
             "Hedge's regret by round", regret, "round", "summed loss above the best expert's",
@@ -44,6 +51,26 @@ def hedge_figures(search: Search) -> list[Figure]:
         ),
     ]  # fmt: skip
     return [figure for figure in drawn if figure is not None]
+
+
+def _keys(search: Search) -> list[str]:
+    """Of each expert; one that has died before its first round is an experiment of its own."""
+    begun = {run.folder.name: experiment_key(run) for run in search.trials}
+    return [begun.get(trial.name, f"{search.folder.path}/{trial.name}") for trial in search.finished.trials]
+
+
+def _colours(keys: Sequence[str], places: dict[str, int]) -> list[int]:
+    """The colours that experts have elsewhere in the page; others take, and keep, what is free among these."""
+    found: dict[int, int] = {}
+    for i, key in enumerate(keys):
+        if key in places:
+            found.setdefault(places[key], i)
+    rest = [i for i in range(len(keys)) if i not in found.values()]
+    free = [index for index in range(SHOWN) if index not in found]
+    for i, index in zip(rest, free, strict=False):
+        found[index] = i
+        places.setdefault(keys[i], index)
+    return sorted(found, key=lambda index: found[index])
 
 
 def search_tables(search: Search) -> list[Table]:

@@ -1,7 +1,7 @@
 """The sections of a report, in the order in which they are read."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -9,10 +9,10 @@ import numpy as np
 from hedgerow.platform.terminal import dropped_text, size_text
 from hedgerow.reports.compare import EXPLAINED, compare, default_metric, spread_text
 from hedgerow.reports.costs import ledger, timing
-from hedgerow.reports.curves import SHOWN, curves, hedge_series
+from hedgerow.reports.curves import SHOWN, curves
 from hedgerow.reports.fairness import fairness
 from hedgerow.reports.figures import histogram
-from hedgerow.reports.groups import Group, differing
+from hedgerow.reports.groups import Group, differing, grouped
 from hedgerow.reports.read import Material, Run
 from hedgerow.reports.search import hedge_figures, hedge_sentences, search_tables
 from hedgerow.reports.setting import environment, partitions
@@ -21,6 +21,9 @@ from hedgerow.reports.tables import seconds_text, table
 from hedgerow.reports.targets import targets
 from hedgerow.searchspaces.report import Trial as Configuration
 from hedgerow.searchspaces.report import final_value, ranked, show
+
+HEDGE = "Hedge, expected"
+"""What a line says of Hedge's own results, which are expected values under its weights."""
 
 
 @dataclass(frozen=True)
@@ -44,14 +47,16 @@ class Folded:
 
 def sections(material: Material, groups: list[Group]) -> list[Section]:
     """Those that have something to say."""
-    shown = foremost(groups)
+    shown, learners = foremost(groups), _learners(material)
+    # Of each experiment the same colour in every figure, by its key.
+    places = {group.key: index for index, group in [*enumerate(shown), *enumerate(learners, SHOWN)]}
     made = [
         _summary(groups),
         *(_table(index, result) for index, result in enumerate(material.tables, start=1)),
-        _curves(material, groups, shown),
+        _curves(groups, shown, learners),
         _targets(groups),
-        _comparison(groups),
-        *(_search(index, search) for index, search in enumerate(material.searches, start=1)),
+        _comparison(grouped(material.compared)[0]),
+        *(_search(index, search, learners, places) for index, search in enumerate(material.searches, start=1)),
         _fairness(shown),
         _partition(material),
         _shown_by_the_method(shown),
@@ -137,7 +142,7 @@ SUMMARY = {
 def _summary(groups: list[Group]) -> Section:
     rows = []
     stream = all(group.first.is_stream for group in groups)
-    whole = all(run.record.get("status") == "finished" for group in groups for run in group.runs)
+    whole = all(run.is_finished for group in groups for run in group.runs)
     for group in groups:
         first = group.first.summary
         row = {"experiment": group.label}
@@ -151,17 +156,18 @@ def _summary(groups: list[Group]) -> Section:
             for name in first["report"]
         }
         if "memory_vectors" in first:
-            row |= {"models kept": show(first["memory_vectors"]), "tasks kept": show(first["memory_tasks"])}
+            kept = {"models kept": "memory_vectors", "tasks kept": "memory_tasks"}
+            row |= {heading: f"{group.mean(key):g}" for heading, key in kept.items()}
         if first["transmissions"]:
-            row |= {"transmissions": f"{first['transmissions']:g}", "sent": size_text(first["bytes"])}
-        row |= {"rounds": str(first["rounds"]), "seeds": ", ".join(map(str, group.seeds))}
-        row["time"] = seconds_text(float(np.mean([run.summary["seconds"] for run in group.runs])))
+            row |= {"transmissions": f"{group.mean('transmissions'):g}", "sent": size_text(group.mean("bytes"))}
+        row |= {"rounds": f"{group.mean('rounds'):g}", "seeds": ", ".join(map(str, group.seeds))}
+        row["time"] = seconds_text(group.mean("seconds"))
         if not whole:
             row["status"] = ", ".join(dict.fromkeys(str(run.record.get("status", "-")) for run in group.runs))
         rows.append(row)
     texts = []
     if any(len(group.runs) > 1 for group in groups):
-        texts.append("Mean ± standard deviation over seeds.")
+        texts.append("Means over seeds, of results ± one standard deviation.")
     for group in groups:
         if dropped := sum(run.summary["dropped"] for run in group.runs):
             texts.append(f"{group.label}: {dropped_text(dropped)}.")
@@ -173,12 +179,25 @@ def _table(index: int, result: Any) -> Section:
     return Section(f"table-{index}", result.title, [f"{result.explained}."], [table(result.rows), remarks])
 
 
-def _curves(material: Material, groups: list[Group], shown: list[Group]) -> Section:
-    extra = [hedge_series(search.finished.hedge, 7) for search in material.searches if search.finished.hedge]
-    texts = [f"The best {len(shown)} of {len(groups)} experiments."] if len(shown) < len(groups) else []
-    if any(len(group.runs) > 1 for group in shown):
+def _learners(material: Material) -> list[Group]:
+    """What Hedge itself achieved, searches that differ in their seeds together; the best few first."""
+    found = grouped(material.learners)[0]
+    if len(found) == 1:
+        return [replace(found[0], label=HEDGE)]
+    best = foremost(found)
+    ordered = [*best, *(group for group in found if group not in best)]
+    return [replace(group, label=f"{HEDGE}: {group.label}") for group in ordered]
+
+
+def _curves(groups: list[Group], shown: list[Group], learners: list[Group]) -> Section:
+    texts = [
+        f"The best {len(some)} of {len(every)} {what}."
+        for some, every, what in ((shown, groups, "experiments"), (learners[:SHOWN], learners, "Hedge searches"))
+        if len(some) < len(every)
+    ]
+    if any(len(group.runs) > 1 for group in [*shown, *learners]):
         texts.append("Lines are means over seeds, bands ± one standard deviation.")
-    return Section("curves", "Curves", texts, list(curves(shown, [line for line in extra if line.points])))
+    return Section("curves", "Curves", texts, list(curves(shown, learners[:SHOWN])))
 
 
 def _targets(groups: list[Group]) -> Section | None:
@@ -193,26 +212,33 @@ def _targets(groups: list[Group]) -> Section | None:
 def _comparison(groups: list[Group]) -> Section | None:
     if len(groups) < 2:
         return None
-    found = compare(groups)
-    parts: list[Any] = []
-    texts = found.notes
-    # What no statement is possible about would only fill the page.
-    if told := [i for i, pair in enumerate(found.pairs) if pair.difference]:
-        rows, matter = found.pair_rows(), [place for place, i in enumerate(told) if found.pairs[i].matters]
-        texts = [EXPLAINED, *texts]
-        parts = [
-            table(found.rows(), "Experiments"),
-            table([rows[i] for i in told], "Differences, paired over seeds", matter),
-        ]
+    texts, parts = _differences(groups)
     keys = [{"key": str(row["key"])} | {g.label: show(row[g.label]) for g in groups} for row in differing(groups)]
     if keys:
         parts.append(table(keys, "Where their files differ"))
-    return Section("comparison", "Which differences matter", texts, parts)
+    return Section("comparison", "Which differences matter", texts, parts) if texts or parts else None
 
 
-def _search(index: int, search: Any) -> Section:
+def _differences(groups: list[Group]) -> tuple[list[str], list[Any]]:
+    """What `hedgerow compare` prints; nothing where no run has been evaluated yet."""
+    metric = default_metric(groups)
+    if not any(metric in record for group in groups for run in group.runs for record in run.records):
+        return [], []
+    found = compare(groups, metric)
+    # What no statement is possible about would only fill the page.
+    told = [i for i, pair in enumerate(found.pairs) if pair.difference]
+    if not told:
+        return found.notes, []
+    rows, matter = found.pair_rows(), [place for place, i in enumerate(told) if found.pairs[i].matters]
+    return [EXPLAINED, *found.notes], [
+        table(found.rows(), "Experiments"),
+        table([rows[i] for i in told], "Differences, paired over seeds", matter),
+    ]
+
+
+def _search(index: int, search: Any, learners: list[Group], places: dict[str, int]) -> Section:
     """A search's own section; its trials stand in the others, too."""
-    parts: list[Any] = [*hedge_figures(search), *search_tables(search)]
+    parts: list[Any] = [*hedge_figures(search, learners, places), *search_tables(search)]
     kind = search.finished.plan.search.kind
     return Section(f"search-{index}", f"Search {search.folder.name} ({kind})", hedge_sentences(search), parts)
 

@@ -9,6 +9,9 @@ import numpy as np
 from scipy.stats import t as student
 
 CONFIDENCE = 0.95
+ALIKE = 1e-9
+"""Of the largest difference: a standard error below is what rounding makes of equal differences."""
+
 EXACT = 14
 """Pairs up to which all patterns of signs are counted; beyond, as many are drawn."""
 
@@ -33,12 +36,12 @@ class Difference:
 
     low, high: 95 % confidence interval of the mean, by Student's t, which takes the differences for normal. p: of the
     same test that there is none. flips: p of the sign-flip test, which takes nothing but their symmetry, and cannot be
-    below `least`.
+    below `least`. Equal differences leave Student's t nothing to measure by: there is no interval, and p is `flips`.
     """
 
     mean: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     p: float
     flips: float
     n: int
@@ -52,11 +55,13 @@ def paired(differences: Sequence[float]) -> Difference:
     """The statistics of paired differences."""
     d = np.asarray(differences, dtype=float)
     n, mean = len(d), float(d.mean())
-    error = float(d.std(ddof=1)) / math.sqrt(n)
+    error, flips = float(d.std(ddof=1)) / math.sqrt(n), sign_flips(d)
+    # Accuracies and rounds are discrete: two seeds that agree by chance say nothing of how far others would scatter.
+    if error <= ALIKE * np.abs(d).max():
+        return Difference(mean, None, None, flips, flips, n)
     margin = float(student.ppf((1 + CONFIDENCE) / 2, n - 1)) * error
-    # Without any spread the test has no variance to weigh by: a difference is certain, and none is none.
-    p = float(2 * student.sf(abs(mean) / error, n - 1)) if error else float(mean == 0)
-    return Difference(mean, mean - margin, mean + margin, p, sign_flips(d), n)
+    p = float(2 * student.sf(abs(mean) / error, n - 1))
+    return Difference(mean, mean - margin, mean + margin, p, flips, n)
 
 
 def sign_flips(differences: Sequence[float] | np.ndarray) -> float:
@@ -72,11 +77,15 @@ def sign_flips(differences: Sequence[float] | np.ndarray) -> float:
     return float(np.mean(sums >= sums[0] - 1e-12 * np.abs(d).sum()))
 
 
-def holm(ps: Sequence[float]) -> list[float]:
-    """Holm's correction of p-values for how many are looked at, in their order."""
+def holm(ps: Sequence[float], of: int | None = None) -> list[float]:
+    """Holm's correction of p-values for how many are looked at, in their order.
+
+    of: how many they were chosen from, where the same numbers chose them; None: they are all.
+    """
+    of = len(ps) if of is None else of
     found = [0.0] * len(ps)
     worst = 0.0
     for rank, i in enumerate(sorted(range(len(ps)), key=lambda i: ps[i])):
-        worst = max(worst, min(1.0, (len(ps) - rank) * ps[i]))
+        worst = max(worst, min(1.0, (of - rank) * ps[i]))
         found[i] = worst
     return found

@@ -77,14 +77,14 @@ class Scale:
         return [k * step for k in range(first, math.floor(self.high / step + 1e-9) + 1)]
 
 
-def spanning(values: Sequence[float], start: float, end: float, log: bool = False, zero: bool = False) -> Scale:
-    """A scale with a little room around the values. zero: from 0 on."""
+def spanning(values: Sequence[float], start: float, end: float, log: bool = False) -> Scale:
+    """A scale with a little room around the values."""
     low, high = min(values), max(values)
     if log and low > 0:
         room = (high / low) ** 0.05 if high > low else 1.5
         return Scale(low / room, high * room, start, end, log=True)
     room = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
-    return Scale(0.0 if zero else low - room, high + room, start, end)
+    return Scale(low - room, high + room, start, end)
 
 
 def axes(

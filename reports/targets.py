@@ -26,14 +26,14 @@ def _table(groups: Sequence[Group], target: float, metric: str) -> Table:
         counted = [[{"transmissions": 0.0, **record} for record in run.records] for run in group.runs]
         reached = [entry for records in counted if (entry := first_to(records, target, metric))]
         needed, rounds = ([entry[unit] for entry in reached] for unit in ("transmissions", "rounds"))
-        spent = float(np.mean([run.summary["transmissions"] for run in group.runs]))
+        spent = group.mean("transmissions")
         everybody = len(reached) == len(group.runs)
         means.append((float(np.mean(needed)) if everybody else None, spent))
         rows.append(
             {
                 "experiment": group.label,
                 "reached": f"{len(reached)} of {len(group.runs)}",
-                "rounds": spread_text(Spread.of(rounds), "") if everybody else f"{group.first.summary['rounds']}+",
+                "rounds": spread_text(Spread.of(rounds), "") if everybody else f"{group.mean('rounds'):g}+",
                 "transmissions": spread_text(Spread.of(needed), "") if everybody else f"{spent:g}+",
             }
         )

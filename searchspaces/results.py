@@ -24,7 +24,7 @@ from hedgerow.searchspaces.report import (
     to_markdown,
     trial_labels,
 )
-from hedgerow.searchspaces.search_file import SearchPlan, load_search
+from hedgerow.searchspaces.search_file import SearchPlan, read_search
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -46,8 +46,8 @@ class FinishedSearch:
 
     @classmethod
     def read(cls, folder: RunFolder) -> Self:
-        """From its folder."""
-        return cls(folder, load_search(folder.experiment), read_trials(folder), RunLog(folder.metrics).read())
+        """From its folder, without importing what its file names."""
+        return cls(folder, read_search(folder.experiment), read_trials(folder), RunLog(folder.metrics).read())
 
     @property
     def status(self) -> str:

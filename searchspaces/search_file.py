@@ -10,12 +10,12 @@ from pydantic import ValidationError
 from hedgerow.platform.data import Stream
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment import Experiment
-from hedgerow.platform.experiment_file import Lines, dump_values, parse_experiment, read_file
+from hedgerow.platform.experiment_file import Lines, dump_values, parse_experiment, read_experiment, read_file
 from hedgerow.platform.messages import explain
 from hedgerow.platform.plugins import nearest
 from hedgerow.searchspaces.config import ACCURACIES, LOSSES, HedgeSearch, PbtSearch, SearchFile, SearchSection
 from hedgerow.searchspaces.named import named_space
-from hedgerow.searchspaces.space import Overrides, Space, configurations, corners, with_overrides
+from hedgerow.searchspaces.space import Overrides, Space, configurations, corners, frozen, with_overrides
 
 SEARCHABLE = (
     *("algorithm", "task.model", "task.partition", "seed", "participation", "clients_per_round"),
@@ -53,10 +53,27 @@ def load_search(path: str | Path, overrides: Sequence[str] = ()) -> SearchPlan:
 
     overrides: "key.key=value" each, as given to --set. Raises UserError with the first mistake of the file.
     """
+    values, lines = _read(path, overrides)
+    return parse_search(values, lines, str(path))
+
+
+def read_search(path: str | Path) -> SearchPlan:
+    """What the file of a search that was begun says, for those who do not go on with it.
+
+    Nothing that it names is imported, and its configurations are not tried anew. Raises UserError.
+    """
+    values, lines = _read(path)
+    search, experiment = _search_section(values.pop("search"), lines, str(path)), read_experiment(path)
+    resolved = experiment.model_dump(mode="json")
+    found = configurations(search.space, resolved, search.samples, experiment.seed)
+    return SearchPlan(experiment, search, values, [] if search.kind == "optuna" else found)
+
+
+def _read(path: str | Path, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], Lines]:
     values, lines = read_file(Path(path), overrides)
     if "search" not in values:
         raise UserError(f"{path}: there is no `search:` section; add one, as examples/digits_hedge.yaml does")
-    return parse_search(values, lines, str(path))
+    return values, lines
 
 
 def parse_search(values: dict[str, Any], lines: Lines | None = None, source: str = "experiment") -> SearchPlan:
@@ -73,9 +90,10 @@ def parse_search(values: dict[str, Any], lines: Lines | None = None, source: str
         _check_conditions(search.space, found)
     except UserError as error:
         raise UserError(f"{lines.get(('search', 'space'), source)}: {error}") from None
-    for some in (corners(search.space, resolved), found):
-        for overrides in some:
-            _check_trial(base, overrides, lines, source)
+    # Some corners are configurations.
+    each = {frozen(overrides): overrides for overrides in (*corners(search.space, resolved), *found)}
+    for overrides in each.values():
+        _check_trial(base, overrides, lines, source)
     return SearchPlan(experiment, search, base, [] if search.kind == "optuna" else found)
 
 

@@ -39,15 +39,14 @@ def configurations(space: Space, values: dict[str, Any], samples: int | None, se
     drawn = [key for key, entry in space.items() if entry.form != "grid"]
     grids = {key: entry.values for key, entry in space.items() if entry.form == "grid"}
     domains = {key: domain(space[key]) for key in drawn}
-    found: list[Overrides] = []
+    found: dict[Any, Overrides] = {}
     for combination in product(*grids.values()):
         for _ in range(samples or 1):
             full = dict(zip(grids, combination, strict=True))
             full |= {key: _plain(domains[key].sample(random_state=random)) for key in drawn}
             overrides = active(space, {key: full[key] for key in space}, values)
-            if overrides not in found:
-                found.append(overrides)
-    return found
+            found.setdefault(frozen(overrides), overrides)
+    return list(found.values())
 
 
 def active(space: Space, full: Overrides, values: dict[str, Any]) -> Overrides:
@@ -109,6 +108,13 @@ def value_at(values: dict[str, Any], key: str) -> Any:
             return _MISSING
         node = node[part]
     return node
+
+
+def frozen(value: Any) -> Any:
+    """The same, so that it can be looked up: of thousands of configurations, no two are to be compared."""
+    if isinstance(value, dict):
+        return frozenset((key, frozen(part)) for key, part in value.items())
+    return tuple(frozen(part) for part in value) if isinstance(value, list) else value
 
 
 def with_overrides(values: dict[str, Any], overrides: Overrides) -> dict[str, Any]:

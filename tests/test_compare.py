@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from made_up import records
 
 from hedgerow.platform.errors import UserError
+from hedgerow.platform.experiment_file import set_value
 from hedgerow.platform.runs import RunFolder
 from hedgerow.reports.compare import compare
 from hedgerow.reports.groups import differing, grouped
@@ -36,10 +38,21 @@ def test_two_pairs_follow_cauchy_and_three_have_a_closed_form_too():
     assert (three.mean, three.n, three.least) == (2.0, 3, 0.25)
 
 
-def test_differences_without_any_spread_are_certain_or_none():
-    assert paired([0.5, 0.5, 0.5]).p == 0.0
-    nothing = paired([0.0, 0.0])
-    assert (nothing.p, nothing.low, nothing.high, nothing.flips) == (1.0, 0.0, 0.0, 1.0)
+@pytest.mark.parametrize(
+    ("differences", "p"),
+    [
+        ([0.5, 0.5, 0.5], 2 / 8),
+        ([0.0, 0.0], 1.0),
+        ([math.log(10 / 12)] * 2, 2 / 4),
+        # Equal but for rounding: five points of accuracy, and one sample of ten thousand.
+        ([0.75 - 0.70, 0.80 - 0.75], 2 / 4),
+        ([0.9001 - 0.9, 0.8001 - 0.8, 0.7001 - 0.7], 2 / 8),
+    ],
+)
+def test_equal_differences_are_as_sure_as_their_signs_and_have_no_interval(differences, p):
+    found = paired(differences)
+    assert (found.p, found.low, found.high, found.flips) == (p, None, None, p)
+    assert found.mean == pytest.approx(differences[0])
 
 
 def test_sign_flips_count_all_patterns():
@@ -71,6 +84,8 @@ def test_holms_correction():
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([0.6, 0.7]) == [1.0, 1.0]
     assert holm([]) == []
+    # The two smallest of six.
+    assert holm([0.01, 0.02], of=6) == pytest.approx([0.06, 0.1])
 
 
 # ---- experiments -----------------------------------------------------------------------------------------------------
@@ -112,6 +127,51 @@ def test_of_runs_that_repeat_a_seed_the_last_counts():
     assert note.startswith("new repeats middle")
 
 
+def unfinished(run: Run, rounds: int) -> Run:
+    """The same run on its way to so many rounds."""
+    return replace(run, record=run.record | {"status": "interrupted"}, values=run.values | {"rounds": rounds})
+
+
+def test_a_finished_run_of_a_seed_counts_before_a_later_one_that_is_not():
+    done = made("a", 0, [0.1, 0.9], folder="2025")
+    for later in (done, unfinished(done, 2)):
+        later = replace(later, folder=RunFolder(Path("later")), record=later.record | {"created": "2026"})
+        for runs in ([done, later], [later, done]):
+            groups, (note,) = grouped(runs)
+            assert groups[0].runs == [later if later.is_finished else done]
+            assert note.startswith("later repeats 2025, of the same seed")
+    assert note.endswith("is not finished: the earlier is shown alone.")
+
+
+def test_a_run_that_has_not_ended_is_not_compared_as_if_it_had():
+    better = [made("b", seed, [0.4, 0.8 + seed / 100], lr=0.2) for seed in range(4)]
+    worse = [made("a", seed, [0.4, 0.5]) for seed in range(4)]
+    assert of(compare(grouped(worse + better)[0]), "final test accuracy", "a", "b").says == "b is better"
+    rounds = [replace(run, values=run.values | {"rounds": 100}) for run in better]
+    found = compare(grouped([*worse, unfinished(better[0], 100), *rounds[1:]])[0])
+    pairs = [pair for pair in found.pairs if (pair.a, pair.b) == (0, 1)]
+    assert {(pair.says, pair.p) for pair in pairs} == {("not finished: no statement possible", None)}
+    assert "b-0 has 2 of 100 rounds." in found.notes
+    assert "They differ in more than the method: rounds." in found.notes
+
+
+def test_the_best_of_many_is_one_that_has_ended():
+    runs = [made(f"e{i}", seed, [i / 10, (i + 1) / 10], lr=i + 1) for i in range(8) for seed in (0, 1)]
+    runs[15] = unfinished(runs[15], 2)
+    found = compare(grouped(runs)[0])
+    last = [pair for pair in found.pairs if pair.quantity.name == "final test accuracy"]
+    assert {pair.a for pair in last} == {6}
+    assert [pair.says for pair in last if pair.b == 7] == ["not finished: no statement possible"]
+
+
+@pytest.mark.parametrize("key", ["task.model.hidden", "task.public.samples", "clients_per_round", "simulation.times"])
+def test_what_differs_beside_the_method_is_told(key):
+    one, other = made("a", 0, [0.1]), made("b", 0, [0.1])
+    set_value(other.values, {}, tuple(key.split(".")), 8, "")
+    (note,) = (note for note in compare(grouped([one, other])[0]).notes if "method" in note)
+    assert note == f"They differ in more than the method: {key}."
+
+
 def test_experiments_of_one_name_are_told_apart_by_method_then_by_setting():
     runs = [made("x", 0, [0.1], name="fedavg"), made("x", 0, [0.1], name="feddyn", alpha=0.1),
             made("x", 0, [0.1], name="feddyn", alpha=1.0), made("y", 0, [0.1], lr=0.3)]  # fmt: skip
@@ -139,8 +199,20 @@ def test_transmissions_are_compared_as_ratios():
     cheap = [made("cheap", seed, [0.1, 0.6], cost=1.0 + seed) for seed in range(3)]
     found = compare(grouped(cheap + dear)[0])
     pair = of(found, "transmissions to 50%", "cheap", "dear")
-    assert pair.text() == "×2 [2, 2]"
+    assert (pair.text(), pair.p, pair.says) == ("×2", 2 / 8, "no difference shown")
+    assert pair.quantity.text(pair.a) == "4 ± 2"
+    dear[0] = made("dear", 0, [0.1, 0.6], cost=2.01, lr=0.2)
+    pair = of(compare(grouped(cheap + dear)[0]), "transmissions to 50%", "cheap", "dear")
+    assert pair.text() == "×2 [1.99, 2.02]"
     assert pair.says == "cheap needs fewer"
+
+
+def test_equal_differences_matter_from_six_seeds_on():
+    runs = [made(name, seed, [end], lr=lr) for name, lr, end in (("a", 1, 0.5), ("b", 2, 0.75)) for seed in range(6)]
+    five, six = (of(compare(grouped(some)[0]), "final test accuracy", "a", "b") for some in (runs[1:], runs))
+    assert (five.p, five.says, five.text()) == (2 / 32, "no difference shown", "+25 points")
+    assert (six.p, six.says) == (2 / 64, "b is better")
+    json.dumps(compare(grouped(runs)[0]).as_dict(), allow_nan=False)
 
 
 def test_what_few_seeds_do_not_allow_is_said():
@@ -169,11 +241,26 @@ def test_the_same_numbers_are_the_same():
 
 
 def test_of_many_experiments_each_is_compared_with_the_best():
-    runs = [made(f"e{i}", seed, [i / 10 + seed / 1000], lr=i + 1) for i in range(8) for seed in (0, 1)]
+    seeds = range(4)
+    runs = [made(f"e{i}", seed, [i / 10 + (i + 1) * seed / 1000], lr=i + 1) for i in range(8) for seed in seeds]
     found = compare(grouped(runs)[0])
     first = [pair for pair in found.pairs if pair.quantity.name == "final test accuracy"]
     assert [(pair.a, pair.b) for pair in first] == [(7, i) for i in range(7)]
     assert all(pair.says == "e7 is better" for pair in first)
+    # Of two seeds all that is left of it is their number.
+    few = compare(grouped([run for run in runs if run.seed < 2])[0])
+    assert {pair.says for pair in few.pairs if pair.quantity.name == "final test accuracy"} == {"no difference shown"}
+
+
+def test_among_many_equal_experiments_the_best_is_seldom_taken_to_be_better():
+    rng, groups, found = np.random.default_rng(0), 8, 0
+    for _ in range(300):
+        noise = rng.normal(0.5, 0.05, (groups, 4)).clip(0.01, 0.99)
+        runs = [made(f"e{i}", seed, [noise[i, seed]], lr=i + 1) for i in range(groups) for seed in range(4)]
+        compared = compare(grouped(runs)[0], targets=[])
+        found += any(pair.matters for pair in compared.pairs if pair.quantity.name == "final test accuracy")
+    # 5 % with two standard deviations of so many draws.
+    assert found <= 300 * 0.05 + 2 * math.sqrt(300 * 0.05 * 0.95)
 
 
 def test_a_metric_that_is_not_there_is_refused_by_name():

@@ -1,5 +1,7 @@
 """DiSK's models have the printed sizes (its specification's check 10), and methods match what they show."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -135,7 +137,7 @@ def test_what_a_model_shows_is_what_it_says(name):
     assert len(seen.maps) >= 3
     torch.testing.assert_close(seen.features, seen.maps[-1].mean((2, 3)))
     torch.testing.assert_close(seen.logits, net.head(seen.features))
-    assert [a.shape[-1] >= b.shape[-1] for a, b in zip(seen.maps, seen.maps[1:], strict=False)]
+    assert all(a.shape[-1] >= b.shape[-1] for a, b in pairwise(seen.maps))
 
 
 # ---- matching --------------------------------------------------------------------------------------------------------

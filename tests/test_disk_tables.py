@@ -1,8 +1,16 @@
 """DiSK's tables: what is printed, with which hyperparameters (disk.md, 4.3 and 5), and the ablations (138 to 145)."""
 
-import pytest
+import math
 
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from hedgerow.cli import main
+from hedgerow.platform.errors import UserError
+from hedgerow.platform.experiment_file import parse_experiment
 from hedgerow.searchspaces.named import named_space
+from hedgerow.searchspaces.space import with_overrides
 from hedgerow.searchspaces.tables import FAMILIES, find_lines
 from hedgerow.searchspaces.tables.plan import plan_line
 
@@ -118,3 +126,78 @@ def test_what_was_searched_is_of_the_published_grids_and_the_rest_as_in_table_6_
         assert changed
         assert all(value in grids[key] for key, value in changed.items())
     assert line_of(f"searched/{toy}").published == line_of(f"6.1/{toy}").published
+
+
+# ---- teachers, lengths, grids ----------------------------------------------------------------------------------------
+
+
+def test_teachers_are_trained_by_the_recipe_and_printed_beside_their_scores():
+    """SGD, 200 epochs along a cosine, as the students (4.3)."""
+    wanted = {"epochs": 200, "lr": 0.1, "lr_cosine": 200, "momentum": 0.9, "weight_decay": 5e-4, "batch_size": 200}
+    for name in ("6.3", "6.4", "A.13", "A.14"):
+        for line in TABLES[name].lines:
+            values = {**line.values, "name": "x", "algorithm": line.methods["KD"]}
+            plan = parse_experiment(values, source=line.name).task.teacher.schooling
+            assert {key: getattr(plan, key) for key in wanted} == wanted
+    printed = {line.name: set(line.published["teacher"].values()) for line in TABLES["6.3"].lines}
+    assert printed[PAIR] == {"71.99%"}
+    assert printed["tiny-resnet34-resnet10-xxs"] == {"63.06%"}
+    assert "CE" not in line_of(f"6.3/{PAIR}").published["teacher"]
+    assert line_of("6.4/cifar100-wrn-40-2-wrn-40-1").published["teacher"]["SimKD+DiSK"] == "78.41%"
+
+
+def test_a_pair_says_which_of_its_methods_have_learnt_after_half_of_the_rounds():
+    line = line_of("6.4/cifar100-wrn-40-2-wrn-40-1")
+    made = sections("6.4/cifar100-wrn-40-2-wrn-40-1")
+    half = [heading for heading, section in made.items() if section.get("warm_start", 0) + section["lr_cosine"] == 200]
+    assert half == ["CE", "FitNet", "SemCKD", "SimKD", "SimKD+DiSK"]
+    assert line.values["rounds"] == 400
+    assert "CE, FitNet, SemCKD, SimKD and SimKD+DiSK learn in the first 200" in line.remark
+
+
+GRIDS = {
+    "6.1/intervals": "toy_intervals",
+    "6.1/gaussians": "toy_gaussians",
+    f"6.3/{PAIR}": "cifar100",
+    "6.3/tiny-resnet34-resnet10-m": "tiny_imagenet",
+    "6.4/cifar100-resnet32x4-shufflenetv2": "cifar100",
+    "A.13/imagenet-resnet50-resnet18": "imagenet",
+    "A.14/cifar100-wrn-40-2-wrn-40-1": "cifar100",
+}
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_grids_are_the_published_ones(name):
+    """KD's as `--grid --show` prints it; of DiSK's thousands the corners."""
+    assert all(line.grids for line in TABLES[name.split("/")[0]].lines)
+    line = line_of(name)
+    assert line.grids == {"KD": f"kd/{GRIDS[name]}", "DiSK": f"disk/{GRIDS[name]}"}
+    told = CliRunner().invoke(main, ["table", f"disk/{name}", "--methods", "KD", "--grid", "--show"])
+    assert told.exit_code == 0, told.output
+    shown = yaml.safe_load(told.stdout)["search"]["space"]["algorithm"]["grid"]
+    space = named_space(line.grids["KD"])
+    assert len(shown) == math.prod(len(entry["grid"]) for entry in space.values())
+    values = [{key.removeprefix("algorithm.") for key in space} & set(section) for section in shown]
+    assert all(found == {"alpha", "tau"} for found in values)
+    assert [section["alpha"] for section in shown if section["tau"] == 4.0] == [0.0, 0.1, 0.5, 0.9, 1.0]
+    for end in (0, -1):
+        corner = {key: entry["grid"][end] for key, entry in named_space(line.grids["DiSK"]).items()}
+        section = with_overrides({"algorithm": line.methods["DiSK"]}, corner)["algorithm"]
+        found = parse_experiment({**line.values, "name": "x", "algorithm": section}, source=name).algorithm
+        assert {key: getattr(found, key.removeprefix("algorithm.")) for key in corner} == corner
+
+
+def test_the_whole_grid_of_disk_is_a_sweep():
+    table, (line,) = find_lines(f"disk/6.3/{PAIR}", FAMILIES)
+    made = plan_line(table, line, grid=True)
+    assert {heading: made.headings.count(heading) for heading in made.headings} == {"CE": 1, "KD": 5, "DiSK": 6300}
+    assert len(made.search.configurations) == 6306
+    own = [one["algorithm"] for one in made.search.configurations if one["algorithm"]["name"] == "disk"]
+    assert all(section["delta"] == 0.3476 and section["warm_start"] == 200 for section in own)
+
+
+def test_what_has_no_published_grid_says_so():
+    for name in ("6.2/cifar100-resnet10", "small/digits", "searched/intervals", "ablations/digits-delta"):
+        table, (line,) = find_lines(f"disk/{name}", FAMILIES)
+        with pytest.raises(UserError, match="no grid is published"):
+            plan_line(table, line, grid=True)

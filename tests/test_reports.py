@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -17,12 +18,14 @@ from hedgerow.platform.experiment_file import parse_experiment
 from hedgerow.platform.mlflow_store import default_uri
 from hedgerow.platform.runner import run
 from hedgerow.platform.runs import RunFolder
+from hedgerow.platform.terminal import size_text
 from hedgerow.reports.figures import areas, heat, lines
 from hedgerow.reports.groups import grouped
-from hedgerow.reports.read import read_all
+from hedgerow.reports.read import Material, Run, read_all
 from hedgerow.reports.sections import sections
 from hedgerow.reports.series import Series
 from hedgerow.reports.svg import Scale, element
+from hedgerow.reports.tables import Table
 from hedgerow.searchspaces.tables.commands import plan_table, run_table
 
 
@@ -131,6 +134,40 @@ def test_a_target_of_one_file_is_looked_for_in_runs_of_the_others(runs, tmp_path
     assert told["To 99% test accuracy"] == ["0 of 1", "0 of 1"]
 
 
+def without(run: Run, *keys: str) -> Run:
+    """The same run without some of what its rounds say."""
+    return replace(run, records=[{k: v for k, v in r.items() if k not in keys} for r in run.records])
+
+
+def first_row(table: Table) -> dict[str, str]:
+    return dict(zip((heading for heading, _ in table.columns), table.rows[0], strict=True))
+
+
+def test_counts_are_means_over_seeds_as_the_page_says(runs):
+    one, other = (run for run in read_all([str(folder.path) for folder in runs[:2]]).runs)
+    # The second has done two rounds more, and sent twice as much in each.
+    more = [r | {"round": r["round"] + 2, "transmissions": r["transmissions"] + 2} for r in other.records[-2:]]
+    longer = [r | {"bytes_up": 3 * r["bytes_up"]} for r in [*other.records, *more]]
+    groups = grouped([one, replace(other, records=longer)])[0]
+    spent = [run.summary["transmissions"] for run in groups[0].runs]
+    assert spent[0] != spent[1]
+    found = {section.name: section for section in sections(Material(runs=groups[0].runs), groups)}
+    row, sent = (first_row(found[name].parts[-1]) for name in ("summary", "ledger"))
+    assert (row["rounds"], row["transmissions"]) == ("7", f"{np.mean(spent):g}")
+    assert row["sent"] == size_text(np.mean([run.summary["bytes"] for run in groups[0].runs]))
+    (never,) = (part for part in found["targets"].parts if part.caption == "To 99% test accuracy")
+    assert never.rows[0][2] == "7+"
+    assert sent["per round"] == f"{sum(spent) / 14:.3g}"
+
+
+def test_of_runs_that_are_not_evaluated_yet_the_page_says_where_their_files_differ(runs):
+    early = [without(run, "test_accuracy") for run in read_all([str(folder.path) for folder in runs]).runs]
+    groups = grouped(early)[0]
+    (section,) = (one for one in sections(Material(runs=early), groups) if one.name == "comparison")
+    assert not section.texts
+    assert [part.caption for part in section.parts] == ["Where their files differ"]
+
+
 def test_every_picture_is_well_formed_and_says_what_it_is(page_file):
     pictures = re.findall(r"<svg.*?</svg>", page_file.read_text(), re.DOTALL)
     assert len(pictures) >= 10
@@ -142,6 +179,16 @@ def test_every_picture_is_well_formed_and_says_what_it_is(page_file):
         assert all(one.text for one in named)
         assert "nan" not in picture.lower()
         assert "#" not in picture.replace("url(#", "")  # no colour but the style's
+
+
+def test_every_button_and_every_fold_has_a_name_of_its_own(page_file):
+    text = page_file.read_text()
+    names = re.findall(r'<button type="button">(.*?)</button>', text)
+    assert names
+    assert all(name.strip() for name in names)
+    folds = re.findall(r"<summary(.*?)>Numbers</summary>", text)
+    titles = re.findall(r"<figcaption>(.*?)</figcaption>", text)
+    assert folds == [f' aria-label="Numbers of {title}"' for title in titles]
 
 
 def test_the_page_asks_for_nothing_outside_itself(page_file):
@@ -157,6 +204,13 @@ def test_of_a_single_run_the_page_lies_in_its_folder(runs):
     text = (runs[3].path / "report.html").read_text()
     assert "±" not in text.split("<section", 2)[1]
     assert 'id="comparison"' not in text
+
+
+def test_of_a_run_that_is_named_under_runs_the_page_lies_in_its_folder_too(runs, tmp_path, monkeypatch):
+    shutil.copytree(runs[3].path, tmp_path / "runs" / "mine")
+    monkeypatch.chdir(tmp_path)
+    assert "report: runs/mine/report.html" in report("mine", "--no-mlflow")
+    assert (tmp_path / "runs" / "mine" / "report.html").exists()
 
 
 def test_the_page_is_an_artifact_of_the_run_and_a_store_that_is_gone_a_warning(runs, tmp_path, monkeypatch):

@@ -14,9 +14,13 @@ Norm = Callable[[int], nn.Module]
 
 
 class Staged(nn.Module):
-    """Stages one after the other, the mean over the image, and a linear layer. (batch, C, H, W) -> (batch, classes)."""
+    """Stages one after the other, the mean over the image, and a linear layer. (batch, C, H, W) -> (batch, classes).
+
+    rectified: whether every stage ends in a ReLU.
+    """
 
     shows_inside = True
+    rectified = True
 
     def __init__(self, stages: list[nn.Module], width: int, classes: int):
         super().__init__()
@@ -125,7 +129,10 @@ def mobilenet_v2(inputs: int, classes: int) -> Staged:
         layers[0][0] = nn.Conv2d(inputs, 32, 3, 2, padding=1, bias=False)
     # Up to where the size changes.
     ends = [0, 4, 7, 14, len(layers)]
-    return _static(Staged([nn.Sequential(*layers[a:b]) for a, b in pairwise(ends)], 1280, classes))
+    net = Staged([nn.Sequential(*layers[a:b]) for a, b in pairwise(ends)], 1280, classes)
+    # All blocks but the last layer end in a sum.
+    net.rectified = False
+    return _static(net)
 
 
 class ViT(nn.Module):

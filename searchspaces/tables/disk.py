@@ -9,6 +9,7 @@ steepness of the intervals' ends, the guide's hidden layer (8 units), which alph
 from functools import cache
 from typing import Any
 
+from hedgerow.searchspaces.tables.disk_networks import LARGE, MODELS
 from hedgerow.searchspaces.tables.disk_picture import draw_toys
 from hedgerow.searchspaces.tables.line import Line, Table
 
@@ -38,38 +39,6 @@ TOY_REMARK = (
     "spread; in the plane the last layers have a bias"
 )
 
-
-RESNETS: dict[str, Section] = {
-    "ResNet34": {"channels": [64, 128, 256, 512], "blocks": [3, 4, 6, 3]},
-    "ResNet18": {"channels": [64, 128, 256, 512], "blocks": [2, 2, 2, 2]},
-    "ResNet10": {"channels": [64, 128, 256, 512], "blocks": [1, 1, 1, 1]},
-    "ResNet10-l": {"channels": [32, 64, 128, 256], "blocks": [1, 1, 1, 1]},
-    "ResNet10-m": {"channels": [16, 32, 64, 128], "blocks": [1, 1, 1, 1]},
-    "ResNet10-s": {"channels": [8, 16, 32, 64], "blocks": [1, 1, 1, 1]},
-    "ResNet10-xs": {"channels": [8, 16, 16, 32], "blocks": [1, 1, 1, 1]},
-    "ResNet10-xxs": {"channels": [8, 8, 16, 16], "blocks": [1, 1, 1, 1]},
-    "ResNet32x4": {"stem": 32, "channels": [64, 128, 256], "blocks": [5, 5, 5]},
-    "ResNet8x4": {"stem": 32, "channels": [64, 128, 256], "blocks": [1, 1, 1]},
-    "WRN-40-2": {"stem": 16, "channels": [32, 64, 128], "blocks": [6, 6, 6]},
-    "WRN-16-2": {"stem": 16, "channels": [32, 64, 128], "blocks": [2, 2, 2]},
-    "WRN-40-1": {"stem": 16, "channels": [16, 32, 64], "blocks": [6, 6, 6]},
-}
-MODELS: dict[str, Section] = {name: {"name": "resnet", **lists} for name, lists in RESNETS.items()} | {
-    "ShuffleNetV2": {"name": "shufflenet_v2"},
-    "MobileNetV2x2": {"name": "mobilenet_v2"},
-}
-LARGE: dict[str, Section] = {
-    "ResNet50": {
-        "name": "resnet", "channels": [64, 128, 256, 512], "blocks": [3, 4, 6, 3],
-        "bottleneck": True, "large_images": True,
-    },
-    "ResNet18": {
-        "name": "resnet", "channels": [64, 128, 256, 512], "blocks": [2, 2, 2, 2], "large_images": True,
-    },
-    "ViT-Large": {"name": "vit", "layers": 24, "heads": 16, "width": 1024},
-    "ViT-Tiny": {"name": "vit"},
-}  # fmt: skip
-"""Of ImageNet, with torchvision's sizes, ViT-Tiny with timm's."""
 DATA: dict[str, tuple[str, Section]] = {
     "cifar100": ("CIFAR-100", {"name": "cifar100"}),
     "tiny": ("Tiny-ImageNet", {"name": "image_folder", "path": "tiny-imagenet-200", "size": 64}),
@@ -78,20 +47,27 @@ DATA: dict[str, tuple[str, Section]] = {
 RECIPE: Section = {
     "lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4, "batch_size": 200, "lr_cosine": 200, "warm_start": 200,
 }  # fmt: skip
+SPACES = {"tiny": "tiny_imagenet", "intervals": "toy_intervals", "gaussians": "toy_gaussians"}
+"""What the published grids call the data, where they have another name."""
 AUGMENT: Section = {"crop": 4, "flip": True, "auto": True, "cutout": 16}
 REMARK = (
     "batch norm is static: of the mini-batch in training, of all training samples when a model is scored; the first "
     "200 rounds are the student's cross-entropy, from which KD and DiSK begin; a teacher that a line of disk/6.2 has "
-    "trained: --set 'task.teacher={run: FOLDER}', else it is trained in the run, without a falling learning rate; "
-    "FitNet, SemCKD and SimKD are published by Chen et al., 2022, in another recipe; how SimKD and DiSK go together is "
-    "left open: the weight of SimKD+DiSK's budget is 50 in all rounds, where DiSK's rises from 0.1"
+    "trained: --set 'task.teacher={run: FOLDER}', else it is trained in the run, as those of disk/6.2 are; FitNet, "
+    "SemCKD and SimKD are published by Chen et al., 2022, in another recipe; how SimKD and DiSK go together is left "
+    "open: the weight of SimKD+DiSK's budget is 50 in all rounds, where DiSK's rises from 0.1"
 )
 
+LONGER = (
+    "methods of a line have as many rounds, 400; CE, FitNet, SemCKD, SimKD and SimKD+DiSK learn in the first 200, then "
+    "their learning rate stays at 6e-6, and SimKD+DiSK's lambda has 4 periods more: alone (--methods) they end there "
+    "by --set rounds=200"
+)
 LARGE_REMARK = (
     "the source takes trained models from timm; here the teacher is trained before the first lesson unless "
     "`task.teacher` names a run, and the student's cross-entropy is the first 200 rounds; images are cropped out of a "
     "frame as wide, in proportion, as that of CIFAR; all of them are held in memory, about 190 GB; KD of ViT is not "
-    "printed"
+    "printed; CE runs as long as the others, 400 rounds, and learns in the first 200"
 )
 
 Cells = dict[str, Any]
@@ -199,11 +175,12 @@ def _alone(data: str, name: str, printed: str) -> Line:
 
 
 def _pair(data: str, teacher: str, student: str, printed: Cells) -> Line:
-    line = _taught(data, teacher, student, MODELS, printed, REMARK)
+    line = _taught(data, teacher, student, MODELS, printed, f"{REMARK}; {LONGER}")
     if data == "cifar100" and (teacher, student) in [pair[:2] for pair in CLOSE]:
         alone = {key: value for key, value in RECIPE.items() if key != "warm_start"}
         line.methods.update({h: {"name": h.lower().replace("+", "_"), **alone} for h in NEAR[3:]})
         line.methods["SimKD+DiSK"] |= {"delta": line.methods["DiSK"]["delta"]}
+    line.published["teacher"] = dict.fromkeys(list(line.methods)[1:], f"{ALONE[data][teacher]}%")
     return line
 
 
@@ -217,7 +194,7 @@ def _taught(data: str, teacher: str, student: str, models: dict[str, Section], p
     """With cross-entropy alone, KD and DiSK. printed: None where a cell is empty."""
     title, source = DATA[data]
     values = _values(source, models[student], 400)
-    values["task"]["teacher"] = {"model": models[teacher], "epochs": 200, "batch_size": 200}
+    values["task"]["teacher"] = {"model": models[teacher], "epochs": 200, "batch_size": 200, "lr_cosine": 200}
     # The error of the student by cross-entropy alone.
     budget = round(1 - float(printed["CE"]) / 100, 4)
     alone = {key: value for key, value in RECIPE.items() if key != "warm_start"}
@@ -228,32 +205,44 @@ def _taught(data: str, teacher: str, student: str, models: dict[str, Section], p
     }
     cells = {None: {heading: f"{cell}%" for heading, cell in printed.items() if cell}}
     name = f"{data}-{teacher}-{student}".lower()
-    return Line(name, f"{title} / {teacher} to {student}", values, methods, cells, remark=remark)
+    return Line(
+        name, f"{title} / {teacher} to {student}", values, methods, cells, _grids(SPACES.get(data, data)), remark
+    )
+
+
+def _grids(data: str) -> dict[str, str]:
+    return {heading: f"{heading.lower()}/{SPACES.get(data, data)}" for heading in ("KD", "DiSK")}
 
 
 def _small() -> list[Line]:
-    """An MLP of 4 units learns from one of 200 on digits; a CNN from another on CIFAR-10."""
+    """An MLP of 4 units learns from one of 200 on digits; a CNN from another on a part of CIFAR-10. Half of the rounds
+    of KD and DiSK are the warm start."""
     lines = []
-    for name, title, source, student, teacher, batch in (
-        ("digits", "digits", {"name": "digits"}, {"name": "mlp", "hidden": [4]}, {"name": "mlp", "hidden": [200]}, 50),
+    for name, title, source, student, teacher, batch, half, delta in (
         (
-            "cifar10", "CIFAR-10", {"name": "cifar10"},
+            "digits", "digits", {"name": "digits"},
+            {"name": "mlp", "hidden": [4]}, {"name": "mlp", "hidden": [200]}, 50, 40, 0.1,
+        ),
+        (
+            "cifar10", "CIFAR-10, 10,000 samples", {"name": "cifar10"},
             {"name": "resnet", "channels": [8, 16], "blocks": [1, 1]},
-            {"name": "resnet", "channels": [16, 32, 64], "blocks": [1, 1, 1]}, 100,
+            {"name": "resnet", "channels": [16, 32, 64], "blocks": [1, 1, 1]}, 100, 20, 0.5,
         ),
     ):  # fmt: skip
-        values = _values(source, student, 80)
+        values = _values(source, student, 2 * half)
         del values["task"]["augment"]
         values["task"]["teacher"] = {"model": teacher, "epochs": 30, "lr": 0.05, "batch_size": batch}
-        common: Section = {"lr": 0.1, "momentum": 0.9, "batch_size": batch, "lr_cosine": 40}
-        taught = {**common, "warm_start": 40, "tau": 2.0}
+        common: Section = {"lr": 0.1, "momentum": 0.9, "batch_size": batch, "lr_cosine": 2 * half}
+        taught = {**common, "lr_cosine": half, "warm_start": half, "tau": 2.0}
         methods: dict[str, Section] = {
-            "CE": {"name": "central", **common, "lr_cosine": 80},
+            "CE": {"name": "central", **common},
             "KD": {"name": "kd", **taught},
-            "DiSK": {"name": "disk", **taught, "top_k": 3, "delta": 0.1, "lambda_period": 40},
+            "DiSK": {"name": "disk", **taught, "top_k": 3, "delta": delta, "lambda_period": half},
         }
         if name == "cifar10":
-            methods |= {h: {"name": h.lower().replace("+", "_"), **taught, "warm_start": 0} for h in NEAR[3:]}
+            values["task"]["partition"]["samples_per_client"] = 10_000
+            methods |= {h: {"name": h.lower().replace("+", "_"), **common, "tau": 2.0} for h in NEAR[3:]}
+            methods["SimKD+DiSK"]["delta"] = delta
             del methods["SimKD"]["tau"]
             # What is matched weighs a hundred times and more.
             methods["FitNet"]["clip_norm"] = methods["SemCKD"]["clip_norm"] = 5.0
@@ -300,4 +289,4 @@ def _toy(data: str) -> Line:
         },
     }
     published = {f"minimum {name}": dict(zip(methods, counts, strict=True)) for name, counts in COUNTS[data].items()}
-    return Line(data, title, values, methods, published, remark=TOY_REMARK, draws=draw_toys)
+    return Line(data, title, values, methods, published, _grids(data), TOY_REMARK, draws=draw_toys)

@@ -62,7 +62,7 @@ def disk_family() -> dict[str, Table]:
 def _searched(line: Line) -> Line:
     found = FOUND[line.name]
     methods = {heading: {**section, **found.get(heading, {})} for heading, section in line.methods.items()}
-    return replace(line, methods=methods, remark=FOUND_REMARK)
+    return replace(line, methods=methods, grids={}, remark=FOUND_REMARK)
 
 
 def _parts(own: Section, classes: int) -> dict[str, dict[str, Section]]:

@@ -11,7 +11,7 @@ from hedgerow.platform.experiment_file import Lines, apply_override
 from hedgerow.platform.plugins import nearest
 from hedgerow.searchspaces.named import named_space
 from hedgerow.searchspaces.search_file import SearchPlan, parse_search
-from hedgerow.searchspaces.space import with_overrides
+from hedgerow.searchspaces.space import frozen, with_overrides
 from hedgerow.searchspaces.tables.line import Line, Table
 
 
@@ -52,7 +52,7 @@ def plan_line(
     """
     name = f"{table.name}/{line.name}"
     lines: Lines = {}
-    found: list[tuple[str, dict[str, Any]]] = []
+    found: dict[Any, tuple[str, dict[str, Any]]] = {}
     base: dict[str, Any] = {}
     wanted = wanted_methods(table.name, list(line.methods), methods)
     if grid and not any(heading in line.grids for heading in wanted):
@@ -71,21 +71,19 @@ def plan_line(
         raise UserError("--set search: it is a section; set one of its keys, such as search.concurrency=2")
     evaluation = base.get("evaluation")
     metric = evaluation.get("target_metric", "test_accuracy") if isinstance(evaluation, dict) else "test_accuracy"
-    space = {"algorithm": {"grid": [section for _, section in found]}}
+    space = {"algorithm": {"grid": [section for _, section in found.values()]}}
     # Which method a trial belongs to is told by its place in the grid.
     search = {"metric": metric, **given, "kind": "grid", "space": space}
     plan = parse_search(base | {"search": search}, lines, name)
     assert len(plan.configurations) == len(found)
-    return LinePlan(table, line, plan, [heading for heading, _ in found], told(changed), grid)
+    return LinePlan(table, line, plan, [heading for heading, _ in found.values()], told(changed), grid)
 
 
-def _note(found: list[tuple[str, dict[str, Any]]], heading: str, section: Any, name: str) -> None:
+def _note(found: dict[Any, tuple[str, dict[str, Any]]], heading: str, section: Any, name: str) -> None:
     """Add a configuration of a method, unless it is there; `--set` may have made two alike. Raises UserError."""
-    twins = [other for other, known in found if known == section]
-    if any(other != heading for other in twins):
-        raise UserError(f"{name}: with these --set, {heading} is the same as {twins[0]}; leave one out with --methods")
-    if not twins:
-        found.append((heading, section))
+    twin, _ = found.setdefault(frozen(section), (heading, section))
+    if twin != heading:
+        raise UserError(f"{name}: with these --set, {heading} is the same as {twin}; leave one out with --methods")
 
 
 def told(changed: Sequence[str]) -> list[str]:

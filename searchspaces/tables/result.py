@@ -162,13 +162,13 @@ class LineResult:
 
     def _told(self) -> list[dict[str, str]]:
         """What else there is to compare."""
-        best = {heading: found[0].records for heading in self.line.methods if (found := self.best(heading))}
-        compared = after(best, self.line.after) | (devices(best) if self.targets else standing(best))
+        best = {heading: trial[0].records for heading in self.line.methods if (trial := self.best(heading))}
+        found = after(best, self.line.after) | (devices(best) if self.targets else standing(best))
         printed = self.line.published | {f"after {n} rounds": cells for n, cells in self.line.after.items()}
         return [
             {"setting": self._setting, "target": what}
             | {h: _beside(cells.get(h, "-"), printed.get(what, {}).get(h)) for h in self.line.methods}
-            for what, cells in compared.items()
+            for what, cells in found.items()
         ]
 
     def expert(self, heading: str) -> RunFolder | None:

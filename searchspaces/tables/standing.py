@@ -28,6 +28,9 @@ def standing(runs: dict[str, list[Record]]) -> dict[str, dict[str, str]]:
             heading: percent(_last(records, "transmissions", traffic)) for heading, records in sending.items()
         }
     rows |= devices(runs)
+    taught = {heading: end for heading, end in ends.items() if "teacher_test_accuracy" in end}
+    if taught:
+        rows["teacher"] = {heading: percent(end["teacher_test_accuracy"]) for heading, end in taught.items()}
     for name in dict.fromkeys(name for records in runs.values() for name in reported(records)):
         rows[name.replace("_", " ")] = {
             h: f"{end['report'][name]:.3g}" for h, end in ends.items() if name in end["report"]

@@ -1,0 +1,146 @@
+"""What a report says of searches beside runs: Hedge as one learner, and one colour for an experiment throughout."""
+
+import json
+import re
+import shutil
+import sys
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from made_up import hedge_records
+from mlflow.tracking import MlflowClient
+from test_reports import small
+
+from hedgerow import load
+from hedgerow.cli import main
+from hedgerow.platform.mlflow_store import default_uri
+from hedgerow.platform.runs import RunFolder
+from hedgerow.reports.compare import compare
+from hedgerow.reports.curves import curves
+from hedgerow.reports.groups import grouped
+from hedgerow.reports.page import render
+from hedgerow.reports.read import read_all
+from hedgerow.reports.sections import Section, sections
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> RunFolder:
+    return small(tmp_path_factory.mktemp("runs"), "plain", 0)
+
+
+def change(folder: RunFolder, **sections) -> None:
+    """Change keys of the resolved file, section by section."""
+    values = yaml.safe_load(folder.experiment.read_text())
+    for key, value in sections.items():
+        values[key] = values.get(key, {}) | value if isinstance(value, dict) else value
+    folder.experiment.write_text(yaml.safe_dump(values))
+
+
+def searched(run: RunFolder, path: Path, experts: int, seed: int = 0, **algorithm) -> str:
+    """A Hedge search over learning rates as it lies on disk, made of copies of one run; the last expert ends best."""
+    rates = [round(0.1 * (i + 1), 1) for i in range(experts)]
+    path.mkdir()
+    shutil.copy(run.experiment, path)
+    change(RunFolder(path), name=path.name, seed=seed, algorithm=algorithm, search={"space": {"algorithm.lr": rates}})
+    RunFolder(path).update(kind="search", status="finished", created=f"2026-{seed}")
+    hedge = hedge_records(experts, 6)
+    for record in hedge:
+        record["expected"]["test_accuracy"] -= seed / 10
+    (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in hedge))
+    for i, rate in enumerate(rates):
+        expert = RunFolder(path / "experts" / f"{i:03d}")
+        shutil.copytree(run.path, expert.path)
+        change(expert, name=path.name, seed=seed, algorithm=algorithm | {"lr": rate})
+        expert.update(overrides={"algorithm.lr": rate})
+        records = [json.loads(line) for line in expert.metrics.read_text().splitlines()]
+        told = [json.dumps(record | {"test_accuracy": i / 100}) for record in records]
+        expert.metrics.write_text("\n".join(told) + "\n")
+    return str(path)
+
+
+def parts(names: list[str]) -> dict[str, Section]:
+    material = read_all(names)
+    return {section.name: section for section in sections(material, grouped(material.all_runs)[0])}
+
+
+def test_each_hedge_search_has_a_line_of_its_own_and_seeds_a_band(run, tmp_path):
+    names = [searched(run, tmp_path / name, 2, seed, clip_norm=norm) for name, seed, norm in
+             (("one", 0, None), ("one-again", 1, None), ("two", 0, 5.0))]  # fmt: skip
+    found = parts(names)
+    accuracy = found["curves"].parts[0]
+    of_hedge = {label: kind for kind, label in accuracy.legend if label.startswith("Hedge")}
+    assert list(of_hedge) == ["Hedge, expected: one", "Hedge, expected: two"]
+    assert len(set(of_hedge.values())) == 2
+    assert [name for name, _ in accuracy.data.columns][1:3] == list(of_hedge)
+    assert accuracy.svg.count('class="band s7') == 1
+    # The same in the search's own figures.
+    for name, label in (("search-1", "one"), ("search-2", "one"), ("search-3", "two")):
+        losses = next(part for part in found[name].parts if part.title == "Losses by round")
+        assert dict(map(reversed, losses.legend))[f"Hedge, expected: {label}"] == of_hedge[f"Hedge, expected: {label}"]
+
+
+def test_the_page_compares_hedge_as_the_command_does(run, tmp_path):
+    names = [str(run.path), *(searched(run, tmp_path / f"s{seed}", 2, seed) for seed in (0, 1))]
+    material = read_all(names)
+    found = compare(grouped(material.compared)[0])
+    assert [group.label for group in found.groups] == ["plain", "s0"]
+    (section,) = (one for one in sections(material, grouped(material.all_runs)[0]) if one.name == "comparison")
+    assert section.texts == found.notes
+    (files,) = section.parts
+    assert [name for name, _ in files.columns] == ["key", "plain", "s0"]
+
+
+def test_an_experiment_has_one_colour_in_all_figures(run, tmp_path):
+    name = searched(run, tmp_path / "many", 9)
+    # The best of them has kept no accuracies of clients.
+    best = RunFolder(tmp_path / "many" / "experts" / "008")
+    best.update(client_accuracies=None)
+    found, colours = parts([name]), defaultdict(set)
+    drawn = [part for section in found.values() for part in section.parts if part.kind == "figure"]
+    for figure in drawn:
+        assert len({kind for kind, _ in figure.legend}) == len(figure.legend), figure.title
+        for kind, label in figure.legend:
+            colours[label].add(kind)
+    assert {label: kinds for label, kinds in colours.items() if len(kinds) > 1} == {}
+    # Curves show the last, by how they end, and the search the first, by their weights.
+    assert {"lr=0.3", "lr=0.9"} <= {label for _, label in found["curves"].parts[0].legend}
+    weights = next(part for part in found["search-1"].parts if part.title == "Hedge's weights by round")
+    assert [label for _, label in weights.legend] == [f"lr=0.{i}" for i in range(1, 8)] + ["2 others"]
+    text = render(read_all([name]))
+    in_page = re.findall(r'<span class="swatch ([^"]*)" aria-hidden="true"></span>(.*?)</li>', text)
+    assert set(in_page) <= {(kind, label) for label, kinds in colours.items() for kind in kinds}
+
+
+def test_targets_are_drawn_where_their_metric_is(run):
+    (one,) = read_all([str(run.path)]).runs
+    wanted = one.values["evaluation"] | {"targets": [0.15], "target_metric": "client_accuracy"}
+    named = replace(one, values=one.values | {"evaluation": wanted})
+    of_loss = [r | {"server_test_loss": 2.0, "client_accuracy_lowest": 0.1} for r in named.records]
+    figures = {figure.title: figure for figure in curves(grouped([replace(named, records=of_loss)])[0])}
+    assert {"Mean loss of clients by round", "Test loss of the server's model by round",
+            "Lowest accuracy of a client by round"} <= set(figures)  # fmt: skip
+    assert ">target 15%<" in figures["Mean accuracy of clients by round"].svg
+    assert "target" not in figures["Test accuracy by round"].svg
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["at hand", "elsewhere"])
+def test_reading_imports_nothing_that_a_file_names(there, tmp_path, monkeypatch):
+    tracked = small(tmp_path, "tracked", 0, tracked=True)
+    search = searched(tracked, tmp_path / "found", 2)
+    for folder in (tmp_path / "found", *(tmp_path / "found" / "experts").iterdir(), tracked.path):
+        change(RunFolder(folder), algorithm={"name": "module_of_mine.Mine", "strength": 3})
+    if there:
+        (tmp_path / "module_of_mine.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    page = str(tmp_path / "page.html")
+    for command in (["report", "-o", page], ["compare"]):
+        done = CliRunner().invoke(main, [*command, search, str(tracked.path)], catch_exceptions=False)
+        assert (done.exit_code, "warning" in done.output) == (0, False), done.output
+    client, run_id = MlflowClient(default_uri(tmp_path)), tracked.record()["mlflow_run_id"]
+    assert [file.path for file in client.list_artifacts(run_id, "report")] == ["report/page.html"]
+    assert load(search).best.name == "000"
+    assert "module_of_mine" not in sys.modules

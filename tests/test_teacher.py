@@ -1,0 +1,78 @@
+"""A teacher that is trained in the run: its learning rate, its momentum, its score."""
+
+import math
+
+import pytest
+import torch
+from helpers import run_inline
+from test_disk import DATA, EVERYBODY, SGD, run, task
+from torch import nn
+
+from hedgerow.algorithms import ALGORITHMS
+from hedgerow.algorithms.teacher import Schooling
+from hedgerow.platform.experiment_file import parse_experiment
+from hedgerow.platform.report import summarise
+from hedgerow.platform.runner import run as run_file
+from hedgerow.platform.terminal import summary_cells
+from hedgerow.searchspaces.tables import find_lines
+from hedgerow.searchspaces.tables.disk import disk_tables
+from hedgerow.searchspaces.tables.standing import standing
+
+
+def test_a_teachers_learning_rate_falls_along_a_cosine():
+    plan = Schooling(epochs=6, lr=0.2, lr_cosine=4)
+    wanted = [0.1 * (1 + math.cos(math.pi * passes / 4)) for passes in (0, 1, 2, 3, 3, 3)]
+    assert [plan.at(epoch).lr for epoch in range(1, 7)] == pytest.approx(wanted)
+    assert [Schooling(lr=0.2).at(epoch).lr for epoch in (1, 20)] == [0.2, 0.2]
+
+
+@pytest.mark.parametrize("cosine", [None, 3])
+def test_a_teacher_learns_as_torchs_sgd_does(cosine):
+    """Four passes of one step, whose momentum lasts."""
+    plan = Schooling(epochs=4, batch_size=None, lr=0.2, weight_decay=0.01, lr_cosine=cosine)
+    done = run_inline(ALGORITHMS["kd"], task(plan), DATA, EVERYBODY, SGD, rounds=1)
+    next(done)
+    module, x, y = task().teacher, torch.from_numpy(DATA.x_train), torch.from_numpy(DATA.y_train)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.2, momentum=0.9, weight_decay=0.01)
+    for passes in range(4):
+        optimizer.param_groups[0]["lr"] = plan.at(passes + 1).lr
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(module(task().prepare(x)), y).backward()
+        optimizer.step()
+    for name, p in module.named_parameters():
+        if not name.endswith(("mean", "variance")):
+            torch.testing.assert_close(done.server["teacher"][name], p.detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["kd", "disk"])
+def test_a_teacher_is_scored_when_it_is_made_and_then_never_again(name):
+    done = run(name, warm_start=1)
+    first, second, third = list(done)
+    teacher = done.learners[0].algorithm.master
+    x, y = teacher.prepare(torch.from_numpy(DATA.x_test)), torch.from_numpy(DATA.y_test)
+    logits = teacher.logits(done.server["teacher"], x)
+    assert second["teacher_test_accuracy"] == pytest.approx(float((logits.argmax(-1) == y).float().mean()))
+    assert second["teacher_test_loss"] == pytest.approx(float(nn.functional.cross_entropy(logits, y)), rel=1e-5)
+    assert second["train_teacher_loss"] > 0
+    assert second["train_loss"] > 0
+    assert not [name for name in (*first, *third) if name.startswith(("teacher", "train_teacher"))]
+    assert not [name for name in second if name.endswith(("correct", "samples"))]
+    # Nothing of it is transmitted.
+    assert second["transmissions"] == second["scalars_down"] == second["exchanges"] == 0
+    summary = summarise([first, second, third], [])
+    assert summary["teacher_test_accuracy"] == second["teacher_test_accuracy"]
+    assert not summary["report"]
+    assert summary_cells(summary)["teacher"] == f"{second['teacher_test_accuracy']:.1%}"
+    rows = standing({"CE": [first], "KD": [first, second, third]})
+    assert rows["teacher"] == {"KD": f"{second['teacher_test_accuracy']:.1%}"}
+
+
+@pytest.mark.parametrize("data", ["intervals", "gaussians"])
+def test_a_teacher_of_a_toy_knows_its_classes(data, tmp_path):
+    """At its full schooling, on the table's 1000 samples; scored on more, since 100 tell no better than to 2 %."""
+    line = find_lines(f"disk/6.1/{data}", {"disk": disk_tables})[1][0]
+    values = {**line.values, "name": "teacher", "output": str(tmp_path), "rounds": 1, "algorithm": {"name": "kd"}}
+    values |= {"resources": {"executor": "inline"}, "tracking": {"enabled": False}}
+    values["task"] = {**values["task"], "data": {"name": data, "test_samples": 3000}}
+    (record,) = run_file(parse_experiment(values, source=data)).records
+    assert record["teacher_test_accuracy"] > 0.97
