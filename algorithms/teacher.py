@@ -36,9 +36,9 @@ class Schooling(Settings):
 
     def at(self, epoch: int) -> Self:
         """What holds in a pass, counted from 1."""
-        return (
-            self if self.lr_cosine is None else self.model_copy(update={"lr": self.lr * cosine(epoch, self.lr_cosine)})
-        )
+        if self.lr_cosine is None:
+            return self
+        return self.model_copy(update={"lr": self.lr * cosine(epoch, self.lr_cosine)})
 
 
 class Taught(Algorithm):
