@@ -21,7 +21,7 @@ PATIENCE = 60.0
 """Seconds to wait for resources that the cluster has but that are in use."""
 
 
-QUICK = {"preload_python_modules": ["torch"], "max_direct_call_object_size": 1_000_000}
+QUICK = {"preload_python_modules": ["hedgerow.platform.preload"], "max_direct_call_object_size": 1_000_000}
 """Ray's own settings, where it is started here.
 
 Processes that start with torch loaded are ready sooner; sums of small models travel with the reply.
