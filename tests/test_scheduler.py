@@ -47,12 +47,13 @@ def search(
     special: dict[int, dict] | None = None,
     failures: int = 1,
     experts: int = EXPERTS,
-    cpus: int = 1,
+    cpus: int = 2,
     **settings: Any,
 ):
     """A search over scripted experts: the scheduler, its records, and Tune's results.
 
-    special: further configuration of some of them. cpus: of each, of four in all.
+    special: further configuration of some of them. cpus: of each, of four in all: two at a time, since processes are
+    slow to start.
     """
     told = Told()
     scheduler = HedgeScheduler(experts, told=told, **settings)
@@ -106,7 +107,7 @@ class TestHedgeScheduler:
         assert records == sequential(24)
 
     def test_with_room_for_all_no_expert_waits(self, tmp_path):
-        _, records, _ = search(tmp_path, experts=4, ahead=1)
+        _, records, _ = search(tmp_path, experts=4, cpus=1, ahead=1)
         assert records == sequential(4)
         order = [line.split()[0] for line in (tmp_path / "log").read_text().splitlines()]
         assert Counter(order) == {str(expert): ROUNDS for expert in range(4)}
