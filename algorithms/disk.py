@@ -22,7 +22,7 @@ from hedgerow.algorithms.guide import (
 from hedgerow.algorithms.inside import shapes
 from hedgerow.algorithms.local import minimise
 from hedgerow.algorithms.student import Lesson, Student
-from hedgerow.algorithms.task import Task
+from hedgerow.algorithms.task import Task, mean_over
 from hedgerow.algorithms.trees import Tree
 
 
@@ -81,10 +81,12 @@ class DiSK(Student):
         steps = SimpleNamespace(**{**dict(hp), "lr": hp.guide_lr})
         memory = dict(down["momentum"]["guide"]) if "momentum" in down else None
         guide, value = minimise(total, down["guide"], data, steps, batches=data.batches("guide"), memory=memory)
+        first = next(data.batches("guide"))
+        excused = self.each(lambda guide: mean_over(excuses(self.guide, guide, self.says(down, first)), first), guide)
         up, state, metrics = super().train(hp, {**down, "guide": guide}, state, data)
         if memory is not None:
             up["momentum"]["guide"] = memory
-        return {**up, "guide": guide}, state, metrics | {"guide_loss": value / hp.starts}
+        return {**up, "guide": guide}, state, metrics | {"guide_loss": value / hp.starts, "excused": excused.mean()}
 
     def excuse(self, hp: Any, down: Tree, batch: Batch) -> Lesson:
         """What the guide minimises (line 2): (1 - alpha) L_dist + lambda L_bud, with the student as it is."""

@@ -22,10 +22,6 @@ from hedgerow.algorithms.task import Params, cross_entropies, mean_over
 TINY = 1e-12
 """Below which no logarithm is taken."""
 
-STRICT = 50.0
-"""lambda_min of a guide beside SimKD, as high as lambda_max: from a low one it would excuse the student from everything
-at once, and then neither moves again."""
-
 
 class Guidance(Settings):
     """What is set of a guide, beside the weight of the labels and the teacher's temperature."""
@@ -45,7 +41,12 @@ class Guidance(Settings):
     )
     budget_of: Literal["all", "wrong"] = Field("all", description="the samples that the budget sums over")
     guide_hidden: list[int] = Field([64, 128], description="units of the guide's hidden layers")
-    guide_lr: float | None = Field(None, gt=0, description="the guide's learning rate in round 1; null: the student's")
+    guide_lr: float | None = Field(
+        0.001,
+        gt=0,
+        description="the guide's learning rate in round 1; null: the student's, with which it is soon at 0 or 1 for "
+        "all samples, where it has no slope and stays",
+    )
 
 
 def guide_network(

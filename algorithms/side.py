@@ -31,7 +31,7 @@ from torch import Tensor
 from hedgerow.algorithms.base import SCORED, Algorithm, Batch, Batches, ClientData
 from hedgerow.algorithms.chance import normal
 from hedgerow.algorithms.distillation import between
-from hedgerow.algorithms.guide import STRICT, Guidance
+from hedgerow.algorithms.guide import Guidance
 from hedgerow.algorithms.inside import Inside, asked, inside
 from hedgerow.algorithms.local import minimise
 from hedgerow.algorithms.maps import Reusing, apart, no_maps, own, under_its_teacher
@@ -43,6 +43,10 @@ from hedgerow.algorithms.task import Params, Task, mean_over
 from hedgerow.algorithms.trees import Tree
 
 Kind = Literal["robustness", "distillation", "both", "stability", "disk", "simkd", "simkd_disk", "synthetic"]
+
+STRICT = 50.0
+"""lambda_min of a guide beside SimKD, as high as lambda_max: a client has few lessons, and while all is excused its
+model does not move."""
 
 Beside = Callable[[Params, Batch], tuple[Tensor, Tensor]]
 """(w, mini-batch) -> the logits of its samples xa, and S; 0-d."""

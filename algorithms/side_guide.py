@@ -71,8 +71,10 @@ class ClientGuide:
         rate = hp.lr if own.guide_lr is None else own.guide_lr
         steps = SimpleNamespace(lr=rate, momentum=hp.momentum, weight_decay=hp.weight_decay, clip_norm=hp.clip_norm)
         guide, value = minimise(loss, state["guide"], data, steps, batches=data.batches("guide"))
+        first = next(data.batches("guide"))
+        excused = mean_over(excuses(self.network, guide, asked(task, first.x)), first)
         far = self.far(task, side, guide, softness)
-        return far, {"guide": guide, "lessons": number}, {"guide_loss": value}
+        return far, {"guide": guide, "lessons": number}, {"guide_loss": value, "excused": excused}
 
     def far(self, task: Task, side: Any, guide: Params, softness: Any) -> Far:
         """With the excuses of a guide."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hedgerow.algorithms.base import Batch
 from hedgerow.algorithms.disk import DiSK, Guided
-from hedgerow.algorithms.guide import STRICT, excuses
+from hedgerow.algorithms.guide import excuses
 from hedgerow.algorithms.simkd import SimKD
 from hedgerow.algorithms.student import Lesson
 from hedgerow.algorithms.task import mean_over
@@ -17,15 +17,11 @@ from hedgerow.algorithms.trees import Tree
 class SimKDDiSK(SimKD, DiSK):
     """The guide learns as DiSK's does, from the logits of the teacher's last layer on the student's projected map; the
     student's step is on mean (1 - g(x)) ||Psi(f_s) - f_t||^2. The source does not say how the two go together.
-
-    From a low multiplier the guide would excuse the student from everything at once, and then neither moves again: here
-    it is the highest in all rounds, unless `lambda_min` or `lambda_max` is given.
     """
 
     class Hyper(Guided):
         name: Literal["simkd_disk"] = "simkd_disk"  # type: ignore[assignment]
         warm_start: Literal[0] = Field(0, description="it has no last layer to begin with")  # type: ignore[assignment]
-        lambda_min: float = Field(STRICT, ge=0, description="weight of the budget in the first round")
         starts: Literal[1] = Field(1, description="one student")  # type: ignore[assignment]
 
     def answers(self, student: Tree, down: Tree, batch: Batch) -> Tensor:

@@ -225,6 +225,24 @@ def test_the_guide_without_a_budget_and_with_none_to_spend():
     assert float(bound.detach().mean()) < 0.1
 
 
+def test_what_is_excused_is_told_and_a_slow_guide_is_not_stuck():
+    """A guide as quick as the student is soon at 1 for all, where the budget's slope does not reach it any more."""
+    told = {}
+    for rate in (0.001, None):
+        given = {} if rate else {"guide_lr": None}
+        done = run("disk", rounds=12, guide_hidden=[64, 128], lambda_period=12, batch_size=None, steps=20, epochs=None,
+                   delta=0.1, **given)  # fmt: skip
+        list(done)
+        learner, server = done.learners[0].algorithm, done.server
+        assert learner.hyper.guide_lr == rate
+        everybody = replace(batch_of(learner), x=learner.task.prepare(torch.from_numpy(DATA.x_train)))
+        g = excuses(learner.guide, server["guide"], inside(learner.master, server["teacher"], everybody.x))
+        told[rate] = [record["train_excused"] for record in done.learners[0].history]
+        assert told[rate][-1] == pytest.approx(float(g.detach().mean()), abs=1e-5)
+    assert min(told[None]) > 0.999
+    assert told[0.001][0] > 0.9 > 0.5 > told[0.001][-1]
+
+
 def test_labels_alone_are_the_central_learner():
     # The exchanges in which the teacher learns come first, and shuffle what follows otherwise.
     plain, taught = run("central", batch_size=None), run("kd", alpha=1.0, batch_size=None)

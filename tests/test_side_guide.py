@@ -242,7 +242,8 @@ def test_a_run_is_resumed_as_if_it_had_never_stopped(tmp_path):
 def test_the_guides_learning_rate_falls_with_the_models():
     hyper = FedAvg.Hyper(lr=0.1, lr_decay=0.5, side={**DISK, "guide": {**GUIDE, "guide_lr": 0.4}})
     assert [hyper.at(t).side.guide.guide_lr for t in (1, 2, 3)] == pytest.approx([0.4, 0.2, 0.1])
-    assert FedAvg.Hyper(side=DISK).at(2).side.guide.guide_lr is None
+    own = FedAvg.Hyper(side={**DISK, "guide": {**GUIDE, "guide_lr": None}})
+    assert own.at(2).side.guide.guide_lr is None
 
 
 def test_what_does_not_fit_is_refused():

@@ -97,6 +97,8 @@ def test_a_guide_may_excuse_about_as_much_as_fedavg_errs(data, error):
     assert set(guides) == {f"{method} {kind}" for method in ("FedAvg", "FedDyn") for kind in ("DiSK", "SimKD+DiSK")}
     assert all(guide.delta == error for guide in guides.values())
     assert f"{error} on" in line.remark
+    # As many lessons as a client has, but at most the source's period.
+    assert {guide.lambda_period for guide in guides.values()} == {{"cifar100": 50, "cifar10": 3, "digits": 10}[data]}
     # The multiplier of the one rises, of the other it stays.
     ends = {heading: (guide.lambda_min, guide.lambda_max) for heading, guide in guides.items()}
     assert all(ends[h] == ((50.0, 50.0) if "SimKD" in h else (0.1, 50.0)) for h in ends)

@@ -143,6 +143,7 @@ SIZES = {
     ),
     "digits": Size(labels=10, rounds=100, targets=[0.9, 0.95], batch_size=5, epochs=60, pooled_batch=32, error=0.1),
 }
+PARTICIPATION = 0.1
 IID: Section = {"kind": "labels", "clients": 100}
 LOCAL: Section = {"lr": 0.1, "lr_decay": 0.998, "epochs": 5, "weight_decay": 5e-4}
 REMARK = "scored is the average of all clients' latest models, as elsewhere in the source; its figures are preliminary"
@@ -156,8 +157,9 @@ TAUGHT = ("distillation", "both", "disk", "simkd", "simkd_disk")
 NAMED = (
     "DiSK and SimKD are named in the source as next steps, without details: each client has a guide of its own, whose "
     "budget is about the error of FedAvg CE (0.34 on CIFAR-100, 0.6 on CIFAR-10, 0.1 on digits); its multiplier rises "
-    "from lesson to lesson with DiSK and is 50 in all of them with SimKD+DiSK; SimKD's model has a projector, which "
-    "travels with it, so that a round of it costs more than one of FedAvg; the two together are this project's"
+    "with DiSK, to the highest in a client's last lesson of a run, and is 50 in all of them with SimKD+DiSK; SimKD's "
+    "model has a projector, which travels with it, so that a round of it costs more than one of FedAvg; the two "
+    "together are this project's"
 )
 EXPERIMENTAL = (
     "experimental: synthetic samples are features drawn from each class's Gaussian, 0.5, 1 or 2 for each real one; "
@@ -205,7 +207,7 @@ def _federated(
 ) -> Line:
     size = SIZES[data]
     local = {**LOCAL, "batch_size": size.batch_size}
-    methods = {heading: {**_budgeted(section, size.error), **local} for heading, section in methods.items()}
+    methods = {heading: {**_budgeted(section, size), **local} for heading, section in methods.items()}
     partition: Section = {**IID, "labels_per_client": size.labels}
     if alpha:
         partition = {"kind": "dirichlet", "clients": 100, "alpha": alpha}
@@ -224,10 +226,11 @@ def _federated(
     )
 
 
-def _budgeted(section: Section, error: float) -> Section:
-    """With what a guide may excuse from, where there is one."""
+def _budgeted(section: Section, size: Size) -> Section:
+    """With what a guide may excuse from, where there is one, and the multiplier's highest in a client's last lesson."""
     side = section.get("side", {})
-    return {**section, "side": {**side, "guide": {"delta": error}}} if side.get("kind") in GUIDES else section
+    guide = {"delta": size.error, "lambda_period": min(50, round(size.rounds * PARTICIPATION))}
+    return {**section, "side": {**side, "guide": guide}} if side.get("kind") in GUIDES else section
 
 
 def _central(data: str) -> Line:
@@ -260,7 +263,7 @@ def _values(data: str, rounds: int, partition: Section, methods: dict[str, Secti
         task["teacher"] = {"run": f"runs/side-teacher-{data}"}
     return {
         "rounds": rounds,
-        "participation": 0.1,
+        "participation": PARTICIPATION,
         "task": task,
         "evaluation": {"clients": 0},
         "checkpoints": {"every": 100, "keep": 1},
