@@ -42,6 +42,8 @@ def test_accuracies_are_of_those_that_ran_so_long():
 
 def test_one_method_has_nobody_to_stand_beside():
     assert standing({"alone": records([0.5], 1)}) == {}
+    told = standing({"alone": spending([0.2, 0.4], 1, 10)})
+    assert told == {"cleaning auc": {"alone": "0.2"}, "exchanges": {"alone": "4"}, "hessian products": {"alone": "20"}}
 
 
 FAMILY_LINES = [

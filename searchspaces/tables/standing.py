@@ -13,13 +13,13 @@ def standing(runs: dict[str, list[Record]]) -> dict[str, dict[str, str]]:
     """Row by row: what it is -> method -> its cell. runs: a method's best records, by its heading.
 
     Methods that transmit nothing stand only at equal rounds. Traffic is what the least of them sends; where some count
-    what they compute, as bilevel methods do, the least of these.
+    what they compute, as bilevel methods do, the least of these. One method alone has what it reports and counts.
     """
-    if len(runs) < 2:
+    if not runs:
         return {}
     ends = {heading: summarise(records, []) for heading, records in runs.items()}
     rounds = min(end["rounds"] for end in ends.values())
-    rows = after(runs, [rounds])
+    rows = after(runs, [rounds]) if len(runs) > 1 else {}
     sending = {heading: records for heading, records in runs.items() if ends[heading]["transmissions"]}
     if len(sending) > 1:
         counting = [heading for heading in sending if ends[heading]["spent"]] or list(sending)
