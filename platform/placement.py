@@ -24,7 +24,7 @@ PATIENCE = 60.0
 QUICK = {"preload_python_modules": ["hedgerow.platform.preload"], "max_direct_call_object_size": 1_000_000}
 """Ray's own settings, where it is started here.
 
-Processes that start with torch loaded are ready sooner; sums of small models travel with the reply.
+Processes that start with what they need loaded are ready sooner; sums of small models travel with the reply.
 """
 
 STORE_SHARE, STORE_MOST = 0.3, 200e9
