@@ -76,17 +76,23 @@ class Nodes:
         found = self.gcs.get_all_node_info().values()
         return {info.node_name: info.node_id.hex() for info in found if info.state == 0}
 
-    def raylet(self, name: str) -> psutil.Process:
-        started = psutil.Process(self.processes[name].pid).children(recursive=True)
-        return next(process for process in started if process.name() == "raylet")
+    def raylets(self, name: str) -> list[psutil.Process]:
+        """A node's raylet; none where the node has ended, as Ray ends one that is to be taken once it is idle."""
+        with suppress(psutil.NoSuchProcess):
+            started = psutil.Process(self.processes[name].pid).children(recursive=True)
+            return [process for process in started if process.name() == "raylet"]
+        return []
 
     def hosts(self, name: str, what: str) -> bool:
         """Whether such an actor's process is on a node."""
-        return any(what in title(process) for process in self.raylet(name).children(recursive=True))
+        with suppress(psutil.NoSuchProcess):
+            return any(what in title(on) for raylet in self.raylets(name) for on in raylet.children(recursive=True))
+        return False
 
     def lose(self, name: str) -> None:
         """Kill a node's raylet, and with it all that runs there."""
-        self.raylet(name).kill()
+        (raylet,) = self.raylets(name)
+        raylet.kill()
         until(lambda: name not in self.alive(), f"{name} is gone")
 
     def notice(self, name: str) -> None:
