@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hedgerow.algorithms.gradient import gradient_and_value
 from hedgerow.algorithms.task import Params
 
 STEPS = 12
@@ -37,20 +38,27 @@ def newton(
         pieces = zip(shapes.items(), [0, *ends], ends, strict=False)
         return {name: flat[begin:end].reshape(shape) for (name, shape), begin, end in pieces}
 
+    slope_of = gradient_and_value(lambda flat: loss(tree(flat)), differentiable=True)
+
     def gradient(flat: Tensor) -> Tensor:
-        slope = torch.func.grad(lambda flat: loss(tree(flat)))(flat) + weight_decay * flat
+        slope = slope_of(flat)[0] + weight_decay * flat
         if linear is not None:
             slope = slope + _flat(linear, shapes)
         if proximal is not None:
             slope = slope + proximal[0] * (flat - _flat(proximal[1], shapes))
         return slope
 
+    def hessian(flat: Tensor) -> Tensor:
+        row = gradient_and_value(lambda flat, direction: gradient(flat) @ direction)
+        directions = torch.eye(len(flat), dtype=flat.dtype, device=flat.device)
+        return torch.func.vmap(lambda direction: row(flat, direction)[0])(directions)
+
     w = _flat(start, shapes)
     slope = gradient(w)
     for _ in range(STEPS):
         if not batched and slope.norm() <= 16 * torch.finfo(w.dtype).eps * (1 + w.norm()):
             break
-        step = torch.linalg.solve_ex(torch.func.jacrev(gradient)(w), slope).result
+        step = torch.linalg.solve_ex(hessian(w), slope).result
         before = w
         for halving in range(HALVINGS):
             there = before - 0.5**halving * step

@@ -173,8 +173,8 @@ def save(figure: Any, path: Path) -> list[Path]:
     written = [path.with_name(f"{path.name}.{ending}") for ending in ("png", "svg")]
     for file in written:
         figure.savefig(file, dpi=150)
-        # Once is enough: to find the layout takes as long as to draw.
-        figure.set_layout_engine("none")
+        # Once is enough: to find the layout takes as long as to draw; with "none" all would be drawn twice.
+        figure.set_layout_engine(None)
     return written
 
 

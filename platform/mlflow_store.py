@@ -192,12 +192,16 @@ def experiment_id(client: MlflowClient, place: MlflowPlace) -> str:
     return client.create_experiment(place.experiment, artifact_location=artifacts, tags=EXPERIMENT)
 
 
+PAGE_SETTINGS = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+"""Of MLflow's page (environment variables): the processes that wait for jobs take longer to start than all the rest."""
+
+
 def open_page(uri: str, port: int) -> int:
     """Run MLflow's own page until it is interrupted; returns its exit code."""
-    return subprocess.call(page_command(uri, port))
+    return subprocess.call(page_command(uri, port), env=PAGE_SETTINGS | os.environ)
 
 
 def page_command(uri: str, port: int) -> list[str]:
-    """MLflow's own page, on the loopback interface: it asks nobody who they are."""
-    place = ["--host", "127.0.0.1", "--port", str(port)]
+    """MLflow's own page, on the loopback interface: it asks nobody who they are; for one reader, so of one process."""
+    place = ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     return [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri, *place]

@@ -12,7 +12,7 @@ from mlflow.tracking import MlflowClient
 from test_search import plan
 from test_submit import free_port
 
-from hedgerow.platform.mlflow_store import default_uri, page_command
+from hedgerow.platform.mlflow_store import PAGE_SETTINGS, default_uri, page_command
 from hedgerow.searchspaces.runner import search
 
 TABLE = {"line": "feddyn/T0/digits", "headings": ["Slow", "Fast"], "changed": [], "grid": False}
@@ -74,10 +74,10 @@ def test_a_description_says_what_is_learnt_how_and_with_what_result(finished, ru
 
 @pytest.fixture(scope="module")
 def server(finished):
-    """MLflow's own server on the store of the search, as `hedgerow ui` starts it, but with a single worker."""
+    """MLflow's own server on the store of the search, as `hedgerow ui` starts it."""
     port = free_port()
-    command = [*page_command(default_uri(finished.folder.path.parent), port), "--workers", "1"]
-    alone = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    command = page_command(default_uri(finished.folder.path.parent), port)
+    alone = {"MLFLOW_DISABLE_TELEMETRY": "true", **PAGE_SETTINGS}
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     # With a group of its own, so that its worker ends with it.
     with subprocess.Popen(command, env=os.environ | alone, start_new_session=True, **quiet) as process:

@@ -192,7 +192,10 @@ class TestHedge:
 class TestSweeps:
     def test_a_grid_leaves_tables_figures_and_a_run_folder_per_trial(self, tmp_path):
         finished = search(
-            plan(tmp_path, search={"kind": "grid", "space": {"algorithm.lr": [0.01, 0.3], "seed": [0, 1]}})
+            plan(
+                tmp_path,
+                search={"kind": "grid", "concurrency": 2, "space": {"algorithm.lr": [0.01, 0.3], "seed": [0, 1]}},
+            )
         )
         with (finished.folder.path / "results.csv").open() as file:
             rows = list(csv.DictReader(file))

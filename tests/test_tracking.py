@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from mlflow.tracking import MlflowClient
 from hedgerow.platform import runner
 from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.experiment_file import parse_experiment
-from hedgerow.platform.mlflow_store import default_uri
+from hedgerow.platform.mlflow_store import PAGE_SETTINGS, default_uri
 from hedgerow.platform.runner import push, run
 from hedgerow.platform.tracking import RunLog, Tracker, flatten_params
 
@@ -142,7 +143,7 @@ class Server:
             [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port),
              "--workers", "1", "--backend-store-uri", f"sqlite:///{self.folder / 'server.db'}",
              "--artifacts-destination", str(self.folder / "artifacts")],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            env=os.environ | PAGE_SETTINGS, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         deadline = time.monotonic() + 90
         while True:
