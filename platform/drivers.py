@@ -59,8 +59,10 @@ def open_driver(
         driver = RayDriver(values, dataset, partition, checkpoints, wanted, resources.min_actors or wanted)
         try:
             yield driver
-        finally:
+        except BaseException:
             driver.close()
+            raise
+        driver.rest()
 
     if workers:
         # It may go on with fewer.

@@ -39,10 +39,10 @@ class LocalFirst:
     def __enter__(self) -> "LocalFirst":
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *raised: Any) -> None:
         self._wanted = False
         self._thread.shutdown()
-        self._opened.close()
+        self._opened.__exit__(*raised)
 
     def advance(self, seconds: float) -> tuple[list[Record], bool]:
         """As Coordinator.advance."""

@@ -14,6 +14,7 @@ from ray._common.utils import get_system_memory
 from ray._private import ray_constants
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
+from hedgerow.platform.crew import keeping
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.resources import Resources
 
@@ -69,7 +70,8 @@ def ray_starting(address: str | None = None) -> Iterator[Future[None]]:
         ready = thread.submit(_connect, address)
         _starting.append(ready)
         try:
-            yield ready
+            with keeping():
+                yield ready
         finally:
             _starting.clear()
             if ready.exception() is None:

@@ -14,6 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from hedgerow.algorithms.trees import Tree
 from hedgerow.platform.checkpoint import latest_checkpoint, round_of
 from hedgerow.platform.coordinator import Coordinator
+from hedgerow.platform.crew import Crew, rest, take
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.learner import Record
@@ -46,20 +47,32 @@ class CoordinatorActor(Coordinator):
         executor: RayExecutor,
         checkpoints: Path,
     ):
+        self.begin(hosting, data, partition, executor, checkpoints)
+
+    def begin(
+        self,
+        hosting: Hosting,
+        data: dict[str, Any],
+        partition: dict[str, Any],
+        executor: RayExecutor,
+        checkpoints: Path,
+    ) -> None:
+        """Drive a run, its first or another one."""
         settle(1, hosting.import_path)
-        dataset = Dataset.from_arrays(data)
-        super().__init__(hosting.experiments, dataset, Partition.from_arrays(partition), executor, [checkpoints])
+        dataset, dealt = Dataset.from_arrays(data), Partition.from_arrays(partition)
+        Coordinator.__init__(self, hosting.experiments, dataset, dealt, executor, [checkpoints])
 
 
 class RayDriver:
-    """Starts client actors and their coordinator, all at once, and speaks to the coordinator.
+    """Starts client actors and their coordinator, all at once, or takes those that a run before has left, and speaks to
+    the coordinator.
 
     workers: shares into which the work is dealt, which decide the numbers. There is a client actor for each, or fewer
     that carry out several; as nodes join and leave, actors are gathered anew, and go on from a checkpoint. least: how
     many it needs to start. Checkpoints lie on this node's disk, so the coordinator is kept on this node.
     """
 
-    coordinator: Any
+    crew: Crew
 
     def __init__(
         self,
@@ -80,8 +93,10 @@ class RayDriver:
         self.told = round_of(found[0]) if found else 0
         nodes = lasting_nodes()
         self._seen, self._looked = set(nodes), time.monotonic()
-        self._gather(actors_that_fit(self.resources, list(nodes.values())), least)
-        self._first_answer = self.coordinator.plans.remote()
+        self._purpose = self.resources, workers, tuple(sys.path)
+        if not self._taken_over(set(nodes)):
+            self._gather(actors_that_fit(self.resources, list(lasting_nodes().values())), least)
+        self._first_answer = self.crew.coordinator.plans.remote()
 
     def is_ready(self) -> bool:
         """Whether the coordinator and the client actors are there. Does not wait."""
@@ -112,16 +127,18 @@ class RayDriver:
     def parameters(self) -> Tree:
         return self._ask("parameters")
 
+    def rest(self) -> None:
+        """Leave the processes to the next run, where there may be one."""
+        rest(self.crew)
+
     def close(self) -> None:
-        ray.kill(self.coordinator)
-        self.executor.close()
-        self._reservation.close()
+        self.crew.close()
 
     def _ask(self, method: str, *arguments: Any) -> Any:
         """Call the coordinator. One that died is replaced, and goes on from its last checkpoint."""
         lost: Exception | None = None
         for _ in range(REPLACEMENTS):
-            call = getattr(self.coordinator, method).remote(*arguments)
+            call = getattr(self.crew.coordinator, method).remote(*arguments)
             try:
                 if self._answered(call):
                     return ray.get(call)
@@ -129,7 +146,7 @@ class RayDriver:
             except LOST as error:
                 end_if_broken(error)
                 lost = error
-                self.coordinator = self._spawn()
+                self.crew.coordinator = self._spawn(self.crew.executor)
             except RayTaskError as error:
                 raise error.cause from error
         raise RuntimeError(f"the coordinator or its nodes were lost {REPLACEMENTS} times in a row") from lost
@@ -138,12 +155,31 @@ class RayDriver:
         """Wait for an answer; False when a client actor that was lost has had no place to start again for too long."""
         until = None
         while not ray.wait([call], timeout=LOOK)[0]:
-            if placement_group_table(self.group)["state"] == "CREATED":
+            if placement_group_table(self.crew.group)["state"] == "CREATED":
                 until = None
             elif until is None:
                 until = time.monotonic() + HOMELESS
             elif time.monotonic() > until:
                 return False
+        return True
+
+    def _taken_over(self, nodes: set[str]) -> bool:
+        """Whether there are processes that another run has left, on nodes that stay."""
+        crew = take(self._purpose)
+        if crew is None:
+            return False
+        try:
+            ray.get([actor.ready.remote() for actor in crew.executor.actors])
+            crew.executor.host(self.hosting)
+            ray.get(crew.coordinator.begin.remote(*self._run_of(crew.executor)))
+            usable = len(crew.executor.actors) == self.workers and set(crew.hosts().values()) <= nodes
+        except (*LOST, RayTaskError):
+            usable = False
+        if not usable:
+            crew.close()
+            return False
+        self.crew = crew
+        self.gathered.append(self.workers)
         return True
 
     # ---- nodes join and leave -----------------------------------------------------------------------------------
@@ -157,18 +193,18 @@ class RayDriver:
         with ExitStack() as stack:
             try:
                 actors, patience = wanted, PATIENCE if wanted == least else BRIEFLY
-                self.group = stack.enter_context(reserved(self.resources, actors, patience))
+                group = stack.enter_context(reserved(self.resources, actors, patience))
             except UserError:
                 if wanted == least:
                     raise
                 # Others were faster.
                 actors = least
-                self.group = stack.enter_context(reserved(self.resources, actors))
-            self._reservation = stack.pop_all()
+                group = stack.enter_context(reserved(self.resources, actors))
+            reservation = stack.pop_all()
         self.gathered.append(actors)
         places = [bundle_of(self.resources, rank) for rank in range(actors)]
-        self.executor = RayExecutor(self.hosting, self.group, places, self.workers)
-        self.coordinator = self._spawn()
+        executor = RayExecutor(self.hosting, group, places, self.workers)
+        self.crew = Crew(self._purpose, group, reservation, executor, self._spawn(executor))
 
     def _gather_anew(self, room: int) -> None:
         self.close()
@@ -185,26 +221,25 @@ class RayDriver:
         if set(nodes) == self._seen:
             return 0
         self._seen = set(nodes)
-        room, running = self._room(nodes), len(self.executor.actors)
-        leaving = not set(self._hosts().values()) <= set(nodes)
+        room, running = self._room(nodes), len(self.crew.executor.actors)
+        leaving = not set(self.crew.hosts().values()) <= set(nodes)
         of_use = room > running < self.workers or (leaving and room >= (self.resources.min_actors or 1))
         return room if of_use else 0
 
     def _room(self, nodes: dict[str, dict[str, float]]) -> int:
         """How many client actors the nodes hold, with what is free there and what those have that are there now."""
-        sizes = bundles(self.resources, len(self.executor.actors))
-        for index, node in self._hosts().items():
+        sizes = bundles(self.resources, len(self.crew.executor.actors))
+        for index, node in self.crew.hosts().items():
             if node in nodes:
                 for kind, amount in sizes[index].items():
                     nodes[node][kind] = nodes[node].get(kind, 0.0) + amount
         return actors_that_fit(self.resources, list(nodes.values()))
 
-    def _hosts(self) -> dict[int, str]:
-        """The node of each bundle that has one."""
-        return placement_group_table(self.group)["bundles_to_node_id"]
-
-    def _spawn(self) -> Any:
+    def _spawn(self, executor: RayExecutor) -> Any:
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        h = self.hosting
         actor = ray.remote(CoordinatorActor).options(num_cpus=0, scheduling_strategy=here)
-        return actor.remote(h, h.data, h.partition, self.executor, self.checkpoints)
+        return actor.remote(*self._run_of(executor))
+
+    def _run_of(self, executor: RayExecutor) -> tuple[Any, ...]:
+        """What a coordinator is told of a run."""
+        return self.hosting, self.hosting.data, self.hosting.partition, executor, self.checkpoints

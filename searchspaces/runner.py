@@ -15,6 +15,7 @@ from ray.tune.error import TuneError
 
 from hedgerow.platform.build import build_partition, check, check_task
 from hedgerow.platform.checkpoint import latest_checkpoint, tell_flaws
+from hedgerow.platform.crew import let_go
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.data.picture import partition_record
 from hedgerow.platform.experiment import Experiment
@@ -145,6 +146,7 @@ def _tune(plan: SearchPlan, folder: RunFolder, data: Data, listener: Listener) -
     """
     for name, value in TUNE_SETTINGS.items():
         os.environ.setdefault(name, value)
+    let_go()
     dataset, partition = data
     here, resources = folder.path.absolute(), plan.experiment.resources
     room = trials_that_fit(resources, client_actors(resources))

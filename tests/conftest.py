@@ -39,6 +39,15 @@ def ray_here():
 
 
 @pytest.fixture(scope="module")
+def kept(ray_here):
+    """Runs of a module share processes, as those of one command do."""
+    from hedgerow.platform.crew import keeping
+
+    with keeping():
+        yield
+
+
+@pytest.fixture(scope="module")
 def browser():
     """The system's Chromium without a window, driven by Playwright; a test that wants it is skipped where it is absent.
 

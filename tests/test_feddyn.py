@@ -230,7 +230,7 @@ def test_a_resumed_run_is_undisturbed(kind, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["feddyn", "scaffold", "fedsplit"])
-def test_two_actors_equal_one_and_inline(ray_here, tmp_path, name):
+def test_two_actors_equal_one_and_inline(kept, tmp_path, name):
     settings = {"algorithm": {"name": name, "epochs": 2, "batch_size": 8}, "evaluation": {"model": "clients"}}
     one, inline, two = at_once(
         small(tmp_path / "one", **settings),

@@ -1,0 +1,95 @@
+"""The processes of a run, which the next run of the same command goes on with."""
+
+import time
+from collections.abc import Callable
+
+import psutil
+import pytest
+from test_ray import run, same, small
+from test_search import plan
+
+from hedgerow.platform.crew import keeping
+from hedgerow.searchspaces.runner import search
+
+
+def crew() -> set[int]:
+    """The processes of runs on this process's Ray, by number."""
+    found = set()
+    for process in psutil.Process().children(recursive=True):
+        try:
+            title = "".join(process.cmdline())
+        except psutil.Error:
+            continue
+        if title.startswith(("ray::ClientActor", "ray::CoordinatorActor")):
+            found.add(process.pid)
+    return found
+
+
+def until(true: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
+
+
+def scaffold(output, **settings):
+    return small(output, algorithm={"name": "scaffold", "epochs": 1, "batch_size": 5}, **settings)
+
+
+@pytest.fixture
+def free(ray_here):
+    """As it should be before and after each test."""
+
+    def all_given_back() -> bool:
+        return ray_here.available_resources().get("CPU") == 4 and not crew()
+
+    until(all_given_back, "processes of tests before are still there")
+    yield
+    until(all_given_back, "the processes are still there")
+
+
+def test_runs_take_the_processes_of_the_one_before_and_have_the_same_bits(free, tmp_path):
+    """Others' states, algorithms and seeds leave no trace."""
+    with keeping():
+        first = run(small(tmp_path / "first"))
+        processes = crew()
+        assert len(processes) == 2
+        kept = [run(scaffold(tmp_path / "other", seed=3)), run(small(tmp_path / "again"))]
+        assert crew() == processes
+    inline = run(scaffold(tmp_path / "inline", seed=3, resources__executor="inline"))
+    assert same(kept[0], inline)
+    assert same(kept[1], first)
+
+
+def test_what_does_not_serve_the_next_run_is_let_go(free, tmp_path):
+    """All four CPUs are taken, first by one of four actors, then by one of two, then by a search."""
+    with keeping():
+        run(small(tmp_path / "four", rounds=1, resources__actors=4))
+        processes = crew()
+        run(small(tmp_path / "two", rounds=1, resources__actors=2, resources__cpus_per_actor=2))
+        until(lambda: not crew() & processes, "those of the other shape are still there")
+        done = search(plan(tmp_path / "search", rounds=2, search={"kind": "grid", "space": {"seed": [0, 1]}}))
+        assert [trial.status for trial in done.trials] == ["finished"] * 2
+        until(lambda: not crew(), "the run's are still there")
+
+
+@pytest.mark.parametrize("name", ["ClientActor", "CoordinatorActor"])
+def test_one_that_died_at_rest_is_replaced(name, free, tmp_path):
+    with keeping():
+        first = run(small(tmp_path / "first"))
+        for number in crew():
+            process = psutil.Process(number)
+            if name in "".join(process.cmdline()):
+                process.kill()
+                process.wait()
+        assert same(run(small(tmp_path / "again")), first)
+
+
+def test_after_a_run_that_was_broken_off_nothing_rests(free, tmp_path):
+    def stop(record):
+        raise KeyboardInterrupt
+
+    with keeping():
+        with pytest.raises(KeyboardInterrupt):
+            run(small(tmp_path), show=stop)
+        until(lambda: not crew(), "a coordinator in the middle of its work is kept")
