@@ -93,7 +93,8 @@ class RayDriver:
         self.told = round_of(found[0]) if found else 0
         nodes = lasting_nodes()
         self._seen, self._looked = set(nodes), time.monotonic()
-        self._purpose = self.resources, workers, tuple(sys.path)
+        # Whether Ray was wanted or found is all the same to the processes.
+        self._purpose = self.resources.model_dump(exclude={"executor"}), workers, tuple(sys.path)
         if not self._taken_over(set(nodes)):
             self._gather(actors_that_fit(self.resources, list(lasting_nodes().values())), least)
         self._first_answer = self.crew.coordinator.plans.remote()

@@ -5,7 +5,6 @@ import pytest
 import torch
 from helpers import SingleRun, check_resuming, distance, experiment
 from noisy import ALL, BASELINES, DATA, ESTIMATORS, SOLVERS, noisy
-from test_ray import at_once, numbers, same, small
 
 from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.base import Batch
@@ -38,28 +37,6 @@ def test_loop_and_vmap_agree(section):
 def test_a_resumed_run_is_undisturbed(name, tmp_path):
     section = (ESTIMATORS | BASELINES)[name]
     check_resuming(lambda folder: noisy(section, rounds=4, folder=folder), 2, tmp_path)
-
-
-def test_two_actors_equal_one_and_inline(ray_here, tmp_path):
-    settings = {
-        "participation": 1.0,
-        "rounds": 2,
-        "algorithm": {**ESTIMATORS["topk"], "lr": 0.1},
-        "task__partition": {
-            **{"kind": "iid", "clients": 6, "samples_per_client": 40},
-            **{"validation": 0.3, "label_noise": 0.4},
-        },
-        "task__problem": {"kind": "cleaning", "weights": "clipped"},
-    }
-    one, inline, two = at_once(
-        small(tmp_path / "one", **settings),
-        small(tmp_path / "inline", **settings, resources__executor="inline"),
-        small(tmp_path / "two", **settings, resources__actors=2),
-    )
-    assert same(one, inline)
-    assert max(np.abs(one.parameters[k] - two.parameters[k]).max() for k in one.parameters) < 1e-5
-    for a, b in zip(numbers(one), numbers(two), strict=True):
-        assert a["train_loss"] == pytest.approx(b["train_loss"], abs=1e-5)
 
 
 @pytest.mark.parametrize("name", ["topk", "non_iter", "preprocess"])

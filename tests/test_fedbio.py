@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from bilevels import Run, problem
 from helpers import SingleRun, blobs, check_resuming, distance, experiment
-from test_ray import at_once, numbers, same, small
 
 from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.bilevel import Bilevel
@@ -121,31 +120,6 @@ def test_scalars_per_client_and_round(name):
 @pytest.mark.parametrize("name", ["fedbio", "fedbioacc", "fedbioacc_local"])
 def test_a_resumed_run_is_undisturbed(name, tmp_path):
     check_resuming(lambda folder: on_blobs(name, kind_of(name), rounds=5, folder=folder), 3, tmp_path)
-
-
-def test_two_actors_equal_one_and_inline(ray_here, tmp_path):
-    settings = {
-        "participation": 1.0,
-        "algorithm": section("fedbioacc"),
-        "task__partition": {
-            "kind": "iid",
-            "clients": 6,
-            "samples_per_client": 40,
-            "validation": 0.3,
-            "label_noise": 0.4,
-        },
-        "task__problem": {"kind": "cleaning"},
-    }
-    one, inline, two = at_once(
-        small(tmp_path / "one", **settings),
-        small(tmp_path / "inline", **settings, resources__executor="inline"),
-        small(tmp_path / "two", **settings, resources__actors=2),
-    )
-    assert same(one, inline)
-    assert max(np.abs(one.parameters[k] - two.parameters[k]).max() for k in one.parameters) < 1e-5
-    for a, b in zip(numbers(one), numbers(two), strict=True):
-        assert a["train_loss"] == pytest.approx(b["train_loss"], abs=1e-5)
-        assert a["spent_hessian_products"] == pytest.approx(b["spent_hessian_products"])
 
 
 @pytest.mark.parametrize("name", ["fedbioacc", "fedbio_local"])

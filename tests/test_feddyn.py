@@ -14,7 +14,6 @@ from helpers import (
     run_inline,
     small_task,
 )
-from test_ray import at_once, numbers, same, small
 from toys import Diverging
 
 from hedgerow.algorithms import Central, FedAvg, FedDyn, FedProx, FedSGD, FedSplit, Scaffold
@@ -227,21 +226,6 @@ def test_a_resumed_run_is_undisturbed(kind, tmp_path):
     assert identical(calm.server["client_average"], second.server["client_average"])
     clockless = [[{k: v for k, v in r.items() if k != "seconds"} for r in part] for part in (calmly[3:], rest)]
     assert clockless[0] == clockless[1]
-
-
-@pytest.mark.parametrize("name", ["feddyn", "scaffold", "fedsplit"])
-def test_two_actors_equal_one_and_inline(kept, tmp_path, name):
-    settings = {"algorithm": {"name": name, "epochs": 2, "batch_size": 8}, "evaluation": {"model": "clients"}}
-    one, inline, two = at_once(
-        small(tmp_path / "one", **settings),
-        small(tmp_path / "inline", **settings, resources__executor="inline"),
-        small(tmp_path / "two", **settings, resources__actors=2),
-    )
-    assert same(one, inline)
-    assert max(np.abs(one.parameters[k] - two.parameters[k]).max() for k in one.parameters) < 1e-6
-    for a, b in zip(numbers(one), numbers(two), strict=True):
-        assert a["test_accuracy"] == pytest.approx(b["test_accuracy"], abs=0.01)
-        assert a["train_loss"] == pytest.approx(b["train_loss"], abs=1e-5)
 
 
 # ---- ending at the targets ------------------------------------------------------------------------------------------

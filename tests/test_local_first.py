@@ -48,7 +48,7 @@ def finish(driver, records):
 
 
 @pytest.fixture(scope="module")
-def whole(ray_here, tmp_path_factory) -> FinishedRun:
+def whole(kept, tmp_path_factory) -> FinishedRun:
     """All of it on Ray."""
     return run(small(tmp_path_factory.mktemp("whole"), rounds=6, resources__actors=2))
 

@@ -11,7 +11,6 @@ import torch
 import yaml
 from click.testing import CliRunner
 from helpers import distance, identical
-from test_ray import at_once, numbers
 from test_resume import outcome
 
 from hedgerow.algorithms import ALGORITHMS
@@ -282,13 +281,6 @@ def test_without_a_size_a_batch_is_all_that_one_of_them_has_or_all_of_them_have(
 
 
 # ---- nothing is lost, and bad files -------------------------------------------------------------------------------
-
-
-def test_two_actors_equal_one(ray_here, tmp_path):
-    runs = [{"output": str(tmp_path / str(n)), "resources": {"executor": "ray", "actors": n}} for n in (1, 2)]
-    both = at_once(*(parse_experiment(stream(settings_of("moml"), **one)) for one in runs))
-    for mine, theirs in zip(*map(numbers, both), strict=True):
-        assert mine == pytest.approx(theirs, rel=1e-5)
 
 
 def test_a_resumed_stream_ends_as_an_undisturbed_one(tmp_path):

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from helpers import SingleRun, blobs, distance, identical, model, run_inline, small_task
-from test_ray import numbers, small
 from torch import nn
 
 from hedgerow.algorithms import FedAvg, FedDyn, PerFedAvg, PFLDyn, PFLOracle, PFLScaf, Scaffold
@@ -17,7 +16,6 @@ from hedgerow.platform.data import Partition
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment import EngineConfig, Evaluation
 from hedgerow.platform.experiment_file import parse_experiment
-from hedgerow.platform.runner import run
 
 DATA = blobs(features=2, classes=4)
 TRAIN, OWN = np.array([1, 50, 13, 3, 30, 41]), np.array([2, 8, 7, 5, 10, 10])
@@ -169,25 +167,10 @@ def test_a_resumed_run_is_undisturbed(kind, hyper, tmp_path):
     assert clockless[0] == clockless[1]
 
 
-DEALT = {"clients": 12, "labels_per_client": 3, "train": 20, "test": 10}
-
-
-def test_two_actors_equal_one_worker(ray_here, tmp_path):
-    settings = {
-        "algorithm": {"name": "pfldyn", "adapt": "proto", "alpha": 0.1, "epochs": 2, "batch_size": 4},
-        "evaluation": {"model": "clients"},
-        "task__partition": {"kind": "alid", **DEALT},
-        "rounds": 2,
-    }
-    one = run(small(tmp_path / "one", **settings, resources__executor="inline"))
-    two = run(small(tmp_path / "two", **settings, resources__executor="ray", resources__actors=2))
-    assert max(np.abs(one.parameters[k] - two.parameters[k]).max() for k in one.parameters) < 1e-6
-    for a, b in zip(numbers(one), numbers(two), strict=True):
-        assert a["client_accuracy_lowest"] == pytest.approx(b["client_accuracy_lowest"], abs=0.11)
-        assert a["train_loss"] == pytest.approx(b["train_loss"], abs=1e-5)
-
-
 # ---- names of classes -----------------------------------------------------------------------------------------------
+
+
+DEALT = {"clients": 12, "labels_per_client": 3, "train": 20, "test": 10}
 
 
 def test_prototypes_learn_as_well_where_every_client_has_its_own_names_of_classes():

@@ -7,7 +7,6 @@ import pytest
 import torch
 from helpers import blobs, check_resuming, distance, experiment, identical, model, partition, run_inline, small_task
 from test_packs import pack
-from test_ray import same, small
 from test_search import one_after_the_other, plan
 from toys import Stacker, Stateful, TwoPhases
 
@@ -19,7 +18,6 @@ from hedgerow.platform.errors import UserError
 from hedgerow.platform.executors import InlineExecutor
 from hedgerow.platform.experiment import EngineConfig
 from hedgerow.platform.experiment_file import parse_experiment
-from hedgerow.platform.runner import run
 from hedgerow.platform.simulation import Simulation, turnout
 from hedgerow.searchspaces.runner import search
 
@@ -290,16 +288,6 @@ def test_the_share_of_three_workers_loses_the_same_clients():
 
 
 # ---- the whole house -------------------------------------------------------------------------------------------------
-
-
-def test_on_ray_as_inline(ray_here, tmp_path):
-    on_ray, here = (
-        run(small(tmp_path, simulation=EVERYTHING | {"deadline": 60.0}, resources__executor=executor))
-        for executor in ("ray", "inline")
-    )
-    assert same(on_ray, here)
-    assert here.summary["simulated_seconds"] == here.records[-1]["simulated_seconds"]
-    assert here.summary["lost"]["unavailable"] == sum(r["unavailable"] for r in here.records) > 0
 
 
 def test_a_search_over_clients_that_are_lost(ray_here, tmp_path):

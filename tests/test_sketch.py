@@ -16,7 +16,6 @@ from hedgerow.platform.build import build_data, check_task
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment import EngineConfig
 from hedgerow.platform.experiment_file import parse_experiment
-from hedgerow.platform.runner import run
 
 
 def test_two_processes_make_the_same_sketch():
@@ -93,30 +92,6 @@ def test_sketches_of_their_own():
     assert (thetas[0] - thetas[1]).abs().max() > 1e-3
     saved = algorithm.evaluate_params(vmap.server)
     assert torch.allclose(flat(saved), flat(algorithm.task.init()) + thetas[0], atol=1e-5)
-
-
-@pytest.mark.usefixtures("ray_here")
-def test_on_two_actors_each_has_its_own_sketch(tmp_path):
-    def ran(name, **resources):
-        wanted = {
-            **{"name": name, "rounds": 2, "participation": 0.7, "output": str(tmp_path / name)},
-            "task": {
-                "data": {"name": "digits"},
-                "partition": {"kind": "dirichlet", "clients": 6, "alpha": 1.0, "holdout": 0.2},
-                "model": {"name": "logreg"},
-            },
-            "algorithm": {"name": "fedsep", "sketch_size": 20, "sketch": "own", "steps": 2, "server": {"lr": 5.0}},
-            "engine": {"mode": "vmap", "chunk": 2},
-            "resources": resources,
-            "tracking": {"enabled": False},
-        }
-        return run(parse_experiment(wanted))
-
-    one, two = ran("inline", executor="inline"), ran("ray", actors=2, cpus_per_actor=1)
-    for name, value in one.parameters.items():
-        assert np.abs(value - two.parameters[name]).max() < 1e-5
-    assert one.records[-1]["client_loss"] == pytest.approx(two.records[-1]["client_loss"], abs=1e-5)
-    assert one.records[-1]["scalars_down"] == two.records[-1]["scalars_down"] == 4 * 20
 
 
 def test_own_models_have_no_common_statistics():
