@@ -62,27 +62,26 @@ def test_runs_take_the_processes_of_the_one_before_and_have_the_same_bits(free, 
 
 
 def test_what_does_not_serve_the_next_run_is_let_go(free, tmp_path):
-    """All four CPUs are taken, first by one of four actors, then by one of two, then by a search."""
+    """Of four CPUs a run takes all, the next one three, and a search has two in each trial."""
     with keeping():
-        run(small(tmp_path / "four", rounds=1, resources__actors=4))
+        run(small(tmp_path / "four", rounds=1, resources__cpus_per_actor=4))
         processes = crew()
-        run(small(tmp_path / "two", rounds=1, resources__actors=2, resources__cpus_per_actor=2))
-        until(lambda: not crew() & processes, "those of the other shape are still there")
-        done = search(plan(tmp_path / "search", rounds=2, search={"kind": "grid", "space": {"seed": [0, 1]}}))
+        run(small(tmp_path / "three", rounds=1, resources__cpus_per_actor=3))
+        until(lambda: not crew() & processes, "those that took four are still there")
+        grid = {"kind": "grid", "space": {"seed": [0, 1]}, "concurrency": 1}
+        done = search(plan(tmp_path / "search", rounds=2, resources={"cpus_per_actor": 2}, search=grid))
         assert [trial.status for trial in done.trials] == ["finished"] * 2
-        until(lambda: not crew(), "the run's are still there")
+        until(lambda: not crew(), "those that took three are still there")
 
 
-@pytest.mark.parametrize("name", ["ClientActor", "CoordinatorActor"])
-def test_one_that_died_at_rest_is_replaced(name, free, tmp_path):
+def test_one_that_died_at_rest_is_replaced(free, tmp_path):
     with keeping():
         first = run(small(tmp_path / "first"))
-        for number in crew():
-            process = psutil.Process(number)
-            if name in "".join(process.cmdline()):
-                process.kill()
-                process.wait()
-        assert same(run(small(tmp_path / "again")), first)
+        for name in ("ClientActor", "CoordinatorActor"):
+            (killed,) = (p for p in map(psutil.Process, crew()) if name in "".join(p.cmdline()))
+            killed.kill()
+            killed.wait()
+            assert same(run(small(tmp_path / name)), first)
 
 
 def test_after_a_run_that_was_broken_off_nothing_rests(free, tmp_path):
