@@ -31,6 +31,11 @@ class Crew:
         """The node of each bundle that has one."""
         return placement_group_table(self.group)["bundles_to_node_id"]
 
+    def forget(self) -> None:
+        """Hold nothing of the run that has ended: there may not be room for two data sets."""
+        self.executor.forget()
+        self.coordinator.forget.remote()
+
     def close(self) -> None:
         ray.kill(self.coordinator)
         self.executor.close()
@@ -63,6 +68,7 @@ def rest(crew: Crew) -> None:
     """Keep a crew whose run has ended well, where crews are kept."""
     with _lock:
         if _keeping:
+            crew.forget()
             _resting.append(crew)
             return
     crew.close()

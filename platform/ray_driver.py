@@ -62,6 +62,10 @@ class CoordinatorActor(Coordinator):
         dataset, dealt = Dataset.from_arrays(data), Partition.from_arrays(partition)
         Coordinator.__init__(self, hosting.experiments, dataset, dealt, executor, [checkpoints])
 
+    def forget(self) -> None:
+        """Hold nothing of a run that has ended, until the next one begins."""
+        del self.run
+
 
 class RayDriver:
     """Starts client actors and their coordinator, all at once, or takes those that a run before has left, and speaks to

@@ -67,6 +67,10 @@ class ClientActor:
         algorithms = build_algorithms(experiments, dataset, clients)
         self.worker = Worker(algorithms, dataset, clients, first.seed, first.resources, follow)
 
+    def forget(self) -> None:
+        """Hold neither data nor states until it hosts again."""
+        del self.worker
+
     def ready(self) -> int:
         return self.rank
 
@@ -126,6 +130,12 @@ class RayExecutor:
         self.hosting = hosting
         with suppress(WorkerLost):
             self._all([actor.host.remote(hosting, hosting.data, hosting.partition) for actor in self.actors])
+
+    def forget(self) -> None:
+        """Hold nothing of an experiment that has ended, here and there, until another one is hosted."""
+        for actor in self.actors:
+            actor.forget.remote()
+        del self.hosting
 
     def close(self) -> None:
         for actor in self.actors:

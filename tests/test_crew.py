@@ -1,5 +1,6 @@
 """The processes of a run, which the next run of the same command goes on with."""
 
+import gc
 import time
 from collections.abc import Callable
 
@@ -59,6 +60,19 @@ def test_runs_take_the_processes_of_the_one_before_and_have_the_same_bits(free, 
     inline = run(scaffold(tmp_path / "inline", seed=3, resources__executor="inline"))
     assert same(kept[0], inline)
     assert same(kept[1], first)
+
+
+def test_at_rest_they_hold_none_of_the_data(free, ray_here, tmp_path):
+    def stored() -> float:
+        kind = "object_store_memory"
+        return ray_here.cluster_resources()[kind] - ray_here.available_resources()[kind]
+
+    gc.collect()
+    before = stored()
+    with keeping():
+        run(small(tmp_path), show=lambda record: until(lambda: stored() > before, "the data are not seen"))
+        until(lambda: stored() <= before, "the data are still there")
+        assert len(crew()) == 2
 
 
 def test_what_does_not_serve_the_next_run_is_let_go(free, tmp_path):
