@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class Crew:
     """A coordinator and its client actors, with the places that are reserved for them.
 
-    purpose: what they can serve; equal where they can serve the same. Processes take seconds to start, most of it to
-    import torch, and a table has dozens of runs.
+    Processes take seconds to start, most of it to import torch. purpose: what they can serve; equal where they can
+    serve the same.
     """
 
     purpose: Any

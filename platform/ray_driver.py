@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayTaskError
+from ray.exceptions import GetTimeoutError, RayTaskError
 from ray.util.placement_group import placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -19,7 +19,7 @@ from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.learner import Record
 from hedgerow.platform.placement import PATIENCE, actors_that_fit, bundle_of, bundles, lasting_nodes, reserved
-from hedgerow.platform.process import settle
+from hedgerow.platform.process import release, settle
 from hedgerow.platform.ray_executor import LOST, Hosting, RayExecutor, end_if_broken
 from hedgerow.platform.resources import Resources
 
@@ -65,6 +65,7 @@ class CoordinatorActor(Coordinator):
     def forget(self) -> None:
         """Hold nothing of a run that has ended, until the next one begins."""
         del self.run
+        release()
 
 
 class RayDriver:
@@ -174,11 +175,11 @@ class RayDriver:
         if crew is None:
             return False
         try:
-            ray.get([actor.ready.remote() for actor in crew.executor.actors])
+            ray.get([actor.ready.remote() for actor in crew.executor.actors], timeout=PATIENCE)
             crew.executor.host(self.hosting)
             ray.get(crew.coordinator.begin.remote(*self._run_of(crew.executor)))
             usable = len(crew.executor.actors) == self.workers and set(crew.hosts().values()) <= nodes
-        except (*LOST, RayTaskError):
+        except (*LOST, RayTaskError, GetTimeoutError):
             usable = False
         if not usable:
             crew.close()

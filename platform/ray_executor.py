@@ -20,7 +20,7 @@ from hedgerow.platform.dispatch import owner_of
 from hedgerow.platform.executors import WorkerLost
 from hedgerow.platform.experiment_file import parse_experiment
 from hedgerow.platform.planning import Cost
-from hedgerow.platform.process import settle
+from hedgerow.platform.process import release, settle
 from hedgerow.platform.resources import Resources
 from hedgerow.platform.worker import Answer, Order, Worker
 
@@ -70,6 +70,7 @@ class ClientActor:
     def forget(self) -> None:
         """Hold neither data nor states until it hosts again."""
         del self.worker
+        release()
 
     def ready(self) -> int:
         return self.rank
