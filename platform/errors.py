@@ -3,6 +3,11 @@
 from os import PathLike, fspath
 
 
+def first_line(error: BaseException) -> str:
+    """What an error says, short enough to stand in a sentence; its kind, where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+
+
 class _Told:
     """A notebook shows the sentence, without a traceback."""
 

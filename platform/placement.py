@@ -15,7 +15,7 @@ from ray._private import ray_constants
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from hedgerow.platform.crew import keeping
-from hedgerow.platform.errors import UserError
+from hedgerow.platform.errors import UserError, first_line
 from hedgerow.platform.resources import Resources
 
 PATIENCE = 60.0
@@ -93,11 +93,19 @@ def _connect(address: str | None) -> None:
         local = {"include_dashboard": False, "num_cpus": cpu_count(), "_memory": memory, "_system_config": QUICK}
     try:
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **local)
-    except ConnectionError as error:
+    except Exception as error:
+        if address:
+            if not isinstance(error, ConnectionError):
+                raise
+            raise UserError(
+                f"no Ray cluster answers at {address!r} ({first_line(error)}); start one there, or leave the "
+                "address out to use this machine"
+            ) from None
+        # Ray has no error of its own for a start that fails.
         raise UserError(
-            f"no Ray cluster answers at {address!r} ({str(error).splitlines()[0]}); start one there, or leave the "
-            "address out to use this machine"
-        ) from None
+            f"Ray did not start on this machine ({first_line(error)}); it may be overloaded, or its temporary folder "
+            "not usable (RAY_TMPDIR, or else /tmp): try again, or set resources.executor to inline"
+        ) from error
 
 
 def _listen(reachable: bool) -> None:

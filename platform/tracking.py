@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hedgerow.platform.errors import first_line
 from hedgerow.platform.files import write_whole
 
 Record = dict[str, Any]
@@ -129,6 +130,6 @@ class Tracker:
         try:
             action()
         except Exception as error:  # the tracking server's troubles must never end a run
-            self.error = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+            self.error = first_line(error)
             return False
         return True

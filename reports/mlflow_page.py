@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from hedgerow.platform.errors import first_line
 from hedgerow.platform.experiment_file import read_experiment
 from hedgerow.platform.mlflow_store import MlflowClient, MlflowPlace, default_uri
 from hedgerow.platform.runs import RunFolder
@@ -15,8 +16,7 @@ def log_page(folders: Sequence[RunFolder], page: Path) -> list[str]:
         try:
             MlflowClient(_store(folder)).log_artifact(folder.record()["mlflow_run_id"], str(page), "report")
         except Exception as error:  # the tracking server's troubles must never cost the page
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
-            sentences.append(f"MLflow did not take the page for {folder.name} ({reason}); it lies in {page}")
+            sentences.append(f"MLflow did not take the page for {folder.name} ({first_line(error)}); it lies in {page}")
     return sentences
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from hedgerow.platform.errors import UserError
+from hedgerow.platform.errors import UserError, first_line
 from hedgerow.platform.report import summarise
 from hedgerow.platform.runs import RunFolder, find_run
 from hedgerow.platform.tracking import RunLog
@@ -179,7 +179,7 @@ def _run(folder: RunFolder, record: Record, heading: str = "", search: RunFolder
         values = yaml.safe_load(folder.experiment.read_text(encoding="utf-8"))
         return Run(folder, record, dict(values), RunLog(folder.metrics).read(), heading, search)
     except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
-        raise UserError(f"{folder.experiment} cannot be read ({str(error).splitlines()[0]})") from None
+        raise UserError(f"{folder.experiment} cannot be read ({first_line(error)})") from None
 
 
 def _search(folder: RunFolder, record: Record, headings: Sequence[str]) -> Search:

@@ -1,12 +1,16 @@
 """A run that begins in the driver's process and ends on Ray has the bits of one that was there all the time."""
 
+import os
+import subprocess
 import time
 from concurrent.futures import Future
 from contextlib import contextmanager
 
 import pytest
+import yaml
 from helpers import blobs, distance, small_task
 from test_ray import numbers, same, small
+from test_resume import hedgerow
 
 from hedgerow.algorithms.base import Batch
 from hedgerow.algorithms.gradient import gradient_and_value
@@ -15,7 +19,7 @@ from hedgerow.platform.coordinator import Coordinator, in_this_process
 from hedgerow.platform.drivers import open_driver
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.local_first import LocalFirst
-from hedgerow.platform.runner import FinishedRun, run
+from hedgerow.platform.runner import FinishedRun, resume, run
 
 
 @contextmanager
@@ -143,6 +147,21 @@ def test_a_ray_that_does_not_start_is_told(tmp_path):
         ready.set_exception(UserError("no Ray cluster answers"))
         with pytest.raises(UserError, match="no Ray cluster answers"):
             finish(driver, [])
+
+
+def test_a_ray_that_cannot_start_ends_in_a_sentence_and_the_run_resumes(ray_here, tmp_path):
+    taken = tmp_path / "file"
+    taken.touch()
+    file = tmp_path / "file.yaml"
+    experiment = small(tmp_path / "runs", resources__executor="ray")
+    file.write_text(yaml.safe_dump(experiment.model_dump(mode="json")))
+    ended = hedgerow("run", str(file), env=os.environ | {"RAY_TMPDIR": str(taken)}, stderr=subprocess.PIPE, text=True)
+    _, told = ended.communicate()
+    assert ended.returncode == 2
+    assert told.startswith("hedgerow: Ray did not start on this machine (") and told.count("\n") == 1
+    assert "Not a directory" in told and "resources.executor" in told
+    (folder,) = (tmp_path / "runs").glob("small-*")
+    assert len(resume(str(folder)).records) == experiment.rounds
 
 
 def test_the_first_derivative_is_that_of_torch():

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hedgerow.platform.data.dataset import Dataset, image_dataset
-from hedgerow.platform.errors import UserError
+from hedgerow.platform.errors import UserError, first_line
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def load(name: str, root: Path, download: bool) -> Dataset:
             train, test = (_read(layout, unpacked, part, download) for part in (True, False))
     except (RuntimeError, OSError, EOFError, ValueError) as error:
         raise UserError(
-            f"task.data: {name} in {home.absolute()} cannot be read ({str(error).splitlines()[0]}); complete "
+            f"task.data: {name} in {home.absolute()} cannot be read ({first_line(error)}); complete "
             f"{layout.folder} or set task.data.download: true"
         ) from None
     names = train[2]
