@@ -51,7 +51,7 @@ Exit codes:
   0    done
   1    something broke: a traceback tells where
   2    one sentence: a mistake in a file or on the command line, before any work; or a full disk,
-       and `hedgerow resume` continues
+       or a Ray that does not start here, and `hedgerow resume` continues
   130  interrupted; `hedgerow resume` continues
 Those of `submit` and `logs --follow` are the job's."""
 
