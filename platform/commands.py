@@ -1,7 +1,7 @@
 """What the commands about experiments do, apart from parsing their arguments."""
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -27,8 +27,8 @@ def run_all(files: Sequence[Path], overrides: Sequence[str], data_root: Path | N
     checked = [check(experiment, data_root) for experiment in experiments]
     finished = []
     with _session(experiments, address):
-        for experiment, data in zip(experiments, checked, strict=True):
-            with Progress(experiment.name, experiment.rounds) as progress:
+        for experiment, data, following in zip(experiments, checked, [*experiments[1:], None], strict=True):
+            with _kept_for(following), Progress(experiment.name, experiment.rounds) as progress:
                 finished.append(run_experiment(experiment, data_root, progress, address, data))
     return _closing(finished)
 
@@ -74,13 +74,36 @@ def _tell_regrets(finished: list[FinishedRun]) -> None:
                 run.folder.update(summary=run.summary)
 
 
-def _session(experiments: Sequence[Experiment], address: str | None) -> AbstractContextManager[object]:
+@contextmanager
+def _session(experiments: Sequence[Experiment], address: str | None) -> Iterator[None]:
     """One Ray for all of them, where any needs it."""
-    if all(experiment.resources.executor == "inline" for experiment in experiments):
-        return nullcontext()
+    if not any(_on_ray(experiment) for experiment in experiments):
+        yield
+        return
+    from hedgerow.platform.crew import let_go
     from hedgerow.platform.placement import ray_starting
 
-    return ray_starting(address)
+    with ray_starting(address):
+        try:
+            yield
+        finally:
+            let_go()
+
+
+@contextmanager
+def _kept_for(following: Experiment | None) -> Iterator[None]:
+    """The processes of a run on Ray are kept for the one that follows, if there is one that may use them."""
+    if following is None or not _on_ray(following):
+        yield
+        return
+    from hedgerow.platform.crew import keeping
+
+    with keeping():
+        yield
+
+
+def _on_ray(experiment: Experiment) -> bool:
+    return experiment.resources.executor != "inline"
 
 
 def _closing(finished: list[FinishedRun]) -> Answer:

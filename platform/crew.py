@@ -12,29 +12,43 @@ from ray.util.placement_group import PlacementGroup, placement_group_table
 if TYPE_CHECKING:
     from hedgerow.platform.ray_executor import RayExecutor
 
+Nodes = dict[str, dict[str, float]]
+"""The resources of nodes, by their ids."""
+
 
 @dataclass
 class Crew:
     """A coordinator and its client actors, with the places that are reserved for them.
 
     Processes take seconds to start, most of it to import torch. purpose: what they can serve; equal where they can
-    serve the same.
+    serve the same. bundles: what is reserved. rested: the client actors, once they and the coordinator hold nothing of
+    the run that has ended; the coordinator may have replaced some.
     """
 
     purpose: Any
     group: PlacementGroup
+    bundles: list[dict[str, float]]
     reservation: ExitStack
     executor: "RayExecutor"
     coordinator: Any
+    rested: Any = None
 
     def hosts(self) -> dict[int, str]:
         """The node of each bundle that has one."""
         return placement_group_table(self.group)["bundles_to_node_id"]
 
+    def given_back(self, free: Nodes) -> Nodes:
+        """What will be free on nodes once this has ended."""
+        after = {node: dict(resources) for node, resources in free.items()}
+        for index, node in self.hosts().items():
+            for kind, amount in self.bundles[index].items() if node in after else ():
+                after[node][kind] = after[node].get(kind, 0.0) + amount
+        return after
+
     def forget(self) -> None:
         """Hold nothing of the run that has ended: there may not be room for two data sets."""
-        self.executor.forget()
-        self.coordinator.forget.remote()
+        self.rested = self.coordinator.forget.remote()
+        del self.executor.hosting
 
     def close(self) -> None:
         ray.kill(self.coordinator)
@@ -44,34 +58,28 @@ class Crew:
 
 _lock = threading.Lock()
 _resting: list[Crew] = []
-_keeping = 0
-"""How many `keeping` are open."""
+_keeping = False
 
 
 @contextmanager
 def keeping() -> Iterator[None]:
-    """Meanwhile crews that come to the end of their run are kept for others; at the end they are let go."""
+    """Meanwhile crews that come to the end of their run are kept for others, until they are let go."""
     global _keeping
-    with _lock:
-        _keeping += 1
+    before, _keeping = _keeping, True
     try:
         yield
     finally:
-        with _lock:
-            _keeping -= 1
-            last = not _keeping
-        if last:
-            let_go()
+        _keeping = before
 
 
 def rest(crew: Crew) -> None:
     """Keep a crew whose run has ended well, where crews are kept."""
+    if not _keeping:
+        crew.close()
+        return
+    crew.forget()
     with _lock:
-        if _keeping:
-            crew.forget()
-            _resting.append(crew)
-            return
-    crew.close()
+        _resting.append(crew)
 
 
 def take(purpose: Any) -> Crew | None:
@@ -83,6 +91,13 @@ def take(purpose: Any) -> Crew | None:
                 return crew
     let_go()
     return None
+
+
+def all_given_back(free: Nodes) -> Nodes:
+    """What will be free on nodes once all crews that rest are let go."""
+    for crew in list(_resting):
+        free = crew.given_back(free)
+    return free
 
 
 def let_go() -> None:

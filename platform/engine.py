@@ -205,8 +205,10 @@ def _vmapped(
 
 @cache
 def _compiled() -> Any:
-    # One compilation for each step and shape; the default limit of eight is for programs that forget one.
-    torch._dynamo.config.recompile_limit = 64  # type: ignore[attr-defined]
+    # One compilation for each step and shape of the runs that a process serves; the default limits of eight and 256
+    # are for programs that forget one.
+    torch._dynamo.config.recompile_limit = 1024  # type: ignore[attr-defined]
+    torch._dynamo.config.accumulated_recompile_limit = 1024  # type: ignore[attr-defined]
     return torch.compile(_vmapped, dynamic=False, fullgraph=True)
 
 

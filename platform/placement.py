@@ -14,7 +14,6 @@ from ray._common.utils import get_system_memory
 from ray._private import ray_constants
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
-from hedgerow.platform.crew import keeping
 from hedgerow.platform.errors import UserError, first_line
 from hedgerow.platform.resources import Resources
 
@@ -70,8 +69,7 @@ def ray_starting(address: str | None = None) -> Iterator[Future[None]]:
         ready = thread.submit(_connect, address)
         _starting.append(ready)
         try:
-            with keeping():
-                yield ready
+            yield ready
         finally:
             _starting.clear()
             if ready.exception() is None:

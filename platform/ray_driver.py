@@ -2,7 +2,7 @@
 
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from hedgerow.algorithms.trees import Tree
 from hedgerow.platform.checkpoint import latest_checkpoint, round_of
 from hedgerow.platform.coordinator import Coordinator
-from hedgerow.platform.crew import Crew, rest, take
+from hedgerow.platform.crew import Crew, Nodes, all_given_back, rest, take
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.learner import Record
@@ -59,13 +59,19 @@ class CoordinatorActor(Coordinator):
     ) -> None:
         """Drive a run, its first or another one."""
         settle(1, hosting.import_path)
+        self.executor = executor
         dataset, dealt = Dataset.from_arrays(data), Partition.from_arrays(partition)
         Coordinator.__init__(self, hosting.experiments, dataset, dealt, executor, [checkpoints])
 
-    def forget(self) -> None:
-        """Hold nothing of a run that has ended, until the next one begins."""
-        del self.run
+    def forget(self) -> list[Any]:
+        """Hold nothing of a run that has ended, here and in the client actors, until the next one begins.
+
+        Returns those actors.
+        """
+        actors = self.executor.forget()
+        del self.run, self.executor
         release()
+        return actors
 
 
 class RayDriver:
@@ -100,8 +106,9 @@ class RayDriver:
         self._seen, self._looked = set(nodes), time.monotonic()
         # Whether Ray was wanted or found is all the same to the processes.
         self._purpose = self.resources.model_dump(exclude={"executor"}), workers, tuple(sys.path)
+        room = actors_that_fit(self.resources, list(all_given_back(nodes).values()))
         if not self._taken_over(set(nodes)):
-            self._gather(actors_that_fit(self.resources, list(lasting_nodes().values())), least)
+            self._gather(room, least)
         self._first_answer = self.crew.coordinator.plans.remote()
 
     def is_ready(self) -> bool:
@@ -174,19 +181,20 @@ class RayDriver:
         crew = take(self._purpose)
         if crew is None:
             return False
+        self.crew, usable = crew, False
         try:
-            ray.get([actor.ready.remote() for actor in crew.executor.actors], timeout=PATIENCE)
-            crew.executor.host(self.hosting)
-            ray.get(crew.coordinator.begin.remote(*self._run_of(crew.executor)))
-            usable = len(crew.executor.actors) == self.workers and set(crew.hosts().values()) <= nodes
-        except (*LOST, RayTaskError, GetTimeoutError):
-            usable = False
-        if not usable:
-            crew.close()
-            return False
-        self.crew = crew
-        self.gathered.append(self.workers)
-        return True
+            if len(crew.executor.actors) == self.workers and set(crew.hosts().values()) <= nodes:
+                with suppress(*LOST, RayTaskError, GetTimeoutError):
+                    crew.executor.actors = ray.get(crew.rested, timeout=PATIENCE)
+                    crew.executor.host(self.hosting)
+                    begun = crew.coordinator.begin.remote(*self._run_of(crew.executor))
+                    usable = self._answered(begun) and ray.get(begun) is None
+        finally:
+            if not usable:
+                crew.close()
+        if usable:
+            self.gathered.append(self.workers)
+        return usable
 
     # ---- nodes join and leave -----------------------------------------------------------------------------------
 
@@ -210,7 +218,8 @@ class RayDriver:
         self.gathered.append(actors)
         places = [bundle_of(self.resources, rank) for rank in range(actors)]
         executor = RayExecutor(self.hosting, group, places, self.workers)
-        self.crew = Crew(self._purpose, group, reservation, executor, self._spawn(executor))
+        sizes = bundles(self.resources, actors)
+        self.crew = Crew(self._purpose, group, sizes, reservation, executor, self._spawn(executor))
 
     def _gather_anew(self, room: int) -> None:
         self.close()
@@ -232,14 +241,9 @@ class RayDriver:
         of_use = room > running < self.workers or (leaving and room >= (self.resources.min_actors or 1))
         return room if of_use else 0
 
-    def _room(self, nodes: dict[str, dict[str, float]]) -> int:
+    def _room(self, nodes: Nodes) -> int:
         """How many client actors the nodes hold, with what is free there and what those have that are there now."""
-        sizes = bundles(self.resources, len(self.crew.executor.actors))
-        for index, node in self.crew.hosts().items():
-            if node in nodes:
-                for kind, amount in sizes[index].items():
-                    nodes[node][kind] = nodes[node].get(kind, 0.0) + amount
-        return actors_that_fit(self.resources, list(nodes.values()))
+        return actors_that_fit(self.resources, list(self.crew.given_back(nodes).values()))
 
     def _spawn(self, executor: RayExecutor) -> Any:
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)

@@ -132,11 +132,13 @@ class RayExecutor:
         with suppress(WorkerLost):
             self._all([actor.host.remote(hosting, hosting.data, hosting.partition) for actor in self.actors])
 
-    def forget(self) -> None:
-        """Hold nothing of an experiment that has ended, here and there, until another one is hosted."""
-        for actor in self.actors:
-            actor.forget.remote()
-        del self.hosting
+    def forget(self) -> list[Any]:
+        """Let the actors hold nothing of an experiment that has ended. Returns them, when they do not."""
+        for call in [actor.forget.remote() for actor in self.actors]:
+            # A dead one is replaced when there is something to host.
+            with suppress(*LOST):
+                ray.get(call)
+        return self.actors
 
     def close(self) -> None:
         for actor in self.actors:

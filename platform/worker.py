@@ -156,6 +156,8 @@ class Worker:
             "test": Samples(test_x, test_y, prepare, np.arange(len(test_y)), dict.fromkeys(SHARES, shards)),
             "pool": Samples(train_x, train_y, prepare, pool.places, pool.shares(), task.augment, clients),
         }
+        # What others before this one held in the same process is not its own.
+        reset_peak(self.device)
         self.at_rest = held(self.device)
 
     def run(self, orders: list[Order], downs: list[Tree]) -> list[Answer]:

@@ -41,10 +41,11 @@ def ray_here():
 @pytest.fixture(scope="module")
 def kept(ray_here):
     """Runs of a module share processes, as those of one command do."""
-    from hedgerow.platform.crew import keeping
+    from hedgerow.platform.crew import keeping, let_go
 
     with keeping():
         yield
+    let_go()
 
 
 @pytest.fixture(scope="module")

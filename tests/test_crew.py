@@ -2,14 +2,16 @@
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import psutil
 import pytest
 from test_ray import run, same, small
 from test_search import plan
 
-from hedgerow.platform.crew import keeping
+from hedgerow.platform import runner
+from hedgerow.platform.crew import keeping, let_go
 from hedgerow.searchspaces.runner import search
 
 
@@ -37,6 +39,16 @@ def scaffold(output, **settings):
     return small(output, algorithm={"name": "scaffold", "epochs": 1, "batch_size": 5}, **settings)
 
 
+@contextmanager
+def shared() -> Iterator[None]:
+    """As in a command whose runs all have others after them."""
+    try:
+        with keeping():
+            yield
+    finally:
+        let_go()
+
+
 @pytest.fixture
 def free(ray_here):
     """As it should be before and after each test."""
@@ -51,7 +63,7 @@ def free(ray_here):
 
 def test_runs_take_the_processes_of_the_one_before_and_have_the_same_bits(free, tmp_path):
     """Others' states, algorithms and seeds leave no trace."""
-    with keeping():
+    with shared():
         first = run(small(tmp_path / "first"))
         processes = crew()
         assert len(processes) == 2
@@ -69,7 +81,7 @@ def test_at_rest_they_hold_none_of_the_data(free, ray_here, tmp_path):
 
     gc.collect()
     before = stored()
-    with keeping():
+    with shared():
         run(small(tmp_path), show=lambda record: until(lambda: stored() > before, "the data are not seen"))
         until(lambda: stored() <= before, "the data are still there")
         assert len(crew()) == 2
@@ -77,7 +89,7 @@ def test_at_rest_they_hold_none_of_the_data(free, ray_here, tmp_path):
 
 def test_what_does_not_serve_the_next_run_is_let_go(free, tmp_path):
     """Of four CPUs a run takes all, the next one three, and a search has two in each trial."""
-    with keeping():
+    with shared():
         run(small(tmp_path / "four", rounds=1, resources__cpus_per_actor=4))
         processes = crew()
         run(small(tmp_path / "three", rounds=1, resources__cpus_per_actor=3))
@@ -89,7 +101,7 @@ def test_what_does_not_serve_the_next_run_is_let_go(free, tmp_path):
 
 
 def test_one_that_died_at_rest_is_replaced(free, tmp_path):
-    with keeping():
+    with shared():
         first = run(small(tmp_path / "first"))
         for name in ("ClientActor", "CoordinatorActor"):
             (killed,) = (p for p in map(psutil.Process, crew()) if name in "".join(p.cmdline()))
@@ -98,11 +110,39 @@ def test_one_that_died_at_rest_is_replaced(free, tmp_path):
             assert same(run(small(tmp_path / name)), first)
 
 
+def test_one_that_was_replaced_during_a_run_serves_the_next(free, tmp_path, monkeypatch):
+    # The driver hears of every round by itself.
+    monkeypatch.setattr(runner, "BEAT", 0.0)
+
+    def kill(record):
+        if record["round"] == 1:
+            (actor,) = (p for p in map(psutil.Process, crew()) if "ClientActor" in "".join(p.cmdline()))
+            actor.kill()
+            actor.wait()
+
+    with shared():
+        first = run(small(tmp_path / "first"), show=kill)
+        processes = crew()
+        assert len(processes) == 2
+        assert same(run(small(tmp_path / "again")), first)
+        assert crew() == processes
+
+
+def test_places_of_those_that_are_let_go_are_counted(free, tmp_path):
+    """Else a run that can do with fewer actors would have the fewest, and keep them."""
+    counts = []
+    with shared():
+        run(small(tmp_path / "one", rounds=1, resources__cpus_per_actor=4))
+        four = small(tmp_path / "four", rounds=1, resources={"actors": 4, "min_actors": 1, "cpus_per_actor": 1})
+        run(four, show=lambda record: counts.append(len(crew())))
+    assert counts == [5]
+
+
 def test_after_a_run_that_was_broken_off_nothing_rests(free, tmp_path):
     def stop(record):
         raise KeyboardInterrupt
 
-    with keeping():
+    with shared():
         with pytest.raises(KeyboardInterrupt):
             run(small(tmp_path), show=stop)
         until(lambda: not crew(), "a coordinator in the middle of its work is kept")
