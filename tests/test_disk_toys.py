@@ -14,7 +14,14 @@ from hedgerow.platform.models.toys import ENDS, Intervals, StaticMLP
 from hedgerow.platform.runner import run
 from hedgerow.searchspaces.tables import find_lines
 from hedgerow.searchspaces.tables.disk import disk_tables
-from hedgerow.searchspaces.tables.disk_picture import Ended, draw_toys, excused_around, excused_within, local_minima
+from hedgerow.searchspaces.tables.disk_picture import (
+    Ended,
+    draw_toys,
+    excused_around,
+    excused_within,
+    local_minima,
+    study_toys,
+)
 
 
 def blue(x):
@@ -158,6 +165,16 @@ def test_a_toy_is_run_counted_and_drawn(data, tmp_path):
     g = ended.excused()
     assert g.shape == (1000,)
     assert bool(((g > 0) & (g < 1)).all())
+    told = study_toys(runs)
+    minima = told.pop("local minima of the loss, on the figure's grid")
+    assert minima == {heading: str(local_minima(Ended(folder).surface())) for heading, folder in runs.items()}
+    places = [f"around ({a:g}, {b:g})" for a, b in CENTRES.reshape(6, 2)]
+    where = {"in [2, 3]", "elsewhere"} if data == "intervals" else set(places)
+    assert set(told) == {f"excused {place}" for place in where}
+    assert all(set(cells) == {"DiSK"} for cells in told.values())
+    # The parts make up the whole.
+    means = [float(cells["DiSK"]) for cells in told.values()]
+    assert min(means) - 0.01 <= float(g.mean()) <= max(means) + 0.01
 
 
 def test_students_are_looked_at_as_they_learn(tmp_path):

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from hedgerow.searchspaces.tables.disk_networks import LARGE, MODELS
-from hedgerow.searchspaces.tables.disk_picture import draw_toys
+from hedgerow.searchspaces.tables.disk_picture import draw_toys, study_toys
 from hedgerow.searchspaces.tables.line import Line, Table
 
 Section = dict[str, Any]
@@ -290,4 +290,4 @@ def _toy(data: str) -> Line:
         },
     }
     published = {f"minimum {name}": dict(zip(methods, counts, strict=True)) for name, counts in COUNTS[data].items()}
-    return Line(data, title, values, methods, published, _grids(data), TOY_REMARK, draws=draw_toys)
+    return Line(data, title, values, methods, published, _grids(data), TOY_REMARK, draws=draw_toys, studies=study_toys)

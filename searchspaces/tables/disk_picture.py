@@ -1,4 +1,4 @@
-"""DiSK's toys to look at: the losses that students descend, where they ended, and whom the guide excuses."""
+"""DiSK's toys looked at: the losses that students descend, where they ended, and whom the guide excuses."""
 
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,9 @@ EDGED = [withStroke(linewidth=2, foreground="black")]
 Plane = tuple[Tensor, Tensor, Tree, np.ndarray, tuple[str, str]]
 """The coordinates of a grid's two axes; the models on it, (POINTS^2, ...); where the students lie, (students, 2); the
 axes' names."""
+
+Rows = dict[str, dict[str, str]]
+"""What is told -> method -> cell."""
 
 
 class Ended:
@@ -91,6 +94,14 @@ class Ended:
         models = {name: part.reshape(-1, *p.shape[1:]) for (name, p), part in parts}
         return axes[0], axes[1], models, found.numpy(), ("through the middle student", "and the worst")
 
+    def surface(self) -> np.ndarray:
+        """The losses on the plane, (POINTS, POINTS), with the best student's guide; NaN where there is no model."""
+        first, second, models, _, names = self.plane()
+        whose = int(self.losses_of_students().argmin())
+        found = self.losses(models, whose).reshape(POINTS, POINTS).numpy()
+        # An interval ends after it begins.
+        return np.where(first[:, None] < second[None, :], found, np.nan) if names == ("a", "b") else found
+
     def losses_of_students(self) -> Tensor:
         """Each by its own guide."""
         students = range(self.learner.hyper.starts)
@@ -98,7 +109,8 @@ class Ended:
 
 
 def local_minima(surface: np.ndarray) -> int:
-    """Points of a grid, not on its border, that are lower than all eight around them."""
+    """Points of a grid, not on its border, that are lower than all eight around them; NaN is higher than anything."""
+    surface = np.nan_to_num(surface, nan=np.inf)
     rows, columns = surface.shape
     around = [
         surface[1 + i : rows - 1 + i, 1 + j : columns - 1 + j]
@@ -121,6 +133,32 @@ def excused_around(x: np.ndarray, g: np.ndarray) -> np.ndarray:
     return np.array([g[nearest == centre].mean() for centre in range(CENTRES.size // 2)])
 
 
+def study_toys(runs: dict[str, RunFolder]) -> Rows:
+    """What the figure shows, as numbers: minima of the surfaces, and the mean of g where the best student is wrong on
+    the line, around the centres in the plane.
+    """
+    with torch.no_grad():
+        ended = {heading: Ended(folder) for heading, folder in runs.items()}
+        minima = {heading: str(local_minima(run.surface())) for heading, run in ended.items()}
+        rows: Rows = {"local minima of the loss, on the figure's grid": minima}
+        for heading, run in ended.items():
+            for where, mean in _excused(run).items():
+                rows.setdefault(f"excused {where}", {})[heading] = f"{mean:.2f}"
+    return rows
+
+
+def _excused(run: Ended) -> dict[str, float]:
+    """The mean of g by where; empty where there is no guide."""
+    g, x = run.excused(), run.x.numpy()
+    if g is None:
+        return {}
+    if x.shape[1] == 1:
+        inside, outside = excused_within(x[:, 0], g.numpy())
+        return {f"in [{CENSORED[0]:g}, {CENSORED[1]:g}]": inside, "elsewhere": outside}
+    means = excused_around(x, g.numpy())
+    return {f"around ({a:g}, {b:g})": mean for (a, b), mean in zip(CENTRES.reshape(-1, 2), means, strict=True)}
+
+
 def draw_toys(runs: dict[str, RunFolder], path: Path) -> list[Path]:
     """A surface for each method; where one has a guide, another panel of whom it excuses. PNG and SVG."""
     ended = {heading: Ended(folder) for heading, folder in runs.items()}
@@ -135,17 +173,12 @@ def draw_toys(runs: dict[str, RunFolder], path: Path) -> list[Path]:
 
 
 def _surface(figure: Any, axes: Any, heading: str, run: Ended) -> None:
-    first, second, models, students, names = run.plane()
-    whose = int(run.losses_of_students().argmin())
-    surface = run.losses(models, whose).reshape(POINTS, POINTS).numpy()
-    if names == ("a", "b"):
-        # An interval ends after it begins.
-        surface = np.where(first[:, None] < second[None, :], surface, np.nan)
+    first, second, _, students, names = run.plane()
+    surface = run.surface()
     drawn = axes.contourf(first, second, surface.T, levels=24, cmap="viridis")
     figure.colorbar(drawn, ax=axes, label="loss")
     axes.scatter(*students.T, s=9, color="#D55E00", linewidths=0)
-    found = local_minima(np.nan_to_num(surface, nan=np.inf))
-    axes.set(title=f"{heading}: {found} local minima on the grid", xlabel=names[0], ylabel=names[1])
+    axes.set(title=f"{heading}: {local_minima(surface)} local minima on the grid", xlabel=names[0], ylabel=names[1])
 
 
 def _guide(figure: Any, axes: Any, heading: str, run: Ended, g: np.ndarray) -> None:

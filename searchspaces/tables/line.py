@@ -24,7 +24,7 @@ class Line:
     accuracy or the loss. smooth: whether the source smooths its curves. unit: what costs are counted in: FedAvg's
     rounds, by their traffic, or rounds as they are. after: round -> heading -> the accuracy that was printed there,
     which is compared beside the targets, of those that ran so long. draws: a figure of its own, of the runs by heading,
-    at a path without its ending.
+    at a path without its ending. studies: rows of its own, of the same runs: what is told -> heading -> cell.
     """
 
     name: str
@@ -39,6 +39,7 @@ class Line:
     unit: Literal["transmissions", "rounds"] = "transmissions"
     after: dict[int, dict[str, str]] = field(default_factory=dict)
     draws: Callable[[dict[str, RunFolder], Path], list[Path]] | None = None
+    studies: Callable[[dict[str, RunFolder]], dict[str, dict[str, str]]] | None = None
 
 
 @dataclass(frozen=True)

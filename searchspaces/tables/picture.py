@@ -17,8 +17,7 @@ def draw_tables(results: list[LineResult], folder: Path) -> list[Path]:
     }
     drawn = _draw_curves(results, folder) + draw_histograms(histograms, folder)
     for result in results:
-        runs = {heading: expert for heading in result.line.methods if (expert := result.expert(heading))}
-        drawn += result.line.draws(runs, folder / result.line.name) if result.line.draws else []
+        drawn += result.line.draws(result.experts, folder / result.line.name) if result.line.draws else []
     return drawn
 
 

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -163,13 +164,22 @@ class LineResult:
     def _told(self) -> list[dict[str, str]]:
         """What else there is to compare."""
         best = {heading: trial[0].records for heading in self.line.methods if (trial := self.best(heading))}
-        found = after(best, self.line.after) | (devices(best) if self.targets else standing(best))
+        found = after(best, self.line.after) | (devices(best) if self.targets else standing(best)) | self._studied
         printed = self.line.published | {f"after {n} rounds": cells for n, cells in self.line.after.items()}
         return [
             {"setting": self._setting, "target": what}
             | {h: _beside(cells.get(h, "-"), printed.get(what, {}).get(h)) for h in self.line.methods}
             for what, cells in found.items()
         ]
+
+    @cached_property
+    def _studied(self) -> dict[str, dict[str, str]]:
+        return self.line.studies(self.experts) if self.line.studies else {}
+
+    @property
+    def experts(self) -> dict[str, RunFolder]:
+        """The folders of the methods' best configurations."""
+        return {heading: expert for heading in self.line.methods if (expert := self.expert(heading))}
 
     def expert(self, heading: str) -> RunFolder | None:
         """The folder of a method's best configuration."""
