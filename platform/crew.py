@@ -41,8 +41,9 @@ class Crew:
         """What will be free on nodes once this has ended."""
         after = {node: dict(resources) for node, resources in free.items()}
         for index, node in self.hosts().items():
-            for kind, amount in self.bundles[index].items() if node in after else ():
-                after[node][kind] = after[node].get(kind, 0.0) + amount
+            if node in after:
+                for kind, amount in self.bundles[index].items():
+                    after[node][kind] = after[node].get(kind, 0.0) + amount
         return after
 
     def forget(self) -> None:

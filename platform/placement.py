@@ -92,18 +92,18 @@ def _connect(address: str | None) -> None:
     try:
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **local)
     except Exception as error:
-        if address:
-            if not isinstance(error, ConnectionError):
-                raise
+        if not address:
+            # Ray has no error of its own for a start that fails.
+            raise UserError(
+                f"Ray did not start on this machine ({first_line(error)}); it may be overloaded, or its temporary "
+                "folder not usable (RAY_TMPDIR, or else /tmp): try again, or set resources.executor to inline"
+            ) from error
+        if isinstance(error, ConnectionError):
             raise UserError(
                 f"no Ray cluster answers at {address!r} ({first_line(error)}); start one there, or leave the "
                 "address out to use this machine"
             ) from None
-        # Ray has no error of its own for a start that fails.
-        raise UserError(
-            f"Ray did not start on this machine ({first_line(error)}); it may be overloaded, or its temporary folder "
-            "not usable (RAY_TMPDIR, or else /tmp): try again, or set resources.executor to inline"
-        ) from error
+        raise
 
 
 def _listen(reachable: bool) -> None:

@@ -59,7 +59,6 @@ class CoordinatorActor(Coordinator):
     ) -> None:
         """Drive a run, its first or another one."""
         settle(1, hosting.import_path)
-        self.executor = executor
         dataset, dealt = Dataset.from_arrays(data), Partition.from_arrays(partition)
         Coordinator.__init__(self, hosting.experiments, dataset, dealt, executor, [checkpoints])
 
@@ -68,8 +67,9 @@ class CoordinatorActor(Coordinator):
 
         Returns those actors.
         """
-        actors = self.executor.forget()
-        del self.run, self.executor
+        assert isinstance(self.run.executor, RayExecutor)
+        actors = self.run.executor.forget()
+        del self.run
         release()
         return actors
 
@@ -188,7 +188,9 @@ class RayDriver:
                     crew.executor.actors = ray.get(crew.rested, timeout=PATIENCE)
                     crew.executor.host(self.hosting)
                     begun = crew.coordinator.begin.remote(*self._run_of(crew.executor))
-                    usable = self._answered(begun) and ray.get(begun) is None
+                    if self._answered(begun):
+                        ray.get(begun)
+                        usable = True
         finally:
             if not usable:
                 crew.close()

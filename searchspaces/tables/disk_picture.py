@@ -142,20 +142,18 @@ def study_toys(runs: dict[str, RunFolder]) -> Rows:
         minima = {heading: str(local_minima(run.surface())) for heading, run in ended.items()}
         rows: Rows = {"local minima of the loss, on the figure's grid": minima}
         for heading, run in ended.items():
-            for where, mean in _excused(run).items():
-                rows.setdefault(f"excused {where}", {})[heading] = f"{mean:.2f}"
+            if (g := run.excused()) is not None:
+                for where, mean in _excused(run.x.numpy(), g.numpy()).items():
+                    rows.setdefault(f"excused {where}", {})[heading] = f"{mean:.2f}"
     return rows
 
 
-def _excused(run: Ended) -> dict[str, float]:
-    """The mean of g by where; empty where there is no guide."""
-    g, x = run.excused(), run.x.numpy()
-    if g is None:
-        return {}
+def _excused(x: np.ndarray, g: np.ndarray) -> dict[str, float]:
+    """The mean of g by where."""
     if x.shape[1] == 1:
-        inside, outside = excused_within(x[:, 0], g.numpy())
+        inside, outside = excused_within(x[:, 0], g)
         return {f"in [{CENSORED[0]:g}, {CENSORED[1]:g}]": inside, "elsewhere": outside}
-    means = excused_around(x, g.numpy())
+    means = excused_around(x, g)
     return {f"around ({a:g}, {b:g})": mean for (a, b), mean in zip(CENTRES.reshape(-1, 2), means, strict=True)}
 
 
@@ -183,18 +181,17 @@ def _surface(figure: Any, axes: Any, heading: str, run: Ended) -> None:
 
 def _guide(figure: Any, axes: Any, heading: str, run: Ended, g: np.ndarray) -> None:
     x, y = run.x.numpy(), run.y.numpy()
-    title = f"{heading}: the guide"
+    title, told = f"{heading}: the guide", _excused(x, g)
     if x.shape[1] == 1:
         for label, (name, colour) in enumerate((("red", "#D55E00"), ("blue", "#0072B2"))):
             axes.scatter(x[y == label, 0], g[y == label], s=5, color=colour, label=name)
         axes.legend(frameon=False, fontsize="small")
         axes.set(xlabel="x", ylabel="excused, mean over the students", ylim=(-0.02, 1.02))
-        inside, outside = excused_within(x[:, 0], g)
-        title += f"\n{inside:.2f} in [{CENSORED[0]:g}, {CENSORED[1]:g}], {outside:.2f} elsewhere"
+        title += "\n" + ", ".join(f"{mean:.2f} {where}" for where, mean in told.items())
     else:
         drawn = axes.scatter(*x.T, c=g, s=5, vmin=0, vmax=1, cmap="viridis")
         figure.colorbar(drawn, ax=axes, label="excused, mean over the students")
-        for place, mean in zip(CENTRES.reshape(-1, 2), excused_around(x, g), strict=True):
+        for place, mean in zip(CENTRES.reshape(-1, 2), told.values(), strict=True):
             axes.text(
                 *place, f"{mean:.2f}", ha="center", va="center", color="white", fontweight="bold", path_effects=EDGED
             )
