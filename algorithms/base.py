@@ -78,7 +78,10 @@ class Batches:
 
 @dataclass(frozen=True)
 class Batch:
-    """One mini-batch. In the batched form it is padded: `mask` is 1 for real samples, `active` for real steps."""
+    """One mini-batch. In the batched form it is padded: `mask` is 1 for real samples, `active` for real steps.
+
+    Padding repeats real samples of the same client: it is finite where the client's samples are.
+    """
 
     x: Tensor
     y: Tensor

@@ -18,6 +18,9 @@ from hedgerow.algorithms.trees import Tree, stack, tree_map
 from hedgerow.platform.data import Slices
 from hedgerow.platform.streams import draw, draw_of, view_keys
 
+SCANNED = 256
+"""Samples that are searched for a finite one at a time."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -69,10 +72,37 @@ class Samples:
                 shares, order = home.shares[spec.share], home.order
                 owners, positions, mask = draw_of(spec, (*key, name), clients, shares.sizes[of])
                 starts = shares.offsets[of][owners]
-            rows = order[np.where(mask, positions + starts, 0)]
+            rows = self._padded(order[np.where(mask, positions + starts, 0)], mask)
             device = self.x.device
             streams[name] = torch.from_numpy(rows).to(device), torch.from_numpy(mask).to(device)
         return streams
+
+    def _padded(self, rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """Let padding repeat real samples of the same client, so that a mask of zeros is enough to remove it.
+
+        Zero times infinity is NaN, in the gradient too: a sample of another client would carry that client's infinity
+        into this one. Padding repeats the first sample of its mini-batch; a mini-batch without samples, the first
+        sample of the stream; a stream without samples, a finite sample of the data set. rows, mask: (C, steps, size).
+        """
+        if mask.all():
+            return rows
+        real = mask.any(-1)
+        first = np.take_along_axis(rows, mask.argmax(-1)[..., None], -1)  # (C, steps, 1)
+        if not real.all():
+            of_stream = np.take_along_axis(first, real.argmax(-1)[:, None, None], 1)  # (C, 1, 1)
+            if not (has := real.any(-1)).all():
+                of_stream = np.where(has[:, None, None], of_stream, self._finite_row())
+            first = np.where(real[..., None], first, of_stream)
+        return np.where(mask, rows, first)
+
+    def _finite_row(self) -> int:
+        """The first dealt sample without infinity or NaN; the first one where there is none."""
+        for start in range(0, len(self.order), SCANNED):
+            rows = torch.from_numpy(self.order[start : start + SCANNED]).to(self.x.device)
+            finite = self.x[rows].isfinite().reshape(len(rows), -1).all(1)
+            if finite.any():
+                return int(rows[finite.int().argmax()])
+        return int(self.order[0])
 
     def keys(
         self, batches: Mapping[str, Batches], key: tuple[int | str, ...], clients: np.ndarray, streams: Any

@@ -6,7 +6,8 @@ import torch
 from helpers import blobs, distance, identical, model, partition, run_inline, small_task
 from toys import Diverging, Stacker, Stateful, TwoPhases
 
-from hedgerow.algorithms import FedAvg
+from hedgerow.algorithms import FedAvg, FedDyn, FedSGD, PerFedAvg, Scaffold
+from hedgerow.algorithms.base import Batches
 from hedgerow.algorithms.trees import leaves
 from hedgerow.platform.dispatch import longest_first
 from hedgerow.platform.engine import Plan
@@ -151,8 +152,6 @@ def test_held_out_samples_are_not_trained_on():
     held = type(RAGGED)(RAGGED.order, RAGGED.offsets, np.maximum(RAGGED.sizes // 2, 1))
     run = run_inline(FedAvg, small_task(DATA), DATA, held, {"batch_size": 8}, rounds=1)
     samples = run.executor.worker.samples["clients"]
-    from hedgerow.algorithms.base import Batches
-
     for share, first, last in (("train", 0, 30), ("held_out", 30, 60)):
         streams = samples.streams({"s": Batches(share=share)}, (0, 1, 0), np.array([1]))
         rows, mask = streams["s"]
@@ -320,3 +319,40 @@ def test_chunks_hold_clients_of_similar_size():
     run.executor.worker.run = lambda orders, downs: seen.append(orders[0]) or worker_run(orders, downs)
     next(run)
     assert RAGGED.sizes[seen[0].clients].tolist() == [60, 59, 40, 17, 3, 1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "hyper"),
+    [
+        (FedAvg, {"momentum": 0.5}),
+        (FedDyn, {"clip_norm": 5.0}),
+        (Scaffold, {}),
+        (PerFedAvg, {"adapt": "maml", "adapt_steps": 2}),
+        (PerFedAvg, {"adapt": "proto"}),
+        (FedSGD, {}),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else "-".join(map(str, value.values())),
+)
+def test_padding_does_not_carry_one_clients_infinity_to_the_others(kind, hyper):
+    data = blobs()
+    # Client 4 has no samples: all of its mini-batches are padding.
+    clients = partition(np.array([13, 30, 17, 29, 0, 41, 21, 29]), seed=1)
+    for row, value in ((clients.samples(0)[0], np.inf), (clients.samples(0)[5], np.nan)):
+        data.x_train[row] = value
+    ran = []
+    for mode in ("loop", "vmap"):
+        engine = EngineConfig(mode=mode, chunk=8 if mode == "vmap" else "auto", compile=False)
+        run = run_inline(kind, small_task(data), data, clients, {"batch_size": 8, "lr": 0.1, **hyper}, rounds=2,
+                         engine=engine)  # fmt: skip
+        ran.append((run, [record["dropped"] for record in run]))
+    (loop, dropped), (vmap, dropped_batched) = ran
+    # These two divide by the number of a client's steps or samples, and client 4 has none.
+    assert dropped == dropped_batched == [1 + (kind in (Scaffold, FedSGD))] * 2
+    assert distance(model(loop), model(vmap)) < 1e-5
+    samples = vmap.executor.worker.samples["clients"]
+    rows, mask = samples.streams({"s": Batches(size=8)}, (0, 1, 0), np.arange(8))["s"]
+    assert not mask.all()
+    for client in range(8):
+        own = set(clients.samples(client).tolist())
+        assert set(rows[client].flatten().tolist()) <= own or not own
+    assert torch.isfinite(samples.x[rows[4]]).all()
