@@ -263,6 +263,23 @@ def _batched(
     return w, total / steps
 
 
+def plain_steps(hp: Any, steps: Tensor) -> Tensor:
+    """Number of steps without momentum that go as far as `steps` with it, along a constant direction; 0-d.
+
+    Step i of K moves the model by lr (1 - beta^i) / (1 - beta) times the direction, so that together they move it by
+    lr (K - beta (1 - beta^K) / (1 - beta)) / (1 - beta) times the direction. Where directions vary, the displacement
+    divided by lr and this number is their weighted mean: those of early steps weigh more.
+
+    hp: LocalSGD.
+    """
+    beta = hp.momentum
+    if not enabled(beta):
+        return steps
+    # In single precision much would cancel out: beta^K is near 1 where K is small.
+    exact = steps.double()
+    return ((exact - beta * (1 - beta**exact) / (1 - beta)) / (1 - beta)).float()
+
+
 def clip_factor(norms: Sequence[Tensor], clip_norm: Any) -> Tensor:
     """What shortens a direction to `clip_norm`, 0-d and at most 1. norms: of its parts."""
     return (clip_norm / (torch.stack(list(norms)).norm() + 1e-6)).clamp(max=1.0)

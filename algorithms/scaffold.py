@@ -3,7 +3,7 @@
 from typing import Any, Literal
 
 from hedgerow.algorithms.base import MODEL, ClientData, Cohort, Exchange, Exchanges
-from hedgerow.algorithms.local import LocalSGD
+from hedgerow.algorithms.local import LocalSGD, plain_steps
 from hedgerow.algorithms.side import Sided, WithSide
 from hedgerow.algorithms.trees import Tree, add, scale, sub, zeros_like
 
@@ -11,7 +11,8 @@ from hedgerow.algorithms.trees import Tree, add, scale, sub, zeros_like
 class Scaffold(Sided):
     """Local steps are corrected by the difference of the server's and the client's control variates, c - c_k.
 
-    Both travel with the model, in both directions: a round costs two of FedAvg's.
+    Both travel with the model, in both directions: a round costs two of FedAvg's. c_k is the mean of the gradients of a
+    client's steps; with local momentum, which the paper does not have, a weighted mean.
     """
 
     has_client_models = True
@@ -35,6 +36,8 @@ class Scaffold(Sided):
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         w, loss, side, told = self.learn(hp, down["w"], state, data, linear=sub(down["c"], state["c"]))
-        # c_k+ - c_k = (w_server - w) / (K lr) - c, with K the steps that this client took.
-        change = add(scale(down["c"], -1), sub(down["w"], w), 1 / (data.steps("train") * hp.lr))
+        # c_k+ - c_k = (w_server - w) / (K lr) - c, with K the steps that this client took. Momentum moves the model
+        # farther than K plain steps: without the correction c_k would be about 1 / (1 - momentum) times the gradient.
+        steps = plain_steps(hp, data.steps("train"))
+        change = add(scale(down["c"], -1), sub(down["w"], w), 1 / (steps * hp.lr))
         return {"w": w, "change": change}, {"c": add(state["c"], change), **side}, {"loss": loss, MODEL: w, **told}

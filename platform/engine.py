@@ -86,11 +86,11 @@ class Samples:
         """
         if mask.all():
             return rows
-        real = mask.any(-1)
+        real = np.asarray(mask.any(-1))
         first = np.take_along_axis(rows, mask.argmax(-1)[..., None], -1)  # (C, steps, 1)
         if not real.all():
             of_stream = np.take_along_axis(first, real.argmax(-1)[:, None, None], 1)  # (C, 1, 1)
-            if not (has := real.any(-1)).all():
+            if not (has := np.asarray(real.any(-1))).all():
                 of_stream = np.where(has[:, None, None], of_stream, self._finite_row())
             first = np.where(real[..., None], first, of_stream)
         return np.where(mask, rows, first)

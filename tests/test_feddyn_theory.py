@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 import torch
 from exact import Exact, State, quadratics, waves
+from helpers import QuadraticTask, dataset, partition, run_inline
 
 from hedgerow.algorithms import FedAvg, FedDyn, FedProx, Scaffold
 from hedgerow.algorithms.base import Batch
-from hedgerow.algorithms.local import LocalSolver, Proximal, minimise
+from hedgerow.algorithms.local import LocalSGD, LocalSolver, Proximal, minimise, plain_steps
 from hedgerow.algorithms.trees import scale
+from hedgerow.platform.experiment import EngineConfig, Evaluation
 
 M, P = 6, 2
 TASK, SAMPLES, OPTIMUM = quadratics(M)
@@ -127,6 +129,48 @@ def test_fedproxs_bias_falls_with_mu_and_never_ends():
 def test_scaffold_reaches_the_optimum_with_any_local_work(active, steps, lr, rounds):
     run = Exact(Scaffold, TASK, SAMPLES, steps=steps, lr=lr)
     assert np.abs(run.run(rounds, active).w - OPTIMUM).max() < 1e-7
+
+
+@pytest.mark.parametrize(
+    ("active", "steps", "lr", "rounds", "momentum"), [(M, 1, 0.4, 150, 0.5), (P, 5, 0.02, 130, 0.9)]
+)
+def test_scaffold_reaches_it_with_momentum_too(active, steps, lr, rounds, momentum):
+    run = Exact(Scaffold, TASK, SAMPLES, steps=steps, lr=lr, momentum=momentum)
+    state = run.run(rounds, active)
+    assert np.abs(state.w - OPTIMUM).max() < 1e-6
+    for k in range(M):
+        assert state.clients[k]["c"]["x"].numpy() == pytest.approx(run.gradient(k, OPTIMUM), abs=1e-5)
+
+
+class Slopes(QuadraticTask):
+    """L_k(w) = <s_k, w>: the gradient is the same everywhere; a sample is s_k."""
+
+    def loss(self, w, batch):
+        return w["x"] @ batch.x[0]
+
+
+@pytest.mark.parametrize("mode", ["loop", "vmap"])
+@pytest.mark.parametrize(("momentum", "steps"), [(0.0, 7), (0.5, 1), (0.9, 7), (0.99, 60)])
+def test_control_variates_of_constant_gradients_are_the_gradients(momentum, steps, mode):
+    slopes = np.random.default_rng(0).normal(size=(M, 4)).astype(np.float32)
+    hyper = {"steps": steps, "batch_size": None, "lr": 0.01, "momentum": momentum}
+    engine = EngineConfig(mode=mode, chunk=3 if mode == "vmap" else "auto", compile=False)
+    run = run_inline(Scaffold, Slopes(4), dataset(slopes, np.zeros(M, np.int64)), partition(np.ones(M, int)), hyper,
+                     rounds=3, engine=engine, evaluation=Evaluation(clients=0))  # fmt: skip
+    for _ in run:
+        found = run.states.read(np.arange(M))["c"]["x"].numpy()
+        assert found == pytest.approx(slopes, abs=1e-4)
+        assert run.server["c"]["x"].numpy() == pytest.approx(slopes.mean(0), abs=1e-4)
+
+
+def test_momentum_counts_as_so_many_plain_steps():
+    for beta in (0.3, 0.9):
+        for steps in (1, 2, 10):
+            moved = velocity = 0.0
+            for _ in range(steps):
+                velocity = beta * velocity + 1
+                moved += velocity
+            assert float(plain_steps(LocalSGD(name="x", momentum=beta), torch.tensor(steps))) == pytest.approx(moved)
 
 
 def test_a_linear_term_from_the_servers_model_freezes_the_client():

@@ -130,6 +130,13 @@ def test_pflscaf_reaches_the_same(steps, active, rounds, lr):
         assert client(state, k, "c") == pytest.approx(slope(k, OPTIMUM), abs=1e-7)
 
 
+def test_pflscaf_reaches_it_with_momentum_too():
+    state = personal(PFLScaf, steps=10, lr=0.02, momentum=0.9).run(80, P)
+    assert np.abs(state.w - OPTIMUM).max() < 1e-6
+    for k in range(M):
+        assert client(state, k, "c") == pytest.approx(slope(k, OPTIMUM), abs=1e-5)
+
+
 def test_fifty_steps_leave_next_to_nothing_of_the_local_gradient():
     """Of what a client of PFLDyn minimises, at the model that it returns, in units of the model's norm."""
     left = {}
