@@ -39,7 +39,7 @@ class Controller:
 def scheduler_cost(rounds: int = 50) -> dict[str, float]:
     """Milliseconds per report: taking it, and choosing who runs next, with 200 experts and a journal on disk."""
     with tempfile.TemporaryDirectory() as folder:
-        scheduler = HedgeScheduler(EXPERTS, journal=Path(folder) / "losses.jsonl")
+        scheduler = HedgeScheduler(EXPERTS, range=(0, 1), journal=Path(folder) / "losses.jsonl")
         trials = [Trial("benchmark", trial_id=f"x_{i:05d}", stub=True) for i in range(EXPERTS)]
         controller = Controller(trials)
         for trial in trials:

@@ -136,17 +136,35 @@ class HedgeSearch(SearchSection):
     kind: Literal["hedge"] = "hedge"
     gamma: float = Field(0.1, gt=0, lt=1, description="weights shrink by gamma^loss each round (rate: fixed)")
     rate: Literal["fixed", "tuned", "anytime", "adahedge", "fixed_share", "leader"] = Field(
-        "fixed", description="how fast the weights follow the losses"
+        "fixed",
+        description="how fast the weights follow the losses; default for a loss without `range` and `gamma`: adahedge",
     )
     share: float = Field(0.01, gt=0, lt=1, description="what rate fixed_share gives back to all experts each round")
-    clip: float | None = Field(
-        None, gt=0, description="a metric to be minimised becomes min(metric, clip) / clip; null: 2 ln(classes)"
+    range: list[float] | None = Field(
+        None, description="[low, high] of a metric to be minimised; null: any, which only rate adahedge takes"
     )
     missing: Literal["penalise", "skip"] = Field(
         "penalise", description="an expert that died for good: loss 1 in every round, or asleep"
     )
     ahead: int = Field(20, ge=1, description="with more experts than room, rounds that one may be ahead of another")
     prune: float = Field(0.0, ge=0, lt=1, description="experts whose weight falls below this are stopped; 0: none")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _range_and_rate(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        values = dict(values)
+        # The key of files written before `range` existed.
+        clip = values.pop("clip", None)
+        if clip is not None:
+            if "range" in values:
+                raise ValueError("`clip: c` means `range: [0, c]`; remove `clip`")
+            values["range"] = [0.0, clip]
+        lower = values.get("mode") == "min" or _mode_of(str(values.get("metric"))) == "min"
+        if lower and values.get("range") is None and not {"rate", "gamma"} & values.keys():
+            values["rate"] = "adahedge"
+        return values
 
     @property
     def _alone(self) -> str | None:

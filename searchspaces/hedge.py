@@ -1,8 +1,8 @@
 """Hedge and its relatives: weights over experts from their losses (thesis, Algorithm 10; Freund & Schapire 1997).
 
 Plain mathematics, in float64. In every round: `probs()` is p^t, `update(losses)` suffers h_t = sum_i p_i^t l_i^t and
-moves on to p^{t+1}. Losses lie in [0, 1] for the regret bounds; others are taken as they are, and what is not finite
-counts as 1, the worst.
+moves on to p^{t+1}. The regret bounds hold for losses in [0, 1], that of AdaHedge for losses of any range, in their own
+unit. Other losses are taken as they are; a loss that is not finite counts as 1.
 """
 
 import math
@@ -179,8 +179,8 @@ class AdaHedge(Hedge):
         return self.eta / self.gap if self.gap > 0 else math.inf
 
     def bound(self) -> float:
-        """2 Delta_t."""
-        return min(2 * self.gap, float(self.rounds))
+        """2 Delta_t, in the unit of the losses, whatever their range is."""
+        return 2 * self.gap
 
     def _move(self, charged: np.ndarray, suffered: float, mix: float) -> None:
         super()._move(charged, suffered, mix)

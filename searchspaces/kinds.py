@@ -40,15 +40,15 @@ def tuning(
     known: list[Overrides],
     packs: list[list[int]] | None,
     room: int,
-    clip: float,
     journal: Path,
     told: Callable[[Record], None],
+    warn: Callable[[str], None],
 ) -> Tuning:
     """Searcher and scheduler of a search.
 
     known: the configurations of the experts, or, when configurations are proposed one by one, of those that an
     interrupted search has tried. packs: which of them share a trial; None: none do. room: trials that the cluster holds
-    at once. clip, journal, told: see HedgeRounds.
+    at once. journal, told, warn: see HedgeScheduler.
     """
     search = plan.search
     limits: dict[str, Any] = {"max_concurrent_trials": room, "reuse_actors": True}
@@ -66,7 +66,7 @@ def tuning(
         return Tuning(tune.TuneConfig(search_alg=proposals, num_samples=search.samples, **limits), None)
     scheduler: TrialScheduler | None = None
     if isinstance(search, HedgeSearch):
-        scheduler = hedge_scheduler(plan, search, len(known), clip, journal, told)
+        scheduler = hedge_scheduler(plan, search, len(known), journal, told, warn)
         # Paused experts count as running for Tune's limit.
         limits["max_concurrent_trials"] = None
     elif isinstance(search, AshaSearch):
@@ -101,9 +101,9 @@ def hedge_scheduler(
     plan: SearchPlan,
     search: HedgeSearch,
     experts: int,
-    clip: float,
     journal: Path | None,
     told: Callable[[Record], None] | None,
+    warn: Callable[[str], None],
 ) -> HedgeScheduler:
     """The scheduler that the file asks for."""
     return HedgeScheduler(
@@ -111,7 +111,7 @@ def hedge_scheduler(
         search.metric,
         search.mode,
         hedge=hedge_of(plan, search, experts),
-        clip=clip,
+        range=(search.range[0], search.range[1]) if search.range else None,
         missing=search.missing,
         averaged=(*ACCURACIES, *LOSSES, *STREAM),
         ahead=search.ahead,
@@ -119,6 +119,7 @@ def hedge_scheduler(
         time_attr=ROUND,
         journal=journal,
         told=told,
+        warn=warn,
     )
 
 

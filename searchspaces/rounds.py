@@ -10,9 +10,15 @@ from typing import Any, Literal
 import numpy as np
 
 from hedgerow.platform.errors import UserError
-from hedgerow.searchspaces.hedge import Hedge
+from hedgerow.searchspaces.hedge import AdaHedge, Hedge
 
 Record = dict[str, Any]
+
+CLIPPED = 0.01
+"""Share of clipped reports above which there is a warning."""
+
+ROUNDING = 1e-6
+"""How far above 1 or below 0 an accuracy may be."""
 
 
 class HedgeRounds:
@@ -20,11 +26,14 @@ class HedgeRounds:
 
     Everything is indexed by expert, so the weights do not depend on who reports first.
 
-    hedge: its state; one expert each. metric, mode: what is optimised; to be maximised it is an accuracy a with loss
-    1 - a, to be minimised it becomes min(metric, clip) / clip. A metric that is not finite is the worst loss, 1.
-    missing: what an expert that died costs in every later round: loss 1 ("penalise"), or nothing, its weight
+    hedge: its state; one expert each. metric, mode: what is optimised. A metric to be maximised is an accuracy a in
+    [0, 1], its loss is 1 - a. range: (low, high) of a metric m to be minimised, whose loss is (m - low) / (high - low),
+    clipped to [0, 1]; None: the loss is m itself, and `hedge` must be an AdaHedge, the only rule that needs no range.
+    A metric that is not finite is the worst loss: 1, or without a range the largest loss so far.
+    missing: what an expert that died costs in every later round: the worst loss ("penalise"), or nothing, its weight
     resting as it is ("skip"). averaged: metrics whose weighted mean is recorded. journal: file to which every report
     is appended, and from which an interrupted search goes on. told: called with the record of every complete round.
+    Raises UserError when `mode`, `range` and `hedge` do not go together.
     """
 
     def __init__(
@@ -32,18 +41,21 @@ class HedgeRounds:
         hedge: Hedge,
         metric: str,
         mode: Literal["max", "min"],
-        clip: float = 1.0,
+        range: tuple[float, float] | None = None,
         missing: Literal["penalise", "skip"] = "penalise",
         averaged: Sequence[str] = (),
         journal: Path | None = None,
         told: Callable[[Record], None] | None = None,
     ):
-        self.hedge, self.metric, self.mode, self.clip, self.missing = hedge, metric, mode, clip, missing
+        check_range(mode, range, isinstance(hedge, AdaHedge))
+        self.hedge, self.metric, self.mode, self.range, self.missing = hedge, metric, mode, range, missing
         self.averaged = list(dict.fromkeys([metric, *averaged]))
         self.told = told
         self.latest = np.zeros(hedge.experts, dtype=np.int64)
         self.retired: dict[int, bool] = {}
         self._waiting: dict[int, dict[int, Record]] = {}
+        self._worst = 1.0 if mode == "max" or range else -math.inf
+        self._seen = self._clipped = 0
         self._journal = journal
         if journal is not None and journal.exists():
             self._replay(journal)
@@ -51,11 +63,12 @@ class HedgeRounds:
     def report(self, expert: int, round: int, metrics: Record) -> None:
         """An expert's metrics of one round. What it reported before, and a round without the metric, is passed over.
 
-        Raises UserError when the metric is not a number.
+        Raises UserError when the metric is not a number, or, to be maximised, not an accuracy between 0 and 1.
         """
         if round <= self.latest[expert] or self.metric not in metrics:
             return
         kept = {name: _number(metrics[name], name, expert, round) for name in self.averaged if name in metrics}
+        self._check_accuracy(kept[self.metric], expert, round)
         self._write({"expert": expert, "round": round, **kept})
         self._take(expert, round, kept)
 
@@ -71,12 +84,26 @@ class HedgeRounds:
         living = [latest for other, latest in enumerate(self.latest) if other not in self.retired]
         return int(self.latest[expert] - min(living, default=self.latest[expert]))
 
+    @property
+    def warning(self) -> str | None:
+        """A sentence about reports outside the range, if they were more than 1 %."""
+        if self._clipped <= CLIPPED * self._seen:
+            return None
+        low, high = self.range or (0, 1)
+        return (
+            f"{100 * self._clipped / self._seen:.1f} % of the reported values of {self.metric} were outside the range "
+            f"[{low:g}, {high:g}] and were clipped, so Hedge does not distinguish them; set a wider `range`, or none"
+        )
+
     def state_dict(self) -> dict[str, Any]:
         """Everything but the settings, as JSON."""
         return {
             "hedge": self.hedge.state_dict(),
             "latest": self.latest.tolist(),
             "retired": list(self.retired.items()),
+            "worst": self._worst,
+            "seen": self._seen,
+            "clipped": self._clipped,
             "waiting": [[round, list(row.items())] for round, row in sorted(self._waiting.items())],
         }
 
@@ -85,6 +112,7 @@ class HedgeRounds:
         self.hedge.load_state_dict(state["hedge"])
         self.latest = np.array(state["latest"], dtype=np.int64)
         self.retired = dict(state["retired"])
+        self._worst, self._seen, self._clipped = state["worst"], state["seen"], state["clipped"]
         self._waiting = {round: dict(row) for round, row in state["waiting"]}
 
     # ---- rounds -------------------------------------------------------------------------------------------------
@@ -108,11 +136,16 @@ class HedgeRounds:
 
     def _one_round(self, round: int, row: dict[int, Record]) -> None:
         n = len(self.latest)
-        losses = np.ones(n)
+        if self.mode == "min" and self.range is None:
+            values = [kept[self.metric] for kept in row.values()]
+            self._worst = max([self._worst, *filter(math.isfinite, values)])
+        # Without a single finite loss so far, all are equal, whatever number stands for them.
+        worst = self._worst if math.isfinite(self._worst) else 1.0
+        losses = np.full(n, worst)
         awake = np.ones(n, dtype=bool)
         for expert in range(n):
             if expert in row:
-                losses[expert] = self._loss(row[expert][self.metric])
+                losses[expert] = self._loss(row[expert][self.metric], worst)
             else:
                 awake[expert] = self.missing == "penalise" and self.retired.get(expert, True)
         weights = self.hedge.probs()
@@ -138,10 +171,27 @@ class HedgeRounds:
             }
         )
 
-    def _loss(self, value: float) -> float:
+    def _loss(self, value: float, worst: float) -> float:
         if not math.isfinite(value):
-            return 1.0
-        return 1.0 - value if self.mode == "max" else min(value, self.clip) / self.clip
+            return worst
+        if self.mode == "max":
+            # An average of accuracies of 1 may be off by a rounding error.
+            return min(max(1.0 - value, 0.0), 1.0)
+        if self.range is None:
+            return value
+        low, high = self.range
+        scaled = (value - low) / (high - low)
+        self._seen += 1
+        self._clipped += not 0 <= scaled <= 1
+        return min(max(scaled, 0.0), 1.0)
+
+    def _check_accuracy(self, value: float, expert: int, round: int) -> None:
+        if self.mode == "max" and math.isfinite(value) and not -ROUNDING <= value <= 1 + ROUNDING:
+            raise UserError(
+                f"search.metric: expert {expert} reported {self.metric} = {value:g} in round {round}, but a metric to "
+                "be maximised must be an accuracy between 0 and 1; report a share and not a percentage (or set `mode: "
+                "min` for a loss)"
+            )
 
     def _mean(self, name: str, row: dict[int, Record]) -> float | None:
         """The mean of a metric under p^t, over the experts that reported it as a finite number."""
@@ -173,11 +223,26 @@ class HedgeRounds:
         journal.write_text("".join(whole))
 
 
+def check_range(mode: str, range: Sequence[float] | None, scale_free: bool) -> None:
+    """Check that losses have the range that Hedge's rule needs. scale_free: the rule is AdaHedge. Raises UserError."""
+    if range is not None and mode == "max":
+        raise UserError(
+            "search.range: a metric to be maximised is an accuracy between 0 and 1; remove `range`, or set `mode: min`"
+        )
+    if range is not None and not (len(range) == 2 and -math.inf < range[0] < range[1] < math.inf):
+        raise UserError(f"search.range takes two finite numbers [low, high] with low < high, not {list(range)}")
+    if range is None and mode == "min" and not scale_free:
+        raise UserError(
+            "search.range: a loss without a range needs the scale-free rule (`rate: adahedge`, which has no `gamma`); "
+            "set a range such as [0, 4.6], or remove `rate` and `gamma`"
+        )
+
+
 def _number(value: Any, name: str, expert: int, round: int) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         shown = repr(value) if len(repr(value)) <= 40 else f"{repr(value)[:37]}..."
         raise UserError(
             f"search.metric: expert {expert} reported {name} = {shown} in round {round}, which is not a number; report "
-            "a number between 0 and 1 (or set `mode: min` and `clip` for a loss)"
+            "a number between 0 and 1 (or set `mode: min` for a loss)"
         )
     return float(value)

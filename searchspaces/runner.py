@@ -1,7 +1,6 @@
 """Run and resume searches: trials on Ray Tune, everything recorded as for a single run."""
 
 import json
-import math
 import os
 import shutil
 import sys
@@ -140,7 +139,7 @@ def _carry_out(
 
 
 def _tune(plan: SearchPlan, folder: RunFolder, data: Data, listener: Listener) -> list[str]:
-    """Drive the trials to their end; returns a sentence about those that failed.
+    """Drive the trials to their end; returns sentences about losses that were clipped, and trials that failed.
 
     Raises UserError when they report nonsense or do not fit on the cluster.
     """
@@ -158,8 +157,8 @@ def _tune(plan: SearchPlan, folder: RunFolder, data: Data, listener: Listener) -
         plan.values, here, sys.path, plan.search.report_every, ray.put(dataset.arrays()), ray.put(partition.arrays())
     )
     known = known_configurations(folder, plan)
-    clip = getattr(plan.search, "clip", None) or 2 * math.log(dataset.classes)
-    chosen = tuning(plan, known, packs_of(folder, plan, known, room), room, clip, here / "losses.jsonl", listener.hedge)
+    packs, journal, warnings = packs_of(folder, plan, known, room), here / "losses.jsonl", list[str]()
+    chosen = tuning(plan, known, packs, room, journal, listener.hedge, warnings.append)
     # Whatever Tune kept of an interrupted search: the trials go on from their run folders.
     shutil.rmtree(here / "tune", ignore_errors=True)
     tuner = tune.Tuner(
@@ -187,7 +186,9 @@ def _tune(plan: SearchPlan, folder: RunFolder, data: Data, listener: Listener) -
     if errors and len(errors) == len(results):
         raise RuntimeError(f"every trial failed; the first: {errors[0]}")
     shutil.rmtree(here / "tune", ignore_errors=True)
-    return [f"{len(errors)} of {len(results)} trials failed; the first: {errors[0]}"] if errors else []
+    if errors:
+        warnings.append(f"{len(errors)} of {len(results)} trials failed; the first: {errors[0]}")
+    return warnings
 
 
 def known_configurations(folder: RunFolder, plan: SearchPlan) -> list[Overrides]:

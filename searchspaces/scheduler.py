@@ -1,6 +1,7 @@
 """Hedge as a scheduler of Ray Tune: a trial is an expert, a reported round is one of Hedge's rounds."""
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -11,9 +12,11 @@ from ray.tune.result import TRAINING_ITERATION
 from ray.tune.schedulers import TrialScheduler
 
 from hedgerow.platform.errors import UserError
-from hedgerow.searchspaces.hedge import Hedge
+from hedgerow.searchspaces.hedge import AdaHedge, Hedge
 from hedgerow.searchspaces.packs import members
 from hedgerow.searchspaces.rounds import HedgeRounds, Record
+
+LOG = logging.getLogger(__name__)
 
 ROUND = "round"
 
@@ -25,13 +28,16 @@ class HedgeScheduler(TrialScheduler):
 
         tune.Tuner(trainable, tune_config=tune.TuneConfig(scheduler=HedgeScheduler(8, metric="loss", mode="min")), ...)
 
-    experts: how many there will be; as a rule each is a trial. metric, mode, clip, missing, averaged, journal, told:
-    see HedgeRounds. hedge: the rate; None: `Hedge(experts, gamma)`. ahead: with more trials than the cluster has room
-    for, the rounds that one may be ahead of another; then it is paused (with a checkpoint), and the one that is least
-    far takes its place, or it waits where it is if no other needs the room. With room for all, no trial ever waits.
-    prune: trials whose weight falls below it are stopped; the regret to a stopped trial is bounded no more. time_attr:
-    the key that counts rounds; a result may also carry several rounds at once, as a list of dictionaries under
-    "records". A trial may train several experts (`packs.members`): then each of its records names its "expert".
+    experts: how many there will be; as a rule each is a trial. metric, mode, range, missing, averaged, journal, told:
+    see HedgeRounds. hedge: the rate; None: `Hedge(experts, gamma)` with gamma 0.1, or, for a metric to be minimised
+    without `range` and `gamma`, `AdaHedge(experts)`. ahead: with more trials than the cluster has room for, the rounds
+    that one may be ahead of another; then it is paused (with a checkpoint), and the one that is least far takes its
+    place, or it waits where it is if no other needs the room. With room for all, no trial ever waits. prune: trials
+    whose weight falls below it are stopped; the regret to a stopped trial is bounded no more. time_attr: the key that
+    counts rounds; a result may also carry several rounds at once, as a list of dictionaries under "records". A trial
+    may train several experts (`packs.members`): then each of its records names its "expert".
+    warn: called with a sentence when the search ends and the range clipped more than 1 % of the reports; the default
+    logs it.
     """
 
     def __init__(
@@ -39,9 +45,9 @@ class HedgeScheduler(TrialScheduler):
         experts: int,
         metric: str = "loss",
         mode: Literal["max", "min"] = "min",
-        gamma: float = 0.1,
+        gamma: float | None = None,
         hedge: Hedge | None = None,
-        clip: float = 1.0,
+        range: tuple[float, float] | None = None,
         missing: Literal["penalise", "skip"] = "penalise",
         averaged: tuple[str, ...] = (),
         ahead: int = 20,
@@ -49,14 +55,18 @@ class HedgeScheduler(TrialScheduler):
         time_attr: str = TRAINING_ITERATION,
         journal: Path | None = None,
         told: Callable[[Record], None] | None = None,
+        warn: Callable[[str], None] = LOG.warning,
     ):
         super().__init__()
         self._metric = metric
-        self.ahead, self.prune, self.time_attr = ahead, prune, time_attr
-        self.rounds = HedgeRounds(hedge or Hedge(experts, gamma), metric, mode, clip, missing, averaged, journal, told)
+        self.ahead, self.prune, self.time_attr, self.warn = ahead, prune, time_attr, warn
+        if hedge is None:
+            scale_free = mode == "min" and range is None and gamma is None
+            hedge = AdaHedge(experts) if scale_free else Hedge(experts, 0.1 if gamma is None else gamma)
+        self.rounds = HedgeRounds(hedge, metric, mode, range, missing, averaged, journal, told)
         self.error: UserError | None = None
         """What ended the search, if the trials reported nonsense: Tune itself passes on only its traceback."""
-        self._unfinished: set[int] = set(range(experts))
+        self._unfinished = {expert for expert, _ in enumerate(self.rounds.latest)}
         self._holding: dict[str, Trial] = {}
         self._pausing: set[str] = set()
         self._known: dict[str, set[int]] = {}
@@ -156,9 +166,12 @@ class HedgeScheduler(TrialScheduler):
     # ---- room ---------------------------------------------------------------------------------------------------
 
     def _end(self, trial: Trial, penalised: bool) -> None:
+        running = bool(self._unfinished)
         for expert in experts_of(trial):
             self._unfinished.discard(expert)
             self.rounds.retire(expert, penalised)
+        if running and not self._unfinished and self.rounds.warning:
+            self.warn(self.rounds.warning)
 
     def _must_wait(self, trial: Trial) -> bool:
         """Whether the trial is too far ahead, where the trials have to share what room there is."""

@@ -15,6 +15,7 @@ from hedgerow.platform.messages import explain
 from hedgerow.platform.plugins import nearest
 from hedgerow.searchspaces.config import ACCURACIES, LOSSES, HedgeSearch, PbtSearch, SearchFile, SearchSection
 from hedgerow.searchspaces.named import named_space
+from hedgerow.searchspaces.rounds import check_range
 from hedgerow.searchspaces.space import Overrides, Space, configurations, corners, frozen, with_overrides
 
 SEARCHABLE = (
@@ -163,5 +164,7 @@ def _check_metric(search: SearchSection, experiment: Experiment) -> None:
             f"search.metric: {search.metric!r} is not reported{nearest(search.metric, known)} (allowed: "
             f"{', '.join(known)}, or train_... for a metric of the algorithm)"
         )
+    if isinstance(search, HedgeSearch):
+        check_range(search.mode, search.range, search.rate == "adahedge")
     if search.metric.startswith("client_") and not experiment.evaluation.clients:
         raise UserError(f"search.metric: {search.metric} needs evaluation.clients above 0")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hedgerow.platform.errors import UserError
-from hedgerow.searchspaces.hedge import Hedge
+from hedgerow.searchspaces.hedge import AdaHedge, Hedge
 from hedgerow.searchspaces.rounds import HedgeRounds
 
 LOSSES = np.array([[0.1, 0.5, 0.9], [0.2, 0.4, 0.9], [0.3, 0.3, 0.8], [0.0, 0.6, 1.0]])
@@ -17,7 +17,7 @@ LOSSES = np.array([[0.1, 0.5, 0.9], [0.2, 0.4, 0.9], [0.3, 0.3, 0.8], [0.0, 0.6,
 
 def rounds(n: int = 3, **settings) -> tuple[HedgeRounds, list[dict]]:
     records: list[dict] = []
-    settings = {"metric": "loss", "mode": "min", "told": records.append} | settings
+    settings = {"metric": "loss", "mode": "min", "range": (0, 1), "told": records.append} | settings
     return HedgeRounds(Hedge(n, 0.1), **settings), records
 
 
@@ -85,7 +85,7 @@ def test_rounds_without_the_metric_are_no_rounds_of_hedge():
 
 
 def test_an_accuracy_to_be_maximised_is_the_loss_one_minus_it():
-    buffer, records = rounds(2, metric="accuracy", mode="max", averaged=("other",))
+    buffer, records = rounds(2, metric="accuracy", mode="max", range=None, averaged=("other",))
     buffer.report(0, 1, {"accuracy": 0.75, "other": 4.0})
     buffer.report(1, 1, {"accuracy": 0.25, "other": 8.0})
     assert records[0]["losses"] == [0.25, 0.75]
@@ -93,10 +93,111 @@ def test_an_accuracy_to_be_maximised_is_the_loss_one_minus_it():
 
 
 def test_a_cross_entropy_is_clipped_and_scaled():
-    buffer, records = rounds(2, clip=4.0)
+    buffer, records = rounds(2, range=(0, 4.0))
     buffer.report(0, 1, {"loss": 1.0})
     buffer.report(1, 1, {"loss": 9.0})
     assert records[0]["losses"] == [0.25, 1.0]
+
+
+def test_a_range_may_begin_anywhere_and_clips_on_both_sides():
+    buffer, records = rounds(3, range=(-2.0, 2.0))
+    for expert, loss in enumerate((-1.0, -5.0, 2.5)):
+        buffer.report(expert, 1, {"loss": loss})
+    assert records[0]["losses"] == [0.25, 0.0, 1.0]
+
+
+def test_more_than_one_per_cent_of_clipped_reports_is_a_warning_with_the_share():
+    buffer, _ = rounds(1, range=(0, 1))
+    for round in range(1, 100):
+        buffer.report(0, round, {"loss": 0.5})
+    # A report that is not finite is the worst loss, but nothing was clipped.
+    buffer.report(0, 100, {"loss": math.nan})
+    buffer.report(0, 101, {"loss": 2.0})
+    assert buffer.warning is None
+    buffer.report(0, 102, {"loss": 2.0})
+    assert buffer.warning is not None
+    assert buffer.warning.startswith("2.0 % of the reported values of loss were outside the range [0, 1]")
+
+
+def test_a_unit_of_raw_loss_has_the_gamma_of_the_range():
+    raw = 4.0 * np.array(LOSSES)
+    buffer, _ = rounds(3, range=(0, 4.0))
+    buffer.hedge = Hedge(3, 0.1**4.0)
+    feed(buffer, IN_ORDER, raw)
+    # The thesis's literal form: gamma = 0.1 to the power of the cross-entropy.
+    direct = 0.1 ** raw.sum(0)
+    assert buffer.hedge.probs() == pytest.approx(direct / direct.sum(), abs=1e-12)
+
+
+class TestWithoutARange:
+    """Losses of any size, weighed by AdaHedge."""
+
+    def scale_free(self, n: int = 3, **settings) -> tuple[HedgeRounds, list[dict]]:
+        records: list[dict] = []
+        return HedgeRounds(AdaHedge(n), "loss", "min", told=records.append, **settings), records
+
+    def test_the_cross_entropies_of_ten_classes_move_the_weights(self):
+        buffer, records = self.scale_free()
+        # All begin at ln 10 = 2.3 and fall, the first fastest.
+        for round in range(1, 21):
+            for expert, speed in enumerate((0.03, 0.02, 0.01)):
+                buffer.report(expert, round, {"loss": math.log(10) - speed * round})
+        assert records[0]["losses"] == pytest.approx([2.272585, 2.282585, 2.292585])
+        assert records[-1]["weights"][0] > 0.9
+        assert 0 <= records[-1]["regret"] <= records[-1]["bound"]
+
+    def test_the_weights_do_not_depend_on_unit_and_origin_and_the_regret_is_in_the_unit(self):
+        (plain, _), (scaled, _) = self.scale_free(), self.scale_free()
+        feed(plain, IN_ORDER)
+        feed(scaled, IN_ORDER, 1000 * LOSSES - 50)
+        assert scaled.hedge.probs() == pytest.approx(plain.hedge.probs(), abs=1e-9)
+        assert scaled.hedge.regret == pytest.approx(1000 * plain.hedge.regret)
+        assert scaled.hedge.bound() == pytest.approx(1000 * plain.hedge.bound())
+
+    @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+    def test_a_loss_that_is_not_finite_is_the_largest_so_far(self, bad):
+        buffer, records = self.scale_free(2)
+        for round, losses in enumerate([(bad, bad), (7.0, 2.0), (bad, 3.0)], 1):
+            for expert, loss in enumerate(losses):
+                buffer.report(expert, round, {"loss": loss})
+        assert records[0]["losses"] == [1.0, 1.0]
+        assert records[1]["weights"] == [0.5, 0.5]
+        assert records[2]["losses"] == [7.0, 3.0]
+
+    def test_an_expert_that_died_pays_the_largest_loss_so_far(self):
+        buffer, records = self.scale_free(2)
+        buffer.report(0, 1, {"loss": 9.0})
+        buffer.report(1, 1, {"loss": 4.0})
+        buffer.retire(1, penalised=True)
+        buffer.report(0, 2, {"loss": 3.0})
+        assert records[1]["losses"] == [3.0, 9.0]
+
+
+@pytest.mark.parametrize("value", [50.0, 1.01, -0.2])
+def test_what_is_no_accuracy_is_refused_at_the_first_report(value):
+    buffer, records = rounds(2, metric="accuracy", mode="max", range=None)
+    buffer.report(0, 1, {"accuracy": 1 + 1e-9})
+    with pytest.raises(UserError) as caught:
+        buffer.report(1, 1, {"accuracy": value})
+    assert f"expert 1 reported accuracy = {value:g} in round 1" in str(caught.value)
+    assert "must be an accuracy between 0 and 1; report a share and not a percentage" in str(caught.value)
+    buffer.report(1, 1, {"accuracy": 0.5})
+    assert records[0]["losses"] == [0.0, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("hedge", "settings", "message"),
+    [
+        (Hedge(2, 0.1), {"mode": "min"}, "a loss without a range needs the scale-free rule"),
+        (Hedge(2, 0.1), {"mode": "max", "range": (0, 100)}, "a metric to be maximised is an accuracy between 0 and 1"),
+        (Hedge(2, 0.1), {"mode": "min", "range": (1, 0)}, "two finite numbers [low, high] with low < high, not [1, 0]"),
+        (Hedge(2, 0.1), {"mode": "min", "range": (0, math.inf)}, "two finite numbers"),
+    ],
+)
+def test_a_range_that_does_not_go_with_the_rule_is_one_sentence(hedge, settings, message):
+    with pytest.raises(UserError) as caught:
+        HedgeRounds(hedge, "loss", **settings)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

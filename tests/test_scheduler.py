@@ -25,7 +25,7 @@ EXPERTS = 5
 def sequential(experts: int = EXPERTS, rounds: int = ROUNDS) -> list[dict]:
     """One expert after the other in this process: what every search must equal."""
     records: list[dict] = []
-    buffer = HedgeRounds(Hedge(experts, 0.1), "loss", "min", told=records.append)
+    buffer = HedgeRounds(Hedge(experts, 0.1), "loss", "min", range=(0, 1), told=records.append)
     for expert in range(experts):
         for round in range(1, rounds + 1):
             buffer.report(expert, round, {"loss": loss_of(expert, round)})
@@ -56,7 +56,7 @@ def search(
     slow to start.
     """
     told = Told()
-    scheduler = HedgeScheduler(experts, told=told, **settings)
+    scheduler = HedgeScheduler(experts, told=told, **{"range": (0, 1)} | settings)
     configs = [
         {"expert": i, "rounds": ROUNDS, "log": str(folder / "log"), **(special or {}).get(i, {})}
         for i in range(experts)
@@ -145,6 +145,21 @@ class TestHedgeScheduler:
     def test_a_loss_that_is_no_number_ends_the_search_with_one_sentence(self, tmp_path):
         with pytest.raises(TuneError, match="expert 0 reported loss = 'high' in round 2, which is not a number"):
             search(tmp_path, {0: {"text_at": 2}}, experts=1)
+
+    def test_percentages_end_the_search_at_the_first_report(self, tmp_path):
+        with pytest.raises(TuneError, match=r"expert 0 reported loss = 50 in round 1, but .* not a percentage"):
+            search(tmp_path, {0: {"loss": 50.0}}, experts=1, mode="max", range=None)
+
+    def test_losses_outside_the_range_are_warned_about_and_without_one_they_move_the_weights(self, tmp_path, caplog):
+        # Cross-entropies of ten classes.
+        special = {0: {"loss": 2.3}, 1: {"loss": 2.1}}
+        scheduler, _, _ = search(tmp_path, special, experts=2, cpus=1, range=(0, 1))
+        assert scheduler.rounds.hedge.probs().tolist() == [0.5, 0.5]
+        assert "100.0 % of the reported values of loss were outside the range [0, 1]" in caplog.text
+        caplog.clear()
+        scheduler, _, _ = search(tmp_path, special, experts=2, cpus=1, range=None)
+        assert scheduler.rounds.hedge.probs()[1] > 0.99
+        assert "range" not in caplog.text
 
     def test_more_trials_than_experts_are_refused(self, tmp_path):
         tuner = tune.Tuner(

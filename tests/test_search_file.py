@@ -36,6 +36,23 @@ def test_hedge_is_the_kind_of_a_search_that_names_none_with_the_thesis_gamma():
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("keys", "rate", "bounds"),
+    [
+        ("metric: test_loss", "adahedge", None),
+        ("metric: test_loss, range: [0, 4.6]", "fixed", [0.0, 4.6]),
+        ("metric: train_drift, mode: min", "adahedge", None),
+        # The key of files written before there was a range.
+        ("metric: test_loss, clip: 4.6", "fixed", [0.0, 4.6]),
+        ("metric: test_loss, clip: null", "adahedge", None),
+    ],
+)
+def test_a_loss_has_a_range_or_the_scale_free_rate(keys, rate, bounds):
+    found = plan(f"{{space: {{algorithm.lr: [0.1, 0.2]}}, {keys}}}")
+    assert (found.search.mode, found.search.rate, found.search.range) == ("min", rate, bounds)
+    assert parse_search(yaml.safe_load(found.dump())).search == found.search
+
+
 def test_a_key_whose_condition_fails_is_left_out_and_nothing_comes_twice():
     found = plan(
         """
@@ -157,6 +174,21 @@ BAD = {
         "kind: hedge",
         "metric: test_loss\n  mode: max",
         "mode: max` contradicts `metric: test_loss`",
+    ),
+    "a loss without a range for a fixed rate": (
+        "kind: hedge",
+        "metric: test_loss\n  gamma: 0.5",
+        "search.range: a loss without a range needs the scale-free rule (`rate: adahedge`, which has no `gamma`)",
+    ),
+    "a range the wrong way": (
+        "kind: hedge",
+        "metric: test_loss\n  range: [4.6, 0]",
+        "search.range takes two finite numbers [low, high] with low < high, not [4.6, 0.0]",
+    ),
+    "a range of accuracies": (
+        "kind: hedge",
+        "range: [0, 100]",
+        "search.range: a metric to be maximised is an accuracy between 0 and 1; remove `range`, or set `mode: min`",
     ),
     "an unknown metric": (
         "kind: hedge",
