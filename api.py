@@ -16,11 +16,12 @@ from hedgerow.platform import runner
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment import Experiment
-from hedgerow.platform.experiment_file import Lines, parse_experiment, read_file, set_value
+from hedgerow.platform.experiment_file import parse_experiment, read_file, set_value
 from hedgerow.platform.finished import FinishedRun
 from hedgerow.platform.notebook import NotebookProgress, in_notebook
 from hedgerow.platform.runs import RunFolder, find_run, find_unfinished
 from hedgerow.platform.terminal import Progress
+from hedgerow.platform.yaml_reader import Lines
 from hedgerow.searchspaces.results import FinishedSearch
 from hedgerow.searchspaces.search_file import SearchPlan, load_search, parse_search
 

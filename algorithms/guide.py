@@ -6,7 +6,7 @@ g(x) = 1: the student need not learn what the teacher says of x; 0: it must. The
 import math
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -40,7 +40,7 @@ class Guidance(Settings):
         "wrong", description="n of the budget: the samples that the student gets wrong, or all"
     )
     budget_of: Literal["all", "wrong"] = Field("all", description="the samples that the budget sums over")
-    guide_hidden: list[int] = Field([64, 128], description="units of the guide's hidden layers")
+    guide_hidden: list[Annotated[int, Field(ge=1)]] = Field([64, 128], description="units of the guide's hidden layers")
     guide_lr: float | None = Field(
         0.001,
         gt=0,

@@ -1,14 +1,26 @@
 """What every section of an experiment file is, an algorithm's too."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, model_validator
+from pydantic_core import CoreSchema
 from torch import Tensor
+
+LARGEST: dict[str, Any] = {"int": 2**31 - 1, "float": 3.4e38}
+"""Upper bounds of numbers whose field has none of its own: beyond them sizes overflow, and float32 is infinite."""
+
+
+def _parts(schema: Any) -> Iterator[dict[str, Any]]:
+    """All dictionaries inside a core schema, itself included."""
+    if isinstance(schema, dict):
+        yield schema
+    for inner in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list | tuple) else ():
+        yield from _parts(inner)
 
 
 class Settings(BaseModel):
-    """Unknown keys are refused, values never change after validation."""
+    """Unknown keys are refused, values never change after validation, numbers are bounded."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
@@ -17,6 +29,15 @@ class Settings(BaseModel):
 
     Who gives one need not write null for the other, whatever its default.
     """
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = handler(source)
+        for part in _parts(schema):
+            largest = LARGEST.get(part.get("type", ""))
+            if largest and part.keys().isdisjoint({"le", "lt"}):
+                part["le"] = largest
+        return schema
 
     @classmethod
     def _alternatives(cls) -> list[tuple[str, str]]:

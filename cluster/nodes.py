@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import Field, ValidationError
 
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.messages import explain
 from hedgerow.platform.placement import local_resources, memory_of
 from hedgerow.platform.section import Section
+from hedgerow.platform.yaml_reader import Lines, parse_yaml
 
 _GROUP = re.compile(r"(\d+)x\(([^()]*)\)")
 
@@ -58,11 +58,13 @@ def described(text: str) -> list[Node]:
     Raises UserError.
     """
     values: Any
+    lines: Lines = {}
     if Path(text).suffix in (".yaml", ".yml"):
         try:
-            values = yaml.safe_load(Path(text).read_text())
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            content = Path(text).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"--nodes {text}: cannot be read: {' '.join(str(error).split())}") from None
+        values, lines = parse_yaml(content, lambda line: f"--nodes {text}:{line}")
         if not isinstance(values, dict):
             raise UserError(f"--nodes {text}: write `nodes:` and a list below it, such as `- {{cpus: 16, memory: 64}}`")
     else:
@@ -70,7 +72,7 @@ def described(text: str) -> list[Node]:
     try:
         groups = Nodes.model_validate(values, strict=True).nodes
     except ValidationError as error:
-        raise UserError(explain(error, Nodes, values, {}, f"--nodes {text}")) from None
+        raise UserError(explain(error, Nodes, values, lines, f"--nodes {text}")) from None
     found = [node for group in groups for node in group.nodes()]
     return [Node(f"node {number}", node.resources) for number, node in enumerate(found, start=1)]
 
@@ -82,7 +84,7 @@ def _group(part: str, text: str) -> dict[str, Any]:
     values: dict[str, Any] = {"count": int(matched[1])}
     for setting in matched[2].split(","):
         key, _, number = setting.partition("=")
-        values[key.strip()] = yaml.safe_load(number) if number.strip() else None
+        values[key.strip()], _ = parse_yaml(number, lambda line: f"--nodes {text}")
     return values
 
 

@@ -21,6 +21,7 @@ from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.experiment_file import load_experiment, read_file
+from hedgerow.platform.memory import gigabytes
 from hedgerow.platform.placement import (
     actors_that_fit,
     count_actors,
@@ -80,14 +81,14 @@ def check_memory(nodes: Sequence[Node], placed: Sequence[int], needed: Budget) -
     for node, actors in zip(nodes, placed, strict=True):
         if actors and actors * needed.actor > node.memory:
             raise UserError(
-                f"resources: memory lacks on {node.name}: {actors} client actors take {_gb(actors * needed.actor)} at "
-                f"least, and {_gb(node.memory)} are left beside the object store; lower resources.actors, memory_mb or "
-                "state_memory_mb, or raise cpus_per_actor"
+                f"resources: memory lacks on {node.name}: {actors} client actors take "
+                f"{gigabytes(actors * needed.actor)} at least, and {gigabytes(node.memory)} are left beside the object "
+                "store; lower resources.actors, memory_mb or state_memory_mb, or raise cpus_per_actor"
             )
         if actors and needed.store > node.store:
             raise UserError(
                 f"resources: object-store memory lacks on {node.name}: data, partition and model take "
-                f"{_gb(needed.store)}, and it has {_gb(node.store)}; start Ray there with a larger "
+                f"{gigabytes(needed.store)}, and it has {gigabytes(node.store)}; start Ray there with a larger "
                 "--object-store-memory"
             )
 
@@ -242,8 +243,8 @@ def _rows(resources: Resources, nodes: Sequence[Node], placed: Sequence[int], ne
             "actors": f"{actors} of {actors_that_fit(resources, [node.resources])}",
             "CPUs": f"{actors * resources.cpus_per_actor:g} of {node.resources.get('CPU', 0):g}",
             "GPUs": f"{actors * resources.gpus_per_actor:g} of {node.resources.get('GPU', 0):g}",
-            "memory at least": f"{_gb(actors * needed.actor)} of {_gb(node.memory)}",
-            "object store": f"{_gb(needed.store if actors else 0)} of {_gb(node.store)}",
+            "memory at least": f"{gigabytes(actors * needed.actor)} of {gigabytes(node.memory)}",
+            "object store": f"{gigabytes(needed.store if actors else 0)} of {gigabytes(node.store)}",
         }
         kind = json.dumps({**row, "first": ""})
         if kinds and kinds[-1] == kind:
@@ -252,7 +253,3 @@ def _rows(resources: Resources, nodes: Sequence[Node], placed: Sequence[int], ne
             rows.append(row)
             kinds.append(kind)
     return rows
-
-
-def _gb(size: float) -> str:
-    return f"{size / 1e9:.3g} GB"

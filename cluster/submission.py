@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import click
-import yaml
 
 import hedgerow
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment_file import load_experiment
 from hedgerow.platform.runs import COMMIT, git_commit
 from hedgerow.platform.storage import is_uri
+from hedgerow.platform.yaml_reader import parse_yaml
 from hedgerow.searchspaces.search_file import load_search
 from hedgerow.searchspaces.tables import FAMILIES
 from hedgerow.searchspaces.tables.commands import plan_table
@@ -124,9 +124,10 @@ def read_runtime_env(file: Path | None) -> dict[str, Any]:
     if file is None:
         return {}
     try:
-        values = yaml.safe_load(file.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--runtime-env {file}: cannot be read: {' '.join(str(error).split())}") from None
+    values, _ = parse_yaml(text, lambda line: f"--runtime-env {file}:{line}")
     if not isinstance(values, dict):
         raise UserError(f"--runtime-env {file}: write `key: value` lines, as Ray's documentation of runtime_env does")
     if "working_dir" in values:

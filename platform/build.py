@@ -24,9 +24,11 @@ from hedgerow.platform.data import (
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.experiment_file import load_experiment
+from hedgerow.platform.memory import fits, require
 from hedgerow.platform.models import ModelConfig, build_model
 from hedgerow.platform.plugins import algorithm_class
 from hedgerow.platform.storage import check_storage
+from hedgerow.platform.streams import steps_per_client
 from hedgerow.platform.teacher import Teacher, with_parameters
 
 
@@ -53,10 +55,11 @@ def build_partition(experiment: Experiment, dataset: Dataset) -> Partition:
     def draw(labels: np.ndarray, natural: np.ndarray | None) -> Partition:
         return make_partition(task.partition, labels, dataset.classes, natural, experiment.seed, dataset.lent)
 
-    if task.public:
-        partition = hold_back(dataset, task.public.samples, experiment.seed, draw)
-    else:
-        partition = draw(dataset.y_train, dataset.train_clients)
+    with fits("task.partition"):
+        if task.public:
+            partition = hold_back(dataset, task.public.samples, experiment.seed, draw)
+        else:
+            partition = draw(dataset.y_train, dataset.train_clients)
     if experiment.cohort_size(len(partition)) > len(partition):
         raise UserError(
             f"clients_per_round: {experiment.clients_per_round} clients cannot take part in a round of a population of "
@@ -84,7 +87,9 @@ def check(experiment: Experiment, data_root: Path | None) -> tuple[Dataset, Part
 
 def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -> None:
     """Raises UserError when model and problem do not fit the data, or the partition not the algorithm."""
-    algorithm = build_algorithms([experiment], dataset, partition)[0]
+    with fits("algorithm"):
+        algorithm = build_algorithms([experiment], dataset, partition)[0]
+    _check_streams(experiment, partition)
     name = experiment.algorithm.name
     _check_losses(experiment, dataset, algorithm)
     if objection := algorithm.objection():
@@ -134,6 +139,19 @@ def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -
         )
 
 
+def _check_streams(experiment: Experiment, partition: Partition) -> None:
+    """Raises UserError where the indices of the samples that one client draws in a round do not fit into memory."""
+    batches = getattr(experiment.algorithm, "batches", {})
+    for spec in batches.values() if isinstance(batches, dict) else ():
+        sizes = partition.shares()[spec.share].sizes
+        steps = int(steps_per_client(spec, sizes).max(initial=0))
+        require(
+            INDEX * steps * (spec.size or int(sizes.max(initial=1))),
+            f"algorithm: the sample indices of the {steps:,} local steps of a client in a round",
+            "lower `epochs`, `steps` or `batch_size`",
+        )
+
+
 def _check_losses(experiment: Experiment, dataset: Dataset, algorithm: Algorithm) -> None:
     """Raises UserError when the side loss does not fit the algorithm, or the augmentation the samples."""
     name, augment = experiment.algorithm.name, experiment.task.augment
@@ -156,6 +174,9 @@ def _check_losses(experiment: Experiment, dataset: Dataset, algorithm: Algorithm
 
 _seeding = Lock()
 
+INDEX = 17
+"""Bytes of a sample's index in a mini-batch: its position, its row, and whether it is a real one."""
+
 
 def build_module(experiment: Experiment, dataset: Dataset, seed: int | None = None) -> torch.nn.Module:
     """The model with its initial parameters, which the seed decides; None: the experiment's."""
@@ -164,7 +185,7 @@ def build_module(experiment: Experiment, dataset: Dataset, seed: int | None = No
 
 def _module(config: ModelConfig, dataset: Dataset, seed: int) -> torch.nn.Module:
     # There is one generator for all threads.
-    with _seeding, torch.random.fork_rng(devices=[]):
+    with _seeding, torch.random.fork_rng(devices=[]), fits("task.model"):
         torch.manual_seed(seed)
         return build_model(config, dataset.sample_shape, dataset.classes, dataset.is_tokens)
 

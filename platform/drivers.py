@@ -5,9 +5,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
 from hedgerow.algorithms.trees import Tree
 from hedgerow.platform.coordinator import Coordinator, in_this_process
 from hedgerow.platform.data import Dataset, Partition
+from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.learner import Record
 from hedgerow.platform.local_first import LocalFirst
@@ -46,6 +49,11 @@ def open_driver(
     values = experiment.model_dump(mode="json")
     resources = experiment.resources
     if resources.executor == "inline":
+        if resources.gpu and not torch.cuda.is_available():
+            raise UserError(
+                f"resources.gpus_per_actor: {resources.gpus_per_actor:g} is above 0 with `executor: inline`, and "
+                "PyTorch finds no GPU on this machine; set it to 0"
+            )
         yield Coordinator([values], dataset, partition, None, [checkpoints])
         return
     # Ray is imported only where it is used: an inline run needs none of it.

@@ -1,13 +1,11 @@
 """Reads experiment files: YAML in, a validated experiment out, or one sentence that says what to mend."""
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import Field, ValidationError, create_model
 
 from hedgerow.algorithms import ALGORITHMS
@@ -17,63 +15,10 @@ from hedgerow.algorithms.settings import HyperParameters
 from hedgerow.platform.data import Stream
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment import Experiment
-from hedgerow.platform.messages import Keys, dotted, explain
+from hedgerow.platform.messages import dotted, explain
 from hedgerow.platform.plugins import algorithm_class
 from hedgerow.platform.problems import Quadratic
-
-Lines = dict[Keys, str]
-"""For each key, by its path, the place where it stands: "FILE:LINE" or "--set KEY=VALUE". In the order of reading."""
-
-_YAML = "tag:yaml.org,2002:"
-# A hundred digits are more than any setting needs, and fewer than Python refuses to convert.
-_INT = re.compile(r"^[-+]?(0|[1-9][0-9_]{0,99})$")
-_FLOAT = re.compile(
-    r"^([-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*|[0-9][0-9_]*(?=[eE]))([eE][-+]?[0-9]+)?"
-    r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$"
-)
-_SYNTAX_MENDS = {
-    "'\\t'": "a tab stands in the indentation; use spaces",
-    "mapping values are not allowed": "a `: ` where no key can be; mend the indentation, or quote the text around it",
-    "could not find expected ':'": "a line before this one lacks its `: `; write `key: value`",
-    "expected ',' or": "a bracket opened before is not closed, or a comma lacks; mend the list or section",
-    "expected the node content": "a value lacks, or a bracket is not closed; mend the list or section",
-    "unexpected end of stream": "a quotation is not closed; add the closing quote",
-    "another document": "a second document begins with `---`; keep one experiment per file",
-    "expected <block end>": "the indentation does not fit the lines above; align the keys of a section",
-    "undefined alias": "a value that begins with `*` refers to nothing; quote it",
-    "cannot start any token": "a value cannot begin with this character; quote it",
-    "expected a mapping or list of mappings for merging": "`<<` takes a section; give it one, or remove it",
-}
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML as everybody means it.
-
-    PyYAML alone reads 1e-3 as text, and 010 as 8, 1:30 as 90, 2024-01-01 as a date. Tags, which make other objects, are
-    refused.
-    """
-
-    yaml_implicit_resolvers = {  # noqa: RUF012
-        first: [(tag, regexp) for tag, regexp in resolvers if tag.removeprefix(_YAML) in ("bool", "null", "merge")]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        event: Any = self.peek_event()
-        tag = getattr(event, "tag", None)
-        if tag is not None:
-            problem = f"{tag.replace(_YAML, '!!')} is a tag that is not allowed here; write a plain value"
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
-        return super().compose_node(parent, index)
-
-
-class _Dumper(yaml.SafeDumper):
-    """Quotes the texts that either PyYAML or `_Loader` would read as numbers."""
-
-
-_Loader.add_implicit_resolver(f"{_YAML}int", _INT, list("-+0123456789"))
-for _class in (_Loader, _Dumper):
-    _class.add_implicit_resolver(f"{_YAML}float", _FLOAT, list("-+.0123456789"))
+from hedgerow.platform.yaml_reader import Lines, dump_values, parse_yaml
 
 
 class _SomeAlgorithm(HyperParameters, extra="allow"):
@@ -163,17 +108,6 @@ def dump_experiment(experiment: Experiment) -> str:
     return dump_values(experiment.model_dump(mode="json"))
 
 
-def dump_inline(values: dict[str, Any]) -> str:
-    """The same on one line, without the braces around it: `hidden: [200]`."""
-    text = yaml.dump(values, Dumper=_Dumper, sort_keys=False, width=10**6, allow_unicode=True, default_flow_style=True)
-    return text.strip().removeprefix("{").removesuffix("}")
-
-
-def dump_values(values: dict[str, Any]) -> str:
-    """Plain values as YAML that reads back as the same values."""
-    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, width=100, allow_unicode=True)
-
-
 @cache
 def _named(hyper: type[HyperParameters], name: str) -> type[HyperParameters]:
     """The hyperparameters of the user's own algorithm, whose name in the file is its dotted path.
@@ -199,58 +133,12 @@ def _read(path: Path) -> tuple[dict[str, Any], Lines]:
         raise UserError(f"{path}: this is not a text file; an experiment file is YAML in UTF-8") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); check the path and its permissions") from None
-    values, lines = _parse(text, lambda line: f"{path}:{line}", ())
+    values, lines = parse_yaml(text, lambda line: f"{path}:{line}", ())
     if values is None:
         raise UserError(f"{path}: the file is empty; begin with `name: ...`, as the files in examples/ do")
     if not isinstance(values, dict):
         raise UserError(f"{lines[()]}: expected `key: value` lines at the top level; begin with `name: ...`")
     return values, lines
-
-
-def _parse(text: str, place: Callable[[int], str], keys: Keys) -> tuple[Any, Lines]:
-    """The value that YAML text stands for, and where each of its keys stands.
-
-    place: names a line (from 1) in messages; keys: the path of the value itself.
-    """
-    try:
-        loader = _Loader(text)
-        node = loader.get_single_node()
-        if node is None:
-            return None, {keys: place(1)}
-        lines: Lines = {keys: place(node.start_mark.line + 1)}
-        _note_lines(node, keys, lines, place)
-        return loader.construct_document(node), lines
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        problem = error.problem or "this is not YAML"
-        mend = next((mend for part, mend in _SYNTAX_MENDS.items() if part in problem), problem)
-        raise UserError(f"{place(mark.line + 1 if mark else 1)}: not valid YAML: {mend}") from None
-    except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
-        raise UserError(f"{place(line)}: not valid YAML: an unprintable character; remove it") from None
-    except RecursionError:
-        raise UserError(f"{place(1)}: nested too deeply, or an alias (*) inside its own anchor (&)") from None
-
-
-def _note_lines(node: yaml.Node, keys: Keys, lines: Lines, place: Callable[[int], str]) -> None:
-    """Note where every key stands; refuse keys that come twice, of which YAML would silently keep the last."""
-    if isinstance(node, yaml.SequenceNode):
-        for index, child in enumerate(node.value):
-            lines[(*keys, index)] = place(child.start_mark.line + 1)
-            _note_lines(child, (*keys, index), lines, place)
-    if not isinstance(node, yaml.MappingNode):
-        return
-    for key, child in node.value:
-        here = place(key.start_mark.line + 1)
-        if not isinstance(key, yaml.ScalarNode):
-            raise UserError(f"{here}: a list or section cannot be a key; write `key: value`")
-        if key.tag.removeprefix(_YAML) not in ("str", "merge"):
-            raise UserError(f"{here}: YAML does not read the key {key.value!r} as text; put it in quotes")
-        inner = (*keys, key.value)
-        if inner in lines:
-            raise UserError(f"{here}: {dotted(inner)} is given twice; remove one of the two")
-        lines[inner] = here
-        _note_lines(child, inner, lines, place)
 
 
 def apply_override(values: dict[str, Any], lines: Lines, override: str) -> None:
@@ -260,7 +148,7 @@ def apply_override(values: dict[str, Any], lines: Lines, override: str) -> None:
     keys = tuple(key.strip() for key in path.split("."))
     if not equals or not all(keys):
         raise UserError(f"{place}: write --set KEY=VALUE, such as --set algorithm.lr=0.05")
-    value, inner = _parse(text, lambda line: place, keys)
+    value, inner = parse_yaml(text, lambda line: place, keys)
     set_value(values, lines, keys, value, place, "--set ")
     lines.update(inner)
 

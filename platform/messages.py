@@ -70,6 +70,15 @@ def explain(error: ValidationError, model: type[BaseModel], values: Any, lines: 
     return " ".join(sentence.splitlines())
 
 
+def objection(error: ValidationError) -> str:
+    """The first mistake in a record that no user wrote: "`versions` is missing"."""
+    detail = error.errors(include_url=False)[0]
+    key = dotted(detail["loc"]) or "it"
+    if detail["type"] == "value_error":
+        return f"{key} must have {detail['ctx']['error']}"
+    return f"`{key}` is missing" if detail["type"] == "missing" else f"`{key}` must be {_wanted(detail)}"
+
+
 def _path(detail: ErrorDetails, values: Any, model: type[BaseModel]) -> Keys:
     """The keys as the user wrote them: pydantic's location without the names of union branches."""
     path: list[str | int] = []

@@ -17,10 +17,11 @@ from hedgerow.platform.build import check
 from hedgerow.platform.catalogue import said, source
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment import Experiment
-from hedgerow.platform.experiment_file import apply_override, dump_inline, parse_experiment
+from hedgerow.platform.experiment_file import apply_override, parse_experiment
 from hedgerow.platform.messages import Keys
 from hedgerow.platform.plugins import algorithm_class
 from hedgerow.platform.section import section_classes, tag
+from hedgerow.platform.yaml_reader import dump_inline
 
 SCHEMA = "hedgerow.schema.json"
 """The file that `hedgerow schema -o` is asked to write; where it lies beside an experiment file, editors use it."""

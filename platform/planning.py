@@ -100,7 +100,7 @@ class Load:
 
 def options(config: EngineConfig, share: int, experts: int = 1) -> list[Plan]:
     """The plans that the file leaves open, for a worker with `share` clients in a round; small chunks first."""
-    chunks = candidates(share, experts) if config.chunk == "auto" else [config.chunk]
+    chunks = candidates(share, experts) if config.chunk == "auto" else [min(config.chunk, max(1, share))]
     batched = [Plan("vmap", chunk) for chunk in chunks]
     return [Plan("loop"), *batched] if config.mode == "auto" else batched or [Plan("vmap", 1)]
 

@@ -50,15 +50,19 @@ class Resources(Section):
     actors_per_node: int | None = Field(
         None, ge=1, description="client actors on each node that hosts any, in place of `placement`; null: see there"
     )
-    threads: int = Field(1, ge=1, description="torch threads of each client actor")
+    threads: int = Field(1, ge=1, le=1024, description="torch threads of each client actor")
     memory_mb: float | None = Field(
         None,
         gt=0,
+        le=1e12,
         description="memory that each client actor may take (on its GPU, if it has one; else it is reserved of its "
         "node's): bounds the chunk",
     )
     state_memory_mb: float = Field(
-        1000, ge=0, description="megabytes of client states that each actor holds in memory; the others lie in a file"
+        1000,
+        ge=0,
+        le=1e12,
+        description="megabytes of client states that each actor holds in memory; the others lie in a file",
     )
     state_folder: str | None = Field(
         None, description="folder of that file, on each node's own disk; null: TMPDIR, else /var/tmp"

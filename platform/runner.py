@@ -23,6 +23,7 @@ from hedgerow.platform.experiment_file import load_experiment
 from hedgerow.platform.figures import draw_curves, draw_histograms
 from hedgerow.platform.finished import FinishedRun
 from hedgerow.platform.learner import Record
+from hedgerow.platform.memory import is_exhausted
 from hedgerow.platform.mirror import Mirror
 from hedgerow.platform.notices import Termination
 from hedgerow.platform.report import kept, left_out, summarise
@@ -189,6 +190,11 @@ def recorded(folder: RunFolder, tracker: Tracker | None) -> Iterator[Termination
             tracker.finish(lambda store: store.end("KILLED" if interrupted else "FAILED"))
         if interrupted:
             raise Interrupted(folder) from None
+        if is_exhausted(error):
+            raise UserError(
+                f"{folder}: the run does not fit into memory; lower engine.chunk, algorithm.batch_size or the sizes of "
+                "task.model, and run it again"
+            ) from error
         raise
     finally:
         if in_main_thread:

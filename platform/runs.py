@@ -16,6 +16,7 @@ from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.experiment_file import dump_experiment, read_experiment
 from hedgerow.platform.files import write_whole
+from hedgerow.platform.records import PartitionRecord, Record, RunRecord, TrialRecord, read_object
 from hedgerow.platform.storage import Storage, fetch, is_uri
 
 _LOCK = threading.Lock()
@@ -67,13 +68,15 @@ class RunFolder:
         return self.record().get("kind") == "search"
 
     def record(self) -> dict[str, Any]:
-        """What run.json says."""
-        return json.loads((self.path / "run.json").read_text())
+        """Contents of run.json. Raises UserError where it is damaged."""
+        search = self.path.absolute().parent
+        is_trial = search.name == "experts" and RunFolder(search.parent).exists
+        return read_object(self.path / "run.json", TrialRecord if is_trial else RunRecord)
 
     def partition(self) -> dict[str, Any]:
-        """What partition.json says, see `keep_partition`; nothing where there is none."""
+        """Contents of partition.json, see `keep_partition`; empty where there is none. Raises UserError."""
         file = self.path / "partition.json"
-        return json.loads(file.read_text()) if file.exists() else {}
+        return read_object(file, PartitionRecord) if file.exists() else {}
 
     def keep_partition(self, values: dict[str, Any]) -> None:
         """Write what `data.picture.partition_record` says of a partition, for reports, which have no data."""
@@ -84,7 +87,7 @@ class RunFolder:
         file = self.path / "run.json"
         # The tracker's thread notes MLflow's identifiers while the run goes on.
         with _LOCK:
-            known = self.record() if self.exists else {}
+            known = read_object(file, Record) if self.exists else {}
             write_whole(file, json.dumps(known | values, indent=2) + "\n")
 
 

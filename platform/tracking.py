@@ -10,8 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from hedgerow.platform.errors import first_line
 from hedgerow.platform.files import write_whole
+from hedgerow.platform.records import RunRound, read_objects
 
 Record = dict[str, Any]
 
@@ -23,10 +26,13 @@ PATIENCE = 20.0
 
 
 class RunLog:
-    """The append-only local file of a run's metrics: one JSON object per round."""
+    """The append-only local file of a run's metrics: one JSON object per round.
 
-    def __init__(self, path: Path):
-        self.path = path
+    model: what each of them must fit.
+    """
+
+    def __init__(self, path: Path, model: type[BaseModel] = RunRound):
+        self.path, self.model = path, model
 
     def append(self, record: Record) -> None:
         """Add one round."""
@@ -38,14 +44,8 @@ class RunLog:
         write_whole(self.path, "".join(json.dumps(record) + "\n" for record in records))
 
     def read(self) -> list[Record]:
-        """All records; a last line that a crash tore is left out."""
-        records = []
-        for line in self.path.read_text().splitlines() if self.path.exists() else ():
-            try:
-                records.append(json.loads(line))
-            except json.JSONDecodeError:
-                break
-        return records
+        """All records; a last line that a crash cut off is left out. Raises UserError where a line is damaged."""
+        return read_objects(self.path, self.model) if self.path.exists() else []
 
 
 def flatten_params(values: dict[str, Any], prefix: str = "") -> dict[str, str]:

@@ -159,18 +159,11 @@ def _add(folder: RunFolder, material: Material, headings: Sequence[str] = ()) ->
     """Once, however often it is named."""
     if any(one.folder.path.resolve() == folder.path.resolve() for one in material.recorded):
         return
-    record = _record(folder)
+    record = folder.record()
     if record.get("kind") == "search":
         material.searches.append(_search(folder, record, headings))
     else:
         material.runs.append(_run(folder, record))
-
-
-def _record(folder: RunFolder) -> Record:
-    try:
-        return folder.record()
-    except ValueError as error:
-        raise UserError(f"{folder.path / 'run.json'} is damaged ({error}); the run cannot be shown") from None
 
 
 def _run(folder: RunFolder, record: Record, heading: str = "", search: RunFolder | None = None) -> Run:
@@ -189,7 +182,7 @@ def _search(folder: RunFolder, record: Record, headings: Sequence[str]) -> Searc
     finished = FinishedSearch.read(folder)
     shared = {key: record[key] for key in ENVIRONMENT if key in record}
     trials = [
-        _run(expert, shared | _record(expert), headings[int(trial.name)] if headings else "", folder)
+        _run(expert, shared | expert.record(), headings[int(trial.name)] if headings else "", folder)
         for trial in finished.trials
         if trial.records
         for expert in [RunFolder(folder.path / "experts" / trial.name)]

@@ -9,6 +9,7 @@ from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment import Evaluation
 from hedgerow.platform.figures import curve_figures, save
 from hedgerow.platform.finished import page, rounds_frame
+from hedgerow.platform.records import HedgeRecord
 from hedgerow.platform.runs import RunFolder
 from hedgerow.platform.tracking import Record, RunLog
 from hedgerow.searchspaces.figures import best_runs, loss_lines, parallel_lines, regret_line, weight_areas
@@ -47,7 +48,9 @@ class FinishedSearch:
     @classmethod
     def read(cls, folder: RunFolder) -> Self:
         """From its folder, without importing what its file names."""
-        return cls(folder, read_search(folder.experiment), read_trials(folder), RunLog(folder.metrics).read())
+        return cls(
+            folder, read_search(folder.experiment), read_trials(folder), RunLog(folder.metrics, HedgeRecord).read()
+        )
 
     @property
     def status(self) -> str:

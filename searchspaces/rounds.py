@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from hedgerow.platform.errors import UserError
+from hedgerow.platform.records import JournalEntry, read_objects
 from hedgerow.searchspaces.hedge import AdaHedge, Hedge
 
 Record = dict[str, Any]
@@ -209,12 +210,10 @@ class HedgeRounds:
 
     def _replay(self, journal: Path) -> None:
         whole = []
-        for line in journal.read_text().splitlines():
-            try:
-                entry = json.loads(line)
-            except json.JSONDecodeError:  # the line that a crash tore
-                break
-            whole.append(line + "\n")
+        for entry in read_objects(journal, JournalEntry):
+            if entry["expert"] >= self.hedge.experts:
+                raise UserError(f"{journal} is of another search: it names expert {entry['expert']}; remove it")
+            whole.append(json.dumps(entry) + "\n")
             expert = entry.pop("expert")
             if "retired" in entry:
                 self._drop(expert, entry["retired"])

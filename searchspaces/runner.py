@@ -21,6 +21,7 @@ from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.finished import last_parameters
 from hedgerow.platform.mirror import Mirror
 from hedgerow.platform.placement import cpu_share, ray_session, trials_that_fit
+from hedgerow.platform.records import HedgeRecord
 from hedgerow.platform.report import left_out
 from hedgerow.platform.runner import log_final_model, not_taken, push_records, recorded
 from hedgerow.platform.runs import RunFolder, find_run, find_unfinished, new_run, now
@@ -126,7 +127,7 @@ def _carry_out(
             if termination.came:
                 listener.save_trials()
             raise
-        finished = FinishedSearch(folder, plan, read_trials(folder), RunLog(folder.metrics).read())
+        finished = FinishedSearch(folder, plan, read_trials(folder), RunLog(folder.metrics, HedgeRecord).read())
         for trial in finished.trials:
             known = expert_folder(folder.path, int(trial.name)).record()
             warnings += [f"trial {trial.name}: {told}" for told in left_out(known.get("quarantined", {}))]
@@ -214,7 +215,7 @@ def packs_of(folder: RunFolder, plan: SearchPlan, known: list[Overrides], room: 
 def push(name: str) -> None:
     """Send a search's local record to MLflow: what a server that was down has missed. Raises UserError."""
     folder = find_run(name)
-    records: list[Record] = [{"expert": None, **record} for record in RunLog(folder.metrics).read()]
+    records: list[Record] = [{"expert": None, **record} for record in RunLog(folder.metrics, HedgeRecord).read()]
     for trial in read_trials(folder):
         records += [{"expert": int(trial.name), **record} for record in trial.records]
     tracker = Tracker(lambda: open_search_store(folder))

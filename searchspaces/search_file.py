@@ -10,9 +10,10 @@ from pydantic import ValidationError
 from hedgerow.platform.data import Stream
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment import Experiment
-from hedgerow.platform.experiment_file import Lines, dump_values, parse_experiment, read_experiment, read_file
+from hedgerow.platform.experiment_file import parse_experiment, read_experiment, read_file
 from hedgerow.platform.messages import explain
 from hedgerow.platform.plugins import nearest
+from hedgerow.platform.yaml_reader import Lines, dump_values
 from hedgerow.searchspaces.config import ACCURACIES, LOSSES, HedgeSearch, PbtSearch, SearchFile, SearchSection
 from hedgerow.searchspaces.named import named_space
 from hedgerow.searchspaces.rounds import check_range

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import product
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,9 @@ Space = dict[str, Entry]
 
 Overrides = dict[str, Any]
 """Values by the dotted key that they replace in the experiment file: {"algorithm.lr": 0.1}."""
+
+MOST = 100_000
+"""Configurations of a search. Each of them is checked before the search starts."""
 
 _MISSING = object()
 
@@ -33,8 +37,14 @@ def domain(entry: Entry) -> Any:
 def configurations(space: Space, values: dict[str, Any], samples: int | None, seed: int) -> list[Overrides]:
     """All combinations of the grids, each with `samples` draws of the other keys, in a fixed order, none twice.
 
-    values: the experiment file, for conditions on keys that are not searched. seed: decides the draws.
+    values: the experiment file, for conditions on keys that are not searched. seed: decides the draws. Raises
+    UserError.
     """
+    total = prod(len(entry.values) for entry in space.values() if entry.form == "grid") * (samples or 1)
+    if total > MOST:
+        raise UserError(
+            f"search.space: {total:,} configurations are more than {MOST:,}; shorten its lists or `samples`"
+        )
     random = np.random.RandomState(seed % 2**32)
     drawn = [key for key, entry in space.items() if entry.form != "grid"]
     grids = {key: entry.values for key, entry in space.items() if entry.form == "grid"}

@@ -13,7 +13,8 @@ from nbclient import NotebookClient
 
 import hedgerow
 from hedgerow import Interrupted, UserError
-from hedgerow.platform.experiment_file import dump_values, parse_experiment
+from hedgerow.platform.experiment_file import parse_experiment
+from hedgerow.platform.yaml_reader import dump_values
 
 START = Path(__file__).parent.parent / "examples" / "start.ipynb"
 

@@ -46,7 +46,9 @@ def searched(run: RunFolder, path: Path, experts: int, seed: int = 0, **algorith
     path.mkdir()
     shutil.copy(run.experiment, path)
     change(RunFolder(path), name=path.name, seed=seed, algorithm=algorithm, search={"space": {"algorithm.lr": rates}})
-    RunFolder(path).update(kind="search", status="finished", created=f"2026-{seed}")
+    RunFolder(path).update(
+        kind="search", status="finished", created=f"2026-{seed}", data_root=None, versions={}, git_commit=None
+    )
     hedge = hedge_records(experts, 6)
     for record in hedge:
         record["expected"]["test_accuracy"] -= seed / 10

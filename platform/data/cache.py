@@ -12,6 +12,7 @@ import numpy as np
 from platformdirs import user_cache_dir
 
 from hedgerow.platform.data.dataset import Dataset
+from hedgerow.platform.memory import fits, require
 
 _FORMAT = 2
 
@@ -41,7 +42,9 @@ def load_dataset(config: Any, root: Path | None = None) -> Dataset:
     try:
         return _read(entry)
     except (OSError, ValueError, KeyError, TypeError):
-        dataset = config.load(root)
+        require(8 * config.drawn, "task.data: its samples", "lower its sizes")
+        with fits("task.data"):
+            dataset = config.load(root)
         _write(dataset, entry)
         return dataset
 

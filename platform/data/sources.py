@@ -25,6 +25,11 @@ class Source(Section):
         """
         return []
 
+    @property
+    def drawn(self) -> int:
+        """Numbers that are drawn for it, in float64; 0 for sources that read files."""
+        return 0
+
     def load(self, root: Path) -> Dataset:
         """Read and convert. root: the folder of the data sets."""
         raise NotImplementedError
@@ -175,6 +180,10 @@ class Synthetic(Source):
     gamma3: float = Field(0.0, ge=0, description="variance of the logarithm of the clients' sample counts")
     seed: Seed = 0
 
+    @property
+    def drawn(self) -> int:
+        return (self.clients * (self.samples + self.test_samples) + self.classes) * self.features
+
     def load(self, root: Path) -> Dataset:
         from hedgerow.platform.data import synthetic
 
@@ -201,6 +210,11 @@ class QuadraticData(Source):
     matrix_noise: float = Field(0.0, ge=0, description="and of their A, B, D and P, times the root of the dimension")
     seed: Seed = 0
 
+    @property
+    def drawn(self) -> int:
+        p, d = self.upper, self.lower
+        return self.clients * self.samples * (2 * d * d + d * p + p * p)
+
     def load(self, root: Path) -> Dataset:
         from hedgerow.platform.data import quadratic
 
@@ -214,6 +228,10 @@ class IntervalsData(Source):
     samples: int = Field(1000, ge=2, description="training samples")
     test_samples: int = Field(100, ge=2, description="test samples")
     seed: Seed = 0
+
+    @property
+    def drawn(self) -> int:
+        return self.samples + self.test_samples
 
     def load(self, root: Path) -> Dataset:
         from hedgerow.platform.data import toys
@@ -229,6 +247,10 @@ class Gaussians(Source):
     test_samples: int = Field(1000, ge=6, description="test samples")
     variance: float = Field(0.05, gt=0, description="of each coordinate")
     seed: Seed = 0
+
+    @property
+    def drawn(self) -> int:
+        return 2 * (self.samples + self.test_samples)
 
     def load(self, root: Path) -> Dataset:
         from hedgerow.platform.data import toys

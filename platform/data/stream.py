@@ -1,6 +1,7 @@
 """Streams of small classification tasks, cut from a data set (thesis, 5.3 and A.1.4)."""
 
 from dataclasses import replace
+from math import prod
 from typing import Literal, Self
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from hedgerow.platform.data.dataset import Dataset
 from hedgerow.platform.errors import UserError
+from hedgerow.platform.memory import require
 from hedgerow.platform.section import Section
 
 AT_ONCE = 4096
@@ -59,6 +61,8 @@ def make_stream(config: Stream, dataset: Dataset) -> Dataset:
         raise UserError(
             f"task.partition.train: {config.train} samples leave some of a task's {ways} classes without any; raise it"
         )
+    size = dataset.x_train.itemsize * prod(dataset.sample_shape)
+    require(config.tasks * (config.train + config.test) * size, "task.partition: the tasks' samples", "lower `tasks`")
     chosen = _classes(config, dataset.classes, ways)
     pools = [
         [np.flatnonzero(y == label) for label in range(dataset.classes)] for y in (dataset.y_train, dataset.y_test)

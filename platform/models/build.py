@@ -11,6 +11,7 @@ from torch import nn
 from hedgerow.algorithms.problems.quadratic import Coefficients, QuadraticModel
 from hedgerow.algorithms.static_norm import StaticBatchNorm2d
 from hedgerow.platform.errors import UserError
+from hedgerow.platform.memory import require
 from hedgerow.platform.models import staged, toys
 from hedgerow.platform.models.char_lstm import CharLSTMNet
 from hedgerow.platform.models.check import check_module
@@ -41,6 +42,9 @@ from hedgerow.platform.models.static_resnet import StaticResNetModule
 from hedgerow.platform.plugins import import_object
 from hedgerow.platform.section import Section
 
+COPIES = 3
+"""Copies of the parameters that training holds at least: the server's, a client's, and its gradient."""
+
 
 def build_model(config: Section, sample_shape: tuple[int, ...], classes: int, is_tokens: bool = False) -> nn.Module:
     """A module that maps a batch of samples to logits (samples, classes), its parameters drawn from torch's generator.
@@ -53,6 +57,7 @@ def build_model(config: Section, sample_shape: tuple[int, ...], classes: int, is
         module = _custom(config)
     else:
         _refuse_wrong_kind(config, "token sequences" if is_tokens else _kind(sample_shape))
+        _check_size(config, sample_shape, classes)
         module = _built_in(config, sample_shape, classes)
     module.no_vmap = check_module(module)  # type: ignore[assignment]
     if isinstance(config, CustomModel):
@@ -71,6 +76,20 @@ def _refuse_wrong_kind(config: Any, kind: str) -> None:
             f"task.model: {config.name} takes {' or '.join(config.takes)}, but task.data has {kind}; choose "
             f"{', '.join(fitting)}"
         )
+
+
+def _check_size(config: Any, shape: tuple[int, ...], classes: int) -> None:
+    """Raises UserError where copies of the parameters do not fit into memory. Nothing is allocated to find out."""
+    advice = "lower the sizes of its layers"
+    try:
+        with torch.device("meta"):
+            module = _built_in(config, shape, classes)
+    except (RuntimeError, TypeError):
+        # Sizes overflow in PyTorch, which then has no number of parameters to compare.
+        raise UserError(f"task.model: {config.name} has more parameters than any memory holds; {advice}") from None
+    count = sum(parameter.numel() for parameter in module.parameters())
+    needed = COPIES * sum(parameter.nbytes for parameter in module.parameters())
+    require(needed, f"task.model: {COPIES} copies of the {count:,} parameters of {config.name}", advice)
 
 
 def _built_in(config: Any, shape: tuple[int, ...], classes: int) -> nn.Module:

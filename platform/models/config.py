@@ -7,6 +7,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from hedgerow.platform.section import Section
 
 Width = Annotated[int, Field(ge=1)]
+Depth = Annotated[int, Field(ge=1, le=1000)]
 
 
 class BuiltIn(Section):
@@ -89,7 +90,7 @@ class StaticResNet(BuiltIn):
     takes: ClassVar[tuple[str, ...]] = ("images",)
     name: Literal["resnet_static"] = "resnet_static"
     channels: list[Width] = Field([64, 128, 256, 512], min_length=1, description="channels of each stage")
-    blocks: list[Width] = Field([2, 2, 2, 2], min_length=1, description="blocks of each stage")
+    blocks: list[Depth] = Field([2, 2, 2, 2], min_length=1, description="blocks of each stage")
 
     @model_validator(mode="after")
     def _as_many(self) -> Self:
@@ -108,7 +109,7 @@ class ExitResNet(BuiltIn):
     takes: ClassVar[tuple[str, ...]] = ("images",)
     name: Literal["resnet_exit"] = "resnet_exit"
     channels: list[Width] = Field([64, 128, 256, 512], min_length=2, description="channels of each stage")
-    blocks: list[Width] = Field([2, 2, 2, 2], min_length=2, description="blocks of each stage")
+    blocks: list[Depth] = Field([2, 2, 2, 2], min_length=2, description="blocks of each stage")
     exit_after: int = Field(2, ge=1, description="stages of the simple network")
     groups: int = Field(2, ge=1, description="groups of each GroupNorm; must divide all channels")
 
@@ -131,7 +132,7 @@ class PreActResNet(BuiltIn):
     takes: ClassVar[tuple[str, ...]] = ("images",)
     name: Literal["preact_resnet"] = "preact_resnet"
     channels: list[Width] = Field([64, 128, 256, 512], min_length=1, description="channels of each stage")
-    blocks: list[Width] = Field([2, 2, 2, 2], min_length=1, description="blocks of each stage")
+    blocks: list[Depth] = Field([2, 2, 2, 2], min_length=1, description="blocks of each stage")
     groups: int = Field(32, ge=1, description="groups of each GroupNorm; must divide all channels")
 
     @model_validator(mode="after")
@@ -154,7 +155,7 @@ class CharLSTM(BuiltIn):
     vocabulary: int | None = Field(None, ge=2, description="number of distinct tokens; null: of the data set's classes")
     embedding: int = Field(8, ge=1, description="dimension of a token's embedding")
     hidden: int = Field(100, ge=1, description="units of each LSTM layer")
-    layers: int = Field(2, ge=1, description="LSTM layers")
+    layers: Depth = Field(2, description="LSTM layers")
 
 
 class QuadraticXY(BuiltIn):
@@ -176,7 +177,7 @@ class ResNet(BuiltIn):
     takes: ClassVar[tuple[str, ...]] = ("images",)
     name: Literal["resnet"] = "resnet"
     channels: list[Width] = Field([8, 8, 16, 16], min_length=1, description="channels of each stage")
-    blocks: list[Width] = Field([1, 1, 1, 1], min_length=1, description="blocks of each stage")
+    blocks: list[Depth] = Field([1, 1, 1, 1], min_length=1, description="blocks of each stage")
     stem: int | None = Field(None, ge=1, description="channels of the stem; null: those of the first stage")
     bottleneck: bool = Field(False, description="blocks of three convolutions with four times the channels at the end")
     large_images: bool = Field(False, description="a 7x7 stem with stride 2 and a max-pool, as for images of 224x224")
@@ -217,7 +218,7 @@ class VisionTransformer(BuiltIn):
     takes: ClassVar[tuple[str, ...]] = ("images",)
     name: Literal["vit"] = "vit"
     patch: int = Field(16, ge=1, description="side of a patch; must divide that of the images, which are square")
-    layers: int = Field(12, ge=1, description="encoder layers")
+    layers: Depth = Field(12, description="encoder layers")
     heads: int = Field(3, ge=1, description="attention heads; must divide `width`")
     width: int = Field(192, ge=1, description="of a token; the hidden units of a layer are four times as many")
 

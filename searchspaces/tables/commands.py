@@ -141,7 +141,7 @@ def _latest(output: Path) -> dict[str, RunFolder]:
     runs = []
     for file in output.glob("*/run.json"):
         # What is no run of a table, or was torn, is none of ours.
-        with suppress(ValueError, OSError):
+        with suppress(UserError, OSError):
             record = RunFolder(file.parent).record()
             if record.get("table") and record["status"] == "finished":
                 runs.append((record["created"], record["table"]["line"], RunFolder(file.parent)))

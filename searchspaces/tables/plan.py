@@ -7,8 +7,9 @@ from itertools import product
 from typing import Any
 
 from hedgerow.platform.errors import UserError
-from hedgerow.platform.experiment_file import Lines, apply_override
+from hedgerow.platform.experiment_file import apply_override
 from hedgerow.platform.plugins import nearest
+from hedgerow.platform.yaml_reader import Lines
 from hedgerow.searchspaces.named import named_space
 from hedgerow.searchspaces.search_file import SearchPlan, parse_search
 from hedgerow.searchspaces.space import frozen, with_overrides

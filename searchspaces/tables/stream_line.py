@@ -5,7 +5,8 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
-from hedgerow.platform.experiment_file import Lines, apply_override
+from hedgerow.platform.experiment_file import apply_override
+from hedgerow.platform.yaml_reader import Lines
 from hedgerow.searchspaces.search_file import SearchPlan, parse_search
 from hedgerow.searchspaces.tables.line import Table
 from hedgerow.searchspaces.tables.plan import told, wanted_methods
