@@ -55,8 +55,9 @@ class Coordinator:
             if time.perf_counter() >= until:
                 break
         after = self._told if told is None else told
-        records = [record for record in self.run.learners[0].history if record["round"] > after]
-        self._told = max([after, *(record["round"] for record in records)])
+        # The record of round r is at r - 1.
+        records = self.run.learners[0].history[after:]
+        self._told = after + len(records)
         return records, self.run.done
 
     def one_round(self) -> dict[int, Record]:
@@ -88,6 +89,10 @@ class Coordinator:
     def plans(self) -> dict[str, Any]:
         """How each step of the first experiment is run (loop or vmap, chunk size), once it is known."""
         return self.run.learners[0].state_dict()["progress"]["plans"]
+
+    def warnings(self) -> list[str]:
+        """A sentence about each damaged checkpoint that was passed over."""
+        return self.run.warnings
 
     def parameters(self) -> Tree:
         """The first experiment's parameters that are reported, as arrays."""

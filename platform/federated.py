@@ -11,10 +11,19 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from hedgerow.algorithms.base import Result
-from hedgerow.platform.checkpoint import latest_checkpoint, prune, read_checkpoint, write_checkpoint
+from hedgerow.platform.checkpoint import (
+    DamagedCheckpoint,
+    checkpoints,
+    passed_over,
+    prune,
+    read_checkpoint,
+    round_of,
+    write_checkpoint,
+)
 from hedgerow.platform.dispatch import Dispatcher
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.executors import Deadly, Executor, WorkerLost
+from hedgerow.platform.files import Altered
 from hedgerow.platform.learner import Learner, Record, Request
 
 PATIENCE = 5
@@ -45,6 +54,7 @@ class FederatedRun(Iterator[dict[int, Record]]):
         self.learners, self.executor, self.folders = learners, executor, folders
         self._dispatcher = Dispatcher(learners, executor)
         self._saved: dict[int, Path] = {}
+        self._passed_over: dict[Path, str] = {}
         self.reload()
 
     def __next__(self) -> dict[int, Record]:
@@ -72,26 +82,31 @@ class FederatedRun(Iterator[dict[int, Record]]):
         """Whether all rounds of all learners are run."""
         return not self._least_far()
 
+    @property
+    def warnings(self) -> list[str]:
+        """A sentence about each damaged checkpoint that was passed over."""
+        return list(self._passed_over.values())
+
     def save(self) -> list[Path]:
         """Write a checkpoint of every learner at its present round, unless that is done; returns the folders."""
         for expert, (learner, folder) in enumerate(zip(self.learners, self.folders, strict=True)):
             assert folder is not None
-            target = folder / f"round-{learner.round:08d}"
-            if self._saved.get(expert) != target:
-                self._persistently(f"checkpoint {learner.round}", partial(self._write, expert, target), self._back)
-                self._saved[expert] = target
-                prune(folder, learner.experiment.checkpoints.keep)
+            saved = self._saved.get(expert)
+            if saved is None or saved.parent != folder or round_of(saved) != learner.round:
+                write = partial(self._write, expert, folder)
+                self._persistently(f"checkpoint {learner.round}", write, self._back)
+                prune(folder, learner.experiment.checkpoints.keep, self._saved[expert])
         return [self._saved[expert] for expert in range(len(self.learners))]
 
     def load(self, expert: int, checkpoint: Path) -> None:
-        """Let a learner continue from a checkpoint folder, its own or another's."""
+        """Let a learner continue from a checkpoint folder, its own or another's. Raises DamagedCheckpoint."""
         server, progress = read_checkpoint(checkpoint)
         self.learners[expert].load_state_dict({"server": server, "progress": progress})
         self.executor.load_states(expert, checkpoint)
         self._saved[expert] = checkpoint
 
     def reload(self) -> None:
-        """Let all learners continue from their last checkpoints."""
+        """Let all learners continue from their last intact checkpoints."""
         self._replay([0] * len(self.learners))
 
     # ---- one round ----------------------------------------------------------------------------------------------
@@ -175,10 +190,7 @@ class FederatedRun(Iterator[dict[int, Record]]):
 
         def replay() -> None:
             for expert, folder in enumerate(self.folders):
-                found = latest_checkpoint(folder) if folder else None
-                if found:
-                    self.load(expert, found[0])
-                else:
+                if folder is None or not self._load_newest(expert, folder):
                     self.learners[expert].restart()
                     self.executor.load_states(expert, None)
             while any(one.round < target for one, target in zip(self.learners, targets, strict=True)):
@@ -186,17 +198,29 @@ class FederatedRun(Iterator[dict[int, Record]]):
 
         self._persistently(f"round {max(targets)}", replay, lambda: None)
 
-    def _write(self, expert: int, target: Path) -> None:
+    def _load_newest(self, expert: int, folder: Path) -> bool:
+        """Whether there is an intact checkpoint, from which the learner then continues."""
+        for checkpoint in reversed(checkpoints(folder)):
+            try:
+                self.load(expert, checkpoint)
+            except DamagedCheckpoint as error:
+                self._passed_over[checkpoint] = passed_over(checkpoint, error.reason)
+            else:
+                return True
+        return False
+
+    def _write(self, expert: int, folder: Path) -> None:
         learner = self.learners[expert]
-        state = learner.state_dict()
+        state, target = learner.state_dict(), folder / f"round-{learner.round:08d}"
         try:
-            write_checkpoint(
+            self._saved[expert] = write_checkpoint(
                 target,
                 state["server"],
                 state["progress"],
                 lambda aside: self.executor.save_states(expert, aside, learner.committed),
+                learner.history,
             )
-        except (OSError, SafetensorError) as error:
+        except (OSError, SafetensorError, Altered) as error:
             # That of an actor begins with its traceback.
             reason = str(error).strip().splitlines()[-1]
             raise UserError(

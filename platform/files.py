@@ -1,14 +1,64 @@
-"""Small files that are there whole or not at all."""
+"""Files that are complete or absent, and whose contents can be verified."""
 
+import os
+from hashlib import sha256
 from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+CHUNK = 2**20
+
+Fingerprint = dict[str, Any]
+"""Length and SHA-256 of a file, or of its beginning: {"bytes": ..., "sha256": ...}."""
+
+
+class Altered(ValueError):  # noqa: N818
+    """The contents of a file are not those that its fingerprint describes. The text continues the file's name."""
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Replace a file's contents at once. What fails, for want of room, leaves the file as it was and nothing beside."""
-    aside = file.with_suffix(".tmp")
+    """Replace a file's contents atomically and durably. A write that fails leaves the old file and nothing else."""
+    # No other thread, process or host writes to this name.
+    aside = file.with_name(f".{file.name}.{os.getpid()}-{token_hex(4)}.tmp")
     try:
         aside.write_text(text)
+        sync(aside)
         aside.replace(file)
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
+    sync(file.parent)
+
+
+def sync(path: Path) -> None:
+    """Force a file, or the entries of a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def fingerprint(file: Path) -> Fingerprint:
+    """Length and SHA-256 of a file."""
+    digest, length = sha256(), 0
+    with file.open("rb") as stream:
+        while chunk := stream.read(CHUNK):
+            digest.update(chunk)
+            length += len(chunk)
+    return {"bytes": length, "sha256": digest.hexdigest()}
+
+
+def compare(found: Fingerprint, expected: Fingerprint) -> None:
+    """Raise Altered where two fingerprints differ."""
+    if found["bytes"] != expected["bytes"]:
+        raise Altered("is truncated" if found["bytes"] < expected["bytes"] else "is too long")
+    if found["sha256"] != expected["sha256"]:
+        raise Altered("does not match its SHA-256")
+
+
+def read_verified(file: Path, expected: Fingerprint) -> bytes:
+    """The contents of a file. Raises Altered where they do not match, OSError where they cannot be read."""
+    raw = file.read_bytes()
+    compare({"bytes": len(raw), "sha256": sha256(raw).hexdigest()}, expected)
+    return raw

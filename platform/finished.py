@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from hedgerow.algorithms.trees import Tree, tree_map
 from hedgerow.platform.build import build_algorithms, check
-from hedgerow.platform.checkpoint import latest_checkpoint, read_checkpoint
+from hedgerow.platform.checkpoint import checkpoints, read_checkpoint
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment import Experiment
@@ -107,9 +107,9 @@ def page(folder: RunFolder, status: str, warning: str | None, rows: list[dict[st
 
 
 def last_parameters(experiment: Experiment, folder: RunFolder, data: tuple[Dataset, Partition]) -> Tree:
-    """Those that the last checkpoint of a run leads to, as arrays. Raises UserError when there is none."""
-    found = latest_checkpoint(folder.checkpoints)
-    if found is None:
+    """Those of the last checkpoint of a run, as arrays. Raises UserError when there is none or it is damaged."""
+    found = checkpoints(folder.checkpoints)
+    if not found:
         raise UserError(f"{folder.path} has no checkpoint yet, and so no parameters; resume it")
     (algorithm,) = build_algorithms([experiment], *data)
-    return tree_map(lambda leaf: leaf.numpy(), algorithm.evaluate_params(read_checkpoint(found[0])[0]))
+    return tree_map(lambda leaf: leaf.numpy(), algorithm.evaluate_params(read_checkpoint(found[-1])[0]))

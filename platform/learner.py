@@ -15,14 +15,13 @@ from hedgerow.algorithms.trees import Tree, add, count
 from hedgerow.platform.data import Partition
 from hedgerow.platform.engine import Plan
 from hedgerow.platform.experiment import Experiment
+from hedgerow.platform.history import History, Record
 from hedgerow.platform.ledger import Ledger
 from hedgerow.platform.metrics import client_scores, model_scores, training_metrics
-from hedgerow.platform.report import is_done
+from hedgerow.platform.report import is_done, reaches
 from hedgerow.platform.simulation import SimulatedRound, with_clients
 from hedgerow.platform.streams import sample_clients
 from hedgerow.platform.worker import EVALUATION, test_shards
-
-Record = dict[str, Any]
 
 AVERAGE = "client_average"
 """In the server's state, where it is scored: the average of all clients' latest own models."""
@@ -81,20 +80,21 @@ class Learner:
             self.server[AVERAGE] = self.algorithm.task.init()
         self.round = self.committed = 0
         self.seconds = self.transmissions = 0.0
-        self.history: list[Record] = []
+        self.history = History()
+        # Those that were the first to reach a target.
+        self._decisive: list[Record] = []
         # Of the last evaluation: the clients' accuracies on their own samples, from the lowest.
         self.accuracies: list[float] = []
         # Seconds of all rounds so far, by what they went into.
         self.clock = {"training": 0.0, "evaluation": 0.0}
 
     def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` needs, beside the client states: the server's tree and the progress (JSON)."""
+        """The server's tree and the progress (JSON), which `load_state_dict` takes together with the history."""
         progress = {
             "round": self.round,
             "seconds": self.seconds,
             "transmissions": self.transmissions,
             "plans": {step: asdict(plan) for step, plan in self.plans.items()},
-            "history": self.history,
             "histograms": self._histograms(),
             "client_accuracies": self.accuracies,
             "clock": self.clock,
@@ -118,7 +118,13 @@ class Learner:
         self.seconds = progress["seconds"]
         self.transmissions = progress["transmissions"]
         self.plans = {step: Plan(**plan) for step, plan in progress["plans"].items()}
-        self.history = list(progress["history"])
+        records = progress["history"]
+        # Earlier versions kept the records themselves in their checkpoints.
+        self.history = records if isinstance(records, History) else History(records)
+        self._decisive = []
+        if self.experiment.evaluation.stop:
+            for record in self.history:
+                self._note(record)
         self.accuracies = progress.get("client_accuracies", [])
         self.clock = dict(progress.get("clock", self.clock))
         self.quarantined |= {int(client): round for client, round in progress.get("quarantined", {}).items()}
@@ -141,7 +147,7 @@ class Learner:
     @property
     def done(self) -> bool:
         """Whether all rounds are run, or the targets end the run before."""
-        return is_done(self.experiment, self.history)
+        return is_done(self.experiment, [*self._decisive, *self.history[-1:]])
 
     def one_round(self) -> Requests:
         """Run the next round; when the generator ends, the round's record is the last of `history`."""
@@ -154,6 +160,17 @@ class Learner:
         self.seconds += time.perf_counter() - start
         record["seconds"] = self.seconds
         self.history.append(record)
+        self._note(record)
+
+    def _note(self, record: Record) -> None:
+        """Keep a record that is the first to reach a target: with the last one, it decides when the run is done."""
+        wanted = self.experiment.evaluation
+        if any(
+            reaches(record, target, wanted.target_metric)
+            and not any(reaches(known, target, wanted.target_metric) for known in self._decisive)
+            for target in wanted.targets
+        ):
+            self._decisive.append(record)
 
     def _next(self, number: int) -> Requests:
         """The server's state after the round, or None where everybody diverged, and the round's record."""

@@ -47,12 +47,12 @@ class LocalFirst:
     def advance(self, seconds: float) -> tuple[list[Record], bool]:
         """As Coordinator.advance."""
         if self.local is not None and not (self._remote.done() and self._there().is_ready()):
-            history = self.local.run.learners[0].history
             try:
                 _, done = self.local.advance(seconds)
             except Unmeasured:
                 done = False
-            news, self._told = history[self._told :], len(history)
+            news = self.local.run.learners[0].history[self._told :]
+            self._told += len(news)
             if news:
                 # Those before a round that needs a measurement, too.
                 return news, done
@@ -68,6 +68,9 @@ class LocalFirst:
 
     def plans(self) -> dict[str, Any]:
         return (self.local or self._there()).plans()
+
+    def warnings(self) -> list[str]:
+        return (self.local or self._there()).warnings()
 
     def parameters(self) -> Tree:
         return (self.local or self._there()).parameters()

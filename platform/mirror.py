@@ -3,9 +3,10 @@
 import os
 import threading
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
+from hedgerow.platform.history import RECORDS
 from hedgerow.platform.storage import SEAL, Storage, reason, uri_of
 
 BEAT = 1.0
@@ -60,7 +61,8 @@ class Mirror:
         assert self.storage is not None
         here = self._files()
         news = [path for path, stamp in here.items() if not self._has(path, stamp)]
-        records = {path: (self.folder / path).read_bytes() for path in news if not _checkpoint(path)}
+        others = [path for path in news if not _checkpoint(path) and not _is_history(path)]
+        records = {path: (self.folder / path).read_bytes() for path in others}
         for checkpoint in sorted({_checkpoint(path) for path in news} - {""}):
             self._copy_checkpoint(checkpoint, [path for path in here if _checkpoint(path) == checkpoint], here)
         for path, content in records.items():
@@ -70,11 +72,14 @@ class Mirror:
         for checkpoint in sorted({_checkpoint(path) for path in self._there} - kept):
             self.storage.delete(checkpoint)
             self._there = {path: stamp for path, stamp in self._there.items() if _checkpoint(path) != checkpoint}
+        for path in [path for path in self._there if _is_history(path) and path not in here]:
+            self.storage.delete_file(path)
+            del self._there[path]
 
     def _has(self, path: str, stamp: Stamp) -> bool:
-        """Whether a file's copy is there as it is now. Files of checkpoints never change."""
+        """Whether a file's copy is there as it is now. Files of checkpoints never change; their records only grow."""
         known = self._there.get(path)
-        return known == stamp or (known == (0, stamp[1]) and bool(_checkpoint(path)))
+        return known == stamp or (known == (0, stamp[1]) and (bool(_checkpoint(path)) or _is_history(path)))
 
     def _copy_checkpoint(self, checkpoint: str, files: list[str], stamps: dict[str, Stamp]) -> None:
         assert self.storage is not None
@@ -82,6 +87,8 @@ class Mirror:
         for path in sorted(files, key=lambda path: path.endswith(SEAL)):
             self._there[path] = UNKNOWN
             try:
+                if path.endswith(SEAL):
+                    self._copy_histories(checkpoint.rpartition("/")[0])
                 self.storage.write(path, self.folder / path)
             except FileNotFoundError:
                 if (self.folder / path).exists():
@@ -89,6 +96,16 @@ class Mirror:
                 # Newer ones have taken its place meanwhile.
                 return
             self._there[path] = stamps[path]
+
+    def _copy_histories(self, parent: str) -> None:
+        """Copy the records to which the checkpoints of a folder refer, as long as they are now."""
+        assert self.storage is not None
+        for file in (self.folder / parent).glob(RECORDS):
+            path, stat = f"{parent}/{file.name}", file.stat()
+            stamp = stat.st_mtime_ns, stat.st_size
+            if not self._has(path, stamp):
+                self.storage.write(path, file)
+                self._there[path] = stamp
 
     def _files(self) -> dict[str, Stamp]:
         """What is copied: all but what is still being written, and Ray Tune's own records, which no resuming needs."""
@@ -125,6 +142,11 @@ class Mirror:
             self.error = reason(error)
         else:
             self.error = ""
+
+
+def _is_history(path: str) -> bool:
+    """Whether a file has the records to which checkpoints refer."""
+    return PurePosixPath(path).match(f"checkpoints/{RECORDS}")
 
 
 def _checkpoint(path: str) -> str:

@@ -41,8 +41,9 @@ class OnlineLearner(Learner):
         server, record, _ = yield from self._timed("training", self._train(number, task))
         # Nothing is transmitted.
         record |= Ledger().as_dict() | {"transmissions": 0.0} | suffered
-        seen = [r["test_accuracy"] for r in self.history] + [record["test_accuracy"]]
-        record["ctm"] = float(np.mean(seen))
+        # The mean of so many accuracies, from the last mean.
+        before = self.history[-1]["ctm"] if self.history else 0.0
+        record["ctm"] = before + (record["test_accuracy"] - before) / number
         record |= self._memory(server or self.server, number, task)
         if self._is_evaluated(number):
             all_so_far = self._score(server or self.server, number, np.arange(number), EVALUATION + 100)

@@ -137,6 +137,9 @@ class RayDriver:
     def plans(self) -> dict[str, Any]:
         return self._ask("plans")
 
+    def warnings(self) -> list[str]:
+        return self._ask("warnings")
+
     def parameters(self) -> Tree:
         return self._ask("parameters")
 

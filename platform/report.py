@@ -93,12 +93,17 @@ def first_to(records: list[Record], target: float, metric: str = "test_accuracy"
     An accuracy reaches it from below, a loss from above.
     """
     for record in records:
-        value = record.get(metric)
-        if value is not None and (value <= target if "loss" in metric else value >= target):
+        if reaches(record, target, metric):
             found = {"rounds": record["round"], "transmissions": record["transmissions"]}
             simulated = {"simulated_seconds": record["simulated_seconds"]} if "simulated_seconds" in record else {}
             return found | simulated
     return None
+
+
+def reaches(record: Record, target: float, metric: str) -> bool:
+    """Whether a metric is at its target in a record; an accuracy from above, a loss from below."""
+    value = record.get(metric)
+    return value is not None and (value <= target if "loss" in metric else value >= target)
 
 
 def target_label(target: float, metric: str = "test_accuracy") -> str:

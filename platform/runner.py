@@ -3,7 +3,7 @@
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,7 +12,7 @@ import torch
 
 from hedgerow.algorithms.trees import Tree
 from hedgerow.platform.build import build_module, check, task_on
-from hedgerow.platform.checkpoint import checkpoints, latest_checkpoint, read_checkpoint, tell_flaws
+from hedgerow.platform.checkpoint import checkpoints, read_latest, read_progress, tell_flaws
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.data.picture import partition_record
 from hedgerow.platform.description import NOTE, run_text, tags
@@ -91,15 +91,15 @@ def _carry_out(
     dataset, partition = data
     start = time.perf_counter()
     folder.keep_partition(partition_record(partition, dataset))
-    warnings = tell_flaws(folder.checkpoints)
-    found = latest_checkpoint(folder.checkpoints)
-    records: list[Record] = read_checkpoint(found[0])[1]["history"] if found else []
+    warnings = tell_flaws(folder.checkpoints.absolute())
+    found = read_latest(folder.checkpoints)
+    history: Sequence[Record] = found[1]["history"] if found else []
     log = RunLog(folder.metrics)
-    log.replace(records)
-    before = records[-1]["seconds"] if records else 0.0
+    log.replace(history)
+    before = history[-1]["seconds"] if history else 0.0
     tracker = Tracker(lambda: open_store(folder)) if experiment.tracking.enabled else None
     folder.update(status="running")
-    for record in records:
+    for record in history:
         _tell(record, tracker, show)
     with (
         recorded(folder, tracker) as termination,
@@ -113,16 +113,17 @@ def _carry_out(
             news, done = driver.advance(BEAT)
             for record in news:
                 log.append(record)
-                records.append(record)
                 _tell(record, tracker, show)
             if termination.came and not done:
                 driver.save()
                 raise KeyboardInterrupt
         folder.update(plans=driver.plans(), client_actors=driver.gathered)
         parameters = driver.parameters()
+        warnings = list(dict.fromkeys([*warnings, *driver.warnings()]))
+    records = log.read()
     wanted = experiment.evaluation
     summary = summarise(records, wanted.targets, wanted.target_metric)
-    left = kept(read_checkpoint(checkpoints(folder.checkpoints)[-1])[1])
+    left = kept(read_progress(checkpoints(folder.checkpoints)[-1]))
     warnings += left_out(left["quarantined"])
     draw_curves({experiment.name: records}, folder.figures, wanted.accuracies)
     draw_histograms({experiment.name: left["histograms"]}, folder.figures)

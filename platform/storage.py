@@ -14,7 +14,7 @@ PATIENCE = 60.0
 """Seconds within which a storage must answer before a run begins."""
 
 SEAL = "progress.json"
-"""The file without which a checkpoint is none: copied last, deleted first."""
+"""Commit marker of a checkpoint: copied last, deleted first."""
 
 OBJECTS = {"s3", "gcs", "abfs"}
 """File systems without folders, on which a file appears when it is complete."""
@@ -83,6 +83,10 @@ class Storage:
         seal = f"{self.path}/{checkpoint}/{SEAL}"
         if self.fs.get_file_info(seal).type != self._kinds.FileType.NotFound:
             self.fs.delete_file(seal)
+
+    def delete_file(self, path: str) -> None:
+        """Delete a file."""
+        self.fs.delete_file(f"{self.path}/{path}")
 
     def delete(self, checkpoint: str) -> None:
         """Delete a checkpoint."""

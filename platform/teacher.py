@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 
 from hedgerow.algorithms.teacher import Schooling
 from hedgerow.algorithms.trees import Tree
-from hedgerow.platform.checkpoint import latest_checkpoint, read_checkpoint
+from hedgerow.platform.checkpoint import checkpoints, read_checkpoint
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.models import ModelConfig
 from hedgerow.platform.section import Section
@@ -59,9 +59,9 @@ class Teacher(Section, Schooling):
         return file
 
     def parameters(self) -> Tree:
-        """Those of the server's model. Raises UserError where none are saved."""
-        found = latest_checkpoint(Path(str(self.run)) / "checkpoints")
-        server: Tree = read_checkpoint(found[0])[0] if found else {}
+        """Those of the server's model. Raises UserError where none are saved or the last ones are damaged."""
+        found = checkpoints(Path(str(self.run)) / "checkpoints")
+        server: Tree = read_checkpoint(found[-1])[0] if found else {}
         if "w" not in server:
             raise UserError(f"task.teacher.run: {self.run} has saved no model; let it run to its end, or name another")
         return server["w"]

@@ -5,7 +5,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ class RunLog:
         with self.path.open("a") as file:
             file.write(json.dumps(record) + "\n")
 
-    def replace(self, records: list[Record]) -> None:
+    def replace(self, records: Iterable[Record]) -> None:
         """Make the file hold just these records, atomically: what a resumed run continues from."""
         write_whole(self.path, "".join(json.dumps(record) + "\n" for record in records))
 

@@ -4,6 +4,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from torch import nn
 
 from hedgerow.algorithms.base import MODEL, Algorithm, Batches, Reduction
 from hedgerow.algorithms.trees import Tree, count, leaves, stack, sub, tree_map
-from hedgerow.platform.checkpoint import load_tree, save_tree
+from hedgerow.platform.checkpoint import read_states, save_tree
 from hedgerow.platform.data import SHARES, Dataset, Partition, Slices
 from hedgerow.platform.engine import Plan, Samples, Work, for_each_client
 from hedgerow.platform.planning import Cost, shortened
@@ -269,16 +270,13 @@ class Worker:
     ) -> None:
         """Replace an expert's client states by those of this worker's clients in `folder`; None: by the initial ones.
 
-        owns: ids -> bool, which clients live here; None: all.
+        owns: ids -> bool, which clients live here; None: all. Raises DamagedCheckpoint.
         """
         states = self.states[expert]
         states.clear()
-        for file in sorted(folder.glob("states*.safetensors")) if folder else ():
-            clients = load_tree(file, "clients")["clients"].numpy()
-            mine = np.ones(len(clients), bool) if owns is None else owns(clients)
-            if mine.any():
-                shard = load_tree(file, "states")["states"]
-                states.load(clients[mine], tree_map(lambda leaf, mine=mine: leaf[mine], shard))
+        everybody = partial(np.ones_like, dtype=bool)
+        for clients, mine in read_states(folder, owns or everybody) if folder else ():
+            states.load(clients, mine)
 
     def _load(self, array: Any) -> torch.Tensor:
         """To this worker's device; on the CPU a view of the same memory, which nobody writes."""

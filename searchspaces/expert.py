@@ -99,7 +99,8 @@ class Expert(tune.Trainable):
             member.reported = len(learner.history)
         # What schedulers that know single experts only look at.
         last = next((record for record in reversed(run.learners[0].history) if "test_accuracy" in record), {})
-        return {**last, "round": run.round, "records": records, "done": run.done or stopped}
+        told = {"records": records, "warnings": run.warnings, "done": run.done or stopped}
+        return {**last, "round": run.round, **told}
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Make sure that the run folders hold this round, and tell where they are."""

@@ -7,7 +7,7 @@ import ray
 from ray import tune
 from ray.tune.experiment import Trial
 
-from hedgerow.platform.checkpoint import checkpoints, read_checkpoint
+from hedgerow.platform.checkpoint import checkpoints, read_progress
 from hedgerow.platform.experiment_file import dump_experiment
 from hedgerow.platform.report import is_done, kept, summarise
 from hedgerow.platform.tracking import Record, RunLog, Tracker
@@ -40,6 +40,7 @@ class Listener(tune.Callback):
         self.folder, self.plan, self.show, self.tracker = folder, plan, show, tracker
         self.log = RunLog(folder / "metrics.jsonl")
         self.log.replace([])
+        self.warnings: dict[str, None] = {}
         self._told: dict[int, int] = {}
         self._started: dict[str, Trial] = {}
 
@@ -69,6 +70,7 @@ class Listener(tune.Callback):
         self._state(trial, "running")
 
     def on_trial_result(self, iteration: int, trials: list[Trial], trial: Trial, result: Record, **info: Any) -> None:
+        self.warnings |= dict.fromkeys(result["warnings"])
         for told in result["records"]:
             index = told["expert"]
             # A trial that went back to its checkpoint repeats what it told before.
@@ -90,7 +92,7 @@ class Listener(tune.Callback):
             if not is_done(self.plan.experiment, records):
                 self._end(index, "stopped")
                 continue
-            progress = read_checkpoint(checkpoints(folder.checkpoints)[-1])[1]
+            progress = read_progress(checkpoints(folder.checkpoints)[-1])
             wanted = self.plan.experiment.evaluation
             summary = summarise(records, wanted.targets, wanted.target_metric)
             folder.update(plans=progress["plans"], summary=summary, **kept(progress))

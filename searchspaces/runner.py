@@ -119,7 +119,8 @@ def _carry_out(
     listener = Listener(folder.path.absolute(), plan, show, tracker)
     folder.keep_partition(partition_record(data[1], data[0]))
     folder.update(status="running")
-    warnings = [told for trial in sorted((folder.path / "experts").glob("*/checkpoints")) for told in tell_flaws(trial)]
+    trials = sorted((folder.path.absolute() / "experts").glob("*/checkpoints"))
+    warnings = [told for trial in trials for told in tell_flaws(trial)]
     with recorded(folder, tracker) as termination, ray_session(address):
         try:
             warnings += _tune(plan, folder, data, listener)
@@ -127,6 +128,7 @@ def _carry_out(
             if termination.came:
                 listener.save_trials()
             raise
+        warnings = list(dict.fromkeys([*warnings, *listener.warnings]))
         finished = FinishedSearch(folder, plan, read_trials(folder), RunLog(folder.metrics, HedgeRecord).read())
         for trial in finished.trials:
             known = expert_folder(folder.path, int(trial.name)).record()

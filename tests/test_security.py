@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from test_cli import GOOD, refuse
 
 from hedgerow.cluster.submission import PACKAGES
-from hedgerow.platform.checkpoint import read_checkpoint, write_checkpoint
+from hedgerow.platform.checkpoint import DamagedCheckpoint, load_tree, read_checkpoint, write_checkpoint
 from hedgerow.platform.data.cache import load_dataset
 from hedgerow.platform.data.sources import CIFAR10, Digits, ImageFolder
 from hedgerow.platform.errors import UserError
@@ -107,10 +107,15 @@ def test_no_module_unpickles_or_executes_text(file):
 
 
 def test_a_checkpoint_is_not_unpickled(tmp_path):
-    write_checkpoint(tmp_path / "round-1", {"w": {}}, {}, lambda folder: None)
-    (tmp_path / "round-1" / "server.safetensors").write_bytes(pickle.dumps(Malice(tmp_path / "mark")))
+    def replace_server(folder):
+        (folder / "server.safetensors").write_bytes(pickle.dumps(Malice(tmp_path / "mark")))
+
+    # With the SHA-256 that belongs to it.
+    folder = write_checkpoint(tmp_path / "round-1", {"w": {}}, {}, replace_server)
+    with pytest.raises(DamagedCheckpoint, match=r"server\.safetensors cannot be read"):
+        read_checkpoint(folder)
     with pytest.raises(SafetensorError):
-        read_checkpoint(tmp_path / "round-1")
+        load_tree(folder / "server.safetensors")
     assert not (tmp_path / "mark").exists()
 
 

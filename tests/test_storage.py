@@ -20,10 +20,11 @@ from test_search import plan
 
 from hedgerow.cli import main
 from hedgerow.platform.build import check
-from hedgerow.platform.checkpoint import latest_checkpoint, prune, save_tree, write_checkpoint
+from hedgerow.platform.checkpoint import latest_checkpoint, prune, read_checkpoint, save_tree, write_checkpoint
 from hedgerow.platform.coordinator import Coordinator
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment_file import load_experiment
+from hedgerow.platform.history import History
 from hedgerow.platform.mirror import Mirror
 from hedgerow.platform.runner import resume, run
 from hedgerow.platform.runs import find_run, new_run
@@ -41,10 +42,11 @@ def checkpoint(folder: Path, round: int) -> None:
         for part in (0, 1):
             save_tree({"of": torch.tensor([round, part])}, aside / f"states-{part:04d}.safetensors")
 
-    server = {"w": {"a": torch.full((3,), float(round))}}
-    write_checkpoint(
-        folder / "checkpoints" / f"round-{round:08d}", server, {"round": round, "history": [1.0] * round}, states
-    )
+    server, found = {"w": {"a": torch.full((3,), float(round))}}, latest_checkpoint(folder / "checkpoints")
+    history = read_checkpoint(found[0])[1]["history"] if found else History()
+    for _ in range(len(history), round):
+        history.append({"round": len(history) + 1})
+    write_checkpoint(folder / "checkpoints" / f"round-{round:08d}", server, {"round": round}, states, history)
     prune(folder / "checkpoints", 2)
     (folder / "metrics.jsonl").write_text(f"{round}\n")
 
@@ -79,7 +81,9 @@ def test_a_copy_has_what_the_folder_has_and_no_more(folder, tmp_path):
         for name in ("tune/trial/result.json", ".hidden/file", "run.json.tmp"):
             del expected[name]
         assert contents(copy) == expected
-    assert sorted(path.name for path in (copy / "checkpoints").iterdir()) == ["round-00000003", "round-00000004"]
+    there = sorted(path.name.partition(".")[0] for path in (copy / "checkpoints").iterdir())
+    assert [name for name in there if "records" not in name] == ["round-00000003", "round-00000004"]
+    assert len(there) == 3
 
 
 class Failing(Storage):
@@ -111,7 +115,7 @@ class Failing(Storage):
 
 def test_a_copy_that_is_cut_off_anywhere_holds_a_whole_checkpoint(folder, tmp_path):
     found = set()
-    for left in range(16):
+    for left in range(18):
         there = tmp_path / str(left)
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
         checkpoint(folder, 1)
@@ -126,6 +130,7 @@ def test_a_copy_that_is_cut_off_anywhere_holds_a_whole_checkpoint(folder, tmp_pa
         found.add(round)
         assert contents(last) == contents(folder / "checkpoints" / last.name) or round == 1
         assert {"server.safetensors", "states-0000.safetensors", "states-0001.safetensors"} < {*contents(last)}
+        assert [record["round"] for record in read_checkpoint(last)[1]["history"]] == [*range(1, round + 1)]
         # The records are never ahead of the checkpoint.
         assert int((there / "x-1" / "metrics.jsonl").read_text()) <= round
         assert mirror.error == ("the network is gone" if mirror.storage.left < 0 else "")

@@ -16,7 +16,7 @@ from hedgerow.algorithms.guide import excuses
 from hedgerow.algorithms.student import Student
 from hedgerow.algorithms.trees import Tree, tree_map
 from hedgerow.platform.build import build_algorithms, build_data
-from hedgerow.platform.checkpoint import latest_checkpoint, read_checkpoint
+from hedgerow.platform.checkpoint import checkpoints, read_checkpoint
 from hedgerow.platform.data.toys import BLUE, CENTRES
 from hedgerow.platform.experiment_file import load_experiment
 from hedgerow.platform.figures import grid, save
@@ -47,9 +47,7 @@ class Ended:
         data, partition = build_data(experiment, None)
         self.learner = build_algorithms([experiment], data, partition)[0]
         assert isinstance(self.learner, Central)
-        found = latest_checkpoint(folder.checkpoints)
-        assert found is not None
-        self.server = read_checkpoint(found[0])[0]
+        self.server = read_checkpoint(checkpoints(folder.checkpoints)[-1])[0]
         self.x, self.y = torch.from_numpy(data.x_train), torch.from_numpy(data.y_train)
         self.batch = Batch(self.learner.task.prepare(self.x), self.y)
 

@@ -1,0 +1,423 @@
+"""No damage to a checkpoint is used without a word, and no crash leaves a run without one."""
+
+import json
+import os
+import random
+import shutil
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import blobs, identical, model, partition, run_inline, small_task
+from toys import Stateful
+
+from hedgerow.algorithms.trees import flatten
+from hedgerow.platform import files
+from hedgerow.platform.checkpoint import (
+    DamagedCheckpoint,
+    checkpoints,
+    flaw,
+    latest_checkpoint,
+    prune,
+    read_checkpoint,
+    read_progress,
+    save_tree,
+    tell_flaws,
+    write_checkpoint,
+)
+from hedgerow.platform.experiment import Checkpoints, Evaluation
+from hedgerow.platform.files import write_whole
+from hedgerow.platform.history import History
+from hedgerow.platform.tracking import RunLog
+
+
+def start(folder: Path | None, rounds: int = 6, **settings):
+    """A run of clients with states, which goes on from the checkpoints in `folder`."""
+    data, hyper = blobs(), {"lr": 0.1, "batch_size": 8, "clip_norm": 0.5, "pull": 0.3}
+    clients = partition(np.full(8, 20), seed=0)
+    return run_inline(Stateful, small_task(data), data, clients, hyper, folder, rounds=rounds, **settings)
+
+
+def left_after(run, *rounds: int) -> None:
+    """Run, and save after each of these rounds."""
+    for round in rounds:
+        while run.round < round:
+            next(run)
+        run.save()
+
+
+def clockless(run) -> list[dict]:
+    return [{k: v for k, v in record.items() if k != "seconds"} for record in run.learners[0].history]
+
+
+def put(file: Path, raw: bytes) -> None:
+    """Other contents of the same age, which nothing but the bytes shows."""
+    stat = file.stat()
+    file.write_bytes(raw)
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+def flip(file: Path, bit: int | None = None) -> None:
+    """Flip one bit; None: the last one. The file is another one then, as after a copy."""
+    raw = bytearray(file.read_bytes())
+    at = len(raw) * 8 - 1 if bit is None else bit
+    raw[at // 8] ^= 1 << at % 8
+    aside = file.with_name("aside")
+    aside.write_bytes(raw)
+    aside.replace(file)
+
+
+def written(parent: Path, round: int, value: float = 0.0, history: History | None = None) -> Path:
+    """A checkpoint without client states."""
+    server = {"w": {"a": torch.full((3,), value)}}
+    return write_checkpoint(parent / f"round-{round:08d}", server, {"round": round}, lambda aside: None, history)
+
+
+def records(first: int, last: int) -> list[dict]:
+    return [{"round": round, "loss": 1 / round, "nothing": float("inf")} for round in range(first, last + 1)]
+
+
+# ---- damage ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Checkpoints of rounds 2 and 4."""
+    folder = tmp_path_factory.mktemp("saved") / "checkpoints"
+    left_after(start(folder), 2, 4)
+    return folder
+
+
+def test_no_flipped_bit_and_no_zeroed_half_is_used_without_a_word(saved):
+    good, bad = checkpoints(saved)
+    (log,) = saved.glob("records-*.jsonl")
+    rng = random.Random(0)
+    tensors = sorted(bad.glob("*.safetensors"))
+    assert [file.name for file in tensors] == ["server.safetensors", "states-0000.safetensors"]
+    # The records of rounds 3 and 4 belong to the newer checkpoint alone.
+    older = read_progress(good)
+    begin = json.loads((good / "progress.json").read_text())["content"]["history"]["bytes"]
+    assert older["round"] == 2
+    for file, times, first in [*((file, 25, 0) for file in tensors), (bad / "progress.json", 15, 0), (log, 15, begin)]:
+        whole = file.read_bytes()
+        for _ in range(times):
+            raw = bytearray(whole)
+            raw[rng.randrange(first, len(raw))] ^= 1 << rng.randrange(8)
+            put(file, raw)
+            assert latest_checkpoint(saved) == (good, [bad.name])
+            with pytest.raises(DamagedCheckpoint, match=rf"{bad.name} is damaged \({file.name} "):
+                read_checkpoint(bad)
+        half = len(whole) // 2
+        put(file, whole[:half] + bytes(len(whole) - half))
+        reason = "cannot be read" if file.name == "progress.json" else "does not match its SHA-256"
+        assert tell_flaws(saved) == [f"the checkpoint {bad} is damaged ({file.name} {reason}) and passed over"]
+        put(file, whole)
+        assert latest_checkpoint(saved) == (bad, [])
+        read_checkpoint(bad)
+
+
+def test_a_learner_goes_on_from_the_checkpoint_before_the_damaged_one(saved, tmp_path):
+    shutil.copytree(saved, tmp_path / "checkpoints")
+    _, bad = checkpoints(tmp_path / "checkpoints")
+    flip(bad / "states-0000.safetensors")
+    run = start(tmp_path / "checkpoints")
+    assert run.round == 2
+    reason = "states-0000.safetensors does not match its SHA-256"
+    assert run.warnings == [f"the checkpoint {bad} is damaged ({reason}) and passed over"]
+    left_after(run, 4, 6)
+    calm = start(None)
+    list(calm)
+    assert identical(flatten(run.server), flatten(calm.server))
+    assert clockless(run) == clockless(calm)
+    # The damaged one was written again.
+    assert [folder.name for folder in checkpoints(tmp_path / "checkpoints")] == ["round-00000004.2", "round-00000006"]
+
+
+def test_damage_that_comes_after_the_check_is_found_where_the_states_are_used(saved, tmp_path):
+    shutil.copytree(saved, tmp_path / "checkpoints")
+    run = start(tmp_path / "checkpoints")
+    _, bad = checkpoints(tmp_path / "checkpoints")
+    load_states = run.executor.load_states
+
+    def damaged_meanwhile(expert, folder):
+        if folder == bad:
+            flip(bad / "states-0000.safetensors")
+        load_states(expert, folder)
+
+    run.executor.load_states = damaged_meanwhile
+    run.reload()
+    assert run.round == 2
+    assert len(run.warnings) == 1
+    list(run)
+    calm = start(None)
+    list(calm)
+    assert identical(model(run), model(calm))
+
+
+def test_damaged_checkpoints_do_not_count_among_those_that_are_kept(tmp_path):
+    for round in (10, 20):
+        written(tmp_path, round)
+    flip(tmp_path / "round-00000020" / "server.safetensors")
+    prune(tmp_path, 1)
+    assert latest_checkpoint(tmp_path) == (tmp_path / "round-00000010", ["round-00000020"])
+    # A run that went back to round 10 is not at round 20 any more.
+    newest = written(tmp_path, 15)
+    prune(tmp_path, 1, newest)
+    assert checkpoints(tmp_path) == [newest]
+    # The same where nothing was left to go back to.
+    flip(newest / "server.safetensors")
+    newest = written(tmp_path, 5)
+    prune(tmp_path, 1, newest)
+    assert checkpoints(tmp_path) == [newest]
+    assert flaw(newest) is None
+
+
+def test_large_checkpoints_are_not_read_again_to_prune(tmp_path, monkeypatch):
+    written(tmp_path, 1)
+    monkeypatch.setattr("hedgerow.platform.checkpoint.flaw", lambda folder: pytest.fail(f"{folder} is read again"))
+    newest = written(tmp_path, 2)
+    prune(tmp_path, 2, newest)
+    assert len(checkpoints(tmp_path)) == 2
+
+
+def test_checkpoints_of_earlier_versions_are_read_with_a_word(tmp_path):
+    calm = start(None)
+    for _ in range(3):
+        next(calm)
+    state = calm.learners[0].state_dict()
+    folder = tmp_path / "round-00000003"
+    folder.mkdir()
+    save_tree(state["server"], folder / "server.safetensors")
+    calm.executor.save_states(0, folder, 3)
+    sizes = {file.name: file.stat().st_size for file in folder.iterdir()}
+    branches = [key for key, child in state["server"].items() if child == {}]
+    rest = {"history": list(calm.learners[0].history), "empty_branches": branches, "files": sizes}
+    (folder / "progress.json").write_text(json.dumps(state["progress"] | rest))
+    (told,) = tell_flaws(tmp_path)
+    assert told == (
+        f"the checkpoint {folder} was written by an earlier version, without SHA-256, and cannot be verified"
+    )
+    run = start(tmp_path)
+    assert run.round == 3
+    list(run)
+    run.save()
+    list(calm)
+    assert identical(flatten(run.server), flatten(calm.server))
+    assert clockless(run) == clockless(calm)
+    # What could be found before is found still.
+    states = folder / "states-0000.safetensors"
+    states.write_bytes(states.read_bytes()[:-1])
+    assert flaw(folder) == "states-0000.safetensors is truncated"
+
+
+# ---- crashes ---------------------------------------------------------------------------------------------------------
+
+CHANGES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.link"}
+
+
+def killed_at(step: int, action) -> bool:
+    """Whether a process is killed before its change number `step` of the file system, while it does something."""
+    child = os.fork()
+    if child:
+        return os.waitpid(child, 0)[1] != 0
+    done = 0
+
+    def hook(event, arguments):
+        nonlocal done
+        if event in CHANGES or (event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR)):
+            done += 1
+            if done > step:
+                os._exit(9)
+
+    sys.addaudithook(hook)
+    action()
+    os._exit(0)
+
+
+@pytest.mark.parametrize("another", [False, True])
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_wherever_a_process_is_killed_there_is_an_intact_checkpoint(tmp_path, another):
+    """A round is saved a second time, with the records so far or with those of another run."""
+    before, other = tmp_path / "before", tmp_path / "other"
+    written(before, 4, 1.0, History(records(1, 4)))
+    written(other, 4, 9.0, History(records(1, 4)))
+
+    def again(parent: Path):
+        _, progress = read_checkpoint((other if another else parent) / "round-00000004")
+        prune(parent, 1, written(parent, 4, 2.0, progress["history"]))
+
+    steps, values = 0, set()
+    while True:
+        parent = tmp_path / str(steps)
+        shutil.copytree(before, parent)
+        killed = killed_at(steps, lambda parent=parent: again(parent))
+        newest, damaged = latest_checkpoint(parent)
+        assert damaged == []
+        server, progress = read_checkpoint(newest)
+        values.add(server["w"]["a"][0].item())
+        assert list(progress["history"]) == records(1, 4)
+        progress["history"].append(records(5, 5)[0])
+        prune(parent, 1, written(parent, 5, 5.0, progress["history"]))
+        assert list(read_checkpoint(latest_checkpoint(parent)[0])[1]["history"]) == records(1, 5)
+        left = sorted(path.name.partition("-")[0] for path in parent.iterdir())
+        assert left == ["records", "round"]
+        if not killed:
+            break
+        steps += 1
+    assert steps >= 8
+    assert values == {1.0, 2.0}
+
+
+def test_a_file_is_forced_to_the_disk_before_it_replaces_another(tmp_path, monkeypatch):
+    file, seen = tmp_path / "run.json", []
+    fsync, replace = os.fsync, Path.replace
+
+    def forced(descriptor):
+        seen.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        fsync(descriptor)
+
+    def replaced(path, target):
+        seen.append(f"{path.name} replaces {Path(target).name}")
+        return replace(path, target)
+
+    monkeypatch.setattr(files.os, "fsync", forced)
+    monkeypatch.setattr(Path, "replace", replaced)
+    write_whole(file, "{}")
+    aside = seen[0]
+    assert seen == [aside, f"{aside} replaces run.json", tmp_path.name]
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_two_writers_of_a_file_do_not_disturb_each_other(tmp_path):
+    file, errors = tmp_path / "run.json", []
+
+    def write(text):
+        try:
+            for _ in range(20):
+                write_whole(file, text)
+        except OSError as error:
+            errors.append(error)
+
+    texts = [letter * 100_000 for letter in "ab"]
+    threads = [threading.Thread(target=write, args=(text,)) for text in texts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert file.read_text() in texts
+    assert list(tmp_path.iterdir()) == [file]
+
+
+# ---- records ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_history_is_a_sequence_whether_its_records_are_saved_or_not(tmp_path):
+    history = History()
+    for record in records(1, 4):
+        history.append(record)
+    history.save(tmp_path)
+    position = history.save(tmp_path)
+    for record in records(5, 6):
+        history.append(record)
+    expected = records(1, 6)
+    assert (len(history), list(history)) == (6, expected)
+    assert [history[i] for i in range(-6, 6)] == [expected[i] for i in range(-6, 6)]
+    for start in range(7):
+        for stop in (*range(7), None, -1):
+            assert history[start:stop] == expected[start:stop]
+    assert history[::-2] == expected[::-2]
+    assert list(reversed(history)) == expected[::-1]
+    with pytest.raises(IndexError):
+        history[6]
+    again = History.read(tmp_path / position["file"], position)
+    assert (list(again), again[-1]) == (expected[:4], expected[3])
+    assert not History()
+
+
+def test_a_checkpoint_has_the_same_size_in_round_10000_and_records_are_written_once(tmp_path):
+    history, sizes = History(), {}
+    for round in range(1, 10_001):
+        history.append({"round": round, "loss": 0.5})
+        if round in (10, 5_000, 10_000):
+            folder = written(tmp_path, round, 0.0, history)
+            sizes[round] = (folder / "progress.json").stat().st_size
+    assert sizes[10_000] < sizes[10] + 20
+    (file,) = tmp_path.glob("records-*.jsonl")
+    assert file.read_text() == "".join(json.dumps(record) + "\n" for record in history)
+    # In memory are a position for each record, and the last record.
+    assert history._unsaved == []
+    for folder in checkpoints(tmp_path):
+        assert len(read_checkpoint(folder)[1]["history"]) == int(folder.name[-8:])
+
+
+def test_records_after_the_position_of_a_checkpoint_are_ignored_and_stay_where_they_are(tmp_path):
+    history = History(records(1, 2))
+    first = written(tmp_path, 2, 0.0, history)
+    for record in records(3, 4):
+        history.append(record)
+    second = written(tmp_path, 4, 0.0, history)
+    with history._file.open("a") as file:
+        file.write('{"round": 5, "lo')
+    for folder, rounds in ((first, 2), (second, 4)):
+        back = read_checkpoint(folder)[1]["history"]
+        assert list(back) == records(1, rounds)
+        back.append({"round": rounds + 1, "other": True})
+        third = written(tmp_path, rounds + 1, 0.0, back)
+        assert list(read_checkpoint(third)[1]["history"]) == [*records(1, rounds), {"round": rounds + 1, "other": True}]
+        # Those that refer to the same beginning are as intact as before.
+        assert all(flaw(known) is None for known in checkpoints(tmp_path))
+
+
+def test_records_follow_the_state_of_another_run_and_its_own_later_rounds_are_left(tmp_path):
+    mine, theirs = start(tmp_path / "mine", checkpoints=Checkpoints(keep=3)), start(tmp_path / "theirs")
+    left_after(mine, 2, 4)
+    left_after(theirs, 3)
+    mine.load(0, checkpoints(tmp_path / "theirs")[0])
+    mine.save()
+    assert clockless(mine) == clockless(theirs)
+    shutil.rmtree(tmp_path / "theirs")
+    again = start(tmp_path / "mine")
+    assert again.round == 3
+    assert [record["round"] for record in again.learners[0].history] == [1, 2, 3]
+    left_after(again, 4)
+    assert [folder.name[-1] for folder in checkpoints(tmp_path / "mine")] == ["3", "4"]
+    assert len(list((tmp_path / "mine").glob("records-*.jsonl"))) == 1
+
+
+def test_where_the_records_are_damaged_the_metrics_of_the_run_stand_in(tmp_path):
+    parent, log = tmp_path / "checkpoints", RunLog(tmp_path / "metrics.jsonl")
+    folder = written(parent, 4, 0.0, History(records(1, 4)))
+    (file,) = parent.glob("records-*.jsonl")
+    flip(file, 3)
+    assert flaw(folder) == f"{file.name} does not match its SHA-256"
+    log.replace(records(1, 3))
+    assert flaw(folder) is not None
+    log.append(records(4, 4)[0])
+    log.append(records(5, 5)[0])
+    (told,) = tell_flaws(parent)
+    assert told == f"{file} is damaged ({file.name} does not match its SHA-256); {log.path} is used instead"
+    history = read_checkpoint(folder)[1]["history"]
+    assert list(history) == records(1, 4)
+    prune(parent, 1, written(parent, 5, 0.0, history))
+    assert tell_flaws(parent) == []
+
+
+def test_a_run_ends_at_its_targets_after_a_resume_too(tmp_path):
+    wanted = Evaluation(targets=[0.9, 0.95], stop=True)
+    calm = start(None, rounds=50, evaluation=wanted)
+    list(calm)
+    assert calm.done
+    assert 1 < calm.round < 50
+    first = start(tmp_path, rounds=50, evaluation=wanted)
+    left_after(first, calm.round - 1)
+    second = start(tmp_path, rounds=50, evaluation=wanted)
+    list(second)
+    assert second.round == calm.round
+    assert identical(model(second), model(calm))
+    # The last round is saved, and nothing is left to do.
+    second.save()
+    assert start(tmp_path, rounds=50, evaluation=wanted).done
