@@ -16,7 +16,7 @@ from hedgerow.platform import runner
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment import Experiment
-from hedgerow.platform.experiment_file import parse_experiment, read_file, set_value
+from hedgerow.platform.experiment_file import Override, parse_experiment, read_file, set_value
 from hedgerow.platform.finished import FinishedRun
 from hedgerow.platform.notebook import NotebookProgress, in_notebook
 from hedgerow.platform.runs import RunFolder, find_run, find_unfinished
@@ -111,7 +111,7 @@ def _values(given: Any, overrides: dict[str, Any], without: str = "") -> tuple[d
     values.pop(without, None)
     for name, value in overrides.items():
         plain = value.item() if isinstance(value, np.generic) else value
-        set_value(values, lines, tuple(name.replace("__", ".").split(".")), plain, f"{name}={plain!r}")
+        set_value(values, lines, tuple(name.replace("__", ".").split(".")), plain, Override(f"{name}={plain!r}"))
     return values, lines, source
 
 

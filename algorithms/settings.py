@@ -40,7 +40,8 @@ class Settings(BaseModel):
         return schema
 
     @classmethod
-    def _alternatives(cls) -> list[tuple[str, str]]:
+    def exclusive_keys(cls) -> list[tuple[str, str]]:
+        """`alternatives` of this class and of its bases."""
         return [pair for kind in cls.__mro__ for pair in vars(kind).get("alternatives", ())]
 
     @model_validator(mode="before")
@@ -48,13 +49,13 @@ class Settings(BaseModel):
     def _one_replaces_the_other(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        pairs = [pair for a, b in cls._alternatives() for pair in ((a, b), (b, a))]
+        pairs = [pair for a, b in cls.exclusive_keys() for pair in ((a, b), (b, a))]
         absent = {other: None for one, other in pairs if values.get(one) is not None and other not in values}
         return values | absent
 
     @model_validator(mode="after")
     def _one_of_each(self) -> Self:
-        for a, b in self._alternatives():
+        for a, b in self.exclusive_keys():
             if (getattr(self, a) is None) == (getattr(self, b) is None):
                 raise ValueError(f"give either `{a}` or `{b}`, and set the other to null")
         return self

@@ -72,7 +72,7 @@ def described(text: str) -> list[Node]:
     try:
         groups = Nodes.model_validate(values, strict=True).nodes
     except ValidationError as error:
-        raise UserError(explain(error, Nodes, values, lines, f"--nodes {text}")) from None
+        raise explain(error, Nodes, values, lines, f"--nodes {text}") from None
     found = [node for group in groups for node in group.nodes()]
     return [Node(f"node {number}", node.resources) for number, node in enumerate(found, start=1)]
 

@@ -1,5 +1,6 @@
 """What a user is meant to read."""
 
+from collections.abc import Sequence
 from os import PathLike, fspath
 
 
@@ -20,6 +21,21 @@ class UserError(_Told, Exception):
 
     The command line prints it without a traceback and ends with exit code 2.
     """
+
+
+class Mistakes(UserError):  # noqa: N818
+    """All mistakes of a file: one sentence each, below a heading where there are several."""
+
+    def __init__(self, source: str, sentences: list[str]):
+        heading = [f"{source}: {len(sentences)} mistakes"]
+        super().__init__("\n  ".join(sentences if len(sentences) == 1 else heading + sentences))
+        self.sentences = sentences
+
+    @classmethod
+    def of(cls, source: str, errors: Sequence[UserError]) -> "Mistakes":
+        """The mistakes of several errors, each of them once."""
+        found = [s for error in errors for s in (error.sentences if isinstance(error, Mistakes) else [str(error)])]
+        return cls(source, list(dict.fromkeys(found)))
 
 
 class Interrupted(_Told, KeyboardInterrupt):

@@ -1,6 +1,8 @@
 """Reads experiment files: YAML in, a validated experiment out, or one sentence that says what to mend."""
 
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -11,14 +13,20 @@ from pydantic import Field, ValidationError, create_model
 from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.base import Algorithm
 from hedgerow.algorithms.online import Online
-from hedgerow.algorithms.settings import HyperParameters
+from hedgerow.algorithms.settings import HyperParameters, Settings
 from hedgerow.platform.data import Stream
-from hedgerow.platform.errors import UserError
+from hedgerow.platform.errors import Mistakes, UserError
 from hedgerow.platform.experiment import Experiment
-from hedgerow.platform.messages import dotted, explain
+from hedgerow.platform.messages import dotted, explain, sections_at
 from hedgerow.platform.plugins import algorithm_class
 from hedgerow.platform.problems import Quadratic
 from hedgerow.platform.yaml_reader import Lines, dump_values, parse_yaml
+
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*(\.\w+)*=.*")
+
+
+class Override(str):
+    """The place of a key that an override has set."""
 
 
 class _SomeAlgorithm(HyperParameters, extra="allow"):
@@ -30,7 +38,7 @@ class _SomeAlgorithm(HyperParameters, extra="allow"):
 def load_experiment(path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
     """Read and validate an experiment file.
 
-    overrides: "key.key=value" each, as given to --set. Raises UserError with the first mistake of the file.
+    overrides: "key.key=value" each, as given to --set. Raises UserError with all mistakes of the file.
     """
     values, lines = read_file(Path(path), overrides)
     # The section of `hedgerow search`; a plain run of the same file takes the values that stand outside it.
@@ -65,7 +73,14 @@ def parse_experiment(values: dict[str, Any], lines: Lines | None = None, source:
     algorithm = None
     if isinstance(name, str):
         place = lines.get(("algorithm", "name"), source)
-        algorithm = algorithm_class(name, f"{place}: algorithm.name")
+        try:
+            algorithm = algorithm_class(name, f"{place}: algorithm.name")
+        except UserError as error:
+            try:
+                _validated(values, hyper, lines, source)
+            except UserError as others:
+                raise Mistakes.of(source, [error, others]) from None
+            raise
         hyper = _named(algorithm.Hyper, name)
     experiment = _validated(values, hyper, lines, source)
     if experiment.evaluation.follows and algorithm and not algorithm.has_client_models:
@@ -81,7 +96,7 @@ def _validated(values: dict[str, Any], hyper: type[HyperParameters], lines: Line
     try:
         return model.model_validate(values, strict=True)
     except ValidationError as error:
-        raise UserError(explain(error, model, values, lines, source)) from None
+        raise explain(error, model, values, lines, source) from None
 
 
 def _fits_its_loop(experiment: Experiment, algorithm: type[Algorithm], place: str) -> None:
@@ -125,6 +140,8 @@ def _read(path: Path) -> tuple[dict[str, Any], Lines]:
     except FileNotFoundError:
         names = [p.name for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
         close = get_close_matches(path.name, names, n=1)
+        if _ASSIGNMENT.fullmatch(str(path)):
+            raise UserError(f"{path}: there is no such file; did you mean --set {path}?") from None
         hint = f"; did you mean {path.parent / close[0]}?" if close else "; check the path"
         raise UserError(f"{path}: there is no such file{hint}") from None
     except IsADirectoryError:
@@ -143,7 +160,7 @@ def _read(path: Path) -> tuple[dict[str, Any], Lines]:
 
 def apply_override(values: dict[str, Any], lines: Lines, override: str) -> None:
     """Apply one --set KEY=VALUE to plain values, and note in `lines` where they come from. Raises UserError."""
-    place = f"--set {' '.join(override.split())}"
+    place = Override(f"--set {' '.join(override.split())}")
     path, equals, text = override.partition("=")
     keys = tuple(key.strip() for key in path.split("."))
     if not equals or not all(keys):
@@ -158,8 +175,10 @@ def set_value(
 ) -> None:
     """Set one key of plain values, whatever stood there, and note in `lines` where it comes from. Raises UserError.
 
+    A key of which the section may have only one with this one is reset, unless an override has set it too.
     word: what stands before KEY=VALUE where it is written.
     """
+    others = alternatives(values, keys) if value is not None else ()
     for stale in [known for known in lines if known[: len(keys)] == keys]:
         del lines[stale]
     for depth, key in enumerate(keys[:-1], start=1):
@@ -174,3 +193,24 @@ def set_value(
         lines.setdefault(keys[:depth], place)
     values[keys[-1]] = value
     lines[keys] = place
+    for other in others:
+        if not isinstance(lines.get((*keys[:-1], other)), Override):
+            values.pop(other, None)
+            lines.pop((*keys[:-1], other), None)
+
+
+def alternatives(values: dict[str, Any], keys: tuple[str, ...]) -> tuple[str, ...]:
+    """Keys of the same section that must be null where this one has a value. values: of the whole file."""
+    section = values.get("algorithm")
+    name = section.get("name") if isinstance(section, dict) else None
+    return _alternatives(name if isinstance(name, str) else None, keys)
+
+
+@cache
+def _alternatives(algorithm: str | None, keys: tuple[str, ...]) -> tuple[str, ...]:
+    hyper: type[HyperParameters] = _SomeAlgorithm
+    with suppress(UserError):
+        hyper = algorithm_class(algorithm).Hyper if algorithm else hyper
+    kinds = sections_at(Experiment[hyper], keys[:-1])  # type: ignore[valid-type]
+    pairs = {pair for kind in kinds if issubclass(kind, Settings) for pair in kind.exclusive_keys()}
+    return tuple(sorted({b for a, b in pairs if a == keys[-1]} | {a for a, b in pairs if b == keys[-1]}))

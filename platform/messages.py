@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from hedgerow.platform.errors import Mistakes
 from hedgerow.platform.plugins import closest, nearest
 from hedgerow.platform.section import section_classes, tag
 
@@ -41,8 +42,10 @@ def dotted(path: Keys) -> str:
     return " ".join(".".join(map(str, path)).splitlines())
 
 
-def explain(error: ValidationError, model: type[BaseModel], values: Any, lines: Mapping[Keys, str], source: str) -> str:
-    """One line: the first mistake, in the order of `lines`, and how many more there are.
+def explain(
+    error: ValidationError, model: type[BaseModel], values: Any, lines: Mapping[Keys, str], source: str
+) -> Mistakes:
+    """All mistakes, in the order of `lines`.
 
     model: what refused `values`; lines: the place of each key, in the order of the file; source: the place of the rest.
     """
@@ -63,11 +66,11 @@ def explain(error: ValidationError, model: type[BaseModel], values: Any, lines: 
     def position(path: Keys) -> tuple[bool, int]:
         return mistakes[path][0]["type"] == "missing", order.get(_written(path, lines), -1)
 
-    first = min(mistakes, key=position)
-    sentence = f"{lines.get(_written(first, lines), source)}: {_sentence(first, mistakes[first], model)}"
-    more = len(mistakes) - 1
-    sentence += f" (and {more} more mistake{'s' * (more > 1)})" if more else ""
-    return " ".join(sentence.splitlines())
+    sentences = [
+        f"{lines.get(_written(path, lines), source)}: {_sentence(path, mistakes[path], model)}"
+        for path in sorted(mistakes, key=position)
+    ]
+    return Mistakes(source, [" ".join(sentence.splitlines()) for sentence in sentences])
 
 
 def objection(error: ValidationError) -> str:
@@ -94,7 +97,7 @@ def _path(detail: ErrorDetails, values: Any, model: type[BaseModel]) -> Keys:
         elif position == last and detail["type"] in ("missing", "extra_forbidden"):
             path.append(step)
     if detail["type"] == "union_tag_invalid":
-        path.append(_selector(_sections(model, detail["loc"])))
+        path.append(_selector(sections_at(model, detail["loc"])))
     return tuple(path)
 
 
@@ -120,11 +123,11 @@ def _sentence(path: Keys, details: list[ErrorDetails], model: type[BaseModel]) -
             + (f" ({meaning})" if meaning else "")
         )
     if kind == "union_tag_not_found" and isinstance(given, dict):
-        sections = _sections(model, first["loc"])
+        sections = sections_at(model, first["loc"])
         selector = _selector(sections)
         return f"{key} lacks its key {selector!r}; add `{selector}: ...`, one of {', '.join(_tags(sections))}"
     if kind == "union_tag_invalid":
-        tags = _tags(_sections(model, first["loc"]))
+        tags = _tags(sections_at(model, first["loc"]))
         tag = given[path[-1]]
         return f"{key}: {_shown(tag)} is not known{nearest(str(tag), tags)} (allowed: {', '.join(tags)})"
     if kind in ("value_error", "assertion_error"):
@@ -143,7 +146,7 @@ def _mend(details: list[ErrorDetails], model: type[BaseModel]) -> str:
     if first["type"] == "string_type" and isinstance(given, (bool, int, float)):
         return "; put it in quotes"
     if first["type"] in _SECTION_KINDS and isinstance(given, str):
-        selector = _selector(_sections(model, first["loc"]))
+        selector = _selector(sections_at(model, first["loc"]))
         return f"; write `{first['loc'][-1]}: {{{selector}: {given}}}`" if selector else ""
     return ""
 
@@ -175,8 +178,8 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-def _sections(model: type[BaseModel], location: Keys) -> list[type[BaseModel]]:
-    """The section classes that may stand at a location."""
+def sections_at(model: type[BaseModel], location: Keys) -> list[type[BaseModel]]:
+    """Section classes that a location may have."""
     sections: list[type[BaseModel]] = [model]
     for step in location:
         deeper = [
@@ -190,12 +193,12 @@ def _sections(model: type[BaseModel], location: Keys) -> list[type[BaseModel]]:
 
 
 def _allowed_keys(model: type[BaseModel], location: Keys) -> list[str]:
-    return sorted({name for section in _sections(model, location) for name in section.model_fields})
+    return sorted({name for section in sections_at(model, location) for name in section.model_fields})
 
 
 def _description(model: type[BaseModel], location: Keys) -> str | None:
     """What the schema says about the key at a location."""
-    fields = [section.model_fields.get(str(location[-1])) for section in _sections(model, location[:-1])]
+    fields = [section.model_fields.get(str(location[-1])) for section in sections_at(model, location[:-1])]
     return next((field.description for field in fields if field is not None), None)
 
 

@@ -47,8 +47,29 @@ def algorithm_class(name: str, place: str = "algorithm.name") -> type[Algorithm]
     )
 
 
+FOREIGN = {
+    "learning_rate": "lr",
+    "num_rounds": "rounds",
+    "num_clients": "clients",
+    "n_clients": "clients",
+    "fraction_fit": "participation",
+    "fraction": "participation",
+    "local_epochs": "epochs",
+    "num_epochs": "epochs",
+    "local_steps": "steps",
+    "wd": "weight_decay",
+    "optimiser": "optimizer",
+    "dataset": "data",
+    "method": "algorithm",
+}
+"""Names of other frameworks for our keys."""
+
+
 def closest(word: str, words: Iterable[str]) -> str | None:
-    """The word nearest in spelling, whatever its case; None when none is near."""
+    """The word that is meant: one of `FOREIGN`, or the nearest in spelling, whatever its case; None: none is near."""
+    words = list(words)
+    if (ours := FOREIGN.get(word.lower().replace("-", "_"))) in words:
+        return ours
     spelled = {w.lower(): w for w in words}
     close = get_close_matches(word.lower(), spelled, n=1)
     return spelled[close[0]] if close else None

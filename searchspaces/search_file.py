@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from hedgerow.platform.data import Stream
-from hedgerow.platform.errors import UserError
+from hedgerow.platform.errors import Mistakes, UserError
 from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.experiment_file import parse_experiment, read_experiment, read_file
 from hedgerow.platform.messages import explain
@@ -53,7 +53,7 @@ class SearchPlan:
 def load_search(path: str | Path, overrides: Sequence[str] = ()) -> SearchPlan:
     """Read and validate an experiment file with a `search` section.
 
-    overrides: "key.key=value" each, as given to --set. Raises UserError with the first mistake of the file.
+    overrides: "key.key=value" each, as given to --set. Raises UserError with all mistakes of the file.
     """
     values, lines = _read(path, overrides)
     return parse_search(values, lines, str(path))
@@ -82,7 +82,14 @@ def parse_search(values: dict[str, Any], lines: Lines | None = None, source: str
     """Validate plain values, `search` among them. lines, source: where they stand, for messages. Raises UserError."""
     lines = lines or {}
     base = {key: value for key, value in values.items() if key != "search"}
-    search = _search_section(values["search"], lines, source)
+    try:
+        search = _search_section(values["search"], lines, source)
+    except UserError as error:
+        try:
+            parse_experiment(base, lines, source)
+        except UserError as others:
+            raise Mistakes.of(source, [others, error]) from None
+        raise
     experiment = parse_experiment(base, lines, source)
     try:
         _check_metric(search, experiment)
@@ -111,7 +118,7 @@ def _search_section(section: Any, lines: Lines, source: str) -> SearchSection:
     try:
         return SearchFile.model_validate({"search": section}, strict=True).search
     except ValidationError as error:
-        raise UserError(explain(error, SearchFile, {"search": section}, lines, source)) from None
+        raise explain(error, SearchFile, {"search": section}, lines, source) from None
 
 
 def _check_trial(base: dict[str, Any], overrides: Overrides, lines: Lines, source: str) -> None:

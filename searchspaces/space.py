@@ -9,6 +9,7 @@ import numpy as np
 from ray import tune
 
 from hedgerow.platform.errors import UserError
+from hedgerow.platform.experiment_file import alternatives
 from hedgerow.searchspaces.config import Entry
 
 Space = dict[str, Entry]
@@ -138,6 +139,9 @@ def with_overrides(values: dict[str, Any], overrides: Overrides) -> dict[str, An
             node[part] = dict(inner) if isinstance(inner, dict) else {}
             node = node[part]
         node[last] = value
+        for other in alternatives(out, tuple(key.split("."))) if value is not None else ():
+            if ".".join([*parents, other]) not in overrides:
+                node.pop(other, None)
     return out
 
 

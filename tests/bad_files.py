@@ -167,7 +167,7 @@ BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
         change(("{name: digits}", "[digits]")),
         (":6: task.data must be a section with keys, not ['d",),
     ),
-    ("number for a model", "task: {model: 3}", (":1: task.model must be a section with keys, not 3", "more mistakes)")),
+    ("number for a model", "task: {model: 3}", (":1: task.model must be a section with keys, not 3", " mistakes\n  ")),
     ("text for an algorithm", "algorithm: fedavg", (":1: algorithm must be a section", "`algorithm: {name: fedavg}`")),
     # Values out of bounds.
     ("no round", change(("100\np", "0\np")), (":3: rounds must be at least 1, not 0",)),
@@ -303,15 +303,15 @@ BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
         (":15:", "is not an algorithm; name a class t"),
     ),
     ("not a path", change(("name: fedavg", "name: .fedavg")), (":15: algorithm.name: '.fedavg' is not a dotted path",)),
-    # The first of several, in the order of the file.
+    # All of several, in the order of the file.
     (
         "several",
         change(("seed: 0", "seed: -1"), ("100\np", "0\np")),
-        (":2: seed must be at least 0", "(and 1 more mistake)"),
+        (": 2 mistakes\n  ", ":2: seed must be at least 0, not -1\n  ", ":3: rounds must be at least 1, not 0"),
     ),
     (
         "on one line",
         "seed: 0\nname: {}\nrounds: x\n",
-        (":2: name must be text, not a section", "(and 3 more mistakes)"),
+        (": 4 mistakes\n  ", ":2: name must be text, not a section\n  ", ":3: rounds must be a whole number, not 'x'"),
     ),
 ]

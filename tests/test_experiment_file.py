@@ -12,8 +12,11 @@ from bad_files import BAD_FILES, GOOD, add, change
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hedgerow.api import _values
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment_file import dump_experiment, load_experiment, parse_experiment
+from hedgerow.searchspaces.search_file import load_search
+from hedgerow.searchspaces.space import with_overrides
 
 OWN = """\
 from typing import Literal
@@ -52,8 +55,9 @@ def refusal(path: Path, *overrides: str) -> str:
 
 
 def checked(sentence: str) -> str:
-    """A sentence that is one line and in no jargon."""
-    assert len(sentence.splitlines()) == 1
+    """A sentence that is one line and in no jargon; or several, one in each line below a heading with their number."""
+    heading, *others = sentence.splitlines()
+    assert not others or heading.endswith(f": {len(others)} mistakes")
     assert not re.search(r"Traceback|[Ii]nput should|pydantic|validation error|type=|https?://|<class", sentence)
     return sentence
 
@@ -226,7 +230,57 @@ def test_a_bad_override_is_refused_in_one_sentence(tmp_path, override, fragment)
 
 def test_the_mistakes_of_the_file_come_before_those_of_the_overrides(tmp_path):
     path = write(tmp_path, change(("lr: 0.1", "lr: -1")))
-    assert refusal(path, "rounds=0").startswith(f"{path}:16: algorithm.lr must be greater than 0, not -1 (and 1 more")
+    heading, first, second = refusal(path, "rounds=0").splitlines()
+    assert heading == f"{path}: 2 mistakes"
+    assert first == f"  {path}:16: algorithm.lr must be greater than 0, not -1"
+    assert second == "  --set rounds=0: rounds must be at least 1, not 0"
+
+
+def test_mistakes_of_all_sections_are_listed_together(tmp_path):
+    text = change(("name: fedavg", "name: fedavgg"), ("seed: 0", "seed: -1")) + "search: {kind: gird, space: {}}\n"
+    path = write(tmp_path, text)
+    with pytest.raises(UserError) as caught:
+        load_search(path)
+    heading, *lines = str(caught.value).splitlines()
+    assert heading == f"{path}: 3 mistakes"
+    assert [re.sub(r" \(allowed.*", "", line.removeprefix(f"  {path}:")) for line in lines] == [
+        "15: algorithm.name: 'fedavgg' is not an algorithm; did you mean 'fedavg'?",
+        "2: seed must be at least 0, not -1",
+        "19: search.kind: 'gird' is not known; did you mean 'grid'?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ours", "foreign"),
+    [
+        ("lr: 0.1", "learning_rate: 0.1"),
+        ("rounds: 100", "num_rounds: 100"),
+        ("clients: 100", "num_clients: 100"),
+        ("participation: 0.1", "fraction_fit: 0.1"),
+        ("epochs: 2", "local_epochs: 2"),
+        ("batch_size: 8", "batchsize: 8"),
+    ],
+)
+def test_names_of_other_frameworks_are_known(tmp_path, ours, foreign):
+    assert f"did you mean {ours.partition(':')[0]!r}?" in refusal(write(tmp_path, change((ours, foreign))))
+
+
+def test_an_override_without_set_is_recognised(tmp_path):
+    write(tmp_path, GOOD)
+    assert refusal(Path("algorithm.lr=0.5")).endswith("did you mean --set algorithm.lr=0.5?")
+
+
+def test_setting_one_of_two_alternatives_resets_the_other(tmp_path):
+    path = write(tmp_path, GOOD + "  side: {kind: robustness, alpha: 0.5}\n")
+    changed = load_experiment(path, ["clients_per_round=3", "algorithm.steps=5", "algorithm.side.limit=0.1"])
+    assert (changed.participation, changed.clients_per_round) == (None, 3)
+    assert (changed.algorithm.epochs, changed.algorithm.steps) == (None, 5)
+    assert (changed.algorithm.side.alpha, changed.algorithm.side.limit) == (None, 0.1)
+    assert "give either `epochs` or `steps`" in refusal(path, "algorithm.steps=5", "algorithm.epochs=1")
+    values, _, _ = _values(load_experiment(path), {"clients_per_round": 3})
+    assert parse_experiment(values).participation is None
+    plain = with_overrides(yaml.safe_load(GOOD), {"algorithm.steps": 5, "clients_per_round": 3})
+    assert parse_experiment(plain).algorithm.epochs is None
 
 
 def test_own_algorithms_and_models_by_their_dotted_path(tmp_path, own_module):
