@@ -1,4 +1,4 @@
-"""B-MOML: MOML with a small buffer of past tasks (thesis, 5.2.2)."""
+"""B-MOML: MOML with a small buffer of past tasks (thesis, 5.2)."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Compressed vectors: what a message of d numbers may be replaced by, and what comes back (Comm-FedBiO, section 2.4).
+"""Compressed vectors: what a message of d numbers may be replaced by, and what comes back (Comm-FedBiO, section 4).
 
 A compressed message is a tree like any other, and the ledger charges what it holds: of a sparse vector the values and
 their indices, of a sketch its table. What is drawn from a common seed, such as hash functions, is not sent: it is known

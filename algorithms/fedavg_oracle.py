@@ -1,4 +1,4 @@
-"""FedAvg on the samples whose labels are right, as only an oracle knows (Li, Pei, Huang, 2022, section 5)."""
+"""FedAvg on the samples whose labels are right, as only an oracle knows (Li, Pei, Huang, 2022, section 6)."""
 
 from typing import Any, Literal
 

@@ -1,4 +1,4 @@
-"""FedHeN: federated learning in heterogeneous networks (thesis, chapter 4, Algorithm 5)."""
+"""FedHeN: federated learning in heterogeneous networks (thesis, chapter 4, Algorithm 4)."""
 
 from typing import Any, Literal
 

@@ -167,7 +167,7 @@ class FedSepLasso(FedSep):
 
 
 def _series(decoded: Decoded, active: list[Tensor], v: Tensor) -> Tensor:
-    """gamma sum_q S r_q, r_0 = A v, r_(q+1) = A (I - gamma S'S) r_q (section 2.4.3 a and b)."""
+    """gamma sum_q S r_q, r_0 = A v, r_(q+1) = A (I - gamma S'S) r_q."""
     s, gamma = decoded.sketch, decoded.gamma
     total, r = s.apply(v) * 0.0, v
     for alive in active:

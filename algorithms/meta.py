@@ -1,4 +1,4 @@
-"""Adaptation of a meta-model to a task (thesis, 5.1): MAML, prototypes, or none; and the loss after it."""
+"""Adaptation of a meta-model to a task (thesis, 3.2 and 5.2): MAML, prototypes, or none; and the loss after it."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, Self

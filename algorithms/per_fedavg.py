@@ -1,4 +1,4 @@
-"""Per-FedAvg (Fallah, Mokhtari, Ozdaglar, 2020); with prototypes P-Avg (PFL thesis, 2.2)."""
+"""Per-FedAvg (Fallah, Mokhtari, Ozdaglar, 2020); with prototypes P-Avg (PFL thesis, 3.3)."""
 
 from typing import Literal
 

@@ -41,7 +41,7 @@ class TaskConfig(Section):
 
 
 class Efficiency(Section):
-    """With how few samples of a new task the adapted model is good enough (thesis, 5.3)."""
+    """With how few samples of a new task the adapted model is good enough (thesis, A.1.4 and figure A.20)."""
 
     threshold: float = Field(gt=0, lt=1, description="test accuracy that is to be reached")
     points: list[int] = Field(min_length=1, description="numbers of samples that are tried, from the fewest; 0: none")

@@ -45,5 +45,5 @@ class Ledger:
         return figures if self.gpu_peak_mb else {k: v for k, v in figures.items() if k != "gpu_peak_mb"}
 
     def transmissions(self, clients: int, model_size: int) -> float:
-        """In units of one FedAvg round with as many clients: each receives and sends one model (thesis, 2.8)."""
+        """In units of one FedAvg round with as many clients: each receives and sends one model (thesis, table 2.1)."""
         return (self.scalars_down + self.scalars_up) / (2 * clients * model_size)

@@ -13,7 +13,7 @@ from hedgerow.platform.ledger import Ledger
 
 
 class OnlineLearner(Learner):
-    """Shows its model, meets the round's task, is scored on it, and only then learns it (thesis, 5.1).
+    """Shows its model, meets the round's task, is scored on it, and only then learns it (thesis, 5.2).
 
     Records, per round: test_accuracy and test_loss, of the model adapted to the new task; ctm, the mean of these
     accuracies so far; what is kept of the past (memory_vectors, in models, memory_tasks, memory_bytes); with

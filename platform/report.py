@@ -12,7 +12,7 @@ def summarise(records: list[Record], targets: list[float], metric: str = "test_a
     """Final and best figures, totals, and what it took to reach each target, a value of `metric`.
 
     "to_target" maps the label of a target to what `first_to` says. Transmissions are in units of one FedAvg round
-    (thesis, 2.8).
+    (thesis, table 2.1).
     """
     evaluated = [record for record in records if "test_accuracy" in record]
     ends = [record for record in records if "test_accuracy" in record or reported([record])]
@@ -80,7 +80,7 @@ def reported(records: list[Record]) -> list[str]:
 
 
 def meta_regret(records: list[Record], competitor: list[Record]) -> float:
-    """What a learner of a stream suffered, in sum, more than a competitor's final model would have (thesis, 5.1).
+    """What a learner of a stream suffered, in sum, more than a competitor's final model would have (thesis, Eq. 5.1).
 
     competitor: the records of the `offline` learner on the same stream, whose last `ltm_loss` is over as many tasks.
     """

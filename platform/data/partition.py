@@ -259,7 +259,7 @@ def _sizes(config: IID | Dirichlet, total: int, rng: np.random.Generator) -> np.
 def _by_dirichlet(
     alpha: float, sizes: np.ndarray, labels: np.ndarray, classes: int, rng: np.random.Generator
 ) -> list[np.ndarray]:
-    """Sweep over the clients; each draws a label from its prior and takes one unused sample of it (thesis, 2.3).
+    """Sweep over the clients; each draws a label from its prior and takes one unused sample of it (thesis, A.1.1).
 
     A label whose samples are used up is drawn again, which is the prior renormalised over the others.
     """

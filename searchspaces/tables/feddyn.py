@@ -1,4 +1,4 @@
-"""The tables and studies of FedDyn (thesis, chapter 2 and appendices A.1.1 and A.2.1); the numbers are in feddyn.csv.
+"""The tables and studies of FedDyn (thesis, chapter 2 and appendix A.1.1); the numbers are in feddyn.csv.
 
 What the source leaves open, and what is taken here: clipping at norm 10 (given elsewhere in the thesis), no padding in
 the CNN, uniform weights, FedProx's epochs as FedAvg's, no weight decay in the centralised reference; and, where only

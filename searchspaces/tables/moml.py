@@ -1,4 +1,4 @@
-"""The tables of MOML (thesis, chapter 5 and appendix A.2.2), and streams that the source has not; their rows and the
+"""The tables of MOML (thesis, chapter 5 and appendix A.1.4), and streams that the source has not; their rows and the
 published numbers are in moml.csv.
 
 What the source leaves open, and what is taken here: all ten classes in an S-MNIST task, with 100 test samples; turned
@@ -38,7 +38,7 @@ TITLES = {
     "A.8": "networks of two and of five convolutions",
     "A.9": "tasks without a class in common",
     "A.10": "without the linear term",
-    "efficiency": "with how few samples a new task is learnt (figures 5.4 and 5.5)",
+    "efficiency": "with how few samples a new task is learnt (figure A.20)",
     "small": "streams for a laptop, not in the source",
 }
 EFFICIENCY = {

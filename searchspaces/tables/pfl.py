@@ -1,4 +1,4 @@
-"""The tables and studies of personalised federated learning (thesis, chapter 3 and appendices A.1.2 and A.2.1), and
+"""The tables and studies of personalised federated learning (thesis, chapter 3 and appendix A.1.2), and
 lines for a laptop, which are this project's own; the published numbers are in pfl.csv.
 
 What the source leaves open, and what is taken here: clipping at norm 10, no padding in the CNN, prototypes of the
