@@ -8,6 +8,7 @@ from click.shell_completion import get_completion_class
 
 from hedgerow.cluster.cli import jobs, logs, plan, stop, submit
 from hedgerow.platform.cli import new, partition, run, ui
+from hedgerow.platform.quiet import quiet_libraries
 from hedgerow.reports.cli import compare, report
 from hedgerow.searchspaces.cli import list_, push, resume, schema, search, show, table
 
@@ -67,6 +68,7 @@ def main() -> None:
 
     Example: hedgerow run examples/digits_fedavg.yaml
     """
+    quiet_libraries()
     # The user's own algorithms and models are importable from where they stand.
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))

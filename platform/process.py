@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from hedgerow.platform.quiet import quiet_libraries
+
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 CONTEXT = 0.5e9
@@ -25,6 +27,7 @@ def settle(threads: int, import_path: list[str] | None = None, gpus: float = 0.0
     fetch it again, page by page, which costs a fifth of the time of small models. Elsewhere than on glibc nothing
     needs to be done.
     """
+    quiet_libraries()
     torch.set_num_threads(threads)
     sys.path[:0] = [entry for entry in import_path or [] if entry not in sys.path]
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None

@@ -26,6 +26,7 @@ from hedgerow.platform.learner import Record
 from hedgerow.platform.memory import is_exhausted
 from hedgerow.platform.mirror import Mirror
 from hedgerow.platform.notices import Termination
+from hedgerow.platform.quiet import quiet_libraries
 from hedgerow.platform.report import kept, left_out, summarise
 from hedgerow.platform.runs import RunFolder, find_run, find_unfinished, new_run, now
 from hedgerow.platform.tracking import RunLog, Tracker
@@ -177,6 +178,7 @@ def _tell(record: Record, tracker: Tracker | None, show: Show | None) -> None:
 @contextmanager
 def recorded(folder: RunFolder, tracker: Tracker | None) -> Iterator[Termination]:
     """Whatever ends the run early is written into its record; SIGTERM ends it like Ctrl-C."""
+    quiet_libraries()
     termination = Termination()
     in_main_thread = threading.current_thread() is threading.main_thread()
     previous = signal.signal(signal.SIGTERM, termination) if in_main_thread else None

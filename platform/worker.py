@@ -1,7 +1,6 @@
 """A worker: hosts clients, runs their steps, reduces their answers, keeps their states. One per actor."""
 
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,9 +21,6 @@ from hedgerow.platform.process import held, peak, reset_peak
 from hedgerow.platform.reduce import Partial, finite_clients
 from hedgerow.platform.resources import Resources
 from hedgerow.platform.states import ClientStates
-
-# Data and broadcasts are views of shared read-only memory; a worker reads them and never writes.
-warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
 
 PREPARED = 64 * 2**20
 """A training set of up to so many bytes is normalised once, in each worker; a larger one batch by batch."""

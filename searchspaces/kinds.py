@@ -54,8 +54,11 @@ def tuning(
     limits: dict[str, Any] = {"max_concurrent_trials": room, "reuse_actors": True}
     if isinstance(search, OptunaSearch):
         # optuna takes a second to import.
+        import optuna
         from ray.tune.search.optuna import OptunaSearch as Optuna
 
+        # It logs every trial, which the live table shows.
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
         proposals = Optuna(
             Proposal(search.space, plan.values),
             metric=search.metric,

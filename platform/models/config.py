@@ -39,8 +39,8 @@ class CNN(BuiltIn):
 
     Other depths with other lists: MOML's networks for images of 84x84 have three convolutions and `fc: [400, 100]`.
 
-    The thesis prints 394 units for the first of them in chapter 2 (815892 parameters on CIFAR-10) and 384 in appendix A.1.2
-    (797962): `fc` decides. The padding is not printed.
+    The thesis prints 394 units for the first of them in chapter 2 (815892 parameters on CIFAR-10) and 384 in appendix
+    A.1.2 (797962): `fc` decides. The padding is not printed.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("images",)
