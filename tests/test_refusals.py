@@ -92,7 +92,11 @@ HUGE = [
     ("task.model.hidden", [2**31 - 1], "parameters of mlp take at least"),
     ("task.model.hidden", [2**31 - 1, 2**31 - 1], "mlp has more parameters than any memory holds"),
     ("task.data", {"name": "synthetic", "samples": 2**31 - 1}, "task.data: its samples take at least"),
-    ("task.model", {"name": "resnet", "blocks": [2**31 - 1] * 4}, "task.model.blocks.0 must be at most 1000"),
+    (
+        "task.model",
+        {"name": "resnet", "channels": [8], "blocks": [2**31 - 1]},
+        "task.model.blocks.0 must be at most 1000",
+    ),
 ]
 
 
