@@ -25,6 +25,9 @@ VARIABLE = "RAY_API_SERVER_ADDRESS"
 PATIENCE = 60.0
 """Seconds until the nodes of a cluster that was just started take jobs."""
 
+ANSWERING = 20.0
+"""Seconds that a job server is given to answer at all; Ray's client would wait for ever."""
+
 CHATTY = (
     "ray.dashboard.modules.dashboard_sdk",
     "ray.dashboard.modules.job.sdk",
@@ -53,6 +56,7 @@ class JobServer:
         for name in CHATTY:
             logging.getLogger(name).setLevel(logging.WARNING)
         with self._told():
+            requests.get(f"{self.address}/api/version", timeout=ANSWERING).close()
             self.client = JobSubmissionClient(self.address)
 
     def submit(self, entrypoint: str, runtime_env: dict[str, Any], metadata: dict[str, str]) -> str:

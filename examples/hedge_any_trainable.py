@@ -62,7 +62,7 @@ class OnlineClassifier(tune.Trainable):
 
 
 def main() -> None:
-    ray.init(log_to_driver=False, logging_level="ERROR")
+    ray.init("local", log_to_driver=False, logging_level="ERROR")
     scheduler = HedgeScheduler(len(RATES), metric="error", mode="min", range=(0, 1))
     tuner = tune.Tuner(
         OnlineClassifier,

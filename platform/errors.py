@@ -1,5 +1,6 @@
 """What a user is meant to read."""
 
+import signal
 from collections.abc import Sequence
 from os import PathLike, fspath
 
@@ -39,11 +40,14 @@ class Mistakes(UserError):  # noqa: N818
 
 
 class Interrupted(_Told, KeyboardInterrupt):
-    """Ctrl-C, or a notebook's stop, in the middle of a run or a search, which can be resumed."""
+    """Ctrl-C, SIGTERM or a notebook's stop, in the middle of a run or a search.
 
-    def __init__(self, folder: PathLike[str]):
-        super().__init__(fspath(folder))
-        self.folder = fspath(folder)
+    number: the signal's. finished: what to say of a run that has nothing left to resume.
+    """
+
+    def __init__(self, folder: PathLike[str], number: int = signal.SIGINT, finished: str = ""):
+        super().__init__(number)
+        self.folder, self.finished = fspath(folder), finished
 
     def __str__(self) -> str:
-        return f"hedgerow.resume({self.folder!r}) continues from the last checkpoint"
+        return self.finished or f"hedgerow.resume({self.folder!r}) continues from the last checkpoint"

@@ -1,6 +1,7 @@
 """What all commands have in common: options of one name for one thing, mistakes told kindly, and `--json`."""
 
 import errno
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -12,17 +13,21 @@ import click
 
 from hedgerow.platform.answer import Answer
 from hedgerow.platform.errors import Interrupted, UserError
+from hedgerow.platform.notices import handling, interrupt, signal_of
 
 FILE = click.Path(path_type=Path)
 
+CONTINUES = "`hedgerow resume {}` continues from the last checkpoint"
+
 
 def told_kindly(command: Callable[..., Any]) -> Callable[..., Any]:
-    """A user's mistake ends in its sentence and exit code 2; Ctrl-C in 130."""
+    """A user's mistake ends in its sentence and exit code 2; Ctrl-C in 130, SIGTERM in 143."""
 
     @wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> None:
         try:
-            command(*args, **kwargs)
+            with handling(interrupt, signal.SIGTERM):
+                command(*args, **kwargs)
         except UserError as error:
             click.echo(f"hedgerow: {error}", err=True)
             sys.exit(2)
@@ -30,15 +35,23 @@ def told_kindly(command: Callable[..., Any]) -> Callable[..., Any]:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise
             place = f"{error.filename}: " if error.filename else ""
-            told = "make room, then `hedgerow resume RUN` continues from the last checkpoint"
-            click.echo(f"hedgerow: {place}{error.strerror}; {told}", err=True)
+            click.echo(f"hedgerow: {place}{error.strerror}; make room, then {CONTINUES.format('RUN')}", err=True)
             sys.exit(2)
         except KeyboardInterrupt as error:
-            run = error.folder if isinstance(error, Interrupted) else "RUN"
-            click.echo(f"hedgerow: interrupted; `hedgerow resume {run}` continues from the last checkpoint", err=True)
-            sys.exit(130)
+            click.echo(f"hedgerow: {_interrupted(error)}", err=True)
+            sys.exit(128 + signal_of(error))
 
     return wrapped
+
+
+def _interrupted(error: BaseException | None) -> str:
+    """What was interrupted, and how to go on."""
+    # A second signal may have come while the first one was handled.
+    while error is not None:
+        if isinstance(error, Interrupted):
+            return f"interrupted; {error.finished or CONTINUES.format(error.folder)}"
+        error = error.__context__
+    return "interrupted"
 
 
 def answering(command: Callable[..., Answer]) -> Callable[..., Any]:

@@ -1,7 +1,6 @@
 """Run and resume experiments: data in, rounds through, everything recorded."""
 
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -25,7 +24,7 @@ from hedgerow.platform.finished import FinishedRun
 from hedgerow.platform.learner import Record
 from hedgerow.platform.memory import is_exhausted
 from hedgerow.platform.mirror import Mirror
-from hedgerow.platform.notices import Termination
+from hedgerow.platform.notices import Termination, handling, signal_of
 from hedgerow.platform.quiet import quiet_libraries
 from hedgerow.platform.report import kept, left_out, summarise
 from hedgerow.platform.runs import RunFolder, find_run, find_unfinished, new_run, now
@@ -102,37 +101,38 @@ def _carry_out(
     folder.update(status="running")
     for record in history:
         _tell(record, tracker, show)
-    with (
-        recorded(folder, tracker) as termination,
-        open_driver(
+    with recorded(folder, tracker) as termination:
+        with open_driver(
             experiment, dataset, partition, folder.checkpoints, address, folder.record().get("workers")
-        ) as driver,
-    ):
-        folder.update(workers=driver.workers)
-        done, termination.saves = False, True
-        while not done:
-            news, done = driver.advance(BEAT)
-            for record in news:
-                log.append(record)
-                _tell(record, tracker, show)
-            if termination.came and not done:
-                driver.save()
-                raise KeyboardInterrupt
-        folder.update(plans=driver.plans(), client_actors=driver.gathered)
-        parameters = driver.parameters()
-        warnings = list(dict.fromkeys([*warnings, *driver.warnings()]))
-    records = log.read()
-    wanted = experiment.evaluation
-    summary = summarise(records, wanted.targets, wanted.target_metric)
-    left = kept(read_progress(checkpoints(folder.checkpoints)[-1]))
-    warnings += left_out(left["quarantined"])
-    draw_curves({experiment.name: records}, folder.figures, wanted.accuracies)
-    draw_histograms({experiment.name: left["histograms"]}, folder.figures)
-    # The rounds before an interruption, and all of the session that came to the end.
-    wall = before + time.perf_counter() - start
-    folder.update(status="finished", finished=now(), summary=summary, wall_seconds=wall, **left)
-    if tracker:
-        warnings += _close_tracking(tracker, folder, experiment, dataset, parameters)
+        ) as driver:
+            folder.update(workers=driver.workers)
+            done, termination.saves = False, True
+            while not done:
+                news, done = driver.advance(BEAT)
+                for record in news:
+                    log.append(record)
+                    _tell(record, tracker, show)
+                if termination.came and not done:
+                    driver.save()
+                    termination.check()
+            folder.update(plans=driver.plans(), client_actors=driver.gathered)
+            parameters = driver.parameters()
+            warnings = list(dict.fromkeys([*warnings, *driver.warnings()]))
+        records = log.read()
+        wanted = experiment.evaluation
+        summary = summarise(records, wanted.targets, wanted.target_metric)
+        left = kept(read_progress(checkpoints(folder.checkpoints)[-1]))
+        warnings += left_out(left["quarantined"])
+        draw_curves({experiment.name: records}, folder.figures, wanted.accuracies)
+        draw_histograms({experiment.name: left["histograms"]}, folder.figures)
+        # The rounds before an interruption, and all of the session that came to the end.
+        wall = before + time.perf_counter() - start
+        folder.update(status="finished", finished=now(), summary=summary, wall_seconds=wall, **left)
+        # No more rounds are saved, so a signal interrupts at once.
+        termination.saves = False
+        termination.check()
+        if tracker:
+            warnings += _close_tracking(tracker, folder, experiment, dataset, parameters)
     return FinishedRun(folder, experiment, records, summary, parameters, "; ".join(warnings) or None)
 
 
@@ -177,31 +177,48 @@ def _tell(record: Record, tracker: Tracker | None, show: Show | None) -> None:
 
 @contextmanager
 def recorded(folder: RunFolder, tracker: Tracker | None) -> Iterator[Termination]:
-    """Whatever ends the run early is written into its record; SIGTERM ends it like Ctrl-C."""
+    """Whatever ends the run early is written into its record; Ctrl-C and SIGTERM interrupt it."""
     quiet_libraries()
     termination = Termination()
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    previous = signal.signal(signal.SIGTERM, termination) if in_main_thread else None
+    with handling(termination, signal.SIGINT, signal.SIGTERM):
+        try:
+            yield termination
+        except KeyboardInterrupt as error:
+            raise _interrupted(folder, tracker, signal_of(error)) from None
+        except BaseException as error:
+            if not _is_finished(folder):
+                _note_end(folder, tracker, "failed")
+            if is_exhausted(error):
+                raise UserError(
+                    f"{folder}: the run does not fit into memory; lower engine.chunk, algorithm.batch_size or the "
+                    "sizes of task.model, and run it again"
+                ) from error
+            raise
+
+
+def _interrupted(folder: RunFolder, tracker: Tracker | None, number: int) -> Interrupted:
+    """Note the interruption by a signal; returns what to raise."""
+    if _is_finished(folder):
+        advice = f"; `hedgerow push {folder}` records it in MLflow" if tracker else ""
+        return Interrupted(folder, number, f"{folder} is finished{advice}")
     try:
-        yield termination
-    except BaseException as error:
-        interrupted = isinstance(error, KeyboardInterrupt)
-        # On a full disk what is told is that, and not that it cannot even be noted.
-        with suppress(OSError):
-            folder.update(status="interrupted" if interrupted else "failed")
-        if tracker:
-            tracker.finish(lambda store: store.end("KILLED" if interrupted else "FAILED"))
-        if interrupted:
-            raise Interrupted(folder) from None
-        if is_exhausted(error):
-            raise UserError(
-                f"{folder}: the run does not fit into memory; lower engine.chunk, algorithm.batch_size or the sizes of "
-                "task.model, and run it again"
-            ) from error
-        raise
-    finally:
-        if in_main_thread:
-            signal.signal(signal.SIGTERM, previous)
+        _note_end(folder, tracker, "interrupted")
+    except KeyboardInterrupt as again:
+        number = signal_of(again)
+    return Interrupted(folder, number)
+
+
+def _is_finished(folder: RunFolder) -> bool:
+    return bool(folder.record()["status"] == "finished")
+
+
+def _note_end(folder: RunFolder, tracker: Tracker | None, status: str) -> None:
+    """Write down that a run has not reached its end."""
+    # On a full disk what is told is that, and not that it cannot even be noted.
+    with suppress(OSError):
+        folder.update(status=status)
+    if tracker:
+        tracker.finish(lambda store: store.end("KILLED" if status == "interrupted" else "FAILED"))
 
 
 def _close_tracking(

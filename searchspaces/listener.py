@@ -9,6 +9,7 @@ from ray.tune.experiment import Trial
 
 from hedgerow.platform.checkpoint import checkpoints, read_progress
 from hedgerow.platform.experiment_file import dump_experiment
+from hedgerow.platform.notices import Termination
 from hedgerow.platform.report import is_done, kept, summarise
 from hedgerow.platform.tracking import Record, RunLog, Tracker
 from hedgerow.searchspaces.expert import expert_folder
@@ -43,10 +44,11 @@ class Listener(tune.Callback):
         self.warnings: dict[str, None] = {}
         self._told: dict[int, int] = {}
         self._started: dict[str, Trial] = {}
+        self.termination: Termination | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Tune writes all it is given to disk, for a way of restoring that is not used here; terminals cannot be."""
-        return self.__dict__ | {"show": None, "tracker": None, "_started": {}}
+        return self.__dict__ | {"show": None, "tracker": None, "_started": {}, "termination": None}
 
     def hedge(self, record: Record) -> None:
         """One of Hedge's rounds is complete."""
@@ -55,6 +57,11 @@ class Listener(tune.Callback):
             self.show.hedge(record)
         if self.tracker:
             self.tracker.log({"expert": None, **record})
+
+    def on_step_begin(self, iteration: int, trials: list[Trial], **info: Any) -> None:
+        """Stop between two steps of Tune if a signal has come."""
+        if self.termination:
+            self.termination.check()
 
     def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
         for index, overrides in members(trial.trial_id, trial.config):

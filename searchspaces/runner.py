@@ -43,7 +43,7 @@ TUNE_SETTINGS = {
     "TUNE_GLOBAL_CHECKPOINT_S": "86400",
     "RAY_AIR_NEW_OUTPUT": "0",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
-    # Ctrl-C ends a search as it ends a run: at once, to be resumed.
+    # Ctrl-C ends a search as it ends a run: saved, to be resumed.
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
 }
 """What of Ray Tune's own book-keeping a search does without (environment variables)."""
@@ -122,6 +122,7 @@ def _carry_out(
     trials = sorted((folder.path.absolute() / "experts").glob("*/checkpoints"))
     warnings = [told for trial in trials for told in tell_flaws(trial)]
     with recorded(folder, tracker) as termination, ray_session(address):
+        listener.termination, termination.saves = termination, True
         try:
             warnings += _tune(plan, folder, data, listener)
         except KeyboardInterrupt:
@@ -134,10 +135,12 @@ def _carry_out(
             known = expert_folder(folder.path, int(trial.name)).record()
             warnings += [f"trial {trial.name}: {told}" for told in left_out(known.get("quarantined", {}))]
         finished.write()
-    folder.update(status="finished", finished=now(), summary=finished.summary)
-    if tracker:
-        tracker.finish(lambda store: _close_store(store, finished, data))
-        warnings += not_taken(tracker, folder)
+        folder.update(status="finished", finished=now(), summary=finished.summary)
+        termination.saves = False
+        termination.check()
+        if tracker:
+            tracker.finish(lambda store: _close_store(store, finished, data))
+            warnings += not_taken(tracker, folder)
     return replace(finished, warning="; ".join(warnings) or None)
 
 

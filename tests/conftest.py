@@ -29,13 +29,10 @@ def ray_here():
     """Ray, started once, as a run starts it: but four CPUs, whatever the machine has."""
     import ray
 
-    from hedgerow.platform.placement import QUICK
+    from hedgerow.platform.placement import local_ray
 
-    ray.init(
-        num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR", _system_config=dict(QUICK)
-    )
-    yield ray
-    ray.shutdown()
+    with local_ray(num_cpus=4):
+        yield ray
 
 
 @pytest.fixture(scope="module")
