@@ -144,12 +144,13 @@ def _started() -> Iterator[None]:
 
 
 @contextmanager
-def local_ray(**settings: Any) -> Iterator[None]:
+def local_ray(reachable: bool = False, **settings: Any) -> Iterator[None]:
     """Start Ray on this machine, whatever other Ray runs there, and stop it at the end.
 
-    Its files are in a private folder, which is removed. settings: further arguments of `ray.init`.
+    Its files are in a private folder, which is removed. reachable: from other machines, and, on this one, from other
+    drivers. settings: further arguments of `ray.init`.
     """
-    _listen(False)
+    _listen(reachable)
     with private_folder() as folder, private_token(folder):
         try:
             _init("local", include_dashboard=False, _temp_dir=str(folder / "r"), _system_config=dict(QUICK), **settings)

@@ -31,7 +31,7 @@ def ray_here():
 
     from hedgerow.platform.placement import local_ray
 
-    with local_ray(num_cpus=4):
+    with local_ray(reachable=True, num_cpus=4):
         yield ray
 
 

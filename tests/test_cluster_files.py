@@ -95,6 +95,14 @@ def test_a_launcher_file_is_what_ray_s_schema_wants(name):
         assert config["max_workers"] == len(config["provider"]["worker_ips"])
 
 
+NO_HISTORY = "RAY_task_events_report_interval_ms=0"
+
+
+def test_images_and_allocations_keep_no_history_of_calls():
+    assert f"\nENV {NO_HISTORY}\n" in (FILES / "Dockerfile").read_text()
+    assert f"\nexport {NO_HISTORY}\n" in (FILES / "slurm.sh").read_text()
+
+
 @pytest.mark.parametrize("name", LAUNCHERS)
 def test_a_launcher_file_s_commands_have_options_that_exist(name):
     config = yaml.safe_load((FILES / name).read_text())
@@ -104,7 +112,7 @@ def test_a_launcher_file_s_commands_have_options_that_exist(name):
     for words in starts:
         assert given(words) <= options(ray_start)
     assert "--dashboard-host=127.0.0.1" in starts[0]
-    assert all("RAY_AUTH_MODE=token ray start" in line for line in lines if "ray start" in line)
+    assert all(f"{NO_HISTORY} RAY_AUTH_MODE=token ray start" in line for line in lines if "ray start" in line)
     (tracking,) = (
         shlex.split(line.split("mlflow server", 1)[1].split(">")[0]) for line in lines if "mlflow server" in line
     )

@@ -13,6 +13,7 @@ from nbclient import NotebookClient
 
 import hedgerow
 from hedgerow import Interrupted, UserError
+from hedgerow.platform import runner
 from hedgerow.platform.experiment_file import parse_experiment
 from hedgerow.platform.yaml_reader import dump_values
 
@@ -125,7 +126,9 @@ def interruptible():
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_an_interrupted_run_is_read_and_resumed_to_the_same_end(ran, tmp_path, capsys):
+def test_an_interrupted_run_is_read_and_resumed_to_the_same_end(ran, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(runner, "BEAT", 0.0)
+
     def stop(record):
         if record["round"] == 3:
             os.kill(os.getpid(), signal.SIGINT)
@@ -146,7 +149,8 @@ def test_an_interrupted_run_is_read_and_resumed_to_the_same_end(ran, tmp_path, c
 STOP = """
 import os, signal
 import hedgerow
-hedgerow.run(experiment, show=lambda record: os.kill(os.getpid(), signal.SIGINT) if record["round"] == 3 else None)
+stop = lambda record: os.kill(os.getpid(), signal.SIGINT) if record["round"] == 3 else None
+hedgerow.run(experiment, rounds=10**5, show=stop)
 """
 
 

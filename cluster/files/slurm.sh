@@ -23,6 +23,8 @@ fi
 # Others on the network may reach the nodes: all of Ray's processes show each other a token, from the common home folder.
 export RAY_AUTH_MODE=token
 ray get-auth-token --generate >/dev/null
+# No history of calls, which takes kilobytes each.
+export RAY_task_events_report_interval_ms=0
 
 head_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 head_ip=$(srun --nodes=1 --ntasks=1 -w "$head_node" hostname --ip-address | awk '{print $1}')
