@@ -10,6 +10,7 @@ import click
 from hedgerow.cluster.job_server import JobServer
 from hedgerow.cluster.submission import check_command, read_runtime_env
 from hedgerow.platform.answer import Answer
+from hedgerow.platform.notices import signal_of
 from hedgerow.platform.terminal import print_rows
 
 
@@ -76,6 +77,6 @@ def stop_job(name: str, address: str | None) -> None:
 def _follow(server: JobServer, name: str) -> int:
     try:
         return server.follow(name, lambda lines: click.echo(lines, nl=False))
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         click.echo(f"\n{name} goes on; `hedgerow logs {name} --follow` shows it again, `hedgerow stop {name}` ends it")
-        return 130
+        return 128 + signal_of(error)

@@ -18,8 +18,10 @@ from test_ray import small
 from test_resume import hedgerow
 from test_search import plan
 
+from hedgerow.cluster import job_server
 from hedgerow.platform.checkpoint import latest_checkpoint
-from hedgerow.platform.errors import Interrupted
+from hedgerow.platform.errors import Interrupted, UserError
+from hedgerow.platform.placement import ray_starting
 from hedgerow.platform.probe import trouble_at
 from hedgerow.platform.tracking import RunLog
 from hedgerow.searchspaces.runner import search
@@ -192,3 +194,20 @@ def test_what_answers_is_ray_or_not(mute, ray_here):
     assert trouble_at(f"127.0.0.1:{mute}", 0.2) == "no answer within 0.2 s"
     assert trouble_at("127.0.0.1:1", 60) == "Connection refused"
     assert trouble_at("nonsense", 60) is not None
+
+
+def test_a_job_server_that_does_not_answer_is_one_sentence(mute, monkeypatch):
+    monkeypatch.setattr(job_server, "ANSWERING", 0.2)
+    monkeypatch.setenv(job_server.VARIABLE, "")
+    with pytest.raises(UserError, match=f"no job server answers at http://127.0.0.1:{mute};"):
+        job_server.JobServer(f"http://127.0.0.1:{mute}")
+
+
+@pytest.mark.parametrize(
+    ("address", "kind"), [("ray://127.0.0.1:1", "for Ray Client"), ("http://127.0.0.1:1", "a job server")]
+)
+def test_an_address_of_another_kind_is_refused_before_any_connection(address, kind, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    for option, name in ((address, "--address"), (None, "RAY_ADDRESS")):
+        with pytest.raises(UserError, match=f"^{name}: {address} is .*{kind}; .*hedgerow submit"), ray_starting(option):
+            pass
