@@ -8,7 +8,7 @@ import torch
 from hedgerow.algorithms.base import SCORED, Algorithm, Batch, Batches, ClientData, Cohort, Exchange, Exchanges
 from hedgerow.algorithms.local import Loss
 from hedgerow.algorithms.meta import adapted, head, meta_loss
-from hedgerow.algorithms.task import Params
+from hedgerow.algorithms.task import Params, trainable
 from hedgerow.algorithms.trees import Tree
 
 
@@ -30,6 +30,13 @@ class Adapting(Algorithm):
                 "algorithm.proto_layer: features needs a model that is a torch.nn.Sequential and ends in a linear "
                 "layer; set it to output"
             )
+        if hyper.adapt == "proto" and hyper.proto_layer == "features":
+            last = f"{len(self.task.module) - 1}."  # type: ignore[arg-type]
+            if all(name.startswith(last) for name in trainable(self.task.module)):
+                return (
+                    "algorithm.proto_layer: features does not train the last layer, and all other parameters of this "
+                    "model are frozen (requires_grad=False); set it to output"
+                )
         return None
 
     def evaluate(self, server: Tree, cohort: Cohort) -> Exchanges:

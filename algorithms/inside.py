@@ -8,7 +8,7 @@ from torch.func import functional_call
 from torch.nn import functional as F  # noqa: N812
 
 from hedgerow.algorithms.meta import embedded, head
-from hedgerow.algorithms.task import Params, Task
+from hedgerow.algorithms.task import Params, Task, with_frozen
 
 
 class Inside(NamedTuple):
@@ -33,7 +33,8 @@ def inside(task: Task, w: Params, x: Tensor) -> Inside:
         return Inside([], logits[:, :0], logits)
     name = f"{len(task.module) - 1}"  # type: ignore[arg-type]
     features = embedded(task.module, w, x, "features")
-    return Inside([], features, F.linear(features, w[f"{name}.weight"], w.get(f"{name}.bias")))
+    params = with_frozen(task.module, w)
+    return Inside([], features, F.linear(features, params[f"{name}.weight"], params.get(f"{name}.bias")))
 
 
 def asked(task: Task, x: Tensor) -> Inside:

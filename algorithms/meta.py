@@ -1,5 +1,6 @@
 """Adaptation of a meta-model to a task (thesis, 3.2 and 5.2): MAML, prototypes, or none; and the loss after it."""
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -105,8 +106,9 @@ def embedded(module: nn.Module, w: Params, x: Tensor, layer: str) -> Tensor:
     if layer == "output":
         return functional_call(module, w, (x,))
     assert isinstance(module, nn.Sequential)
-    body = module[:-1]
-    return functional_call(body, {name: w[name] for name, _ in body.named_parameters()}, (x,))
+    # Not module[:-1], which calls the constructor of a class of its own.
+    body = nn.Sequential(OrderedDict(list(module.named_children())[:-1]))
+    return functional_call(body, {name: w[name] for name, _ in body.named_parameters() if name in w}, (x,))
 
 
 def head(module: nn.Module) -> nn.Linear | None:

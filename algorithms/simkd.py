@@ -10,7 +10,7 @@ from hedgerow.algorithms.base import Batch, Cohort
 from hedgerow.algorithms.inside import Inside, inside
 from hedgerow.algorithms.maps import STUDENT, Reusing, apart, last_layer, no_maps, own
 from hedgerow.algorithms.student import Lesson, Student
-from hedgerow.algorithms.task import Params, Task, mean_over
+from hedgerow.algorithms.task import Params, Task, mean_over, with_frozen
 from hedgerow.algorithms.trees import Tree
 
 
@@ -65,4 +65,4 @@ class SimKD(Student):
         return own(server["w"])
 
     def _head(self, tree: Tree) -> Params:
-        return last_layer(self.master.module, tree["teacher"])
+        return last_layer(self.master.module, with_frozen(self.master.module, tree["teacher"]))

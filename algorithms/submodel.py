@@ -51,6 +51,12 @@ class Layout:
         Raises NoSubModelsError.
         """
         module = task.module
+        frozen = [name for name, p in module.named_parameters() if not p.requires_grad]
+        if frozen:
+            raise NoSubModelsError(
+                f"{frozen[0]} is frozen (requires_grad=False), and a sub-model trains a part of every layer; train it "
+                "or choose another algorithm"
+            )
         axes = dict(getattr(module, "axes", None) or _chain(module))
         shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
         if axes.keys() != shapes.keys():

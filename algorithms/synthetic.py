@@ -14,7 +14,7 @@ from torch.nn import functional as F  # noqa: N812
 from hedgerow.algorithms.base import Batch
 from hedgerow.algorithms.chance import normal, uniform
 from hedgerow.algorithms.meta import embedded, head
-from hedgerow.algorithms.task import Params, Task, cross_entropies
+from hedgerow.algorithms.task import Params, Task, cross_entropies, with_frozen
 
 MOST = 2
 """Synthetic samples that a real one stands for, at most."""
@@ -35,7 +35,7 @@ class Gaussians:
         """Of the features of some samples; of classes that none has, no sample is drawn."""
         last = head(task.module)
         assert last is not None
-        like = w[f"{len(task.module) - 1}.weight"]  # type: ignore[arg-type]
+        like = with_frozen(task.module, w)[f"{len(task.module) - 1}.weight"]  # type: ignore[arg-type]
         counts, sums = like.new_zeros(last.out_features), torch.zeros_like(like)
         squares, total = like.new_zeros(last.in_features), like.new_zeros(())
         for batch in batches:
@@ -58,13 +58,13 @@ def synthetic_loss(task: Task, w: Params, batch: Batch, generator: Gaussians, ra
     """The cross-entropy of synthetic samples, `ratio` for each real one, with labels as those have; 0-d."""
     assert batch.keys is not None
     assert batch.rows is not None
-    last = len(task.module) - 1  # type: ignore[arg-type]
+    last, params = len(task.module) - 1, with_frozen(task.module, w)  # type: ignore[arg-type]
     real = torch.ones_like(batch.y, dtype=generator.means.dtype) if batch.mask is None else batch.mask
     total, samples = real.new_zeros(()), real.new_zeros(())
     for copy in range(MOST):
         rows = batch.rows * MOST + copy
         features = generator.sample(batch.y, batch.keys[1], rows)
-        losses = cross_entropies(F.linear(features, w[f"{last}.weight"], w[f"{last}.bias"]), batch.y)
+        losses = cross_entropies(F.linear(features, params[f"{last}.weight"], params[f"{last}.bias"]), batch.y)
         there = real * (copy + uniform(batch.keys[1], rows, 2) < ratio)
         total, samples = total + (there * losses).sum(), samples + there.sum()
     return total / samples.clamp(min=1.0)

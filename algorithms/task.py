@@ -23,7 +23,8 @@ Params = dict[str, Tensor]
 class Task:
     """A model, without a state of its own, and the cross-entropy loss on its logits.
 
-    module: maps a batch of samples to logits (samples, classes).
+    module: maps a batch of samples to logits (samples, classes). Its frozen parameters are part of the model, and of no
+    tree.
     mean, std: normalisation, broadcast against one raw sample; None leaves samples as they are (tokens).
     build: makes the same module with the initial parameters that a seed decides.
     sample_shape: of one sample, without the batch.
@@ -51,11 +52,14 @@ class Task:
         return replace(self, module=self.teacher, build=None, teacher=None)
 
     def init(self, seed: int | None = None) -> Params:
-        """The initial parameters: those that the module was built with, or, with a seed, those of another one."""
+        """The initial parameters: those that the module was built with, or, with a seed, those of another one.
+
+        Frozen parameters (`requires_grad=False`) are not among them: they stay in `module`, and are used from there.
+        """
         if seed is not None and self.build is None:
             raise ValueError("this task was made without `build`, which makes other initial parameters")
         module = self.module if seed is None or self.build is None else self.build(seed)
-        return {name: p.detach().clone() for name, p in module.named_parameters()}
+        return {name: p.detach().clone() for name, p in trainable(module).items()}
 
     def prepare(self, x: Tensor) -> Tensor:
         """Raw samples, as stored, to the model's input."""
@@ -170,6 +174,16 @@ class BilevelTask(Task):
     def histograms(self, x: Tree) -> dict[str, dict[str, Tensor]]:
         """Numbers between 0 and 1 whose histograms tell something: what they are -> of whom -> (number,)."""
         return {}
+
+
+def trainable(module: nn.Module) -> Params:
+    """The parameters that are trained and transmitted: those with `requires_grad`."""
+    return {name: p for name, p in module.named_parameters() if p.requires_grad}
+
+
+def with_frozen(module: nn.Module, w: Params) -> Params:
+    """All parameters of a module: w, and the frozen ones, which w does not have."""
+    return {name: p.detach() for name, p in module.named_parameters() if name not in w} | w
 
 
 def drawn(module: nn.Module, generator: torch.Generator) -> Params:

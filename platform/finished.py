@@ -62,7 +62,10 @@ class FinishedRun:
 
     @cached_property
     def parameters(self) -> Tree:
-        """The model's, as arrays. Of a run that was read from its folder, this needs its data. Raises UserError."""
+        """The model's trained parameters, as arrays; frozen ones are those of the model's constructor.
+
+        Of a run that was read from its folder, this needs its data. Raises UserError.
+        """
         if self.model is not None:
             return self.model
         root = self.folder.record().get("data_root")

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from hedgerow.algorithms import problems
 from hedgerow.algorithms.problems.quadratic import Coefficients, QuadraticModel
-from hedgerow.algorithms.task import BilevelTask, Task
+from hedgerow.algorithms.task import BilevelTask, Task, trainable
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.plugins import import_object
@@ -54,7 +54,13 @@ class HyperRepresentation(Problem):
 
     def build(self, task: Task, dataset: Dataset, partition: Partition) -> BilevelTask:
         owners = [name for name, layer in task.module.named_modules() if any(True for _ in layer.parameters(False))]
-        head = tuple(name for name, _ in task.module.named_parameters() if name.rpartition(".")[0] == owners[-1])
+        learnt = trainable(task.module)
+        head = tuple(name for name in learnt if name.rpartition(".")[0] == owners[-1])
+        if len(owners) > 1 and not 0 < len(head) < len(learnt):
+            raise UserError(
+                "task.problem.kind: hyper_representation trains a backbone and a last layer, and in this model one of "
+                "them is frozen (requires_grad=False); train some parameters of both"
+            )
         if len(owners) < 2:
             raise UserError(
                 "task.problem.kind: hyper_representation needs a model with a backbone and a last layer; this one has "

@@ -241,10 +241,14 @@ def _tell_result(store: Any, folder: RunFolder) -> None:
 
 
 def log_final_model(store: Any, experiment: Experiment, dataset: Dataset, parameters: Tree) -> None:
-    """Record the model with these parameters (arrays), which may be those of a sub-model."""
+    """Record the model with these parameters (arrays), which may be those of a sub-model.
+
+    Frozen parameters, which are in no run's tree, have the values that the model's constructor gives them.
+    """
     module = build_module(experiment, dataset)
     for name, parameter in module.named_parameters():
-        parameter.data = torch.tensor(parameters[name])
+        if name in parameters:
+            parameter.data = torch.tensor(parameters[name])
     store.log_model(module, task_on(dataset, module).prepare(torch.tensor(dataset.x_train[:2])).numpy())
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from pydantic import Field, field_validator
 
+from hedgerow.algorithms.task import trainable
 from hedgerow.algorithms.teacher import Schooling
 from hedgerow.algorithms.trees import Tree
 from hedgerow.platform.checkpoint import checkpoints, read_checkpoint
@@ -69,12 +70,15 @@ class Teacher(Section, Schooling):
 
 def with_parameters(module: torch.nn.Module, parameters: dict[str, Any], run: str) -> torch.nn.Module:
     """The module as it was learnt, for forward passes alone. Raises UserError where they do not fit."""
-    wanted = {name: p.shape for name, p in module.named_parameters()}
-    if wanted != {name: p.shape for name, p in parameters.items()}:
+    shapes = {name: p.shape for name, p in module.named_parameters()}
+    # Frozen ones are not saved: the module has them from its constructor.
+    wanted = trainable(module).keys()
+    if not wanted <= parameters.keys() or any(shapes.get(name) != p.shape for name, p in parameters.items()):
         raise UserError(
             f"task.teacher.run: the model of {run} is for other samples or classes than task.data's; name a run on the "
             "same data"
         )
     for name, p in module.named_parameters():
-        p.data = parameters[name].clone()
-    return module.eval().requires_grad_(False)
+        if name in parameters:
+            p.data = parameters[name].clone()
+    return module.eval()

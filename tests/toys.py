@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from torch import nn
 
 from hedgerow.algorithms.base import Algorithm, Batches, Exchange
 from hedgerow.algorithms.fedavg import FedAvg
@@ -136,3 +137,47 @@ class Poisonous(Stateful):
         if not data.batched and down["id"] == hp.victim and state["times"] == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().train(hp, down, state, data)
+
+
+class FrozenFirst(nn.Sequential):
+    """Digits to logits; the first layer, 64 to 16, is frozen: 170 of 1210 parameters are trained."""
+
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 10))
+        self[1].requires_grad_(False)
+
+
+class ConstantLinear(nn.Module):
+    """A linear layer of buffers."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.register_buffer("weight", layer.weight.detach())
+        self.register_buffer("bias", layer.bias.detach())
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.weight, self.bias)
+
+
+class ConstantFirst(nn.Sequential):
+    """FrozenFirst with buffers in the place of frozen parameters."""
+
+    def __init__(self):
+        frozen = FrozenFirst()
+        super().__init__(frozen[0], ConstantLinear(frozen[1]), frozen[2], frozen[3])
+
+
+class FrozenLast(nn.Sequential):
+    """The last layer is frozen."""
+
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 10))
+        self[3].requires_grad_(False)
+
+
+class Frozen(nn.Sequential):
+    """All layers are frozen."""
+
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 10))
+        self.requires_grad_(False)

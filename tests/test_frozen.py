@@ -1,0 +1,151 @@
+"""Frozen parameters are part of the model, and are neither trained nor transmitted."""
+
+import pytest
+import torch
+
+from hedgerow.algorithms.trees import flatten
+from hedgerow.platform.build import build_data, build_module, check
+from hedgerow.platform.coordinator import Coordinator
+from hedgerow.platform.errors import UserError
+from hedgerow.platform.experiment_file import parse_experiment
+from hedgerow.platform.runner import log_final_model, run
+
+TRAINED, ALL = 170, 1210
+
+METHODS = {
+    "fedavg": {},
+    "feddyn": {},
+    "scaffold": {},
+    "fedsgd": {},
+    "per_fedavg": {"adapt": "maml"},
+    "pfldyn": {"adapt": "proto"},
+    "kd": {"starts": 2},
+    "disk": {},
+    "fedbio": {},
+    "fedavg-synthetic": {"side": {"kind": "synthetic"}},
+}
+
+
+def experiment(name, hyper, model="toys.FrozenFirst", mode="vmap", **more):
+    values = {
+        "name": "frozen",
+        "seed": 5,
+        "rounds": 2,
+        "participation": 1.0,
+        "task": {
+            "data": {"name": "digits"},
+            "partition": {"kind": "dirichlet", "clients": 6, "alpha": 0.5, "holdout": 0.2, "samples_per_client": 40},
+            "model": {"name": model},
+        },
+        "algorithm": {"name": name.partition("-")[0], **hyper},
+        "engine": {"mode": mode, "chunk": 4 if mode == "vmap" else "auto", "compile": False},
+        "resources": {"executor": "inline"},
+        "tracking": {"enabled": False},
+        **more,
+    }
+    if name in ("kd", "disk"):
+        values["task"]["teacher"] = {"model": {"name": model}, "epochs": 1}
+    if name == "fedbio":
+        values["task"]["problem"] = {"kind": "cleaning"}
+        values["task"]["partition"]["validation"] = 0.3
+    return parse_experiment(values)
+
+
+def done(tmp_path, *args, **kwargs):
+    """(the learner after its rounds, the module of its worker)."""
+    wanted = experiment(*args, **kwargs)
+    coordinator = Coordinator([wanted.model_dump(mode="json")], *build_data(wanted, None), None, [tmp_path])
+    while not coordinator.run.done:
+        next(coordinator.run)
+    return coordinator.run.learners[0], coordinator.run.executor.worker.algorithms[0].task.module
+
+
+def without_clock(history):
+    return [{name: value for name, value in record.items() if name != "seconds"} for record in history]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_frozen_parameters_are_constants_of_the_model(name, tmp_path):
+    hyper = {"lr": 0.1, **METHODS[name]}
+    ran = {mode: done(tmp_path, name, hyper, mode=mode) for mode in ("loop", "vmap")}
+    constant, _ = done(tmp_path, name, hyper, model="toys.ConstantFirst")
+    frozen, module = ran["vmap"]
+    fresh = build_module(frozen.experiment, build_data(frozen.experiment, None)[0])
+    for layer in ("weight", "bias"):
+        assert torch.equal(getattr(module[1], layer), getattr(fresh[1], layer))
+    assert sum(p.numel() for p in module.parameters()) == ALL
+    assert set(frozen.algorithm.evaluate_params(frozen.server)) == {"3.weight", "3.bias"}
+    server, other = flatten(frozen.server), flatten(constant.server)
+    assert server.keys() == other.keys()
+    assert all(torch.equal(server[key], other[key]) for key in server)
+    assert without_clock(frozen.history) == without_clock(constant.history)
+    looped = flatten(ran["loop"][0].server)
+    assert max(float((looped[key] - server[key]).abs().max()) for key in server) < 1e-4
+    if name in ("fedavg", "feddyn", "per_fedavg", "scaffold"):
+        units = 2 if name == "scaffold" else 1
+        record = frozen.history[-1]
+        assert record["scalars_up"] == record["scalars_down"] == 6 * units * TRAINED
+        assert record["transmissions"] == 2 * units
+    learnt, start = frozen.algorithm.evaluate_params(frozen.server), module[3]
+    assert not torch.equal(learnt["3.weight"], start.weight)
+
+
+def test_a_frozen_last_layer_serves_those_that_look_at_it(tmp_path):
+    learner, _ = done(tmp_path, "fedavg", METHODS["fedavg-synthetic"], model="toys.FrozenLast")
+    assert set(learner.server["w"]) == {"1.weight", "1.bias"}
+    learner, _ = done(tmp_path, "pfldyn", {"adapt": "proto", "proto_layer": "features"}, model="toys.FrozenLast")
+    assert set(learner.server["w"]) == {"1.weight", "1.bias"}
+
+
+class Recorded:
+    """A store of the final model alone."""
+
+    def log_model(self, module, sample):
+        Recorded.module = module
+
+
+def test_the_recorded_model_and_a_teacher_keep_what_was_frozen(tmp_path):
+    wanted = experiment("fedavg", {"lr": 0.1}, output=str(tmp_path / "runs"))
+    finished = run(wanted)
+    assert set(finished.parameters) == {"3.weight", "3.bias"}
+    dataset, _ = build_data(wanted, None)
+    module = build_module(wanted, dataset)
+    for name, values in finished.parameters.items():
+        module.get_parameter(name).data = torch.tensor(values)
+    x = (torch.tensor(dataset.x_test[:50]).float() - torch.tensor(dataset.mean)) / torch.tensor(dataset.std)
+    with torch.no_grad():
+        expected = module(x)
+    log_final_model(Recorded(), wanted, dataset, finished.parameters)
+    with torch.no_grad():
+        assert torch.equal(Recorded.module(x), expected)
+    # As a teacher the run is the same model.
+    taught = {"kind": "distillation", "alpha": 0.0, "temperature": 1.0}
+    after = experiment("fedavg", {"lr": 0.1, "side": taught}, model="toys.FrozenFirst")
+    after = after.model_copy(update={"seed": 6})
+    values = after.model_dump(mode="json")
+    values["task"]["teacher"] = {"run": str(finished.folder.path)}
+    coordinator = Coordinator([values], *build_data(after, None), None, [tmp_path])
+    teacher = coordinator.run.learners[0].algorithm.task.teacher
+    with torch.no_grad():
+        assert torch.equal(teacher(x), expected)
+    next(coordinator.run)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "model", "said"),
+    [
+        ({"name": "fedavg"}, "toys.Frozen", "task.model: Frozen has no parameters to train"),
+        ({"name": "pfldyn", "adapt": "proto", "proto_layer": "features"}, "toys.FrozenFirst", "set it to output"),
+        ({"name": "heterofl"}, "toys.FrozenFirst", "1.weight is frozen"),
+        ({"name": "zerofl"}, "toys.FrozenFirst", "1.weight is frozen"),
+        ({"name": "fedbio"}, "toys.FrozenFirst", "one of them is frozen"),
+        ({"name": "fedbio"}, "toys.FrozenLast", "one of them is frozen"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(algorithm, model, said):
+    wanted = experiment(algorithm["name"], algorithm, model=model)
+    values = wanted.model_dump(mode="json", exclude_defaults=False)
+    if algorithm["name"] == "fedbio":
+        values["task"]["problem"] = {"kind": "hyper_representation"}
+    with pytest.raises(UserError, match=said):
+        check(parse_experiment(values), None)
