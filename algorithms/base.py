@@ -95,6 +95,14 @@ class Batch:
     """The samples in another way, by its number, where several are wanted; `x` is view 0."""
 
 
+class UnknownStreamError(KeyError):
+    """A client step reads a stream that the `batches` of its Exchange do not name."""
+
+    def __init__(self, stream: str):
+        super().__init__(stream)
+        self.stream = stream
+
+
 @dataclass(frozen=True)
 class ClientData:
     """What one client step sees of its client's data.
@@ -116,7 +124,7 @@ class ClientData:
 
     def batches(self, stream: str = "train") -> Iterator[Batch]:
         """The mini-batches of a stream, in order."""
-        indices, mask = self.streams[stream]
+        indices, mask = self._stream(stream)
         for step, (rows, real) in enumerate(zip(indices.unbind(0), mask.unbind(0), strict=True)):
             keys = self.keys[stream][step] if stream in self.keys else None
             if not self.batched:
@@ -141,7 +149,12 @@ class ClientData:
 
     def steps(self, stream: str = "train") -> Tensor:
         """How many mini-batches of a stream are real: K of the papers. 0-d."""
-        return self.streams[stream][1].any(-1).sum()
+        return self._stream(stream)[1].any(-1).sum()
+
+    def _stream(self, name: str) -> tuple[Tensor, Tensor]:
+        if name not in self.streams:
+            raise UnknownStreamError(name)
+        return self.streams[name]
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import torch
 
 from hedgerow.algorithms.base import Algorithm
 from hedgerow.algorithms.task import Task
+from hedgerow.platform.contract import check_contract
 from hedgerow.platform.data import (
     ACID,
     Dataset,
@@ -86,7 +87,9 @@ def check(experiment: Experiment, data_root: Path | None) -> tuple[Dataset, Part
 
 
 def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -> None:
-    """Raises UserError when model and problem do not fit the data, or the partition not the algorithm."""
+    """Raises UserError when model, problem, partition and algorithm do not fit together, or the algorithm breaks its
+    contract.
+    """
     with fits("algorithm"):
         algorithm = build_algorithms([experiment], dataset, partition)[0]
     _check_streams(experiment, partition)
@@ -137,6 +140,7 @@ def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -
             f"task.public: {name} learns from public samples, at least {algorithm.needs_public}, and there are "
             f"{found}; give it `samples: {algorithm.needs_public}` or more"
         )
+    check_contract(experiment, algorithm, dataset, partition)
 
 
 def _check_streams(experiment: Experiment, partition: Partition) -> None:

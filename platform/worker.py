@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from hedgerow.algorithms.base import MODEL, Algorithm, Batches, Reduction
+from hedgerow.algorithms.task import Task
 from hedgerow.algorithms.trees import Tree, count, leaves, stack, sub, tree_map
 from hedgerow.platform.checkpoint import read_states, save_tree
 from hedgerow.platform.data import SHARES, Dataset, Partition, Slices
@@ -105,6 +106,37 @@ def test_shards(samples: int) -> int:
     return -(-samples // TEST_SHARD)
 
 
+def deal(
+    dataset: Dataset,
+    partition: Partition,
+    task: Task,
+    load: Callable[[np.ndarray], torch.Tensor] = torch.from_numpy,
+    prepared: int = 0,
+) -> dict[Literal["clients", "test", "pool"], Samples]:
+    """The samples of each place where a step is carried out.
+
+    load: to the device. prepared: bytes up to which samples are normalised here once.
+    """
+    train_x, test_x, prepare = load(dataset.x_train), load(dataset.x_test), task.prepare
+    labels = dataset.y_train if partition.labels is None else partition.labels
+    if partition.public is not None:
+        labels = labels.copy()
+        labels[partition.public] = HIDDEN
+    train_y, test_y = load(labels), load(dataset.y_test)
+    # What is augmented is augmented as it is stored.
+    if 4 * train_x.numel() <= prepared and task.augment is None:
+        train_x, test_x, prepare = prepare(train_x), prepare(test_x), nn.Identity()
+    starts = np.arange(test_shards(len(test_y))) * TEST_SHARD
+    shards = Slices(starts, np.minimum(len(test_y) - starts, TEST_SHARD))
+    pool = partition.pool()
+    clients = Samples(train_x, train_y, prepare, partition.places, partition.shares(), task.augment)
+    return {
+        "clients": clients,
+        "test": Samples(test_x, test_y, prepare, np.arange(len(test_y)), dict.fromkeys(SHARES, shards)),
+        "pool": Samples(train_x, train_y, prepare, pool.places, pool.shares(), task.augment, clients),
+    }
+
+
 class Worker:
     """Hosts a share of the clients of one experiment on one device.
 
@@ -135,24 +167,7 @@ class Worker:
             ClientStates(tree_map(self._load, algorithm.init_client() | latest), len(partition), memory, folder)
             for algorithm in algorithms
         ]
-        train_x, test_x, prepare = self._load(dataset.x_train), self._load(dataset.x_test), task.prepare
-        labels = dataset.y_train if partition.labels is None else partition.labels
-        if partition.public is not None:
-            labels = labels.copy()
-            labels[partition.public] = HIDDEN
-        train_y, test_y = self._load(labels), self._load(dataset.y_test)
-        # What is augmented is augmented as it is stored.
-        if 4 * train_x.numel() <= PREPARED and task.augment is None:
-            train_x, test_x, prepare = prepare(train_x), prepare(test_x), nn.Identity()
-        starts = np.arange(test_shards(len(test_y))) * TEST_SHARD
-        shards = Slices(starts, np.minimum(len(test_y) - starts, TEST_SHARD))
-        pool = partition.pool()
-        clients = Samples(train_x, train_y, prepare, partition.places, partition.shares(), task.augment)
-        self.samples = {
-            "clients": clients,
-            "test": Samples(test_x, test_y, prepare, np.arange(len(test_y)), dict.fromkeys(SHARES, shards)),
-            "pool": Samples(train_x, train_y, prepare, pool.places, pool.shares(), task.augment, clients),
-        }
+        self.samples = deal(dataset, partition, task, self._load, PREPARED)
         # What others before this one held in the same process is not its own.
         reset_peak(self.device)
         self.at_rest = held(self.device)

@@ -1,0 +1,163 @@
+"""Algorithms that break their contract, each in one way; and models that cannot be batched."""
+
+import torch
+from torch import nn
+
+from hedgerow.algorithms.base import Batches, Exchange
+from hedgerow.algorithms.fedavg import FedAvg
+from hedgerow.algorithms.local import minimise
+
+
+class Plain(FedAvg):
+    """FedAvg in its shortest form, which keeps the contract."""
+
+    def init_server(self):
+        return {"w": self.task.init()}
+
+    def round(self, server, cohort):
+        result = yield Exchange(self.train, {"w": server["w"]}, cohort.clients, batches=self.hyper.batches)
+        return {"w": result.up["w"]}
+
+    def train(self, hp, down, state, data):
+        w, loss = minimise(self.task.loss, down["w"], data, hp)
+        return {"w": w}, state, {"loss": loss}
+
+
+class NoReturn(Plain):
+    def round(self, server, cohort):
+        result = yield Exchange(self.train, {"w": server["w"]}, cohort.clients, batches=self.hyper.batches)
+        server = {"w": result.up["w"]}
+
+
+class NoGenerator(Plain):
+    def round(self, server, cohort):
+        return server
+
+
+class YieldsTuple(Plain):
+    def round(self, server, cohort):
+        yield self.train, {"w": server["w"]}
+        return server
+
+
+class Function(Plain):
+    def round(self, server, cohort):
+        yield Exchange(lambda hp, down, state, data: ({}, state, {}), {"w": server["w"]}, cohort.clients)
+        return server
+
+
+class ReturnsTensor(Plain):
+    def round(self, server, cohort):
+        result = yield from super().round(server, cohort)
+        return result["w"]["1.weight"]
+
+
+class NoModel(Plain):
+    def round(self, server, cohort):
+        result = yield from super().round(server, cohort)
+        return {"model": result["w"]}
+
+
+class Stacked(Plain):
+    def round(self, server, cohort):
+        result = yield Exchange(
+            self.train, {"w": server["w"]}, cohort.clients, batches=self.hyper.batches, reduce="stack"
+        )
+        return {"w": result.up["w"]}
+
+
+class OtherType(Plain):
+    def init_server(self):
+        return {"w": self.task.init(), "rounds": torch.tensor(0)}
+
+    def round(self, server, cohort):
+        after = yield from super().round(server, cohort)
+        return {**after, "rounds": server["rounds"] + 0.5}
+
+
+class TwoValues(Plain):
+    def train(self, hp, down, state, data):
+        up, _, metrics = super().train(hp, down, state, data)
+        return up, metrics
+
+
+class StepWithoutReturn(Plain):
+    def train(self, hp, down, state, data):
+        super().train(hp, down, state, data)
+
+
+class BareTensor(Plain):
+    def train(self, hp, down, state, data):
+        up, state, metrics = super().train(hp, down, state, data)
+        return up["w"]["1.weight"], state, metrics
+
+
+class FloatMetric(Plain):
+    def train(self, hp, down, state, data):
+        up, state, _ = super().train(hp, down, state, data)
+        return up, state, {"loss": 0.5}
+
+
+class LongMetric(Plain):
+    def train(self, hp, down, state, data):
+        up, state, _ = super().train(hp, down, state, data)
+        return up, state, {"loss": torch.zeros(3)}
+
+
+class Forgetful(Plain):
+    def init_client(self):
+        return {"c": self.task.init(), "times": torch.zeros(())}
+
+    def train(self, hp, down, state, data):
+        up, state, metrics = super().train(hp, down, state, data)
+        return up, {"times": state["times"] + 1}, metrics
+
+
+class UnnamedStream(Plain):
+    def train(self, hp, down, state, data):
+        up, state, metrics = super().train(hp, down, state, data)
+        return up, state, {"seen": sum(batch.x.sum() for batch in data.batches("valid")), **metrics}
+
+
+class Item(Plain):
+    def train(self, hp, down, state, data):
+        up, state, metrics = super().train(hp, down, state, data)
+        if metrics["loss"].item() > 100:
+            up = down
+        return up, state, metrics
+
+
+class Branches(Plain):
+    def train(self, hp, down, state, data):
+        up, state, metrics = super().train(hp, down, state, data)
+        return (up if metrics["loss"] < 100 else {"w": down["w"]}), state, metrics
+
+
+class WrongEvaluation(Plain):
+    def evaluate(self, server, cohort):
+        yield Exchange(self.score, {"w": server["w"]}, cohort.clients, batches={"test": Batches(10)})
+
+
+class Diverges(Plain):
+    """No mistake: its clients send NaN."""
+
+    def train(self, hp, down, state, data):
+        up, state, metrics = super().train(hp, down, state, data)
+        return {"w": {name: p * torch.nan for name, p in up["w"].items()}}, state, metrics
+
+
+class Raises(Plain):
+    """A mistake that the run itself shows."""
+
+    def train(self, hp, down, state, data):
+        raise ValueError("a mistake of another kind")
+
+
+class Branching(nn.Sequential):
+    """A model that branches on values."""
+
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 10))
+
+    def forward(self, x):
+        return super().forward(x if x.sum() > 0 else -x)
