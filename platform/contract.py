@@ -23,6 +23,7 @@ from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.engine import Chunk, Plan, Samples, Work, for_each_client
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment import Experiment
+from hedgerow.platform.memory import is_exhausted
 from hedgerow.platform.reduce import Partial, combine
 from hedgerow.platform.worker import EVALUATION, deal
 
@@ -206,8 +207,10 @@ class _DryRun:
         share = self.experiment.cohort_size(self.cohort.population) / (actors if isinstance(actors, int) else 1)
         return share > 1 and not isinstance(self.algorithm, Online)
 
-    def not_batched(self, exchange: Exchange, error: Exception) -> UserError:
+    def not_batched(self, exchange: Exchange, error: Exception) -> Exception:
         """The sentence about a step that works for one client, and not for several at once."""
+        if is_exhausted(error):
+            return error
         said = (str(error).strip().splitlines() or [type(error).__name__])[0].split(". ")[0]
         rows = torch.zeros((1, 1), dtype=torch.long)
         data = self.dealt["clients"]
