@@ -80,7 +80,7 @@ def _few(samples: Samples, number: int) -> Samples:
 class _DryRun:
     experiment: Experiment
     algorithm: Algorithm
-    dealt: dict[str, Samples]
+    dealt: Mapping[Any, Samples]
     cohort: Cohort
     samples: int
     is_large: bool
