@@ -108,18 +108,24 @@ class HedgeRecord(Record):
 
 
 class JournalEntry(Record):
-    """One line of losses.jsonl: metrics that an expert reported in a round, or that no more come from it."""
+    """One line of Hedge's journal: the search, or an expert's configuration, its metrics in a round, or its end."""
 
     __pydantic_extra__: dict[str, float] = Field(init=False)
 
-    expert: int = Field(ge=0)
+    expert: int | None = Field(None, ge=0)
+    experts: int | None = Field(None, ge=1)
+    metric: str | None = None
+    mode: str | None = None
+    range: list[float] | None = None
+    configuration: str | None = None
     round: int | None = Field(None, ge=1)
     retired: bool | None = None
 
     @model_validator(mode="after")
-    def _one_of_both(self) -> Self:
-        if (self.round is None) == (self.retired is None):
-            raise ValueError("either `round` or `retired`")
+    def _one_of_them(self) -> Self:
+        of_expert = [value for value in (self.configuration, self.round, self.retired) if value is not None]
+        if len(of_expert) + (self.experts is not None) != 1 or (self.expert is None) == bool(of_expert):
+            raise ValueError("either `experts`, or `expert` with `configuration`, `round` or `retired`")
         return self
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 import numbers
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -57,16 +58,44 @@ class HedgeRounds:
         self._waiting: dict[int, dict[int, Record]] = {}
         self._worst = 1.0 if mode == "max" or range else -math.inf
         self._seen = self._clipped = 0
-        self._journal = journal
-        if journal is not None and journal.exists():
-            self._replay(journal)
+        self.journal: Path | None = None
+        self._configurations: dict[int, str] = {}
+        if journal is not None:
+            self.open(journal)
+
+    def open(self, journal: Path) -> None:
+        """Continue from a journal, if the file exists, and append every report to it from now on.
+
+        Its first line describes the search. Raises UserError when the file is damaged or belongs to another search.
+        """
+        self.journal = journal
+        entries: list[Record] = []
+        if journal.exists():
+            torn = journal.read_bytes().rpartition(b"\n")[2]
+            if torn:  # by a crash while the line was written
+                os.truncate(journal, journal.stat().st_size - len(torn))
+            entries = read_objects(journal, JournalEntry)
+        for entry in entries:
+            self._replay(entry)
+        if not entries:
+            self._write(self._head)
+
+    def enter(self, expert: int, configuration: str) -> None:
+        """Record what identifies an expert's configuration. Raises UserError when the journal knows another one."""
+        known = self._configurations.get(expert)
+        if known is None:
+            self._configurations[expert] = configuration
+            self._write({"expert": expert, "configuration": configuration})
+        elif known != configuration:
+            raise self._stranger(f"expert {expert} has another configuration there")
 
     def report(self, expert: int, round: int, metrics: Record) -> None:
-        """An expert's metrics of one round. What it reported before, and a round without the metric, is passed over.
+        """An expert's metrics of one round.
 
+        A round that the expert reported before, a round without the metric, and an expert that retired are passed over.
         Raises UserError when the metric is not a number, or, to be maximised, not an accuracy between 0 and 1.
         """
-        if round <= self.latest[expert] or self.metric not in metrics:
+        if round <= self.latest[expert] or expert in self.retired or self.metric not in metrics:
             return
         kept = {name: _number(metrics[name], name, expert, round) for name in self.averaged if name in metrics}
         self._check_accuracy(kept[self.metric], expert, round)
@@ -204,22 +233,36 @@ class HedgeRounds:
     # ---- the journal --------------------------------------------------------------------------------------------
 
     def _write(self, entry: Record) -> None:
-        if self._journal is not None:
-            with self._journal.open("a") as file:
+        if self.journal is not None:
+            with self.journal.open("a") as file:
                 file.write(json.dumps(entry) + "\n")
 
-    def _replay(self, journal: Path) -> None:
-        whole = []
-        for entry in read_objects(journal, JournalEntry):
-            if entry["expert"] >= self.hedge.experts:
-                raise UserError(f"{journal} is of another search: it names expert {entry['expert']}; remove it")
-            whole.append(json.dumps(entry) + "\n")
-            expert = entry.pop("expert")
-            if "retired" in entry:
-                self._drop(expert, entry["retired"])
-            else:
-                self._take(expert, entry.pop("round"), entry)
-        journal.write_text("".join(whole))
+    @property
+    def _head(self) -> Record:
+        bounds = list(self.range) if self.range else None
+        return {"experts": len(self.latest), "metric": self.metric, "mode": self.mode, "range": bounds}
+
+    def _replay(self, entry: Record) -> None:
+        expert = entry.get("expert", 0)
+        other = [key for key, value in self._head.items() if "experts" in entry and entry.get(key) != value]
+        if other:
+            raise self._stranger(f"`{other[0]}` is {entry.get(other[0])} there and {self._head[other[0]]} here")
+        if expert >= len(self.latest):
+            raise self._stranger(f"it has a report of expert {expert}")
+        if "configuration" in entry:
+            self._configurations[expert] = entry["configuration"]
+        elif "retired" in entry:
+            self._drop(expert, entry["retired"])
+        elif "round" in entry:
+            if self.metric not in entry:
+                raise self._stranger(f"it has a report without {self.metric}")
+            self._take(expert, entry["round"], {name: entry[name] for name in self.averaged if name in entry})
+
+    def _stranger(self, why: str) -> UserError:
+        return UserError(
+            f"{self.journal} is not a journal of this search: {why}; put the right file in its place, or start a new "
+            "search in another folder"
+        )
 
 
 def check_range(mode: str, range: Sequence[float] | None, scale_free: bool) -> None:

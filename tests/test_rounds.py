@@ -3,6 +3,7 @@
 import json
 import math
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -270,6 +271,76 @@ def test_the_death_of_an_expert_is_in_the_journal(tmp_path):
     _, after = rounds(journal=tmp_path / "losses.jsonl")
     assert after == before
     assert len(after) == 2
+
+
+def kept_by(folder, **settings) -> Path:
+    """The journal of a search of three experts, after two rounds."""
+    journal = folder / "losses.jsonl"
+    buffer, _ = rounds(journal=journal, **settings)
+    buffer.enter(0, "lr 0.1")
+    feed(buffer, IN_ORDER[:6])
+    return journal
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({"n": 2}, "`experts` is 3 there and 2 here"),
+        ({"n": 5}, "`experts` is 3 there and 5 here"),
+        ({"metric": "error"}, "`metric` is loss there and error here"),
+        ({"mode": "max", "range": None}, "`mode` is min there and max here"),
+        ({"range": (0, 2.5)}, r"`range` is [0, 1] there and [0, 2.5] here"),
+    ],
+)
+def test_a_journal_of_another_search_is_refused_and_stays_as_it_is(tmp_path, other, why):
+    journal = kept_by(tmp_path)
+    before = journal.read_bytes()
+    with pytest.raises(UserError) as caught:
+        rounds(journal=journal, **other)
+    assert f"{journal} is not a journal of this search: {why}; put the right file" in str(caught.value)
+    assert journal.read_bytes() == before
+
+
+def test_a_journal_of_other_configurations_is_refused(tmp_path):
+    buffer, _ = rounds(journal=kept_by(tmp_path))
+    buffer.enter(0, "lr 0.1")
+    buffer.enter(1, "lr 0.2")
+    again, _ = rounds(journal=tmp_path / "losses.jsonl")
+    with pytest.raises(UserError, match="not a journal of this search: expert 1 has another configuration there"):
+        again.enter(1, "lr 0.3")
+
+
+@pytest.mark.parametrize(
+    "line", ["{", "null", "[]", '"round"', '{"expert": 9, "round": 3, "loss": 0.1}', '{"round": 3}']
+)
+def test_a_damaged_line_within_a_journal_is_one_sentence(tmp_path, line):
+    journal = kept_by(tmp_path)
+    lines = journal.read_text().splitlines()
+    journal.write_text("\n".join([*lines[:4], line, *lines[5:], ""]))
+    with pytest.raises(
+        UserError, match=r"losses\.jsonl(:5 is damaged| is not a journal of this search: it has a report of)"
+    ):
+        rounds(journal=journal)
+
+
+def test_a_journal_from_before_it_named_its_search_is_read(tmp_path):
+    journal = kept_by(tmp_path)
+    whole, expected = rounds(journal=journal)
+    reports = [line for line in journal.read_text().splitlines() if '"round"' in line]
+    journal.write_text("\n".join([*reports, ""]))
+    old, records = rounds(journal=journal)
+    assert records == expected
+    assert old.hedge.probs().tolist() == whole.hedge.probs().tolist()
+
+
+def test_an_expert_that_retired_reports_no_more():
+    buffer, records = rounds(2)
+    for expert in (0, 1):
+        buffer.report(expert, 1, {"loss": 0.5})
+    buffer.retire(1, penalised=True)
+    buffer.report(0, 2, {"loss": 0.5})
+    buffer.report(1, 2, {"loss": 0.0})
+    assert [record["losses"] for record in records] == [[0.5, 0.5], [0.5, 1.0]]
 
 
 def test_the_state_goes_through_json_in_the_middle_of_a_round():

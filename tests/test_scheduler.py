@@ -1,5 +1,7 @@
 """Hedge on Ray Tune: the weights of a sequential run, whatever the number of slots and whoever dies."""
 
+import os
+import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -7,19 +9,24 @@ from typing import Any
 import pytest
 import ray
 import trainables
+from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 from ray import tune
 from ray.tune.error import TuneError
 from trainables import Scripted, loss_of
 
+from hedgerow.platform.errors import UserError
 from hedgerow.searchspaces.hedge import Hedge
 from hedgerow.searchspaces.rounds import HedgeRounds
-from hedgerow.searchspaces.scheduler import HedgeScheduler
+from hedgerow.searchspaces.runner import TUNE_SETTINGS
+from hedgerow.searchspaces.scheduler import JOURNAL, HedgeScheduler
 
 # The workers cannot import the tests' modules.
 ray.cloudpickle.register_pickle_by_value(trainables)
 
 ROUNDS = 12
 EXPERTS = 5
+SUMS = [sum(loss_of(expert, round) for round in range(1, ROUNDS + 1)) for expert in range(EXPERTS)]
+"""The cumulative losses of an undisturbed search."""
 
 
 def sequential(experts: int = EXPERTS, rounds: int = ROUNDS) -> list[dict]:
@@ -42,18 +49,37 @@ class Told:
         self.records.append(record)
 
 
+class Interruption(tune.Callback):
+    """Ends the search after so many results, while the file `armed` exists: by Ctrl-C, or by an error.
+
+    After Ctrl-C Tune writes a last snapshot, after an error it writes none.
+    """
+
+    def __init__(self, armed: Path, after: int, by: str):
+        self.armed, self.after, self.by = armed, after, by
+
+    def on_trial_result(self, **info: Any) -> None:
+        self.after -= 1
+        if self.after <= 0 and self.armed.exists():
+            self.armed.unlink()
+            if self.by == "error":
+                raise RuntimeError("interrupted")
+            os.kill(os.getpid(), signal.SIGINT)
+
+
 def search(
     folder: Path,
     special: dict[int, dict] | None = None,
     failures: int = 1,
     experts: int = EXPERTS,
     cpus: int = 2,
+    run: dict[str, Any] | None = None,
     **settings: Any,
 ):
     """A search over scripted experts: the scheduler, its records, and Tune's results.
 
     special: further configuration of some of them. cpus: of each, of four in all: two at a time, since processes are
-    slow to start.
+    slow to start. run: further arguments of Tune's RunConfig.
     """
     told = Told()
     scheduler = HedgeScheduler(experts, told=told, **{"range": (0, 1)} | settings)
@@ -67,14 +93,25 @@ def search(
         tune_config=tune.TuneConfig(scheduler=scheduler, reuse_actors=True),
         run_config=tune.RunConfig(
             name="tune",
-            storage_path=str(folder),
             failure_config=tune.FailureConfig(max_failures=failures),
-            checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=3),
+            checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=3, num_to_keep=1),
             verbose=0,
+            **{"storage_path": str(folder)} | (run or {}),
         ),
     )
     results = tuner.fit()
     return scheduler, told.records, results
+
+
+def restored(folder: Path, filesystem: Any = None) -> tune.Tuner:
+    trainable = tune.with_resources(Scripted, {"cpu": 2})
+    return tune.Tuner.restore(str(folder / "tune"), trainable, storage_filesystem=filesystem)
+
+
+def finish(tuner: tune.Tuner) -> HedgeScheduler:
+    """Run a restored search to its end; returns its scheduler, which Tune made anew."""
+    assert not tuner.fit().errors
+    return tuner._local_tuner._tune_config.scheduler
 
 
 def spread(log: Path, experts: int = EXPERTS) -> int:
@@ -170,3 +207,61 @@ class TestHedgeScheduler:
         )
         with pytest.raises(Exception, match=r"HedgeScheduler\(experts=1\) was given more trials"):
             tuner.fit()
+
+
+@pytest.fixture
+def tunes_own_settings(monkeypatch):
+    """Without what a search of Hedgerow's own may have set in this process."""
+    for name in TUNE_SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("ray_here", "tunes_own_settings")
+class TestRestore:
+    """`Tuner.restore`, without a `journal=`."""
+
+    def test_after_ctrl_c_the_weights_are_those_of_an_undisturbed_search(self, tmp_path):
+        (armed := tmp_path / "armed").touch()
+        stop = Interruption(armed, 25, "ctrl-c")
+        interrupted, first, _ = search(tmp_path, ahead=3, run={"callbacks": [stop]})
+        assert not armed.exists()
+        assert 0 < len(first) < ROUNDS
+        assert interrupted.rounds.hedge.rounds == len(first)
+        journal = tmp_path / "tune" / JOURNAL
+        # Any other journal in its place is refused, and so is none.
+        own = journal.read_bytes()
+        journal.unlink()
+        with pytest.raises(UserError, match=r"the reports of expert . end before round .*, which its trial has passed"):
+            restored(tmp_path).fit()
+        others = HedgeRounds(Hedge(EXPERTS + 1, 0.1), "loss", "min", range=(0, 1), journal=journal.with_suffix(".b"))
+        others.report(EXPERTS, 1, {"loss": 0.5})
+        journal.write_bytes(journal.with_suffix(".b").read_bytes())
+        with pytest.raises(UserError, match="is not a journal of this search: `experts` is 6 there and 5 here"):
+            restored(tmp_path).fit()
+        journal.write_bytes(own.replace(b'"configuration": "', b'"configuration": "f', 1))
+        with pytest.raises(UserError, match=r"not a journal of this search: expert . has another configuration there"):
+            restored(tmp_path).fit()
+        journal.write_bytes(own)
+        scheduler = finish(restored(tmp_path))
+        assert scheduler.rounds.told.records == sequential()
+        expected = HedgeRounds(Hedge(EXPERTS, 0.1), "loss", "min", range=(0, 1), journal=journal).hedge
+        assert scheduler.rounds.hedge.probs() == pytest.approx(expected.probs(), abs=1e-12)
+        assert scheduler.rounds.hedge.losses == pytest.approx([SUMS[i] for i in range(EXPERTS)], abs=1e-12)
+
+    @pytest.mark.parametrize("place", ["local", "remote"])
+    def test_a_journal_that_is_ahead_of_tunes_snapshot_counts_no_round_twice(self, tmp_path, place):
+        (armed := tmp_path / "armed").touch()
+        folder, run = tmp_path, {"callbacks": [Interruption(armed, 11, "error")]}
+        if place == "remote":
+            # A folder that is no local one to Tune.
+            filesystem = SubTreeFileSystem(str(tmp_path), LocalFileSystem())
+            folder, run = Path("there"), {"storage_path": "there", "storage_filesystem": filesystem, **run}
+        with pytest.raises(TuneError, match="interrupted"):
+            search(tmp_path, experts=2, run=run)
+        scheduler = finish(restored(folder, run.get("storage_filesystem")))
+        assert scheduler.rounds.told.records == sequential(2)
+
+    def test_a_new_search_in_the_folder_of_an_old_one_begins_at_equal_weights(self, tmp_path):
+        search(tmp_path, experts=2, special={0: {"loss": 0.9}})
+        _, records, _ = search(tmp_path, experts=2)
+        assert records == sequential(2)
