@@ -27,7 +27,8 @@ from hedgerow.platform.mirror import Mirror
 from hedgerow.platform.notices import Termination, handling, signal_of
 from hedgerow.platform.quiet import quiet_libraries
 from hedgerow.platform.report import kept, left_out, summarise
-from hedgerow.platform.runs import RunFolder, find_run, find_unfinished, new_run, now
+from hedgerow.platform.run_lock import RunLock
+from hedgerow.platform.runs import RunFolder, find_run, new_run, now, unfinished_run
 from hedgerow.platform.tracking import RunLog, Tracker
 
 BEAT = 0.2
@@ -54,7 +55,8 @@ def run(
     Raises UserError before any work when something is amiss.
     """
     data = data or check(experiment, data_root)
-    return _execute(experiment, new_run(experiment, data_root), data, show, address)
+    with new_run(experiment, data_root) as (folder, lock):
+        return _execute(experiment, folder, lock, data, show, address)
 
 
 def resume(name: str, show: Show | None = None, address: str | None = None) -> FinishedRun:
@@ -62,28 +64,30 @@ def resume(name: str, show: Show | None = None, address: str | None = None) -> F
 
     name: its folder, or the URI of its copy.
     """
-    folder = find_unfinished(name)
-    experiment = load_experiment(folder.experiment)
-    record = folder.record()
-    data = check(experiment, Path(record["data_root"]) if record["data_root"] else None)
-    return _execute(experiment, folder, data, show, address)
+    with unfinished_run(name) as (folder, lock):
+        experiment = load_experiment(folder.experiment)
+        record = folder.record()
+        data = check(experiment, Path(record["data_root"]) if record["data_root"] else None)
+        return _execute(experiment, folder, lock, data, show, address)
 
 
 def _execute(
     experiment: Experiment,
     folder: RunFolder,
+    lock: RunLock,
     data: tuple[Dataset, Partition],
     show: Show | None,
     address: str | None,
 ) -> FinishedRun:
     with Mirror(folder.path, experiment.checkpoints.storage) as mirror:
-        finished = _carry_out(experiment, folder, data, show, address)
+        finished = _carry_out(experiment, folder, lock, data, show, address)
     return mirror.told(finished)
 
 
 def _carry_out(
     experiment: Experiment,
     folder: RunFolder,
+    lock: RunLock,
     data: tuple[Dataset, Partition],
     show: Show | None,
     address: str | None,
@@ -101,7 +105,7 @@ def _carry_out(
     folder.update(status="running")
     for record in history:
         _tell(record, tracker, show)
-    with recorded(folder, tracker) as termination:
+    with recorded(folder, lock, tracker) as termination:
         with open_driver(
             experiment, dataset, partition, folder.checkpoints, address, folder.record().get("workers")
         ) as driver:
@@ -109,6 +113,7 @@ def _carry_out(
             done, termination.saves = False, True
             while not done:
                 news, done = driver.advance(BEAT)
+                lock.check()
                 for record in news:
                     log.append(record)
                     _tell(record, tracker, show)
@@ -176,18 +181,20 @@ def _tell(record: Record, tracker: Tracker | None, show: Show | None) -> None:
 
 
 @contextmanager
-def recorded(folder: RunFolder, tracker: Tracker | None) -> Iterator[Termination]:
-    """Whatever ends the run early is written into its record; Ctrl-C and SIGTERM interrupt it."""
+def recorded(folder: RunFolder, lock: RunLock, tracker: Tracker | None) -> Iterator[Termination]:
+    """Whatever ends the run early is written into its record, unless another process has taken the run over; Ctrl-C and
+    SIGTERM interrupt it.
+    """
     quiet_libraries()
     termination = Termination()
     with handling(termination, signal.SIGINT, signal.SIGTERM):
         try:
             yield termination
         except KeyboardInterrupt as error:
-            raise _interrupted(folder, tracker, signal_of(error)) from None
+            raise _interrupted(folder, lock, tracker, signal_of(error)) from None
         except BaseException as error:
             if not _is_finished(folder):
-                _note_end(folder, tracker, "failed")
+                _note_end(folder, lock, tracker, "failed")
             if is_exhausted(error):
                 raise UserError(
                     f"{folder}: the run does not fit into memory; lower engine.chunk, algorithm.batch_size or the "
@@ -196,13 +203,13 @@ def recorded(folder: RunFolder, tracker: Tracker | None) -> Iterator[Termination
             raise
 
 
-def _interrupted(folder: RunFolder, tracker: Tracker | None, number: int) -> Interrupted:
+def _interrupted(folder: RunFolder, lock: RunLock, tracker: Tracker | None, number: int) -> Interrupted:
     """Note the interruption by a signal; returns what to raise."""
     if _is_finished(folder):
         advice = f"; `hedgerow push {folder}` records it in MLflow" if tracker else ""
         return Interrupted(folder, number, f"{folder} is finished{advice}")
     try:
-        _note_end(folder, tracker, "interrupted")
+        _note_end(folder, lock, tracker, "interrupted")
     except KeyboardInterrupt as again:
         number = signal_of(again)
     return Interrupted(folder, number)
@@ -212,11 +219,12 @@ def _is_finished(folder: RunFolder) -> bool:
     return bool(folder.record()["status"] == "finished")
 
 
-def _note_end(folder: RunFolder, tracker: Tracker | None, status: str) -> None:
+def _note_end(folder: RunFolder, lock: RunLock, tracker: Tracker | None, status: str) -> None:
     """Write down that a run has not reached its end."""
     # On a full disk what is told is that, and not that it cannot even be noted.
     with suppress(OSError):
-        folder.update(status=status)
+        if not lock.is_lost:
+            folder.update(status=status)
     if tracker:
         tracker.finish(lambda store: store.end("KILLED" if status == "interrupted" else "FAILED"))
 

@@ -6,6 +6,8 @@ import platform as host
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import version
@@ -17,6 +19,7 @@ from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.experiment_file import dump_experiment, read_experiment
 from hedgerow.platform.files import write_whole
 from hedgerow.platform.records import PartitionRecord, Record, RunRecord, TrialRecord, read_object
+from hedgerow.platform.run_lock import RunLock
 from hedgerow.platform.storage import Storage, fetch, is_uri
 
 _LOCK = threading.Lock()
@@ -91,11 +94,31 @@ class RunFolder:
             write_whole(file, json.dumps(known | values, indent=2) + "\n")
 
 
-def new_run(experiment: Experiment, data_root: Path | None, resolved: str | None = None) -> RunFolder:
-    """Make the folder of a new run under the experiment's `output`.
+@contextmanager
+def new_run(
+    experiment: Experiment, data_root: Path | None, resolved: str | None = None
+) -> Iterator[tuple[RunFolder, RunLock]]:
+    """Make the folder of a new run under the experiment's `output`, and hold its lock.
 
-    resolved: what its experiment.yaml says, where that is more than the experiment.
+    resolved: text of its experiment.yaml, where that is more than the experiment.
     """
+    folder = _new_folder(experiment)
+    # Locked before it has a record, and so before any other process takes it for a run.
+    with RunLock(folder.path) as lock:
+        folder.experiment.write_text(resolved or dump_experiment(experiment))
+        folder.update(
+            name=folder.name,
+            status="running",
+            created=now(),
+            command=sys.argv,
+            data_root=str(data_root.absolute()) if data_root else None,
+            versions=versions(),
+            git_commit=git_commit(),
+        )
+        yield folder, lock
+
+
+def _new_folder(experiment: Experiment) -> RunFolder:
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     for suffix in ("", *(f"-{n}" for n in range(2, 1000))):
         folder = RunFolder(Path(experiment.output) / f"{experiment.name}-{stamp}{suffix}")
@@ -109,16 +132,6 @@ def new_run(experiment: Experiment, data_root: Path | None, resolved: str | None
             # Somebody else's, begun elsewhere in the same second.
             folder.path.rmdir()
             continue
-        folder.experiment.write_text(resolved or dump_experiment(experiment))
-        folder.update(
-            name=folder.name,
-            status="running",
-            created=now(),
-            command=sys.argv,
-            data_root=str(data_root.absolute()) if data_root else None,
-            versions=versions(),
-            git_commit=git_commit(),
-        )
         return folder
     raise UserError(f"output: too many runs named {experiment.name!r} in this second; wait a moment")
 
@@ -141,11 +154,28 @@ def now() -> str:
 
 
 def find_unfinished(name: str) -> RunFolder:
-    """A run as `find_run` finds it, to be resumed. Raises UserError when it is finished."""
+    """A run as `find_run` finds it, to be resumed. Raises UserError when it is finished, or a trial of a search."""
     folder = find_run(name)
+    search = RunFolder(folder.path.absolute().parent.parent)
+    if folder.path.absolute().parent.name == "experts" and search.exists:
+        raise UserError(f"{folder.path} is a trial of a search: `hedgerow resume {search.path}` continues all trials")
+    _check_unfinished(folder)
+    return folder
+
+
+@contextmanager
+def unfinished_run(name: str) -> Iterator[tuple[RunFolder, RunLock]]:
+    """A run as `find_unfinished` finds it, with its lock held. Raises UserError when another process runs it."""
+    folder = find_unfinished(name)
+    with RunLock(folder.path) as lock:
+        # It may have come to its end while this process waited for a sign of life.
+        _check_unfinished(folder)
+        yield folder, lock
+
+
+def _check_unfinished(folder: RunFolder) -> None:
     if folder.record()["status"] == "finished":
         raise UserError(f"{folder.path} is finished: there is nothing to resume")
-    return folder
 
 
 def versions() -> dict[str, str]:

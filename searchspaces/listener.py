@@ -11,6 +11,7 @@ from hedgerow.platform.checkpoint import checkpoints, read_progress
 from hedgerow.platform.experiment_file import dump_experiment
 from hedgerow.platform.notices import Termination
 from hedgerow.platform.report import is_done, kept, summarise
+from hedgerow.platform.run_lock import RunLock
 from hedgerow.platform.tracking import Record, RunLog, Tracker
 from hedgerow.searchspaces.expert import expert_folder
 from hedgerow.searchspaces.packs import members
@@ -34,11 +35,11 @@ class ShowSearch(Protocol):
 class Listener(tune.Callback):
     """Passes on what the trials and Hedge report, and keeps the records of the trials' run folders.
 
-    folder: the search's.
+    folder: the search's. lock: the one of that folder.
     """
 
-    def __init__(self, folder: Path, plan: SearchPlan, show: ShowSearch | None, tracker: Tracker | None):
-        self.folder, self.plan, self.show, self.tracker = folder, plan, show, tracker
+    def __init__(self, folder: Path, plan: SearchPlan, lock: RunLock, show: ShowSearch | None, tracker: Tracker | None):
+        self.folder, self.plan, self.lock, self.show, self.tracker = folder, plan, lock, show, tracker
         self.log = RunLog(folder / "metrics.jsonl")
         self.log.replace([])
         self.warnings: dict[str, None] = {}
@@ -48,7 +49,7 @@ class Listener(tune.Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         """Tune writes all it is given to disk, for a way of restoring that is not used here; terminals cannot be."""
-        return self.__dict__ | {"show": None, "tracker": None, "_started": {}, "termination": None}
+        return self.__dict__ | {"lock": None, "show": None, "tracker": None, "_started": {}, "termination": None}
 
     def hedge(self, record: Record) -> None:
         """One of Hedge's rounds is complete."""
@@ -77,6 +78,7 @@ class Listener(tune.Callback):
         self._state(trial, "running")
 
     def on_trial_result(self, iteration: int, trials: list[Trial], trial: Trial, result: Record, **info: Any) -> None:
+        self.lock.check()
         self.warnings |= dict.fromkeys(result["warnings"])
         for told in result["records"]:
             index = told["expert"]

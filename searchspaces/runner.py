@@ -23,8 +23,9 @@ from hedgerow.platform.mirror import Mirror
 from hedgerow.platform.placement import cpu_share, ray_session, trials_that_fit
 from hedgerow.platform.records import HedgeRecord
 from hedgerow.platform.report import left_out
+from hedgerow.platform.run_lock import RunLock
 from hedgerow.platform.runner import log_final_model, not_taken, push_records, recorded
-from hedgerow.platform.runs import RunFolder, find_run, find_unfinished, new_run, now
+from hedgerow.platform.runs import RunFolder, find_run, new_run, now, unfinished_run
 from hedgerow.platform.tracking import Record, RunLog, Tracker
 from hedgerow.searchspaces.expert import Expert, Shared, client_actors, expert_folder, trial_resources
 from hedgerow.searchspaces.kinds import tuning
@@ -65,9 +66,9 @@ def search(
     Raises UserError before any work when something is amiss.
     """
     data = data or check_search(plan, data_root)
-    folder = new_run(plan.experiment, data_root, plan.dump())
-    folder.update(kind="search", **(note or {}))
-    return _execute(plan, folder, data, show, address)
+    with new_run(plan.experiment, data_root, plan.dump()) as (folder, lock):
+        folder.update(kind="search", **(note or {}))
+        return _execute(plan, folder, lock, data, show, address)
 
 
 def resume_search(name: str, show: ShowSearch | None = None, address: str | None = None) -> FinishedSearch:
@@ -75,11 +76,11 @@ def resume_search(name: str, show: ShowSearch | None = None, address: str | None
 
     name: its folder, or the URI of its copy.
     """
-    folder = find_unfinished(name)
-    record = folder.record()
-    plan = load_search(folder.experiment)
-    data = check_search(plan, Path(record["data_root"]) if record["data_root"] else None)
-    return _execute(plan, folder, data, show, address)
+    with unfinished_run(name) as (folder, lock):
+        record = folder.record()
+        plan = load_search(folder.experiment)
+        data = check_search(plan, Path(record["data_root"]) if record["data_root"] else None)
+        return _execute(plan, folder, lock, data, show, address)
 
 
 def check_search(plan: SearchPlan, data_root: Path | None) -> Data:
@@ -105,23 +106,23 @@ def _shape(experiment: Experiment) -> str:
 
 
 def _execute(
-    plan: SearchPlan, folder: RunFolder, data: Data, show: ShowSearch | None, address: str | None
+    plan: SearchPlan, folder: RunFolder, lock: RunLock, data: Data, show: ShowSearch | None, address: str | None
 ) -> FinishedSearch:
     with Mirror(folder.path, plan.experiment.checkpoints.storage) as mirror:
-        finished = _carry_out(plan, folder, data, show, address)
+        finished = _carry_out(plan, folder, lock, data, show, address)
     return mirror.told(finished)
 
 
 def _carry_out(
-    plan: SearchPlan, folder: RunFolder, data: Data, show: ShowSearch | None, address: str | None
+    plan: SearchPlan, folder: RunFolder, lock: RunLock, data: Data, show: ShowSearch | None, address: str | None
 ) -> FinishedSearch:
     tracker = Tracker(lambda: open_search_store(folder)) if plan.experiment.tracking.enabled else None
-    listener = Listener(folder.path.absolute(), plan, show, tracker)
+    listener = Listener(folder.path.absolute(), plan, lock, show, tracker)
     folder.keep_partition(partition_record(data[1], data[0]))
     folder.update(status="running")
     trials = sorted((folder.path.absolute() / "experts").glob("*/checkpoints"))
     warnings = [told for trial in trials for told in tell_flaws(trial)]
-    with recorded(folder, tracker) as termination, ray_session(address):
+    with recorded(folder, lock, tracker) as termination, ray_session(address):
         listener.termination, termination.saves = termination, True
         try:
             warnings += _tune(plan, folder, data, listener)

@@ -171,7 +171,8 @@ def test_a_run_is_a_new_folder_directly_under_its_output(tmp_path):
         "output": str(tmp_path / "runs"),
     }
     experiment = parse_experiment(values)
-    folders = [new_run(experiment, None).path for _ in range(2)]
+    with new_run(experiment, None) as (first, _), new_run(experiment, None) as (second, _):
+        folders = [first.path, second.path]
     assert folders[0] != folders[1]
     assert {folder.resolve().parent for folder in folders} == {(tmp_path / "runs").resolve()}
 

@@ -52,7 +52,9 @@ def checkpoint(folder: Path, round: int) -> None:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    """All files but the lock, which is of one machine and is not copied."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.parent.name != ".lock"]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 @pytest.fixture
@@ -270,12 +272,12 @@ def test_what_is_no_run_is_refused_by_its_uri(tmp_path):
 
 def test_the_folder_of_a_search_comes_back_as_it_was(tmp_path):
     wanted = plan(tmp_path / "here", checkpoints__storage=uri(tmp_path / "there"))
-    folder = new_run(wanted.experiment, None, wanted.dump())
-    folder.update(kind="search")
-    (folder.path / "losses.jsonl").write_text("{}")
-    checkpoint(folder.path / "experts" / "000", 3)
-    with Mirror(folder.path, wanted.experiment.checkpoints.storage):
-        checkpoint(folder.path / "experts" / "001", 5)
+    with new_run(wanted.experiment, None, wanted.dump()) as (folder, _):
+        folder.update(kind="search")
+        (folder.path / "losses.jsonl").write_text("{}")
+        checkpoint(folder.path / "experts" / "000", 3)
+        with Mirror(folder.path, wanted.experiment.checkpoints.storage):
+            checkpoint(folder.path / "experts" / "001", 5)
     before = contents(folder.path)
     shutil.rmtree(tmp_path / "here")
     found = find_run(uri(tmp_path / "there" / folder.name))

@@ -1,0 +1,211 @@
+"""One process at a time runs or resumes what is stored in a run folder."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from test_ray import small
+from test_search import plan
+
+from hedgerow.cli import main
+from hedgerow.platform import run_lock
+from hedgerow.platform.errors import UserError
+from hedgerow.platform.run_lock import RunLock
+from hedgerow.platform.runner import resume, run
+from hedgerow.platform.runs import new_run
+from hedgerow.searchspaces.results import FinishedSearch
+
+INLINE = {"resources__executor": "inline"}
+TRIALS = 8
+
+CONTENDER = """
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from hedgerow.platform.errors import UserError
+from hedgerow.platform.run_lock import RunLock
+with ExitStack() as held:
+    for line in sys.stdin:
+        try:
+            held.enter_context(RunLock(Path(line.strip())))
+            print("held", flush=True)
+        except UserError as error:
+            print(error, flush=True)
+"""
+
+
+def contender() -> subprocess.Popen:
+    """A process that locks the folders whose names it reads, and holds them."""
+    return subprocess.Popen([sys.executable, "-c", CONTENDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def ask(process: subprocess.Popen, folder: Path) -> None:
+    process.stdin.write(f"{folder}\n")
+    process.stdin.flush()
+
+
+def claim(folder: Path) -> Path:
+    """The only claim on a folder."""
+    (file,) = (folder / ".lock").iterdir()
+    return file
+
+
+def rewrite(file: Path, **values) -> None:
+    """Change what a claim says of its holder."""
+    file.write_text(json.dumps(json.loads(file.read_text().splitlines()[0]) | values) + "\n")
+
+
+def refusal(*arguments: str) -> str:
+    """What the command says that ends with exit code 2."""
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2, result.output
+    return result.output
+
+
+def test_of_many_processes_at_once_exactly_one_takes_over_the_lock_of_a_killed_one(tmp_path):
+    folders = [tmp_path / str(trial) for trial in range(TRIALS)]
+    victim, contenders = contender(), [contender() for _ in range(8)]
+    try:
+        for folder in folders:
+            folder.mkdir()
+            ask(victim, folder)
+            assert victim.stdout.readline() == "held\n"
+        ask(contenders[0], folders[0])
+        (refused,) = (contenders[0].stdout.readline(),)
+        assert f"{folders[0]} is being run by process {victim.pid} on {os.uname().nodename} since 20" in refused
+        assert f"`hedgerow resume {folders[0]}`" in refused
+        # Not waited for, so that its process number still stands in the table of processes.
+        victim.kill()
+        while Path(f"/proc/{victim.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            time.sleep(0.01)
+        for folder in folders:
+            for process in contenders:
+                ask(process, folder)
+            answers = [process.stdout.readline().strip() for process in contenders]
+            assert answers.count("held") == 1, answers
+            winner = contenders[answers.index("held")].pid
+            assert all(f"is being run by process {winner} " in answer for answer in answers if answer != "held")
+    finally:
+        for process in (victim, *contenders):
+            process.kill()
+            process.communicate()
+
+
+def test_a_process_number_that_another_process_has_now_does_not_hold_the_lock(tmp_path):
+    with RunLock(tmp_path):
+        held = claim(tmp_path).read_text()
+    # Of the process that started this one, which is alive.
+    claim(tmp_path).write_text(held)
+    rewrite(claim(tmp_path), pid=os.getppid())
+    with RunLock(tmp_path):
+        pass
+    claim(tmp_path).write_text(held)
+    rewrite(claim(tmp_path), pid=os.getppid(), start=run_lock._start(os.getppid()))
+    with pytest.raises(UserError, match=f"is being run by process {os.getppid()} "), RunLock(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("elsewhere", [{"host": "far"}, {"home": "other boot pid:[1]", "host": os.uname().nodename}])
+def test_a_holder_on_another_machine_or_in_another_container_is_judged_by_its_signs_of_life(
+    tmp_path, monkeypatch, elsewhere
+):
+    monkeypatch.setattr(run_lock, "PATIENCE", 1.0)
+    monkeypatch.setattr(run_lock, "BEAT", 0.05)
+    with RunLock(tmp_path):
+        # Its own process touches it, and no other one can look that up. The clock there is an hour ahead.
+        rewrite(claim(tmp_path), **{"home": "", **elsewhere})
+        with pytest.raises(UserError, match=f"process {os.getpid()} on {elsewhere['host']} since"), RunLock(tmp_path):
+            pass
+        left = claim(tmp_path).read_text()
+    # Released, and so free at once.
+    monkeypatch.setattr(run_lock, "PATIENCE", 1e6)
+    with RunLock(tmp_path):
+        pass
+    claim(tmp_path).write_text(left)
+    os.utime(claim(tmp_path), (time.time() + 3600,) * 2)
+    monkeypatch.setattr(run_lock, "PATIENCE", 0.5)
+    outcomes: list[str] = []
+    over = threading.Event()
+
+    def contend() -> None:
+        try:
+            with RunLock(tmp_path):
+                outcomes.append("held")
+                over.wait()
+        except UserError as error:
+            outcomes.append(str(error))
+
+    threads = [threading.Thread(target=contend) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    while len(outcomes) < len(threads):
+        time.sleep(0.01)
+    over.set()
+    for thread in threads:
+        thread.join()
+    assert outcomes.count("held") == 1, outcomes
+
+
+def test_a_claim_that_was_torn_when_its_process_was_killed_hinders_nobody(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_lock, "PATIENCE", 0.5)
+    (tmp_path / ".lock").mkdir()
+    (tmp_path / ".lock" / "00000007").write_text('{"pid": 12')
+    with RunLock(tmp_path) as lock:
+        assert claim(tmp_path).name == "00000008"
+        assert not lock.is_lost
+
+
+def test_a_new_run_is_locked_before_it_has_a_record(tmp_path):
+    with new_run(small(tmp_path), None) as (folder, _):
+        before = folder.experiment.stat().st_mtime_ns
+        assert claim(folder.path).stat().st_mtime_ns <= before
+        with pytest.raises(UserError, match="is being run by process"), RunLock(folder.path):
+            pass
+
+
+def test_a_run_that_is_running_cannot_be_resumed(tmp_path):
+    said: list[str] = []
+
+    def meddle(record):
+        if record["round"] == 3:
+            (folder,) = tmp_path.glob("small-*")
+            with pytest.raises(UserError) as caught:
+                resume(str(folder))
+            said.extend([str(caught.value), refusal("resume", str(folder))])
+
+    finished = run(small(tmp_path, rounds=9, **INLINE), show=meddle)
+    assert [record["round"] for record in finished.records] == list(range(1, 10))
+    assert f"is being run by process {os.getpid()} on {os.uname().nodename} since " in said[0]
+    assert said[1].endswith(f"hedgerow: {said[0]}\n")
+
+
+def test_a_run_that_was_taken_over_while_it_was_suspended_leaves_the_folder_alone(tmp_path):
+    def take_over(record):
+        if record["round"] == 3:
+            (folder,) = tmp_path.glob("small-*")
+            (folder / ".lock" / "00000002").write_text("{}\n")
+
+    with pytest.raises(UserError, match=r"was taken over by another process, since this one gave no sign of life"):
+        run(small(tmp_path, rounds=10**6, **INLINE), show=take_over)
+    (folder,) = tmp_path.glob("small-*")
+    assert json.loads((folder / "run.json").read_text())["status"] == "running"
+
+
+def test_a_search_that_is_running_cannot_be_resumed_nor_any_of_its_trials(tmp_path):
+    wanted = plan(tmp_path)
+    with new_run(wanted.experiment, None, wanted.dump()) as (folder, _):
+        folder.update(kind="search")
+        trial = folder.path / "experts" / "000"
+        trial.mkdir(parents=True)
+        (trial / "experiment.yaml").write_text(wanted.dump())
+        (trial / "run.json").write_text(json.dumps({"name": "000", "status": "running", "overrides": {}}))
+        assert "is being run by process" in refusal("resume", str(folder))
+        told = refusal("resume", str(trial))
+        assert f"{trial} is a trial of a search: `hedgerow resume {folder}` continues all trials" in told
+        assert len(FinishedSearch.read(folder).trials) == 1
