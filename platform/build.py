@@ -95,6 +95,7 @@ def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -
     _check_streams(experiment, partition)
     name = experiment.algorithm.name
     _check_losses(experiment, dataset, algorithm)
+    _check_plans(experiment, algorithm)
     if objection := algorithm.objection():
         raise UserError(objection)
     if algorithm.needs_everybody and experiment.cohort_size(len(partition)) < len(partition):
@@ -174,6 +175,16 @@ def _check_losses(experiment: Experiment, dataset: Dataset, algorithm: Algorithm
         )
     if not any(spec.views for spec in getattr(experiment.algorithm, "batches", {}).values()):
         raise UserError(f"task.augment: {name} learns from samples as they are; remove it")
+
+
+def _check_plans(experiment: Experiment, algorithm: Algorithm) -> None:
+    """Raises UserError when a plan of the file is of no step of the algorithm, or cannot be carried out."""
+    name, no_vmap = experiment.algorithm.name, getattr(algorithm.task.module, "no_vmap", None)
+    for step, plan in experiment.engine.plans.items():
+        if not callable(getattr(algorithm, step.partition("/")[0], None)):
+            raise UserError(f"engine.plans: {name} has no step {step!r}; remove it")
+        if plan.mode == "vmap" and no_vmap:
+            raise UserError(f"engine.plans: {step} cannot run under vmap ({no_vmap}); set its mode to loop")
 
 
 _seeding = Lock()

@@ -1,6 +1,7 @@
 """The coordinator: drives the rounds of one run and saves it. A plain object inline, an actor on Ray."""
 
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from hedgerow.algorithms.online import Online
 from hedgerow.algorithms.trees import Tree, tree_map
 from hedgerow.platform.build import build_algorithms
 from hedgerow.platform.data import Dataset, Partition
+from hedgerow.platform.engine import Plan
 from hedgerow.platform.executors import Executor, InlineExecutor
 from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.experiment_file import parse_experiment
@@ -16,6 +18,7 @@ from hedgerow.platform.federated import FederatedRun
 from hedgerow.platform.learner import Learner, Record
 from hedgerow.platform.online import OnlineLearner
 from hedgerow.platform.process import settle
+from hedgerow.platform.runs import RunFolder
 from hedgerow.platform.worker import Worker
 
 
@@ -24,7 +27,8 @@ class Coordinator:
 
     experiments: resolved files as plain values; several ones differ in floats of their algorithm only, and share the
     work of each round. executor: None for one worker in this process. checkpoints: the folder of each experiment's; it
-    goes on from the last one that lies there.
+    goes on from the last one that lies there. Steps are run under the plans that run.json records, one level up; new
+    plans are recorded there before the round that used them is reported.
     """
 
     def __init__(
@@ -40,6 +44,12 @@ class Coordinator:
             make_learner(experiment, algorithm, partition, dataset)
             for experiment, algorithm in zip(parsed, build_algorithms(parsed, dataset, partition), strict=True)
         ]
+        self._folders = [RunFolder(folder.parent) for folder in checkpoints]
+        self._recorded: list[dict[str, Plan]] = []
+        for learner, folder in zip(learners, self._folders, strict=True):
+            known = folder.record().get("plans", {}) if folder.exists else {}
+            self._recorded.append({step: Plan(**plan) for step, plan in known.items()})
+            learner.plans |= self._recorded[-1]
         self.run = FederatedRun(learners, executor or in_this_process(parsed, dataset, partition), list(checkpoints))
         self._told = learners[0].round
 
@@ -63,10 +73,17 @@ class Coordinator:
     def one_round(self) -> dict[int, Record]:
         """Run one round, and save it when the schedule says so; returns the record of each experiment, by number."""
         records = next(self.run)
+        self._record_plans()
         every = self.run.learners[0].experiment.checkpoints.every
         if self.run.done or (every and self.run.round % every == 0):
             self.run.save()
         return records
+
+    def _record_plans(self) -> None:
+        for number, (learner, folder) in enumerate(zip(self.run.learners, self._folders, strict=True)):
+            if learner.plans != self._recorded[number] and folder.exists:
+                self._recorded[number] = dict(learner.plans)
+                folder.update(plans={step: asdict(plan) for step, plan in learner.plans.items()})
 
     def save(self) -> None:
         """Write a checkpoint of the round at which it is."""

@@ -112,6 +112,14 @@ class Evaluation(Section):
         return self.targets if self.target_metric == "test_accuracy" else []
 
 
+class StepPlan(Section):
+    """How one step is run."""
+
+    mode: Literal["loop", "vmap"] = Field(description="one client after the other, or `chunk` clients at once")
+    chunk: int = Field(1, ge=1, description="clients at once under vmap")
+    compiled: bool = Field(False, description="whether vmap runs through torch.compile")
+
+
 class EngineConfig(Section):
     """How an actor works through its clients."""
 
@@ -123,6 +131,11 @@ class EngineConfig(Section):
         "auto",
         description="whether vmap runs through torch.compile (clients need equally many steps); auto: in long runs, if "
         "it is faster",
+    )
+    plans: dict[str, StepPlan] = Field(
+        {},
+        description="plans of single steps, by name, as `plans` in the run.json of another run has them; they go "
+        "before mode, chunk and compile, and repeat that run's numbers bit for bit",
     )
 
     @model_validator(mode="after")

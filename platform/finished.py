@@ -55,6 +55,11 @@ class FinishedRun:
         """What its folder says: finished, running, interrupted, failed or stopped."""
         return self.folder.record()["status"]
 
+    @property
+    def plans(self) -> dict[str, dict[str, Any]]:
+        """How each step was run. As `engine.plans` of another run, they repeat this one's numbers bit for bit."""
+        return self.folder.record().get("plans", {})
+
     @cached_property
     def frame(self) -> "DataFrame":
         """A pandas frame of the rounds: a row for each, a column for each metric."""

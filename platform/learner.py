@@ -67,7 +67,7 @@ class Learner:
         self.follows = experiment.evaluation.follows
         self.stateless = not algorithm.init_client() and not self.follows
         self.test_shards = test_shards(test_samples)
-        self.plans: dict[str, Plan] = {}
+        self.plans = {step: Plan(**plan.model_dump()) for step, plan in experiment.engine.plans.items()}
         self._evaluated = self._evaluation_cohort()
         # By client the round from which on it is left out. What was found out outlives a return to a checkpoint.
         self.quarantined: dict[int, int] = {}
@@ -117,7 +117,7 @@ class Learner:
         self.round = self.committed = progress["round"]
         self.seconds = progress["seconds"]
         self.transmissions = progress["transmissions"]
-        self.plans = {step: Plan(**plan) for step, plan in progress["plans"].items()}
+        self.plans |= {step: Plan(**plan) for step, plan in progress["plans"].items()}
         records = progress["history"]
         # Earlier versions kept the records themselves in their checkpoints.
         self.history = records if isinstance(records, History) else History(records)

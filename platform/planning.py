@@ -131,8 +131,8 @@ def shortened(batches: dict[str, Batches], steps: int | None) -> dict[str, Batch
 def choose(config: EngineConfig, no_vmap: str | None, load: Load, key: dict, measure: Measure) -> Plan:
     """The plan for one step.
 
-    What the file leaves open is measured. The choice is remembered in the user's cache, so that a run which is
-    repeated on the same machine repeats its numbers bit for bit; the run's record holds it too.
+    What the file leaves open is measured, and the choice is remembered in the user's cache. Plans differ in the last
+    bits of their sums, so the same numbers need the same plan: it is recorded in run.json.
     no_vmap: why the model cannot be batched, if so. key: what the choice depends on.
     """
     if config.mode == "loop" or no_vmap:

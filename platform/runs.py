@@ -5,7 +5,6 @@ import os
 import platform as host
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +12,8 @@ from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock
 
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment import Experiment
@@ -22,7 +23,8 @@ from hedgerow.platform.records import PartitionRecord, Record, RunRecord, TrialR
 from hedgerow.platform.run_lock import RunLock
 from hedgerow.platform.storage import Storage, fetch, is_uri
 
-_LOCK = threading.Lock()
+PATIENCE = 60.0
+"""Seconds to wait for another process that changes the same record."""
 
 COMMIT = "HEDGEROW_GIT_COMMIT"
 """The variable that tells a job on a cluster, which has no git folder, the commit it was submitted from."""
@@ -88,8 +90,8 @@ class RunFolder:
     def update(self, **values: Any) -> None:
         """Change entries of run.json, atomically."""
         file = self.path / "run.json"
-        # The tracker's thread notes MLflow's identifiers while the run goes on.
-        with _LOCK:
+        # While the run goes on, the tracker's thread records MLflow's identifiers, and the coordinator's process plans.
+        with FileLock(self.path / ".run.json.lock", timeout=PATIENCE):
             known = read_object(file, Record) if self.exists else {}
             write_whole(file, json.dumps(known | values, indent=2) + "\n")
 

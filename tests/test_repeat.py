@@ -1,0 +1,119 @@
+"""Bits follow from the plan alone, and the plan is recorded before any number that it decides is reported."""
+
+import json
+from pathlib import Path
+
+import psutil
+import pytest
+from test_ray import _hosts_coordinator, numbers, same, small
+
+from hedgerow.api import run as run_again
+from hedgerow.platform.build import check
+from hedgerow.platform.coordinator import Coordinator
+from hedgerow.platform.errors import UserError
+from hedgerow.platform.runner import resume, run
+
+MEASURED = {"engine": {"mode": "auto"}, "rounds": 6, "checkpoints__every": 1000}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch) -> Path:
+    """A cache of plans that is empty at first."""
+    monkeypatch.setenv("HEDGEROW_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "plans"
+
+
+def turn_over(cache: Path) -> None:
+    """Have the cache remember another plan for everything."""
+    files = list(cache.glob("*.json"))
+    assert files
+    for file in files:
+        known = json.loads(file.read_text())
+        mode, chunk = ("vmap", 3) if known["best"]["mode"] == "loop" else ("loop", 1)
+        file.write_text(json.dumps(known | {"best": {"mode": mode, "chunk": chunk, "compiled": False}}))
+
+
+def clockless(records: list[dict]) -> list[dict]:
+    return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
+
+
+@pytest.mark.parametrize("cached", ["another plan", "nothing"])
+def test_a_run_resumed_before_its_first_checkpoint_keeps_its_plan(tmp_path, cache, monkeypatch, cached):
+    settings = MEASURED | {"resources__executor": "inline"}
+    seen: list[dict] = []
+
+    def end(record):
+        (folder,) = (tmp_path / "runs").glob("small-*")
+        seen.append(json.loads((folder / "run.json").read_text())["plans"])
+        # As if it were killed: no checkpoint is written.
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        run(small(tmp_path / "runs", **settings), show=end)
+    (folder,) = (tmp_path / "runs").glob("small-*")
+    assert not list(folder.glob("checkpoints/round-*"))
+    assert {"train/clients", "score/clients"} <= seen[0].keys()
+    if cached == "nothing":
+        monkeypatch.setenv("HEDGEROW_CACHE", str(tmp_path / "new"))
+    else:
+        turn_over(cache)
+        assert run(small(tmp_path / "other", **settings)).plans["train/clients"] != seen[0]["train/clients"]
+    resumed = resume(str(folder))
+    assert resumed.plans == seen[0]
+    # The same plan from the file repeats the run, whatever the cache says.
+    again = run_again(small(tmp_path / "again", **settings), engine__plans=resumed.plans, show=False)
+    assert again.plans == seen[0]
+    assert same(again, resumed)
+
+
+def test_experts_of_a_trial_keep_their_plans(tmp_path, cache):
+    experiments = [
+        small(tmp_path, **MEASURED, resources__executor="inline", algorithm__lr=lr).model_dump(mode="json")
+        for lr in (0.1, 0.2)
+    ]
+    folders = [tmp_path / name for name in ("000", "001")]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "run.json").write_text('{"status": "running"}')
+    data = check(small(tmp_path), None)
+
+    def start() -> Coordinator:
+        return Coordinator(experiments, *data, None, [folder / "checkpoints" for folder in folders])
+
+    first = start()
+    first.one_round()
+    recorded = [json.loads((folder / "run.json").read_text()) for folder in folders]
+    assert recorded[0] == recorded[1]
+    assert "train/clients" in recorded[0]["plans"]
+    turn_over(cache)
+    second = start()
+    second.one_round()
+    for one, other in zip(first.run.learners, second.run.learners, strict=True):
+        assert one.plans == other.plans
+        assert clockless(one.history) == clockless(other.history)
+    assert [json.loads((folder / "run.json").read_text()) for folder in folders] == recorded
+
+
+@pytest.mark.usefixtures("ray_here")
+def test_a_coordinator_that_dies_before_the_first_checkpoint_is_replaced_by_one_with_its_plan(tmp_path, cache):
+    victims: list[psutil.Process] = []
+
+    def kill_once(record):
+        if not victims:
+            turn_over(cache)
+            victims.extend(p for p in psutil.Process().children(recursive=True) if _hosts_coordinator(p))
+            victims[0].kill()
+
+    settings = MEASURED | {"rounds": 200, "resources__executor": "ray"}
+    finished = run(small(tmp_path / "runs", **settings), show=kill_once)
+    assert len(victims) == 1
+    again = run_again(
+        small(tmp_path / "again", **settings), resources__executor="inline", engine__plans=finished.plans, show=False
+    )
+    assert numbers(finished) == numbers(again)
+
+
+def test_a_plan_of_a_step_that_there_is_not_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"^engine\.plans: toys\.Stateful has no step 'trian/clients'; remove it$"):
+        run(small(tmp_path, resources__executor="inline", engine__plans={"trian/clients": {"mode": "loop"}}))
+    assert not list(tmp_path.glob("small-*"))
