@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hedgerow.platform import runner
-from hedgerow.platform.data import Dataset, Partition
+from hedgerow.platform.build import Data, check
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.experiment_file import Override, parse_experiment, read_file, set_value
@@ -35,7 +35,7 @@ def run(
     data_root: File | None = None,
     address: str | None = None,
     show: Show = True,
-    data: tuple[Dataset, Partition] | None = None,
+    data: Data | None = None,
     **overrides: Any,
 ) -> FinishedRun:
     """Run an experiment: a file, the same as a dictionary, or what `load_experiment` made of one.
@@ -43,13 +43,14 @@ def run(
     overrides: keys of the file, with two underscores for a dot: `rounds=20, algorithm__lr=0.05`. data_root: folder of
     the data sets. address: a Ray cluster; None: the one this process is connected to, or a new one on this machine.
     show: progress; False: none; or what is called with every round's record. data: data set and partition, in place of
-    those that the experiment names.
+    those that the experiment names; `resume` and `load` need them again.
     Raises UserError before any work when something is amiss. When it is interrupted, `resume` continues it.
     """
     if not isinstance(experiment, Experiment) or overrides:
         experiment = parse_experiment(*_values(experiment, overrides, without="search"))
+    own = None if data is None else check(experiment, None, data)
     with _progress(experiment, show) as shown:
-        return runner.run(experiment, _path(data_root), shown, address, data)
+        return runner.run(experiment, _path(data_root), shown, address, own, own is not None)
 
 
 def search(
@@ -58,6 +59,7 @@ def search(
     data_root: File | None = None,
     address: str | None = None,
     show: bool = True,
+    data: Data | None = None,
     **overrides: Any,
 ) -> FinishedSearch:
     """Search hyperparameters: a file with a `search` section, the same as a dictionary, or what `load_search` made.
@@ -72,26 +74,37 @@ def search(
         if "search" not in values:
             raise UserError(f"{source}: there is no `search` section; add one, such as search={{'space': ...}}")
         plan = parse_search(values, lines, source)
+    own = None if data is None else searches.check_search(plan, None, data)
     with _table(plan, show) as shown:
-        return searches.search(plan, _path(data_root), shown, address)
+        return searches.search(plan, _path(data_root), shown, address, own, own=own is not None)
 
 
-def resume(folder: File, *, address: str | None = None, show: bool = True) -> FinishedRun | FinishedSearch:
-    """Continue a run or a search from its last checkpoints. Raises UserError when it is finished, or is none."""
+def resume(
+    folder: File, *, address: str | None = None, show: bool = True, data: Data | None = None
+) -> FinishedRun | FinishedSearch:
+    """Continue a run or a search from its last checkpoints.
+
+    data: data set and partition of a run that was given its own; their content is compared with what the run began
+    with. Raises UserError when it is finished, is no run, or began with other data.
+    """
     found = find_unfinished(str(folder))
     if found.is_search:
         from hedgerow.searchspaces import runner as searches
 
         with _table(load_search(found.experiment), show) as shown:
-            return searches.resume_search(str(found), shown, address)
+            return searches.resume_search(str(found), shown, address, data)
     with _progress(FinishedRun.read(found).experiment, show) as shown:
-        return runner.resume(str(found), shown, address)
+        return runner.resume(str(found), shown, address, data)
 
 
-def load(folder: File) -> FinishedRun | FinishedSearch:
-    """Read a run or a search from its folder, as far as it has come. Raises UserError when it is none."""
+def load(folder: File, *, data: Data | None = None) -> FinishedRun | FinishedSearch:
+    """Read a run or a search from its folder, as far as it has come.
+
+    data: data set and partition of a run that was given its own, which its `parameters` need. Raises UserError when it
+    is no run.
+    """
     found: RunFolder = find_run(str(folder))
-    return FinishedSearch.read(found) if found.is_search else FinishedRun.read(found)
+    return FinishedSearch.read(found) if found.is_search else FinishedRun.read(found, data)
 
 
 def _values(given: Any, overrides: dict[str, Any], without: str = "") -> tuple[dict[str, Any], Lines, str]:

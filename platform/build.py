@@ -74,14 +74,18 @@ def build_partition(experiment: Experiment, dataset: Dataset) -> Partition:
     return partition
 
 
-def check(experiment: Experiment, data_root: Path | None) -> tuple[Dataset, Partition]:
+Data = tuple[Dataset, Partition]
+
+
+def check(experiment: Experiment, data_root: Path | None, given: Data | None = None) -> Data:
     """Find out all that can be wrong with an experiment before any work starts; returns what was built for it.
 
-    Raises UserError when data, partition, model and problem do not fit together, or the storage takes nothing.
+    given: data and partition in place of those that the experiment names. Raises UserError when data, partition, model
+    and problem do not fit together, or the storage takes nothing.
     """
     if experiment.checkpoints.storage:
         check_storage(experiment.checkpoints.storage)
-    dataset, partition = build_data(experiment, data_root)
+    dataset, partition = given or build_data(experiment, data_root)
     check_task(experiment, dataset, partition)
     return dataset, partition
 

@@ -23,7 +23,7 @@ def tags(record: dict[str, Any], experiment: Experiment) -> dict[str, str]:
         "git_commit": commit or "none",
         **record["versions"],
         "algorithm": experiment.algorithm.name,
-        "data": task.data.name,
+        "data": data_name(record, experiment),
         "partition": task.partition.kind,
         "model": str(getattr(task.model, "name", "")),
         "seed": str(experiment.seed),
@@ -34,27 +34,40 @@ def tags(record: dict[str, Any], experiment: Experiment) -> dict[str, str]:
     }
 
 
-def data_digest(experiment: Experiment) -> tuple[str, str]:
-    """What tells apart the data of two runs (8 digits), and what it is made of, as JSON."""
+def data_name(record: dict[str, Any], experiment: Experiment) -> str:
+    """Name of the data set: of the caller's arrays, where a run was given any, else the one that the file names."""
+    known = record.get("data") or {}
+    return known["name"] if known.get("own") else experiment.task.data.name
+
+
+def data_digest(record: dict[str, Any], experiment: Experiment) -> tuple[str, str]:
+    """Short content hashes of data set and partition, joined, and where they come from, as JSON. record: its run.json.
+
+    Where no hash is recorded, in old run folders and for partitions that a trial draws, the configuration is hashed.
+    """
+    known = record.get("data") or {}
     task = experiment.task.model_dump(mode="json", include={"data", "partition"}) | {"seed": experiment.seed}
-    text = json.dumps(task, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:8], text
+    configured = hashlib.sha256(json.dumps(task, sort_keys=True).encode()).hexdigest()
+    parts = [(known.get(name) or configured)[:8] for name in ("dataset", "partition")]
+    return "-".join(parts), json.dumps(task | {"content": known}, sort_keys=True)
 
 
 def run_text(folder: RunFolder) -> str:
     """The description of a run: what is learnt, the result, once there is one, and the settings."""
-    experiment, summary = load_experiment(folder.experiment), folder.record().get("summary")
+    experiment, record = load_experiment(folder.experiment), folder.record()
+    summary = record.get("summary")
     result = f"\n{markdown_pairs(summary_cells(summary))}" if summary else ""
-    return f"{sentence(experiment)}{result}{settings(experiment)}\nFolder: `{folder.path.absolute()}`\n"
+    return f"{sentence(record, experiment)}{result}{settings(experiment)}\nFolder: `{folder.path.absolute()}`\n"
 
 
-def sentence(experiment: Experiment) -> str:
-    """What is learnt."""
+def sentence(record: dict[str, Any], experiment: Experiment) -> str:
+    """What is learnt. record: run.json of the run."""
     task, clients, share = experiment.task, _clients(experiment), experiment.participation
     who = f"{clients} clients by `{task.partition.kind}`" if clients else f"`{task.partition.kind}`"
+    data = data_name(record, experiment)
     part = f"{share:.0%} of them" if share is not None else f"{experiment.clients_per_round} of them"
     return (
-        f"**{experiment.algorithm.name}** learns `{getattr(task.model, 'name', '')}` on `{task.data.name}`: {who}"
+        f"**{experiment.algorithm.name}** learns `{getattr(task.model, 'name', '')}` on `{data}`: {who}"
         f"{f', {part} in a round' if clients else ''}, {experiment.rounds} rounds, seed {experiment.seed}.\n"
     )
 

@@ -1,21 +1,20 @@
 """What a run leaves behind, in Python and in a notebook."""
 
 from base64 import b64encode
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from hedgerow.algorithms.trees import Tree, tree_map
-from hedgerow.platform.build import build_algorithms, check
+from hedgerow.platform.build import Data, build_algorithms
 from hedgerow.platform.checkpoint import checkpoints, read_checkpoint
-from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.experiment_file import load_experiment
 from hedgerow.platform.figures import curves
 from hedgerow.platform.learner import Record
+from hedgerow.platform.own_data import same_data
 from hedgerow.platform.report import summarise
 from hedgerow.platform.runs import RunFolder
 from hedgerow.platform.terminal import summary_cells
@@ -39,16 +38,18 @@ class FinishedRun:
     summary: dict[str, Any]
     model: Tree | None = None
     warning: str | None = None
+    data: Data | None = field(default=None, repr=False, compare=False)
+    """Data set and partition of a run that was given its own, for `parameters`."""
 
     @classmethod
-    def read(cls, folder: RunFolder) -> Self:
-        """From its folder."""
+    def read(cls, folder: RunFolder, data: Data | None = None) -> Self:
+        """From its folder. data: its own data set and partition, if it was given any."""
         experiment, records = load_experiment(folder.experiment), RunLog(folder.metrics).read()
         wanted = experiment.evaluation
         summary = folder.record().get("summary")
         if summary is None and records:
             summary = summarise(records, wanted.targets, wanted.target_metric)
-        return cls(folder, experiment, records, summary or {})
+        return cls(folder, experiment, records, summary or {}, data=data)
 
     @property
     def status(self) -> str:
@@ -73,8 +74,8 @@ class FinishedRun:
         """
         if self.model is not None:
             return self.model
-        root = self.folder.record().get("data_root")
-        return last_parameters(self.experiment, self.folder, check(self.experiment, Path(root) if root else None))
+        data = same_data(self.folder, self.experiment, self.data, fix="load")
+        return last_parameters(self.experiment, self.folder, data)
 
     def figure(self, by: str = "round") -> Any:
         """The curves as a matplotlib figure, against rounds or, by: "traffic", what was transmitted."""
@@ -114,7 +115,7 @@ def page(folder: RunFolder, status: str, warning: str | None, rows: list[dict[st
     return "\n".join(parts)
 
 
-def last_parameters(experiment: Experiment, folder: RunFolder, data: tuple[Dataset, Partition]) -> Tree:
+def last_parameters(experiment: Experiment, folder: RunFolder, data: Data) -> Tree:
     """Those of the last checkpoint of a run, as arrays. Raises UserError when there is none or it is damaged."""
     found = checkpoints(folder.checkpoints)
     if not found:

@@ -22,7 +22,7 @@ from mlflow.models import infer_signature
 from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
 from mlflow.tracking import MlflowClient
 
-from hedgerow.platform.description import NOTE, data_digest
+from hedgerow.platform.description import NOTE, data_digest, data_name
 from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.runs import RunFolder
 from hedgerow.platform.tracking import Record, flatten_params
@@ -89,7 +89,7 @@ class MlflowStore:
         self.run_id: str = known
         inputs = self.client.get_run(known).inputs
         if inputs is None or not inputs.dataset_inputs:
-            self._introduce(experiment, params, tags)
+            self._introduce(experiment, params, tags, folder.record())
         self.client.set_terminated(self.run_id, "RUNNING")
         # A resumed run's rounds before the checkpoint are here already: nothing is recorded twice.
         self._last = max((m.step for m in self.client.get_metric_history(self.run_id, self.clock)), default=0)
@@ -168,12 +168,14 @@ class MlflowStore:
         home = experiment_id(self.client, self.place)
         return self.client.create_run(home, tags={MARK: _mark(folder)}, run_name=name).info.run_id
 
-    def _introduce(self, experiment: Experiment, params: dict[str, Any], tags: dict[str, str]) -> None:
-        """Record what is known before the first round; may be done twice."""
+    def _introduce(
+        self, experiment: Experiment, params: dict[str, Any], tags: dict[str, str], record: dict[str, Any]
+    ) -> None:
+        """Record what is known before the first round; may be done twice. record: run.json of the run."""
         flat = [Param(key, value[:6000]) for key, value in flatten_params(params).items()]
         self.client.log_batch(self.run_id, params=flat, tags=[RunTag(key, value) for key, value in tags.items()])
-        digest, source = data_digest(experiment)
-        used = Dataset(experiment.task.data.name, digest, "hedgerow", source)
+        digest, source = data_digest(record, experiment)
+        used = Dataset(data_name(record, experiment), digest, "hedgerow", source)
         self.client.log_inputs(self.run_id, [DatasetInput(used, [InputTag("mlflow.data.context", "training")])])
 
 

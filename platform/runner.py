@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import torch
 
 from hedgerow.algorithms.trees import Tree
-from hedgerow.platform.build import build_module, check, task_on
+from hedgerow.platform.build import Data, build_module, check, task_on
 from hedgerow.platform.checkpoint import checkpoints, read_latest, read_progress, tell_flaws
-from hedgerow.platform.data import Dataset, Partition
+from hedgerow.platform.data import Dataset
 from hedgerow.platform.data.picture import partition_record
 from hedgerow.platform.description import NOTE, run_text, tags
 from hedgerow.platform.drivers import open_driver
@@ -25,6 +25,7 @@ from hedgerow.platform.learner import Record
 from hedgerow.platform.memory import is_exhausted
 from hedgerow.platform.mirror import Mirror
 from hedgerow.platform.notices import Termination, handling, signal_of
+from hedgerow.platform.own_data import data_record, same_data, unhashed
 from hedgerow.platform.quiet import quiet_libraries
 from hedgerow.platform.report import kept, left_out, summarise
 from hedgerow.platform.run_lock import RunLock
@@ -46,36 +47,38 @@ def run(
     data_root: Path | None = None,
     show: Show | None = None,
     address: str | None = None,
-    data: tuple[Dataset, Partition] | None = None,
+    data: Data | None = None,
+    own: bool = False,
 ) -> FinishedRun:
     """Run an experiment from its first round.
 
     data_root: where data sets lie. show: called with every round's record. address: a Ray cluster; None: the one this
     process is connected to, or a new one on this machine. data: what `build.check` returned, if it was called.
+    own: whether these are the caller's arrays, and not what the file names.
     Raises UserError before any work when something is amiss.
     """
     data = data or check(experiment, data_root)
     with new_run(experiment, data_root) as (folder, lock):
+        folder.update(data=data_record(experiment, data, own))
         return _execute(experiment, folder, lock, data, show, address)
 
 
-def resume(name: str, show: Show | None = None, address: str | None = None) -> FinishedRun:
+def resume(name: str, show: Show | None = None, address: str | None = None, data: Data | None = None) -> FinishedRun:
     """Continue a run from its last checkpoint, or from the start when it has none.
 
-    name: its folder, or the URI of its copy.
+    name: its folder, or the URI of its copy. data: data set and partition of a run that was given its own.
+    Raises UserError when these are not what the run began with.
     """
     with unfinished_run(name) as (folder, lock):
         experiment = load_experiment(folder.experiment)
-        record = folder.record()
-        data = check(experiment, Path(record["data_root"]) if record["data_root"] else None)
-        return _execute(experiment, folder, lock, data, show, address)
+        return _execute(experiment, folder, lock, same_data(folder, experiment, data), show, address)
 
 
 def _execute(
     experiment: Experiment,
     folder: RunFolder,
     lock: RunLock,
-    data: tuple[Dataset, Partition],
+    data: Data,
     show: Show | None,
     address: str | None,
 ) -> FinishedRun:
@@ -88,14 +91,14 @@ def _carry_out(
     experiment: Experiment,
     folder: RunFolder,
     lock: RunLock,
-    data: tuple[Dataset, Partition],
+    data: Data,
     show: Show | None,
     address: str | None,
 ) -> FinishedRun:
     dataset, partition = data
     start = time.perf_counter()
     folder.keep_partition(partition_record(partition, dataset))
-    warnings = tell_flaws(folder.checkpoints.absolute())
+    warnings = unhashed(folder) + tell_flaws(folder.checkpoints.absolute())
     found = read_latest(folder.checkpoints)
     history: Sequence[Record] = found[1]["history"] if found else []
     log = RunLog(folder.metrics)

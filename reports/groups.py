@@ -14,6 +14,10 @@ APART = ("name", "seed", "output", "resources", "engine", "checkpoints", "tracki
 """Sections of the file that leave the numbers as they are, but for the seed and the last bits."""
 
 
+CONTENT = "task.data.content"
+"""Key of the content hash of the data set among an experiment's settings."""
+
+
 @dataclass(frozen=True)
 class Group:
     """Runs of the same experiment, one per seed, in the order of their seeds."""
@@ -41,7 +45,7 @@ class Group:
     @property
     def settings(self) -> dict[str, Any]:
         """What makes the experiment, by dotted key."""
-        return Trial("", _content(self.first), []).settings
+        return Trial("", _described(self.first), []).settings
 
 
 def grouped(runs: Sequence[Run]) -> tuple[list[Group], list[str]]:
@@ -82,13 +86,32 @@ def _content(run: Run) -> dict[str, Any]:
 
 def experiment_key(run: Run) -> str:
     """What runs of one experiment, and no others, have in common."""
-    return json.dumps([run.heading, _content(run)], sort_keys=True)
+    content = _content(run)
+    if known := run.record.get("data"):
+        # Equal arrays are the same task, whatever they are called. The seed draws a partition of its own.
+        task = content["task"] | {"data": known["dataset"]}
+        content["task"] = task if known["drawn"] else task | {"partition": known["partition"]}
+    return json.dumps([run.heading, content], sort_keys=True)
+
+
+def _described(run: Run) -> dict[str, Any]:
+    """The content of a run's file, with the names and the content of arrays that the caller gave."""
+    content = _content(run)
+    if known := run.record.get("data"):
+        data = content["task"]["data"] | {"content": known["dataset"][:8]}
+        task = content["task"] | {"data": data | {"name": known["name"]} if known["own"] else data}
+        own = {} if known["drawn"] else {"partition": {"kind": "own", "content": known["partition"][:8]}}
+        content["task"] = task | own
+    return content
 
 
 def _differing_keys(groups: Sequence[Group]) -> list[str]:
     settings = [group.settings for group in groups]
     keys = dict.fromkeys(key for one in settings for key in one)
-    return [key for key in keys if len({repr(one.get(key)) for one in settings}) > 1]
+    differing = [key for key in keys if len({repr(one.get(key)) for one in settings}) > 1]
+    # Two data sets are told apart by their names and options where these differ.
+    configured = [key for key in differing if key != CONTENT]
+    return configured if any(key.startswith("task.data.") for key in configured) else differing
 
 
 def _labels(groups: list[Group]) -> list[str]:

@@ -45,7 +45,9 @@ def partitions(material: Material) -> tuple[list[str], list[Any]]:
 def _task(one: Run | Search) -> Any:
     """What decides the partition, but for the seed."""
     task = one.values["task"] if isinstance(one, Run) else one.finished.plan.values["task"]
-    return task["data"], task["partition"], task.get("public")
+    known = one.record.get("data") or {"drawn": True}
+    data, partition = known.get("dataset", task["data"]), None if known["drawn"] else known["partition"]
+    return data, task["partition"], task.get("public"), partition
 
 
 def environment(material: Material) -> tuple[list[str], list[dict[str, str]], list[str]]:

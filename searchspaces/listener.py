@@ -8,10 +8,12 @@ from ray import tune
 from ray.tune.experiment import Trial
 
 from hedgerow.platform.checkpoint import checkpoints, read_progress
+from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.experiment_file import dump_experiment
 from hedgerow.platform.notices import Termination
 from hedgerow.platform.report import is_done, kept, summarise
 from hedgerow.platform.run_lock import RunLock
+from hedgerow.platform.runs import RunFolder
 from hedgerow.platform.tracking import Record, RunLog, Tracker
 from hedgerow.searchspaces.expert import expert_folder
 from hedgerow.searchspaces.packs import members
@@ -71,7 +73,9 @@ class Listener(tune.Callback):
             if not folder.exists or folder.record()["overrides"] != overrides:
                 folder.path.mkdir(parents=True, exist_ok=True)
                 folder.experiment.write_text(dump_experiment(self.plan.trial(overrides)))
-                folder.update(name=folder.name, status="running", overrides=overrides)
+                folder.update(
+                    name=folder.name, status="running", overrides=overrides, data=self._data(self.plan.trial(overrides))
+                )
                 if self.show and not self.plan.configurations:
                     self.show.labels[index] = short_label(overrides)
         self._started[trial.trial_id] = trial
@@ -125,6 +129,13 @@ class Listener(tune.Callback):
             folder.update(status=status)
         if self.show:
             self.show.state(index, status)
+
+    def _data(self, trial: Experiment) -> dict[str, Any] | None:
+        """Entry `data` of a trial's run.json: the search's, unless the trial draws a partition of its own."""
+        known, whole = RunFolder(self.folder).record().get("data"), self.plan.experiment
+        if known is None or (trial.task.partition == whole.task.partition and trial.seed == whole.seed):
+            return known
+        return known | {"partition": None, "drawn": True}
 
     def _state(self, trial: Trial, text: str) -> None:
         if self.show:

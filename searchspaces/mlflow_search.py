@@ -104,7 +104,8 @@ class SearchStore:
 def search_text(folder: RunFolder, plan: SearchPlan) -> str:
     """The description of a search; with its result, once it has one."""
     keys = ", ".join(f"`{key}`" for key in plan.search.space)
-    text = f"{sentence(plan.experiment)}\nSearch `{plan.search.kind}` over {keys}, by `{plan.search.metric}`.\n"
+    text = sentence(folder.record(), plan.experiment)
+    text += f"\nSearch `{plan.search.kind}` over {keys}, by `{plan.search.metric}`.\n"
     summary, results = folder.record().get("summary"), folder.path / "results.md"
     if summary and plan.search.kind == "hedge":
         text += f"\n{hedge_sentences(summary)}\n"

@@ -12,14 +12,15 @@ import ray
 from ray import tune
 from ray.tune.error import TuneError
 
-from hedgerow.platform.build import build_partition, check, check_task
+from hedgerow.platform.build import Data, build_partition, check, check_task
 from hedgerow.platform.checkpoint import latest_checkpoint, tell_flaws
 from hedgerow.platform.crew import let_go
-from hedgerow.platform.data import Dataset, Partition
+from hedgerow.platform.data import Dataset
 from hedgerow.platform.data.picture import partition_record
 from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.finished import last_parameters
 from hedgerow.platform.mirror import Mirror
+from hedgerow.platform.own_data import data_record, same_data, unhashed
 from hedgerow.platform.placement import cpu_share, ray_session, trials_that_fit
 from hedgerow.platform.records import HedgeRecord
 from hedgerow.platform.report import left_out
@@ -35,8 +36,6 @@ from hedgerow.searchspaces.results import FinishedSearch, read_trials
 from hedgerow.searchspaces.scheduler import HedgeScheduler
 from hedgerow.searchspaces.search_file import SearchPlan, load_search
 from hedgerow.searchspaces.space import Overrides
-
-Data = tuple[Dataset, Partition]
 
 TUNE_SETTINGS = {
     # Trials log into their run folders, and go on from there.
@@ -57,45 +56,54 @@ def search(
     address: str | None = None,
     data: Data | None = None,
     note: dict[str, Any] | None = None,
+    own: bool = False,
 ) -> FinishedSearch:
     """Run a search from its beginning.
 
     data_root: where data sets lie. show: sees it as it goes. address: a Ray cluster; None: the one this process is
     connected to, or a new one on this machine. data: what `check_search` returned, if it was called. note: entries of
-    its run.json.
+    its run.json. own: whether the data are the caller's arrays, and not what the file names.
     Raises UserError before any work when something is amiss.
     """
     data = data or check_search(plan, data_root)
     with new_run(plan.experiment, data_root, plan.dump()) as (folder, lock):
-        folder.update(kind="search", **(note or {}))
+        folder.update(kind="search", data=data_record(plan.experiment, data, own), **(note or {}))
         return _execute(plan, folder, lock, data, show, address)
 
 
-def resume_search(name: str, show: ShowSearch | None = None, address: str | None = None) -> FinishedSearch:
+def resume_search(
+    name: str, show: ShowSearch | None = None, address: str | None = None, data: Data | None = None
+) -> FinishedSearch:
     """Continue a search: its trials from their checkpoints, Hedge from its journal.
 
-    name: its folder, or the URI of its copy.
+    name: its folder, or the URI of its copy. data: data set and partition of a search that was given its own.
+    Raises UserError when these are not what the search began with.
     """
     with unfinished_run(name) as (folder, lock):
-        record = folder.record()
         plan = load_search(folder.experiment)
-        data = check_search(plan, Path(record["data_root"]) if record["data_root"] else None)
+        data = same_data(folder, plan.experiment, data)
+        _check_trials(plan, data[0])
         return _execute(plan, folder, lock, data, show, address)
 
 
-def check_search(plan: SearchPlan, data_root: Path | None) -> Data:
+def check_search(plan: SearchPlan, data_root: Path | None, given: Data | None = None) -> Data:
     """Find out all that can be wrong before any work starts; returns the data and the partition of the file itself.
 
-    Raises UserError when a configuration does not fit the data.
+    given: data and partition in place of those that the file names. Raises UserError when a configuration does not fit
+    the data.
     """
-    dataset, partition = check(plan.experiment, data_root)
+    data = check(plan.experiment, data_root, given)
+    _check_trials(plan, data[0])
+    return data
+
+
+def _check_trials(plan: SearchPlan, dataset: Dataset) -> None:
     known = {_shape(plan.experiment)}
     for overrides in plan.configurations:
         trial = plan.trial(overrides)
         if _shape(trial) not in known:
             known.add(_shape(trial))
             check_task(trial, dataset, build_partition(trial, dataset))
-    return dataset, partition
 
 
 def _shape(experiment: Experiment) -> str:
@@ -121,7 +129,7 @@ def _carry_out(
     folder.keep_partition(partition_record(data[1], data[0]))
     folder.update(status="running")
     trials = sorted((folder.path.absolute() / "experts").glob("*/checkpoints"))
-    warnings = [told for trial in trials for told in tell_flaws(trial)]
+    warnings = unhashed(folder) + [told for trial in trials for told in tell_flaws(trial)]
     with recorded(folder, lock, tracker) as termination, ray_session(address):
         listener.termination, termination.saves = termination, True
         try:
