@@ -7,6 +7,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from hedgerow.platform.errors import UserError, first_line
+from hedgerow.platform.experiment import StepPlan
 from hedgerow.platform.messages import objection
 
 AGAIN = "restore it from a copy, or run the experiment again"
@@ -28,13 +29,24 @@ class TableNote(Record):
     grid: bool = False
 
 
+class DataRecord(Record):
+    """Content of data set and partition, see `own_data.data_record`."""
+
+    name: str
+    dataset: str
+    partition: str | None
+    drawn: bool
+    own: bool
+
+
 class Ended(Record):
     """Entries of run.json that any run may have."""
 
     status: str
     workers: int | None = None
     client_actors: list[int] = []
-    plans: dict[str, dict[str, Any]] = {}
+    plans: dict[str, StepPlan] = {}
+    data: DataRecord | None = None
     summary: dict[str, Any] = {}
     histograms: dict[str, dict[str, list[int]]] = {}
     client_accuracies: list[float] | None = None

@@ -72,10 +72,11 @@ def test_experts_of_a_trial_keep_their_plans(tmp_path, cache):
         small(tmp_path, **MEASURED, resources__executor="inline", algorithm__lr=lr).model_dump(mode="json")
         for lr in (0.1, 0.2)
     ]
-    folders = [tmp_path / name for name in ("000", "001")]
+    (tmp_path / "run.json").write_text("{}")
+    folders = [tmp_path / "experts" / name for name in ("000", "001")]
     for folder in folders:
-        folder.mkdir()
-        (folder / "run.json").write_text('{"status": "running"}')
+        folder.mkdir(parents=True)
+        (folder / "run.json").write_text('{"status": "running", "overrides": {}}')
     data = check(small(tmp_path), None)
 
     def start() -> Coordinator:
