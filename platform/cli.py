@@ -9,10 +9,12 @@ from hedgerow.platform.answer import Answer
 from hedgerow.platform.options import (
     address_option,
     answering,
+    complete_runs,
     data_root_option,
     file_argument,
     files_argument,
     output_option,
+    reading,
     set_option,
     told_kindly,
 )
@@ -29,6 +31,7 @@ def run(files: tuple[Path, ...], overrides: tuple[str, ...], data_root: Path | N
 
     Example: hedgerow run examples/digits_fedavg.yaml --set rounds=20
     """
+    reading(*files)
     from hedgerow.platform.commands import run_all
 
     return run_all(files, overrides, data_root, address)
@@ -51,17 +54,26 @@ def partition(file: Path, overrides: tuple[str, ...], data_root: Path | None, ou
 
 
 @click.command()
-@click.option("--uri", default=None, help="MLflow store (default: the SQLite store in ./runs).")
-@click.option("--port", default=5000, show_default=True, help="Port on this machine's loopback interface.")
+@click.argument("run", required=False, shell_complete=complete_runs)
+@click.option("--uri", default=None, help="MLflow store, in place of a run's: sqlite:///FILE, or a tracking server.")
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    default=None,
+    help="Port on this machine's loopback interface (default: the first free one from 5000 on).",
+)
+@click.option("--open", "browse", is_flag=True, help="Open the page in a browser.")
 @told_kindly
-def ui(uri: str | None, port: int) -> None:
-    """Open MLflow's own page on the recorded runs.
+def ui(run: str | None, uri: str | None, port: int | None, browse: bool) -> None:
+    """Show the store of RUN on MLflow's own page, until Ctrl-C.
 
-    Example: hedgerow ui --port 5001
+    RUN is the folder of a run or a search; without it, the page shows the store of the runs in ./runs.
+
+    Example: hedgerow ui --open
     """
-    from hedgerow.platform.mlflow_store import default_uri, open_page
+    from hedgerow.platform.ui import open_page
 
-    sys.exit(open_page(uri or default_uri(Path("runs")), port))
+    sys.exit(open_page(run, uri, port, browse))
 
 
 def complete_algorithms(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:

@@ -19,6 +19,7 @@ from hedgerow.platform.runner import run as run_experiment
 from hedgerow.platform.runs import find_run
 from hedgerow.platform.storage import uri_of
 from hedgerow.platform.terminal import Progress, closing_table, print_rows
+from hedgerow.platform.ui import hints
 
 
 def run_all(files: Sequence[Path], overrides: Sequence[str], data_root: Path | None, address: str | None) -> Answer:
@@ -129,8 +130,8 @@ def _closing(finished: list[FinishedRun]) -> Answer:
         for figure in comparison:
             if figure.suffix == ".png":
                 click.echo(f"comparison: {figure}")
-        if any(run.experiment.tracking.enabled for run in finished):
-            click.echo("`hedgerow ui` opens MLflow's page on these runs.")
+        for hint in hints((run.experiment, run.folder.path) for run in finished):
+            click.echo(hint)
 
     runs = [
         {

@@ -168,6 +168,9 @@ class Tracking(Section):
     enabled: bool = Field(True, description="whether MLflow records the run; its folder has everything in any case")
     uri: str | None = Field(None, description="MLflow tracking URI; null: an SQLite store, hedgerow.db in `output`")
     experiment: str = Field("hedgerow", min_length=1, description="MLflow experiment")
+    patience: float = Field(
+        30.0, gt=0, description="seconds that the end of a run waits for MLflow; `hedgerow push` sends the rest later"
+    )
 
 
 H = TypeVar("H", bound=HyperParameters)

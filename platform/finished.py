@@ -46,10 +46,12 @@ class FinishedRun:
         """From its folder. data: its own data set and partition, if it was given any."""
         experiment, records = load_experiment(folder.experiment), RunLog(folder.metrics).read()
         wanted = experiment.evaluation
-        summary = folder.record().get("summary")
+        record = folder.record()
+        summary = record.get("summary")
         if summary is None and records:
             summary = summarise(records, wanted.targets, wanted.target_metric)
-        return cls(folder, experiment, records, summary or {}, data=data)
+        warning = "; ".join(record.get("diverged", [])) or None
+        return cls(folder, experiment, records, summary or {}, warning=warning, data=data)
 
     @property
     def status(self) -> str:

@@ -2,8 +2,6 @@
 
 import logging
 import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -16,14 +14,25 @@ os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
 import mlflow
 import numpy as np
 import torch
-from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
+from mlflow.entities import (
+    Dataset,
+    DatasetInput,
+    InputTag,
+    LoggedModelOutput,
+    LoggedModelStatus,
+    Metric,
+    Param,
+    RunTag,
+)
 from mlflow.exceptions import MlflowException
-from mlflow.models import infer_signature
+from mlflow.models import Model, infer_signature
+from mlflow.models.model import MLMODEL_FILE_NAME
 from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
 from mlflow.tracking import MlflowClient
 
 from hedgerow.platform.description import NOTE, data_digest, data_name
 from hedgerow.platform.experiment import Experiment
+from hedgerow.platform.experiment_file import read_experiment
 from hedgerow.platform.runs import RunFolder
 from hedgerow.platform.tracking import Record, flatten_params
 
@@ -65,6 +74,19 @@ class MlflowPlace:
 def default_uri(output: Path) -> str:
     """The SQLite store of an output folder."""
     return f"sqlite:///{(output / 'hedgerow.db').absolute()}"
+
+
+def store_uri(folder: RunFolder) -> str:
+    """URI of the store of a run: the one in its file, or the one above the run, wherever this command was called.
+
+    A trial is two folders deeper than its search. Raises FileNotFoundError when there is no store.
+    """
+    uri = MlflowPlace.of(read_experiment(folder.experiment)).uri
+    above = folder.path.resolve().parents[:3]
+    local = next((place for place in above if (place / "hedgerow.db").exists()), None)
+    if uri is None and local is None:
+        raise FileNotFoundError(f"there is no hedgerow.db next to {folder.path}")
+    return uri or default_uri(local or above[0])
 
 
 class MlflowStore:
@@ -120,25 +142,21 @@ class MlflowStore:
         if (folder / "figures").exists():
             self.client.log_artifacts(self.run_id, str(folder / "figures"), "figures")
 
-    def log_model(self, module: torch.nn.Module, sample: np.ndarray) -> None:
-        """Record the final model, loadable with mlflow.pytorch.load_model. sample: prepared inputs (n, ...)."""
-        with torch.no_grad():
-            logits = module(torch.from_numpy(sample)).numpy()
-        previous = mlflow.get_tracking_uri()
-        mlflow.set_tracking_uri(self.place.resolved_uri())
-        try:
-            with mlflow.start_run(run_id=self.run_id):
-                mlflow.pytorch.log_model(
-                    module,
-                    name="model",
-                    signature=infer_signature(sample, logits),
-                    # The example traces the model into a format without pickle, for any number of samples.
-                    input_example=sample,
-                    # Given outright: MLflow would start a process to find them out.
-                    pip_requirements=[f"torch=={torch.__version__.split('+')[0]}", f"mlflow=={mlflow.__version__}"],
-                )
-        finally:
-            mlflow.set_tracking_uri(previous)
+    def log_model(self, saved: Path) -> None:
+        """Record the model that `save_model` wrote, loadable with mlflow.pytorch.load_model; once per run."""
+        run = self.client.get_run(self.run_id)
+        if run.outputs is not None and run.outputs.model_outputs:
+            return
+        home = run.info.experiment_id
+        made = self.client.create_logged_model(home, "model", source_run_id=self.run_id, params=run.data.params)
+        description = Model.load(saved)
+        description.model_uuid = description.model_id = made.model_id
+        description.run_id, description.artifact_path = self.run_id, made.artifact_location
+        description.save(str(saved / MLMODEL_FILE_NAME))
+        self.client.log_model_artifacts(made.model_id, str(saved))
+        self.client.finalize_logged_model(made.model_id, LoggedModelStatus.READY)
+        # Last: a run that has an output has a complete model.
+        self.client.log_outputs(self.run_id, [LoggedModelOutput(made.model_id, step=0)])
 
     def describe(self, text: str) -> None:
         """Replace the description: Markdown."""
@@ -179,6 +197,21 @@ class MlflowStore:
         self.client.log_inputs(self.run_id, [DatasetInput(used, [InputTag("mlflow.data.context", "training")])])
 
 
+def save_model(module: torch.nn.Module, sample: np.ndarray, folder: Path) -> None:
+    """Write a model in MLflow's format into a new folder, without any server. sample: prepared inputs (n, ...)."""
+    with torch.no_grad():
+        logits = module(torch.from_numpy(sample)).numpy()
+    mlflow.pytorch.save_model(
+        module,
+        str(folder),
+        signature=infer_signature(sample, logits),
+        # The example traces the model into a format without pickle, for any number of samples.
+        input_example=sample,
+        # Given explicitly: MLflow would start a process to infer them.
+        pip_requirements=[f"torch=={torch.__version__.split('+')[0]}", f"mlflow=={mlflow.__version__}"],
+    )
+
+
 def _mark(folder: RunFolder) -> str:
     """What tells a folder from all others, in letters that a query takes."""
     path = str(folder.path.absolute())
@@ -192,18 +225,3 @@ def experiment_id(client: MlflowClient, place: MlflowPlace) -> str:
         return found.experiment_id
     artifacts = None if place.uri else (place.output / "mlartifacts").absolute().as_uri()
     return client.create_experiment(place.experiment, artifact_location=artifacts, tags=EXPERIMENT)
-
-
-PAGE_SETTINGS = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-"""Of MLflow's page (environment variables): the processes that wait for jobs take longer to start than all the rest."""
-
-
-def open_page(uri: str, port: int) -> int:
-    """Run MLflow's own page until it is interrupted; returns its exit code."""
-    return subprocess.call(page_command(uri, port), env=PAGE_SETTINGS | os.environ)
-
-
-def page_command(uri: str, port: int) -> list[str]:
-    """MLflow's own page, on the loopback interface: it asks nobody who they are; for one reader, so of one process."""
-    place = ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    return [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri, *place]

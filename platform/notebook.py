@@ -47,14 +47,19 @@ class NotebookProgress(Progress):
     def __init__(self, name: str, rounds: int):
         super().__init__(name, rounds)
         self._display = Display()
-        self._round, self._text = 0, "starting"
+        self._round, self._text, self._note = 0, "starting", ""
         self._curve: list[tuple[int, float]] = []
 
     def __enter__(self) -> "NotebookProgress":
         self._display.show(self._html, now=True)
         return self
 
+    def note(self, text: str) -> None:
+        self._note = text
+        self._display.show(self._html, now=True)
+
     def __exit__(self, *ended: object) -> None:
+        self._note = ""
         if ended[1] is not None:
             self._text += f"  {'interrupted' if isinstance(ended[1], KeyboardInterrupt) else 'failed'}"
         self._display.show(self._html, now=True)
@@ -70,7 +75,7 @@ class NotebookProgress(Progress):
 
     def _html(self) -> str:
         curve = small_curve(self._curve, self.rounds, "test accuracy by round")
-        return f"<div>{bar(self.name, self._round, self.rounds, self._text)}<br>{curve}</div>"
+        return f"<div>{bar(self.name, self._round, self.rounds, f'{self._text}  {self._note}')}<br>{curve}</div>"
 
 
 def bar(name: str, done: int, of: int, text: str) -> str:

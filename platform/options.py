@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from hedgerow import __version__
 from hedgerow.platform.answer import Answer
 from hedgerow.platform.errors import Interrupted, UserError
 from hedgerow.platform.notices import handling, interrupt, signal_of
@@ -81,6 +82,12 @@ def complete_runs(context: click.Context, parameter: click.Parameter, incomplete
     runs = [record.parent for folder in folders for record in folder.glob("*/run.json")]
     named = {str(run) for run in runs} | {run.name for run in runs if run.parent == Path("runs")}
     return sorted(name for name in named if name.startswith(incomplete))
+
+
+def reading(*names: str | Path) -> None:
+    """Say on a terminal that the command has begun: torch, Ray and MLflow take seconds to import."""
+    if sys.stderr.isatty():
+        click.echo(f"hedgerow {__version__}: reading {', '.join(map(str, names)) or 'tables'} ...", err=True)
 
 
 set_option = click.option(

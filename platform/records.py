@@ -53,6 +53,7 @@ class Ended(Record):
     clock: dict[str, float] = {}
     wall_seconds: float = 0.0
     quarantined: dict[str, int] = {}
+    diverged: list[str] = []
     mlflow_run_id: str = ""
 
 

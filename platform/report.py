@@ -1,5 +1,6 @@
 """What a run's records say in the end."""
 
+import math
 from typing import Any
 
 from hedgerow.algorithms.base import SPENT
@@ -58,6 +59,28 @@ def left_out(quarantined: dict[str, int]) -> list[str]:
         f"client {client} was left out from round {round} on: it killed the process that worked on it again and again"
         for client, round in quarantined.items()
     ]
+
+
+DIVERGED = 10.0
+"""Ratio of the last test loss to the first one above which a classification has diverged."""
+
+
+def diverged(records: list[Record], classes: int) -> list[str]:
+    """A sentence about a run whose last test loss is not finite or absurdly large.
+
+    In a classification, a loss is too large if it is above `DIVERGED` times the first one and above 2 ln(classes),
+    twice the loss of a uniform guess. Elsewhere (one class, or a stream, whose rounds are different tasks) any finite
+    loss may be right.
+    """
+    losses = [(record["round"], record["test_loss"]) for record in records if record.get("test_loss") is not None]
+    if not losses:
+        return []
+    (begin, first), (end, last) = losses[0], losses[-1]
+    too_large = classes > 1 and "ctm" not in records[-1] and last > max(DIVERGED * first, 2 * math.log(classes))
+    if math.isfinite(last) and not too_large:
+        return []
+    before = f", after {first:.3g} in round {begin}" if begin < end else ""
+    return [f"the run diverged: its test loss is {last:.3g} in round {end}{before}; lower lr or set clip_norm"]
 
 
 STANDARD = {

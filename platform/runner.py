@@ -4,8 +4,10 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -16,18 +18,18 @@ from hedgerow.platform.data import Dataset
 from hedgerow.platform.data.picture import partition_record
 from hedgerow.platform.description import NOTE, run_text, tags
 from hedgerow.platform.drivers import open_driver
-from hedgerow.platform.errors import Interrupted, UserError
+from hedgerow.platform.errors import Interrupted, UserError, first_line
 from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.experiment_file import load_experiment
 from hedgerow.platform.figures import draw_curves, draw_histograms
-from hedgerow.platform.finished import FinishedRun
+from hedgerow.platform.finished import FinishedRun, last_parameters
 from hedgerow.platform.learner import Record
 from hedgerow.platform.memory import is_exhausted
 from hedgerow.platform.mirror import Mirror
 from hedgerow.platform.notices import Termination, handling, signal_of
 from hedgerow.platform.own_data import data_record, same_data, unhashed
 from hedgerow.platform.quiet import quiet_libraries
-from hedgerow.platform.report import kept, left_out, summarise
+from hedgerow.platform.report import diverged, kept, left_out, summarise
 from hedgerow.platform.run_lock import RunLock
 from hedgerow.platform.runs import RunFolder, find_run, new_run, now, unfinished_run
 from hedgerow.platform.tracking import RunLog, Tracker
@@ -36,10 +38,23 @@ BEAT = 0.2
 """Seconds of rounds between two reports to the driver."""
 
 
+PUSHES = 10
+"""How many times `tracking.patience` a push waits: it may have all rounds to send."""
+
+RECORDING = "recording in MLflow ... (Ctrl-C ends the wait)"
+
+
 class Show(Protocol):
     """Sees the records of a run as they come, such as a progress bar."""
 
     def __call__(self, record: Record) -> None: ...
+
+
+@runtime_checkable
+class Noted(Protocol):
+    """A display that also shows a sentence about what is happening now."""
+
+    def note(self, text: str) -> None: ...
 
 
 def run(
@@ -104,7 +119,8 @@ def _carry_out(
     log = RunLog(folder.metrics)
     log.replace(history)
     before = history[-1]["seconds"] if history else 0.0
-    tracker = Tracker(lambda: open_store(folder)) if experiment.tracking.enabled else None
+    patience = experiment.tracking.patience
+    tracker = Tracker(lambda: open_store(folder), patience) if experiment.tracking.enabled else None
     folder.update(status="running")
     for record in history:
         _tell(record, tracker, show)
@@ -131,16 +147,19 @@ def _carry_out(
         summary = summarise(records, wanted.targets, wanted.target_metric)
         left = kept(read_progress(checkpoints(folder.checkpoints)[-1]))
         warnings += left_out(left["quarantined"])
+        ended = diverged(records, dataset.classes)
+        warnings += ended
         draw_curves({experiment.name: records}, folder.figures, wanted.accuracies)
         draw_histograms({experiment.name: left["histograms"]}, folder.figures)
         # The rounds before an interruption, and all of the session that came to the end.
         wall = before + time.perf_counter() - start
-        folder.update(status="finished", finished=now(), summary=summary, wall_seconds=wall, **left)
+        folder.update(status="finished", finished=now(), summary=summary, wall_seconds=wall, diverged=ended, **left)
         # No more rounds are saved, so a signal interrupts at once.
         termination.saves = False
         termination.check()
         if tracker:
-            warnings += _close_tracking(tracker, folder, experiment, dataset, parameters)
+            model = partial(save_final_model, experiment, dataset, parameters)
+            warnings += close_tracking(tracker, folder, model, partial(_tell_result, folder=folder), show)
     return FinishedRun(folder, experiment, records, summary, parameters, "; ".join(warnings) or None)
 
 
@@ -154,26 +173,41 @@ def open_store(folder: RunFolder) -> Any:
     return MlflowStore(experiment, folder.name, experiment.model_dump(mode="json"), said, folder)
 
 
-def push(name: str) -> None:
-    """Send a run's local record to MLflow: what a server that was down has missed. Raises UserError."""
+def push(name: str, show: object = None) -> list[str]:
+    """Send a run's local record to MLflow: what an unreachable server missed, and the final model of a finished run.
+
+    show: see `close_tracking`. Returns a sentence if the final model could not be made. Raises UserError when MLflow
+    does not take the rest.
+    """
     folder = find_run(name)
-    tracker = Tracker(lambda: open_store(folder))
-    push_records(folder, tracker, RunLog(folder.metrics).read(), lambda store: _tell_result(store, folder))
-
-
-def push_records(folder: RunFolder, tracker: Tracker, records: list[Record], closing: Callable[[Any], None]) -> None:
-    """Send records, then close the store as the run ended. Raises UserError when MLflow does not take them."""
-    for record in records:
+    experiment = load_experiment(folder.experiment)
+    tracker = Tracker(lambda: open_store(folder), PUSHES * experiment.tracking.patience)
+    for record in RunLog(folder.metrics).read():
         tracker.log(record)
-    ended = {"finished": "FINISHED", "failed": "FAILED"}.get(folder.record()["status"], "KILLED")
 
-    def close(store: Any) -> None:
-        closing(store)
-        store.end(ended)
+    def save(target: Path) -> None:
+        data = same_data(folder, experiment, None, fix="load")
+        save_final_model(experiment, data[0], last_parameters(experiment, folder, data), target)
 
-    tracker.finish(close)
+    return finish_push(tracker, folder, save, partial(_tell_result, folder=folder), show)
+
+
+def finish_push(
+    tracker: Tracker, folder: RunFolder, save: Callable[[Path], None], result: Callable[[Any], None], show: object
+) -> list[str]:
+    """Close the store as the run ended. For the arguments see `close_tracking`, for the rest `push`."""
+    status = folder.record()["status"]
+    ended = {"finished": "FINISHED", "failed": "FAILED"}.get(status, "KILLED")
+    try:
+        warnings = _finish(tracker, ended, save if status == "finished" else None, result, show)
+    except KeyboardInterrupt as error:
+        raise Interrupted(folder, signal_of(error), f"`hedgerow push {folder.path}` continues") from None
     if tracker.error:
-        raise UserError(f"tracking.uri: MLflow did not take the run ({tracker.error}); check that the server is up")
+        raise UserError(
+            f"tracking.uri: MLflow did not take the run ({tracker.error}); check that the server is up, then "
+            f"`hedgerow push {folder.path}` continues"
+        )
+    return warnings
 
 
 def _tell(record: Record, tracker: Tracker | None, show: Show | None) -> None:
@@ -232,18 +266,55 @@ def _note_end(folder: RunFolder, lock: RunLock, tracker: Tracker | None, status:
         tracker.finish(lambda store: store.end("KILLED" if status == "interrupted" else "FAILED"))
 
 
-def _close_tracking(
-    tracker: Tracker, folder: RunFolder, experiment: Experiment, dataset: Dataset, parameters: Tree
+def close_tracking(
+    tracker: Tracker,
+    folder: RunFolder,
+    save: Callable[[Path], None] | None,
+    result: Callable[[Any], None],
+    show: object,
 ) -> list[str]:
-    """Record what a finished run leaves; returns a sentence when MLflow did not take it."""
+    """Record the results of a finished run or search; returns a sentence for each thing that MLflow did not take.
+
+    save: writes the final model, if there is one, into a folder that it makes; None: there is none. result: records
+    files and description, given the store. show: a display; if it is `Noted`, it says that this may take a while.
+    """
+    warnings = _finish(tracker, "FINISHED", save, result, show)
+    if tracker.error:
+        warnings.append(
+            f"MLflow did not take everything ({tracker.error}); nothing is lost: it is all in {folder.path}, and "
+            f"`hedgerow push {folder.path}` sends it later"
+        )
+    return warnings
+
+
+def _finish(
+    tracker: Tracker,
+    status: str,
+    save: Callable[[Path], None] | None,
+    result: Callable[[Any], None],
+    show: object,
+) -> list[str]:
+    warnings: list[str] = []
+    models: list[Path] = []
 
     def closing(store: Any) -> None:
-        _tell_result(store, folder)
-        log_final_model(store, experiment, dataset, parameters)
-        store.end("FINISHED")
+        result(store)
+        for model in models:
+            store.log_model(model)
+        store.end(status)
 
-    tracker.finish(closing)
-    return not_taken(tracker, folder)
+    if isinstance(show, Noted):
+        show.note(RECORDING)
+    with TemporaryDirectory(prefix="hedgerow-model-", ignore_cleanup_errors=True) as temporary:
+        try:
+            # Here and not in the tracker's thread: a thread that is abandoned inside torch can abort the process.
+            if save:
+                save(Path(temporary) / "model")
+                models += Path(temporary).iterdir()
+        except Exception as error:  # a model that cannot be exported must not end a run
+            warnings.append(f"the final model cannot be recorded in MLflow ({first_line(error)})")
+        tracker.finish(closing)
+    return warnings
 
 
 def _tell_result(store: Any, folder: RunFolder) -> None:
@@ -251,23 +322,15 @@ def _tell_result(store: Any, folder: RunFolder) -> None:
     store.describe(run_text(folder))
 
 
-def log_final_model(store: Any, experiment: Experiment, dataset: Dataset, parameters: Tree) -> None:
-    """Record the model with these parameters (arrays), which may be those of a sub-model.
+def save_final_model(experiment: Experiment, dataset: Dataset, parameters: Tree, folder: Path) -> None:
+    """Write the model with these parameters (arrays), which may be those of a sub-model, in MLflow's format.
 
     Frozen parameters, which are in no run's tree, have the values that the model's constructor gives them.
     """
+    from hedgerow.platform.mlflow_store import save_model
+
     module = build_module(experiment, dataset)
     for name, parameter in module.named_parameters():
         if name in parameters:
             parameter.data = torch.tensor(parameters[name])
-    store.log_model(module, task_on(dataset, module).prepare(torch.tensor(dataset.x_train[:2])).numpy())
-
-
-def not_taken(tracker: Tracker, folder: RunFolder) -> list[str]:
-    """A sentence about what a finished tracker could not send, if so."""
-    if tracker.error is None:
-        return []
-    return [
-        f"MLflow did not take everything ({tracker.error}); nothing is lost: it is all in {folder.path}, and "
-        f"`hedgerow push {folder.path}` sends it later"
-    ]
+    save_model(module, task_on(dataset, module).prepare(torch.tensor(dataset.x_train[:2])).numpy(), folder)

@@ -1,9 +1,12 @@
 """What a person sees while an experiment runs, and when it ends."""
 
+import math
 import re
 import sys
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
@@ -15,8 +18,16 @@ from hedgerow.platform.report import target_heading
 
 Record = dict[str, Any]
 
+WIDE = 1000
+"""Characters of a line that no terminal bounds."""
+
 NUMBER = re.compile(r"[+×<-]?[\d.]|-?$")
 """How cells begin that are numbers; "-" and "" stand for none."""
+
+
+FIRST = ("run", "accuracy", "CTM", "LTM")
+NEXT = ("loss", "best", "rounds", "tasks", "time", "worst 10 %", "clients", "transmissions", "simulated")
+"""Columns of the results by importance; those of targets stand between, all others come last."""
 
 
 class Progress:
@@ -55,6 +66,10 @@ class Progress:
         self.seen.update(record)
         self._tell(record["round"], self._figures(record))
 
+    def note(self, text: str) -> None:
+        """Say what is happening now, after the last round."""
+        self._print(text)
+
     def _tell(self, number: int, figures: str) -> None:
         if self.console.is_terminal:
             self._bar.update(self._task, completed=number, figures=figures)
@@ -62,14 +77,18 @@ class Progress:
             self._print(f"round {number}/{self.rounds}  {figures}")
 
     def _print(self, line: str) -> None:
-        print(f"{self.name}: {line}", file=self.console.file, flush=True)
+        if self.console.is_terminal:
+            # Above the bar.
+            self.console.print(f"{self.name}: {line}", highlight=False, markup=False)
+        else:
+            print(f"{self.name}: {line}", file=self.console.file, flush=True)
 
     def _figures(self, record: Record) -> str:
         parts = []
         if "test_accuracy" in self.seen:
             parts.append(f"accuracy {self.seen['test_accuracy']:.1%}")
         if "train_loss" in self.seen:
-            parts.append(f"loss {self.seen['train_loss']:.3f}")
+            parts.append(f"loss {loss_text(self.seen['train_loss'])}")
         assert self._first is not None
         rounds, seconds = record["round"] - self._first["round"], record["seconds"] - self._first["seconds"]
         if rounds and seconds > 0:
@@ -79,16 +98,11 @@ class Progress:
 
 def closing_table(runs: list[tuple[str, dict[str, Any]]], console: Console | None = None) -> None:
     """One row per run. runs: (name, summary as `report.summarise` makes it)."""
-    table = Table(title="Results", title_justify="left")
-    rows = [summary_cells(summary) for _, summary in runs]
-    table.add_column("run", no_wrap=True)
+    rows = [{"run": name} | summary_cells(summary) for name, summary in runs]
     headings = list(dict.fromkeys(heading for row in rows for heading in row))
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    for (name, _), row in zip(runs, rows, strict=True):
-        table.add_row(name, *(row.get(heading, "-") for heading in headings))
-    console = console or _console()
-    console.print(table)
+    console = console or wide_console()
+    targets = [heading for heading in headings if heading.startswith("to ")]
+    draw_table([{h: row.get(h, "-") for h in headings} for row in rows], "Results", console, [*FIRST, *targets, *NEXT])
     if spent := _spent_rows(runs):
         print_rows(spent, "Computed by a client, per sample", console)
     for name, summary in runs:
@@ -104,15 +118,16 @@ def summary_cells(summary: dict[str, Any]) -> dict[str, str]:
     """A summary's figures as a person reads them, by heading."""
     if "ctm" in summary:
         return _stream_cells(summary)
+    targets = [float(label) for label in summary["to_target"] if not label.startswith("loss")]
     return {
         "rounds": str(summary["rounds"]),
-        "accuracy": percent(summary["test_accuracy"]),
-        "best": percent(summary["best_test_accuracy"]),
-        "loss": "-" if summary["test_loss"] is None else f"{summary['test_loss']:.3f}",
-        "clients": percent(summary["client_accuracy"]),
+        "accuracy": percent(summary["test_accuracy"], targets),
+        "best": percent(summary["best_test_accuracy"], targets),
+        "loss": loss_text(summary["test_loss"]),
+        "clients": percent(summary["client_accuracy"], targets),
         "worst 10 %": percent(summary["client_accuracy_worst10"]),
         **{
-            name: percent(summary[f"client_accuracy_{name}"])
+            name: percent(summary[f"client_accuracy_{name}"], targets)
             for name in ("highest", "lowest")
             if f"client_accuracy_{name}" in summary
         },
@@ -131,7 +146,7 @@ def _spent_rows(runs: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
     names = {name: None for _, summary in runs for name in summary["spent"]}
     return [
         {"run": run, "exchanges": summary["exchanges"]}
-        | {name.replace("_", " "): f"{summary['spent'].get(name, 0):,.0f}" for name in names}
+        | {name.replace("_", " "): count_text(summary["spent"].get(name, 0)) for name in names}
         for run, summary in runs
         if summary["spent"]
     ]
@@ -147,7 +162,7 @@ def _stream_cells(summary: dict[str, Any]) -> dict[str, str]:
         "tasks kept": str(summary["memory_tasks"]),
         "time": f"{summary['seconds']:.1f} s",
     }
-    return cells | ({"regret": f"{summary['regret']:.2f}"} if "regret" in summary else {})
+    return cells | ({"regret": loss_text(summary["regret"])} if "regret" in summary else {})
 
 
 def dropped_text(dropped: int) -> str:
@@ -158,13 +173,43 @@ def dropped_text(dropped: int) -> str:
 
 def print_rows(rows: list[dict[str, Any]], title: str, console: Console | None = None) -> None:
     """A table of dictionaries with the same keys, numbers to the right, texts to the left."""
-    table = Table(title=title, title_justify="left")
-    for heading in rows[0]:
-        numbers = all(NUMBER.match(str(row[heading])) for row in rows)
-        table.add_column(heading, justify="right" if numbers else "left")
+    draw_table([{key: str(value) for key, value in row.items()} for row in rows], title, console or wide_console())
+
+
+def draw_table(rows: list[dict[str, str]], title: str, console: Console, importance: Sequence[str] = ()) -> None:
+    """Print rows with the same keys; on a narrow terminal texts wrap between words, then whole columns are left out.
+
+    importance: headings, the most important one first; the others follow from left to right. The first column stays.
+    """
+    columns = {heading: [row[heading] for row in rows] for heading in rows[0]}
+    numeric = {h for h, cells in columns.items() if all(NUMBER.match(cell) for cell in cells)}
+    ranks = [h for h in dict.fromkeys([*list(columns)[:1], *importance, *columns]) if h in columns]
+    full = {h: max(map(cell_len, (h, *cells))) for h, cells in columns.items()}
+    least = {
+        h: max(
+            cell_len(word)
+            for text in (h, *cells)
+            for word in ([text] if h in numeric and text != h else text.split()) or [""]
+        )
+        for h, cells in columns.items()
+    }
+    # Of a column's width, three characters are its border and its padding.
+    while len(ranks) > 1 and 1 + sum(3 + least[h] for h in ranks) > console.width:
+        ranks.pop()
+    shown = [h for h in columns if h in ranks]
+    room = console.width - 1 - sum(3 + least[h] for h in shown)
+    table = Table(title=Text(title), title_justify="left")
+    for heading in shown:
+        more = max(0, min(room, full[heading] - least[heading]))
+        room -= more
+        width = min(least[heading] + more, console.width - 4)
+        justify: Literal["left", "right"] = "right" if heading in numeric else "left"
+        table.add_column(Text(heading), justify=justify, width=width, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(str(value)) for value in row.values()))
-    (console or _console()).print(table)
+        table.add_row(*(Text(row[heading]) for heading in shown))
+    console.print(table)
+    if left_out := [h for h in columns if h not in ranks]:
+        console.print(Text(f"columns for which the terminal is too narrow (--json has all): {', '.join(left_out)}"))
 
 
 def print_choices(choices: list[Choice]) -> None:
@@ -176,16 +221,38 @@ def print_choices(choices: list[Choice]) -> None:
         table.add_row(Text(choice.name), Text(choice.what))
         if choice.source:
             table.add_row("", Text(choice.source, style="dim"))
-    _console().print(table)
+    wide_console().print(table)
 
 
-def _console() -> Console:
-    """As wide as the terminal; elsewhere wide enough for every column."""
-    return Console(width=None if sys.stdout.isatty() else 160)
+def wide_console() -> Console:
+    """As wide as the terminal; elsewhere, as in a pipe or a file, wide enough for every column."""
+    return Console(width=None if sys.stdout.isatty() else WIDE)
 
 
-def percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
+def percent(value: float | None, targets: Sequence[float] = ()) -> str:
+    """A share in per cent: one decimal, and more if it would otherwise look like a target that it does not reach."""
+    if value is None:
+        return "-"
+    digits = 1
+    while digits < 8 and any(value < target <= round(value, digits + 2) for target in targets):
+        digits += 1
+    return f"{value:.{digits}%}"
+
+
+LARGE = 1e6
+"""From here on numbers are printed in scientific form."""
+
+
+def loss_text(value: float | None) -> str:
+    """A loss with three decimals."""
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if abs(value) < LARGE or not math.isfinite(value) else f"{value:.2e}"
+
+
+def count_text(value: float) -> str:
+    """A large count."""
+    return f"{value:,.0f}" if abs(value) < LARGE else f"{value:.3e}"
 
 
 def _reached(summary: dict[str, Any], target: str) -> str:

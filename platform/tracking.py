@@ -1,10 +1,8 @@
 """Metrics go first to a local file, and from there to MLflow, off the training path."""
 
 import json
-import math
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -19,10 +17,7 @@ from hedgerow.platform.records import RunRound, read_objects
 Record = dict[str, Any]
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
-"""Seconds until what MLflow did not take is sent again: at first, and, doubled each time, at most."""
-
-PATIENCE = 20.0
-"""Seconds in which a server that has gone down may come back once everything else is done."""
+"""Seconds until records that MLflow did not take are sent again: at first, and, doubled each time, at most."""
 
 
 class RunLog:
@@ -60,38 +55,45 @@ def flatten_params(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 class Tracker:
-    """A thread that carries records to MLflow in batches.
+    """A daemon thread that carries records to MLflow in batches.
 
-    Training never waits for it. A server that is slow makes it lag; to one that is down it sends again, after pauses,
-    what has not arrived. Where it is still down in the end, `error` has the reason, and everything is in the local
-    file, from which `hedgerow push` sends it later.
+    Training never waits for it. A slow server makes it lag; to an unreachable one it sends again, after pauses, what
+    has not arrived. Everything is in the local file, from which `hedgerow push` sends later what a server missed.
 
     store: makes the MLflow side, inside the thread (importing mlflow takes seconds); made anew after a failure, it
-    knows what has arrived. It has `log(records)`.
+    knows what has arrived. It has `log(records)`. patience: see `finish`.
     """
 
-    def __init__(self, store: Callable[[], Any]):
-        self._make_store = store
+    def __init__(self, store: Callable[[], Any], patience: float):
+        self._make_store, self._patience = store, patience
         self._store: Any = None
         self._records: queue.SimpleQueue[Record | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="mlflow-tracker", daemon=True)
-        self._finishing = threading.Event()
+        self._finishing, self._abandoned = threading.Event(), threading.Event()
+        self._closing: Callable[[Any], None] = lambda store: None
+        self._failure: str | None = None
         self.error: str | None = None
+        """Reason why MLflow does not have everything; known once `finish` has returned."""
 
     def log(self, record: Record) -> None:
         """Hand over one round; returns at once. The first one starts the thread."""
         self._hand_over(record)
 
     def finish(self, closing: Callable[[Any], None]) -> None:
-        """Wait until everything is sent, then do `closing(store)`. Never raises: see `error`.
+        """Send what remains, then do `closing(store)`, within `patience` seconds in all. Never fails: see `error`.
 
-        A server that took something before, and is down now, has PATIENCE seconds to come back.
+        At the deadline, and at Ctrl-C, which it passes on, the thread is abandoned: it ends with the process, or when
+        the server answers.
         """
+        self._closing = closing
         self._finishing.set()
-        self._hand_over(None)
-        self._thread.join()
-        if self.error is None:
-            self._attempt(lambda: closing(self._store))
+        try:
+            self._hand_over(None)
+            self._thread.join(self._patience)
+        finally:
+            unfinished = self._thread.is_alive()
+            self._abandoned.set()
+        self.error = self._failure or (f"no answer within {self._patience:g} s" if unfinished else None)
 
     def _hand_over(self, record: Record | None) -> None:
         self._records.put(record)
@@ -100,24 +102,26 @@ class Tracker:
 
     def _work(self) -> None:
         waiting: list[Record] = []
-        pause, until, reached = FIRST_PAUSE, math.inf, False
-        while True:
+        pause, ending, reached = FIRST_PAUSE, False, False
+        while not self._abandoned.is_set():
             # What arrives while one batch is on its way makes up the next.
-            while not self._records.empty() or (not waiting and until == math.inf):
+            while not self._records.empty() or (not waiting and not ending):
                 record = self._records.get()
                 if record is None:
-                    until = time.monotonic() + PATIENCE
+                    ending = True
                 else:
                     waiting.append(record)
             if self._attempt(partial(self._send, waiting)):
-                waiting, pause, reached, self.error = [], FIRST_PAUSE, True, None
-                if until < math.inf:
+                waiting, pause, reached = [], FIRST_PAUSE, True
+                if ending:
+                    if not self._abandoned.is_set():
+                        self._attempt(lambda: self._closing(self._store))
                     return
-            elif until < math.inf and (not reached or time.monotonic() > until):
+            elif ending and not reached:
                 return
             else:
                 if self._finishing.wait(pause):
-                    time.sleep(FIRST_PAUSE)
+                    self._abandoned.wait(FIRST_PAUSE)
                 pause = min(2 * pause, LONGEST_PAUSE)
 
     def _send(self, records: list[Record]) -> None:
@@ -130,6 +134,7 @@ class Tracker:
         try:
             action()
         except Exception as error:  # the tracking server's troubles must never end a run
-            self.error = first_line(error)
+            self._failure = first_line(error)
             return False
+        self._failure = None
         return True

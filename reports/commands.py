@@ -49,8 +49,8 @@ def comparison(names: Sequence[str], metric: str | None, targets: Sequence[float
     groups, repeated = grouped(material.compared)
     if len(groups) < 2:
         raise UserError(
-            f"{', '.join(names)}: all of it is one experiment, {groups[0].label}, with seeds "
-            f"{', '.join(map(str, groups[0].seeds))}; name runs of another one, too"
+            f"{', '.join(names)}: all of it is one experiment, {groups[0].label}, with seed"
+            f"{'s' * (len(groups[0].seeds) > 1)} {', '.join(map(str, groups[0].seeds))}; name runs of another one, too"
         )
     found = compare(groups, metric, list(targets) or None)
     notes = material.notes + repeated + found.notes

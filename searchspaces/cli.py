@@ -12,6 +12,7 @@ from hedgerow.platform.options import (
     file_argument,
     files_argument,
     output_option,
+    reading,
     run_argument,
     set_option,
     told_kindly,
@@ -41,6 +42,7 @@ def search(files: tuple[Path, ...], overrides: tuple[str, ...], data_root: Path 
 
     Example: hedgerow search examples/digits_hedge.yaml --set search.gamma=0.5
     """
+    reading(*files)
     from hedgerow.searchspaces.commands import search_all
     from hedgerow.searchspaces.tables import FAMILIES
     from hedgerow.searchspaces.tables.commands import plan_table, run_table
@@ -78,6 +80,7 @@ def table(
 
     Example: hedgerow table feddyn/T2.3/mnist-iid --set rounds=50 --data-root data
     """
+    reading(name)
     from hedgerow.searchspaces.tables.commands import list_lines, plan_table, report_table, run_table, show_plans
 
     if "/" not in name:
@@ -112,6 +115,7 @@ def resume(run: str, address: str | None) -> Answer:
 
     Example: hedgerow resume runs/digits-fedavg-20260101-120000
     """
+    reading(run)
     from hedgerow.platform.runs import find_run
 
     folder = find_run(run)
@@ -128,20 +132,16 @@ def resume(run: str, address: str | None) -> Answer:
 @run_argument
 @told_kindly
 def push(run: str) -> None:
-    """Send RUN's local record to MLflow: what a server that was down has missed.
+    """Send RUN's local record and final model to MLflow: what an unreachable server missed.
+
+    What has arrived already is not sent again. Waits at most ten times `tracking.patience`.
 
     Example: hedgerow push runs/digits-fedavg-20260101-120000
     """
-    from hedgerow.platform.runs import find_run
+    reading(run)
+    from hedgerow.searchspaces.commands import push_one
 
-    if find_run(run).is_search:
-        from hedgerow.searchspaces.runner import push as push_search
-
-        push_search(run)
-    else:
-        from hedgerow.platform.runner import push as push_run
-
-        push_run(run)
+    push_one(run)
 
 
 @click.command()

@@ -9,14 +9,18 @@ import click
 from hedgerow.platform.answer import Answer
 from hedgerow.platform.experiment_file import dump_experiment, parse_experiment, read_file
 from hedgerow.platform.notebook import in_notebook
+from hedgerow.platform.runner import push as push_run
+from hedgerow.platform.runs import find_run
 from hedgerow.platform.storage import uri_of
 from hedgerow.platform.terminal import print_choices
+from hedgerow.platform.ui import hints
 from hedgerow.searchspaces.catalogue import KINDS
 from hedgerow.searchspaces.config import OptunaSearch
 from hedgerow.searchspaces.notebook import NotebookTable
 from hedgerow.searchspaces.report import Trial, trial_labels
 from hedgerow.searchspaces.results import FinishedSearch
 from hedgerow.searchspaces.runner import check_search, resume_search
+from hedgerow.searchspaces.runner import push as push_search
 from hedgerow.searchspaces.runner import search as run_search
 from hedgerow.searchspaces.search_file import SearchPlan, load_search, parse_search
 from hedgerow.searchspaces.terminal import SearchTable, closing_tables
@@ -26,14 +30,15 @@ def search_all(files: Sequence[Path], overrides: Sequence[str], data_root: Path 
     """Run searches one after the other; all files are read, and their data found, before the first starts."""
     plans = [load_search(file, overrides) for file in files]
     checked = [check_search(plan, data_root) for plan in plans]
-    answers = []
+    answers, recorded = [], []
     for plan, data in zip(plans, checked, strict=True):
         with search_table(plan) as table:
             finished = run_search(plan, data_root, table, address, data)
         answers.append(closing(finished))
+        recorded.append((plan.experiment, finished.folder.path))
         # At once: the next one may take long.
         answers[-1].tell()
-    return _all_of(answers, any(plan.experiment.tracking.enabled for plan in plans))
+    return _all_of(answers, hints(recorded))
 
 
 def resume_one(name: str, address: str | None) -> Answer:
@@ -43,7 +48,23 @@ def resume_one(name: str, address: str | None) -> Answer:
         finished = resume_search(name, table, address)
     answer = closing(finished)
     answer.tell()
-    return _all_of([answer], plan.experiment.tracking.enabled)
+    return _all_of([answer], hints([(plan.experiment, finished.folder.path)]))
+
+
+class PlainNotes:
+    """A display of notes as plain lines."""
+
+    def note(self, text: str) -> None:
+        """Print what is happening now."""
+        click.echo(text)
+
+
+def push_one(name: str) -> None:
+    """Push a run or a search, and say so."""
+    folder = find_run(name)
+    for warning in (push_search if folder.is_search else push_run)(str(folder.path), PlainNotes()):
+        click.echo(f"warning: {warning}", err=True)
+    click.echo(f"{folder.path} is recorded in MLflow.")
 
 
 def resolved(file: Path, overrides: Sequence[str]) -> Answer:
@@ -72,10 +93,10 @@ def search_table(plan: SearchPlan) -> SearchTable:
     return kind(plan.experiment.name, plan.experiment.rounds, labels, metric=search.metric, mode=search.mode)
 
 
-def _all_of(answers: list[Answer], tracked: bool) -> Answer:
-    """What is left to say of searches that were told already."""
+def _all_of(answers: list[Answer], lines: list[str]) -> Answer:
+    """What is left to say of searches whose results were printed already."""
     document = {"searches": [answer.document for answer in answers]}
-    return Answer(document, lambda: click.echo("`hedgerow ui` opens MLflow's page on it.") if tracked else None)
+    return Answer(document, lambda: click.echo("\n".join(lines)) if lines else None)
 
 
 def closing(finished: FinishedSearch) -> Answer:

@@ -1,5 +1,7 @@
 """The MLflow side of a search: a parent run for the search, a child run for each expert."""
 
+from pathlib import Path
+
 from mlflow.tracking import MlflowClient
 
 from hedgerow.platform.description import NOTE, run_text, sentence, settings, tags
@@ -91,6 +93,10 @@ class SearchStore:
         self.parent.describe(search_text(self.folder, self.plan))
         for expert, store in self._all().items():
             store.describe(run_text(expert_folder(self.folder.path, expert)))
+
+    def log_model(self, saved: Path) -> None:
+        """Record the best trial's model as the search's; see `MlflowStore.log_model`."""
+        self.parent.log_model(saved)
 
     def end(self, status: str) -> None:
         """End every run that is open: the experts' by what became of them, where the search itself came to its end."""

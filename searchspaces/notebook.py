@@ -3,6 +3,7 @@
 from html import escape
 
 from hedgerow.platform.notebook import Display, bar
+from hedgerow.platform.terminal import percent
 from hedgerow.searchspaces.report import Record
 from hedgerow.searchspaces.terminal import SearchTable
 
@@ -16,12 +17,14 @@ class NotebookTable(SearchTable):
     def __init__(self, name: str, rounds: int, labels: list[str], metric: str, mode: str):
         super().__init__(name, rounds, labels, metric=metric, mode=mode)
         self._display = Display()
+        self._note = ""
 
     def __enter__(self) -> "NotebookTable":
         self._display.show(self._html, now=True)
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._note = ""
         self._display.show(self._html, now=True)
 
     def trial(self, index: int, record: Record) -> None:
@@ -36,6 +39,13 @@ class NotebookTable(SearchTable):
         super().hedge(record)
         self._display.show(self._html)
 
+    def _weight(self, weight: float) -> str:
+        return percent(weight)
+
+    def note(self, text: str) -> None:
+        self._note = text
+        self._display.show(self._html, now=True)
+
     def _print(self, line: str) -> None:
         """What would be lines elsewhere is in the table."""
 
@@ -45,5 +55,5 @@ class NotebookTable(SearchTable):
         head = "".join(f"<th>{escape(heading)}</th>" for heading in rows[0])
         body = "".join(f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in row.values())}</tr>" for row in rows)
         more = f"<p>... and {len(order) - LIMIT} more</p>" if len(order) > LIMIT else ""
-        line = bar(self.name, self._done, len(order) * self.rounds, self._header())
+        line = bar(self.name, self._done, len(order) * self.rounds, f"{self._header()}  {self._note}")
         return f'<div>{line}<table class="dataframe"><tr>{head}</tr>{body}</table>{more}</div>'

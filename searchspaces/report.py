@@ -3,13 +3,13 @@
 import csv
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hedgerow.platform.report import first_to, target_heading, target_label
-from hedgerow.platform.terminal import percent
+from hedgerow.platform.terminal import loss_text, percent
 
 Record = dict[str, Any]
 Row = dict[str, Any]
@@ -190,7 +190,9 @@ def display(rows: list[Row]) -> list[dict[str, str]]:
     names = short_names(columns)
     fewest = {key: min((row[key] for row in rows if row.get(key) is not None), default=None) for key in columns
               if key.startswith("transmissions_to_")}  # fmt: skip
-    return [{_heading(key, names): _cell(row, key, fewest) for key in columns} for row in rows]
+    labels = [key.removeprefix("transmissions_to_") for key in fewest]
+    targets = [float(label) for label in labels if not label.startswith("loss")]
+    return [{_heading(key, names): _cell(row, key, fewest, targets) for key in columns} for row in rows]
 
 
 def _heading(key: str, names: dict[str, str]) -> str:
@@ -201,14 +203,14 @@ def _heading(key: str, names: dict[str, str]) -> str:
     return names[key] if "." in key else key.replace("_", " ")
 
 
-def _cell(row: Row, key: str, fewest: dict[str, float | None]) -> str:
+def _cell(row: Row, key: str, fewest: dict[str, float | None], targets: Sequence[float]) -> str:
     value = row.get(key)
     if key == "metric":
         return _heading(str(value), {})
     if key == "value":
-        return "not reached" if value is None else number(row["metric"], value)
+        return "not reached" if value is None else number(row["metric"], value, targets)
     if not key.startswith("transmissions_to_"):
-        return number(key, value)
+        return number(key, value, targets)
     spent = row.get("transmissions")
     return "-" if value is None and spent is None else cost_text(value, spent, fewest[key])
 
@@ -225,13 +227,16 @@ def cost_text(needed: float | None, spent: float | None, reference: float | None
     return f"{show(spent)}+ (>{spent / reference:.1f}×)" if reference and spent > reference else f"{show(spent)}+"
 
 
-def number(key: str, value: Any) -> str:
-    """The value of a column: accuracies and weights in per cent, losses with three decimals, others by `show`."""
+def number(key: str, value: Any, targets: Sequence[float] = ()) -> str:
+    """The value of a column: accuracies and weights in per cent, losses with three decimals, others by `show`.
+
+    targets: accuracies that a smaller one must not look like, see `percent`.
+    """
     if value is None or "." in key or not isinstance(value, float) or not math.isfinite(value):
         return show(value)
     if "accuracy" in key or key in ("weight", "ctm", "ltm"):
-        return percent(value)
-    return f"{value:.3f}" if "loss" in key else show(value)
+        return percent(value, targets)
+    return loss_text(value) if "loss" in key else show(value)
 
 
 def to_csv(rows: list[Row], file: Path) -> None:

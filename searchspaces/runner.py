@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,11 @@ from hedgerow.platform.mirror import Mirror
 from hedgerow.platform.own_data import data_record, same_data, unhashed
 from hedgerow.platform.placement import cpu_share, ray_session, trials_that_fit
 from hedgerow.platform.records import HedgeRecord
-from hedgerow.platform.report import left_out
+from hedgerow.platform.report import diverged, left_out
 from hedgerow.platform.run_lock import RunLock
-from hedgerow.platform.runner import log_final_model, not_taken, push_records, recorded
+from hedgerow.platform.runner import PUSHES, close_tracking, finish_push, recorded, save_final_model
 from hedgerow.platform.runs import RunFolder, find_run, new_run, now, unfinished_run
-from hedgerow.platform.tracking import Record, RunLog, Tracker
+from hedgerow.platform.tracking import RunLog, Tracker
 from hedgerow.searchspaces.expert import Expert, Shared, client_actors, expert_folder, trial_resources
 from hedgerow.searchspaces.kinds import tuning
 from hedgerow.searchspaces.listener import Listener, ShowSearch
@@ -124,12 +125,19 @@ def _execute(
 def _carry_out(
     plan: SearchPlan, folder: RunFolder, lock: RunLock, data: Data, show: ShowSearch | None, address: str | None
 ) -> FinishedSearch:
-    tracker = Tracker(lambda: open_search_store(folder)) if plan.experiment.tracking.enabled else None
+    tracking = plan.experiment.tracking
+    tracker = Tracker(lambda: open_search_store(folder), tracking.patience) if tracking.enabled else None
     listener = Listener(folder.path.absolute(), plan, lock, show, tracker)
     folder.keep_partition(partition_record(data[1], data[0]))
     folder.update(status="running")
-    trials = sorted((folder.path.absolute() / "experts").glob("*/checkpoints"))
-    warnings = unhashed(folder) + [told for trial in trials for told in tell_flaws(trial)]
+    if show:
+        # Of a search that is resumed: what its trials have reached already.
+        for trial in read_trials(folder):
+            for record in trial.records:
+                show.trial(int(trial.name), record)
+            show.state(int(trial.name), "waiting")
+    homes = sorted((folder.path.absolute() / "experts").glob("*/checkpoints"))
+    warnings = unhashed(folder) + [told for home in homes for told in tell_flaws(home)]
     with recorded(folder, lock, tracker) as termination, ray_session(address):
         listener.termination, termination.saves = termination, True
         try:
@@ -143,13 +151,14 @@ def _carry_out(
         for trial in finished.trials:
             known = expert_folder(folder.path, int(trial.name)).record()
             warnings += [f"trial {trial.name}: {told}" for told in left_out(known.get("quarantined", {}))]
+        warnings += [f"trial {finished.best.name}: {text}" for text in diverged(finished.best.records, data[0].classes)]
         finished.write()
         folder.update(status="finished", finished=now(), summary=finished.summary)
         termination.saves = False
         termination.check()
         if tracker:
-            tracker.finish(lambda store: _close_store(store, finished, data))
-            warnings += not_taken(tracker, folder)
+            model = partial(_save_best, finished, data)
+            warnings += close_tracking(tracker, folder, model, lambda store: store.tell_result(), show)
     return replace(finished, warning="; ".join(warnings) or None)
 
 
@@ -226,14 +235,21 @@ def packs_of(folder: RunFolder, plan: SearchPlan, known: list[Overrides], room: 
     return folder.record()["packs"]
 
 
-def push(name: str) -> None:
-    """Send a search's local record to MLflow: what a server that was down has missed. Raises UserError."""
+def push(name: str, show: object = None) -> list[str]:
+    """Send a search's local record to MLflow; see `platform.runner.push`."""
     folder = find_run(name)
-    records: list[Record] = [{"expert": None, **record} for record in RunLog(folder.metrics, HedgeRecord).read()]
+    plan = load_search(folder.experiment)
+    tracker = Tracker(lambda: open_search_store(folder), PUSHES * plan.experiment.tracking.patience)
+    for record in RunLog(folder.metrics, HedgeRecord).read():
+        tracker.log({"expert": None, **record})
     for trial in read_trials(folder):
-        records += [{"expert": int(trial.name), **record} for record in trial.records]
-    tracker = Tracker(lambda: open_search_store(folder))
-    push_records(folder, tracker, records, lambda store: store.tell_result())
+        for record in trial.records:
+            tracker.log({"expert": int(trial.name), **record})
+
+    def save(target: Path) -> None:
+        _save_best(FinishedSearch.read(folder), same_data(folder, plan.experiment, None, fix="load"), target)
+
+    return finish_push(tracker, folder, save, lambda store: store.tell_result(), show)
 
 
 def open_search_store(folder: RunFolder) -> Any:
@@ -244,14 +260,12 @@ def open_search_store(folder: RunFolder) -> Any:
     return SearchStore(folder, load_search(folder.experiment))
 
 
-def _close_store(store: Any, finished: FinishedSearch, data: Data) -> None:
-    """Record tables, figures and the best trial's model; then end every run."""
-    store.tell_result()
+def _save_best(finished: FinishedSearch, data: Data, target: Path) -> None:
+    """Write the best trial's model in MLflow's format, if that trial has a checkpoint."""
     best = finished.best
     folder, experiment = expert_folder(finished.folder.path, int(best.name)), finished.plan.trial(best.overrides)
     if latest_checkpoint(folder.checkpoints):
-        log_final_model(store.parent, experiment, data[0], last_parameters(experiment, folder, data))
-    store.end("FINISHED")
+        save_final_model(experiment, data[0], last_parameters(experiment, folder, data), target)
 
 
 def _last_line(error: BaseException) -> str:

@@ -1,14 +1,14 @@
 """What a person sees while a search runs, and when it ends."""
 
 import math
-import sys
+from textwrap import shorten
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from hedgerow.platform.terminal import percent
+from hedgerow.platform.terminal import draw_table, percent, wide_console
 from hedgerow.searchspaces.report import Record, Row, display, number
 
 BAR = 10
@@ -38,6 +38,7 @@ class SearchTable:
         self._seen: list[Record] = [{"round": 0} for _ in labels]
         self._states = ["waiting"] * len(labels)
         self._hedge: Record | None = None
+        self._best: tuple[float, str] | None = None
         self._done = self._printed = 0
         # The table is only made when it is drawn: a record costs no more than keeping it.
         self._live = Live(get_renderable=self._render, console=self.console, refresh_per_second=4)
@@ -60,6 +61,10 @@ class SearchTable:
         self._done += record["round"] - self._seen[index]["round"]
         self._seen[index].update(record)
         self._states[index] = "running"
+        value = record.get(self.metric, math.nan)
+        # Over all rounds: an accuracy that falls again takes nothing from the best one.
+        if math.isfinite(value) and (self._best is None or self._sign * value < self._sign * self._best[0]):
+            self._best = value, self.labels[index]
         tenth = len(self.labels) * self.rounds / 10
         if not self.console.is_terminal and self._hedge is None and self._done // tenth > self._printed // tenth:
             self._printed = self._done
@@ -81,14 +86,24 @@ class SearchTable:
                 f"leader {self.labels[leader]} ({percent(record['weights'][leader])})"
             )
 
+    def note(self, text: str) -> None:
+        """Say what is happening now, after the last round."""
+        self._print(text)
+
     def _print(self, line: str) -> None:
-        print(f"{self.name}: {line}", file=self.console.file, flush=True)
+        if self.console.is_terminal:
+            # Above the table.
+            self.console.print(f"{self.name}: {line}", highlight=False, markup=False)
+        else:
+            print(f"{self.name}: {line}", file=self.console.file, flush=True)
 
     def _sweep_line(self) -> str:
         line = f"{self._done}/{len(self.labels) * self.rounds} rounds of {len(self.labels)} trials"
-        best = self._order()[0]
-        value = self._seen[best].get(self.metric)
-        return line if value is None else f"{line}, best {number(self.metric, value)} ({self.labels[best]})"
+        if self._best:
+            return f"{line}, best {number(self.metric, self._best[0])} ({self._best[1]})"
+        leading = self._order()[0]
+        value = self._seen[leading].get(self.metric)
+        return line if value is None else f"{line}, best {number(self.metric, value)} ({self.labels[leading]})"
 
     def _figures(self, record: Record) -> str:
         expected = record["expected"].get(self.metric)
@@ -128,23 +143,34 @@ class SearchTable:
         return f"round {hedge['round']}/{self.rounds}  leader {hedge['leader']:03d}  {self._figures(hedge)}"
 
     def _table(self, shown: list[int]) -> Table:
+        rows = {i: self._cells(i) for i in shown}
+        columns = {h: max(len(h), *(len(cells[h]) for cells in rows.values())) for h in rows[shown[0]]}
+        labels, _ = columns["configuration"], columns.pop("configuration")
+
+        def room() -> int:
+            """What the other columns, each with two spaces, leave to the configurations."""
+            return self.console.width - sum(width + 2 for width in columns.values())
+
+        for heading in LEAST:
+            if room() < min(labels, ROOM):
+                columns.pop(heading, None)
         table = Table(box=None, pad_edge=False, header_style="bold dim")
-        table.add_column("expert" if self._hedge else "trial", no_wrap=True)
-        # Only this column gives way on a narrow terminal: rich shrinks those that may wrap, which its text does not.
-        table.add_column("configuration", min_width=12)
-        for heading in ("round", "accuracy", "loss"):
-            table.add_column(heading, justify="right", no_wrap=True)
-        if self._hedge:
-            table.add_column("weight", no_wrap=True)
-        table.add_column("state", no_wrap=True)
-        for i in shown:
-            texts = self._cells(i)
-            cells: dict[str, str | Text] = dict(texts)
-            cells["configuration"] = Text(texts["configuration"], no_wrap=True, overflow="ellipsis")
-            if self._hedge:
-                cells["weight"] = f"{bar(self._hedge['weights'][i])} {texts['weight']:>6}"
-            table.add_row(*cells.values(), style="" if self._states[i] == "running" else "dim")
+        width = max(len("configuration"), min(labels, room()))
+        for heading in rows[shown[0]]:
+            if heading == "configuration":
+                table.add_column(heading, no_wrap=True)
+            elif heading in columns:
+                table.add_column(heading, justify="right" if heading in NUMBERS else "left", no_wrap=True)
+        for i, cells in rows.items():
+            label = shorten(cells["configuration"], width, placeholder=" …", break_long_words=False)
+            texts = [
+                Text(label if h == "configuration" else cells[h]) for h in cells if h in (*columns, "configuration")
+            ]
+            table.add_row(*texts, style="" if self._states[i] == "running" else "dim")
         return table
+
+    def _weight(self, weight: float) -> str:
+        return f"{bar(weight)} {percent(weight):>6}"
 
     def _cells(self, i: int) -> dict[str, str]:
         """A trial's texts, by heading."""
@@ -155,9 +181,18 @@ class SearchTable:
             "round": str(seen["round"]),
             "accuracy": percent(seen.get("test_accuracy")),
             "loss": number("test_loss", seen.get("test_loss")),
-            **({"weight": percent(self._hedge["weights"][i])} if self._hedge else {}),
+            **({"weight": self._weight(self._hedge["weights"][i])} if self._hedge else {}),
             "state": self._states[i],
         }
+
+
+LEAST = ("loss", "state", "round", "accuracy")
+"""Columns of the live table that give way to the configurations on a narrow terminal, in this order."""
+
+NUMBERS = ("round", "accuracy", "loss")
+
+ROOM = 24
+"""Characters that configurations have before other columns give way."""
 
 
 def bar(share: float) -> str:
@@ -174,14 +209,14 @@ def closing_tables(
     rows: of `report.sweep_rows`, of which the first `limit` are shown. summary: of `report.hedge_summary`, None for a
     search without Hedge. best: of `report.best_per_metric`.
     """
-    console = console or Console(width=None if sys.stdout.isatty() else 160)
+    console = console or wide_console()
     texts, bests = _narrow(display(rows)), _narrow(display(best))
     if texts:
-        console.print(_titled("Trials", texts[:limit]))
+        _draw("Trials", texts[:limit], console)
     if len(texts) > limit:
         console.print(f"... and {len(texts) - limit} more")
     if bests:
-        console.print(_titled("Best by metric", bests))
+        _draw("Best by metric", bests, console)
     if any(key.startswith("transmissions_to_") for row in rows for key in row):
         console.print(
             "to x %: transmissions, in FedAvg rounds, until x % is first reached; in parentheses: times "
@@ -199,13 +234,12 @@ def _narrow(texts: list[dict[str, str]]) -> list[dict[str, str]]:
     ]
 
 
-def _titled(title: str, texts: list[dict[str, str]]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for heading in texts[0]:
-        table.add_column(Text(heading), justify="left" if heading in ("trial", "configuration", "metric") else "right")
-    for text in texts:
-        table.add_row(*map(Text, text.values()))
-    return table
+def _draw(title: str, texts: list[dict[str, str]], console: Console) -> None:
+    """The searched keys come first, then costs: what else there is gives way to them on a narrow terminal."""
+    targets = [heading for heading in texts[0] if heading.startswith("to ")]
+    last = ["best", "transmissions", "status"]
+    first = [heading for heading in texts[0] if heading not in (*targets, *last)]
+    draw_table(texts, title, console, [*first, *targets, *last])
 
 
 def hedge_sentences(summary: Record) -> str:

@@ -1,6 +1,13 @@
 """The command line: every mistake ends in one clear sentence and exit code 2, before any work; good files run."""
 
 import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -132,3 +139,25 @@ def test_the_partition_is_printed_and_drawn(tmp_path, monkeypatch):
     assert "largest class" in result.output
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (tmp_path / "picture.svg").read_text()
+
+
+def test_a_line_appears_before_the_slow_imports(tmp_path):
+    ours, theirs = pty.openpty()
+    # A file that is missing: what follows the line is the refusal.
+    command = [sys.executable, "-X", "importtime", "-m", "hedgerow", "run", str(tmp_path / "missing.yaml")]
+    with subprocess.Popen(command, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        said = b""
+        # Linux ends a terminal that nobody writes to any more by an error.
+        with suppress(OSError):
+            while part := os.read(ours, 65536):
+                said += part
+        assert process.wait() == 2
+    os.close(ours)
+    before, line, after = said.decode().partition(
+        f"hedgerow {version('hedgerow')}: reading {tmp_path / 'missing.yaml'} ..."
+    )
+    assert line
+    for slow in ("torch", "numpy", "ray", "mlflow"):
+        assert not re.search(rf"\| +{slow}\r?$", before, re.M)
+    assert re.search(r"\| +torch\r?$", after, re.M)

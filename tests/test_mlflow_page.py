@@ -12,7 +12,8 @@ from mlflow.tracking import MlflowClient
 from test_search import plan
 from test_submit import free_port
 
-from hedgerow.platform.mlflow_store import PAGE_SETTINGS, default_uri, page_command
+from hedgerow.platform.mlflow_store import default_uri
+from hedgerow.platform.ui import PAGE_SETTINGS, page_command
 from hedgerow.searchspaces.runner import search
 
 TABLE = {"line": "feddyn/T0/digits", "headings": ["Slow", "Fast"], "changed": [], "grid": False}

@@ -1,13 +1,22 @@
 """What a person sees: the summary, the closing table, the progress, the curves."""
 
 import io
+import re
 
 import pytest
 from rich.console import Console
 
 from hedgerow.platform.figures import draw_curves
-from hedgerow.platform.report import summarise
-from hedgerow.platform.terminal import Progress, closing_table
+from hedgerow.platform.report import diverged, summarise
+from hedgerow.platform.terminal import (
+    Progress,
+    closing_table,
+    count_text,
+    loss_text,
+    percent,
+    print_rows,
+    summary_cells,
+)
 
 
 def records(accuracies: list[float | None]) -> list[dict]:
@@ -60,6 +69,79 @@ def test_a_loss_reaches_its_target_from_above():
     losses = [{**record, "client_loss": 1 / record["round"]} for record in RUN]
     summary = summarise(losses, [0.4, 0.1], "client_loss")
     assert summary["to_target"] == {"loss 0.4": {"rounds": 3, "transmissions": 6.0}, "loss 0.1": None}
+
+
+def test_more_decimals_are_shown_where_rounding_would_reach_a_target():
+    near = summarise(records([0.8997]), [0.9])
+    assert summary_cells(near)["accuracy"] == summary_cells(near)["best"] == "89.97%"
+    assert summary_cells(summarise(records([0.9]), [0.9]))["accuracy"] == "90.0%"
+    assert summary_cells(summarise(records([0.8997]), []))["accuracy"] == "90.0%"
+    assert percent(0.89999, [0.5, 0.9]) == "89.999%"
+
+
+def test_large_losses_are_written_in_scientific_form():
+    diverging = [{**record, "test_loss": 4e31, "train_loss": 1.5e7} for record in RUN]
+    assert summary_cells(summarise(diverging, []))["loss"] == "4.00e+31"
+    out = io.StringIO()
+    with Progress("mine", 5, Console(file=out)) as progress:
+        for record in diverging:
+            progress(record)
+    assert "loss 1.50e+07" in out.getvalue()
+    assert loss_text(999999.0) == "999999.000"
+    assert (count_text(999999), count_text(1234567)) == ("999,999", "1.235e+06")
+
+
+@pytest.mark.parametrize(
+    ("losses", "classes", "says"),
+    [
+        ([2.3, 1.0, 0.5], 10, None),
+        ([2.3, 4e31], 10, "the run diverged: its test loss is 4e+31 in round 2, after 2.3 in round 1; lower lr"),
+        ([2.3, float("nan")], 10, "its test loss is nan in round 2, after 2.3 in round 1"),
+        ([float("inf")], 10, "its test loss is inf in round 1;"),
+        ([0.1, 4.0], 10, None),
+        ([0.1, 5.0], 10, "its test loss is 5 in round 2"),
+        ([1.0, 9.0], 10, None),
+        ([1e-6, 1e3], 1, None),
+    ],
+)
+def test_a_run_has_diverged_if_its_last_loss_is_absurd(losses, classes, says):
+    run = [{"round": number, "test_loss": loss} for number, loss in enumerate(losses, start=1)]
+    found = diverged(run, classes)
+    assert found == [] if says is None else says in found[0]
+    assert diverged([{"round": 1, "ctm": 0.5, "test_loss": 1.0}, {"round": 2, "ctm": 0.5, "test_loss": 99.0}], 10) == []
+
+
+def test_a_table_leaves_out_columns_and_cuts_no_word():
+    summary = summarise(
+        [{**record, "client_accuracy": 0.5, "client_accuracy_worst10": 0.25} for record in RUN], [0.6, 0.7]
+    )
+    texts = {}
+    for width in (30, 80, 120, 1000):
+        out = io.StringIO()
+        closing_table([("digits-fedavg-with-a-name", summary)], Console(file=out, width=width))
+        texts[width] = out.getvalue()
+        assert max(map(len, texts[width].splitlines())) <= width
+        assert "…" not in texts[width]
+    wide = set(headings_of(texts[1000]))
+    assert wide == {"run", *summary_cells(summary)}
+    assert "too narrow" not in texts[1000]
+    assert {"run", "accuracy", "to 60%", "to 70%"} <= set(headings_of(texts[80])) < wide
+    assert "columns for which the terminal is too narrow (--json has all): " in texts[80]
+    assert re.search(r"too narrow .*\bsent\b", " ".join(texts[80].split()))
+
+
+def headings_of(text: str) -> list[str]:
+    """The headings of a table, each of which may take several lines."""
+    lines = [line.strip("┃").split("┃") for line in text.splitlines() if line.startswith("┃")]
+    return [" ".join(" ".join(parts).split()) for parts in zip(*lines, strict=True)]
+
+
+def test_texts_in_a_table_wrap_between_words():
+    out = io.StringIO()
+    rows = [{"client": "12", "largest class": "a class with a long name", "classes": "3"}]
+    print_rows(rows, "Partition", Console(file=out, width=36))
+    assert max(map(len, out.getvalue().splitlines())) <= 36
+    assert {"client", "largest", "class", "classes", "long", "name"} <= set(out.getvalue().replace("┃", " ").split())
 
 
 def test_elsewhere_than_on_a_terminal_progress_is_plain_lines():

@@ -46,7 +46,7 @@ def plan(output: Path, **settings) -> SearchPlan:
         "engine": {"mode": "loop"},
         "evaluation": {"clients": 5, "targets": [0.2, 0.99]},
         "checkpoints": {"every": 2},
-        "tracking": {"enabled": False},
+        "tracking": {"enabled": False, "patience": 300},
         "output": str(output),
         "search": {"kind": "hedge", "space": SPACE, "report_every": 2, "ahead": 2, "concurrency": 2},
     }
@@ -182,10 +182,12 @@ class TestHedge:
         assert {found.info.status for found in runs} == {"FAILED"}
 
     def test_what_mlflow_missed_is_pushed_later(self, finished):
-        push(str(finished.folder.path))
-        _, runs = runs_of(finished)
+        assert push(str(finished.folder.path)) == []
+        client, runs = runs_of(finished)
         assert len(runs) == 5
         assert {found.info.status for found in runs} == {"FINISHED"}
+        (model,) = client.search_logged_models([runs[0].info.experiment_id])
+        assert model.source_run_id == finished.folder.record()["mlflow_run_id"]
 
 
 @pytest.mark.usefixtures("ray_here")

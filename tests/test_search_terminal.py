@@ -76,6 +76,30 @@ def test_an_ordinary_sweep_is_sorted_by_its_metric_and_has_no_weights():
     ]
 
 
+def test_the_best_value_of_a_sweep_never_falls():
+    table = SearchTable("mine", 10, ["a", "b"], Console(file=io.StringIO(), width=80))
+    shown = []
+    for number, accuracy in enumerate([0.5, 0.9, 0.4, NAN, 0.6], start=1):
+        table.trial(0, {"round": number, "test_accuracy": accuracy})
+        shown.append(show(table).splitlines()[0].split("best ")[1].strip())
+    assert shown == ["50.0% (a)", "90.0% (a)", "90.0% (a)", "90.0% (a)", "90.0% (a)"]
+
+
+def test_the_live_table_cuts_no_word():
+    labels = [f"learning_rate={i} momentum=0.9 a_long_name=true" for i in range(3)]
+    for width in (50, 60, 80, 120):
+        table = SearchTable("mine", 100, labels, Console(file=io.StringIO(), width=width))
+        table.hedge(hedge_records(3, 3)[-1])
+        words = {word for line in show(table).splitlines()[-3:] for word in line.split()[1:]}
+        assert words <= {*" ".join(labels).split(), "…", "-", "0", "waiting"} | words_of_bars(table)
+        assert ("…" in words) == (width < 100)
+
+
+def words_of_bars(table: SearchTable) -> set[str]:
+    """The weights as they are drawn."""
+    return {word for i in range(3) for word in table._cells(i)["weight"].split()}
+
+
 def test_elsewhere_a_sweep_is_a_plain_line_for_every_tenth_of_its_rounds():
     out = io.StringIO()
     labels = ["?", "lr=1"]

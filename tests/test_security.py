@@ -22,8 +22,8 @@ from hedgerow.platform.data.cache import load_dataset
 from hedgerow.platform.data.sources import CIFAR10, Digits, ImageFolder
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment_file import parse_experiment
-from hedgerow.platform.mlflow_store import page_command
 from hedgerow.platform.runs import new_run
+from hedgerow.platform.ui import page_command
 
 ROOT = Path(__file__).parent.parent
 LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -18,11 +19,13 @@ import torch
 from mlflow.tracking import MlflowClient
 
 from hedgerow.platform import runner
+from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment import Experiment
-from hedgerow.platform.experiment_file import parse_experiment
-from hedgerow.platform.mlflow_store import PAGE_SETTINGS, default_uri
+from hedgerow.platform.experiment_file import dump_experiment, parse_experiment
+from hedgerow.platform.mlflow_store import default_uri
 from hedgerow.platform.runner import push, run
 from hedgerow.platform.tracking import RunLog, Tracker, flatten_params
+from hedgerow.platform.ui import PAGE_SETTINGS
 
 
 def small(output, **tracking) -> Experiment:
@@ -38,7 +41,8 @@ def small(output, **tracking) -> Experiment:
             "algorithm": {"name": "fedavg", "lr": 0.2},
             "resources": {"executor": "inline"},
             "engine": {"mode": "vmap", "chunk": 2},
-            "tracking": tracking,
+            # Patience with a healthy store on a machine that is busy with other tests.
+            "tracking": {"patience": 300, **tracking},
             "output": str(output),
         }
     )
@@ -105,7 +109,8 @@ def test_the_model_loads_and_predicts_the_same(finished, recorded):
 
 def test_pushing_again_records_nothing_twice(finished, recorded):
     client, entry = recorded
-    push(str(finished.folder.path))
+    assert push(str(finished.folder.path)) == []
+    assert len(client.search_logged_models([entry.info.experiment_id])) == 1
     assert len(client.get_metric_history(entry.info.run_id, "test_accuracy")) == 5
     assert client.get_run(entry.info.run_id).info.status == "FINISHED"
 
@@ -126,7 +131,89 @@ def test_a_server_that_is_down_delays_nothing_and_loses_nothing(tmp_path, monkey
     client = MlflowClient(default_uri(tmp_path))
     run_id = lost.folder.record()["mlflow_run_id"]
     assert len(client.get_metric_history(run_id, "test_accuracy")) == 5
-    assert client.get_run(run_id).info.status == "FINISHED"
+    entry = client.get_run(run_id)
+    assert entry.info.status == "FINISHED"
+    (output,) = entry.outputs.model_outputs
+    files = client.list_logged_model_artifacts(output.model_id)
+    assert {"MLmodel", "data"} <= {file.path for file in files}
+
+
+class Broken:
+    """A server that never serves: it refuses every request, never answers, or sends its answer a byte at a time."""
+
+    def __init__(self, kind):
+        async def connect(reader, writer):
+            with suppress(ConnectionError):
+                if kind == "refuses":
+                    while await reader.readuntil(b"\r\n\r\n"):
+                        writer.write(b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n")
+                        await writer.drain()
+                await reader.readuntil(b"\r\n\r\n")
+                if kind == "drips":
+                    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+                while not closing.is_set():
+                    await asyncio.sleep(0.1)
+                    if kind == "drips":
+                        writer.write(b" ")
+                        await writer.drain()
+            writer.close()
+
+        async def serve():
+            async with await asyncio.start_server(connect, "127.0.0.1", 0) as listening:
+                self.uri = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+                ready.set()
+                while not closing.is_set():
+                    await asyncio.sleep(0.1)
+
+        ready, closing = threading.Event(), threading.Event()
+        self.close = closing.set
+        threading.Thread(target=lambda: asyncio.run(serve()), daemon=True).start()
+        ready.wait()
+
+
+@pytest.mark.parametrize("kind", ["refuses", "hangs", "drips"])
+def test_the_end_of_a_run_and_a_push_wait_for_a_broken_server_no_longer_than_their_patience(kind, tmp_path):
+    notes, server = [], Broken(kind)
+
+    class Display:
+        def __call__(self, record):
+            assert not notes
+
+        def note(self, text):
+            notes.append(text)
+
+    start = time.monotonic()
+    finished = run(small(tmp_path, uri=server.uri, patience=3), show=Display())
+    assert time.monotonic() - start < 60
+    assert notes == ["recording in MLflow ... (Ctrl-C ends the wait)"]
+    assert finished.folder.record()["status"] == "finished"
+    assert f"hedgerow push {finished.folder.path}" in finished.warning
+    impatient = finished.folder.experiment.read_text().replace("patience: 3.0", "patience: 0.2")
+    finished.folder.experiment.write_text(impatient)
+    with pytest.raises(UserError, match=rf"MLflow did not take the run .*hedgerow push {finished.folder.path}"):
+        push(str(finished.folder.path))
+    assert time.monotonic() - start < 100
+    server.close()
+
+
+def test_ctrl_c_ends_the_wait_for_a_hanging_server_and_the_process(tmp_path):
+    server = Broken("hangs")
+    file = tmp_path / "exp.yaml"
+    file.write_text(dump_experiment(small(tmp_path, uri=server.uri, patience=150)))
+    command = [sys.executable, "-m", "hedgerow", "run", str(file)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if "recording in MLflow" in line:
+                # Also in the middle of the model's export, which comes first.
+                process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130, "".join(lines)
+    server.close()
+    text = "".join(lines)
+    (folder,) = tmp_path.glob("tracked-*")
+    assert f"{folder} is finished; `hedgerow push {folder}` records it in MLflow" in text
+    assert json.loads((folder / "run.json").read_text())["status"] == "finished"
 
 
 class Server:
@@ -245,7 +332,7 @@ def test_logging_never_waits_for_the_store():
             time.sleep(0.2)
             received.extend(records)
 
-    tracker = Tracker(Slow)
+    tracker = Tracker(Slow, patience=300)
     start = time.perf_counter()
     for number in range(100):
         tracker.log({"round": number})
