@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -58,17 +59,24 @@ def search(
     data: Data | None = None,
     note: dict[str, Any] | None = None,
     own: bool = False,
+    begun: Mapping[int, RunFolder] | None = None,
 ) -> FinishedSearch:
     """Run a search from its beginning.
 
     data_root: where data sets lie. show: sees it as it goes. address: a Ray cluster; None: the one this process is
     connected to, or a new one on this machine. data: what `check_search` returned, if it was called. note: entries of
-    its run.json. own: whether the data are the caller's arrays, and not what the file names.
+    its run.json. own: whether the data are the caller's arrays, and not what the file names. begun: runs of the same
+    training, by the number of the trial that continues from a copy of each.
     Raises UserError before any work when something is amiss.
     """
     data = data or check_search(plan, data_root)
     with new_run(plan.experiment, data_root, plan.dump()) as (folder, lock):
         folder.update(kind="search", data=data_record(plan.experiment, data, own), **(note or {}))
+        for number, run in (begun or {}).items():
+            # A trial's process continues from the checkpoints in its folder; its record is written when it starts.
+            copy = expert_folder(folder.path, number)
+            shutil.copytree(run.checkpoints, copy.checkpoints)
+            shutil.copyfile(run.metrics, copy.metrics)
         return _execute(plan, folder, lock, data, show, address)
 
 

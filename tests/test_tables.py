@@ -9,11 +9,14 @@ from click.testing import CliRunner
 
 from hedgerow.cli import main
 from hedgerow.platform.errors import UserError
+from hedgerow.platform.runs import COMMIT
 from hedgerow.searchspaces.report import Trial
 from hedgerow.searchspaces.search_file import load_search
 from hedgerow.searchspaces.tables import FAMILIES, find_lines
 from hedgerow.searchspaces.tables.plan import plan_line
 from hedgerow.searchspaces.tables.result import LineResult
+from hedgerow.searchspaces.tables.sharing import taken_over
+from hedgerow.searchspaces.tables.stream_line import StreamLine, plan_streams
 
 TABLES = FAMILIES["feddyn"]()
 LINES = [(table, line) for table in TABLES.values() for line in table.lines]
@@ -225,6 +228,62 @@ def test_a_line_runs_and_is_printed_beside_the_published_numbers(ray_here, tmp_p
     again = hedgerow("table", "feddyn/T2.3", "--report", "--output", str(tmp_path))
     assert again.exit_code == 0
     assert (tmp_path / "tables" / "feddyn-T2.3" / "table.md").read_text() == text
+
+
+def plans_of(table) -> list:
+    if isinstance(table.lines[0], StreamLine):
+        return [plan for line in table.lines for plan in plan_streams(table, line)]
+    return [plan_line(table, line) for line in table.lines]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_table_trains_the_same_experiment_twice(family):
+    for table in FAMILIES[family]().values():
+        found: dict = {}
+        done: list[str] = []
+        for plan in plans_of(table):
+            fingerprints = plan.note["trainings"]
+            taken = taken_over(fingerprints, found)
+            done += [one for number, one in enumerate(fingerprints) if number not in taken]
+            found |= dict.fromkeys(fingerprints, plan.name)
+        assert len(set(done)) == len(done), table.name
+
+
+def test_runs_that_rows_share_are_trained_once_and_continue_to_each_rows_targets(ray_here, tmp_path, monkeypatch):
+    monkeypatch.setenv(COMMIT, "0" * 40)
+
+    def run(name: str, folder: str, target: float) -> tuple[dict, list[list[dict]]]:
+        sets = [word for one in SMALL if "targets" not in one for word in ("--set", one)]
+        sets += ["--set", "task.model.name=mlp", "--set", f"evaluation.targets=[{target}]"]
+        place = tmp_path / folder
+        done = hedgerow("table", f"feddyn/{name}/cifar10-iid", *sets, "--methods", "fedavg", "--output", str(place))
+        assert done.exit_code == 0, done.output
+        document = json.loads((place / "tables" / f"feddyn-{name}-cifar10-iid" / "table.json").read_text())
+        latest = max(place.glob(f"feddyn-{name}-*"))
+        (metrics,) = latest.glob("experts/*/metrics.jsonl")
+        assert json.loads((latest / "experts" / "000" / "run.json").read_text())["status"] == "finished"
+        return document["lines"][0], [json.loads(line) for line in metrics.read_text().splitlines()]
+
+    # The first stops at its target, the second continues from there to its own, the third trains by itself.
+    first, short = run("T2.1", "shared", 0.01)
+    # What is no run, or a damaged one, is passed over.
+    (tmp_path / "shared" / "torn").mkdir()
+    (tmp_path / "shared" / "torn" / "run.json").write_text("{")
+    second, long = run("TA.2", "shared", 0.99)
+    third, alone = run("TA.2", "alone", 0.99)
+    assert (len(short), len(long), len(alone)) == (1, 4, 4)
+    assert (first["taken_from"], third["taken_from"]) == ({}, {})
+    (source,) = second["taken_from"].values()
+    assert re.fullmatch(r"feddyn-T2\.1-cifar10-iid-[\d-]+/experts/000", source)
+    assert f"FedAvg: trained once, as {source}" in next((tmp_path / "shared").glob("tables/*TA*/table.md")).read_text()
+    # Its first round was not run again: it took as long as before.
+    assert long[0] == short[0]
+    clock = {"seconds"}
+    assert [{k: v for k, v in r.items() if k not in clock} for r in long] == [
+        {k: v for k, v in r.items() if k not in clock} for r in alone
+    ]
+    # A line that is run again is trained again.
+    assert run("T2.1", "shared", 0.01)[0]["taken_from"] == {}
 
 
 def test_published_numbers_stand_beside_measured_ones(ray_here, tmp_path):

@@ -18,6 +18,7 @@ from hedgerow.searchspaces.tables import FAMILIES, Line, Table, find_lines
 from hedgerow.searchspaces.tables.picture import draw_tables
 from hedgerow.searchspaces.tables.plan import LinePlan, plan_line
 from hedgerow.searchspaces.tables.result import LineResult, Result, all_remarks, as_document, write
+from hedgerow.searchspaces.tables.sharing import taken_over, trained, trained_before
 from hedgerow.searchspaces.tables.stream_line import StreamLine, StreamPlan, plan_streams
 from hedgerow.searchspaces.tables.stream_result import StreamResult, draw_results
 
@@ -92,9 +93,15 @@ def run_table(plans: Sequence[Plan], data_root: Path | None, address: str | None
     if not ready:
         raise UserError(absent[0])
     results = []
+    output = Path(ready[0][0].search.experiment.output)
+    found = trained_before(output, [plan.name for plan, _ in ready], data_root)
     for plan, data in ready:
+        note = plan.note
+        taken = taken_over(note["trainings"], found)
+        note["taken_from"] = {number: str(run.path.relative_to(output)) for number, run in taken.items()}
         with search_table(plan.search) as shown:
-            finished = run_search(plan.search, data_root, shown, address, data, {"table": plan.note})
+            finished = run_search(plan.search, data_root, shown, address, data, {"table": note}, begun=taken)
+        found |= trained(finished.folder)
         results.append(_read(plan, finished.folder))
         if finished.warning:
             click.echo(f"  warning: {finished.warning}", err=True)
@@ -102,7 +109,7 @@ def run_table(plans: Sequence[Plan], data_root: Path | None, address: str | None
         click.echo(f"not run: {sentence}", err=True)
     lines = list(dict.fromkeys(plan.line.name for plan in plans))
     name = plans[0].table.name + (f"/{lines[0]}" if len(lines) == 1 else "")
-    return _closing(name, plans[0].table, results, Path(ready[0][0].search.experiment.output), absent)
+    return _closing(name, plans[0].table, results, output, absent)
 
 
 def report_table(name: str, output: Path) -> Answer:

@@ -14,6 +14,7 @@ from hedgerow.searchspaces.named import named_space
 from hedgerow.searchspaces.search_file import SearchPlan, parse_search
 from hedgerow.searchspaces.space import frozen, with_overrides
 from hedgerow.searchspaces.tables.line import Line, Table
+from hedgerow.searchspaces.tables.sharing import trainings
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,13 @@ class LinePlan:
     @property
     def note(self) -> dict[str, Any]:
         """What the run folder remembers, so that the table can be printed again."""
-        return {"line": self.name, "headings": self.headings, "changed": self.changed, "grid": self.grid}
+        return {
+            "line": self.name,
+            "headings": self.headings,
+            "changed": self.changed,
+            "grid": self.grid,
+            "trainings": trainings(self.search),
+        }
 
 
 def plan_line(

@@ -119,6 +119,11 @@ class LineResult:
         best = min(mine, key=cost)
         return best, labels[best.name] if len(mine) > 1 else ""
 
+    @property
+    def taken_from(self) -> dict[str, str]:
+        """By the number of a trial: the run of another row that it continued from, as `tables.sharing` found it."""
+        return self.folder.record()["table"].get("taken_from", {})
+
     def histograms(self, heading: str) -> Histograms:
         """Those of a method's best configuration, as `platform.figures` draws them."""
         expert = self.expert(heading)
@@ -197,6 +202,8 @@ class LineResult:
         if self.changed:
             notes.append(f"{CHANGED} {title}: changed from the source: {', '.join(self.changed)}")
         notes += [f"{title}: {c.heading}: {c.configuration}" for c in cells if c.configuration]
+        taken = {heading: self.taken_from.get(str(int(run.path.name))) for heading, run in self.experts.items()}
+        notes += [f"{title}: {heading}: trained once, as {run}" for heading, run in taken.items() if run]
         notes += [f"{title}: {c.heading}: the run {c.status} before its end" for c in cells if c.status != "finished"]
         return notes + [f"{MARK} {title}, {c.heading}: {dropped_text(c.dropped)}" for c in cells if c.dropped]
 
@@ -207,6 +214,7 @@ class LineResult:
             "line": record["table"]["line"],
             "changed": self.changed,
             "grid": self.grid,
+            "taken_from": self.taken_from,
             "versions": record["versions"],
             "git_commit": record["git_commit"],
             # Of folders, and of the program, only the names.

@@ -10,6 +10,7 @@ from hedgerow.platform.yaml_reader import Lines
 from hedgerow.searchspaces.search_file import SearchPlan, parse_search
 from hedgerow.searchspaces.tables.line import Table
 from hedgerow.searchspaces.tables.plan import told, wanted_methods
+from hedgerow.searchspaces.tables.sharing import trainings
 
 GAMMA = 0.1
 """Of Hedge, in every published number."""
@@ -50,7 +51,7 @@ class StreamPlan:
     @property
     def note(self) -> dict[str, Any]:
         """What the run folder remembers, so that the table can be printed again."""
-        return {"line": self.name, "changed": self.changed}
+        return {"line": self.name, "changed": self.changed, "trainings": trainings(self.search)}
 
 
 def plan_streams(

@@ -127,6 +127,9 @@ class StreamResult:
         notes = [f"{title}: data {source}, {v['rounds']} tasks; run {v['run']}"]
         if self.changed:
             notes.append(f"{CHANGED} {title}: changed from the source: {', '.join(self.changed)}")
+        if taken := self.folder.record()["table"].get("taken_from"):
+            runs = sorted({Path(run).parts[0] for run in taken.values()})
+            notes.append(f"{title}: {len(taken)} experts were trained once, in {', '.join(runs)}")
         if v["died"]:
             notes.append(f"{title}: {v['died']} experts died before their first round")
         if v["dropped"]:
@@ -139,6 +142,7 @@ class StreamResult:
         return {
             "line": record["table"]["line"],
             "changed": self.changed,
+            "taken_from": record["table"].get("taken_from", {}),
             "versions": record["versions"],
             "git_commit": record["git_commit"],
             **self.values(),
