@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table
 
+from hedgerow.platform.ray_health import gcs_answers
+
 if TYPE_CHECKING:
     from hedgerow.platform.ray_executor import RayExecutor
 
@@ -52,6 +54,10 @@ class Crew:
         del self.executor.hosting
 
     def close(self) -> None:
+        """End the processes and give back their places."""
+        if not gcs_answers():
+            # They end with their Ray. To remove a placement group would take for ever.
+            return
         ray.kill(self.coordinator)
         self.executor.close()
         self.reservation.close()

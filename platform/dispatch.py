@@ -16,8 +16,11 @@ from hedgerow.platform.reduce import combine
 from hedgerow.platform.streams import steps_per_client
 from hedgerow.platform.worker import EVALUATION, Answer, Order
 
-NO_MATTER = {"executor", "state_memory_mb", "state_folder", "min_actors", "max_quarantined"}
-"""Keys of `resources` that decide no plan: wherever states lie and rounds begin, a run has the same bits."""
+NO_MATTER = {
+    *("executor", "state_memory_mb", "state_folder", "min_actors"),
+    *("max_quarantined", "silence", "actor_timeout"),
+}
+"""Keys of `resources` that decide no plan: a run has the same bits whatever they are."""
 
 Positions = list[np.ndarray]
 """For each worker the positions, in `Exchange.clients`, of its share."""

@@ -1,6 +1,6 @@
 """Where a run's coordinator lives: in this process, or as a Ray actor beside its client actors."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -42,10 +42,12 @@ def open_driver(
     checkpoints: Path,
     address: str | None,
     workers: int | None = None,
+    notify: Callable[[str], None] = lambda sentence: None,
 ) -> Iterator[Driver]:
     """The coordinator that the experiment asks for, inline or on Ray.
 
-    workers: of a run that goes on, as it was begun, however many actors there is room for now.
+    workers: of a run that goes on, as it was begun, however many actors there is room for now. notify: takes sentences
+    for the user on what happens meanwhile.
     """
     values = experiment.model_dump(mode="json")
     resources = experiment.resources
@@ -65,7 +67,7 @@ def open_driver(
 
     @contextmanager
     def on_ray(wanted: int) -> Iterator[RayDriver]:
-        driver = RayDriver(values, dataset, partition, checkpoints, wanted, resources.min_actors or wanted)
+        driver = RayDriver(values, dataset, partition, checkpoints, wanted, resources.min_actors or wanted, notify)
         try:
             yield driver
         except BaseException:

@@ -24,6 +24,10 @@ class UserError(_Told, Exception):
     """
 
 
+class RayLost(UserError):  # noqa: N818
+    """The Ray on which a run or a search works has died. It can be resumed, on another one."""
+
+
 class Mistakes(UserError):  # noqa: N818
     """All mistakes of a file: one sentence each, below a heading where there are several."""
 

@@ -357,7 +357,9 @@ def reserved(resources: Resources, actors: int, patience: float = PATIENCE) -> I
             )
         yield group
     finally:
-        remove_placement_group(group)
+        # Without Ray there is nothing to give back.
+        if ray.is_initialized():
+            remove_placement_group(group)
 
 
 def node_resources() -> list[dict[str, float]]:

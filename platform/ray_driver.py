@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ from hedgerow.platform.learner import Record
 from hedgerow.platform.placement import PATIENCE, actors_that_fit, bundle_of, bundles, lasting_nodes, reserved
 from hedgerow.platform.process import release, settle
 from hedgerow.platform.ray_executor import LOST, Hosting, RayExecutor, end_if_broken
+from hedgerow.platform.ray_health import RayHealth
 from hedgerow.platform.resources import Resources
+from hedgerow.platform.silence import Signs, Silence, Watch
 
 REPLACEMENTS = 3
 """How often a dead coordinator is replaced."""
@@ -81,6 +84,7 @@ class RayDriver:
     workers: shares into which the work is dealt, which decide the numbers. There is a client actor for each, or fewer
     that carry out several; as nodes join and leave, actors are gathered anew, and go on from a checkpoint. least: how
     many it needs to start. Checkpoints lie on this node's disk, so the coordinator is kept on this node.
+    notify: takes sentences for the user on processes that are silent.
     """
 
     crew: Crew
@@ -93,10 +97,15 @@ class RayDriver:
         checkpoints: Path,
         workers: int,
         least: int,
+        notify: Callable[[str], None],
     ):
+        self.health = RayHealth(checkpoints.absolute().parent)
         self.hosting = Hosting([experiment], sys.path, ray.put(dataset.arrays()), ray.put(partition.arrays()))
         self.resources = Resources.model_validate(experiment["resources"])
         self.checkpoints = checkpoints.absolute()
+        self.notify, self.silence = notify, Silence(self.resources)
+        self.signs = Signs(self.checkpoints.parent / ".signs")
+        self.signs.begin()
         self.workers = workers
         self.gathered: list[int] = []
         found = latest_checkpoint(checkpoints)
@@ -145,10 +154,18 @@ class RayDriver:
 
     def rest(self) -> None:
         """Leave the processes to the next run, where there may be one."""
+        self._stop_looking()
         rest(self.crew)
 
     def close(self) -> None:
+        """End the processes."""
+        self._stop_looking()
         self.crew.close()
+
+    def _stop_looking(self) -> None:
+        self.health.close()
+        self._pass_on_notices()
+        self.signs.remove()
 
     def _ask(self, method: str, *arguments: Any) -> Any:
         """Call the coordinator. One that died is replaced, and goes on from its last checkpoint."""
@@ -160,6 +177,7 @@ class RayDriver:
                     return ray.get(call)
                 self._gather_anew(self._room(lasting_nodes()))
             except LOST as error:
+                self.health.check()
                 end_if_broken(error)
                 lost = error
                 self.crew.coordinator = self._spawn(self.crew.executor)
@@ -168,16 +186,31 @@ class RayDriver:
         raise RuntimeError(f"the coordinator or its nodes were lost {REPLACEMENTS} times in a row") from lost
 
     def _answered(self, call: Any) -> bool:
-        """Wait for an answer; False when a client actor that was lost has had no place to start again for too long."""
-        until = None
+        """Wait for an answer; False when a client actor that was lost has had no place to start again for too long.
+
+        A coordinator that is silent for too long is killed.
+        """
+        until, watch = None, Watch("the coordinator", self.crew.coordinator, self.silence, self.signs.file)
         while not ray.wait([call], timeout=LOOK)[0]:
+            if not self.health.check():
+                continue
+            self._pass_on_notices()
+            if watch.look(self.notify):
+                # The call fails.
+                return True
             if placement_group_table(self.crew.group)["state"] == "CREATED":
                 until = None
             elif until is None:
                 until = time.monotonic() + HOMELESS
             elif time.monotonic() > until:
                 return False
+        watch.sign()
+        self._pass_on_notices()
         return True
+
+    def _pass_on_notices(self) -> None:
+        for sentence in self.signs.news():
+            self.notify(sentence)
 
     def _taken_over(self, nodes: set[str]) -> bool:
         """Whether there are processes that another run has left, on nodes that stay."""
@@ -185,6 +218,7 @@ class RayDriver:
         if crew is None:
             return False
         self.crew, usable = crew, False
+        crew.executor.signs = self.signs
         try:
             if len(crew.executor.actors) == self.workers and set(crew.hosts().values()) <= nodes:
                 with suppress(*LOST, RayTaskError, GetTimeoutError):
@@ -222,12 +256,12 @@ class RayDriver:
             reservation = stack.pop_all()
         self.gathered.append(actors)
         places = [bundle_of(self.resources, rank) for rank in range(actors)]
-        executor = RayExecutor(self.hosting, group, places, self.workers)
+        executor = RayExecutor(self.hosting, group, places, self.signs, self.workers)
         sizes = bundles(self.resources, actors)
         self.crew = Crew(self._purpose, group, sizes, reservation, executor, self._spawn(executor))
 
     def _gather_anew(self, room: int) -> None:
-        self.close()
+        self.crew.close()
         self._gather(room, self.resources.min_actors or 1)
 
     def _room_elsewhere(self) -> int:
@@ -235,7 +269,7 @@ class RayDriver:
 
         It is where there are more than now, or enough to leave a node that is about to go.
         """
-        if time.monotonic() < self._looked + LOOK:
+        if time.monotonic() < self._looked + LOOK or not self.health.check():
             return 0
         nodes, self._looked = lasting_nodes(), time.monotonic()
         if set(nodes) == self._seen:

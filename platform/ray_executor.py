@@ -1,5 +1,6 @@
 """Client actors on Ray, and the executor that drives them."""
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import astuple, dataclass
@@ -22,6 +23,7 @@ from hedgerow.platform.experiment_file import parse_experiment
 from hedgerow.platform.planning import Cost
 from hedgerow.platform.process import release, settle
 from hedgerow.platform.resources import Resources
+from hedgerow.platform.silence import BEAT, Signs, Silence, Watch
 from hedgerow.platform.worker import Answer, Order, Worker
 
 SMALL = 100_000
@@ -89,23 +91,32 @@ class ClientActor:
 
 
 class RayExecutor:
-    """Drives client actors in the bundles of a placement group; replaces those that die.
+    """Drives client actors in the bundles of a placement group; replaces those that die or are silent for too long.
 
-    bundles: that of each actor. workers: shares of the work; None: one for each actor. Where they are more, share i is
+    bundles: that of each actor. signs: where notices of silent actors go, and signs of life of the process that waits
+    for them. workers: shares of the work; None: one for each actor. Where they are more, share i is
     carried out by actor i modulo their number, with the same bits.
     """
 
-    def __init__(self, hosting: Hosting, group: PlacementGroup, bundles: list[int], workers: int | None = None):
-        self.hosting, self.group, self.bundles = hosting, group, bundles
+    def __init__(
+        self, hosting: Hosting, group: PlacementGroup, bundles: list[int], signs: Signs, workers: int | None = None
+    ):
+        self.hosting, self.group, self.bundles, self.signs = hosting, group, bundles, signs
         self.workers = workers or len(bundles)
+        self.silence = Silence(self.resources)
         self.actors = [self._spawn(rank) for rank in range(len(bundles))]
+
+    @property
+    def resources(self) -> Resources:
+        """Those of the experiment."""
+        return Resources.model_validate(self.hosting.experiments[0]["resources"])
 
     def run(self, orders: list[list[Order]], downs: list[Tree]) -> list[list[Answer]]:
         broadcast, n = _broadcast(downs), len(self.actors)
-        calls = []
+        calls = {}
         for rank, actor in enumerate(self.actors):
             shares = orders[rank::n]
-            calls.append(actor.run.remote([order for mine in shares for order in mine], broadcast, len(shares)))
+            calls[rank] = actor.run.remote([order for mine in shares for order in mine], broadcast, len(shares))
         answers: list[list[Answer]] = [[] for _ in orders]
         for rank, together in enumerate(self._all(calls)):
             parts = iter(together)
@@ -116,25 +127,30 @@ class RayExecutor:
         broadcast, n = _broadcast(downs), len(self.actors)
         largest = [max(orders[rank::n], key=lambda mine: len(mine[0].clients)) for rank in range(n)]
         # All at once, as in a round: they share caches and memory. Each with its own clients, who may have states.
-        working = [(actor, mine) for actor, mine in zip(self.actors, largest, strict=True) if len(mine[0].clients)]
-        costs = self._all([actor.measure.remote(mine, broadcast, steps) for actor, mine in working])
+        working = {rank: mine for rank, mine in enumerate(largest) if len(mine[0].clients)}
+        costs = self._all(
+            {rank: self.actors[rank].measure.remote(mine, broadcast, steps) for rank, mine in working.items()}
+        )
         return Cost(*(max(values) for values in zip(*map(astuple, costs), strict=True)))
 
     def save_states(self, expert: int, folder: Path, round: int) -> None:
-        self._all([actor.save_states.remote(expert, folder, round) for actor in self.actors])
+        self._all(self._each("save_states", expert, folder, round))
 
     def load_states(self, expert: int, folder: Path | None) -> None:
-        self._all([actor.load_states.remote(expert, folder) for actor in self.actors])
+        self._all(self._each("load_states", expert, folder))
 
     def host(self, hosting: Hosting) -> None:
         """Let the same processes serve another experiment on the same resources. A dead one is replaced."""
         self.hosting = hosting
+        self.silence = Silence(self.resources)
         with suppress(WorkerLost):
-            self._all([actor.host.remote(hosting, hosting.data, hosting.partition) for actor in self.actors])
+            self._all(self._each("host", hosting, hosting.data, hosting.partition))
 
     def forget(self) -> list[Any]:
         """Let the actors hold nothing of an experiment that has ended. Returns them, when they do not."""
-        for call in [actor.forget.remote() for actor in self.actors]:
+        calls = self._each("forget")
+        self._wait(calls)
+        for call in calls.values():
             # A dead one is replaced when there is something to host.
             with suppress(*LOST):
                 ray.get(call)
@@ -144,11 +160,16 @@ class RayExecutor:
         for actor in self.actors:
             ray.kill(actor)
 
-    def _all(self, calls: list[Any]) -> list[Any]:
-        """Wait for calls to the actors. A dead actor is replaced, and WorkerLost raised when all others are done."""
+    def _each(self, method: str, *arguments: Any) -> dict[int, Any]:
+        """Calls of a method of all actors, by rank."""
+        return {rank: getattr(actor, method).remote(*arguments) for rank, actor in enumerate(self.actors)}
+
+    def _all(self, calls: dict[int, Any]) -> list[Any]:
+        """Wait for calls to actors, by rank. Lost actors are replaced; then raises WorkerLost."""
         answers: list[Any] = []
         lost: RayError | None = None
-        for call in calls:
+        silent = self._wait(calls)
+        for call in calls.values():
             try:
                 answers.append(ray.get(call))
             except LOST as error:
@@ -156,13 +177,30 @@ class RayExecutor:
                 lost = error
         if lost is not None:
             self._replace_dead()
-            raise WorkerLost(str(lost)) from lost
+            reason = f"{', '.join(silent)} silent for too long (resources.actor_timeout)" if silent else str(lost)
+            raise WorkerLost(reason) from lost
         return answers
 
+    def _wait(self, calls: dict[int, Any]) -> list[str]:
+        """Wait until calls have ended. Actors that are silent for too long are killed; returns who they are."""
+        self.signs.alive()
+        begun = time.monotonic()
+        watches = {rank: Watch(f"client actor {rank}", self.actors[rank], self.silence) for rank in calls}
+        while pending := ray.wait(list(calls.values()), num_returns=len(calls), timeout=BEAT)[1]:
+            self.signs.alive()
+            for rank, call in calls.items():
+                if call in pending:
+                    watches[rank].look(self.signs.notice)
+        if not any(watch.noticed or watch.killed for watch in watches.values()):
+            self.silence.ended(time.monotonic() - begun)
+        return [watch.who for watch in watches.values() if watch.killed]
+
     def _replace_dead(self) -> None:
-        for rank, actor in enumerate(self.actors):
+        calls = self._each("ready")
+        self._wait(calls)
+        for rank, call in calls.items():
             try:
-                ray.get(actor.ready.remote())
+                ray.get(call)
             except LOST:
                 self.actors[rank] = self._spawn(rank)
 

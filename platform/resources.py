@@ -44,6 +44,17 @@ class Resources(Section):
         description="share of the clients that may be left out because each of them kills its actor again and again; "
         "with one more the run ends",
     )
+    silence: float | Literal["auto"] = Field(
+        "auto",
+        description="seconds after which a client actor, coordinator or trial that does not answer is reported; auto: "
+        "10 times the longest exchange so far, at least 60",
+    )
+    actor_timeout: float | None = Field(
+        None,
+        gt=0,
+        description="seconds after which one that does not answer is replaced, as if it had died: more than any "
+        "exchange takes; null: it is only reported",
+    )
     placement: Literal["pack", "spread"] = Field(
         "pack", description="client actors on as few nodes as hold them, or on as many as there are"
     )
@@ -88,6 +99,8 @@ class Resources(Section):
                 f"`gpus_per_actor: {self.gpus_per_actor:g}` is not what `actors_per_gpu: {self.actors_per_gpu}` makes "
                 "it; remove one of the two"
             )
+        if self.silence != "auto" and self.silence <= 0:
+            raise ValueError("`silence` must be auto or seconds above 0")
         if self.actors != "auto" and self.actors < 1:
             raise ValueError("`actors` must be auto or at least 1")
         if self.min_actors and self.actors == "auto":

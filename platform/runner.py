@@ -1,6 +1,7 @@
 """Run and resume experiments: data in, rounds through, everything recorded."""
 
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,7 +19,7 @@ from hedgerow.platform.data import Dataset
 from hedgerow.platform.data.picture import partition_record
 from hedgerow.platform.description import NOTE, run_text, tags
 from hedgerow.platform.drivers import open_driver
-from hedgerow.platform.errors import Interrupted, UserError, first_line
+from hedgerow.platform.errors import Interrupted, RayLost, UserError, first_line
 from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.experiment_file import load_experiment
 from hedgerow.platform.figures import draw_curves, draw_histograms
@@ -126,7 +127,8 @@ def _carry_out(
         _tell(record, tracker, show)
     with recorded(folder, lock, tracker) as termination:
         with open_driver(
-            experiment, dataset, partition, folder.checkpoints, address, folder.record().get("workers")
+            *(experiment, dataset, partition, folder.checkpoints, address, folder.record().get("workers")),
+            notify=notifier(folder, warnings),
         ) as driver:
             folder.update(workers=driver.workers)
             done, termination.saves = False, True
@@ -141,7 +143,7 @@ def _carry_out(
                     termination.check()
             folder.update(plans=driver.plans(), client_actors=driver.gathered)
             parameters = driver.parameters()
-            warnings = list(dict.fromkeys([*warnings, *driver.warnings()]))
+            warnings[:] = dict.fromkeys([*warnings, *driver.warnings()])
         records = log.read()
         wanted = experiment.evaluation
         summary = summarise(records, wanted.targets, wanted.target_metric)
@@ -161,6 +163,17 @@ def _carry_out(
             model = partial(save_final_model, experiment, dataset, parameters)
             warnings += close_tracking(tracker, folder, model, partial(_tell_result, folder=folder), show)
     return FinishedRun(folder, experiment, records, summary, parameters, "; ".join(warnings) or None)
+
+
+def notifier(folder: RunFolder, warnings: list[str]) -> Callable[[str], None]:
+    """Takes sentences on trouble that a run survives: to the terminal, into its record, and into `warnings`."""
+
+    def notify(sentence: str) -> None:
+        warnings.append(sentence)
+        folder.update(notices=[*folder.record().get("notices", []), sentence])
+        print(f"hedgerow: {sentence}", file=sys.stderr, flush=True)
+
+    return notify
 
 
 def open_store(folder: RunFolder) -> Any:
@@ -231,7 +244,7 @@ def recorded(folder: RunFolder, lock: RunLock, tracker: Tracker | None) -> Itera
             raise _interrupted(folder, lock, tracker, signal_of(error)) from None
         except BaseException as error:
             if not _is_finished(folder):
-                _note_end(folder, lock, tracker, "failed")
+                _note_end(folder, lock, tracker, "interrupted" if isinstance(error, RayLost) else "failed")
             if is_exhausted(error):
                 raise UserError(
                     f"{folder}: the run does not fit into memory; lower engine.chunk, algorithm.batch_size or the "

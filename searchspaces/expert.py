@@ -21,6 +21,7 @@ from hedgerow.platform.process import settle
 from hedgerow.platform.ray_executor import Hosting, RayExecutor
 from hedgerow.platform.resources import Resources
 from hedgerow.platform.runs import RunFolder
+from hedgerow.platform.silence import Signs
 from hedgerow.platform.tracking import RunLog
 from hedgerow.searchspaces.packs import members
 from hedgerow.searchspaces.space import Overrides, with_overrides
@@ -161,13 +162,15 @@ class Expert(tune.Trainable):
             return None
         drawn = shared.partition if partition is self.base_partition else ray.put(partition.arrays())
         hosting = Hosting(values, shared.import_path, shared.data, drawn)
+        signs = Signs(signs_file(self.members[0].folder))
         if self.clients is None:
             group = ray.util.get_current_placement_group()
             assert group is not None, "Tune gives every trial its placement group"
             # The last bundles: a first one, for this process, is there only where it reserves anything.
             bundles = list(range(group.bundle_count - actors, group.bundle_count))
-            self.clients = RayExecutor(hosting, group, bundles)
+            self.clients = RayExecutor(hosting, group, bundles, signs)
         else:
+            self.clients.signs = signs
             self.clients.host(hosting)
         return self.clients
 
@@ -175,6 +178,11 @@ class Expert(tune.Trainable):
 def expert_folder(search_folder: Path, index: int) -> RunFolder:
     """The run folder of an expert."""
     return RunFolder(search_folder / "experts" / f"{index:03d}")
+
+
+def signs_file(folder: RunFolder) -> Path:
+    """Where the process of a trial gives signs of life. folder: of its first expert."""
+    return folder.path / ".signs"
 
 
 def client_actors(resources: Resources) -> int:

@@ -1,5 +1,7 @@
 """What a running search tells: to the terminal, to its run folder, and to MLflow."""
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -8,14 +10,17 @@ from ray import tune
 from ray.tune.experiment import Trial
 
 from hedgerow.platform.checkpoint import checkpoints, read_progress
+from hedgerow.platform.errors import RayLost
 from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.experiment_file import dump_experiment
 from hedgerow.platform.notices import Termination
+from hedgerow.platform.ray_health import LOOK, RayHealth
 from hedgerow.platform.report import is_done, kept, summarise
 from hedgerow.platform.run_lock import RunLock
 from hedgerow.platform.runs import RunFolder
+from hedgerow.platform.silence import Signs, Silence, Watch
 from hedgerow.platform.tracking import Record, RunLog, Tracker
-from hedgerow.searchspaces.expert import expert_folder
+from hedgerow.searchspaces.expert import expert_folder, signs_file
 from hedgerow.searchspaces.packs import members
 from hedgerow.searchspaces.report import short_label
 from hedgerow.searchspaces.search_file import SearchPlan
@@ -37,21 +42,37 @@ class ShowSearch(Protocol):
 class Listener(tune.Callback):
     """Passes on what the trials and Hedge report, and keeps the records of the trials' run folders.
 
-    folder: the search's. lock: the one of that folder.
+    folder: the search's. lock: the one of that folder. notify: takes sentences for the user on trials that are silent.
     """
 
-    def __init__(self, folder: Path, plan: SearchPlan, lock: RunLock, show: ShowSearch | None, tracker: Tracker | None):
-        self.folder, self.plan, self.lock, self.show, self.tracker = folder, plan, lock, show, tracker
+    def __init__(
+        self,
+        folder: Path,
+        plan: SearchPlan,
+        lock: RunLock,
+        show: ShowSearch | None,
+        tracker: Tracker | None,
+        notify: Callable[[str], None],
+    ):
+        self.folder, self.plan, self.lock, self.notify = folder, plan, lock, notify
+        self.show, self.tracker = show, tracker
+        self.health: RayHealth | None = None
+        self.lost: RayLost | None = None
+        """Why the search was interrupted, where Ray was lost."""
         self.log = RunLog(folder / "metrics.jsonl")
         self.log.replace([])
         self.warnings: dict[str, None] = {}
         self._told: dict[int, int] = {}
         self._started: dict[str, Trial] = {}
         self.termination: Termination | None = None
+        self._silence = Silence(plan.experiment.resources)
+        self._watches: dict[str, tuple[Watch, Signs]] = {}
+        self._looked = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
         """Tune writes all it is given to disk, for a way of restoring that is not used here; terminals cannot be."""
-        return self.__dict__ | {"lock": None, "show": None, "tracker": None, "_started": {}, "termination": None}
+        left_out = dict.fromkeys(("lock", "show", "tracker", "notify", "health", "termination"))
+        return self.__dict__ | left_out | {"_started": {}, "_watches": {}}
 
     def hedge(self, record: Record) -> None:
         """One of Hedge's rounds is complete."""
@@ -62,9 +83,39 @@ class Listener(tune.Callback):
             self.tracker.log({"expert": None, **record})
 
     def on_step_begin(self, iteration: int, trials: list[Trial], **info: Any) -> None:
-        """Stop between two steps of Tune if a signal has come."""
+        """Between two steps of Tune: stop if a signal has come or Ray is lost, and look which trials are silent."""
         if self.termination:
             self.termination.check()
+        if self.health is None or time.monotonic() < self._looked + LOOK:
+            return
+        self._looked = time.monotonic()
+        try:
+            answers = self.health.check()
+        except RayLost as error:
+            self.lost = error
+            # On any other exception Tune tidies up in Ray, which would take for ever.
+            raise KeyboardInterrupt from error
+        for trial in list(self._started.values()) if answers else ():
+            if trial.status == Trial.RUNNING:
+                self._pass_on_notices(trial)
+                # Tune restarts a trial that is killed for its silence.
+                self._watches[trial.trial_id][0].look(self.notify)
+
+    def _pass_on_notices(self, trial: Trial) -> None:
+        if trial.trial_id in self._watches:
+            watch, signs = self._watches[trial.trial_id]
+            for sentence in signs.news():
+                self.notify(f"{watch.who}: {sentence}")
+
+    def _watch(self, trial: Trial) -> tuple[Watch, Signs]:
+        """Each round of a trial is a sign of life, and what its process writes while it waits for client actors."""
+        numbers = [index for index, _ in members(trial.trial_id, trial.config)]
+        folders = [expert_folder(self.folder, index) for index in numbers]
+        signs = Signs(signs_file(folders[0]))
+        signs.begin()
+        files = signs.file, *(folder.metrics for folder in folders)
+        who = f"trial {', '.join(map(str, numbers))}"
+        return Watch(who, trial.temporary_state.ray_actor, self._silence, *files), signs
 
     def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
         for index, overrides in members(trial.trial_id, trial.config):
@@ -79,6 +130,8 @@ class Listener(tune.Callback):
                 if self.show and not self.plan.configurations:
                     self.show.labels[index] = short_label(overrides)
         self._started[trial.trial_id] = trial
+        self._pass_on_notices(trial)
+        self._watches[trial.trial_id] = self._watch(trial)
         self._state(trial, "running")
 
     def on_trial_result(self, iteration: int, trials: list[Trial], trial: Trial, result: Record, **info: Any) -> None:
@@ -99,6 +152,7 @@ class Listener(tune.Callback):
         self._state(trial, "waiting")
 
     def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
+        self._pass_on_notices(trial)
         for index, _ in members(trial.trial_id, trial.config):
             folder = expert_folder(self.folder, index)
             records = RunLog(folder.metrics).read()
@@ -112,6 +166,7 @@ class Listener(tune.Callback):
             self._end(index, "finished")
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
+        self._pass_on_notices(trial)
         for index, _ in members(trial.trial_id, trial.config):
             self._end(index, "failed")
 
@@ -125,6 +180,7 @@ class Listener(tune.Callback):
 
     def _end(self, index: int, status: str) -> None:
         folder = expert_folder(self.folder, index)
+        signs_file(folder).unlink(missing_ok=True)
         if folder.exists:
             folder.update(status=status)
         if self.show:

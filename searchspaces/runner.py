@@ -24,10 +24,11 @@ from hedgerow.platform.finished import last_parameters
 from hedgerow.platform.mirror import Mirror
 from hedgerow.platform.own_data import data_record, same_data, unhashed
 from hedgerow.platform.placement import cpu_share, ray_session, trials_that_fit
+from hedgerow.platform.ray_health import RayHealth
 from hedgerow.platform.records import HedgeRecord
 from hedgerow.platform.report import diverged, left_out
 from hedgerow.platform.run_lock import RunLock
-from hedgerow.platform.runner import PUSHES, close_tracking, finish_push, recorded, save_final_model
+from hedgerow.platform.runner import PUSHES, close_tracking, finish_push, notifier, recorded, save_final_model
 from hedgerow.platform.runs import RunFolder, find_run, new_run, now, unfinished_run
 from hedgerow.platform.tracking import RunLog, Tracker
 from hedgerow.searchspaces.expert import Expert, Shared, client_actors, expert_folder, trial_resources
@@ -135,7 +136,8 @@ def _carry_out(
 ) -> FinishedSearch:
     tracking = plan.experiment.tracking
     tracker = Tracker(lambda: open_search_store(folder), tracking.patience) if tracking.enabled else None
-    listener = Listener(folder.path.absolute(), plan, lock, show, tracker)
+    warnings = unhashed(folder)
+    listener = Listener(folder.path.absolute(), plan, lock, show, tracker, notifier(folder, warnings))
     folder.keep_partition(partition_record(data[1], data[0]))
     folder.update(status="running")
     if show:
@@ -145,7 +147,7 @@ def _carry_out(
                 show.trial(int(trial.name), record)
             show.state(int(trial.name), "waiting")
     homes = sorted((folder.path.absolute() / "experts").glob("*/checkpoints"))
-    warnings = unhashed(folder) + [told for home in homes for told in tell_flaws(home)]
+    warnings += [told for home in homes for told in tell_flaws(home)]
     with recorded(folder, lock, tracker) as termination, ray_session(address):
         listener.termination, termination.saves = termination, True
         try:
@@ -207,13 +209,20 @@ def _tune(plan: SearchPlan, folder: RunFolder, data: Data, listener: Listener) -
             progress_reporter=tune.CLIReporter(),
         ),
     )
+    listener.health = RayHealth(folder.path)
     try:
         results = tuner.fit()
+    except KeyboardInterrupt:
+        if listener.lost:
+            raise listener.lost from None
+        raise
     except TuneError:
         scheduler = chosen.config.scheduler
         if isinstance(scheduler, HedgeScheduler) and scheduler.error:
             raise scheduler.error from None
         raise
+    finally:
+        listener.health.close()
     errors = [_last_line(error) for error in results.errors]
     if errors and len(errors) == len(results):
         raise RuntimeError(f"every trial failed; the first: {errors[0]}")

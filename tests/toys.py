@@ -121,11 +121,12 @@ class Diverging(FedAvg):
 
 
 class Poisonous(Stateful):
-    """The process that works on one of the clients dies whenever that takes part for the third time."""
+    """The process that works on one of the clients dies, or hangs, whenever that takes part for the third time."""
 
     class Hyper(Stateful.Hyper):
         name: str = "toys.Poisonous"
         victim: int = 5
+        hangs: bool = False
 
     def round(self, server, cohort):
         ids = {"id": torch.from_numpy(cohort.clients)}
@@ -135,6 +136,8 @@ class Poisonous(Stateful):
 
     def train(self, hp, down, state, data):
         if not data.batched and down["id"] == hp.victim and state["times"] == 2:
+            while hp.hangs:
+                time.sleep(1)
             os.kill(os.getpid(), signal.SIGKILL)
         return super().train(hp, down, state, data)
 

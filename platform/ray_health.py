@@ -1,0 +1,110 @@
+"""Detection of a Ray whose own processes have died, before Ray ends this process for it."""
+
+import os
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from hedgerow.platform.errors import RayLost
+from hedgerow.platform.runs import RunFolder
+
+LOOK = 1.0
+"""Seconds between two looks."""
+
+PATIENCE = 50.0
+"""Seconds in which the GCS of a cluster may come back. Ray ends every process that has missed it for 60 s."""
+
+LEAVE = 20.0
+"""Seconds that a run is given to end in order once its Ray is lost."""
+
+GCS_ENDED = "Ray's control store (GCS) has ended"
+
+
+class RayHealth:
+    """Looks whether Ray's control store (GCS) and the raylet of this node accept connections.
+
+    Many calls to a Ray that has lost its GCS do not return, and after 60 s Ray ends the process. So every loop that
+    waits for Ray calls `check` first. Where a run hangs in such a call all the same, a thread ends the process.
+
+    folder: of the run that is interrupted when Ray is lost.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.gcs = _gcs()
+        if not _accepts(*self.gcs):
+            raise self._lost(GCS_ENDED)
+        context = ray.get_runtime_context()
+        mine = next(known for known in ray.nodes() if known["NodeID"] == context.get_node_id())
+        self.raylet = mine["NodeManagerAddress"], mine["NodeManagerPort"]
+        # The GCS of a Ray that this process has started is not started again.
+        self.patience = 0.0 if _started_here() else PATIENCE
+        self._down: float | None = None
+        self._ended = threading.Event()
+        threading.Thread(target=self._end_in_time, name="ray-health", daemon=True).start()
+
+    def check(self) -> bool:
+        """Whether Ray answers. Raises RayLost when it is lost."""
+        if self._ended.is_set():
+            return True
+        if not _accepts(*self.raylet):
+            raise self._lost("the raylet of this node has ended")
+        if _accepts(*self.gcs):
+            self._down = None
+            return True
+        self._down = self._down or time.monotonic()
+        if time.monotonic() >= self._down + self.patience:
+            raise self._lost(GCS_ENDED)
+        return False
+
+    def close(self) -> None:
+        """Stop looking."""
+        self._ended.set()
+
+    def _lost(self, what: str) -> RayLost:
+        return RayLost(f"{what}; `hedgerow resume {self.folder}` continues from the last checkpoint")
+
+    def _end_in_time(self) -> None:
+        while not self._ended.wait(LOOK):
+            try:
+                self.check()
+            except RayLost as error:
+                if not self._ended.wait(LEAVE):
+                    self._end(error)
+
+    def _end(self, error: RayLost) -> None:
+        """End the process from here: the thread that should do so hangs in a call to Ray."""
+        RunFolder(self.folder).update(status="interrupted")
+        print(f"hedgerow: {error}", file=sys.stderr, flush=True)
+        if node := _started_here():
+            node.kill_all_processes(check_alive=False, allow_graceful=False)
+        os._exit(2)
+
+
+def _started_here() -> Any:
+    """The processes of a Ray that this process has started; None: of one that it has found."""
+    node = ray._private.worker.global_worker.node
+    return node if node is not None and node.is_head() else None
+
+
+def gcs_answers() -> bool:
+    """Whether the GCS of the Ray that this process uses accepts connections."""
+    return _accepts(*_gcs())
+
+
+def _gcs() -> tuple[str, int]:
+    host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _accepts(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=2 * LOOK).close()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,86 @@
+"""Ray's own processes die in the middle of a run or a search."""
+
+import json
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from test_ray import run, same, small
+from test_resume import hedgerow
+from test_search import one_after_the_other, plan
+
+from hedgerow.platform.experiment_file import dump_experiment
+from hedgerow.platform.runner import resume
+from hedgerow.platform.tracking import RunLog
+from hedgerow.searchspaces.runner import resume_search
+
+ENOUGH = 4
+"""Rounds after which a process is killed."""
+
+
+def start(command: str, text: str, folder: Path) -> subprocess.Popen:
+    folder.mkdir()
+    (folder / "file.yaml").write_text(text)
+    return hedgerow(command, str(folder / "file.yaml"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def rounds(folder: Path) -> int:
+    return max((len(RunLog(file).read()) for file in folder.glob("runs/*/metrics.jsonl")), default=0)
+
+
+def kill(driver: subprocess.Popen, name: str, folder: Path) -> list[psutil.Process]:
+    """Kill a process of the Ray that a driver has started; returns all processes of it."""
+    deadline = time.monotonic() + 200
+    while rounds(folder) < ENOUGH:
+        assert driver.poll() is None, driver.stderr.read()
+        assert time.monotonic() < deadline, "no rounds"
+        time.sleep(0.05)
+    started = psutil.Process(driver.pid).children(recursive=True)
+    (victim,) = (process for process in started if process.name() == name)
+    victim.kill()
+    return started
+
+
+def ended(driver: subprocess.Popen, started: list[psutil.Process], what: str, folder: Path) -> Path:
+    """The run folder of a driver that ends as it should."""
+    _, said = driver.communicate(timeout=50)
+    (run_folder,) = (folder / "runs").glob("small-*")
+    assert said == f"hedgerow: {what} has ended; `hedgerow resume {run_folder}` continues from the last checkpoint\n"
+    assert driver.returncode == 2
+    assert json.loads((run_folder / "run.json").read_text())["status"] == "interrupted"
+    _, alive = psutil.wait_procs(started, timeout=30)
+    assert not alive
+    return run_folder
+
+
+@pytest.mark.parametrize(
+    ("name", "what"), [("gcs_server", "Ray's control store (GCS)"), ("raylet", "the raylet of this node")]
+)
+def test_a_run_ends_in_a_sentence_and_resumes(name, what, tmp_path):
+    slow = tmp_path / "slow"
+    slow.touch()
+    settings = {"rounds": 60, "engine__mode": "loop", "engine__chunk": "auto", "checkpoints__every": 3}
+    # However long it takes to start.
+    resources = {"resources__executor": "ray", "resources__silence": 1000}
+    experiment = small(tmp_path / "run" / "runs", algorithm__slow_file=str(slow), **resources, **settings)
+    driver = start("run", dump_experiment(experiment), tmp_path / "run")
+    started = kill(driver, name, tmp_path / "run")
+    folder = ended(driver, started, what, tmp_path / "run")
+    slow.unlink()
+    file = folder / "experiment.yaml"
+    file.write_text(file.read_text().replace("executor: ray", "executor: inline"))
+    assert same(resume(str(folder)), run(small(tmp_path / "calm", resources__executor="inline", **settings)))
+
+
+def test_a_search_ends_in_a_sentence_and_resumes(ray_here, tmp_path):
+    slow = tmp_path / "slow"
+    slow.touch()
+    settings = {"rounds": 40, "search__pack": "off", "algorithm__slow_file": str(slow), "resources": {"silence": 1000}}
+    text = plan(tmp_path / "search" / "runs", **settings).dump()
+    driver = start("search", text, tmp_path / "search")
+    started = kill(driver, "gcs_server", tmp_path / "search")
+    folder = ended(driver, started, "Ray's control store (GCS)", tmp_path / "search")
+    slow.unlink()
+    assert resume_search(str(folder)).hedge == one_after_the_other(plan(tmp_path / "alone", **settings))
