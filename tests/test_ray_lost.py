@@ -3,6 +3,7 @@
 import json
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -20,10 +21,24 @@ ENOUGH = 4
 """Rounds after which a process is killed."""
 
 
-def start(command: str, text: str, folder: Path) -> subprocess.Popen:
-    folder.mkdir()
-    (folder / "file.yaml").write_text(text)
-    return hedgerow(command, str(folder / "file.yaml"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+@pytest.fixture
+def start():
+    """Starts the command on a file in a folder; what is left of it in the end is killed."""
+    drivers = []
+
+    def start(command: str, text: str, folder: Path) -> subprocess.Popen:
+        folder.mkdir()
+        (folder / "file.yaml").write_text(text)
+        quietly = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+        drivers.append(hedgerow(command, str(folder / "file.yaml"), **quietly))
+        return drivers[-1]
+
+    yield start
+    for driver in drivers:
+        if driver.poll() is None:
+            for process in [*psutil.Process(driver.pid).children(recursive=True), driver]:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
 
 
 def rounds(folder: Path) -> int:
@@ -32,7 +47,7 @@ def rounds(folder: Path) -> int:
 
 def kill(driver: subprocess.Popen, name: str, folder: Path) -> list[psutil.Process]:
     """Kill a process of the Ray that a driver has started; returns all processes of it."""
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + 400
     while rounds(folder) < ENOUGH:
         assert driver.poll() is None, driver.stderr.read()
         assert time.monotonic() < deadline, "no rounds"
@@ -58,7 +73,7 @@ def ended(driver: subprocess.Popen, started: list[psutil.Process], what: str, fo
 @pytest.mark.parametrize(
     ("name", "what"), [("gcs_server", "Ray's control store (GCS)"), ("raylet", "the raylet of this node")]
 )
-def test_a_run_ends_in_a_sentence_and_resumes(name, what, tmp_path):
+def test_a_run_ends_in_a_sentence_and_resumes(name, what, start, tmp_path):
     slow = tmp_path / "slow"
     slow.touch()
     settings = {"rounds": 60, "engine__mode": "loop", "engine__chunk": "auto", "checkpoints__every": 3}
@@ -74,7 +89,7 @@ def test_a_run_ends_in_a_sentence_and_resumes(name, what, tmp_path):
     assert same(resume(str(folder)), run(small(tmp_path / "calm", resources__executor="inline", **settings)))
 
 
-def test_a_search_ends_in_a_sentence_and_resumes(ray_here, tmp_path):
+def test_a_search_ends_in_a_sentence_and_resumes(ray_here, start, tmp_path):
     slow = tmp_path / "slow"
     slow.touch()
     settings = {"rounds": 40, "search__pack": "off", "algorithm__slow_file": str(slow), "resources": {"silence": 1000}}
