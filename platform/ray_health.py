@@ -5,9 +5,11 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 
 from hedgerow.platform.errors import RayLost
@@ -22,7 +24,7 @@ PATIENCE = 50.0
 LEAVE = 20.0
 """Seconds that a run is given to end in order once its Ray is lost."""
 
-GCS_ENDED = "Ray's control store (GCS) has ended"
+GCS_ENDED, RAYLET_ENDED = "Ray's control store (GCS) has ended", "the raylet of this node has ended"
 
 
 class RayHealth:
@@ -36,6 +38,7 @@ class RayHealth:
 
     def __init__(self, folder: Path):
         self.folder = folder
+        self._children: list[psutil.Process] = []
         self.gcs = _gcs()
         if not _accepts(*self.gcs):
             raise self._lost(GCS_ENDED)
@@ -43,7 +46,9 @@ class RayHealth:
         mine = next(known for known in ray.nodes() if known["NodeID"] == context.get_node_id())
         self.raylet = mine["NodeManagerAddress"], mine["NodeManagerPort"]
         # The GCS of a Ray that this process has started is not started again.
-        self.patience = 0.0 if _started_here() else PATIENCE
+        node = _started_here()
+        self.patience = 0.0 if node else PATIENCE
+        self._children = psutil.Process(_raylet_of(node)).children(recursive=True) if node else []
         self._down: float | None = None
         self._ended = threading.Event()
         threading.Thread(target=self._end_in_time, name="ray-health", daemon=True).start()
@@ -53,7 +58,7 @@ class RayHealth:
         if self._ended.is_set():
             return True
         if not _accepts(*self.raylet):
-            raise self._lost("the raylet of this node has ended")
+            raise self._lost(RAYLET_ENDED)
         if _accepts(*self.gcs):
             self._down = None
             return True
@@ -67,6 +72,10 @@ class RayHealth:
         self._ended.set()
 
     def _lost(self, what: str) -> RayLost:
+        # The agents of a raylet look for their GCS for another minute.
+        for process in self._children:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         return RayLost(f"{what}; `hedgerow resume {self.folder}` continues from the last checkpoint")
 
     def _end_in_time(self) -> None:
@@ -90,6 +99,10 @@ def _started_here() -> Any:
     """The processes of a Ray that this process has started; None: of one that it has found."""
     node = ray._private.worker.global_worker.node
     return node if node is not None and node.is_head() else None
+
+
+def _raylet_of(node: Any) -> int:
+    return node.all_processes["raylet"][0].process.pid
 
 
 def gcs_answers() -> bool:
