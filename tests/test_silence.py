@@ -6,6 +6,7 @@ import threading
 
 import psutil
 import pytest
+import ray
 from test_faults import POISON
 from test_ray import numbers, same, small
 from test_search import one_after_the_other, plan
@@ -32,7 +33,7 @@ def calm(tmp_path_factory):
 
 
 class Freezer:
-    """Stops a process of this process's Ray once; after some seconds, if given, it goes on."""
+    """Stops the process of an actor of such a class once; after some seconds, if given, it goes on."""
 
     def __init__(self, title: str, at: int = 3, seconds: float | None = None):
         self.title, self.at, self.seconds = title, at, seconds
@@ -43,22 +44,18 @@ class Freezer:
             self.freeze()
 
     def freeze(self) -> None:
-        self.victim = next(p for p in psutil.Process().children(recursive=True) if self._is_meant(p))
+        known = ray._private.state.actors().values()
+        found = [actor for actor in known if actor["State"] == "ALIVE" and self.title in actor["ActorClassName"]]
+        self.victim = psutil.Process(found[0]["Pid"])
         self.victim.send_signal(signal.SIGSTOP)
         if self.seconds:
             threading.Timer(self.seconds, self.victim.send_signal, [signal.SIGCONT]).start()
-
-    def _is_meant(self, process: psutil.Process) -> bool:
-        try:
-            return self.title in "".join(process.cmdline())
-        except psutil.Error:
-            return False
 
 
 @pytest.mark.usefixtures("ray_here", "each_round")
 class TestAFrozenProcess:
     def test_a_client_actor_that_goes_on_later_is_reported(self, calm, tmp_path, capsys):
-        freeze = Freezer("ray::ClientActor", seconds=5)
+        freeze = Freezer("ClientActor", seconds=5)
         finished = run(small(tmp_path, rounds=ROUNDS, resources__silence=1.5), show=freeze)
         pattern = (
             rf"client actor 0 \(pid {freeze.victim.pid}\) on node [\d.]+ has been silent for \d+ s and is waited for"
@@ -72,7 +69,7 @@ class TestAFrozenProcess:
 
     @pytest.mark.parametrize("what", ["client actor 0", "the coordinator"])
     def test_one_that_stays_so_is_replaced(self, what, calm, tmp_path):
-        freeze = Freezer("ray::ClientActor" if what == "client actor 0" else "ray::CoordinatorActor")
+        freeze = Freezer("ClientActor" if what == "client actor 0" else "CoordinatorActor")
         settings = {"resources__silence": 2, "resources__actor_timeout": 4}
         finished = run(small(tmp_path, rounds=ROUNDS, **settings), show=freeze)
         of_it = rf"{what} \(pid {freeze.victim.pid}\) on node [\d.]+"
@@ -88,7 +85,7 @@ class TestAFrozenProcess:
 
         class Show:
             labels = [""] * 4
-            freeze = Freezer("ray::ResourceTrainable")
+            freeze = Freezer("")
 
             def trial(self, index, record):
                 self.freeze(record)
