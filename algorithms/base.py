@@ -8,7 +8,7 @@ Nothing here knows Ray, MLflow or files. An executor drives the generator:
     exchange = generator.send(result)     # until the generator returns the new server state
 """
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 from zlib import crc32
@@ -44,6 +44,19 @@ SCORED = 200
 def channels_last(t: Tensor) -> Tensor:
     """Images and kernels in the layout in which CPU convolutions are 1.3 to 1.5 times faster; the values stay."""
     return t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t
+
+
+NARROW = 8
+"""Input channels of the narrowest 1x1 convolution that may run in that layout."""
+
+
+def is_narrow(kernels: Iterable[Tensor]) -> bool:
+    """Whether one of these parameters is the kernel of a narrow 1x1 convolution, which needs the default layout.
+
+    On processors with AVX2 and without AVX-512, oneDNN 3.13 (PyTorch 2.15) writes past the end of its buffers in the
+    weight gradient of such a convolution with a stride, when activations are in the layout of `channels_last`.
+    """
+    return any(k.dim() == 4 and k.shape[2:] == (1, 1) and k.shape[1] < NARROW for k in kernels)
 
 
 Share = Literal["train", "validation", "held_out", "public"]
@@ -121,6 +134,8 @@ class ClientData:
     """Stream name -> (steps, views), of those whose samples are wanted in several ways."""
     augment: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
     """What makes the views of raw samples: (samples, key, rows) -> samples."""
+    narrow: bool = False
+    """Whether the model needs the default layout, see `is_narrow`."""
 
     def batches(self, stream: str = "train") -> Iterator[Batch]:
         """The mini-batches of a stream, in order."""
@@ -142,7 +157,7 @@ class ClientData:
             if self.augment is not None and keys is not None:
                 x = self.augment(x, keys[number], rows)
             x = self.prepare(x)
-            return x if self.batched else channels_last(x)
+            return x if self.batched or self.narrow else channels_last(x)
 
         several = keys is not None and len(keys) > 1
         return Batch(view(0), self.y[rows], mask, active, rows, keys, view if several else None)

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from hedgerow.algorithms.base import Batch, Batches, ClientData, channels_last
+from hedgerow.algorithms.base import Batch, Batches, ClientData, channels_last, is_narrow
 from hedgerow.algorithms.gradient import gradient_and_value
 from hedgerow.algorithms.newton import newton
 from hedgerow.algorithms.settings import HyperParameters, enabled
@@ -182,16 +183,19 @@ def _in_place(
     proximal: Proximal | None,
     memory: Params | None,
 ) -> tuple[Params, Tensor]:
-    w = {name: channels_last(p.detach()).clone().requires_grad_() for name, p in start.items()}
+    narrow = is_narrow(start.values())
+    layout = torch.Tensor.contiguous if narrow else channels_last
+    w = {name: layout(p.detach()).clone().requires_grad_() for name, p in start.items()}
     params = list(w.values())
-    slope = None if linear is None else [channels_last(linear[name]) for name in w]
-    centre = None if proximal is None else [channels_last(proximal.centre[name]) for name in w]
+    slope = None if linear is None else [layout(linear[name]) for name in w]
+    centre = None if proximal is None else [layout(proximal.centre[name]) for name in w]
     weight = 0.0 if proximal is None else proximal.weight
-    momenta = None if memory is None else [channels_last(memory[name]).clone() for name in w]
+    momenta = None if memory is None else [layout(memory[name]).clone() for name in w]
     adam = Adam() if _optimizer(hp) == "adam" else None
     losses = []
     for batch in batches:
-        value = loss(w, batch)
+        # Of a sub-model: the whole model may not be narrow.
+        value = loss(w, replace(batch, x=batch.x.contiguous()) if narrow else batch)
         # What the loss does not depend on stays where it is.
         direction = list(torch.autograd.grad(value, params, materialize_grads=True))
         losses.append(value.detach())

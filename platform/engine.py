@@ -48,6 +48,8 @@ class Samples:
     """What makes the views of raw samples, see ClientData."""
     owners: "Samples | None" = None
     """Of a pool: the clients' samples, which `Batches.of` names; None: these are the clients'."""
+    narrow: bool = False
+    """See ClientData."""
 
     def streams(
         self, batches: Mapping[str, Batches], key: tuple[int | str, ...], clients: np.ndarray
@@ -173,7 +175,7 @@ Run = Callable[[Tree, Tree, Any, Tree], Any]
 def _run_one(work: Work) -> Run:
     def run(extra: Tree, state: Tree, streams: Any, keys: Tree) -> Any:
         samples, streams, keys = work.samples, _each(streams, lambda leaf: leaf[0]), _each(keys, lambda leaf: leaf[0])
-        data = ClientData(samples.x, samples.y, samples.prepare, streams, False, keys, samples.augment)
+        data = ClientData(samples.x, samples.y, samples.prepare, streams, False, keys, samples.augment, samples.narrow)
         answers = []
         for expert, (hp, down) in enumerate(zip(work.hypers, work.downs, strict=True)):
             own, mine = (tree_map(lambda leaf, e=expert: leaf[e, 0], tree) for tree in (extra, state))

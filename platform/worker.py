@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from hedgerow.algorithms.base import MODEL, Algorithm, Batches, Reduction
+from hedgerow.algorithms.base import MODEL, Algorithm, Batches, Reduction, is_narrow
 from hedgerow.algorithms.task import Task
 from hedgerow.algorithms.trees import Tree, count, leaves, stack, sub, tree_map
 from hedgerow.platform.checkpoint import read_states, save_tree
@@ -129,11 +129,14 @@ def deal(
     starts = np.arange(test_shards(len(test_y))) * TEST_SHARD
     shards = Slices(starts, np.minimum(len(test_y) - starts, TEST_SHARD))
     pool = partition.pool()
-    clients = Samples(train_x, train_y, prepare, partition.places, partition.shares(), task.augment)
+    models = [task.module, *([task.teacher] if task.teacher is not None else [])]
+    narrow = is_narrow(parameter for model in models for parameter in model.parameters())
+    clients = Samples(train_x, train_y, prepare, partition.places, partition.shares(), task.augment, narrow=narrow)
+    test = Samples(test_x, test_y, prepare, np.arange(len(test_y)), dict.fromkeys(SHARES, shards), narrow=narrow)
     return {
         "clients": clients,
-        "test": Samples(test_x, test_y, prepare, np.arange(len(test_y)), dict.fromkeys(SHARES, shards)),
-        "pool": Samples(train_x, train_y, prepare, pool.places, pool.shares(), task.augment, clients),
+        "test": test,
+        "pool": Samples(train_x, train_y, prepare, pool.places, pool.shares(), task.augment, clients, narrow),
     }
 
 
