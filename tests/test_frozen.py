@@ -1,5 +1,6 @@
 """Frozen parameters are part of the model, and are neither trained nor transmitted."""
 
+import mlflow
 import pytest
 import torch
 
@@ -8,7 +9,7 @@ from hedgerow.platform.build import build_data, build_module, check
 from hedgerow.platform.coordinator import Coordinator
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment_file import parse_experiment
-from hedgerow.platform.runner import log_final_model, run
+from hedgerow.platform.runner import run, save_final_model
 
 TRAINED, ALL = 170, 1210
 
@@ -97,13 +98,6 @@ def test_a_frozen_last_layer_serves_those_that_look_at_it(tmp_path):
     assert set(learner.server["w"]) == {"1.weight", "1.bias"}
 
 
-class Recorded:
-    """A store of the final model alone."""
-
-    def log_model(self, module, sample):
-        Recorded.module = module
-
-
 def test_the_recorded_model_and_a_teacher_keep_what_was_frozen(tmp_path):
     wanted = experiment("fedavg", {"lr": 0.1}, output=str(tmp_path / "runs"))
     finished = run(wanted)
@@ -115,9 +109,9 @@ def test_the_recorded_model_and_a_teacher_keep_what_was_frozen(tmp_path):
     x = (torch.tensor(dataset.x_test[:50]).float() - torch.tensor(dataset.mean)) / torch.tensor(dataset.std)
     with torch.no_grad():
         expected = module(x)
-    log_final_model(Recorded(), wanted, dataset, finished.parameters)
-    with torch.no_grad():
-        assert torch.equal(Recorded.module(x), expected)
+    save_final_model(wanted, dataset, finished.parameters, tmp_path / "model")
+    predicted = mlflow.pyfunc.load_model(str(tmp_path / "model")).predict(x.numpy())
+    assert predicted == pytest.approx(expected.numpy(), abs=1e-5)
     # As a teacher the run is the same model.
     taught = {"kind": "distillation", "alpha": 0.0, "temperature": 1.0}
     after = experiment("fedavg", {"lr": 0.1, "side": taught}, model="toys.FrozenFirst")

@@ -10,6 +10,7 @@ from torch import nn
 
 from hedgerow.algorithms.problems.quadratic import Coefficients, QuadraticModel
 from hedgerow.algorithms.static_norm import StaticBatchNorm2d
+from hedgerow.algorithms.task import trainable
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.memory import require
 from hedgerow.platform.models import staged, toys
@@ -62,6 +63,11 @@ def build_model(config: Section, sample_shape: tuple[int, ...], classes: int, is
     module.no_vmap = check_module(module)  # type: ignore[assignment]
     if isinstance(config, CustomModel):
         _try_out(module, config.name, sample_shape, classes, is_tokens)
+        if not trainable(module):
+            raise UserError(
+                f"task.model: {type(module).__name__} has no parameters to train, or all of them are frozen "
+                "(requires_grad=False); leave some trainable"
+            )
     return module
 
 

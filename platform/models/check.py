@@ -5,7 +5,6 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from hedgerow.algorithms.static_norm import is_static
-from hedgerow.algorithms.task import trainable
 from hedgerow.platform.errors import UserError
 
 STATISTICS = "batch norm takes the statistics of mini-batches, which are padded under vmap"
@@ -17,9 +16,9 @@ def check_module(module: nn.Module) -> str | None:
     """Why a module cannot be batched over clients, so that they take turns; None when it can.
 
     A module says so itself by its attribute `no_vmap`, a reason or None; without it, recurrent layers are the reason.
-    Raises UserError for layers that have no place in a client step at all, and for a module without anything to train.
-    A step is a pure function of parameters and data, so it keeps no running statistics; its mini-batches are padded, so
-    no sample may depend on the others; its randomness comes from keyed hashes, never from a global generator.
+    Raises UserError for layers that have no place in a client step at all. A step is a pure function of parameters and
+    data, so it keeps no running statistics; its mini-batches are padded, so no sample may depend on the others; its
+    randomness comes from keyed hashes, never from a global generator.
     """
     for name, layer in module.named_modules():
         place = f"task.model: the {type(layer).__name__}{f' at {name}' if name else ''}"
@@ -31,11 +30,6 @@ def check_module(module: nn.Module) -> str | None:
             raise UserError(
                 f"{place} draws from a global generator, so runs would not repeat; set its probability to 0"
             )
-    if not trainable(module):
-        raise UserError(
-            f"task.model: {type(module).__name__} has no parameters to train, or all of them are frozen "
-            "(requires_grad=False); leave some trainable"
-        )
     if hasattr(module, "no_vmap"):
         return module.no_vmap  # type: ignore[return-value]
     if is_static(module):
