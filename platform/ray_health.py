@@ -1,6 +1,7 @@
 """Detection of a Ray whose own processes have died, before Ray ends this process for it."""
 
 import os
+import shutil
 import socket
 import sys
 import threading
@@ -13,6 +14,7 @@ import psutil
 import ray
 
 from hedgerow.platform.errors import RayLost
+from hedgerow.platform.ray_folder import PREFIX
 from hedgerow.platform.runs import RunFolder
 
 LOOK = 1.0
@@ -45,10 +47,12 @@ class RayHealth:
         context = ray.get_runtime_context()
         mine = next(known for known in ray.nodes() if known["NodeID"] == context.get_node_id())
         self.raylet = mine["NodeManagerAddress"], mine["NodeManagerPort"]
-        # The GCS of a Ray that this process has started is not started again.
-        node = _started_here()
-        self.patience = 0.0 if node else PATIENCE
-        self._children = psutil.Process(_raylet_of(node)).children(recursive=True) if node else []
+        self._node = _started_here()
+        self._own = (
+            [self._node.all_processes[name][0].process for name in ("raylet", "gcs_server")] if self._node else []
+        )
+        self._children = psutil.Process(self._own[0].pid).children(recursive=True) if self._own else []
+        self._looked, self._answers = time.monotonic(), True
         self._down: float | None = None
         self._ended = threading.Event()
         threading.Thread(target=self._end_in_time, name="ray-health", daemon=True).start()
@@ -57,15 +61,25 @@ class RayHealth:
         """Whether Ray answers. Raises RayLost when it is lost."""
         if self._ended.is_set():
             return True
+        # These are not started again, and no call finds out sooner.
+        for process, sentence in zip(self._own, (RAYLET_ENDED, GCS_ENDED), strict=False):
+            if process.poll() is not None:
+                raise self._lost(sentence)
+        if not self._own and time.monotonic() >= self._looked + LOOK:
+            self._look()
+        return self._answers
+
+    def _look(self) -> None:
+        self._looked = time.monotonic()
         if not _accepts(*self.raylet):
             raise self._lost(RAYLET_ENDED)
-        if _accepts(*self.gcs):
+        self._answers = _accepts(*self.gcs)
+        if self._answers:
             self._down = None
-            return True
+            return
         self._down = self._down or time.monotonic()
-        if time.monotonic() >= self._down + self.patience:
+        if time.monotonic() >= self._down + PATIENCE:
             raise self._lost(GCS_ENDED)
-        return False
 
     def close(self) -> None:
         """Stop looking."""
@@ -90,8 +104,11 @@ class RayHealth:
         """End the process from here: the thread that should do so hangs in a call to Ray."""
         RunFolder(self.folder).update(status="interrupted")
         print(f"hedgerow: {error}", file=sys.stderr, flush=True)
-        if node := _started_here():
-            node.kill_all_processes(check_alive=False, allow_graceful=False)
+        if self._node:
+            self._node.kill_all_processes(check_alive=False, allow_graceful=False)
+            folder = Path(self._node.get_temp_dir_path()).parent
+            if folder.name.startswith(PREFIX):
+                shutil.rmtree(folder, ignore_errors=True)
         os._exit(2)
 
 
@@ -99,10 +116,6 @@ def _started_here() -> Any:
     """The processes of a Ray that this process has started; None: of one that it has found."""
     node = ray._private.worker.global_worker.node
     return node if node is not None and node.is_head() else None
-
-
-def _raylet_of(node: Any) -> int:
-    return node.all_processes["raylet"][0].process.pid
 
 
 def gcs_answers() -> bool:

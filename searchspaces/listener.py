@@ -86,15 +86,17 @@ class Listener(tune.Callback):
         """Between two steps of Tune: stop if a signal has come or Ray is lost, and look which trials are silent."""
         if self.termination:
             self.termination.check()
-        if self.health is None or time.monotonic() < self._looked + LOOK:
+        if self.health is None:
             return
-        self._looked = time.monotonic()
         try:
             answers = self.health.check()
         except RayLost as error:
             self.lost = error
             # On any other exception Tune tidies up in Ray, which would take for ever.
             raise KeyboardInterrupt from error
+        if time.monotonic() < self._looked + LOOK:
+            return
+        self._looked = time.monotonic()
         for trial in list(self._started.values()) if answers else ():
             if trial.status == Trial.RUNNING:
                 self._pass_on_notices(trial)

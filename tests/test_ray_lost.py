@@ -1,6 +1,7 @@
 """Ray's own processes die in the middle of a run or a search."""
 
 import json
+import re
 import subprocess
 import time
 from contextlib import suppress
@@ -44,8 +45,8 @@ def rounds(folder: Path) -> int:
     return max((file.read_text().count("\n") for file in folder.glob("runs/*/metrics.jsonl")), default=0)
 
 
-def kill(driver: subprocess.Popen, name: str, folder: Path) -> list[psutil.Process]:
-    """Kill a process of the Ray that a driver has started; returns all processes of it."""
+def kill(driver: subprocess.Popen, name: str, folder: Path) -> tuple[list[psutil.Process], Path]:
+    """Kill a process of the Ray that a driver has started; returns all processes and the folder of that Ray."""
     deadline = time.monotonic() + 400
     while rounds(folder) < ENOUGH:
         assert driver.poll() is None, driver.stderr.read()
@@ -53,19 +54,23 @@ def kill(driver: subprocess.Popen, name: str, folder: Path) -> list[psutil.Proce
         time.sleep(0.05)
     started = psutil.Process(driver.pid).children(recursive=True)
     (victim,) = (process for process in started if process.name() == name)
+    found = re.search(r"/[^\s=]*/hr-\w+", " ".join(victim.cmdline()))
+    assert found
     victim.kill()
-    return started
+    return started, Path(found[0])
 
 
-def ended(driver: subprocess.Popen, started: list[psutil.Process], what: str, folder: Path) -> Path:
+def ended(driver: subprocess.Popen, killed: tuple[list[psutil.Process], Path], what: str, folder: Path) -> Path:
     """The run folder of a driver that ends as it should."""
     _, said = driver.communicate(timeout=50)
     (run_folder,) = (folder / "runs").glob("small-*")
     assert said == f"hedgerow: {what} has ended; `hedgerow resume {run_folder}` continues from the last checkpoint\n"
     assert driver.returncode == 2
     assert json.loads((run_folder / "run.json").read_text())["status"] == "interrupted"
+    started, session = killed
     _, alive = psutil.wait_procs(started, timeout=30)
     assert not alive
+    assert not session.exists()
     return run_folder
 
 
@@ -80,8 +85,8 @@ def test_a_run_ends_in_a_sentence_and_resumes(name, what, start, tmp_path):
     resources = {"resources__executor": "ray", "resources__silence": 1000}
     experiment = small(tmp_path / "run" / "runs", algorithm__slow_file=str(slow), **resources, **settings)
     driver = start("run", dump_experiment(experiment), tmp_path / "run")
-    started = kill(driver, name, tmp_path / "run")
-    folder = ended(driver, started, what, tmp_path / "run")
+    killed = kill(driver, name, tmp_path / "run")
+    folder = ended(driver, killed, what, tmp_path / "run")
     slow.unlink()
     file = folder / "experiment.yaml"
     file.write_text(file.read_text().replace("executor: ray", "executor: inline"))
@@ -94,7 +99,7 @@ def test_a_search_ends_in_a_sentence_and_resumes(ray_here, start, tmp_path):
     settings = {"rounds": 40, "search__pack": "off", "algorithm__slow_file": str(slow), "resources": {"silence": 1000}}
     text = plan(tmp_path / "search" / "runs", **settings).dump()
     driver = start("search", text, tmp_path / "search")
-    started = kill(driver, "gcs_server", tmp_path / "search")
-    folder = ended(driver, started, "Ray's control store (GCS)", tmp_path / "search")
+    killed = kill(driver, "gcs_server", tmp_path / "search")
+    folder = ended(driver, killed, "Ray's control store (GCS)", tmp_path / "search")
     slow.unlink()
     assert resume_search(str(folder)).hedge == one_after_the_other(plan(tmp_path / "alone", **settings))
