@@ -21,6 +21,7 @@ from hedgerow.platform.build import check
 from hedgerow.platform.checkpoint import latest_checkpoint
 from hedgerow.platform.coordinator import Coordinator
 from hedgerow.platform.errors import UserError
+from hedgerow.platform.records import HedgeRecord
 from hedgerow.platform.runner import resume, run
 from hedgerow.platform.tracking import RunLog
 from hedgerow.searchspaces.runner import resume_search
@@ -142,7 +143,9 @@ def test_a_termination_notice_saves_every_trial_and_the_search_goes_on_from_its_
     driver = hedgerow("search", str(tmp_path / "file.yaml"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     with ThreadPoolExecutor() as pool:
         expected = pool.submit(one_after_the_other, plan(tmp_path / "alone", **settings))
-        while not any(len(RunLog(f).read()) >= 4 for f in (tmp_path / "here").glob("small-*/metrics.jsonl")):
+        while not any(
+            len(RunLog(f, HedgeRecord).read()) >= 4 for f in (tmp_path / "here").glob("small-*/metrics.jsonl")
+        ):
             assert driver.poll() is None, "the search ended before it could be told"
             time.sleep(0.01)
         driver.terminate()

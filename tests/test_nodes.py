@@ -24,6 +24,7 @@ from hedgerow.platform.build import check
 from hedgerow.platform.checkpoint import latest_checkpoint, read_checkpoint, round_of
 from hedgerow.platform.coordinator import Coordinator, in_this_process
 from hedgerow.platform.experiment_file import dump_experiment
+from hedgerow.platform.records import HedgeRecord
 from hedgerow.platform.tracking import RunLog
 
 BIN = Path(sys.executable).parent
@@ -224,7 +225,7 @@ SEARCH = {
 
 
 def hedge(output: Path) -> list[dict]:
-    return [record for file in output.glob("small-*/metrics.jsonl") for record in RunLog(file).read()]
+    return [record for file in output.glob("small-*/metrics.jsonl") for record in RunLog(file, HedgeRecord).read()]
 
 
 def test_a_submitted_search_uses_the_nodes(nodes, tmp_path):
