@@ -23,12 +23,12 @@ _FLOAT = re.compile(
     r"^([-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*|[0-9][0-9_]*(?=[eE]))([eE][-+]?[0-9]+)?"
     r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$"
 )
-_SYNTAX_MENDS = {
+_SYNTAX_FIXES = {
     "'\\t'": "a tab stands in the indentation; use spaces",
-    "mapping values are not allowed": "a `: ` where no key can be; mend the indentation, or quote the text around it",
-    "could not find expected ':'": "a line before this one lacks its `: `; write `key: value`",
-    "expected ',' or": "a bracket opened before is not closed, or a comma lacks; mend the list or section",
-    "expected the node content": "a value lacks, or a bracket is not closed; mend the list or section",
+    "mapping values are not allowed": "a `: ` where no key can be; fix the indentation, or quote the text around it",
+    "could not find expected ':'": "a line before this one has no `: `; write `key: value`",
+    "expected ',' or": "a bracket is not closed, or a comma is missing; fix the list or section",
+    "expected the node content": "a value is missing, or a bracket is not closed; fix the list or section",
     "unexpected end of stream": "a quotation is not closed; add the closing quote",
     "another document": "a second document begins with `---`; keep one experiment per file",
     "expected <block end>": "the indentation does not fit the lines above; align the keys of a section",
@@ -39,7 +39,7 @@ _SYNTAX_MENDS = {
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as everybody means it.
+    """YAML without its surprising types.
 
     PyYAML alone reads 1e-3 as text, and 010 as 8, 1:30 as 90, 2024-01-01 as a date. Tags, which make other objects, are
     refused.
@@ -85,8 +85,8 @@ def parse_yaml(text: str, place: Callable[[int], str], keys: Keys = ()) -> tuple
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         problem = error.problem or "this is not YAML"
-        mend = next((mend for part, mend in _SYNTAX_MENDS.items() if part in problem), problem)
-        raise UserError(f"{place(mark.line + 1 if mark else 1)}: not valid YAML: {mend}") from None
+        fix = next((fix for part, fix in _SYNTAX_FIXES.items() if part in problem), problem)
+        raise UserError(f"{place(mark.line + 1 if mark else 1)}: not valid YAML: {fix}") from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise UserError(f"{place(line)}: not valid YAML: an unprintable character; remove it") from None

@@ -57,12 +57,12 @@ BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
     ("a text", "digits\n", (":1: expected `key: value` lines at the top level",)),
     # YAML.
     ("tab", change(("  epochs", "\tepochs")), (":17: not valid YAML: a tab", "use spaces")),
-    ("indentation", change(("seed: 0", "  seed: 0")), (":2: not valid YAML", "mend the indentation")),
+    ("indentation", change(("seed: 0", "  seed: 0")), (":2: not valid YAML", "fix the indentation")),
     ("indentation of a section", change(("    clients", "   clients")), (":9: not valid YAML", "indentation")),
-    ("two colons", change(("seed: 0", "seed: 0: 1")), (":2: not valid YAML", "mend the indentation, or quote")),
-    ("no colon", change(("seed: 0", "seed 0")), (":3: not valid YAML: a line before this one lacks its `: `",)),
-    ("open list", change(("[200]", "[200")), ("not valid YAML: a bracket opened before is not closed",)),
-    ("open section", change(("{name: digits}", "{name: digits")), ("not valid YAML: a bracket opened before",)),
+    ("two colons", change(("seed: 0", "seed: 0: 1")), (":2: not valid YAML", "fix the indentation, or quote")),
+    ("no colon", change(("seed: 0", "seed 0")), (":3: not valid YAML: a line before this one has no `: `",)),
+    ("open list", change(("[200]", "[200")), ("not valid YAML: a bracket is not closed",)),
+    ("open section", change(("{name: digits}", "{name: digits")), ("not valid YAML: a bracket is not closed",)),
     ("open quote", change(("digits-fedavg", "'digits")), ("not valid YAML: a quotation is not closed",)),
     ("two documents", add("---\nname: b"), (":19: not valid YAML: a second document", "one experiment per file")),
     (
