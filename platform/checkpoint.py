@@ -49,8 +49,13 @@ class DamagedCheckpoint(UserError):  # noqa: N818
 
 def save_tree(tree: Tree, file: Path) -> None:
     """Write a tree of tensors (safetensors), and the order of its keys, which the format itself does not keep."""
-    flat = flatten(tree)
-    save_file({key: leaf.contiguous() for key, leaf in flat.items()}, file, {"keys": json.dumps(list(flat))})
+    flat = {key: leaf.contiguous() for key, leaf in flatten(tree).items()}
+    owners = {leaf.untyped_storage().data_ptr(): key for key, leaf in flat.items()}
+    # The format refuses leaves that share their memory.
+    alone = {
+        key: leaf if owners[leaf.untyped_storage().data_ptr()] == key else leaf.clone() for key, leaf in flat.items()
+    }
+    save_file(alone, file, {"keys": json.dumps(list(flat))})
 
 
 def load_tree(file: Path, branch: str | None = None) -> Tree:

@@ -21,6 +21,7 @@ from hedgerow.platform.checkpoint import (
     checkpoints,
     flaw,
     latest_checkpoint,
+    load_tree,
     prune,
     read_checkpoint,
     read_progress,
@@ -421,3 +422,10 @@ def test_a_run_ends_at_its_targets_after_a_resume_too(tmp_path):
     # The last round is saved, and nothing is left to do.
     second.save()
     assert start(tmp_path, rounds=50, evaluation=wanted).done
+
+
+def test_leaves_that_share_memory_are_saved(tmp_path):
+    leaf = torch.arange(6.0)
+    tree = {"a": leaf, "b": {"same": leaf, "part": leaf[2:4]}, "c": torch.zeros(0)}
+    save_tree(tree, tmp_path / "tree.safetensors")
+    assert identical(flatten(load_tree(tmp_path / "tree.safetensors")), flatten(tree))
