@@ -28,6 +28,7 @@ from hedgerow.platform.experiment_file import load_experiment
 from hedgerow.platform.memory import fits, require
 from hedgerow.platform.models import ModelConfig, build_model
 from hedgerow.platform.plugins import algorithm_class
+from hedgerow.platform.quiet import quiet_libraries
 from hedgerow.platform.storage import check_storage
 from hedgerow.platform.streams import steps_per_client
 from hedgerow.platform.teacher import Teacher, with_parameters
@@ -83,6 +84,7 @@ def check(experiment: Experiment, data_root: Path | None, given: Data | None = N
     given: data and partition in place of those that the experiment names. Raises UserError when data, partition, model
     and problem do not fit together, or the storage takes nothing.
     """
+    quiet_libraries()
     if experiment.checkpoints.storage:
         check_storage(experiment.checkpoints.storage)
     dataset, partition = given or build_data(experiment, data_root)
