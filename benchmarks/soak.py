@@ -27,6 +27,7 @@ from mlflow.tracking import MlflowClient
 
 from hedgerow.platform.checkpoint import latest_checkpoint
 from hedgerow.platform.mlflow_store import default_uri
+from hedgerow.platform.records import HedgeRecord
 from hedgerow.platform.runs import RunFolder
 from hedgerow.platform.tracking import RunLog
 
@@ -42,7 +43,7 @@ COLOURS = {"client actor": "#56B4E9", "trial": "#009E73", "driver": "#D55E00"}
 def left_behind(search: Search) -> dict[str, Any]:
     """What decides whether anything was lost: every expert's records and last model, and Hedge's own records."""
     assert search.folder is not None
-    found: dict[str, Any] = {"hedge": RunLog(search.folder / "metrics.jsonl").read()}
+    found: dict[str, Any] = {"hedge": RunLog(search.folder / "metrics.jsonl", HedgeRecord).read()}
     for expert in sorted((search.folder / "experts").iterdir()):
         records = RunLog(expert / "metrics.jsonl").read()
         found[f"{expert.name} records"] = [{k: v for k, v in one.items() if k != "seconds"} for one in records]

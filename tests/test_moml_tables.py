@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 from hedgerow.cli import main
 from hedgerow.platform.errors import UserError
+from hedgerow.platform.records import HedgeRecord
 from hedgerow.platform.runs import RunFolder
 from hedgerow.platform.tracking import RunLog
 from hedgerow.searchspaces.tables.line import find_lines
@@ -111,7 +112,7 @@ def test_a_line_runs_and_is_reported_again(ray_here, tmp_path):
     assert [line["method"] for line in table["lines"]] == ["FS", "MOGD"]
     for line in table["lines"]:
         folder = RunFolder(tmp_path / line["run"])
-        hedge = RunLog(folder.metrics).read()
+        hedge = RunLog(folder.metrics, HedgeRecord).read()
         experts = [RunLog(file).read() for file in sorted(folder.path.glob("experts/*/metrics.jsonl"))]
         assert len(experts) == line["experts"] == EXPERTS[line["method"].lower()]
         weights = np.array([record["weights"] for record in hedge])

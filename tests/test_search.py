@@ -18,6 +18,7 @@ from test_resume import hedgerow
 
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.mlflow_store import default_uri
+from hedgerow.platform.records import HedgeRecord
 from hedgerow.platform.runner import run
 from hedgerow.platform.tracking import RunLog
 from hedgerow.searchspaces.hedge import Hedge
@@ -281,7 +282,7 @@ def test_a_driver_killed_in_mid_search_resumes_to_the_same_end(tmp_path):
 
 
 def _rounds(folder: Path) -> int:
-    return len(RunLog(folder / "metrics.jsonl").read())
+    return len(RunLog(folder / "metrics.jsonl", HedgeRecord).read())
 
 
 def test_a_search_file_is_yaml_that_a_person_reads(tmp_path):
