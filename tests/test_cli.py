@@ -53,16 +53,18 @@ UNFIT = [
 
 
 def refuse(text: str, folder: Path, *arguments: str) -> str:
-    """Run the file by the command line; the one line that it says."""
+    """Run the file by the command line; returns its output: a line, or a heading and a line for each mistake."""
     file = folder / "file.yaml"
     file.write_text(text)
     result = CliRunner().invoke(main, ["run", str(file), "--data-root", str(folder), *arguments])
     assert result.exit_code == 2, result.output
     assert isinstance(result.exception, SystemExit)
-    (line,) = result.output.splitlines()
-    assert line.startswith("hedgerow: ")
+    first, *mistakes = result.output.splitlines()
+    assert first.startswith("hedgerow: ")
+    assert len(mistakes) != 1
+    assert first.endswith(f"{len(mistakes)} mistakes") if mistakes else True
     assert list(folder.iterdir()) == [file], "work was begun"
-    return line
+    return result.output
 
 
 @pytest.mark.parametrize(("old", "new", "expected"), UNFIT, ids=[new for _, new, _ in UNFIT])
