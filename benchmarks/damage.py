@@ -1,0 +1,293 @@
+"""Trials in which runs are damaged on purpose: no result may differ silently, and no healthy run may be refused.
+
+    python benchmarks/damage.py [--kills 60] [--seed 0]
+
+* Bits: one bit is flipped in a checkpoint of an interrupted run (50 times in a file of tensors, 15 times in
+  progress.json, 15 times in the records), or half of server.safetensors is zeroed; then the run is resumed.
+* Resumes: two processes resume the same run at the same time (8 times).
+* Foreign Ray: a run on Ray next to another Ray of the same machine, and with the address file of one that is gone.
+* Kills: runs, inline and on Ray, whose driver, coordinator or client actor gets a SIGKILL at random moments.
+
+Every run must end with the metrics and the server state of an undisturbed one, bit for bit. Prints the counts, and
+writes them to benchmarks/results/damage.json.
+"""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+from measuring import conditions, write_results
+
+from hedgerow.platform.checkpoint import checkpoints, latest_checkpoint
+from hedgerow.platform.errors import UserError
+from hedgerow.platform.experiment_file import parse_experiment
+from hedgerow.platform.runner import resume, run
+from hedgerow.platform.tracking import RunLog
+
+VALUES: dict[str, Any] = {
+    "name": "damage",
+    "clients_per_round": 10,
+    "task": {
+        "data": {"name": "digits"},
+        "partition": {"kind": "dirichlet", "clients": 50, "alpha": 0.3},
+        "model": {"name": "mlp", "hidden": [32]},
+    },
+    # Its clients have states, which checkpoints hold too.
+    "algorithm": {"name": "feddyn", "alpha": 0.1, "epochs": 2, "batch_size": 8},
+    # The same plan in every run: bits depend on it.
+    "engine": {"mode": "vmap", "chunk": 5, "compile": False},
+    "tracking": {"enabled": False},
+    "evaluation": {"every": 5},
+}
+ON_RAY = {"executor": "ray", "actors": 2, "cpus_per_actor": 0.5}
+VICTIMS = {"client actor": "ray::ClientActor", "coordinator": "ray::CoordinatorActor", "driver": ""}
+
+
+def experiment(home: Path, rounds: int, every: int, resources: dict[str, Any]) -> dict[str, Any]:
+    return VALUES | {
+        "rounds": rounds,
+        "output": str(home),
+        "resources": resources,
+        "checkpoints": {"every": every, "keep": 2},
+    }
+
+
+def outcome(folder: Path) -> tuple[list[dict[str, Any]], bytes]:
+    """The records without their times, and the last server state."""
+    records = RunLog(folder / "metrics.jsonl").read()
+    last = checkpoints(folder / "checkpoints")[-1]
+    return [{k: v for k, v in one.items() if k != "seconds"} for one in records], (
+        last / "server.safetensors"
+    ).read_bytes()
+
+
+class Undisturbed:
+    """A finished run, and the same run interrupted in the middle."""
+
+    def __init__(self, home: Path, rounds: int = 12, every: int = 3):
+        values = experiment(home, rounds, every, {"executor": "inline"})
+        self.expected = outcome(run(parse_experiment(values), show=None).folder.path)
+
+        def stop(record: dict[str, Any]) -> None:
+            if record["round"] == rounds - 2:
+                raise KeyboardInterrupt
+
+        with suppress(KeyboardInterrupt):
+            run(parse_experiment(values | {"name": "interrupted"}), show=stop)
+        self.interrupted = next(home.glob("interrupted-*"))
+
+    def copy(self, target: Path) -> Path:
+        shutil.copytree(self.interrupted, target)
+        return target
+
+
+def flip(file: Path, rng: random.Random) -> None:
+    content = bytearray(file.read_bytes())
+    content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    file.write_bytes(content)
+
+
+def zero_half(file: Path, rng: random.Random) -> None:
+    content = bytearray(file.read_bytes())
+    half = len(content) // 2
+    content[half:] = bytes(len(content) - half)
+    file.write_bytes(content)
+
+
+def resumed(folder: Path, expected: Any) -> str:
+    """Outcome of the resume of a damaged run."""
+    try:
+        finished = resume(str(folder))
+    except UserError:
+        return "refused in one sentence"
+    equal = outcome(folder) == expected
+    reported = "damaged" in (finished.warning or "")
+    return ("equal" if equal else "DIFFERENT") + (", reported" if reported else ", NOT REPORTED")
+
+
+def damaged_files(home: Path, rng: random.Random) -> dict[str, dict[str, int]]:
+    """Flip bits and resume."""
+    base = Undisturbed(home)
+    newest = latest_checkpoint(base.interrupted / "checkpoints")
+    assert newest is not None
+    tensors = sorted(file.name for file in newest[0].glob("*.safetensors"))
+    places = {
+        "one bit of a file of tensors": (50, lambda: f"{newest[0].name}/{rng.choice(tensors)}", flip),
+        "one bit of progress.json": (15, lambda: f"{newest[0].name}/progress.json", flip),
+        "half of server.safetensors": (3, lambda: f"{newest[0].name}/server.safetensors", zero_half),
+    }
+    if records := [file.name for file in (base.interrupted / "checkpoints").glob("*.jsonl")]:
+        places["one bit of the records"] = (15, lambda: records[0], flip)
+    counts: dict[str, dict[str, int]] = {}
+    for title, (times, place, damage) in places.items():
+        found: Counter[str] = Counter()
+        for trial in range(times):
+            folder = base.copy(home / f"trial-{title.replace(' ', '-')}-{trial}")
+            damage(folder / "checkpoints" / place(), rng)
+            found[resumed(folder, base.expected)] += 1
+            shutil.rmtree(folder)
+        counts[title] = dict(found)
+    return counts
+
+
+def command(*words: str, **options: Any) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "hedgerow", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        **options,
+    )
+
+
+def double_resumes(home: Path) -> dict[str, int]:
+    """Two resumes of one run at the same time."""
+    base = Undisturbed(home, 60, 20)
+    found: Counter[str] = Counter()
+    for trial in range(8):
+        folder = base.copy(home / f"double-{trial}")
+        both = [command("resume", str(folder)) for _ in range(2)]
+        codes = sorted(process.wait(300) for process in both)
+        equal = "equal" if outcome(folder) == base.expected else "DIFFERENT"
+        found[f"exit codes {codes}, {equal}"] += 1
+    return dict(found)
+
+
+def foreign_ray(home: Path) -> dict[str, str]:
+    """A run on Ray while another one is there, and with its address file once it is gone."""
+    file = home / "damage.yaml"
+    file.write_text(yaml.safe_dump(experiment(home / "runs", 6, 3, ON_RAY)))
+    place = os.environ | {"RAY_TMPDIR": str(home / "r")}
+    (home / "r").mkdir()
+    ray = Path(sys.executable).with_name("ray")
+    foreign = subprocess.Popen(
+        [ray, "start", "--head", "--port=0", "--num-cpus=1", "--include-dashboard=false", "--block"],
+        env=place,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    found = {}
+    try:
+        stale = home / "r" / "ray" / "ray_current_cluster"
+        while not stale.exists():
+            time.sleep(0.2)
+        address = stale.read_text()
+        found["another Ray is there"] = ending(command("run", str(file), env=place))
+    finally:
+        os.killpg(foreign.pid, signal.SIGKILL)
+        foreign.wait()
+    stale.write_text(address)
+    found["the address file of a Ray that is gone"] = ending(command("run", str(file), env=place))
+    return found
+
+
+def ending(process: subprocess.Popen) -> str:
+    output, _ = process.communicate(timeout=300)
+    return "finished" if process.returncode == 0 else f"exit {process.returncode}: {output.strip().splitlines()[-1]}"
+
+
+class Kills:
+    """Runs that are killed at random moments and resumed until they end."""
+
+    def __init__(self, home: Path, rng: random.Random, resources: dict[str, Any]):
+        self.home, self.rng = home, rng
+        self.victims = list(VICTIMS) if resources["executor"] == "ray" else ["driver"]
+        self.values = experiment(home, 400, 20, resources)
+        shares = {"inline": 1, "ray": resources.get("actors", 1)}[resources["executor"]]
+        assert shares == 1 or resources["executor"] == "ray"
+        reference = parse_experiment(self.values | {"name": "undisturbed"})
+        self.expected = outcome(run(reference).folder.path)
+        self.kills: Counter[str] = Counter()
+        self.endings: Counter[str] = Counter()
+
+    def one_run(self, kills: int) -> None:
+        """Kill a run so many times, then let it end."""
+        file = self.home / "killed.yaml"
+        file.write_text(yaml.safe_dump(self.values | {"name": "killed"}))
+        before = set(self.home.glob("killed-*/"))
+        process, folder = command("run", str(file)), None
+        while kills and process.poll() is None:
+            folder = folder or next(iter(set(self.home.glob("killed-*/")) - before), None)
+            if folder is None or not (folder / "run.json").exists():
+                time.sleep(0.05)
+                continue
+            trained = (folder / "metrics.jsonl").read_bytes().count(b"\n") if (folder / "metrics.jsonl").exists() else 0
+            time.sleep(self.rng.uniform(0, 1.5))
+            victim = self.rng.choice(self.victims)
+            if not self._kill(process, victim):
+                continue
+            self.kills[f"{victim}, round {trained // 100 * 100} and later"] += 1
+            kills -= 1
+            if victim == "driver":
+                process.communicate()
+                process = command("resume", str(folder))
+        output, _ = process.communicate(timeout=600)
+        assert folder is not None
+        if process.returncode:
+            self.endings[f"exit {process.returncode}: {output.strip().splitlines()[-1]}"] += 1
+        else:
+            self.endings["equal" if outcome(folder) == self.expected else "DIFFERENT"] += 1
+
+    def _kill(self, process: subprocess.Popen, victim: str) -> bool:
+        try:
+            if victim == "driver":
+                os.kill(process.pid, signal.SIGKILL)
+                return True
+            family = psutil.Process(process.pid).children(recursive=True)
+            targets = [one for one in family if " ".join(one.cmdline()).startswith(VICTIMS[victim])]
+            if targets:
+                self.rng.choice(targets).kill()
+            return bool(targets)
+        except (psutil.Error, ProcessLookupError):
+            return False
+
+
+def random_kills(home: Path, rng: random.Random, wanted: int) -> dict[str, Any]:
+    """Half of the kills hit inline runs, half of them runs on Ray."""
+    found: dict[str, Any] = {}
+    for name, resources in (("inline", {"executor": "inline"}), ("Ray", ON_RAY)):
+        (home / name).mkdir()
+        trials = Kills(home / name, rng, resources)
+        while (left := wanted // 2 - sum(trials.kills.values())) > 0:
+            trials.one_run(min(5, left))
+        found[name] = {"kills": dict(trials.kills), "runs": dict(trials.endings)}
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    rng = random.Random(arguments.seed)
+    results = conditions()
+    with tempfile.TemporaryDirectory(prefix="damage-", dir="/tmp") as top:
+        homes = {name: Path(top) / name for name in ("bits", "resumes", "ray", "kills")}
+        for home in homes.values():
+            home.mkdir()
+        results["damaged files"] = damaged_files(homes["bits"], rng)
+        results["two resumes at once"] = double_resumes(homes["resumes"])
+        results["foreign Ray"] = foreign_ray(homes["ray"])
+        results["kills"] = random_kills(homes["kills"], rng, arguments.kills)
+    write_results("damage", results)
+    text = json.dumps(results)
+    sys.exit("DIFFERENT" in text or "NOT REPORTED" in text or "exit " in text.replace("exit codes [0, 2], equal", ""))
+
+
+if __name__ == "__main__":
+    main()
