@@ -94,7 +94,7 @@ class Task:
     def taught(self, x: Tensor) -> Tensor:
         """The teacher's logits of prepared samples."""
         assert self.teacher is not None
-        return functional_call(self.teacher, dict(self.teacher.named_parameters()), (x,))
+        return functional_call(self.teacher, with_frozen(self.teacher, {}), (x,))
 
     def loss(self, w: Params, batch: "Batch") -> Tensor:
         """Mean cross-entropy over the real samples of a batch; a 0-d tensor."""

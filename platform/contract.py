@@ -30,6 +30,9 @@ from hedgerow.platform.worker import EVALUATION, deal
 SAMPLES, STEPS = 8, 2
 """Samples and mini-batches of a client, at most."""
 
+LOOPS = ("_steps", "_rounds", "_terms")
+"""What the names of hyperparameters end with that say how often something is repeated inside a step or a round."""
+
 LARGE = 10**6
 """Parameters from which on a single client takes part, with two samples in one mini-batch, and no model is scored."""
 
@@ -40,14 +43,15 @@ _passed: set[Any] = set()
 def check_contract(experiment: Experiment, algorithm: Algorithm, dataset: Dataset, partition: Partition) -> None:
     """Run round 1 and an evaluation on a few samples, one client at a time and batched, as the plan may choose.
 
-    algorithm: of nobody else; its task is used. Raises UserError where the algorithm breaks its contract: see
-    `Algorithm`. An error of another kind is left to the run, which shows where it comes from.
+    algorithm: of nobody else; its hyperparameters are changed here. Raises UserError where the algorithm breaks its
+    contract: see `Algorithm`. An error of another kind is left to the run, which shows where it comes from.
     """
     values = experiment.model_dump_json(include={"task", "algorithm", "engine"})
     key = type(algorithm), type(algorithm.task.module), values
     if key in _passed:
         return
     large = sum(p.numel() for p in algorithm.task.module.parameters()) >= LARGE
+    algorithm.hyper = _few_loops(algorithm.hyper)
     samples = 2 if large else SAMPLES
     sizes = partition.train_sizes
     if isinstance(algorithm, Online):
@@ -74,6 +78,12 @@ def _few(samples: Samples, number: int) -> Samples:
     """The same with so many samples of each client, at most."""
     shares = {name: part._replace(sizes=np.minimum(part.sizes, number)) for name, part in samples.shares.items()}
     return replace(samples, shares=shares, owners=_few(samples.owners, number) if samples.owners else None)
+
+
+def _few_loops(hyper: Any) -> Any:
+    """The same hyperparameters, with at most STEPS passes of each loop."""
+    loops = {name: value for name, value in hyper if name.endswith(LOOPS) and isinstance(value, int)}
+    return hyper.model_copy(update={name: min(value, STEPS) for name, value in loops.items()})
 
 
 @dataclass

@@ -18,29 +18,31 @@ class _Told:
 
 
 class UserError(_Told, Exception):
-    """A mistake in what the user asked for, told in one sentence that names the place and the mend.
+    """A mistake in what the user asked for, in one sentence that names the place and the fix.
 
     The command line prints it without a traceback and ends with exit code 2.
     """
+
+    several: Sequence[str] = ()
+    """A sentence for each of several mistakes."""
+
+    @property
+    def sentences(self) -> list[str]:
+        """One for each mistake."""
+        return list(self.several) or [str(self)]
 
 
 class RayLost(UserError):  # noqa: N818
     """The Ray on which a run or a search works has died. It can be resumed, on another one."""
 
 
-class Mistakes(UserError):  # noqa: N818
-    """All mistakes of a file: one sentence each, below a heading where there are several."""
-
-    def __init__(self, source: str, sentences: list[str]):
-        heading = [f"{source}: {len(sentences)} mistakes"]
-        super().__init__("\n  ".join(sentences if len(sentences) == 1 else heading + sentences))
-        self.sentences = sentences
-
-    @classmethod
-    def of(cls, source: str, errors: Sequence[UserError]) -> "Mistakes":
-        """The mistakes of several errors, each of them once."""
-        found = [s for error in errors for s in (error.sentences if isinstance(error, Mistakes) else [str(error)])]
-        return cls(source, list(dict.fromkeys(found)))
+def mistakes(source: str, sentences: Sequence[str]) -> UserError:
+    """All mistakes of a file, each of them once, below a heading where there are several."""
+    found = list(dict.fromkeys(sentences))
+    heading = [f"{source}: {len(found)} mistakes"] if len(found) > 1 else []
+    error = UserError("\n  ".join(heading + found))
+    error.several = found
+    return error
 
 
 class Interrupted(_Told, KeyboardInterrupt):

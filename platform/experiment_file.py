@@ -15,7 +15,7 @@ from hedgerow.algorithms.base import Algorithm
 from hedgerow.algorithms.online import Online
 from hedgerow.algorithms.settings import HyperParameters, Settings
 from hedgerow.platform.data import Stream
-from hedgerow.platform.errors import Mistakes, UserError
+from hedgerow.platform.errors import UserError, mistakes
 from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.messages import dotted, explain, sections_at
 from hedgerow.platform.plugins import algorithm_class
@@ -79,7 +79,7 @@ def parse_experiment(values: dict[str, Any], lines: Lines | None = None, source:
             try:
                 _validated(values, hyper, lines, source)
             except UserError as others:
-                raise Mistakes.of(source, [error, others]) from None
+                raise mistakes(source, error.sentences + others.sentences) from None
             raise
         hyper = _named(algorithm.Hyper, name)
     experiment = _validated(values, hyper, lines, source)

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from hedgerow.platform.errors import Mistakes
+from hedgerow.platform.errors import UserError, mistakes
 from hedgerow.platform.plugins import closest, nearest
 from hedgerow.platform.section import section_classes, tag
 
@@ -44,7 +44,7 @@ def dotted(path: Keys) -> str:
 
 def explain(
     error: ValidationError, model: type[BaseModel], values: Any, lines: Mapping[Keys, str], source: str
-) -> Mistakes:
+) -> UserError:
     """All mistakes, in the order of `lines`.
 
     model: what refused `values`; lines: the place of each key, in the order of the file; source: the place of the rest.
@@ -58,19 +58,19 @@ def explain(
         for path, details in grouped.items()
         if details[0]["type"] == "extra_forbidden"
     }
-    mistakes = {
+    wrong = {
         path: details for path, details in grouped.items() if details[0]["type"] != "missing" or path not in misspelt
     }
     order = {path: position for position, path in enumerate(lines)}
 
     def position(path: Keys) -> tuple[bool, int]:
-        return mistakes[path][0]["type"] == "missing", order.get(_written(path, lines), -1)
+        return wrong[path][0]["type"] == "missing", order.get(_written(path, lines), -1)
 
     sentences = [
-        f"{lines.get(_written(path, lines), source)}: {_sentence(path, mistakes[path], model)}"
-        for path in sorted(mistakes, key=position)
+        f"{lines.get(_written(path, lines), source)}: {_sentence(path, wrong[path], model)}"
+        for path in sorted(wrong, key=position)
     ]
-    return Mistakes(source, [" ".join(sentence.splitlines()) for sentence in sentences])
+    return mistakes(source, [" ".join(sentence.splitlines()) for sentence in sentences])
 
 
 def objection(error: ValidationError) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from hedgerow.platform.data import Stream
-from hedgerow.platform.errors import Mistakes, UserError
+from hedgerow.platform.errors import UserError, mistakes
 from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.experiment_file import parse_experiment, read_experiment, read_file
 from hedgerow.platform.messages import explain
@@ -88,7 +88,7 @@ def parse_search(values: dict[str, Any], lines: Lines | None = None, source: str
         try:
             parse_experiment(base, lines, source)
         except UserError as others:
-            raise Mistakes.of(source, [others, error]) from None
+            raise mistakes(source, others.sentences + error.sentences) from None
         raise
     experiment = parse_experiment(base, lines, source)
     try:

@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from shutil import rmtree
 
 import numpy as np
@@ -57,7 +58,7 @@ def settings_of(name: str, **more) -> dict:
 def learnt(values: dict | list[dict]) -> Coordinator:
     several = values if isinstance(values, list) else [values]
     dataset, partition = build_data(parse_experiment(several[0]), None)
-    coordinator = Coordinator(several, dataset, partition, None, [None] * len(several))
+    coordinator = Coordinator(several, dataset, partition, None, [Path("not-saved")] * len(several))
     for _ in range(several[0]["rounds"]):
         next(coordinator.run)
     return coordinator
@@ -118,7 +119,7 @@ def test_nobody_looks_at_test_samples_or_at_tasks_to_come(name):
         x[hidden] = np.random.default_rng(task).integers(0, 17, x[hidden].shape)
     models = []
     for data in (dataset, replace(dataset, x_train=x)):
-        coordinator = Coordinator([stream(settings_of(name), rounds=3)], data, partition, None, [None])
+        coordinator = Coordinator([stream(settings_of(name), rounds=3)], data, partition, None, [Path("not-saved")])
         models.append([next(coordinator.run) and final(coordinator) for _ in range(3)][-1])
     assert identical(*models)
 
@@ -188,7 +189,7 @@ def test_regret_is_what_was_suffered_above_the_offline_competitor(tmp_path, monk
     for name, records in logs.items():
         regret = sum(record["test_loss"] for record in records) - best
         assert meta_regret(records, logs["offline"]) == pytest.approx(regret)
-        assert re.search(rf"│ {name} .* {regret:.2f} │", told)
+        assert re.search(rf"│ {name} .* {regret:.3f} │", told)
 
 
 def test_efficiency_is_the_fewest_samples_that_suffice():

@@ -141,7 +141,7 @@ def numbers(section: BaseModel, path: tuple[str, ...] = ()) -> Iterator[tuple[tu
             yield (*path, key), isinstance(value, list)
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "disk", "fedbioacc", "moml"])
+@pytest.mark.parametrize("algorithm", ["fedavg", "disk", "fedbioacc", "fednest", "moml"])
 def test_no_number_ends_in_a_traceback_or_a_hang(algorithm):
     experiment: Experiment = complete("x", algorithm)
     junk = [1e22, 10**80, -1, math.inf, math.nan, 2**31 - 1, 3.4e38]

@@ -52,8 +52,9 @@ def checkpoint(folder: Path, round: int) -> None:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """All files but the lock, which is of one machine and is not copied."""
-    files = [path for path in folder.rglob("*") if path.is_file() and path.parent.name != ".lock"]
+    """All files but the locks, which are of one machine and are not copied."""
+    locks = folder.rglob("*lock"), folder.rglob(".lock/*")
+    files = set(filter(Path.is_file, folder.rglob("*"))).difference(*locks)
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
