@@ -51,8 +51,8 @@ EXIT_CODES = """\b
 Exit codes:
   0    done
   1    something broke: a traceback tells where
-  2    one sentence: a mistake in a file or on the command line, before any work; or a full disk,
-       or a Ray that does not start here or that dies, and `hedgerow resume` continues
+  2    one sentence for each mistake in a file or on the command line, before any work; or one about
+       a full disk, or a Ray that does not start or that dies, and `hedgerow resume` continues
   130  interrupted by Ctrl-C; `hedgerow resume` continues
   143  interrupted by SIGTERM; the same
 Those of `submit` and `logs --follow` are the job's."""

@@ -11,12 +11,11 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from hedgerow.platform.errors import UserError, first_line
 from hedgerow.platform.report import summarise
 from hedgerow.platform.runs import RunFolder, find_run
 from hedgerow.platform.tracking import RunLog
+from hedgerow.platform.yaml_reader import parse_yaml
 
 if TYPE_CHECKING:
     from hedgerow.searchspaces.results import FinishedSearch
@@ -169,9 +168,9 @@ def _add(folder: RunFolder, material: Material, headings: Sequence[str] = ()) ->
 def _run(folder: RunFolder, record: Record, heading: str = "", search: RunFolder | None = None) -> Run:
     try:
         # The file is resolved: every key is there, and an algorithm of one's own need not be importable here.
-        values = yaml.safe_load(folder.experiment.read_text(encoding="utf-8"))
+        values, _ = parse_yaml(folder.experiment.read_text(encoding="utf-8"), lambda n: f"{folder.experiment}:{n}")
         return Run(folder, record, dict(values), RunLog(folder.metrics).read(), heading, search)
-    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise UserError(f"{folder.experiment} cannot be read ({first_line(error)})") from None
 
 

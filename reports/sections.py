@@ -171,6 +171,9 @@ def _summary(groups: list[Group]) -> Section:
     for group in groups:
         if dropped := sum(run.summary["dropped"] for run in group.runs):
             texts.append(f"{group.label}: {dropped_text(dropped)}.")
+        texts += [
+            f"{group.label}, seed {run.seed}: {said}." for run in group.runs for said in run.record.get("diverged", [])
+        ]
     return Section("summary", "Summary", texts, [table(rows)])
 
 

@@ -157,6 +157,14 @@ def test_counts_are_means_over_seeds_as_the_page_says(runs):
     assert sent["per round"] == f"{sum(spent) / 14:.3g}"
 
 
+def test_the_page_names_the_runs_that_diverged(runs):
+    one, other = (run for run in read_all([str(folder.path) for folder in runs[:2]]).runs)
+    warned = replace(other, record=other.record | {"diverged": ["the run diverged: its test loss is inf in round 6"]})
+    groups = grouped([one, warned])[0]
+    (summary,) = (part for part in sections(Material(runs=groups[0].runs), groups) if part.name == "summary")
+    assert summary.texts[-1] == "plain, seed 1: the run diverged: its test loss is inf in round 6."
+
+
 def test_of_runs_that_are_not_evaluated_yet_the_page_says_where_their_files_differ(runs):
     early = [without(run, "test_accuracy") for run in read_all([str(folder.path) for folder in runs]).runs]
     groups = grouped(early)[0]
@@ -264,7 +272,7 @@ BAD = [
     (["report", "{0}", "-o", "{0}/run.json/x.html"], "--output: cannot write"),
     (["report", "torn"], "is damaged"),
     (["report", "empty"], "has no round yet"),
-    (["report", "unreadable"], "cannot be read"),
+    (["report", "unreadable"], "unreadable/experiment.yaml:1: not valid YAML"),
 ]
 
 
