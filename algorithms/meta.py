@@ -107,7 +107,8 @@ def embedded(module: nn.Module, w: Params, x: Tensor, layer: str) -> Tensor:
         return functional_call(module, w, (x,))
     assert isinstance(module, nn.Sequential)
     # Not module[:-1], which calls the constructor of a class of its own.
-    body = nn.Sequential(OrderedDict(list(module.named_children())[:-1]))
+    # Not of its named children either, which leave out a module that is used twice.
+    body = nn.Sequential(OrderedDict(list(module._modules.items())[:-1]))
     return functional_call(body, {name: w[name] for name, _ in body.named_parameters() if name in w}, (x,))
 
 

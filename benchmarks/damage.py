@@ -201,6 +201,12 @@ def ending(process: subprocess.Popen) -> str:
     return "finished" if process.returncode == 0 else f"exit {process.returncode}: {output.strip().splitlines()[-1]}"
 
 
+def rounds_of(folder: Path) -> int:
+    """Rounds that a run has recorded."""
+    file = folder / "metrics.jsonl"
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
 class Kills:
     """Runs that are killed at random moments and resumed until they end."""
 
@@ -226,12 +232,14 @@ class Kills:
             if folder is None or not (folder / "run.json").exists():
                 time.sleep(0.05)
                 continue
-            trained = (folder / "metrics.jsonl").read_bytes().count(b"\n") if (folder / "metrics.jsonl").exists() else 0
-            time.sleep(self.rng.uniform(0, 1.5))
             victim = self.rng.choice(self.victims)
+            # One kill in five may hit a process that starts; the others one that trains.
+            if self.rng.random() > 0.2:
+                self._wait_for_a_round(process, folder)
+            time.sleep(self.rng.uniform(0, 1.5))
             if not self._kill(process, victim):
                 continue
-            self.kills[f"{victim}, round {trained // 100 * 100} and later"] += 1
+            self.kills[f"{victim}, round {rounds_of(folder) // 100 * 100} and later"] += 1
             kills -= 1
             if victim == "driver":
                 process.communicate()
@@ -243,18 +251,27 @@ class Kills:
         else:
             self.endings["equal" if outcome(folder) == self.expected else "DIFFERENT"] += 1
 
+    def _wait_for_a_round(self, process: subprocess.Popen, folder: Path) -> None:
+        """Until one more round is recorded, or the process has ended."""
+        before = rounds_of(folder)
+        while rounds_of(folder) <= before and process.poll() is None:
+            time.sleep(0.05)
+
     def _kill(self, process: subprocess.Popen, victim: str) -> bool:
-        try:
-            if victim == "driver":
-                os.kill(process.pid, signal.SIGKILL)
-                return True
-            family = psutil.Process(process.pid).children(recursive=True)
-            targets = [one for one in family if " ".join(one.cmdline()).startswith(VICTIMS[victim])]
-            if targets:
-                self.rng.choice(targets).kill()
-            return bool(targets)
-        except (psutil.Error, ProcessLookupError):
-            return False
+        """Whether the victim was killed: an actor may take long to start, and the run may end before."""
+        if victim == "driver":
+            running = process.poll() is None
+            process.kill()
+            return running
+        while process.poll() is None:
+            with suppress(psutil.Error):
+                family = psutil.Process(process.pid).children(recursive=True)
+                targets = [one for one in family if " ".join(one.cmdline()).startswith(VICTIMS[victim])]
+                if targets:
+                    self.rng.choice(targets).kill()
+                    return True
+            time.sleep(0.2)
+        return False
 
 
 def random_kills(home: Path, rng: random.Random, wanted: int) -> dict[str, Any]:

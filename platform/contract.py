@@ -46,14 +46,17 @@ def check_contract(experiment: Experiment, algorithm: Algorithm, dataset: Datase
     algorithm: of nobody else; its hyperparameters are changed here. Raises UserError where the algorithm breaks its
     contract: see `Algorithm`. An error of another kind is left to the run, which shows where it comes from.
     """
-    values = experiment.model_dump_json(include={"task", "algorithm", "engine"})
-    key = type(algorithm), type(algorithm.task.module), values
+    sizes = partition.train_sizes
+    if not sizes.any():
+        raise UserError("task.partition: no client has samples for training; give some to at least one")
+    values = experiment.model_dump_json(exclude={"name", "seed", "rounds", "checkpoints", "tracking", "output"})
+    arrays = dataset.sample_shape, dataset.classes, dataset.x_train.dtype, len(partition)
+    key = type(algorithm), type(algorithm.task.module), values, arrays
     if key in _passed:
         return
     large = sum(p.numel() for p in algorithm.task.module.parameters()) >= LARGE
     algorithm.hyper = _few_loops(algorithm.hyper)
     samples = 2 if large else SAMPLES
-    sizes = partition.train_sizes
     if isinstance(algorithm, Online):
         clients, population = np.zeros(1, np.int64), experiment.rounds
     else:

@@ -90,6 +90,9 @@ def parse_yaml(text: str, place: Callable[[int], str], keys: Keys = ()) -> tuple
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise UserError(f"{place(line)}: not valid YAML: an unprintable character; remove it") from None
+    except (ValueError, OverflowError):
+        # Of an escape such as "\U00110000", which PyYAML does not check.
+        raise UserError(f"{place(1)}: not valid YAML: an escape (\\U) that is no character; remove it") from None
     except RecursionError:
         raise UserError(f"{place(1)}: nested too deeply, or an alias (*) inside its own anchor (&)") from None
 

@@ -17,7 +17,9 @@ class Entry(Section):
     choice: list[Any] | None = Field(None, min_length=1, description="one of these values, drawn")
     uniform: list[float] | None = Field(None, description="[low, high]: drawn evenly between them")
     loguniform: list[float] | None = Field(None, description="[low, high]: drawn evenly between their logarithms")
-    integers: list[int] | None = Field(None, description="[low, high]: a whole number, both ends included")
+    integers: list[Annotated[int, Field(lt=2**63 - 1)]] | None = Field(
+        None, description="[low, high]: a whole number, both ends included"
+    )
     when: dict[str, Any] = Field({}, description="only where these other keys have these values (or one of a list)")
 
     @model_validator(mode="before")
@@ -144,7 +146,7 @@ class HedgeSearch(SearchSection):
         None, description="[low, high] of a metric to be minimised; null: any, which only rate adahedge takes"
     )
     missing: Literal["penalise", "skip"] = Field(
-        "penalise", description="an expert that died for good: loss 1 in every round, or asleep"
+        "penalise", description="an expert that died for good: the worst loss in every round, or asleep"
     )
     ahead: int = Field(20, ge=1, description="with more experts than room, rounds that one may be ahead of another")
     prune: float = Field(0.0, ge=0, lt=1, description="experts whose weight falls below this are stopped; 0: none")

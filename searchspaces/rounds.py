@@ -6,7 +6,7 @@ import numbers
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -16,11 +16,35 @@ from hedgerow.searchspaces.hedge import AdaHedge, Hedge
 
 Record = dict[str, Any]
 
+SOME = 10
+"""Rounds from which on the losses of one of them may be too far apart."""
+
 CLIPPED = 0.01
 """Share of clipped reports above which there is a warning."""
 
 ROUNDING = 1e-6
 """How far above 1 or below 0 an accuracy may be."""
+
+
+class Spread(NamedTuple):
+    """How far apart the losses of a round are, over all rounds so far."""
+
+    rounds: int = 0
+    total: float = 0.0
+    widest: float = 0.0
+    round: int = 0
+    """The round in which they were widest apart."""
+
+    def after(self, round: int, losses: np.ndarray) -> "Spread":
+        """With one more round. losses: of the experts that are awake."""
+        width = float(np.ptp(losses)) if len(losses) else 0.0
+        wider = (width, round) if width > self.widest else (self.widest, self.round)
+        return Spread(self.rounds + 1, self.total + width, *wider)
+
+    @property
+    def dominates(self) -> bool:
+        """Whether the widest of at least `SOME` rounds is wider than all others together."""
+        return self.rounds >= SOME and self.widest > self.total / 2
 
 
 class HedgeRounds:
@@ -58,6 +82,7 @@ class HedgeRounds:
         self._waiting: dict[int, dict[int, Record]] = {}
         self._worst = 1.0 if mode == "max" or range else -math.inf
         self._seen = self._clipped = 0
+        self._spread = Spread()
         self.journal: Path | None = None
         self._configurations: dict[int, str] = {}
         if journal is not None:
@@ -66,7 +91,8 @@ class HedgeRounds:
     def open(self, journal: Path) -> None:
         """Continue from a journal, if the file exists, and append every report to it from now on.
 
-        Its first line describes the search. Raises UserError when the file is damaged or belongs to another search.
+        Its first line describes the search, except in files of earlier versions. Raises UserError when the file is
+        damaged or belongs to another search.
         """
         self.journal = journal
         entries: list[Record] = []
@@ -116,7 +142,16 @@ class HedgeRounds:
 
     @property
     def warning(self) -> str | None:
-        """A sentence about reports outside the range, if they were more than 1 %."""
+        """A sentence about losses that keep Hedge from distinguishing experts; None: there are none.
+
+        More than 1 % of the reports were outside the range, or, without a range, a single round outweighs all others.
+        """
+        if self.mode == "min" and self.range is None and self._spread.dominates:
+            return (
+                f"the values of {self.metric} in round {self._spread.round} were {self._spread.widest:.3g} apart, more "
+                "than those of all other rounds together, so Hedge hardly distinguishes experts by the others; set "
+                "`range`"
+            )
         if self._clipped <= CLIPPED * self._seen:
             return None
         low, high = self.range or (0, 1)
@@ -134,6 +169,7 @@ class HedgeRounds:
             "worst": self._worst,
             "seen": self._seen,
             "clipped": self._clipped,
+            "spread": list(self._spread),
             "waiting": [[round, list(row.items())] for round, row in sorted(self._waiting.items())],
         }
 
@@ -143,6 +179,7 @@ class HedgeRounds:
         self.latest = np.array(state["latest"], dtype=np.int64)
         self.retired = dict(state["retired"])
         self._worst, self._seen, self._clipped = state["worst"], state["seen"], state["clipped"]
+        self._spread = Spread(*state.get("spread", ()))
         self._waiting = {round: dict(row) for round, row in state["waiting"]}
 
     # ---- rounds -------------------------------------------------------------------------------------------------
@@ -181,6 +218,7 @@ class HedgeRounds:
         weights = self.hedge.probs()
         expected = {name: self._mean(name, row) for name in self.averaged}
         entropy = self.hedge.entropy
+        self._spread = self._spread.after(round, losses[awake])
         hedge_loss = self.hedge.update(losses, awake)
         if self.told is None:
             return

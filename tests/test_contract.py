@@ -1,5 +1,8 @@
 """An algorithm that breaks its contract is refused in one sentence, before a run does any work."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 from test_family import hedgerow
@@ -110,6 +113,21 @@ def test_nothing_of_the_dry_run_enters_the_run(tmp_path, monkeypatch):
     assert {name: leaf.tolist() for name, leaf in dry.parameters.items()} == {
         name: leaf.tolist() for name, leaf in plain.parameters.items()
     }
+
+
+def test_a_partition_without_training_samples_is_refused():
+    wanted = experiment()
+    data, clients = build_data(wanted, None)
+    empty = replace(clients, train_sizes=np.zeros_like(clients.train_sizes))
+    with pytest.raises(UserError, match=r"task\.partition: no client has samples for training"):
+        check(wanted, None, (data, empty))
+
+
+def test_another_participation_is_checked_again():
+    alone = experiment("broken_algorithms.Item", participation=None, clients_per_round=1)
+    check(alone, None)
+    with pytest.raises(UserError, match=r"do not call \.item\(\)"):
+        check(experiment("broken_algorithms.Item"), None)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

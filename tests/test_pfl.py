@@ -8,7 +8,7 @@ from torch import nn
 
 from hedgerow.algorithms import FedAvg, FedDyn, PerFedAvg, PFLDyn, PFLOracle, PFLScaf, Scaffold
 from hedgerow.algorithms.base import Batch, Cohort
-from hedgerow.algorithms.meta import adapted
+from hedgerow.algorithms.meta import adapted, embedded
 from hedgerow.algorithms.task import Task
 from hedgerow.algorithms.trees import count
 from hedgerow.platform.build import build_data, check_task, task_on
@@ -235,6 +235,13 @@ def test_what_does_not_fit_is_refused(changes, sentence):
     with pytest.raises(UserError) as refused:
         attempt()
     assert sentence in str(refused.value)
+
+
+def test_features_go_through_a_layer_that_is_used_twice():
+    relu = nn.ReLU()
+    module = nn.Sequential(nn.Linear(2, 3), relu, nn.Linear(3, 3), relu, nn.Linear(3, 4))
+    x, w = torch.randn(5, 2), dict(module.named_parameters())
+    assert torch.equal(embedded(module, w, x, "features"), module[:-1](x))
 
 
 def test_prototypes_of_features_need_to_know_the_last_layer():

@@ -100,6 +100,19 @@ def test_a_cross_entropy_is_clipped_and_scaled():
     assert records[0]["losses"] == [0.25, 1.0]
 
 
+def test_one_round_that_outweighs_all_others_is_a_warning():
+    for first, says in ((1e30, "the values of loss in round 1 were 1e+30 apart, more than those of all"), (4.0, None)):
+        buffer = HedgeRounds(AdaHedge(2), "loss", "min")
+        for round in range(1, 12):
+            assert buffer.warning is None or round > 10
+            for expert, loss in enumerate((1.0, 2.0) if round > 1 else (first, 1.0)):
+                buffer.report(expert, round, {"loss": loss})
+        assert (buffer.warning or "None").startswith(str(says))
+        again = HedgeRounds(AdaHedge(2), "loss", "min")
+        again.load_state_dict(buffer.state_dict())
+        assert again.warning == buffer.warning
+
+
 def test_a_range_may_begin_anywhere_and_clips_on_both_sides():
     buffer, records = rounds(3, range=(-2.0, 2.0))
     for expert, loss in enumerate((-1.0, -5.0, 2.5)):

@@ -10,7 +10,9 @@ from hedgerow.platform.data.dataset import Dataset, image_dataset, stratified_sp
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.section import Section
 
-Seed = Annotated[int, Field(ge=0, description="draws the data; the experiment's own seed does not change them")]
+Seed = Annotated[
+    int, Field(ge=0, lt=2**63, description="draws the data; the experiment's own seed does not change them")
+]
 
 
 class Source(Section):
