@@ -62,27 +62,39 @@ EXAMPLES: dict[str, list[str]] = {
 """What is changed in an example, in addition to its rounds. The first one trains the teacher of the second."""
 
 DIGITS = ("task.data={name: digits}",)
-SMALL = (*DIGITS, "task.model={name: mlp, hidden: [8]}")
+SMALL = (*DIGITS, "task.model={name: mlp, hidden: [32]}")
+MAPS = "{{name: resnet, channels: [{}, {}], blocks: [1, 1]}}"
+STUDENT = (*DIGITS, "task.augment=null", f"task.model={MAPS.format(4, 8)}")
+FEW = ("clients=10", "train=60", "test=20")
 
 LINES: dict[tuple[str, ...], str] = {
     (): """
         feddyn/TA.4/synthetic-type1 pfl/small/digits-acid-3 moml/small/digits fedbio/cleaning/digits
         fedbio/representation/digits comm_fedbio/F1/digits fedhen/T4.1/digits fedhen/T4.2/digits
-        fedhen/central/digits-complex-all side/next/digits-synthetic
-        side/teacher/digits disk/6.1/intervals disk/searched/intervals""",
-    # In place of a model that `hedgerow table side/teacher` trains.
-    ("task.teacher={model: {name: mlp, hidden: [8]}, epochs: 1}",): "side/T7.1/digits-iid side/central/digits",
+        fedhen/central/digits-complex-all side/next/digits-synthetic side/teacher/digits disk/6.1/intervals
+        disk/searched/intervals""",
+    # The model that the line side/teacher/digits has trained before.
+    ("task.teacher.run=runs/tables/side/teacher/digits/first/side-teacher-digits",): """
+        side/T7.1/digits-iid side/central/digits""",
     ("task.teacher.epochs=1",): "disk/small/digits disk/ablations/digits-warm-start",
     DIGITS: """
-        feddyn/T2.2/mnist-iid feddyn/T2.3/mnist-dirichlet0.6 feddyn/TA.3/mnist-dirichlet0.3 feddyn/central/mnist-iid
-        moml/5.1/s-mnist moml/5.3/s-mnist moml/5.4/s-mnist moml/A.10/s-mnist moml/efficiency/s-mnist
-        comm_fedbio/F2/iter-topk-mnist fedsep/F2/mnist-iid-small fedsep/F4/mnist-iid-steps""",
+        feddyn/T2.3/mnist-dirichlet0.6 feddyn/TA.3/mnist-dirichlet0.3 feddyn/central/mnist-iid moml/5.1/s-mnist
+        moml/5.3/s-mnist moml/5.4/s-mnist moml/A.10/s-mnist moml/efficiency/s-mnist""",
+    (*DIGITS, "participation=0.1"): "feddyn/T2.2/mnist-iid",
+    (*DIGITS, "task.partition.samples_per_client=100"): "comm_fedbio/F2/iter-topk-mnist-mlp",
     SMALL: """
         feddyn/T2.1/cifar10-iid feddyn/TA.2/cifar10-iid-unbalanced feddyn/A1/cifar10-iid feddyn/A2/cifar10-iid-10
-        feddyn/A11/cifar10-iid pfl/T3.1/cifar10-3 pfl/T3.2/cifar10-3 pfl/TA.5/cifar10-3-highest
-        pfl/TA.6/cifar10-3-lowest pfl/alpha/cifar10-5 pfl/plain/cifar10-acid-5 pfl/oracle/cifar10-acid-5
-        moml/5.2/cifar100-3way moml/A.8/cifar100-5way moml/A.9/cifar100-5way-disjoint fedsep/F3/cifar10-iid
-        fedsep/T1/cifar10-2-small fedsep/F5/cifar10-2""",
+        feddyn/A11/cifar10-iid moml/5.2/cifar100-3way moml/A.8/cifar100-5way fedsep/F2/mnist-iid-small
+        fedsep/F3/cifar10-iid fedsep/F4/mnist-iid-steps""",
+    (*SMALL, "participation=0.3", *(f"task.partition.{change}" for change in FEW)): """
+        pfl/T3.1/cifar10-3 pfl/T3.2/cifar10-3 pfl/TA.5/cifar10-3-highest pfl/TA.6/cifar10-3-lowest pfl/alpha/cifar10-5
+        pfl/plain/cifar10-acid-5 pfl/oracle/cifar10-acid-5 pfl/TA.7/miniimagenet-5-average""",
+    (*SMALL, f"task.partition.tasks={ROUNDS}"): "moml/A.9/cifar100-5way-disjoint",
+    STUDENT: "disk/6.2/cifar100-resnet10-xxs",
+    (*STUDENT, f"task.teacher={{model: {MAPS.format(8, 16)}, epochs: 1}}"): """
+        disk/6.3/cifar100-resnet10-l-resnet10-xxs disk/6.4/cifar100-resnet32x4-resnet8x4
+        disk/A.13/imagenet-resnet50-resnet18 disk/A.14/cifar100-wrn-40-2-resnet8x4""",
+    (*SMALL, "task.public.samples=300"): "fedsep/T1/cifar10-2-small fedsep/F5/cifar10-2",
 }
 """A line of each table that is compared, by the changes in it: other data, where its own need a download."""
 
@@ -225,7 +237,8 @@ def algorithm_jobs(before: Version, wanted: str, results: dict[str, str]) -> Ite
         for name in names if form != "ray" else [name for name in names if name in ALGORITHMS_ON_RAY]:
             job = f"{form}/{name}"
             if sentence := before.refusal(f"new/{name}"):
-                results[job] = f"not compared: {sentence}"
+                results[job] = f"not compared, BEFORE does not write its file: {sentence}"
+                print(f"{job}: {results[job]}")
                 continue
             values = yaml.safe_load((before.folder(f"new/{name}") / f"{name}.yaml").read_text())
             jobs[job] = [experiment_file(before, job, shrunk(values, job))]
@@ -248,7 +261,8 @@ def example_jobs(before: Version) -> Iterator[Jobs]:
 def table_jobs(version: Version) -> Iterator[Jobs]:
     """Tables as the version defines them: methods of their lines as experiments, and some lines by the command."""
     lines = {line: options(*changed) for changed, some in LINES.items() for line in some.split()}
-    version.do({f"show/{line}": ["table", line, "--show", "--json", *words] for line, words in lines.items()})
+    shown = {f"show/{line}": ["table", line, "--show", "--json", *words] for line, words in lines.items()}
+    version.do({"tables": ["table", "--json"], **shown})
     jobs: Jobs = {}
     for line in lines:
         if version.refusal(f"show/{line}"):
@@ -332,7 +346,7 @@ def compare(before: dict[str, Any], after: dict[str, Any], tolerance: float) -> 
         twins = (name for name in new if np.ndim(after[name]) and apart(before[leaf], after[name]) <= tolerance)
         if twin := next(twins, None):
             new.remove(twin)
-        notes.append(f"{leaf} is now {twin}" if twin else f"{leaf} is gone")
+        notes.append(f"{leaf} is now {twin.rpartition(': ')[2]}" if twin else f"{leaf} is gone")
     notes = sorted(notes) + [f"{leaf} is new" for leaf in new]
     if not differences:
         return "DIFFERENT nothing in common", notes
@@ -375,6 +389,11 @@ def results_of(arguments: argparse.Namespace, home: Path) -> dict[str, str]:
         for job, verdict in judge(both, (before, after)) if both[0] else ():
             results[job] = verdict
             print(f"{job}: {verdict}", flush=True)
+    if only in (None, "tables"):
+        listed = {line.rpartition("/")[0] for some in LINES.values() for line in some.split()}
+        for table in {table["name"] for table in before.printed("tables")["tables"]} - listed:
+            results[f"tables/{table}"] = "not compared: this script names none of its lines"
+            print(f"tables/{table}: {results[f'tables/{table}']}")
     return results
 
 
