@@ -269,6 +269,21 @@ def test_omniglot_counts_every_drawing_once_and_is_white_on_black(tmp_path):
         assert x[0, -1].max() == 0
 
 
+def test_omniglot_that_is_unpacked_is_read_anew_when_a_drawing_is_overwritten(tmp_path):
+    omniglot(tmp_path)
+    folder = tmp_path / "omniglot-py"
+    for archive in folder.glob("*.zip"):
+        with zipfile.ZipFile(archive) as packed:
+            packed.extractall(folder)
+        archive.unlink()
+    before = load_dataset(source("omniglot"), tmp_path)
+    for file in folder.rglob("*.png"):
+        Image.new("1", (105, 105)).save(file)
+    after = load_dataset(source("omniglot"), tmp_path)
+    assert before.x_train.min() == 0
+    assert after.x_train.min() == 255
+
+
 def test_where_omniglot_is_absent_it_is_said_what_to_put_where(tmp_path):
     with pytest.raises(UserError, match=r"there is no images_background\*.zip in .*; put Omniglot's zips there"):
         load_dataset(source("omniglot"), tmp_path)

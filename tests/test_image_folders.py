@@ -50,6 +50,18 @@ def test_tiny_imagenet_as_it_is_unpacked(tmp_path, zipped):
     assert data.x_test[:, 0, 0, 0].tolist() == [9, 10, 11, 12]
 
 
+def test_images_that_are_overwritten_in_place_are_read_anew(tmp_path):
+    names = ["x/a/0.png", "x/a/1.png", "x/b/0.png", "x/b/1.png"]
+    laid_out(tmp_path, names)
+    assert folder_of(tmp_path).x_train.max() == 9
+    folder = tmp_path / "x" / "a"
+    before = folder.stat().st_mtime_ns
+    laid_out(tmp_path, [*[f"spare/{value}.png" for value in range(50)], *names])
+    # An image that is overwritten in place does not change the time of its folder.
+    assert folder.stat().st_mtime_ns == before
+    assert folder_of(tmp_path).x_train.max() >= 50
+
+
 def test_classes_that_a_file_names_are_read_anew_when_it_changes(tmp_path):
     laid_out(tmp_path / "x", TINY, TOLD)
     folder_of(tmp_path)

@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Callable, Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 from zipfile import BadZipFile, ZipFile
 
 import numpy as np
@@ -21,14 +21,13 @@ Member = tuple[PurePosixPath, Callable[[], bytes]]
 
 
 def files(path: Path) -> list[Path]:
-    """The zip, or the folder, its sub-folders (whose times change when images come or go), and what names classes."""
+    """The zip, or all images of the folder and the files that name classes. Raises UserError when it does not exist."""
     if not path.exists():
         raise UserError(
             f"task.data.path: there is no {path.absolute()}; give the folder or zip of images, or --data-root"
         )
-    return (
-        [path] if path.is_file() else [path, *sorted(p for p in path.rglob("*") if p.name == ANNOTATIONS or p.is_dir())]
-    )
+    # Not the folders: overwriting an image in place does not change their times.
+    return [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.name == ANNOTATIONS or _is_image(p))
 
 
 def load(path: Path, size: int | None, test_fraction: float) -> Dataset:
@@ -110,7 +109,7 @@ def _annotated(path: Path) -> dict[PurePosixPath, str]:
     return told
 
 
-def _is_image(name: PurePosixPath) -> bool:
+def _is_image(name: PurePath) -> bool:
     return name.suffix.lower() in _ENDINGS and len(name.parts) >= 2 and "__MACOSX" not in name.parts
 
 

@@ -154,9 +154,9 @@ class Omniglot(Source):
     test_fraction: float = Field(0.5, gt=0, lt=1, description="share of each character that is kept for testing")
 
     def files(self, root: Path) -> list[Path]:
-        from hedgerow.platform.data import omniglot
+        from hedgerow.platform.data import folder, omniglot
 
-        return omniglot.archives(root / self.path)
+        return [file for archive in omniglot.archives(root / self.path) for file in folder.files(archive)]
 
     def load(self, root: Path) -> Dataset:
         from hedgerow.platform.data import omniglot
