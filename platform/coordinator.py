@@ -18,6 +18,7 @@ from hedgerow.platform.federated import FederatedRun
 from hedgerow.platform.learner import Learner, Record
 from hedgerow.platform.online import OnlineLearner
 from hedgerow.platform.process import settle
+from hedgerow.platform.run_lock import Claim
 from hedgerow.platform.runs import RunFolder
 from hedgerow.platform.worker import Worker
 
@@ -28,7 +29,7 @@ class Coordinator:
     experiments: resolved files as plain values; several ones differ in floats of their algorithm only, and share the
     work of each round. executor: None for one worker in this process. checkpoints: the folder of each experiment's; it
     goes on from the last one that lies there. Steps are run under the plans that run.json records, one level up; new
-    plans are recorded there before the round that used them is reported.
+    plans are recorded there before the round that used them is reported. claim: see FederatedRun.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Coordinator:
         partition: Partition,
         executor: Executor | None,
         checkpoints: list[Path],
+        claim: Claim | None = None,
     ):
         parsed = [parse_experiment(values) for values in experiments]
         learners = [
@@ -50,7 +52,8 @@ class Coordinator:
             known = folder.record().get("plans", {}) if folder.exists else {}
             self._recorded.append({step: Plan(**plan) for step, plan in known.items()})
             learner.plans |= self._recorded[-1]
-        self.run = FederatedRun(learners, executor or in_this_process(parsed, dataset, partition), list(checkpoints))
+        executor = executor or in_this_process(parsed, dataset, partition)
+        self.run = FederatedRun(learners, executor, list(checkpoints), claim)
         self._told = learners[0].round
 
     def advance(self, seconds: float, told: int | None = None) -> tuple[list[Record], bool]:

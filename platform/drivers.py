@@ -14,6 +14,7 @@ from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.learner import Record
 from hedgerow.platform.local_first import LocalFirst
+from hedgerow.platform.run_lock import Claim
 
 
 class Driver(Protocol):
@@ -43,11 +44,12 @@ def open_driver(
     address: str | None,
     workers: int | None = None,
     notify: Callable[[str], None] = lambda sentence: None,
+    claim: Claim | None = None,
 ) -> Iterator[Driver]:
     """The coordinator that the experiment asks for, inline or on Ray.
 
     workers: of a run that goes on, as it was begun, however many actors there is room for now. notify: takes sentences
-    for the user on what happens meanwhile.
+    for the user on what happens meanwhile. claim: see FederatedRun.
     """
     values = experiment.model_dump(mode="json")
     resources = experiment.resources
@@ -57,7 +59,7 @@ def open_driver(
                 f"resources.gpus_per_actor: {resources.gpus_per_actor:g} is above 0 with `executor: inline`, and "
                 "PyTorch finds no GPU on this machine; set it to 0"
             )
-        yield Coordinator([values], dataset, partition, None, [checkpoints])
+        yield Coordinator([values], dataset, partition, None, [checkpoints], claim)
         return
     # Ray is imported only where it is used: an inline run needs none of it.
     from hedgerow.platform.placement import count_actors, local_resources, ray_starting, starts_here
@@ -67,7 +69,8 @@ def open_driver(
 
     @contextmanager
     def on_ray(wanted: int) -> Iterator[RayDriver]:
-        driver = RayDriver(values, dataset, partition, checkpoints, wanted, resources.min_actors or wanted, notify)
+        least = resources.min_actors or wanted
+        driver = RayDriver(values, dataset, partition, checkpoints, wanted, least, notify, claim)
         try:
             yield driver
         except BaseException:
@@ -84,7 +87,7 @@ def open_driver(
         if here and not ready.done():
             wanted = count_actors(resources, cohort, [local_resources()])
             executor = in_this_process([experiment], dataset, partition, wanted, measures=False)
-            local = Coordinator([values], dataset, partition, executor, [checkpoints])
+            local = Coordinator([values], dataset, partition, executor, [checkpoints], claim)
             with LocalFirst(local, ready, lambda: on_ray(wanted)) as first:
                 yield first
         else:

@@ -25,6 +25,7 @@ from hedgerow.platform.errors import UserError
 from hedgerow.platform.executors import Deadly, Executor, WorkerLost
 from hedgerow.platform.files import Altered
 from hedgerow.platform.learner import Learner, Record, Request
+from hedgerow.platform.run_lock import Claim
 
 PATIENCE = 5
 """How often in a row workers may be lost before the run gives up."""
@@ -47,11 +48,14 @@ class FederatedRun(Iterator[dict[int, Record]]):
     chunk.
 
     folders: where each learner's checkpoints go; it goes on from the last one that lies there. None keeps none, and
-    then a lost worker means starting again from round 1.
+    then a lost worker means starting again from round 1. claim: by which this process may write there; None: nothing
+    else can write there.
     """
 
-    def __init__(self, learners: list[Learner], executor: Executor, folders: list[Path | None]):
-        self.learners, self.executor, self.folders = learners, executor, folders
+    def __init__(
+        self, learners: list[Learner], executor: Executor, folders: list[Path | None], claim: Claim | None = None
+    ):
+        self.learners, self.executor, self.folders, self.claim = learners, executor, folders, claim
         self._dispatcher = Dispatcher(learners, executor)
         self._saved: dict[int, Path] = {}
         self._passed_over: dict[Path, str] = {}
@@ -88,13 +92,19 @@ class FederatedRun(Iterator[dict[int, Record]]):
         return list(self._passed_over.values())
 
     def save(self) -> list[Path]:
-        """Write a checkpoint of every learner at its present round, unless that is done; returns the folders."""
+        """Write a checkpoint of every learner at its present round, unless that is done; returns the folders.
+
+        Raises UserError when another process has taken the run over.
+        """
         for expert, (learner, folder) in enumerate(zip(self.learners, self.folders, strict=True)):
             assert folder is not None
             saved = self._saved.get(expert)
             if saved is None or saved.parent != folder or round_of(saved) != learner.round:
                 write = partial(self._write, expert, folder)
+                self._check_claim()
                 self._persistently(f"checkpoint {learner.round}", write, self._back)
+                # Again: a process can be suspended for long while it writes, and would delete the other one's rounds.
+                self._check_claim()
                 prune(folder, learner.experiment.checkpoints.keep, self._saved[expert])
         return [self._saved[expert] for expert in range(len(self.learners))]
 
@@ -208,6 +218,10 @@ class FederatedRun(Iterator[dict[int, Record]]):
             else:
                 return True
         return False
+
+    def _check_claim(self) -> None:
+        if self.claim:
+            self.claim.check()
 
     def _write(self, expert: int, folder: Path) -> None:
         learner = self.learners[expert]

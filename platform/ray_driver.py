@@ -24,6 +24,7 @@ from hedgerow.platform.process import release, settle
 from hedgerow.platform.ray_executor import LOST, Hosting, RayExecutor, end_if_broken
 from hedgerow.platform.ray_health import RayHealth
 from hedgerow.platform.resources import Resources
+from hedgerow.platform.run_lock import Claim
 from hedgerow.platform.silence import Signs, Silence, Watch
 
 REPLACEMENTS = 3
@@ -49,8 +50,9 @@ class CoordinatorActor(Coordinator):
         partition: dict[str, Any],
         executor: RayExecutor,
         checkpoints: Path,
+        claim: Claim | None,
     ):
-        self.begin(hosting, data, partition, executor, checkpoints)
+        self.begin(hosting, data, partition, executor, checkpoints, claim)
 
     def begin(
         self,
@@ -59,11 +61,12 @@ class CoordinatorActor(Coordinator):
         partition: dict[str, Any],
         executor: RayExecutor,
         checkpoints: Path,
+        claim: Claim | None,
     ) -> None:
         """Drive a run, its first or another one."""
         settle(1, hosting.import_path)
         dataset, dealt = Dataset.from_arrays(data), Partition.from_arrays(partition)
-        Coordinator.__init__(self, hosting.experiments, dataset, dealt, executor, [checkpoints])
+        Coordinator.__init__(self, hosting.experiments, dataset, dealt, executor, [checkpoints], claim)
 
     def forget(self) -> list[Any]:
         """Hold nothing of a run that has ended, here and in the client actors, until the next one begins.
@@ -84,7 +87,7 @@ class RayDriver:
     workers: shares into which the work is dealt, which decide the numbers. There is a client actor for each, or fewer
     that carry out several; as nodes join and leave, actors are gathered anew, and go on from a checkpoint. least: how
     many it needs to start. Checkpoints lie on this node's disk, so the coordinator is kept on this node.
-    notify: takes sentences for the user on processes that are silent.
+    notify: takes sentences for the user on processes that are silent. claim: see FederatedRun.
     """
 
     crew: Crew
@@ -98,11 +101,12 @@ class RayDriver:
         workers: int,
         least: int,
         notify: Callable[[str], None],
+        claim: Claim | None,
     ):
         self.health = RayHealth(checkpoints.absolute().parent)
         self.hosting = Hosting([experiment], sys.path, ray.put(dataset.arrays()), ray.put(partition.arrays()))
         self.resources = Resources.model_validate(experiment["resources"])
-        self.checkpoints = checkpoints.absolute()
+        self.checkpoints, self.claim = checkpoints.absolute(), claim
         self.notify, self.silence = notify, Silence(self.resources)
         self.signs = Signs(self.checkpoints.parent / ".signs")
         self.signs.begin()
@@ -291,4 +295,4 @@ class RayDriver:
 
     def _run_of(self, executor: RayExecutor) -> tuple[Any, ...]:
         """What a coordinator is told of a run."""
-        return self.hosting, self.hosting.data, self.hosting.partition, executor, self.checkpoints
+        return self.hosting, self.hosting.data, self.hosting.partition, executor, self.checkpoints, self.claim

@@ -67,6 +67,30 @@ class Holder:
         return start is None or start == self.start
 
 
+@dataclass(frozen=True)
+class Claim:
+    """A claim on a run folder. Any process that sees the folder can verify it.
+
+    run: absolute path of the folder.
+    """
+
+    run: Path
+    number: int
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether another process has taken the lock over, since this one gave no sign of life."""
+        return _last(self.run / ".lock") > self.number
+
+    def check(self) -> None:
+        """Raise UserError when another process has taken the lock over."""
+        if self.is_lost:
+            raise UserError(
+                f"{self.run} was taken over by another process, since this one gave no sign of life for {PATIENCE:g} "
+                "seconds (was it suspended?); the run goes on there"
+            )
+
+
 class RunLock:
     """Context manager that holds the lock of a run folder. Raises UserError when another process holds it.
 
@@ -87,7 +111,7 @@ class RunLock:
         _HELD.add(self._token)
         try:
             while not self._number:
-                last = self._last()
+                last = _last(self.folder)
                 if last and (holder := self._holder(last)):
                     raise UserError(
                         f"{self.run} is being run by process {holder.pid} on {holder.host} since {holder.since}; wait "
@@ -113,17 +137,9 @@ class RunLock:
                 os.close(descriptor)
 
     @property
-    def is_lost(self) -> bool:
-        """Whether another process has taken the lock over, since this one gave no sign of life."""
-        return self._last() > self._number
-
-    def check(self) -> None:
-        """Raise UserError when another process has taken the lock over."""
-        if self.is_lost:
-            raise UserError(
-                f"{self.run} was taken over by another process, since this one gave no sign of life for {PATIENCE:g} "
-                "seconds (was it suspended?); the run goes on there"
-            )
+    def claim(self) -> Claim:
+        """The claim by which this process holds the lock."""
+        return Claim(self.run.absolute(), self._number)
 
     def _claim(self, number: int) -> None:
         """Make the claim of this number; without success when another process was faster."""
@@ -140,12 +156,12 @@ class RunLock:
         except BaseException:
             file.unlink(missing_ok=True)
             raise
-        if self._last() > number:
+        if _last(self.folder) > number:
             # The claim that was judged is long replaced, and its number was free again.
             file.unlink(missing_ok=True)
             return
         self._number = number
-        for older in self._numbers():
+        for older in _numbers(self.folder):
             if older < number:
                 self._file(older).unlink(missing_ok=True)
 
@@ -181,17 +197,21 @@ class RunLock:
             with suppress(OSError):
                 os.utime(self._file(self._number))
 
-    def _numbers(self) -> list[int]:
-        return [int(file.name) for file in self.folder.iterdir() if file.name.isdecimal()]
-
-    def _last(self) -> int:
-        try:
-            return max(self._numbers(), default=0)
-        except FileNotFoundError:
-            return 0
-
     def _file(self, number: int) -> Path:
         return self.folder / f"{number:08d}"
+
+
+def _numbers(folder: Path) -> list[int]:
+    """Numbers of the claims in a folder of claims."""
+    return [int(file.name) for file in folder.iterdir() if file.name.isdecimal()]
+
+
+def _last(folder: Path) -> int:
+    """Number of the claim that holds the lock; 0 when there is none."""
+    try:
+        return max(_numbers(folder), default=0)
+    except FileNotFoundError:
+        return 0
 
 
 def _parsed(lines: list[str]) -> Holder | None:

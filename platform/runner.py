@@ -129,12 +129,13 @@ def _carry_out(
         with open_driver(
             *(experiment, dataset, partition, folder.checkpoints, address, folder.record().get("workers")),
             notify=notifier(folder, warnings),
+            claim=lock.claim,
         ) as driver:
             folder.update(workers=driver.workers)
             done, termination.saves = False, True
             while not done:
                 news, done = driver.advance(BEAT)
-                lock.check()
+                lock.claim.check()
                 for record in news:
                     log.append(record)
                     _tell(record, tracker, show)
@@ -273,7 +274,7 @@ def _note_end(folder: RunFolder, lock: RunLock, tracker: Tracker | None, status:
     """Write down that a run has not reached its end."""
     # On a full disk what is told is that, and not that it cannot even be noted.
     with suppress(OSError):
-        if not lock.is_lost:
+        if not lock.claim.is_lost:
             folder.update(status=status)
     if tracker:
         tracker.finish(lambda store: store.end("KILLED" if status == "interrupted" else "FAILED"))

@@ -20,6 +20,7 @@ from hedgerow.platform.placement import bundles
 from hedgerow.platform.process import settle
 from hedgerow.platform.ray_executor import Hosting, RayExecutor
 from hedgerow.platform.resources import Resources
+from hedgerow.platform.run_lock import Claim
 from hedgerow.platform.runs import RunFolder
 from hedgerow.platform.silence import Signs
 from hedgerow.platform.tracking import RunLog
@@ -32,6 +33,7 @@ class Shared:
     """What all trials of a search have in common.
 
     values: the experiment file. report_every: rounds per result. data, partition: their place in the object store.
+    claim: of the process that runs the search.
     """
 
     values: dict[str, Any]
@@ -40,6 +42,7 @@ class Shared:
     report_every: int
     data: Any
     partition: Any
+    claim: Claim
 
 
 @dataclass
@@ -140,7 +143,7 @@ class Expert(tune.Trainable):
         values = [experiment.model_dump(mode="json") for experiment in experiments]
         executor = self._executor(experiments[0], values, partition)
         folders = [member.folder.checkpoints for member in self.members]
-        self.coordinator = Coordinator(values, self.dataset, partition, executor, folders)
+        self.coordinator = Coordinator(values, self.dataset, partition, executor, folders, self.shared.claim)
 
     def _member(self, number: int, overrides: Overrides) -> Member:
         folder = expert_folder(self.shared.folder, number)

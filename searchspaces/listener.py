@@ -137,7 +137,7 @@ class Listener(tune.Callback):
         self._state(trial, "running")
 
     def on_trial_result(self, iteration: int, trials: list[Trial], trial: Trial, result: Record, **info: Any) -> None:
-        self.lock.check()
+        self.lock.claim.check()
         self.warnings |= dict.fromkeys(result["warnings"])
         for told in result["records"]:
             index = told["expert"]

@@ -188,7 +188,8 @@ def _tune(plan: SearchPlan, folder: RunFolder, data: Data, listener: Listener) -
         # By reservation and not by counting: a process whose trial pauses must find no room for a second one.
         room, request = plan.search.concurrency, trial_resources(resources, cpu_share(plan.search.concurrency))
     shared = Shared(
-        plan.values, here, sys.path, plan.search.report_every, ray.put(dataset.arrays()), ray.put(partition.arrays())
+        *(plan.values, here, sys.path, plan.search.report_every),
+        *(ray.put(dataset.arrays()), ray.put(partition.arrays()), listener.lock.claim),
     )
     known = known_configurations(folder, plan)
     packs, journal, warnings = packs_of(folder, plan, known, room), here / "losses.jsonl", list[str]()

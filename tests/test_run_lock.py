@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -14,7 +15,10 @@ from test_ray import small
 from test_search import plan
 
 from hedgerow.cli import main
-from hedgerow.platform import run_lock
+from hedgerow.platform import run_lock, runner
+from hedgerow.platform.build import check
+from hedgerow.platform.coordinator import Coordinator
+from hedgerow.platform.drivers import open_driver
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.run_lock import RunLock
 from hedgerow.platform.runner import resume, run
@@ -158,7 +162,7 @@ def test_a_claim_that_was_torn_when_its_process_was_killed_hinders_nobody(tmp_pa
     (tmp_path / ".lock" / "00000007").write_text('{"pid": 12')
     with RunLock(tmp_path) as lock:
         assert claim(tmp_path).name == "00000008"
-        assert not lock.is_lost
+        assert not lock.claim.is_lost
 
 
 def test_a_new_run_is_locked_before_it_has_a_record(tmp_path):
@@ -185,16 +189,59 @@ def test_a_run_that_is_running_cannot_be_resumed(tmp_path):
     assert said[1].endswith(f"hedgerow: {said[0]}\n")
 
 
-def test_a_run_that_was_taken_over_while_it_was_suspended_leaves_the_folder_alone(tmp_path):
+def test_a_run_that_was_taken_over_while_it_was_suspended_leaves_the_folder_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "BEAT", 0.0)
+    left: set[str] = set()
+
     def take_over(record):
         if record["round"] == 3:
             (folder,) = tmp_path.glob("small-*")
             (folder / ".lock" / "00000002").write_text("{}\n")
+            # The other process has come further.
+            shutil.copytree(folder / "checkpoints" / "round-00000002", folder / "checkpoints" / "round-00000020")
+            left.update(path.name for path in (folder / "checkpoints").iterdir())
 
     with pytest.raises(UserError, match=r"was taken over by another process, since this one gave no sign of life"):
         run(small(tmp_path, rounds=10**6, **INLINE), show=take_over)
     (folder,) = tmp_path.glob("small-*")
     assert json.loads((folder / "run.json").read_text())["status"] == "running"
+    assert {path.name for path in (folder / "checkpoints").iterdir()} == left
+
+
+@pytest.mark.usefixtures("ray_here")
+def test_a_coordinator_on_ray_writes_nothing_once_its_run_was_taken_over(tmp_path):
+    """It may be suspended alone, while it saves."""
+    experiment = small(tmp_path)
+    with RunLock(tmp_path) as lock:
+        settings = {"notify": pytest.fail, "claim": lock.claim}
+        with open_driver(experiment, *check(experiment, None), tmp_path / "checkpoints", None, **settings) as driver:
+            driver.advance(0.0)
+            driver.save()
+            before = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+            (tmp_path / ".lock" / "00000002").write_text("{}\n")
+            with pytest.raises(UserError, match="was taken over by another process"):
+                driver.advance(60.0)
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == before
+
+
+def test_the_rounds_of_another_process_stay_when_this_one_was_suspended_in_a_write(tmp_path):
+    wanted = small(tmp_path, **INLINE)
+    with RunLock(tmp_path) as lock:
+        values = [wanted.model_dump(mode="json")]
+        coordinator = Coordinator(values, *check(wanted, None), None, [tmp_path / "checkpoints"], lock.claim)
+        coordinator.one_round()
+        coordinator.save()
+        save_states = coordinator.run.executor.save_states
+
+        def suspended(expert, folder, round):
+            save_states(expert, folder, round)
+            (tmp_path / ".lock" / "00000002").write_text("{}\n")
+            shutil.copytree(tmp_path / "checkpoints" / "round-00000001", tmp_path / "checkpoints" / "round-00000020")
+
+        coordinator.run.executor.save_states = suspended
+        with pytest.raises(UserError, match="was taken over by another process"):
+            coordinator.one_round()
+    assert (tmp_path / "checkpoints" / "round-00000020").exists()
 
 
 def test_a_search_that_is_running_cannot_be_resumed_nor_any_of_its_trials(tmp_path):
