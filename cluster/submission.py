@@ -13,7 +13,7 @@ import click
 import hedgerow
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment_file import load_experiment
-from hedgerow.platform.runs import COMMIT, git_commit
+from hedgerow.platform.runs import COMMIT, SOURCE, git_commit, source_commit
 from hedgerow.platform.storage import is_uri
 from hedgerow.platform.yaml_reader import parse_yaml
 from hedgerow.searchspaces.search_file import load_search
@@ -50,6 +50,7 @@ class Submission:
             "env_vars": {COMMIT: git_commit() or "", **given.get("env_vars", {})},
         }
         if self.ships:
+            environment["env_vars"].setdefault(SOURCE, source_commit() or "")
             environment["py_modules"] = [*given.get("py_modules", []), *map(str, stage_package(stage))]
         return environment
 

@@ -64,6 +64,7 @@ class RunRecord(Ended):
     data_root: str | None
     versions: dict[str, str]
     git_commit: str | None
+    source_commit: str | None = None
     finished: str = ""
     kind: str = ""
     command: list[str] = []

@@ -29,6 +29,9 @@ PATIENCE = 60.0
 COMMIT = "HEDGEROW_GIT_COMMIT"
 """The variable that tells a job on a cluster, which has no git folder, the commit it was submitted from."""
 
+SOURCE = "HEDGEROW_SOURCE_COMMIT"
+"""Variable with the commit of the package, for a job on a cluster that runs a copy of it."""
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -116,6 +119,7 @@ def new_run(
             data_root=str(data_root.absolute()) if data_root else None,
             versions=versions(),
             git_commit=git_commit(),
+            source_commit=source_commit(),
         )
         yield folder, lock
 
@@ -192,12 +196,26 @@ def versions() -> dict[str, str]:
 
 def git_commit() -> str | None:
     """The commit of the working folder, with "-dirty" where it has changes; None outside git."""
-    if told := os.environ.get(COMMIT):
-        return told
+    return os.environ.get(COMMIT) or _commit_of(Path.cwd())
+
+
+def source_commit() -> str | None:
+    """The commit of this package, with "-dirty" where its repository has changes; None where git does not track it."""
+    if known := os.environ.get(SOURCE):
+        return known
+    package = Path(__file__).resolve().parent.parent
+    # An environment may be stored inside the repository of another project.
+    return _commit_of(package) if _git(package, "ls-files", "__init__.py") else None
+
+
+def _commit_of(folder: Path) -> str | None:
+    return _git(folder, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """The output of a git command in a folder; None where it fails or prints nothing."""
     try:
-        described = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"], capture_output=True, text=True
-        )
+        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True)
     except OSError:
         return None
-    return described.stdout.strip() or None
+    return done.stdout.strip() or None

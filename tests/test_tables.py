@@ -2,20 +2,26 @@
 
 import json
 import re
+import shutil
+import subprocess
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
 from hedgerow.cli import main
+from hedgerow.platform import runs
+from hedgerow.platform.build import check
 from hedgerow.platform.errors import UserError
-from hedgerow.platform.runs import COMMIT
+from hedgerow.platform.runner import run
+from hedgerow.platform.runs import SOURCE, RunFolder, git_commit, source_commit, versions
 from hedgerow.searchspaces.report import Trial
 from hedgerow.searchspaces.search_file import load_search
-from hedgerow.searchspaces.tables import FAMILIES, find_lines
+from hedgerow.searchspaces.tables import FAMILIES, find_lines, sharing
 from hedgerow.searchspaces.tables.plan import plan_line
 from hedgerow.searchspaces.tables.result import LineResult
-from hedgerow.searchspaces.tables.sharing import taken_over
+from hedgerow.searchspaces.tables.sharing import taken_over, trained_before, training
 from hedgerow.searchspaces.tables.stream_line import StreamLine, plan_streams
 
 TABLES = FAMILIES["feddyn"]()
@@ -243,14 +249,13 @@ def test_no_table_trains_the_same_experiment_twice(family):
         done: list[str] = []
         for plan in plans_of(table):
             fingerprints = plan.note["trainings"]
-            taken = taken_over(fingerprints, found)
-            done += [one for number, one in enumerate(fingerprints) if number not in taken]
+            done += [one for one in fingerprints if one not in found]
             found |= dict.fromkeys(fingerprints, plan.name)
         assert len(set(done)) == len(done), table.name
 
 
 def test_runs_that_rows_share_are_trained_once_and_continue_to_each_rows_targets(ray_here, tmp_path, monkeypatch):
-    monkeypatch.setenv(COMMIT, "0" * 40)
+    monkeypatch.setenv(SOURCE, "0" * 40)
 
     def run(name: str, folder: str, target: float) -> tuple[dict, list[list[dict]]]:
         sets = [word for one in SMALL if "targets" not in one for word in ("--set", one)]
@@ -284,6 +289,110 @@ def test_runs_that_rows_share_are_trained_once_and_continue_to_each_rows_targets
     ]
     # A line that is run again is trained again.
     assert run("T2.1", "shared", 0.01)[0]["taken_from"] == {}
+
+
+def row(targets, **task):
+    """The search of a row with one trial, on a small data set, that stops when it has reached its targets."""
+    sets = [one for one in SMALL if "targets" not in one] + ["task.model.name=mlp", f"evaluation.targets={targets}"]
+    sets += [f"task.{key}={value}" for key, value in task.items()]
+    return plan("T2.1/cifar10-iid", *sets, "resources.executor=inline", methods=["FedAvg"]).search
+
+
+def ran(search, output):
+    """(its only trial, run to its end; its data)."""
+    (overrides,) = search.configurations
+    trial = search.trial(overrides)
+    data = check(trial, None)
+    return run(trial.model_copy(update={"output": str(output)}), data=data).folder, data
+
+
+def test_a_row_continues_a_run_on_the_same_data_that_is_whole_and_not_longer_than_its_own(tmp_path):
+    search = row([0.99])
+    folder, data = ran(search, tmp_path)
+    found = {training(search.trial(search.configurations[0])): folder}
+
+    def taken(search=search, data=data):
+        return taken_over(search, data, found)
+
+    assert taken() == {0: folder}
+    dataset, partition = data
+    assert taken(data=(replace(dataset, x_train=dataset.x_train[::-1].copy()), partition)) == {}
+    assert taken(data=(dataset, replace(partition, order=partition.order[::-1].copy()))) == {}
+    # It would have stopped after its first round, the run went on.
+    assert taken(row([0.01])) == {}
+    # Another that stopped then serves both: the longer one continues from it.
+    (short, _), long = ran(row([0.01]), tmp_path / "short"), folder
+    found = dict.fromkeys(found, short)
+    assert (taken(row([0.01])), taken()) == ({0: short}, {0: short})
+    found = dict.fromkeys(found, long)
+    metrics = long.metrics.read_bytes()
+    long.metrics.unlink()
+    assert taken() == {}
+    long.metrics.write_bytes(metrics)
+    (tensors,) = sorted(long.checkpoints.glob("round-*"))[-1].glob("server.safetensors")
+    content = tensors.read_bytes()
+    tensors.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert taken() == {}
+    tensors.write_bytes(content)
+    assert taken() == {0: long}
+    shutil.rmtree(long.checkpoints)
+    assert taken() == {}
+
+
+def test_rows_share_across_commands_where_the_source_is_known(tmp_path, monkeypatch):
+    def search_folder(name: str, model: str = "mlp") -> None:
+        expert = RunFolder(tmp_path / name / "experts" / "000")
+        expert.path.mkdir(parents=True)
+        values = row([0.5]).experiment.model_dump(mode="json")
+        values["task"]["model"] = {"name": model}
+        expert.experiment.write_text(json.dumps(values))
+        table = {"line": f"a/{name}", "changed": [], "trainings": [name]}
+        RunFolder(tmp_path / name).update(
+            status="finished", created="", data_root=None, git_commit=None, versions=versions(), table=table,
+            source_commit=source_commit(),
+        )  # fmt: skip
+        expert.update(status="finished", overrides={})
+
+    monkeypatch.setenv(SOURCE, "0" * 40)
+    search_folder("one")
+    # The source of the user's own classes may have changed.
+    search_folder("own", "toys.FrozenFirst")
+    assert set(trained_before(tmp_path, [])) == {"one"}
+    assert trained_before(tmp_path, ["a/one"]) == {}
+    monkeypatch.setenv(SOURCE, "1" * 40)
+    assert trained_before(tmp_path, []) == {}
+    monkeypatch.setenv(SOURCE, "0" * 40 + "-dirty")
+    search_folder("dirty")
+    assert trained_before(tmp_path, []) == {}
+    monkeypatch.setattr(sharing, "source_commit", lambda: None)
+    RunFolder(tmp_path / "one").update(source_commit=None)
+    assert trained_before(tmp_path, []) == {}
+
+
+def test_the_commit_of_the_source_is_that_of_the_package_and_not_of_the_working_folder(tmp_path, monkeypatch):
+    package = tmp_path / "env" / "hedgerow"
+    (package / "platform").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (tmp_path / "mine.py").touch()
+
+    def git(*words: str) -> None:
+        subprocess.run(["git", "-c", "user.name=x", "-c", "user.email=x", *words], cwd=tmp_path, check=True)
+
+    git("init", "-q")
+    git("add", "mine.py")
+    git("commit", "-qm", "x")
+    monkeypatch.chdir(tmp_path)
+    here, real = git_commit(), source_commit()
+    assert here
+    assert real != here
+    # An environment inside another project's repository has no commit, unless the package is tracked there.
+    monkeypatch.setattr(runs, "__file__", str(package / "platform" / "runs.py"))
+    assert source_commit() is None
+    git("add", "-f", "env")
+    assert source_commit() == f"{here}-dirty"
+    git("commit", "-qm", "y")
+    monkeypatch.chdir("/")
+    assert (git_commit(), len(source_commit() or "")) == (None, 40)
 
 
 def test_published_numbers_stand_beside_measured_ones(ray_here, tmp_path):

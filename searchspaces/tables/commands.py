@@ -94,10 +94,10 @@ def run_table(plans: Sequence[Plan], data_root: Path | None, address: str | None
         raise UserError(absent[0])
     results = []
     output = Path(ready[0][0].search.experiment.output)
-    found = trained_before(output, [plan.name for plan, _ in ready], data_root)
+    found = trained_before(output, [plan.name for plan, _ in ready])
     for plan, data in ready:
         note = plan.note
-        taken = taken_over(note["trainings"], found)
+        taken = taken_over(plan.search, data, found)
         note["taken_from"] = {number: str(run.path.relative_to(output)) for number, run in taken.items()}
         with search_table(plan.search) as shown:
             finished = run_search(plan.search, data_root, shown, address, data, {"table": note}, begun=taken)
