@@ -5,6 +5,7 @@ marker, `progress.json`, has the SHA-256 of every other file and of itself, and 
 to the folder.
 """
 
+import errno
 import json
 import os
 import re
@@ -29,6 +30,9 @@ from hedgerow.platform.storage import SEAL
 SERVER = "server.safetensors"
 
 NAME = re.compile(r"round-(\d+)(?:\.(\d+))?")
+
+DAMAGE = {errno.EIO, errno.EBADMSG, errno.EUCLEAN, errno.EISDIR, errno.ENOTDIR}
+"""Errors of a file system that mean that a file is damaged. After others, the same file may be read later."""
 
 UNVERIFIED = "was written by an earlier version, without SHA-256, and cannot be verified"
 
@@ -55,7 +59,13 @@ def save_tree(tree: Tree, file: Path) -> None:
     alone = {
         key: leaf if owners[leaf.untyped_storage().data_ptr()] == key else leaf.clone() for key, leaf in flat.items()
     }
-    save_file(alone, file, {"keys": json.dumps(list(flat))})
+    try:
+        save_file(alone, file, {"keys": json.dumps(list(flat))})
+    except SafetensorError as error:
+        # Only its text has the number of the operating system's error.
+        if number := re.search(r"\(os error (\d+)\)", str(error)):
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(file)) from None
+        raise
 
 
 def load_tree(file: Path, branch: str | None = None) -> Tree:
@@ -64,10 +74,23 @@ def load_tree(file: Path, branch: str | None = None) -> Tree:
     branch: read only the leaves under this key of the tree. The contents are not verified.
     Raises OSError, KeyError or SafetensorError when the file is damaged.
     """
-    with safe_open(file, "pt") as stored:
+    with _opened(file) as stored:
         keys = json.loads((stored.metadata() or {})["keys"])
         wanted = [key for key in keys if branch is None or key.split("/")[0] == branch]
         return unflatten({key: stored.get_tensor(key) for key in wanted})
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """A file that `save_tree` wrote. Raises OSError with its number, which the library's own OSErrors do not have."""
+    file.open("rb").close()
+    try:
+        stored = safe_open(file, "pt")
+    except FileNotFoundError:
+        file.stat()
+        raise
+    with stored:
+        yield stored
 
 
 def _parse_tree(raw: bytes) -> Tree:
@@ -171,8 +194,22 @@ def flaw(folder: Path) -> str | None:
 
 
 def checkpoints(parent: Path) -> list[Path]:
-    """The checkpoint folders under `parent`, oldest first."""
-    return sorted((folder for folder in parent.glob("round-*") if NAME.fullmatch(folder.name)), key=_order)
+    """The checkpoint folders under `parent`, oldest first. Raises UserError when `parent` cannot be read."""
+    try:
+        found = list(parent.iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise _unreadable(f"the folder of checkpoints {parent}", error) from None
+    return sorted((folder for folder in found if NAME.fullmatch(folder.name)), key=_order)
+
+
+def newest_first(parent: Path) -> Iterator[Path]:
+    """The checkpoint folders under `parent`, newest first, with those that are written while they are tried."""
+    tried: set[Path] = set()
+    while left := [folder for folder in checkpoints(parent) if folder not in tried]:
+        tried.add(left[-1])
+        yield left[-1]
 
 
 def round_of(checkpoint: Path) -> int:
@@ -183,16 +220,18 @@ def round_of(checkpoint: Path) -> int:
 def latest_checkpoint(parent: Path) -> tuple[Path, list[str]] | None:
     """The newest intact checkpoint, and the names of newer ones that are damaged; None when there is none."""
     damaged: list[str] = []
-    for folder in reversed(checkpoints(parent)):
+    for folder in newest_first(parent):
         if flaw(folder) is None:
             return folder, damaged
-        damaged.append(folder.name)
+        # One that is gone was deleted for a newer one.
+        if folder.exists():
+            damaged.append(folder.name)
     return None
 
 
 def read_latest(parent: Path) -> tuple[Tree, dict[str, Any]] | None:
     """As `read_checkpoint`, of the newest intact checkpoint; None when there is none."""
-    for folder in reversed(checkpoints(parent)):
+    for folder in newest_first(parent):
         with suppress(DamagedCheckpoint):
             return read_checkpoint(folder)
     return None
@@ -201,13 +240,20 @@ def read_latest(parent: Path) -> tuple[Tree, dict[str, Any]] | None:
 def tell_flaws(parent: Path) -> list[str]:
     """A sentence about each checkpoint under `parent` that is damaged, and about the newest one where it is not quite
     as it was written.
+
+    Raises UserError when there are checkpoints and all of them are damaged.
     """
-    told, note = [], ""
-    for folder in checkpoints(parent):
+    told, note, found = [], "", checkpoints(parent)
+    for folder in found:
         try:
             note = _examine(folder)
         except DamagedCheckpoint as error:
             told.append(passed_over(folder, error.reason))
+    if found and len(told) == len(found):
+        raise UserError(
+            f"{parent} has no checkpoint that can be used ({told[-1]}); restore one from a copy, or delete all of them "
+            "to begin again at round 1"
+        )
     return [*told, note] if note else told
 
 
@@ -285,9 +331,19 @@ def _is_intact(folder: Path) -> bool:
 
 
 def _stamps(folder: Path) -> Stamps:
-    """Inode, size and time of each file of a checkpoint."""
-    stats = {file.name: file.stat() for file in folder.glob("*")}
-    return {name: (stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()}
+    """Inode, size and time of each file of a checkpoint. Another process may delete them meanwhile."""
+    stamps = {}
+    try:
+        for file in folder.iterdir():
+            with suppress(FileNotFoundError):
+                stat = file.stat()
+                stamps[file.name] = stat.st_ino, stat.st_size, stat.st_mtime_ns
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        if error.errno not in DAMAGE:
+            raise _unreadable(f"the checkpoint {folder}", error) from None
+    return stamps
 
 
 def _sealed(content: dict[str, Any]) -> bytes:
@@ -339,7 +395,7 @@ def _verify_length(file: Path, expected: int | None) -> None:
     length = file.stat().st_size
     compare({"bytes": length, "sha256": ""}, {"bytes": length if expected is None else expected, "sha256": ""})
     if file.suffix == ".safetensors":
-        with safe_open(file, "pt"):
+        with _opened(file):
             pass
 
 
@@ -364,19 +420,31 @@ def _records(folder: Path, position: dict[str, Any]) -> tuple[History, str]:
             return History.read(file, position), ""
     except DamagedCheckpoint as error:
         metrics = folder.parent.parent / "metrics.jsonl"
-        with suppress(OSError, Altered):
+        with suppress(DamagedCheckpoint), _damage_in(folder, metrics.name):
             return History.read(metrics, position), f"{file} is damaged ({error.reason}); {metrics} is used instead"
         raise
 
 
 @contextmanager
 def _damage_in(folder: Path, name: str) -> Iterator[None]:
-    """Raise DamagedCheckpoint for whatever is wrong with a file."""
+    """Raise DamagedCheckpoint for whatever is wrong with a file, UserError where the file may still be intact."""
     try:
         yield
-    except FileNotFoundError:
-        raise DamagedCheckpoint(folder, f"{name} is missing") from None
     except Altered as error:
         raise DamagedCheckpoint(folder, f"{name} {error}") from None
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError):
+    except OSError as error:
+        if error.errno == errno.ENOENT:
+            raise DamagedCheckpoint(folder, f"{name} is missing") from None
+        if error.errno not in DAMAGE:
+            raise _unreadable(f"{name} of the checkpoint {folder}", error) from None
         raise DamagedCheckpoint(folder, f"{name} cannot be read") from None
+    except (ValueError, KeyError, TypeError, SafetensorError):
+        raise DamagedCheckpoint(folder, f"{name} cannot be read") from None
+
+
+def _unreadable(what: str, error: OSError) -> UserError:
+    """The error for a failure to read that may pass: nothing is taken for damaged, passed over or deleted."""
+    return UserError(
+        f"{what} cannot be read now ({error.strerror or error}), although it may be intact; remove the cause, then "
+        "`hedgerow resume` continues from there"
+    )

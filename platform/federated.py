@@ -3,6 +3,7 @@
 Everything above (Ray, Tune, MLflow, checkpoints, reports) sees only: next(), save(), and the learners' records.
 """
 
+import errno
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -13,7 +14,7 @@ from safetensors import SafetensorError
 from hedgerow.algorithms.base import Result
 from hedgerow.platform.checkpoint import (
     DamagedCheckpoint,
-    checkpoints,
+    newest_first,
     passed_over,
     prune,
     read_checkpoint,
@@ -36,6 +37,9 @@ SUSPICIOUS = 2
 DEATHS = 2
 """How often the worker of a client dies, while it works on that one alone, until the client is quarantined."""
 
+
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+"""Errors of a file system in which nothing more can be stored."""
 
 CarryOut = Callable[[list[tuple[int, Request]]], list[Result]]
 """Carries out requests, each with its expert."""
@@ -114,6 +118,19 @@ class FederatedRun(Iterator[dict[int, Record]]):
         self.learners[expert].load_state_dict({"server": server, "progress": progress})
         self.executor.load_states(expert, checkpoint)
         self._saved[expert] = checkpoint
+
+    def load_newest(self, expert: int, folder: Path) -> bool:
+        """Whether there is an intact checkpoint in a folder, from which the learner then continues."""
+        for checkpoint in newest_first(folder):
+            try:
+                self.load(expert, checkpoint)
+            except DamagedCheckpoint as error:
+                # One that is gone was deleted for a newer one.
+                if checkpoint.exists():
+                    self._passed_over[checkpoint] = passed_over(checkpoint, error.reason)
+            else:
+                return True
+        return False
 
     def reload(self) -> None:
         """Let all learners continue from their last intact checkpoints."""
@@ -200,24 +217,13 @@ class FederatedRun(Iterator[dict[int, Record]]):
 
         def replay() -> None:
             for expert, folder in enumerate(self.folders):
-                if folder is None or not self._load_newest(expert, folder):
+                if folder is None or not self.load_newest(expert, folder):
                     self.learners[expert].restart()
                     self.executor.load_states(expert, None)
             while any(one.round < target for one, target in zip(self.learners, targets, strict=True)):
                 self._one_round(self._least_far(), self._dispatcher.carry_out)
 
         self._persistently(f"round {max(targets)}", replay, lambda: None)
-
-    def _load_newest(self, expert: int, folder: Path) -> bool:
-        """Whether there is an intact checkpoint, from which the learner then continues."""
-        for checkpoint in reversed(checkpoints(folder)):
-            try:
-                self.load(expert, checkpoint)
-            except DamagedCheckpoint as error:
-                self._passed_over[checkpoint] = passed_over(checkpoint, error.reason)
-            else:
-                return True
-        return False
 
     def _check_claim(self) -> None:
         if self.claim:
@@ -238,6 +244,17 @@ class FederatedRun(Iterator[dict[int, Record]]):
             # That of an actor begins with its traceback.
             reason = str(error).strip().splitlines()[-1]
             raise UserError(
-                f"checkpoints: {target} cannot be written ({reason}); make room there, then `hedgerow resume` goes on "
-                "from the one before"
+                f"checkpoints: {target} cannot be written ({reason}); {_remedy(error)}, then `hedgerow resume` "
+                "continues from the one before"
             ) from error
+
+
+def _remedy(error: Exception) -> str:
+    """What makes it possible to write a checkpoint, after it has failed."""
+    # Ray wraps that of an actor.
+    cause = getattr(error, "cause", error)
+    if isinstance(cause, Altered):
+        return "let nothing else write to this file"
+    if getattr(cause, "errno", None) in FULL:
+        return "make room there"
+    return "make sure that its folder can be read and written"

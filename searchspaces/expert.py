@@ -11,6 +11,7 @@ from ray import tune
 from ray.tune import PlacementGroupFactory
 
 from hedgerow.platform.build import build_partition
+from hedgerow.platform.checkpoint import DamagedCheckpoint
 from hedgerow.platform.coordinator import Coordinator
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.experiment import Experiment
@@ -121,7 +122,13 @@ class Expert(tune.Trainable):
         run = self.coordinator.run
         for i, (member, token) in enumerate(zip(self.members, tokens, strict=True)):
             if token["folder"] != str(member.folder.path):
-                run.load(i, Path(token["checkpoint"]))
+                checkpoint = Path(token["checkpoint"])
+                try:
+                    run.load(i, checkpoint)
+                except DamagedCheckpoint:
+                    # The other trial may have gone on, and deleted it for newer ones.
+                    if checkpoint.exists() or not run.load_newest(i, checkpoint.parent):
+                        raise
                 run.save()
             # A run folder that is ahead of what Tune knows reports the rest again; what is known twice does no harm.
             member.reported = min(token["reported"], len(run.learners[i].history))

@@ -3,10 +3,13 @@
 import json
 import os
 import random
+import resource
 import shutil
 import sys
 import threading
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +18,7 @@ from helpers import blobs, identical, model, partition, run_inline, small_task
 from toys import Stateful
 
 from hedgerow.algorithms.trees import flatten
-from hedgerow.platform import files
+from hedgerow.platform import checkpoint, files
 from hedgerow.platform.checkpoint import (
     DamagedCheckpoint,
     checkpoints,
@@ -25,14 +28,18 @@ from hedgerow.platform.checkpoint import (
     prune,
     read_checkpoint,
     read_progress,
+    read_states,
     save_tree,
     tell_flaws,
     write_checkpoint,
 )
+from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment import Checkpoints, Evaluation
 from hedgerow.platform.files import write_whole
 from hedgerow.platform.history import History
+from hedgerow.platform.runs import RunFolder
 from hedgerow.platform.tracking import RunLog
+from hedgerow.searchspaces.expert import Expert
 
 
 def start(folder: Path | None, rounds: int = 6, **settings):
@@ -212,6 +219,117 @@ def test_checkpoints_of_earlier_versions_are_read_with_a_word(tmp_path):
     states = folder / "states-0000.safetensors"
     states.write_bytes(states.read_bytes()[:-1])
     assert flaw(folder) == "states-0000.safetensors is truncated"
+
+
+# ---- errors that may pass, and other processes -----------------------------------------------------------------------
+
+
+@contextmanager
+def no_more_files():
+    """No file can be opened: the process has as many as it may have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_an_error_that_may_pass_is_not_taken_for_damage(saved, tmp_path):
+    shutil.copytree(saved, tmp_path / "checkpoints")
+    parent, run = tmp_path / "checkpoints", start(tmp_path / "checkpoints")
+    _, newest = checkpoints(parent)
+    before = sorted(path for path in parent.rglob("*"))
+    actions = {
+        "checkpoints": lambda: checkpoints(parent),
+        "latest": lambda: latest_checkpoint(parent),
+        "flaws": lambda: tell_flaws(parent),
+        "prune": lambda: prune(parent, 1, newest),
+        "flaw": lambda: flaw(newest),
+        "read": lambda: read_checkpoint(newest),
+        "states": lambda: list(read_states(newest, lambda ids: ids >= 0)),
+        "reload": run.reload,
+    }
+    for name, action in actions.items():
+        with no_more_files(), pytest.raises(UserError) as caught:
+            action()
+        said = str(caught.value)
+        assert "cannot be read now (Too many open files)" in said, name
+        assert said.endswith("remove the cause, then `hedgerow resume` continues from there")
+        assert not isinstance(caught.value, DamagedCheckpoint), name
+    with no_more_files(), pytest.raises(OSError, match="Too many open files"):
+        load_tree(newest / "server.safetensors")
+    assert sorted(path for path in parent.rglob("*")) == before
+    assert latest_checkpoint(parent) == (newest, [])
+    (newest / "server.safetensors").unlink()
+    (newest / "server.safetensors").mkdir()
+    assert flaw(newest) == "server.safetensors cannot be read"
+
+
+def test_a_checkpoint_that_was_deleted_for_a_newer_one_is_not_called_damaged(saved, tmp_path, monkeypatch):
+    parent = tmp_path / "checkpoints"
+    shutil.copytree(saved, parent)
+    other, stat = start(parent), Path.stat
+    monkeypatch.setattr(checkpoint, "_stamps", lambda folder, real=checkpoint._stamps: (go_on(folder), real(folder))[1])
+
+    def go_on(folder):
+        """Another process saves, and deletes the one that is being read."""
+        if other.round == 4:
+            monkeypatch.undo()
+            left_after(other, 6)
+            shutil.rmtree(parent / "round-00000002", ignore_errors=True)
+            prune(parent, 1)
+
+    run = start(parent)
+    assert (run.round, run.warnings) == (6, [])
+    # The folder goes between a look at its entries and one at its files.
+    folder = parent / "round-00000006"
+
+    def gone(path, **options):
+        if path.parent == folder:
+            folder.rename(tmp_path / "gone")
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", gone)
+    with pytest.raises(DamagedCheckpoint, match=r"progress\.json is missing"):
+        read_checkpoint(folder)
+    monkeypatch.undo()
+    assert start(parent).warnings == []
+
+
+def test_a_trial_takes_a_newer_checkpoint_of_another_one_where_that_one_has_gone_on(saved, tmp_path):
+    parent = tmp_path / "theirs" / "checkpoints"
+    shutil.copytree(saved, parent)
+    good, gone = checkpoints(parent)
+    mine = start(tmp_path / "mine" / "checkpoints")
+    trial = SimpleNamespace(
+        coordinator=SimpleNamespace(run=mine), members=[SimpleNamespace(folder=RunFolder(tmp_path / "mine"))]
+    )
+    token = {"folder": str(tmp_path / "theirs"), "checkpoint": str(parent / "round-00000003"), "reported": 3}
+    (tmp_path / "experts.json").write_text(json.dumps([token]))
+    Expert.load_checkpoint(trial, tmp_path)
+    assert (mine.round, trial.members[0].reported) == (4, 3)
+    assert [folder.name for folder in checkpoints(tmp_path / "mine" / "checkpoints")] == [gone.name]
+    # One that is damaged is no reason to take another one.
+    flip(good / "server.safetensors")
+    (tmp_path / "experts.json").write_text(json.dumps([token | {"checkpoint": str(good)}]))
+    with pytest.raises(DamagedCheckpoint):
+        Expert.load_checkpoint(trial, tmp_path)
+
+
+def test_a_checkpoint_that_cannot_be_written_says_what_helps(tmp_path):
+    run = start(tmp_path / "checkpoints")
+    left_after(run, 2)
+    (file,) = (tmp_path / "checkpoints").glob("records-*.jsonl")
+    file.write_text(file.read_text().replace('"round": 1', '"round": 7', 1) + "\n")
+    next(run)
+    reason = rf"\({file} does not match its SHA-256\); let nothing else write to this file, then `hedgerow resume` "
+    with pytest.raises(UserError, match=reason):
+        run.save()
+    shutil.rmtree(tmp_path / "checkpoints")
+    (tmp_path / "checkpoints").write_text("")
+    with pytest.raises(UserError, match=r"make sure that its folder can be read and written, then"):
+        run.save()
 
 
 # ---- crashes ---------------------------------------------------------------------------------------------------------

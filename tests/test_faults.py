@@ -97,6 +97,28 @@ def test_a_termination_notice_saves_first_and_a_truncated_checkpoint_is_named_an
     assert numbers(resumed)[4]["round"] == 5
 
 
+@pytest.mark.usefixtures("each_round")
+def test_a_run_of_which_all_checkpoints_are_damaged_is_refused_and_stays_as_it_is(tmp_path, calm):
+    def stop(record):
+        if record["round"] == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(small(tmp_path, rounds=9, **INLINE), show=stop)
+    (folder,) = tmp_path.glob("small-*")
+    for found in (folder / "checkpoints").glob("round-*"):
+        (found / "server.safetensors").write_bytes(b"")
+    before = {path: path.read_bytes() for path in folder.rglob("[!.]*") if path.is_file() and ".lock" not in str(path)}
+    with pytest.raises(
+        UserError, match=r"has no checkpoint that can be used .* delete all of them to begin again"
+    ) as no:
+        resume(str(folder))
+    assert str(no.value).startswith(str(folder / "checkpoints"))
+    assert all(path.read_bytes() == content for path, content in before.items())
+    shutil.rmtree(folder / "checkpoints")
+    assert same(resume(str(folder)), calm)
+
+
 POISON = {
     "rounds": 6,
     "participation": 1.0,
