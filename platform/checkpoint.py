@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
-from pathlib import Path
+from pathlib import Path, PurePath
 from secrets import token_hex
 from typing import Any
 
@@ -190,6 +190,16 @@ def flaw(folder: Path) -> str | None:
     return None
 
 
+def is_intact(folder: Path) -> bool:
+    """As `flaw`, but a checkpoint that this process knows is not read again: it may be large."""
+    stamps = _stamps(folder)
+    if _intact.get(folder) != stamps:
+        if flaw(folder) is not None:
+            return False
+        _intact[folder] = stamps
+    return True
+
+
 # ---- a folder of checkpoints ----------------------------------------------------------------------------------------
 
 
@@ -201,7 +211,7 @@ def checkpoints(parent: Path) -> list[Path]:
         return []
     except OSError as error:
         raise _unreadable(f"the folder of checkpoints {parent}", error) from None
-    return sorted((folder for folder in found if NAME.fullmatch(folder.name)), key=_order)
+    return sorted((folder for folder in found if NAME.fullmatch(folder.name)), key=order_of)
 
 
 def newest_first(parent: Path) -> Iterator[Path]:
@@ -214,7 +224,7 @@ def newest_first(parent: Path) -> Iterator[Path]:
 
 def round_of(checkpoint: Path) -> int:
     """After which round it was written."""
-    return _order(checkpoint)[0]
+    return order_of(checkpoint)[0]
 
 
 def latest_checkpoint(parent: Path) -> tuple[Path, list[str]] | None:
@@ -271,8 +281,8 @@ def prune(parent: Path, keep: int, newest: Path | None = None) -> None:
     """
     left: list[Path] = []
     for folder in reversed(checkpoints(parent)):
-        abandoned = newest is not None and _order(folder) > _order(newest)
-        if not abandoned and len(left) < keep and _is_intact(folder):
+        abandoned = newest is not None and order_of(folder) > order_of(newest)
+        if not abandoned and len(left) < keep and is_intact(folder):
             left.append(folder)
         elif abandoned or left:
             # At once, so that what is deleted half-way is not taken for a damaged checkpoint.
@@ -299,7 +309,7 @@ def _prune_records(parent: Path) -> None:
         file.unlink()
 
 
-def _order(folder: Path) -> tuple[int, int]:
+def order_of(folder: PurePath) -> tuple[int, int]:
     """The round and, where it was saved more than once, which time this is."""
     match = NAME.fullmatch(folder.name)
     assert match is not None
@@ -308,7 +318,7 @@ def _order(folder: Path) -> tuple[int, int]:
 
 def _unused(folder: Path) -> Path:
     """The folder, or the next free name of its round."""
-    times = [time for round, time in map(_order, checkpoints(folder.parent)) if round == _order(folder)[0]]
+    times = [time for round, time in map(order_of, checkpoints(folder.parent)) if round == order_of(folder)[0]]
     return folder.with_name(f"{folder.name}.{max(times) + 1}") if times else folder
 
 
@@ -318,16 +328,6 @@ Stamps = dict[str, tuple[int, int, int]]
 
 _intact: dict[Path, Stamps] = {}
 """Checkpoints that this process has written or verified, with the state of their files then."""
-
-
-def _is_intact(folder: Path) -> bool:
-    """As `flaw`, but a checkpoint that this process knows is not read again: it may be large."""
-    stamps = _stamps(folder)
-    if _intact.get(folder) != stamps:
-        if flaw(folder) is not None:
-            return False
-        _intact[folder] = stamps
-    return True
 
 
 def _stamps(folder: Path) -> Stamps:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
+from hedgerow.platform.checkpoint import is_intact, newest_first, order_of
 from hedgerow.platform.history import RECORDS
 from hedgerow.platform.storage import SEAL, Storage, reason, uri_of
 
@@ -13,7 +14,9 @@ BEAT = 1.0
 """Seconds between two looks for new checkpoints."""
 
 Stamp = tuple[int, int]
-"""When a file was written (0: by an earlier process), and its size: another one means another file."""
+"""When a file was written (EARLIER: by an earlier process), and its size: another one means another file."""
+
+EARLIER = 0
 
 UNKNOWN = (-1, -1)
 
@@ -55,8 +58,10 @@ class Mirror:
         return replace(finished, warning="; ".join(part for part in (finished.warning, sentence) if part))
 
     def copy(self) -> None:
-        """Make the copy what the folder is now. A checkpoint is there before those that it replaces are gone, and is
-        never older than the records beside it.
+        """Make the copy what the folder is now, but for damaged checkpoints.
+
+        A checkpoint is copied before those that it replaces are deleted, and is never older than the records next to
+        it. A copy of an earlier process stays, whatever becomes of the checkpoint here, until there is a newer one.
         """
         assert self.storage is not None
         here = self._files()
@@ -64,38 +69,64 @@ class Mirror:
         others = [path for path in news if not _checkpoint(path) and not _is_history(path)]
         records = {path: (self.folder / path).read_bytes() for path in others}
         for checkpoint in sorted({_checkpoint(path) for path in news} - {""}):
-            self._copy_checkpoint(checkpoint, [path for path in here if _checkpoint(path) == checkpoint], here)
+            # A damaged one, or one that is gone meanwhile, leaves its copy alone.
+            if is_intact(self.folder / checkpoint):
+                files = {path: stamp for path, stamp in here.items() if _checkpoint(path) == checkpoint}
+                if self._is_copied(checkpoint, files):
+                    self._there |= files
+                else:
+                    self._copy_checkpoint(checkpoint, files)
         for path, content in records.items():
             self.storage.write(path, content)
             self._there[path] = here[path]
         kept = {_checkpoint(path) for path in here}
         for checkpoint in sorted({_checkpoint(path) for path in self._there} - kept):
-            self.storage.delete(checkpoint)
-            self._there = {path: stamp for path, stamp in self._there.items() if _checkpoint(path) != checkpoint}
+            if self._is_replaced(checkpoint):
+                self.storage.delete(checkpoint)
+                self._there = {path: stamp for path, stamp in self._there.items() if _checkpoint(path) != checkpoint}
+        earlier = {path for path, (time, _) in self._there.items() if time == EARLIER and path.endswith(SEAL)}
+        needed = {_parent(_checkpoint(seal)) for seal in earlier}
         for path in [path for path in self._there if _is_history(path) and path not in here]:
-            self.storage.delete_file(path)
-            del self._there[path]
+            if _parent(path) not in needed:
+                self.storage.delete_file(path)
+                del self._there[path]
 
     def _has(self, path: str, stamp: Stamp) -> bool:
-        """Whether a file's copy is there as it is now. Files of checkpoints never change; their records only grow."""
+        """Whether a file's copy is there as it is now. Records of checkpoints only grow."""
         known = self._there.get(path)
-        return known == stamp or (known == (0, stamp[1]) and (bool(_checkpoint(path)) or _is_history(path)))
+        return known == stamp or (known == (EARLIER, stamp[1]) and _is_history(path))
 
-    def _copy_checkpoint(self, checkpoint: str, files: list[str], stamps: dict[str, Stamp]) -> None:
+    def _is_copied(self, checkpoint: str, files: dict[str, Stamp]) -> bool:
+        """Whether an earlier process has copied this checkpoint. Its marker has the SHA-256 of all other files."""
         assert self.storage is not None
+        if any(self._there.get(path) != (EARLIER, size) for path, (_, size) in files.items()):
+            return False
+        seal = f"{checkpoint}/{SEAL}"
+        return self.storage.contents(seal) == (self.folder / seal).read_bytes()
+
+    def _is_replaced(self, checkpoint: str) -> bool:
+        """Whether a checkpoint that is not here any more may be deleted from the copy."""
+        last = next(filter(is_intact, newest_first(self.folder / _parent(checkpoint))), None)
+        if last is None:
+            return False
+        earlier = self._there.get(f"{checkpoint}/{SEAL}", UNKNOWN)[0] == EARLIER
+        return not earlier or order_of(last) > order_of(PurePosixPath(checkpoint))
+
+    def _copy_checkpoint(self, checkpoint: str, files: dict[str, Stamp]) -> None:
+        assert self.storage is not None
+        self._there |= dict.fromkeys(files, UNKNOWN)
         self.storage.unseal(checkpoint)
         for path in sorted(files, key=lambda path: path.endswith(SEAL)):
-            self._there[path] = UNKNOWN
             try:
                 if path.endswith(SEAL):
-                    self._copy_histories(checkpoint.rpartition("/")[0])
+                    self._copy_histories(_parent(checkpoint))
                 self.storage.write(path, self.folder / path)
             except FileNotFoundError:
                 if (self.folder / path).exists():
                     raise
                 # Newer ones have taken its place meanwhile.
                 return
-            self._there[path] = stamps[path]
+            self._there[path] = files[path]
 
     def _copy_histories(self, parent: str) -> None:
         """Copy the records to which the checkpoints of a folder refer, as long as they are now."""
@@ -110,7 +141,7 @@ class Mirror:
     def _files(self) -> dict[str, Stamp]:
         """What is copied: all but what is still being written, and Ray Tune's own records, which no resuming needs."""
         found: dict[str, Stamp] = {}
-        for top, folders, names in os.walk(self.folder):
+        for top, folders, names in os.walk(self.folder, onerror=_raise):
             folders[:] = [name for name in folders if not name.startswith(".") and name != "tune"]
             for name in names:
                 path = Path(top) / name
@@ -136,7 +167,7 @@ class Mirror:
         try:
             if not self._there:
                 # What an earlier process left there.
-                self._there = {path: (0, size) for path, size in self.storage.files().items()}
+                self._there = {path: (EARLIER, size) for path, size in self.storage.files().items()}
             self.copy()
         except Exception as error:  # a storage's troubles must never end a run
             self.error = reason(error)
@@ -147,6 +178,16 @@ class Mirror:
 def _is_history(path: str) -> bool:
     """Whether a file has the records to which checkpoints refer."""
     return PurePosixPath(path).match(f"checkpoints/{RECORDS}")
+
+
+def _raise(error: OSError) -> None:
+    """A folder that is gone has been replaced by a newer one; after any other error, files would seem to be missing."""
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
+def _parent(path: str) -> str:
+    return path.rpartition("/")[0]
 
 
 def _checkpoint(path: str) -> str:

@@ -63,6 +63,11 @@ class Storage:
         with self.fs.open_input_stream(f"{self.path}/{path}") as source, target.open("wb") as sink:
             shutil.copyfileobj(source, sink, 2**23)
 
+    def contents(self, path: str) -> bytes:
+        """The contents of a small file."""
+        with self.fs.open_input_stream(f"{self.path}/{path}") as source:
+            return bytes(source.read())
+
     def write(self, path: str, source: Path | bytes) -> None:
         """Copy a file to there; it is never seen half written."""
         target = f"{self.path}/{path}"

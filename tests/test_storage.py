@@ -14,6 +14,7 @@ import torch
 import yaml
 from click.testing import CliRunner
 from helpers import identical
+from test_checkpoint import no_more_files
 from test_ray import same, small
 from test_resume import FILE, hedgerow, outcome
 from test_search import plan
@@ -146,6 +147,42 @@ def test_a_copy_that_is_cut_off_anywhere_holds_a_whole_checkpoint(folder, tmp_pa
     again.storage = Failing(uri(there / "x-1"), 3)
     again._attempt()
     assert again.error == ""
+
+
+def test_an_intact_copy_of_a_checkpoint_outlives_the_damaged_one(folder, tmp_path):
+    for round in (1, 5, 9):
+        checkpoint(folder, round)
+    Mirror(folder, uri(tmp_path / "there")).copy()
+    home, there = folder / "checkpoints", tmp_path / "there" / "x-1" / "checkpoints"
+    newest = there / "round-00000009"
+    whole = contents(newest)
+    (home / newest.name / "server.safetensors").write_bytes(b"")
+    for action in (lambda: None, lambda: shutil.rmtree(home / newest.name), lambda: checkpoint(folder, 7)):
+        action()
+        # Of a process that resumes the run.
+        mirror = Mirror(folder, uri(tmp_path / "there"))
+        mirror._attempt()
+        assert mirror.error == ""
+        assert contents(newest) == whole
+        assert latest_checkpoint(there) == (newest, [])
+    assert sorted(path.name for path in there.glob("round-*")) == ["round-00000005", "round-00000007", newest.name]
+    # The run reaches its round again, and passes it.
+    for round in (9, 11):
+        checkpoint(folder, round)
+        mirror._attempt()
+        assert mirror.error == ""
+        assert latest_checkpoint(there) == (there / f"round-{round:08d}", [])
+    assert contents(there.parent) == contents(folder)
+
+
+def test_files_that_cannot_be_listed_are_not_deleted_from_the_copy(folder, tmp_path):
+    checkpoint(folder, 1)
+    mirror = Mirror(folder, uri(tmp_path / "there"))
+    mirror._attempt()
+    with no_more_files():
+        mirror._attempt()
+    assert "Too many open files" in mirror.error
+    assert contents(tmp_path / "there" / "x-1") == contents(folder)
 
 
 @pytest.mark.parametrize("path", ["../x", "/x", "a/../../x", "a\\b", "", "a/\0"])
