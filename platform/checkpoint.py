@@ -332,7 +332,7 @@ _intact: dict[Path, Stamps] = {}
 
 def _stamps(folder: Path) -> Stamps:
     """Inode, size and time of each file of a checkpoint. Another process may delete them meanwhile."""
-    stamps = {}
+    stamps: Stamps = {}
     try:
         for file in folder.iterdir():
             with suppress(FileNotFoundError):
