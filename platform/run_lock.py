@@ -40,6 +40,7 @@ class Holder:
     """Process that made a claim.
 
     home: where its process number has a meaning, see `_home`. start: when its process started, in ticks since boot.
+    place: inode of the folder that the claim was made in, None for one of an earlier version.
     """
 
     pid: int
@@ -48,6 +49,7 @@ class Holder:
     home: str
     start: str
     token: str
+    place: int | None = None
 
     def is_here(self) -> bool:
         """Whether its process can be looked up."""
@@ -95,7 +97,8 @@ class RunLock:
     """Context manager that holds the lock of a run folder. Raises UserError when another process holds it.
 
     A holder of the same machine is looked up by its process number and start time. One elsewhere, or in another
-    container, counts as gone when its claim has not been touched for `PATIENCE` seconds of this process's own clock.
+    container, counts as gone when its claim has not been touched for `PATIENCE` seconds of this process's own clock. So
+    does the holder of a claim in a copy of the folder.
     """
 
     def __init__(self, run: Path):
@@ -145,7 +148,7 @@ class RunLock:
         """Make the claim of this number; without success when another process was faster."""
         file, pid = self._file(number), os.getpid()
         since = datetime.now().astimezone().isoformat(" ", timespec="seconds")
-        mine = Holder(pid, socket.gethostname(), since, _home(), _start(pid) or "", self._token)
+        mine = Holder(pid, socket.gethostname(), since, _home(), _start(pid) or "", self._token, self._place())
         try:
             claim = file.open("x")
         except FileExistsError:
@@ -183,7 +186,11 @@ class RunLock:
                 return None
             holder = _parsed(lines)
             if holder and holder.is_here():
-                return holder if holder.is_alive() else None
+                if not holder.is_alive():
+                    return None
+                if holder.place in (None, self._place()):
+                    return holder
+                # A copy, whose claim is no longer touched. An inode alone is no proof: some file systems invent them.
             if holder and seen not in (None, stamp):
                 return holder
             if time.monotonic() > until:
@@ -191,6 +198,9 @@ class RunLock:
             # A claim without a holder is just being written, or its process was killed while it wrote.
             seen = stamp if holder else None
             time.sleep(LOOK)
+
+    def _place(self) -> int:
+        return self.folder.stat().st_ino
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT):

@@ -156,6 +156,21 @@ def test_a_holder_on_another_machine_or_in_another_container_is_judged_by_its_si
     assert outcomes.count("held") == 1, outcomes
 
 
+def test_a_copy_of_a_running_runs_folder_is_free(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_lock, "PATIENCE", 0.5)
+    (tmp_path / "run").mkdir()
+    with RunLock(tmp_path / "run"):
+        shutil.copytree(tmp_path / "run", tmp_path / "copy")
+        with RunLock(tmp_path / "copy") as lock:
+            assert claim(tmp_path / "copy").name == "00000002"
+            assert not lock.is_lost
+        # Also by another name the folder itself is not free.
+        (tmp_path / "run").rename(tmp_path / "moved")
+        with pytest.raises(UserError, match=f"is being run by process {os.getpid()} "), RunLock(tmp_path / "moved"):
+            pass
+        (tmp_path / "moved").rename(tmp_path / "run")
+
+
 def test_a_claim_that_was_torn_when_its_process_was_killed_hinders_nobody(tmp_path, monkeypatch):
     monkeypatch.setattr(run_lock, "PATIENCE", 0.5)
     (tmp_path / ".lock").mkdir()
