@@ -25,6 +25,7 @@ from hedgerow.platform.dispatch import Dispatcher
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.executors import Deadly, Executor, WorkerLost
 from hedgerow.platform.files import Altered
+from hedgerow.platform.heartbeat import beat
 from hedgerow.platform.learner import Learner, Record, Request
 from hedgerow.platform.run_lock import Claim
 
@@ -154,6 +155,7 @@ class FederatedRun(Iterator[dict[int, Record]]):
                     wanted[expert] = generator.send(results[expert])  # type: ignore[arg-type]
                 except StopIteration:
                     del rounds[expert]
+                beat()
             if not wanted:
                 return
             answers = iter(carry_out([(e, request) for e, some in wanted.items() for request in some]))

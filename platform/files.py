@@ -2,9 +2,12 @@
 
 import os
 from hashlib import sha256
+from io import BytesIO
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
+from typing import Any, BinaryIO
+
+from hedgerow.platform.heartbeat import beat
 
 CHUNK = 2**20
 
@@ -37,15 +40,24 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+    beat()
 
 
 def fingerprint(file: Path) -> Fingerprint:
     """Length and SHA-256 of a file."""
-    digest, length = sha256(), 0
     with file.open("rb") as stream:
-        while chunk := stream.read(CHUNK):
-            digest.update(chunk)
-            length += len(chunk)
+        return _fingerprint(stream)
+
+
+def _fingerprint(stream: BinaryIO, copy: BytesIO | None = None) -> Fingerprint:
+    """Length and SHA-256 of the rest of a stream, which is copied where there is a `copy`."""
+    digest, length = sha256(), 0
+    while chunk := stream.read(CHUNK):
+        digest.update(chunk)
+        length += len(chunk)
+        if copy is not None:
+            copy.write(chunk)
+        beat()
     return {"bytes": length, "sha256": digest.hexdigest()}
 
 
@@ -59,6 +71,8 @@ def compare(found: Fingerprint, expected: Fingerprint) -> None:
 
 def read_verified(file: Path, expected: Fingerprint) -> bytes:
     """The contents of a file. Raises Altered where they do not match, OSError where they cannot be read."""
-    raw = file.read_bytes()
-    compare({"bytes": len(raw), "sha256": sha256(raw).hexdigest()}, expected)
-    return raw
+    raw = BytesIO()
+    with file.open("rb") as stream:
+        compare(_fingerprint(stream, raw), expected)
+    # CPython hands over the buffer without a copy.
+    return raw.getvalue()

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hedgerow.algorithms.base import Reduction
 from hedgerow.algorithms.trees import Tree, leaves, tree_map
+from hedgerow.platform.heartbeat import beat
 
 WIDENED = 2**16
 """Numbers that are widened to float64 at a time: half a megabyte."""
@@ -67,7 +68,12 @@ def combine(partials: list[Partial], order: np.ndarray) -> Tree:
     trees = [partial.tree for partial in partials if partial.tree is not None]
     weight = sum(partial.weight for partial in partials)
     scale = 1.0 / weight if kind == "mean" else 1.0
-    return tree_map(lambda *parts: torch.from_numpy(np.asarray(sum(parts) * scale)).float(), trees[0], *trees[1:])
+
+    def added(*parts: np.ndarray) -> Tensor:
+        beat()
+        return torch.from_numpy(np.asarray(sum(parts) * scale)).float()
+
+    return tree_map(added, trees[0], *trees[1:])
 
 
 def _add_weighted(total: Tensor, leaf: Tensor, weights: Tensor) -> None:

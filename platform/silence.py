@@ -33,7 +33,8 @@ class Signs:
     def alive(self) -> None:
         """Give a sign of life, at most one per BEAT."""
         if time.monotonic() >= self._last + BEAT:
-            with suppress(FileNotFoundError):
+            # A sign that cannot be given must not end the work that gives it.
+            with suppress(OSError):
                 os.utime(self.file)
             self._last = time.monotonic()
 
@@ -121,10 +122,13 @@ class Watch:
 
     def sign(self) -> None:
         """End the present silence."""
-        now = time.monotonic()
         if not self.noticed:
-            self.silence.ended(now - self._since)
-        self._since, self.noticed = now, False
+            self.silence.ended(time.monotonic() - self._since)
+        self.renew()
+
+    def renew(self) -> None:
+        """Begin anew: the process has nothing to do, and its silence says nothing."""
+        self._since, self.noticed = time.monotonic(), False
 
     @property
     def _prospect(self) -> str:

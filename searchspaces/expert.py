@@ -16,6 +16,7 @@ from hedgerow.platform.coordinator import Coordinator
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.experiment_file import parse_experiment
+from hedgerow.platform.heartbeat import listen
 from hedgerow.platform.learner import Record
 from hedgerow.platform.placement import bundles
 from hedgerow.platform.process import settle
@@ -148,6 +149,7 @@ class Expert(tune.Trainable):
         self.stride = math.ceil(self.shared.report_every / every) * every
         partition = self._partition(experiments[0])
         values = [experiment.model_dump(mode="json") for experiment in experiments]
+        listen(Signs(signs_file(self.members[0].folder)).alive)
         executor = self._executor(experiments[0], values, partition)
         folders = [member.folder.checkpoints for member in self.members]
         self.coordinator = Coordinator(values, self.dataset, partition, executor, folders, self.shared.claim)

@@ -68,10 +68,12 @@ class Listener(tune.Callback):
         self._silence = Silence(plan.experiment.resources)
         self._watches: dict[str, tuple[Watch, Signs]] = {}
         self._looked = 0.0
+        self.is_idle: Callable[[Trial], bool] = lambda trial: False
+        """Whether a trial that runs has nothing to do, and so gives no sign of life."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Tune writes all it is given to disk, for a way of restoring that is not used here; terminals cannot be."""
-        left_out = dict.fromkeys(("lock", "show", "tracker", "notify", "health", "termination"))
+        left_out = dict.fromkeys(("lock", "show", "tracker", "notify", "health", "termination", "is_idle"))
         return self.__dict__ | left_out | {"_started": {}, "_watches": {}}
 
     def hedge(self, record: Record) -> None:
@@ -100,8 +102,12 @@ class Listener(tune.Callback):
         for trial in list(self._started.values()) if answers else ():
             if trial.status == Trial.RUNNING:
                 self._pass_on_notices(trial)
-                # Tune restarts a trial that is killed for its silence.
-                self._watches[trial.trial_id][0].look(self.notify)
+                watch, _ = self._watches[trial.trial_id]
+                if self.is_idle(trial):
+                    watch.renew()
+                else:
+                    # Tune restarts a trial that is killed for its silence.
+                    watch.look(self.notify)
 
     def _pass_on_notices(self, trial: Trial) -> None:
         if trial.trial_id in self._watches:

@@ -210,6 +210,9 @@ def _tune(plan: SearchPlan, folder: RunFolder, data: Data, listener: Listener) -
             progress_reporter=tune.CLIReporter(),
         ),
     )
+    scheduler = chosen.config.scheduler
+    if isinstance(scheduler, HedgeScheduler):
+        listener.is_idle = scheduler.is_holding
     listener.health = RayHealth(folder.path)
     try:
         results = tuner.fit()
@@ -218,7 +221,6 @@ def _tune(plan: SearchPlan, folder: RunFolder, data: Data, listener: Listener) -
             raise listener.lost from None
         raise
     except TuneError:
-        scheduler = chosen.config.scheduler
         if isinstance(scheduler, HedgeScheduler) and scheduler.error:
             raise scheduler.error from None
         raise

@@ -162,6 +162,10 @@ class HedgeScheduler(TrialScheduler):
                 self._pausing.add(trial.trial_id)
                 tune_controller.pause_trial(trial)
 
+    def is_holding(self, trial: Trial) -> bool:
+        """Whether a trial is too far ahead of others, and its process waits until it may go on."""
+        return trial.trial_id in self._holding
+
     def debug_string(self) -> str:
         hedge = self.rounds.hedge
         return f"Hedge: round {hedge.rounds}, leader {hedge.leader}, regret {hedge.regret:.3g}"

@@ -1,22 +1,36 @@
 """Processes that are frozen or hang: they are reported, and replaced where the file says so."""
 
+import os
 import re
 import signal
+import sys
 import threading
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 import ray
+from ray.tune.experiment import Trial
 from test_faults import POISON
 from test_ray import numbers, same, small
 from test_search import one_after_the_other, plan
 
-from hedgerow.platform import runner
+from hedgerow.platform import heartbeat, runner
+from hedgerow.platform.build import check
+from hedgerow.platform.coordinator import in_this_process
 from hedgerow.platform.dispatch import NO_MATTER
+from hedgerow.platform.errors import UserError
+from hedgerow.platform.ray_driver import CoordinatorActor, RayDriver
+from hedgerow.platform.ray_executor import Hosting
 from hedgerow.platform.resources import Resources
 from hedgerow.platform.runner import run
-from hedgerow.platform.silence import Signs, Silence
+from hedgerow.platform.silence import Signs, Silence, Watch
+from hedgerow.searchspaces.listener import Listener
 from hedgerow.searchspaces.runner import search
+from hedgerow.searchspaces.scheduler import HedgeScheduler
 
 ROUNDS = 8
 
@@ -105,6 +119,23 @@ class TestAFrozenProcess:
 
 
 @pytest.mark.usefixtures("ray_here")
+def test_a_driver_that_cannot_begin_leaves_no_thread_behind_that_ends_this_process(tmp_path, monkeypatch):
+    before = {thread for thread in threading.enumerate() if thread.name == "ray-health"}
+
+    def busy(*arguments):
+        raise UserError("the cluster is busy")
+
+    monkeypatch.setattr(RayDriver, "_gather", busy)
+    with pytest.raises(UserError, match="the cluster is busy"):
+        run(small(tmp_path, resources__executor="ray"))
+    for thread in threading.enumerate():
+        if thread.name == "ray-health" and thread not in before:
+            thread.join(30)
+            assert not thread.is_alive()
+    assert not list(tmp_path.glob("*/.signs"))
+
+
+@pytest.mark.usefixtures("ray_here")
 def test_a_client_that_hangs_each_time_is_left_out(tmp_path):
     settings = POISON | {"algorithm__hangs": True, "resources": {"actors": 2, "actor_timeout": 3}}
     finished = run(small(tmp_path, **settings))
@@ -124,6 +155,59 @@ def test_automatic_silence_is_ten_times_the_longest_exchange_and_a_minute_at_lea
     silence = Silence(Resources(silence=5, actor_timeout=7))
     assert silence.is_notable(6)
     assert silence.is_too_long(8)
+
+
+def test_a_trial_that_waits_for_others_is_not_silent(tmp_path):
+    resources = {"silence": 0.05, "actor_timeout": 0.1}
+    wanted, said = plan(tmp_path, resources=resources), []
+    listener = Listener(tmp_path, wanted, None, None, None, said.append)
+    listener.health = SimpleNamespace(check=lambda: True)
+    scheduler = HedgeScheduler(1)
+    listener.is_idle = scheduler.is_holding
+    trial = SimpleNamespace(trial_id="a", status=Trial.RUNNING)
+    silence = Silence(wanted.experiment.resources)
+    # To kill it would need its actor.
+    watch = Watch("trial 0", None, silence, tmp_path / "signs")
+    listener._started["a"], listener._watches["a"] = trial, (watch, Signs(tmp_path / "signs"))
+    scheduler._holding["a"] = trial
+    for _ in range(2):
+        time.sleep(0.2)
+        listener._looked = 0.0
+        listener.on_step_begin(0, [trial])
+    # It goes on: its silence begins now.
+    del scheduler._holding["a"]
+    assert watch._since > watch._begun + 0.3
+    assert not watch.noticed
+    assert not said
+    # The wait was no exchange, so it does not lengthen the silence that is allowed.
+    assert silence.longest == 0.0
+
+
+def test_hashing_and_writing_a_checkpoint_and_verifying_it_are_signs_of_life(tmp_path):
+    experiment = small(tmp_path, resources__executor="inline")
+    values, (dataset, partition) = experiment.model_dump(mode="json"), check(experiment, None)
+    executor = in_this_process([experiment], dataset, partition)
+    executor.signs = Signs(tmp_path / "signs")
+    executor.signs.begin()
+    hosting = Hosting([values], sys.path, None, None)
+    coordinator = object.__new__(CoordinatorActor)
+
+    def gives_a_sign(action: Callable[[], Any]) -> bool:
+        executor.signs._last = 0.0
+        os.utime(executor.signs.file, (0, 0))
+        action()
+        return executor.signs.file.stat().st_mtime > 0
+
+    try:
+        coordinator.begin(hosting, dataset.arrays(), partition.arrays(), executor, tmp_path / "checkpoints")
+        assert gives_a_sign(coordinator.one_round)
+        assert gives_a_sign(coordinator.save)
+        assert gives_a_sign(coordinator.reload)
+        # A file that is gone must not end the work.
+        executor.signs.remove()
+        coordinator.reload()
+    finally:
+        heartbeat.listen(None)
 
 
 def test_notices_are_read_once(tmp_path):
