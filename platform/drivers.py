@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,7 +11,7 @@ import torch
 from hedgerow.algorithms.trees import Tree
 from hedgerow.platform.coordinator import Coordinator, in_this_process
 from hedgerow.platform.data import Dataset, Partition
-from hedgerow.platform.errors import UserError
+from hedgerow.platform.errors import RayLost, UserError
 from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.learner import Record
 from hedgerow.platform.local_first import LocalFirst
@@ -68,9 +69,9 @@ def open_driver(
     cohort = experiment.cohort_size(len(partition))
 
     @contextmanager
-    def on_ray(wanted: int) -> Iterator[RayDriver]:
+    def on_ray(wanted: int, needless: Callable[[RayLost], bool] = lambda error: False) -> Iterator[RayDriver]:
         least = resources.min_actors or wanted
-        driver = RayDriver(values, dataset, partition, checkpoints, wanted, least, notify, claim)
+        driver = RayDriver(values, dataset, partition, checkpoints, wanted, least, notify, claim, needless)
         try:
             yield driver
         except BaseException:
@@ -88,7 +89,7 @@ def open_driver(
             wanted = count_actors(resources, cohort, [local_resources()])
             executor = in_this_process([experiment], dataset, partition, wanted, measures=False)
             local = Coordinator([values], dataset, partition, executor, [checkpoints], claim)
-            with LocalFirst(local, ready, lambda: on_ray(wanted)) as first:
+            with LocalFirst(local, ready, partial(on_ray, wanted)) as first:
                 yield first
         else:
             ready.result()

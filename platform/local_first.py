@@ -1,12 +1,13 @@
 """The first rounds of a run, in the driver's process, while Ray starts its own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from hedgerow.algorithms.trees import Tree
 from hedgerow.platform.coordinator import Coordinator
+from hedgerow.platform.errors import RayLost
 from hedgerow.platform.executors import Unmeasured
 from hedgerow.platform.learner import Record
 
@@ -21,17 +22,23 @@ class LocalFirst:
     are the same bits, because the local coordinator keeps the actors' shares apart. Plans are measured on the actors,
     with all of them at work: a run whose plans are not known yet waits for them.
 
-    ready: Ray. on_ray: makes the driver on Ray once that is there.
+    Where Ray does not start, or is lost, the rounds that were run here are saved first.
+
+    ready: Ray. on_ray: makes the driver on Ray once that is there; it is given `needless` of RayHealth.
     """
 
     def __init__(
-        self, local: Coordinator, ready: Future[None], on_ray: Callable[[], AbstractContextManager["RayDriver"]]
+        self,
+        local: Coordinator,
+        ready: Future[None],
+        on_ray: Callable[[Callable[[RayLost], bool]], AbstractContextManager["RayDriver"]],
     ):
         self.local: Coordinator | None = local
         self.workers = local.workers
         self._told = len(local.run.learners[0].history)
         self._ready, self._on_ray = ready, on_ray
-        self._wanted = True
+        self._wanted, self._computing = True, False
+        self._lost: RayLost | None = None
         self._opened = ExitStack()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="client-actors")
         self._remote = self._thread.submit(self._start)
@@ -46,9 +53,10 @@ class LocalFirst:
 
     def advance(self, seconds: float) -> tuple[list[Record], bool]:
         """As Coordinator.advance."""
-        if self.local is not None and not (self._remote.done() and self._there().is_ready()):
+        if self.local is not None and not self._is_ready():
             try:
-                _, done = self.local.advance(seconds)
+                with self._at_work():
+                    _, done = self.local.advance(seconds)
             except Unmeasured:
                 done = False
             news = self.local.run.learners[0].history[self._told :]
@@ -59,7 +67,8 @@ class LocalFirst:
         return self._handed_over().advance(seconds)
 
     def save(self) -> None:
-        (self.local or self._there()).save()
+        with self._at_work() if self.local else nullcontext():
+            (self.local or self._there()).save()
 
     @property
     def gathered(self) -> list[int]:
@@ -78,7 +87,36 @@ class LocalFirst:
     def _start(self) -> "RayDriver | None":
         """In the background; None when the run has ended before."""
         self._ready.result()
-        return self._opened.enter_context(self._on_ray()) if self._wanted else None
+        return self._opened.enter_context(self._on_ray(self._needless)) if self._wanted else None
+
+    def _needless(self, error: RayLost) -> bool:
+        """Take note that Ray is lost; returns whether this process runs or saves rounds itself. In another thread."""
+        self._lost = error
+        return self._computing
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """Meanwhile this process is not ended for the loss of Ray."""
+        self._computing = True
+        try:
+            yield
+        finally:
+            self._computing = False
+
+    def _is_ready(self) -> bool:
+        """Whether the run can be handed over. Saves the rounds that were run here where Ray fails."""
+        try:
+            if self._lost:
+                raise self._lost
+            return self._remote.done() and self._there().is_ready()
+        except Exception:
+            self._save_here()
+            raise
+
+    def _save_here(self) -> None:
+        if self.local is not None and self.local.run.round:
+            with self._at_work():
+                self.local.run.save()
 
     def _there(self) -> "RayDriver":
         driver = self._remote.result()
@@ -86,10 +124,11 @@ class LocalFirst:
         return driver
 
     def _handed_over(self) -> "RayDriver":
+        # Saved before the wait: Ray may fail meanwhile.
+        self._save_here()
         driver = self._there()
         if self.local is not None:
             if self.local.run.round:
-                self.local.run.save()
                 driver.go_on_from(self.local.run.round)
             self.local = None
         return driver

@@ -17,7 +17,8 @@ from hedgerow.platform.checkpoint import latest_checkpoint, round_of
 from hedgerow.platform.coordinator import Coordinator
 from hedgerow.platform.crew import Crew, Nodes, all_given_back, rest, take
 from hedgerow.platform.data import Dataset, Partition
-from hedgerow.platform.errors import UserError
+from hedgerow.platform.errors import RayLost, UserError
+from hedgerow.platform.heartbeat import listen
 from hedgerow.platform.learner import Record
 from hedgerow.platform.placement import PATIENCE, actors_that_fit, bundle_of, bundles, lasting_nodes, reserved
 from hedgerow.platform.process import release, settle
@@ -65,6 +66,7 @@ class CoordinatorActor(Coordinator):
     ) -> None:
         """Drive a run, its first or another one."""
         settle(1, hosting.import_path)
+        listen(executor.signs.alive)
         dataset, dealt = Dataset.from_arrays(data), Partition.from_arrays(partition)
         Coordinator.__init__(self, hosting.experiments, dataset, dealt, executor, [checkpoints], claim)
 
@@ -76,6 +78,7 @@ class CoordinatorActor(Coordinator):
         assert isinstance(self.run.executor, RayExecutor)
         actors = self.run.executor.forget()
         del self.run
+        listen(None)
         release()
         return actors
 
@@ -87,7 +90,7 @@ class RayDriver:
     workers: shares into which the work is dealt, which decide the numbers. There is a client actor for each, or fewer
     that carry out several; as nodes join and leave, actors are gathered anew, and go on from a checkpoint. least: how
     many it needs to start. Checkpoints lie on this node's disk, so the coordinator is kept on this node.
-    notify: takes sentences for the user on processes that are silent. claim: see FederatedRun.
+    notify: takes sentences for the user on processes that are silent. claim: see FederatedRun. needless: see RayHealth.
     """
 
     crew: Crew
@@ -102,31 +105,37 @@ class RayDriver:
         least: int,
         notify: Callable[[str], None],
         claim: Claim | None,
+        needless: Callable[[RayLost], bool] = lambda error: False,
     ):
-        self.health = RayHealth(checkpoints.absolute().parent)
-        self.hosting = Hosting([experiment], sys.path, ray.put(dataset.arrays()), ray.put(partition.arrays()))
         self.resources = Resources.model_validate(experiment["resources"])
         self.checkpoints, self.claim = checkpoints.absolute(), claim
         self.notify, self.silence = notify, Silence(self.resources)
         self.signs = Signs(self.checkpoints.parent / ".signs")
-        self.signs.begin()
         self.workers = workers
         self.gathered: list[int] = []
         found = latest_checkpoint(checkpoints)
         # Those before are known to whoever goes on with the run.
         self.told = round_of(found[0]) if found else 0
-        nodes = lasting_nodes()
-        self._seen, self._looked = set(nodes), time.monotonic()
         # Whether Ray was wanted or found is all the same to the processes.
         self._purpose = self.resources.model_dump(exclude={"executor"}), workers, tuple(sys.path)
-        room = actors_that_fit(self.resources, list(all_given_back(nodes).values()))
-        if not self._taken_over(set(nodes)):
-            self._gather(room, least)
-        self._first_answer = self.crew.coordinator.plans.remote()
+        self.health = RayHealth(self.checkpoints.parent, claim, needless)
+        with ExitStack() as begun:
+            # Without this, the thread of `health` would later take any end of this Ray for the loss of a run.
+            begun.callback(self._stop_looking)
+            self.signs.begin()
+            self.hosting = Hosting([experiment], sys.path, ray.put(dataset.arrays()), ray.put(partition.arrays()))
+            nodes = lasting_nodes()
+            self._seen, self._looked = set(nodes), time.monotonic()
+            room = actors_that_fit(self.resources, list(all_given_back(nodes).values()))
+            if not self._taken_over(set(nodes)):
+                self._gather(room, least)
+            begun.callback(self.crew.close)
+            self._first_answer = self.crew.coordinator.plans.remote()
+            begun.pop_all()
 
     def is_ready(self) -> bool:
-        """Whether the coordinator and the client actors are there. Does not wait."""
-        return bool(ray.wait([self._first_answer], timeout=0)[0])
+        """Whether the coordinator and the client actors are there. Does not wait. Raises RayLost."""
+        return self.health.check() and bool(ray.wait([self._first_answer], timeout=0)[0])
 
     def advance(self, seconds: float) -> tuple[list[Record], bool]:
         """As Coordinator.advance; between rounds it looks who has joined and who is about to leave."""
@@ -257,12 +266,11 @@ class RayDriver:
                 # Others were faster.
                 actors = least
                 group = stack.enter_context(reserved(self.resources, actors))
-            reservation = stack.pop_all()
+            places = [bundle_of(self.resources, rank) for rank in range(actors)]
+            executor = RayExecutor(self.hosting, group, places, self.signs, self.workers)
+            coordinator, sizes = self._spawn(executor), bundles(self.resources, actors)
+            self.crew = Crew(self._purpose, group, sizes, stack.pop_all(), executor, coordinator)
         self.gathered.append(actors)
-        places = [bundle_of(self.resources, rank) for rank in range(actors)]
-        executor = RayExecutor(self.hosting, group, places, self.signs, self.workers)
-        sizes = bundles(self.resources, actors)
-        self.crew = Crew(self._purpose, group, sizes, reservation, executor, self._spawn(executor))
 
     def _gather_anew(self, room: int) -> None:
         self.crew.close()

@@ -213,7 +213,7 @@ def _tune(plan: SearchPlan, folder: RunFolder, data: Data, listener: Listener) -
     scheduler = chosen.config.scheduler
     if isinstance(scheduler, HedgeScheduler):
         listener.is_idle = scheduler.is_holding
-    listener.health = RayHealth(folder.path)
+    listener.health = RayHealth(folder.path, listener.lock.claim)
     try:
         results = tuner.fit()
     except KeyboardInterrupt:

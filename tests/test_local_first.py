@@ -3,6 +3,7 @@
 import os
 import subprocess
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import contextmanager
 
@@ -15,15 +16,16 @@ from test_resume import hedgerow
 from hedgerow.algorithms.base import Batch
 from hedgerow.algorithms.gradient import gradient_and_value
 from hedgerow.platform.build import check
+from hedgerow.platform.checkpoint import checkpoints, round_of
 from hedgerow.platform.coordinator import Coordinator, in_this_process
 from hedgerow.platform.drivers import open_driver
-from hedgerow.platform.errors import UserError
+from hedgerow.platform.errors import RayLost, UserError
 from hedgerow.platform.local_first import LocalFirst
 from hedgerow.platform.runner import FinishedRun, resume, run
 
 
 @contextmanager
-def local_first(experiment, folder, ready, actors=2):
+def local_first(experiment, folder, ready, actors=2, on_ray=None):
     """As `open_driver` makes it, with a Ray that is there when the test says so."""
     dataset, partition = check(experiment, None)
     values = experiment.model_dump(mode="json")
@@ -31,11 +33,11 @@ def local_first(experiment, folder, ready, actors=2):
     local = Coordinator([values], dataset, partition, executor, [folder])
 
     @contextmanager
-    def on_ray():
+    def driver_on_ray(needless):
         with open_driver(experiment, dataset, partition, folder, None) as driver:
             yield driver
 
-    with LocalFirst(local, ready, on_ray) as first:
+    with LocalFirst(local, ready, on_ray or driver_on_ray) as first:
         try:
             yield first
         finally:
@@ -147,6 +149,56 @@ def test_a_ray_that_does_not_start_is_told(tmp_path):
         ready.set_exception(UserError("no Ray cluster answers"))
         with pytest.raises(UserError, match="no Ray cluster answers"):
             finish(driver, [])
+        # The rounds that were run here are not lost.
+        assert rounds_saved(tmp_path) == driver.local.run.round > 0
+
+
+def rounds_saved(tmp_path) -> int:
+    return round_of(checkpoints(tmp_path / "checkpoints")[-1])
+
+
+@pytest.mark.parametrize("seen_by", ["the driver", "the thread of its health"])
+def test_rounds_that_were_run_here_are_saved_when_ray_is_lost(seen_by, tmp_path):
+    class Lost:
+        needless: Callable[[RayLost], bool]
+
+        def is_ready(self) -> bool:
+            if seen_by == "the driver":
+                raise RayLost("Ray has ended")
+            # The local coordinator is not at work now.
+            assert self.needless(RayLost("Ray has ended")) is False
+            return False
+
+    @contextmanager
+    def on_ray(needless):
+        Lost.needless = staticmethod(needless)
+        yield Lost()
+
+    experiment = small(tmp_path / "runs", rounds=10**6, resources__actors=2, checkpoints__every=0)
+    ready: Future[None] = Future()
+    with local_first(experiment, tmp_path / "checkpoints", ready, on_ray=on_ray) as driver:
+        driver.advance(0.0)
+        ready.set_result(None)
+        with pytest.raises(RayLost, match="Ray has ended"):
+            finish(driver, [])
+        assert rounds_saved(tmp_path) == driver.local.run.round > 0
+
+
+def test_the_loss_of_ray_does_not_end_a_process_that_runs_rounds_itself(tmp_path):
+    experiment = small(tmp_path / "runs", resources__actors=2)
+    ready: Future[None] = Future()
+    with local_first(experiment, tmp_path / "checkpoints", ready) as driver:
+        answers = []
+        advance = driver.local.advance
+
+        def meddle(seconds):
+            answers.append(driver._needless(RayLost("Ray has ended")))
+            return advance(seconds)
+
+        driver.local.advance = meddle
+        driver.advance(0.0)
+        assert answers == [True]
+        assert driver._needless(RayLost("Ray has ended")) is False
 
 
 def test_a_ray_that_cannot_start_ends_in_a_sentence_and_the_run_resumes(ray_here, tmp_path):

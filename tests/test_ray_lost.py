@@ -1,7 +1,9 @@
 """Ray's own processes die in the middle of a run or a search."""
 
+import errno
 import json
 import re
+import socket
 import subprocess
 import time
 from contextlib import suppress
@@ -13,8 +15,13 @@ from test_ray import run, same, small
 from test_resume import hedgerow
 from test_search import one_after_the_other, plan
 
+from hedgerow.platform import ray_health
+from hedgerow.platform.errors import RayLost
 from hedgerow.platform.experiment_file import dump_experiment
+from hedgerow.platform.ray_health import RayHealth, Server
+from hedgerow.platform.run_lock import RunLock
 from hedgerow.platform.runner import resume
+from hedgerow.platform.runs import RunFolder
 from hedgerow.searchspaces.runner import resume_search
 
 ENOUGH = 4
@@ -103,3 +110,90 @@ def test_a_search_ends_in_a_sentence_and_resumes(ray_here, start, tmp_path):
     folder = ended(driver, killed, "Ray's control store (GCS)", tmp_path / "search")
     slow.unlink()
     assert resume_search(str(folder)).hedge == one_after_the_other(plan(tmp_path / "alone", **settings))
+
+
+# ---- without a Ray --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def port():
+    """A port that accepts connections until it is closed."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """Sets an error number with which every attempt to connect fails; None: none does."""
+    connect, number = socket.create_connection, [None]
+
+    def attempt(*arguments, **settings):
+        if number[0] is not None:
+            raise OSError(number[0], "")
+        return connect(*arguments, **settings)
+
+    monkeypatch.setattr(socket, "create_connection", attempt)
+    return lambda value: number.__setitem__(0, value)
+
+
+def test_a_probe_that_fails_on_this_side_or_one_refusal_does_not_end_a_run(port, failing, monkeypatch):
+    raylet = Server(port.getsockname(), refusals=3)
+    assert raylet.look()
+    for number in (errno.EMFILE, errno.ENOBUFS, errno.EADDRNOTAVAIL, errno.ETIMEDOUT):
+        failing(number)
+        assert not any(raylet.look() for _ in range(5))
+        assert not raylet.has_ended
+    failing(errno.ECONNREFUSED)
+    for ended in (False, False):
+        assert not raylet.look()
+        assert raylet.has_ended == ended
+    failing(None)
+    assert raylet.look()
+    port.close()
+    for ended in (False, False, True):
+        assert not raylet.look()
+        assert raylet.has_ended == ended
+    # The control store of a cluster may be started again, but not for ever.
+    gcs = Server(raylet.address)
+    assert not any(gcs.look() for _ in range(5))
+    assert not gcs.has_ended
+    monkeypatch.setattr(ray_health, "PATIENCE", 0.0)
+    assert gcs.has_ended
+
+
+@pytest.fixture
+def health(tmp_path, monkeypatch):
+    """Of a run whose Ray is lost, without its thread; `exits` collects how it ends the process."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    record = {"name": "run", "status": "running", "created": "", "data_root": None, "versions": {}, "git_commit": None}
+    RunFolder(folder).update(**record)
+    health = object.__new__(RayHealth)
+    health.folder, health.claim, health._node, health.exits = folder, None, None, []
+    monkeypatch.setattr(ray_health.os, "_exit", health.exits.append)
+    return health
+
+
+def status(health: RayHealth) -> str:
+    return json.loads((health.folder / "run.json").read_text())["status"]
+
+
+def test_the_process_ends_even_if_the_end_cannot_be_recorded(health, capsys):
+    health._end(RayLost("Ray has ended"))
+    assert (health.exits, status(health)) == ([2], "interrupted")
+    (health.folder / "run.json").write_text("[")
+    health._end(RayLost("Ray has ended"))
+    assert health.exits == [2, 2]
+    assert (health.folder / "run.json").read_text() == "["
+    assert capsys.readouterr().err == 2 * "hedgerow: Ray has ended\n"
+
+
+def test_a_finished_run_stays_finished_and_a_run_of_another_process_is_left_alone(health):
+    with RunLock(health.folder) as lock:
+        health.claim = lock.claim
+        (health.folder / ".lock" / "00000002").touch()
+    health._end(RayLost("Ray has ended"))
+    assert (health.exits, status(health)) == ([2], "running")
+    RunFolder(health.folder).update(status="finished")
+    health._end(RayLost("Ray has ended"))
+    assert (health.exits, status(health)) == ([2], "finished")

@@ -163,7 +163,7 @@ def test_a_copy_of_a_running_runs_folder_is_free(tmp_path, monkeypatch):
         shutil.copytree(tmp_path / "run", tmp_path / "copy")
         with RunLock(tmp_path / "copy") as lock:
             assert claim(tmp_path / "copy").name == "00000002"
-            assert not lock.is_lost
+            assert not lock.claim.is_lost
         # Also by another name the folder itself is not free.
         (tmp_path / "run").rename(tmp_path / "moved")
         with pytest.raises(UserError, match=f"is being run by process {os.getpid()} "), RunLock(tmp_path / "moved"):
