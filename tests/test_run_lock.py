@@ -106,7 +106,7 @@ def test_a_process_number_that_another_process_has_now_does_not_hold_the_lock(tm
         held = claim(tmp_path).read_text()
     # Of the process that started this one, which is alive.
     claim(tmp_path).write_text(held)
-    rewrite(claim(tmp_path), pid=os.getppid())
+    rewrite(claim(tmp_path), pid=os.getppid(), start="0")
     with RunLock(tmp_path):
         pass
     claim(tmp_path).write_text(held)
