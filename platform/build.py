@@ -27,8 +27,11 @@ from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.experiment_file import load_experiment
 from hedgerow.platform.memory import fits, require
 from hedgerow.platform.models import ModelConfig, build_model
+from hedgerow.platform.models.check import compare_constants, fingerprint
+from hedgerow.platform.models.config import CustomModel
 from hedgerow.platform.plugins import algorithm_class
 from hedgerow.platform.quiet import quiet_libraries
+from hedgerow.platform.runs import RunFolder
 from hedgerow.platform.storage import check_storage
 from hedgerow.platform.streams import steps_per_client
 from hedgerow.platform.teacher import Teacher, with_parameters
@@ -147,7 +150,22 @@ def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -
             f"task.public: {name} learns from public samples, at least {algorithm.needs_public}, and there are "
             f"{found}; give it `samples: {algorithm.needs_public}` or more"
         )
+    _check_repeats(experiment, dataset)
     check_contract(experiment, algorithm, dataset, partition)
+
+
+def _check_repeats(experiment: Experiment, dataset: Dataset) -> None:
+    """Raises UserError where a user's own model differs when it is built again, as every process does."""
+    task = experiment.task
+    for place, config in (("task.model", task.model), ("task.teacher.model", task.teacher and task.teacher.model)):
+        if isinstance(config, CustomModel):
+            built = (_module(config, dataset, experiment.seed) for _ in range(2))
+            once, again = (fingerprint([*module.named_parameters(), *module.named_buffers()]) for module in built)
+            if once != again:
+                raise UserError(
+                    f"{place}: {config.name} has other parameters or buffers each time that it is built; draw them "
+                    "from torch's generator, which is seeded, and not from NumPy or random"
+                )
 
 
 def _check_streams(experiment: Experiment, partition: Partition) -> None:
@@ -218,7 +236,10 @@ def build_teacher(teacher: Teacher, dataset: Dataset, seed: int) -> torch.nn.Mod
     if teacher.model is not None:
         return _module(teacher.model, dataset, seed)
     trained = load_experiment(teacher.experiment)
-    return with_parameters(build_module(trained, dataset), teacher.parameters(), str(teacher.run))
+    module, folder = build_module(trained, dataset), RunFolder(Path(str(teacher.run)))
+    if folder.exists:
+        compare_constants(module, folder.constants)
+    return with_parameters(module, teacher.parameters(), str(teacher.run))
 
 
 def task_on(dataset: Dataset, module: torch.nn.Module) -> Task:

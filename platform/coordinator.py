@@ -16,6 +16,7 @@ from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.experiment_file import parse_experiment
 from hedgerow.platform.federated import FederatedRun
 from hedgerow.platform.learner import Learner, Record
+from hedgerow.platform.models.check import compare_constants
 from hedgerow.platform.online import OnlineLearner
 from hedgerow.platform.process import settle
 from hedgerow.platform.run_lock import Claim
@@ -54,6 +55,7 @@ class Coordinator:
             learner.plans |= self._recorded[-1]
         executor = executor or in_this_process(parsed, dataset, partition)
         self.run = FederatedRun(learners, executor, list(checkpoints), claim)
+        self._constants = [folder.constants if folder.exists else None for folder in self._folders]
         self._told = learners[0].round
 
     def advance(self, seconds: float, told: int | None = None) -> tuple[list[Record], bool]:
@@ -75,6 +77,9 @@ class Coordinator:
 
     def one_round(self) -> dict[int, Record]:
         """Run one round, and save it when the schedule says so; returns the record of each experiment, by number."""
+        # Not at the start: what the constructor of an actor raises does not reach the user as it is.
+        for learner, expected in zip(self.run.learners, self._constants, strict=True):
+            compare_constants(learner.algorithm.task.module, expected)
         records = next(self.run)
         self._record_plans()
         every = self.run.learners[0].experiment.checkpoints.every

@@ -38,7 +38,7 @@ class Dispatcher:
         orders: list[list[Order]] = [[] for _ in range(self.executor.workers)]
         for (expert, request), positions in zip(requests, shares, strict=True):
             for worker, rows in enumerate(positions):
-                orders[worker].append(_order(expert, worker, request, rows))
+                orders[worker].append(self._order(expert, worker, request, rows))
         downs = [request.exchange.received for _, request in requests]
         self._plan(requests, orders)
         answers = self.executor.run(orders, downs)
@@ -67,7 +67,8 @@ class Dispatcher:
                 # The next client's order must not take for a replay what this one leaves.
                 begins = not answers
                 orders = [
-                    [replace(_order(expert, rank, request, rows), begins=begins)] for rank, rows in enumerate(alone)
+                    [replace(self._order(expert, rank, request, rows), begins=begins)]
+                    for rank, rows in enumerate(alone)
                 ]
                 try:
                     answer = self.executor.run(orders, [exchange.received])[worker][0]
@@ -76,6 +77,27 @@ class Dispatcher:
                 positions.append(alone[worker])
                 answers.append(answer)
         return _result(exchange, positions, answers, request.ledger)
+
+    def _order(self, expert: int, worker: int, request: Request, rows: np.ndarray) -> Order:
+        exchange = request.exchange
+        weights = np.ones(len(exchange.clients)) if exchange.weights is None else exchange.weights
+        return Order(
+            round=request.cohort.round,
+            number=request.number,
+            step=exchange.step.__name__,
+            on=exchange.on,
+            clients=exchange.clients[rows],
+            per_client=tree_map(lambda leaf: leaf[rows].numpy(), exchange.received_per_client),
+            weights=np.asarray(weights, dtype=np.float64)[rows],
+            batches=dict(exchange.batches),
+            reduce=exchange.reduce,
+            plan=Plan("loop"),
+            keep_states=request.number < EVALUATION,
+            worker=worker,
+            expert=expert,
+            committed=request.committed,
+            constants=getattr(self.learners[expert].algorithm.task.module, "constants", None),
+        )
 
     def _deal(self, learner: Learner, request: Request) -> Positions:
         """Clients with states stick to their worker.
@@ -188,27 +210,6 @@ def _numbers(exchange: Exchange) -> int:
 def _name(exchange: Exchange) -> str:
     """Of a plan: one for a single client is none for many."""
     return f"{exchange.step.__name__}/{exchange.on}" + ("/one" if len(exchange.clients) == 1 else "")
-
-
-def _order(expert: int, worker: int, request: Request, rows: np.ndarray) -> Order:
-    exchange = request.exchange
-    weights = np.ones(len(exchange.clients)) if exchange.weights is None else exchange.weights
-    return Order(
-        round=request.cohort.round,
-        number=request.number,
-        step=exchange.step.__name__,
-        on=exchange.on,
-        clients=exchange.clients[rows],
-        per_client=tree_map(lambda leaf: leaf[rows].numpy(), exchange.received_per_client),
-        weights=np.asarray(weights, dtype=np.float64)[rows],
-        batches=dict(exchange.batches),
-        reduce=exchange.reduce,
-        plan=Plan("loop"),
-        keep_states=request.number < EVALUATION,
-        worker=worker,
-        expert=expert,
-        committed=request.committed,
-    )
 
 
 def _result(exchange: Exchange, positions: Positions, answers: list[Answer], ledger: Ledger) -> Result:

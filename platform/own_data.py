@@ -3,15 +3,17 @@
 from pathlib import Path
 from typing import Any
 
-from hedgerow.platform.build import Data, build_partition, check
+from hedgerow.platform.build import Data, build_module, build_partition, check
 from hedgerow.platform.data.content import content_hash
 from hedgerow.platform.errors import UserError
 from hedgerow.platform.experiment import Experiment
+from hedgerow.platform.models.check import compare_constants
+from hedgerow.platform.models.config import CustomModel
 from hedgerow.platform.runs import RunFolder
 
 
 def data_record(experiment: Experiment, data: Data, own: bool) -> dict[str, Any]:
-    """Entry `data` of a run's run.json: names and content hashes.
+    """Entry `data` of a run's run.json: names and content hashes, also of the model's frozen parameters and buffers.
 
     own: whether the caller gave the arrays. drawn, in the record: whether the partition is the one that the file and
     its seed describe, which is so for every run on its file's data.
@@ -23,14 +25,19 @@ def data_record(experiment: Experiment, data: Data, own: bool) -> dict[str, Any]
             drawn = content_hash(build_partition(experiment, dataset)) == found
         except UserError:
             drawn = False
-    return {"name": dataset.name, "dataset": content_hash(dataset), "partition": found, "drawn": drawn, "own": own}
+    record: dict[str, Any] = {"name": dataset.name, "dataset": content_hash(dataset), "partition": found}
+    record |= {"drawn": drawn, "own": own}
+    is_custom = isinstance(experiment.task.model, CustomModel)
+    frozen = build_module(experiment, dataset).constants if is_custom else None
+    return record | ({"frozen": frozen} if frozen else {})
 
 
 def same_data(folder: RunFolder, experiment: Experiment, given: Data | None, fix: str = "resume") -> Data:
     """Data and partition of a run: those that are given, or those that its file names.
 
-    fix: function of this package that takes the arrays, for messages. Raises UserError when they are not what the run
-    began with. Runs that were made before content hashes were recorded are not compared.
+    fix: function of this package that takes the arrays, for messages. Raises UserError when they, or the frozen
+    parameters of the model, are not what the run began with. Runs that were made
+    before content hashes were recorded are not compared.
     """
     record = folder.record()
     known, root = record.get("data"), record.get("data_root")
@@ -48,6 +55,8 @@ def same_data(folder: RunFolder, experiment: Experiment, given: Data | None, fix
         # The partition of a trial that searches over partitions is not recorded: its configuration decides it.
         differing = [name for name in now if before[name] not in (None, now[name])]
         if not differing:
+            if folder.constants:
+                compare_constants(build_module(experiment, data[0]), folder.constants)
             return data
     what = " and the ".join(differing)
     verb = "differ" if len(differing) > 1 else "differs"

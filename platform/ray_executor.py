@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import ray
-from ray.exceptions import NodeDiedError, ObjectLostError, OutOfMemoryError, RayActorError, RayError
+from ray.exceptions import NodeDiedError, ObjectLostError, OutOfMemoryError, RayActorError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -18,6 +18,7 @@ from hedgerow.algorithms.trees import Tree, leaves, tree_map
 from hedgerow.platform.build import build_algorithms
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.dispatch import owner_of
+from hedgerow.platform.errors import UserError
 from hedgerow.platform.executors import WorkerLost
 from hedgerow.platform.experiment_file import parse_experiment
 from hedgerow.platform.planning import Cost
@@ -175,6 +176,10 @@ class RayExecutor:
             except LOST as error:
                 end_if_broken(error)
                 lost = error
+            except RayTaskError as error:
+                if isinstance(error.cause, UserError):
+                    raise error.cause from None
+                raise
         if lost is not None:
             self._replace_dead()
             reason = f"{', '.join(silent)} silent for too long (resources.actor_timeout)" if silent else str(lost)

@@ -30,13 +30,14 @@ class TableNote(Record):
 
 
 class DataRecord(Record):
-    """Content of data set and partition, see `own_data.data_record`."""
+    """Content of data set, partition and what is frozen in the model, see `own_data.data_record`."""
 
     name: str
     dataset: str
     partition: str | None
     drawn: bool
     own: bool
+    frozen: str | None = None
 
 
 class Ended(Record):

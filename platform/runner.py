@@ -27,6 +27,7 @@ from hedgerow.platform.finished import FinishedRun, last_parameters
 from hedgerow.platform.learner import Record
 from hedgerow.platform.memory import is_exhausted
 from hedgerow.platform.mirror import Mirror
+from hedgerow.platform.models.check import compare_constants
 from hedgerow.platform.notices import Termination, handling, signal_of
 from hedgerow.platform.own_data import data_record, same_data, unhashed
 from hedgerow.platform.quiet import quiet_libraries
@@ -161,7 +162,7 @@ def _carry_out(
         termination.saves = False
         termination.check()
         if tracker:
-            model = partial(save_final_model, experiment, dataset, parameters)
+            model = partial(save_final_model, experiment, dataset, parameters, constants=folder.constants)
             warnings += close_tracking(tracker, folder, model, partial(_tell_result, folder=folder), show)
     return FinishedRun(folder, experiment, records, summary, parameters, "; ".join(warnings) or None)
 
@@ -336,14 +337,18 @@ def _tell_result(store: Any, folder: RunFolder) -> None:
     store.describe(run_text(folder))
 
 
-def save_final_model(experiment: Experiment, dataset: Dataset, parameters: Tree, folder: Path) -> None:
+def save_final_model(
+    experiment: Experiment, dataset: Dataset, parameters: Tree, folder: Path, constants: str | None = None
+) -> None:
     """Write the model with these parameters (arrays), which may be those of a sub-model, in MLflow's format.
 
     Frozen parameters, which are in no run's tree, have the values that the model's constructor gives them.
+    constants: the run's record of them, see `compare_constants`. Raises UserError where they differ.
     """
     from hedgerow.platform.mlflow_store import save_model
 
     module = build_module(experiment, dataset)
+    compare_constants(module, constants)
     for name, parameter in module.named_parameters():
         if name in parameters:
             parameter.data = torch.tensor(parameters[name])

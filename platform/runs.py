@@ -81,6 +81,11 @@ class RunFolder:
         is_trial = search.name == "experts" and RunFolder(search.parent).exists
         return read_object(self.path / "run.json", TrialRecord if is_trial else RunRecord)
 
+    @property
+    def constants(self) -> str | None:
+        """Fingerprint of the model's frozen parameters and buffers, where one is recorded."""
+        return (self.record().get("data") or {}).get("frozen")
+
     def partition(self) -> dict[str, Any]:
         """Contents of partition.json, see `keep_partition`; empty where there is none. Raises UserError."""
         file = self.path / "partition.json"

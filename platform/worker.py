@@ -17,6 +17,7 @@ from hedgerow.algorithms.trees import Tree, count, leaves, stack, sub, tree_map
 from hedgerow.platform.checkpoint import read_states, save_tree
 from hedgerow.platform.data import SHARES, Dataset, Partition, Slices
 from hedgerow.platform.engine import Plan, Samples, Work, for_each_client
+from hedgerow.platform.models.check import compare_constants
 from hedgerow.platform.planning import Cost, shortened
 from hedgerow.platform.process import held, peak, reset_peak
 from hedgerow.platform.reduce import Partial, finite_clients
@@ -65,6 +66,8 @@ class Order:
     committed: int = 0
     """The last round of this expert whose client states are final; those of a later round that is not this one are
     forgotten (that round is being replayed)."""
+    constants: str | None = None
+    """Of the coordinator's model: a worker refuses to continue with another one."""
 
     @property
     def kin(self) -> tuple[Any, ...]:
@@ -179,6 +182,7 @@ class Worker:
         """Carry out this worker's share of the exchanges that run in parallel. downs: the broadcast of each order."""
         first = {order.expert: order for order in reversed(orders)}
         for expert, order in first.items():
+            compare_constants(self.algorithms[expert].task.module, order.constants)
             number = order.number if order.begins else max(1, order.number)
             self.states[expert].enter(order.round, number, order.committed)
         answers = [Answer(Partial(order.reduce)) for order in orders]

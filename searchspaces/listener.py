@@ -195,11 +195,17 @@ class Listener(tune.Callback):
             self.show.state(index, status)
 
     def _data(self, trial: Experiment) -> dict[str, Any] | None:
-        """Entry `data` of a trial's run.json: the search's, unless the trial draws a partition of its own."""
+        """Entry `data` of a trial's run.json: the search's, without what the trial draws or builds itself."""
         known, whole = RunFolder(self.folder).record().get("data"), self.plan.experiment
-        if known is None or (trial.task.partition == whole.task.partition and trial.seed == whole.seed):
+        if known is None:
             return known
-        return known | {"partition": None, "drawn": True}
+        seeded = trial.seed == whole.seed
+        own: dict[str, Any] = {}
+        if not seeded or trial.task.partition != whole.task.partition:
+            own = {"partition": None, "drawn": True}
+        if not seeded or trial.task.model != whole.task.model:
+            own["frozen"] = None
+        return known | own
 
     def _state(self, trial: Trial, text: str) -> None:
         if self.show:

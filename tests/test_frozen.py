@@ -4,6 +4,7 @@ import mlflow
 import pytest
 import torch
 
+import hedgerow
 from hedgerow.algorithms.trees import flatten
 from hedgerow.platform.build import build_data, build_module, check
 from hedgerow.platform.coordinator import Coordinator
@@ -123,6 +124,54 @@ def test_the_recorded_model_and_a_teacher_keep_what_was_frozen(tmp_path):
     with torch.no_grad():
         assert torch.equal(teacher(x), expected)
     next(coordinator.run)
+
+
+def test_a_model_that_differs_each_time_it_is_built_is_refused():
+    said = "is built; draw them from torch's generator"
+    with pytest.raises(UserError, match=f"task.model: toys.FrozenFromNumPy has other .* {said}"):
+        check(experiment("fedavg", {"lr": 0.1}, model="toys.FrozenFromNumPy"), None)
+    wanted = experiment("kd", {"lr": 0.1, "starts": 2}).model_dump(mode="json")
+    wanted["task"]["teacher"]["model"] = {"name": "toys.FrozenFromNumPy"}
+    with pytest.raises(UserError, match=f"task.teacher.model: .* {said}"):
+        check(parse_experiment(wanted), None)
+
+
+def test_frozen_parameters_that_change_during_a_run_are_refused(tmp_path):
+    file, said = tmp_path / "pretrained", "the frozen parameters or buffers of FrozenFromFile are not those"
+    file.write_text("0.5")
+    wanted = experiment("fedavg", {"lr": 0.1}, output=str(tmp_path / "runs")).model_dump(mode="json")
+    wanted["task"]["model"] = {"name": "toys.FrozenFromFile", "args": {"file": str(file)}}
+    wanted = parse_experiment(wanted)
+    finished = run(wanted)
+    folder, data = finished.folder, build_data(wanted, None)
+    assert len(folder.constants) == 64
+    assert hedgerow.load(folder.path).parameters.keys() == finished.parameters.keys()
+    folder.update(status="interrupted")
+
+    file.write_text("0.25")
+    taught = experiment("fedavg", {"lr": 0.1, "side": {"kind": "distillation", "alpha": 0.0, "temperature": 1.0}})
+    taught = taught.model_dump(mode="json")
+    taught["task"]["teacher"] = {"run": str(folder.path)}
+    attempts = (
+        lambda: hedgerow.resume(folder.path, show=False),
+        lambda: hedgerow.load(folder.path).parameters,
+        lambda: save_final_model(wanted, data[0], finished.parameters, tmp_path / "model", folder.constants),
+        lambda: check(parse_experiment(taught), None),
+        lambda: Coordinator([values], *data, None, [folder.checkpoints]).one_round(),
+    )
+    values = wanted.model_copy(update={"rounds": 3}).model_dump(mode="json")
+    for attempt in attempts:
+        with pytest.raises(UserError, match=said):
+            attempt()
+
+    file.write_text("0.5")
+    coordinator = Coordinator([values], *data, None, [folder.checkpoints])
+    assert coordinator.one_round()[0]["round"] == 3
+    # Another process has built another model.
+    coordinator = Coordinator([values | {"rounds": 4}], *data, None, [folder.checkpoints])
+    coordinator.run.executor.worker.algorithms[0].task.module.constants = "0" * 64
+    with pytest.raises(UserError, match=said):
+        coordinator.one_round()
 
 
 @pytest.mark.parametrize(

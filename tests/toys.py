@@ -150,6 +150,22 @@ class FrozenFirst(nn.Sequential):
         self[1].requires_grad_(False)
 
 
+class FrozenFromNumPy(FrozenFirst):
+    """The frozen layer is drawn from NumPy's generator, which no seed of a run reaches."""
+
+    def __init__(self):
+        super().__init__()
+        self[1].weight.data = torch.from_numpy(np.random.default_rng().normal(size=(16, 64)).astype(np.float32))
+
+
+class FrozenFromFile(FrozenFirst):
+    """The frozen layer has the value that is written in a file."""
+
+    def __init__(self, file: str):
+        super().__init__()
+        self[1].weight.data.fill_(float(Path(file).read_text()))
+
+
 class ConstantLinear(nn.Module):
     """A linear layer of buffers."""
 

@@ -15,7 +15,7 @@ from hedgerow.platform.errors import UserError
 from hedgerow.platform.memory import require
 from hedgerow.platform.models import staged, toys
 from hedgerow.platform.models.char_lstm import CharLSTMNet
-from hedgerow.platform.models.check import check_module
+from hedgerow.platform.models.check import check_module, constants
 from hedgerow.platform.models.config import (
     CNN,
     MLP,
@@ -51,8 +51,9 @@ def build_model(config: Section, sample_shape: tuple[int, ...], classes: int, is
     """A module that maps a batch of samples to logits (samples, classes), its parameters drawn from torch's generator.
 
     config: one of `ModelConfig`. sample_shape: of one sample, without the batch. is_tokens: samples are integer
-    sequences. The module's attribute `no_vmap` says why it cannot be batched over clients, None when it can. Raises
-    UserError when the model does not fit the data or holds what has no place in a client step.
+    sequences. The module's attribute `no_vmap` says why it cannot be batched over clients, None when it can; its
+    attribute `constants` is `check.constants` of a user's own model. Raises UserError when the model does not fit the
+    data or holds what has no place in a client step.
     """
     if isinstance(config, CustomModel):
         module = _custom(config)
@@ -61,6 +62,7 @@ def build_model(config: Section, sample_shape: tuple[int, ...], classes: int, is
         _check_size(config, sample_shape, classes)
         module = _built_in(config, sample_shape, classes)
     module.no_vmap = check_module(module)  # type: ignore[assignment]
+    module.constants = None  # type: ignore[assignment]
     if isinstance(config, CustomModel):
         _try_out(module, config.name, sample_shape, classes, is_tokens)
         if not trainable(module):
@@ -68,6 +70,8 @@ def build_model(config: Section, sample_shape: tuple[int, ...], classes: int, is
                 f"task.model: {type(module).__name__} has no parameters to train, or all of them are frozen "
                 "(requires_grad=False); leave some trainable"
             )
+        # Those of built-in models follow from the seed and the sizes.
+        module.constants = constants(module)  # type: ignore[assignment]
     return module
 
 

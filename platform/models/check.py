@@ -1,6 +1,11 @@
 """What a module may hold to be trained in a client step."""
 
-from torch import nn
+import json
+from collections.abc import Iterable
+from hashlib import sha256
+
+import torch
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -42,3 +47,31 @@ def _draws(layer: nn.Module) -> bool:
         return layer.p > 0
     # These apply their dropout as a function, without a layer for it.
     return isinstance(layer, nn.RNNBase | nn.MultiheadAttention) and layer.dropout > 0
+
+
+def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str | None:
+    """SHA-256 of tensors: of each its name, type, shape and bytes; None: there are none."""
+    digest, found = sha256(), False
+    for name, tensor in tensors:
+        found = True
+        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest() if found else None
+
+
+def constants(module: nn.Module) -> str | None:
+    """Fingerprint of the frozen parameters and buffers of a module; None: it has none."""
+    frozen = [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
+    return fingerprint([*frozen, *module.named_buffers()])
+
+
+def compare_constants(module: nn.Module, expected: str | None) -> None:
+    """Compare the constants of a model, as it was built, with those of its run. expected: None if they are unknown.
+
+    A module that a problem made around the model has none to compare. Raises UserError where they differ.
+    """
+    if expected and getattr(module, "constants", expected) != expected:
+        raise UserError(
+            f"task.model: the frozen parameters or buffers of {type(module).__name__} are not those that the run began "
+            "with; draw them from torch's generator, which is seeded, or load them from a file that does not change"
+        )
