@@ -67,6 +67,8 @@ class Described:
                 yield self.row(prefix + name, field, name in required)
             for _, section in inner if len(inner) == 1 else []:
                 yield from self._rows(section, f"{prefix}{name}.", None)
+            for _, section in self.sections(entries(field)):
+                yield from self._rows(section, f"{prefix}{name}.NAME.", None)
 
 
 def tag(section: Schema) -> str:
@@ -76,6 +78,12 @@ def tag(section: Schema) -> str:
         if "const" in chosen:
             return str(chosen["const"])
     return ""
+
+
+def entries(schema: Schema) -> Schema:
+    """What a mapping from names has under each name; of anything else, nothing."""
+    found = schema.get("additionalProperties")
+    return found if isinstance(found, dict) else {}
 
 
 def code(value: Any) -> str:

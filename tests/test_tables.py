@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -169,7 +170,7 @@ def result(name: str, trials: list[tuple[str, list[dict], str]]) -> LineResult:
         plan=plan(name).search,
         trials=[Trial(f"{i:03d}", {"algorithm": {"lr": i}}, r, status) for i, (_, r, status) in enumerate(trials)],
     )
-    folder = SimpleNamespace(name="x")
+    folder = SimpleNamespace(name="x", path=Path("x"), record=lambda: {"table": {}})
     return LineResult(line, folder, finished, [heading for heading, *_ in trials], [], False)  # type: ignore[arg-type]
 
 
