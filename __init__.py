@@ -13,24 +13,24 @@ from typing import Any
 __version__ = version("hedgerow")
 
 _HOMES = {
-    "Algorithm": "hedgerow.algorithms.base",
-    "Batches": "hedgerow.algorithms.base",
-    "ClientData": "hedgerow.algorithms.base",
-    "Cohort": "hedgerow.algorithms.base",
-    "Exchange": "hedgerow.algorithms.base",
-    "HyperParameters": "hedgerow.algorithms.settings",
-    "UserError": "hedgerow.platform.errors",
-    "Interrupted": "hedgerow.platform.errors",
-    "load_experiment": "hedgerow.platform.experiment_file",
-    "parse_experiment": "hedgerow.platform.experiment_file",
+    "Algorithm": "hedgerow.algorithms.core.algorithm",
+    "Batches": "hedgerow.algorithms.core.algorithm",
+    "ClientData": "hedgerow.algorithms.core.algorithm",
+    "Cohort": "hedgerow.algorithms.core.algorithm",
+    "Exchange": "hedgerow.algorithms.core.algorithm",
+    "HyperParameters": "hedgerow.algorithms.core.hyperparameters",
+    "UserError": "hedgerow.platform.common.errors",
+    "Interrupted": "hedgerow.platform.common.errors",
+    "load_experiment": "hedgerow.platform.config.loader",
+    "parse_experiment": "hedgerow.platform.config.loader",
     "run": "hedgerow.api",
     "search": "hedgerow.api",
     "resume": "hedgerow.api",
     "load": "hedgerow.api",
-    "Hedge": "hedgerow.searchspaces.hedge",
-    "HedgeScheduler": "hedgerow.searchspaces.scheduler",
-    "load_search": "hedgerow.searchspaces.search_file",
-    "parse_search": "hedgerow.searchspaces.search_file",
+    "Hedge": "hedgerow.searchspaces.hedge.weights",
+    "HedgeScheduler": "hedgerow.searchspaces.hedge.scheduler",
+    "load_search": "hedgerow.searchspaces.spaces.search_file",
+    "parse_search": "hedgerow.searchspaces.spaces.search_file",
 }
 __all__ = ["__version__", *_HOMES]
 

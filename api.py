@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 
 from hedgerow.platform import runner
-from hedgerow.platform.build import Data, check
-from hedgerow.platform.errors import UserError
-from hedgerow.platform.experiment import Experiment
-from hedgerow.platform.experiment_file import Override, parse_experiment, read_file, set_value
-from hedgerow.platform.finished import FinishedRun
-from hedgerow.platform.notebook import NotebookProgress, in_notebook
-from hedgerow.platform.runs import RunFolder, find_run, find_unfinished
-from hedgerow.platform.terminal import Progress
-from hedgerow.platform.yaml_reader import Lines
-from hedgerow.searchspaces.results import FinishedSearch
-from hedgerow.searchspaces.search_file import SearchPlan, load_search, parse_search
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.experiment import Experiment
+from hedgerow.platform.config.factory import Data, check
+from hedgerow.platform.config.loader import Override, parse_experiment, read_file, set_value
+from hedgerow.platform.config.yaml_reader import Lines
+from hedgerow.platform.runs.finished_run import FinishedRun
+from hedgerow.platform.tracking.run_folder import RunFolder, find_run, find_unfinished
+from hedgerow.platform.ui.notebook import NotebookProgress, in_notebook
+from hedgerow.platform.ui.terminal import Progress
+from hedgerow.searchspaces.results.finished_search import FinishedSearch
+from hedgerow.searchspaces.spaces.search_file import SearchPlan, load_search, parse_search
 
 File = str | PathLike[str]
 Show = bool | runner.Show
@@ -67,7 +67,7 @@ def search(
     For the other arguments see `run`.
     """
     # Ray Tune takes seconds to import.
-    from hedgerow.searchspaces import runner as searches
+    from hedgerow.searchspaces.tune import search_runner as searches
 
     if not isinstance(plan, SearchPlan) or overrides:
         values, lines, source = _values(plan, overrides)
@@ -89,7 +89,7 @@ def resume(
     """
     found = find_unfinished(str(folder))
     if found.is_search:
-        from hedgerow.searchspaces import runner as searches
+        from hedgerow.searchspaces.tune import search_runner as searches
 
         with _table(load_search(found.experiment), show) as shown:
             return searches.resume_search(str(found), shown, address, data)
@@ -137,7 +137,7 @@ def _progress(experiment: Experiment, show: Show) -> AbstractContextManager[Any]
 
 
 def _table(plan: SearchPlan, show: bool) -> AbstractContextManager[Any]:
-    from hedgerow.searchspaces.commands import search_table
+    from hedgerow.searchspaces.tune.search_command import search_table
 
     return search_table(plan) if show else nullcontext()
 

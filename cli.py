@@ -6,11 +6,11 @@ from pathlib import Path
 import click
 from click.shell_completion import get_completion_class
 
-from hedgerow.cluster.cli import jobs, logs, plan, stop, submit
-from hedgerow.platform.cli import new, partition, run, ui
-from hedgerow.platform.quiet import quiet_libraries
-from hedgerow.reports.cli import compare, report
-from hedgerow.searchspaces.cli import list_, push, resume, schema, search, show, table
+from hedgerow.cluster.cluster_cli import jobs, logs, plan, stop, submit
+from hedgerow.platform.common.quiet import quiet_libraries
+from hedgerow.platform.ui.run_cli import new, partition, run, ui
+from hedgerow.reports.report_cli import compare, report
+from hedgerow.searchspaces.tune.search_cli import list_, push, resume, schema, search, show, table
 
 
 @click.command()

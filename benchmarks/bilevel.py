@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from measuring import conditions, write_results
 
-from hedgerow.algorithms.base import Batch
-from hedgerow.algorithms.oracles import Draw, Oracles
-from hedgerow.algorithms.trees import tree_map
-from hedgerow.platform.build import build_algorithms, build_data
+from hedgerow.algorithms.bilevel.derivatives import Draw, Oracles
+from hedgerow.algorithms.core.client_data import Batch
+from hedgerow.algorithms.core.pytree import tree_map
+from hedgerow.platform.config.factory import build_algorithms, build_data
+from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.coordinator import Coordinator
-from hedgerow.platform.experiment_file import parse_experiment
 
 CLIENTS, STEPS, BATCH = 10, 5, 32
 MODELS = {"logreg": {"name": "logreg"}, "mlp": {"name": "mlp", "hidden": [200]}, "cnn": {"name": "small_cnn"}}

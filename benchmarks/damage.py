@@ -31,11 +31,11 @@ import psutil
 import yaml
 from measuring import conditions, write_results
 
-from hedgerow.platform.checkpoint import checkpoints, latest_checkpoint
-from hedgerow.platform.errors import UserError
-from hedgerow.platform.experiment_file import parse_experiment
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.runner import resume, run
-from hedgerow.platform.tracking import RunLog
+from hedgerow.platform.storage.checkpoint import checkpoints, latest_checkpoint
+from hedgerow.platform.tracking.tracker import RunLog
 
 VALUES: dict[str, Any] = {
     "name": "damage",

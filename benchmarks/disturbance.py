@@ -14,7 +14,7 @@ import psutil
 import yaml
 from measuring import PeakMemory
 
-from hedgerow.platform.checkpoint import checkpoints
+from hedgerow.platform.storage.checkpoint import checkpoints
 
 VALUES: dict[str, Any] = {
     "name": "soak",

@@ -20,11 +20,11 @@ from measuring import conditions, write_results
 from rounds import noise
 from torch.utils.flop_counter import FlopCounterMode
 
-from hedgerow.platform.build import build_algorithms
+from hedgerow.platform.config.factory import build_algorithms
+from hedgerow.platform.config.loader import parse_experiment
+from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.data import make_partition
 from hedgerow.platform.engine import Plan
-from hedgerow.platform.experiment_file import parse_experiment
-from hedgerow.platform.resources import Resources
 from hedgerow.platform.worker import Order, Worker
 
 PEAK = {

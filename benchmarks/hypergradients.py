@@ -19,15 +19,16 @@ import torch
 from measuring import conditions, write_results
 from torch import Tensor
 
-from hedgerow.algorithms.base import Batch, Cohort, Exchanges
-from hedgerow.algorithms.hypergradient import conjugate_gradient, flat, like
-from hedgerow.algorithms.oracles import Oracles
+from hedgerow.algorithms.bilevel.derivatives import Oracles
+from hedgerow.algorithms.core.client_data import Batch
+from hedgerow.algorithms.core.messages import Cohort, Exchanges
+from hedgerow.algorithms.core.pytree import Tree, flat, like
+from hedgerow.algorithms.optim.hypergradient import conjugate_gradient
 from hedgerow.algorithms.problems.cleaning import detection
-from hedgerow.algorithms.trees import Tree
-from hedgerow.platform.build import build_algorithms, build_data
+from hedgerow.platform.config.factory import build_algorithms, build_data
+from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.dispatch import Dispatcher
 from hedgerow.platform.executors import InlineExecutor
-from hedgerow.platform.experiment_file import parse_experiment
 from hedgerow.platform.learner import Learner, Request
 from hedgerow.platform.ledger import Ledger
 from hedgerow.platform.worker import Worker

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from workloads import Source, Workload
 
-from hedgerow.algorithms.trees import tree_map
-from hedgerow.platform.build import build_data, build_module, build_partition, task_on
+from hedgerow.algorithms.core.pytree import tree_map
+from hedgerow.platform.config.experiment import Experiment
+from hedgerow.platform.config.factory import build_data, build_module, build_partition, task_on
+from hedgerow.platform.config.loader import dump_experiment, load_experiment
 from hedgerow.platform.data import Dataset, Partition
-from hedgerow.platform.experiment import Experiment
-from hedgerow.platform.experiment_file import dump_experiment, load_experiment
-from hedgerow.platform.streams import draw, sample_clients
+from hedgerow.platform.data.sampling import draw, sample_clients
 
 
 @dataclass(frozen=True)

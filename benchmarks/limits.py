@@ -28,12 +28,12 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 from workloads import WORKLOADS, Workload
 
-from hedgerow.platform.build import build_data, build_module, build_partition, task_on
+from hedgerow.platform.config.experiment import Experiment
+from hedgerow.platform.config.factory import build_data, build_module, build_partition, task_on
 from hedgerow.platform.coordinator import Coordinator
 from hedgerow.platform.data import Dataset, Partition
-from hedgerow.platform.experiment import Experiment
+from hedgerow.platform.data.sampling import steps_per_client
 from hedgerow.platform.placement import ray_session
-from hedgerow.platform.streams import steps_per_client
 
 HERE = Path(__file__).parent / "contenders"
 

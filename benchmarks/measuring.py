@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from hedgerow.platform.runs import git_commit, versions
+from hedgerow.platform.tracking.run_folder import git_commit, versions
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -22,10 +22,10 @@ from contenders.bare import one_process, two_processes
 from jobs import mini_batches
 from measuring import PeakMemory, conditions, write_results
 
-from hedgerow.platform.build import build_data
+from hedgerow.platform.config.factory import build_data
+from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.data import Dataset
 from hedgerow.platform.drivers import open_driver
-from hedgerow.platform.experiment_file import parse_experiment
 from hedgerow.platform.models import build_model
 
 DIGITS = {

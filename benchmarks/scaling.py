@@ -20,7 +20,7 @@ from rounds import DIGITS, hedgerow_rounds, settings
 from scipy.optimize import nnls
 
 from hedgerow.cluster.round_time import Round
-from hedgerow.platform.build import build_data
+from hedgerow.platform.config.factory import build_data
 from hedgerow.platform.data import make_partition
 from hedgerow.platform.placement import ray_session
 

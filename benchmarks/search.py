@@ -18,9 +18,9 @@ from ray.tune.experiment import Trial
 
 from hedgerow.platform.placement import ray_session
 from hedgerow.platform.runner import run
-from hedgerow.searchspaces.runner import search
-from hedgerow.searchspaces.scheduler import HedgeScheduler
-from hedgerow.searchspaces.search_file import SearchPlan, parse_search
+from hedgerow.searchspaces.hedge.scheduler import HedgeScheduler
+from hedgerow.searchspaces.spaces.search_file import SearchPlan, parse_search
+from hedgerow.searchspaces.tune.search_runner import search
 
 EXPERTS = 200
 CORES = os.cpu_count() or 1

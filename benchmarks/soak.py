@@ -25,11 +25,11 @@ from matplotlib.figure import Figure
 from measuring import RESULTS, PeakMemory, conditions, write_results
 from mlflow.tracking import MlflowClient
 
-from hedgerow.platform.checkpoint import latest_checkpoint
-from hedgerow.platform.mlflow_store import default_uri
-from hedgerow.platform.records import HedgeRecord
-from hedgerow.platform.runs import RunFolder
-from hedgerow.platform.tracking import RunLog
+from hedgerow.platform.storage.checkpoint import latest_checkpoint
+from hedgerow.platform.tracking.mlflow_store import default_uri
+from hedgerow.platform.tracking.records import HedgeRecord
+from hedgerow.platform.tracking.run_folder import RunFolder
+from hedgerow.platform.tracking.tracker import RunLog
 
 CALIBRATION = 60
 """Rounds of a first search, which tells how many fit into the time."""

@@ -17,8 +17,9 @@ from measuring import RESULTS, conditions, write_results
 from torch import Tensor, nn
 
 from hedgerow.algorithms import PerFedAvg, PFLDyn
-from hedgerow.algorithms.base import Batch, ClientData, Cohort, Result
-from hedgerow.algorithms.task import Params, Task
+from hedgerow.algorithms.core.client_data import Batch, ClientData
+from hedgerow.algorithms.core.messages import Cohort, Result
+from hedgerow.algorithms.core.task import Params, Task
 
 STEP, ROUNDS = 0.3, 60
 START = torch.tensor([1.6, 1.9], dtype=torch.float64)

@@ -16,7 +16,7 @@ import psutil
 from jobs import WrittenJob
 from measuring import PeakMemory
 
-from hedgerow.platform.checkpoint import latest_checkpoint, load_tree
+from hedgerow.platform.storage.checkpoint import latest_checkpoint, load_tree
 
 HERE = Path(__file__).parent / "contenders"
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.experiment import Experiment
+from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.data import DataConfig, Dataset, load_dataset
 from hedgerow.platform.data.cache import data_folder
-from hedgerow.platform.errors import UserError
-from hedgerow.platform.experiment import Experiment
-from hedgerow.platform.experiment_file import parse_experiment
 
 PLACEHOLDER = {"name": "digits"}
 """Stands in `task.data` where the data set is handed over from Python."""

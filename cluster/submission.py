@@ -11,14 +11,14 @@ from typing import Any
 import click
 
 import hedgerow
-from hedgerow.platform.errors import UserError
-from hedgerow.platform.experiment_file import load_experiment
-from hedgerow.platform.runs import COMMIT, SOURCE, git_commit, source_commit
-from hedgerow.platform.storage import is_uri
-from hedgerow.platform.yaml_reader import parse_yaml
-from hedgerow.searchspaces.search_file import load_search
-from hedgerow.searchspaces.tables import FAMILIES
-from hedgerow.searchspaces.tables.commands import plan_table
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.loader import load_experiment
+from hedgerow.platform.config.yaml_reader import parse_yaml
+from hedgerow.platform.storage.remote import is_uri
+from hedgerow.platform.tracking.run_folder import COMMIT, SOURCE, git_commit, source_commit
+from hedgerow.searchspaces.reproductions import FAMILIES
+from hedgerow.searchspaces.reproductions.table_command import plan_table
+from hedgerow.searchspaces.spaces.search_file import load_search
 
 COMMANDS = ("run", "search", "table", "resume", "plan")
 """What can be submitted."""

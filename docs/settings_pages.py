@@ -7,9 +7,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from hedgerow.algorithms import ALGORITHMS
-from hedgerow.platform.experiment import Experiment, TaskConfig
+from hedgerow.platform.config.experiment import Experiment, TaskConfig
 from hedgerow.platform.simulation import Simulation
-from hedgerow.searchspaces.config import Entry, SearchFile
+from hedgerow.searchspaces.spaces.search_section import Entry, SearchFile
 
 BOUNDS = {"exclusiveMinimum": ">", "minimum": "≥", "exclusiveMaximum": "<", "maximum": "≤"}
 TYPES = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true, false", "null": "null"}

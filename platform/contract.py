@@ -16,14 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hedgerow.algorithms.base import MODEL, Algorithm, Batches, ClientData, Cohort, Exchange, Result, UnknownStreamError
-from hedgerow.algorithms.online import Online
-from hedgerow.algorithms.trees import Tree, flatten, leaves, stack, tree_map
+from hedgerow.algorithms.core.algorithm import Algorithm
+from hedgerow.algorithms.core.client_data import Batches, ClientData, UnknownStreamError
+from hedgerow.algorithms.core.messages import MODEL, Cohort, Exchange, Result
+from hedgerow.algorithms.core.pytree import Tree, flatten, leaves, stack, tree_map
+from hedgerow.algorithms.online.online_algorithm import Online
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.memory import is_exhausted
+from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.engine import Chunk, Plan, Samples, Work, for_each_client
-from hedgerow.platform.errors import UserError
-from hedgerow.platform.experiment import Experiment
-from hedgerow.platform.memory import is_exhausted
 from hedgerow.platform.reduce import Partial, combine
 from hedgerow.platform.worker import EVALUATION, deal
 

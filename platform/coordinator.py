@@ -5,22 +5,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hedgerow.algorithms.base import Algorithm
-from hedgerow.algorithms.online import Online
-from hedgerow.algorithms.trees import Tree, tree_map
-from hedgerow.platform.build import build_algorithms
+from hedgerow.algorithms.core.algorithm import Algorithm
+from hedgerow.algorithms.core.pytree import Tree, tree_map
+from hedgerow.algorithms.online.online_algorithm import Online
+from hedgerow.platform.config.experiment import Experiment
+from hedgerow.platform.config.factory import build_algorithms
+from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.engine import Plan
 from hedgerow.platform.executors import Executor, InlineExecutor
-from hedgerow.platform.experiment import Experiment
-from hedgerow.platform.experiment_file import parse_experiment
 from hedgerow.platform.federated import FederatedRun
 from hedgerow.platform.learner import Learner, Record
-from hedgerow.platform.models.check import compare_constants
+from hedgerow.platform.models.vmap_check import compare_constants
 from hedgerow.platform.online import OnlineLearner
 from hedgerow.platform.process import settle
-from hedgerow.platform.run_lock import Claim
-from hedgerow.platform.runs import RunFolder
+from hedgerow.platform.storage.run_lock import Claim
+from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.worker import Worker
 
 

@@ -5,15 +5,15 @@ from dataclasses import asdict, replace
 
 import numpy as np
 
-from hedgerow.algorithms.base import Exchange, Result
-from hedgerow.algorithms.trees import count, tree_map
+from hedgerow.algorithms.core.messages import Exchange, Result
+from hedgerow.algorithms.core.pytree import count, tree_map
+from hedgerow.platform.data.sampling import steps_per_client
 from hedgerow.platform.engine import Plan
 from hedgerow.platform.executors import Deadly, Executor, WorkerLost
 from hedgerow.platform.learner import Learner, Request
 from hedgerow.platform.ledger import Ledger
 from hedgerow.platform.planning import MEASURED_STEPS, Cost, Load, choose
 from hedgerow.platform.reduce import combine
-from hedgerow.platform.streams import steps_per_client
 from hedgerow.platform.worker import EVALUATION, Answer, Order
 
 NO_MATTER = {

@@ -8,14 +8,14 @@ from typing import Any, Protocol
 
 import torch
 
-from hedgerow.algorithms.trees import Tree
+from hedgerow.algorithms.core.pytree import Tree
+from hedgerow.platform.common.errors import RayLost, UserError
+from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.coordinator import Coordinator, in_this_process
 from hedgerow.platform.data import Dataset, Partition
-from hedgerow.platform.errors import RayLost, UserError
-from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.learner import Record
 from hedgerow.platform.local_first import LocalFirst
-from hedgerow.platform.run_lock import Claim
+from hedgerow.platform.storage.run_lock import Claim
 
 
 class Driver(Protocol):

@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hedgerow.algorithms.base import Batches, ClientData, ClientStep, Share
-from hedgerow.algorithms.trees import Tree, stack, tree_map
+from hedgerow.algorithms.core.client_data import Batches, ClientData, Share
+from hedgerow.algorithms.core.messages import ClientStep
+from hedgerow.algorithms.core.pytree import Tree, stack, tree_map
 from hedgerow.platform.data import Slices
-from hedgerow.platform.streams import draw, draw_of, view_keys
+from hedgerow.platform.data.sampling import draw, draw_of, view_keys
 
 SCANNED = 256
 """Samples that are searched for a finite one at a time."""

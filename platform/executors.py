@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Protocol
 
-from hedgerow.algorithms.trees import Tree
+from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.platform.planning import Cost
 from hedgerow.platform.worker import Answer, Order, Worker
 

@@ -11,8 +11,14 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from hedgerow.algorithms.base import Result
-from hedgerow.platform.checkpoint import (
+from hedgerow.algorithms.core.messages import Result
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.dispatch import Dispatcher
+from hedgerow.platform.executors import Deadly, Executor, WorkerLost
+from hedgerow.platform.heartbeat import beat
+from hedgerow.platform.learner import Learner, Record, Request
+from hedgerow.platform.storage.atomic_file import Altered
+from hedgerow.platform.storage.checkpoint import (
     DamagedCheckpoint,
     newest_first,
     passed_over,
@@ -21,13 +27,7 @@ from hedgerow.platform.checkpoint import (
     round_of,
     write_checkpoint,
 )
-from hedgerow.platform.dispatch import Dispatcher
-from hedgerow.platform.errors import UserError
-from hedgerow.platform.executors import Deadly, Executor, WorkerLost
-from hedgerow.platform.files import Altered
-from hedgerow.platform.heartbeat import beat
-from hedgerow.platform.learner import Learner, Record, Request
-from hedgerow.platform.run_lock import Claim
+from hedgerow.platform.storage.run_lock import Claim
 
 PATIENCE = 5
 """How often in a row workers may be lost before the run gives up."""

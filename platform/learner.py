@@ -10,17 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from hedgerow.algorithms.base import SPENT, Algorithm, Cohort, Exchange, Exchanges, Result
-from hedgerow.algorithms.trees import Tree, add, count
+from hedgerow.algorithms.core.algorithm import Algorithm
+from hedgerow.algorithms.core.messages import SPENT, Cohort, Exchange, Exchanges, Result
+from hedgerow.algorithms.core.pytree import Tree, add, count
+from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.data import Partition
+from hedgerow.platform.data.sampling import sample_clients
 from hedgerow.platform.engine import Plan
-from hedgerow.platform.experiment import Experiment
-from hedgerow.platform.history import History, Record
 from hedgerow.platform.ledger import Ledger
 from hedgerow.platform.metrics import client_scores, model_scores, training_metrics
-from hedgerow.platform.report import is_done, reaches
 from hedgerow.platform.simulation import SimulatedRound, with_clients
-from hedgerow.platform.streams import sample_clients
+from hedgerow.platform.tracking.history import History, Record
+from hedgerow.platform.tracking.summary import is_done, reaches
 from hedgerow.platform.worker import EVALUATION, test_shards
 
 AVERAGE = "client_average"

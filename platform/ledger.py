@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from hedgerow.algorithms.trees import Tree, leaves
+from hedgerow.algorithms.core.pytree import Tree, leaves
 
 
 @dataclass

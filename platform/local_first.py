@@ -5,9 +5,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from hedgerow.algorithms.trees import Tree
+from hedgerow.algorithms.core.pytree import Tree
+from hedgerow.platform.common.errors import RayLost
 from hedgerow.platform.coordinator import Coordinator
-from hedgerow.platform.errors import RayLost
 from hedgerow.platform.executors import Unmeasured
 from hedgerow.platform.learner import Record
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from hedgerow.algorithms.base import SPENT, Result
+from hedgerow.algorithms.core.messages import SPENT, Result
 
 Record = dict[str, Any]
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from hedgerow.algorithms.online import Online
-from hedgerow.algorithms.trees import count
+from hedgerow.algorithms.core.pytree import count
+from hedgerow.algorithms.online.online_algorithm import Online
+from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.data import Dataset, Partition
-from hedgerow.platform.experiment import Experiment
 from hedgerow.platform.learner import EVALUATION, Learner, Record, Requests
 from hedgerow.platform.ledger import Ledger
 

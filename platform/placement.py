@@ -18,10 +18,10 @@ from ray._private import ray_constants, services
 from ray.exceptions import AuthenticationError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
-from hedgerow.platform.errors import UserError, first_line
+from hedgerow.platform.common.errors import UserError, first_line
+from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.probe import trouble_at
 from hedgerow.platform.ray_folder import private_folder, private_token
-from hedgerow.platform.resources import Resources
 
 PATIENCE = 60.0
 """Seconds to wait for resources that the cluster has but that are in use."""

@@ -14,10 +14,10 @@ from typing import Any, Protocol
 
 import torch
 
-from hedgerow.algorithms.base import Batches
+from hedgerow.algorithms.core.client_data import Batches
+from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.data import cache_folder
 from hedgerow.platform.engine import Plan
-from hedgerow.platform.experiment import EngineConfig
 
 FORMAT = 4
 """Of remembered answers; those of another one are not looked at."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from hedgerow.platform.quiet import quiet_libraries
+from hedgerow.platform.common.quiet import quiet_libraries
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 

@@ -12,21 +12,21 @@ from ray.exceptions import GetTimeoutError, RayTaskError
 from ray.util.placement_group import placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from hedgerow.algorithms.trees import Tree
-from hedgerow.platform.checkpoint import latest_checkpoint, round_of
+from hedgerow.algorithms.core.pytree import Tree
+from hedgerow.platform.common.errors import RayLost, UserError
+from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.coordinator import Coordinator
 from hedgerow.platform.crew import Crew, Nodes, all_given_back, rest, take
 from hedgerow.platform.data import Dataset, Partition
-from hedgerow.platform.errors import RayLost, UserError
 from hedgerow.platform.heartbeat import listen
 from hedgerow.platform.learner import Record
 from hedgerow.platform.placement import PATIENCE, actors_that_fit, bundle_of, bundles, lasting_nodes, reserved
 from hedgerow.platform.process import release, settle
 from hedgerow.platform.ray_executor import LOST, Hosting, RayExecutor, end_if_broken
 from hedgerow.platform.ray_health import RayHealth
-from hedgerow.platform.resources import Resources
-from hedgerow.platform.run_lock import Claim
 from hedgerow.platform.silence import Signs, Silence, Watch
+from hedgerow.platform.storage.checkpoint import latest_checkpoint, round_of
+from hedgerow.platform.storage.run_lock import Claim
 
 REPLACEMENTS = 3
 """How often a dead coordinator is replaced."""

@@ -14,16 +14,16 @@ from ray.exceptions import NodeDiedError, ObjectLostError, OutOfMemoryError, Ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from hedgerow.algorithms.trees import Tree, leaves, tree_map
-from hedgerow.platform.build import build_algorithms
+from hedgerow.algorithms.core.pytree import Tree, leaves, tree_map
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.factory import build_algorithms
+from hedgerow.platform.config.loader import parse_experiment
+from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.dispatch import owner_of
-from hedgerow.platform.errors import UserError
 from hedgerow.platform.executors import WorkerLost
-from hedgerow.platform.experiment_file import parse_experiment
 from hedgerow.platform.planning import Cost
 from hedgerow.platform.process import release, settle
-from hedgerow.platform.resources import Resources
 from hedgerow.platform.silence import BEAT, Signs, Silence, Watch
 from hedgerow.platform.worker import Answer, Order, Worker
 

@@ -14,10 +14,10 @@ from typing import Any
 import psutil
 import ray
 
-from hedgerow.platform.errors import RayLost
+from hedgerow.platform.common.errors import RayLost
 from hedgerow.platform.ray_folder import PREFIX
-from hedgerow.platform.run_lock import Claim
-from hedgerow.platform.runs import RunFolder
+from hedgerow.platform.storage.run_lock import Claim
+from hedgerow.platform.tracking.run_folder import RunFolder
 
 LOOK = 1.0
 """Seconds between two looks."""

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hedgerow.algorithms.base import Reduction
-from hedgerow.algorithms.trees import Tree, leaves, tree_map
+from hedgerow.algorithms.core.messages import Reduction
+from hedgerow.algorithms.core.pytree import Tree, leaves, tree_map
 from hedgerow.platform.heartbeat import beat
 
 WIDENED = 2**16

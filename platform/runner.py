@@ -12,29 +12,29 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from hedgerow.algorithms.trees import Tree
-from hedgerow.platform.build import Data, build_module, check, task_on
-from hedgerow.platform.checkpoint import checkpoints, read_latest, read_progress, tell_flaws
+from hedgerow.algorithms.core.pytree import Tree
+from hedgerow.platform.common.errors import Interrupted, RayLost, UserError, first_line
+from hedgerow.platform.common.memory import is_exhausted
+from hedgerow.platform.common.quiet import quiet_libraries
+from hedgerow.platform.config.experiment import Experiment
+from hedgerow.platform.config.factory import Data, build_module, check, task_on
+from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.data import Dataset
-from hedgerow.platform.data.picture import partition_record
-from hedgerow.platform.description import NOTE, run_text, tags
+from hedgerow.platform.data.partition_summary import partition_record
 from hedgerow.platform.drivers import open_driver
-from hedgerow.platform.errors import Interrupted, RayLost, UserError, first_line
-from hedgerow.platform.experiment import Experiment
-from hedgerow.platform.experiment_file import load_experiment
-from hedgerow.platform.figures import draw_curves, draw_histograms
-from hedgerow.platform.finished import FinishedRun, last_parameters
 from hedgerow.platform.learner import Record
-from hedgerow.platform.memory import is_exhausted
-from hedgerow.platform.mirror import Mirror
-from hedgerow.platform.models.check import compare_constants
+from hedgerow.platform.models.vmap_check import compare_constants
 from hedgerow.platform.notices import Termination, handling, signal_of
-from hedgerow.platform.own_data import data_record, same_data, unhashed
-from hedgerow.platform.quiet import quiet_libraries
-from hedgerow.platform.report import diverged, kept, left_out, summarise
-from hedgerow.platform.run_lock import RunLock
-from hedgerow.platform.runs import RunFolder, find_run, new_run, now, unfinished_run
-from hedgerow.platform.tracking import RunLog, Tracker
+from hedgerow.platform.runs.finished_run import FinishedRun, last_parameters
+from hedgerow.platform.storage.checkpoint import checkpoints, read_latest, read_progress, tell_flaws
+from hedgerow.platform.storage.mirror import Mirror
+from hedgerow.platform.storage.run_lock import RunLock
+from hedgerow.platform.tracking.own_data import data_record, same_data, unhashed
+from hedgerow.platform.tracking.run_description import NOTE, run_text, tags
+from hedgerow.platform.tracking.run_folder import RunFolder, find_run, new_run, now, unfinished_run
+from hedgerow.platform.tracking.summary import diverged, kept, left_out, summarise
+from hedgerow.platform.tracking.tracker import RunLog, Tracker
+from hedgerow.platform.ui.plots import draw_curves, draw_histograms
 
 BEAT = 0.2
 """Seconds of rounds between two reports to the driver."""
@@ -181,7 +181,7 @@ def notifier(folder: RunFolder, warnings: list[str]) -> Callable[[str], None]:
 def open_store(folder: RunFolder) -> Any:
     """The MLflow run of a run folder, made on the first call and remembered in run.json."""
     # mlflow takes seconds to import: only here, in the tracker's thread.
-    from hedgerow.platform.mlflow_store import MlflowStore
+    from hedgerow.platform.tracking.mlflow_store import MlflowStore
 
     experiment, record = load_experiment(folder.experiment), folder.record()
     said = tags(record, experiment) | {NOTE: run_text(folder)}
@@ -345,7 +345,7 @@ def save_final_model(
     Frozen parameters, which are in no run's tree, have the values that the model's constructor gives them.
     constants: the run's record of them, see `compare_constants`. Raises UserError where they differ.
     """
-    from hedgerow.platform.mlflow_store import save_model
+    from hedgerow.platform.tracking.mlflow_store import save_model
 
     module = build_module(experiment, dataset)
     compare_constants(module, constants)

@@ -10,7 +10,7 @@ from typing import Any
 
 import ray
 
-from hedgerow.platform.resources import Resources
+from hedgerow.platform.config.resources import Resources
 
 LEAST, TIMES = 60.0, 10
 """With `silence: auto`: seconds at least, and multiple of the longest exchange so far."""

@@ -11,12 +11,13 @@ from typing import Annotated, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from hedgerow.algorithms.base import Cohort, Exchange, Exchanges, Share
-from hedgerow.algorithms.trees import tree_map
+from hedgerow.algorithms.core.client_data import Share
+from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
+from hedgerow.algorithms.core.pytree import tree_map
+from hedgerow.platform.common.section import Section
 from hedgerow.platform.data import Slices
+from hedgerow.platform.data.sampling import keyed_hash, steps_per_client
 from hedgerow.platform.ledger import Ledger
-from hedgerow.platform.section import Section
-from hedgerow.platform.streams import keyed_hash, steps_per_client
 
 # ---- what is random, each a number per client ------------------------------------------------------------------------
 

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hedgerow.algorithms.trees import Tree, leaves, tree_map
-from hedgerow.platform.rows import Rows
+from hedgerow.algorithms.core.pytree import Tree, leaves, tree_map
+from hedgerow.platform.storage.row_file import Rows
 
 ALIGNED = 64
 """Leaves begin at multiples of so many bytes, as torch's own tensors do: kernels may depend on it."""

@@ -11,18 +11,20 @@ import numpy as np
 import torch
 from torch import nn
 
-from hedgerow.algorithms.base import MODEL, Algorithm, Batches, Reduction, is_narrow
-from hedgerow.algorithms.task import Task
-from hedgerow.algorithms.trees import Tree, count, leaves, stack, sub, tree_map
-from hedgerow.platform.checkpoint import read_states, save_tree
+from hedgerow.algorithms.core.algorithm import Algorithm
+from hedgerow.algorithms.core.client_data import Batches, is_narrow
+from hedgerow.algorithms.core.messages import MODEL, Reduction
+from hedgerow.algorithms.core.pytree import Tree, count, leaves, stack, sub, tree_map
+from hedgerow.algorithms.core.task import Task
+from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.data import SHARES, Dataset, Partition, Slices
 from hedgerow.platform.engine import Plan, Samples, Work, for_each_client
-from hedgerow.platform.models.check import compare_constants
+from hedgerow.platform.models.vmap_check import compare_constants
 from hedgerow.platform.planning import Cost, shortened
 from hedgerow.platform.process import held, peak, reset_peak
 from hedgerow.platform.reduce import Partial, finite_clients
-from hedgerow.platform.resources import Resources
 from hedgerow.platform.states import ClientStates
+from hedgerow.platform.storage.checkpoint import read_states, save_tree
 
 PREPARED = 64 * 2**20
 """A training set of up to so many bytes is normalised once, in each worker; a larger one batch by batch."""

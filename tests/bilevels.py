@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from hedgerow.algorithms import FedBiO
-from hedgerow.algorithms.base import Algorithm, Batch, Batches, ClientData, Cohort, Exchange, Result
-from hedgerow.algorithms.oracles import Draw, Oracles
+from hedgerow.algorithms.bilevel.derivatives import Draw, Oracles
+from hedgerow.algorithms.core.algorithm import Algorithm
+from hedgerow.algorithms.core.client_data import Batch, Batches, ClientData
+from hedgerow.algorithms.core.messages import Cohort, Exchange, Result
+from hedgerow.algorithms.core.pytree import Tree, leaves, tree_map
 from hedgerow.algorithms.problems import Quadratic, QuadraticModel
-from hedgerow.algorithms.trees import Tree, leaves, tree_map
-from hedgerow.platform.data.quadratic import generate
-from hedgerow.platform.data.sources import QuadraticData
+from hedgerow.platform.data.sources.quadratic_data import generate
+from hedgerow.platform.data.sources.source import QuadraticData
 
 
 @dataclass

@@ -3,9 +3,10 @@
 import torch
 from torch import nn
 
-from hedgerow.algorithms.base import Batches, Exchange
-from hedgerow.algorithms.fedavg import FedAvg
-from hedgerow.algorithms.local import minimise
+from hedgerow.algorithms.core.client_data import Batches
+from hedgerow.algorithms.core.messages import Exchange
+from hedgerow.algorithms.federated.fedavg import FedAvg
+from hedgerow.algorithms.optim.local_sgd import minimise
 
 
 class Plain(FedAvg):

@@ -9,9 +9,11 @@ import torch
 from helpers import QuadraticTask
 from torch import Tensor
 
-from hedgerow.algorithms.base import MODEL, Algorithm, Batch, ClientData, Cohort, Result
-from hedgerow.algorithms.task import Params, Task
-from hedgerow.algorithms.trees import Tree, tree_map
+from hedgerow.algorithms.core.algorithm import Algorithm
+from hedgerow.algorithms.core.client_data import Batch, ClientData
+from hedgerow.algorithms.core.messages import MODEL, Cohort, Result
+from hedgerow.algorithms.core.pytree import Tree, tree_map
+from hedgerow.algorithms.core.task import Params, Task
 
 
 class DoubleQuadratics(QuadraticTask):

@@ -7,16 +7,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hedgerow.algorithms.base import Algorithm, Batch
-from hedgerow.algorithms.task import Params, Task
-from hedgerow.algorithms.trees import flatten
+from hedgerow.algorithms.core.algorithm import Algorithm
+from hedgerow.algorithms.core.client_data import Batch
+from hedgerow.algorithms.core.pytree import flatten
+from hedgerow.algorithms.core.task import Params, Task
+from hedgerow.platform.config.experiment import Checkpoints, EngineConfig, Evaluation, Experiment, TaskConfig
+from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.data.partition import Natural
 from hedgerow.platform.executors import InlineExecutor
-from hedgerow.platform.experiment import Checkpoints, EngineConfig, Evaluation, Experiment, TaskConfig
 from hedgerow.platform.federated import FederatedRun
 from hedgerow.platform.learner import Learner, Record
-from hedgerow.platform.resources import Resources
 from hedgerow.platform.worker import Worker
 
 

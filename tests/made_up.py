@@ -2,7 +2,7 @@
 
 import math
 
-from hedgerow.searchspaces.report import Trial
+from hedgerow.searchspaces.results.trials import Trial
 
 NAN = float("nan")
 

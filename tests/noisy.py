@@ -3,10 +3,10 @@
 from helpers import SingleRun, blobs, experiment
 
 from hedgerow.algorithms import ALGORITHMS
-from hedgerow.platform.build import build_algorithms
+from hedgerow.platform.config.experiment import EngineConfig, TaskConfig
+from hedgerow.platform.config.factory import build_algorithms
 from hedgerow.platform.data.partition import IID, make_partition
 from hedgerow.platform.executors import InlineExecutor
-from hedgerow.platform.experiment import EngineConfig, TaskConfig
 from hedgerow.platform.learner import Learner
 from hedgerow.platform.worker import Worker
 

@@ -9,7 +9,7 @@ from test_pfl import DEALT
 from test_ray import at_once, numbers, same, small
 from test_simulation import EVERYTHING
 
-from hedgerow.platform.experiment_file import parse_experiment
+from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.runner import run
 
 pytestmark = pytest.mark.usefixtures("kept")

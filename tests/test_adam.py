@@ -7,7 +7,7 @@ from helpers import blobs, distance, partition, run_inline, small_task
 from pydantic import ValidationError
 
 from hedgerow.algorithms import ALGORITHMS
-from hedgerow.platform.experiment import EngineConfig
+from hedgerow.platform.config.experiment import EngineConfig
 
 DATA = blobs(samples=160)
 

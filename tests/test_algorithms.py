@@ -6,9 +6,9 @@ import torch
 from helpers import Quadratics, blobs, distance, identical, model, partition, run_inline, small_task
 
 from hedgerow.algorithms import FedAvg, FedProx, FedSGD
-from hedgerow.algorithms.base import Batch
-from hedgerow.algorithms.server import ServerStep
-from hedgerow.platform.experiment import EngineConfig, Evaluation
+from hedgerow.algorithms.core.client_data import Batch
+from hedgerow.algorithms.optim.server_optimizer import ServerStep
+from hedgerow.platform.config.experiment import EngineConfig, Evaluation
 
 DATA = blobs()
 SAMPLES = len(DATA.y_train)

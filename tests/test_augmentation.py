@@ -6,11 +6,12 @@ import torch
 from helpers import dataset, distance, identical, model, partition, run_inline
 from torch import nn
 
-from hedgerow.algorithms import FedAvg, auto_augment
-from hedgerow.algorithms.augmentation import Augmentation
-from hedgerow.algorithms.chance import below, normal, uniform
-from hedgerow.algorithms.task import Task
-from hedgerow.platform.experiment import EngineConfig
+from hedgerow.algorithms import FedAvg
+from hedgerow.algorithms.core.keyed_random import below, normal, uniform
+from hedgerow.algorithms.core.task import Task
+from hedgerow.platform.config.experiment import EngineConfig
+from hedgerow.platform.data import auto_augment
+from hedgerow.platform.data.augmentation import Augmentation
 
 KEY = torch.tensor(77)
 ROWS = torch.arange(500)

@@ -2,8 +2,8 @@
 
 from hedgerow.algorithms import ALGORITHMS
 from hedgerow.platform.models import MODELS
-from hedgerow.searchspaces.catalogue import KINDS
-from hedgerow.searchspaces.named import named_spaces
+from hedgerow.searchspaces.listing import KINDS
+from hedgerow.searchspaces.spaces.published_spaces import named_spaces
 
 
 def test_everything_is_listed_once_and_says_what_it_is():

@@ -17,9 +17,13 @@ import torch
 from helpers import blobs, identical, model, partition, run_inline, small_task
 from toys import Stateful
 
-from hedgerow.algorithms.trees import flatten
-from hedgerow.platform import checkpoint, files
-from hedgerow.platform.checkpoint import (
+from hedgerow.algorithms.core.pytree import flatten
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.experiment import Checkpoints, Evaluation
+from hedgerow.platform.storage import atomic_file as files
+from hedgerow.platform.storage import checkpoint
+from hedgerow.platform.storage.atomic_file import write_whole
+from hedgerow.platform.storage.checkpoint import (
     DamagedCheckpoint,
     checkpoints,
     flaw,
@@ -33,13 +37,10 @@ from hedgerow.platform.checkpoint import (
     tell_flaws,
     write_checkpoint,
 )
-from hedgerow.platform.errors import UserError
-from hedgerow.platform.experiment import Checkpoints, Evaluation
-from hedgerow.platform.files import write_whole
-from hedgerow.platform.history import History
-from hedgerow.platform.runs import RunFolder
-from hedgerow.platform.tracking import RunLog
-from hedgerow.searchspaces.expert import Expert
+from hedgerow.platform.tracking.history import History
+from hedgerow.platform.tracking.run_folder import RunFolder
+from hedgerow.platform.tracking.tracker import RunLog
+from hedgerow.searchspaces.tune.trainable import Expert
 
 
 def start(folder: Path | None, rounds: int = 6, **settings):
@@ -185,7 +186,9 @@ def test_damaged_checkpoints_do_not_count_among_those_that_are_kept(tmp_path):
 
 def test_large_checkpoints_are_not_read_again_to_prune(tmp_path, monkeypatch):
     written(tmp_path, 1)
-    monkeypatch.setattr("hedgerow.platform.checkpoint.flaw", lambda folder: pytest.fail(f"{folder} is read again"))
+    monkeypatch.setattr(
+        "hedgerow.platform.storage.checkpoint.flaw", lambda folder: pytest.fail(f"{folder} is read again")
+    )
     newest = written(tmp_path, 2)
     prune(tmp_path, 2, newest)
     assert len(checkpoints(tmp_path)) == 2

@@ -15,7 +15,7 @@ from bad_files import BAD_FILES
 from click.testing import CliRunner
 
 from hedgerow.cli import main
-from hedgerow.platform.tracking import RunLog
+from hedgerow.platform.tracking.tracker import RunLog
 
 GOOD = """\
 name: good

@@ -24,7 +24,7 @@ from ray.scripts.symmetric_run import symmetric_run
 
 from hedgerow.cli import main
 from hedgerow.cluster.submission import PACKAGES, check_command
-from hedgerow.platform.experiment_file import parse_experiment
+from hedgerow.platform.config.loader import parse_experiment
 
 ROOT = Path(__file__).parent.parent
 FILES = ROOT / "cluster" / "files"

@@ -7,14 +7,14 @@ from helpers import SingleRun, check_resuming, distance, experiment
 from noisy import ALL, BASELINES, DATA, ESTIMATORS, SOLVERS, noisy
 
 from hedgerow.algorithms import ALGORITHMS
-from hedgerow.algorithms.base import Batch
-from hedgerow.algorithms.trees import flatten
-from hedgerow.platform.build import build_algorithms, build_data, check_task
+from hedgerow.algorithms.core.client_data import Batch
+from hedgerow.algorithms.core.pytree import flatten
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.experiment import Evaluation
+from hedgerow.platform.config.factory import build_algorithms, build_data, check_task
+from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.data.partition import make_partition
-from hedgerow.platform.errors import UserError
 from hedgerow.platform.executors import InlineExecutor
-from hedgerow.platform.experiment import Evaluation
-from hedgerow.platform.experiment_file import parse_experiment
 from hedgerow.platform.learner import Learner
 from hedgerow.platform.worker import Worker
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from bilevels import EXACT, Solving, linear, relative, spectrum, system
 
-from hedgerow.algorithms.base import Cohort, Result
-from hedgerow.algorithms.comm_fedbio_sketch import CommFedBiOSketch
-from hedgerow.algorithms.comm_fedbio_solver import Change
-from hedgerow.algorithms.comm_fedbio_topk import CommFedBiOTopK
-from hedgerow.algorithms.compression import CountSketch
+from hedgerow.algorithms.core.messages import Cohort, Result
+from hedgerow.algorithms.noisy_labels.comm_fedbio_sketch import CommFedBiOSketch
+from hedgerow.algorithms.noisy_labels.comm_fedbio_solver import Change
+from hedgerow.algorithms.noisy_labels.comm_fedbio_topk import CommFedBiOTopK
+from hedgerow.algorithms.transforms.sketches import CountSketch
 
 ONE = linear(spectrum(60, 0.1, 1.0, 0), np.random.default_rng(1).normal(size=60))
 FIVE = linear(spectrum(60, 0.1, 1.0, 0, clients=5, spread=0.05), np.random.default_rng(1).normal(size=60))

@@ -5,9 +5,9 @@ import pytest
 import torch
 from bilevels import EXACT, Run, Solving, linear, quadratic, relative, spectrum, system
 
-from hedgerow.algorithms.comm_fedbio_non_iter import CommFedBiONonIter
-from hedgerow.algorithms.comm_fedbio_topk import CommFedBiOTopK
-from hedgerow.algorithms.compression import SparseEmbedding
+from hedgerow.algorithms.noisy_labels.comm_fedbio_non_iter import CommFedBiONonIter
+from hedgerow.algorithms.noisy_labels.comm_fedbio_topk import CommFedBiOTopK
+from hedgerow.algorithms.transforms.sketches import SparseEmbedding
 
 FIVE = linear(spectrum(60, 0.1, 1.0, 0, clients=5, spread=0.05), np.random.default_rng(1).normal(size=60))
 EVERYTHING = {"compressor": "random_k", "compression": 1}

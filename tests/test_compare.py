@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up import records
 
-from hedgerow.platform.errors import UserError
-from hedgerow.platform.experiment_file import set_value
-from hedgerow.platform.runs import RunFolder
-from hedgerow.reports.compare import compare
-from hedgerow.reports.groups import differing, grouped
-from hedgerow.reports.read import Run
-from hedgerow.reports.statistics import Spread, holm, paired, sign_flips
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.loader import set_value
+from hedgerow.platform.tracking.run_folder import RunFolder
+from hedgerow.reports.analysis.comparison import compare
+from hedgerow.reports.analysis.run_reader import Run
+from hedgerow.reports.analysis.seed_groups import differing, grouped
+from hedgerow.reports.analysis.statistics import Spread, holm, paired, sign_flips
 
 
 def test_the_deviation_is_a_samples_and_one_value_has_none():

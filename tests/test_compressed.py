@@ -6,10 +6,10 @@ import torch
 from helpers import blobs, distance, identical, partition, run_inline, small_task
 
 from hedgerow.algorithms import ALGORITHMS
-from hedgerow.algorithms.compression import CountSketch, dense
-from hedgerow.algorithms.hypergradient import flat
-from hedgerow.algorithms.trees import count, flatten, sub
-from hedgerow.platform.experiment import EngineConfig
+from hedgerow.algorithms.core.pytree import count, flat, flatten, sub
+from hedgerow.algorithms.transforms.sketches import CountSketch
+from hedgerow.algorithms.transforms.sparse_vectors import dense
+from hedgerow.platform.config.experiment import EngineConfig
 
 DATA = blobs(samples=160)
 D = 6 * 8 + 8 + 8 * 3 + 3

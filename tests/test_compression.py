@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from hedgerow.algorithms.compression import CountSketch, GaussianSketch, SparseEmbedding, dense, some_k, top_k
-from hedgerow.algorithms.trees import leaves
+from hedgerow.algorithms.core.pytree import leaves
+from hedgerow.algorithms.transforms.sketches import CountSketch, GaussianSketch, SparseEmbedding
+from hedgerow.algorithms.transforms.sparse_vectors import dense, some_k, top_k
 from hedgerow.platform.ledger import Ledger
 
 

@@ -12,7 +12,7 @@ from test_search import plan
 
 from hedgerow.platform import runner
 from hedgerow.platform.crew import keeping, let_go
-from hedgerow.searchspaces.runner import search
+from hedgerow.searchspaces.tune.search_runner import search
 
 
 def crew() -> set[int]:

@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 from pydantic import TypeAdapter
 
+from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.data import DataConfig, load_dataset
-from hedgerow.platform.errors import UserError
 
 RNG = np.random.default_rng(0)
 
@@ -46,7 +46,8 @@ def test_digits_come_from_the_cache_without_scikit_learn():
     load_dataset(source("digits"))
     code = (
         "import sys; from hedgerow.platform.data import load_dataset; "
-        "from hedgerow.platform.data.sources import Digits; load_dataset(Digits()); print('sklearn' in sys.modules)"
+        "from hedgerow.platform.data.sources.source import Digits; load_dataset(Digits()); "
+        "print('sklearn' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

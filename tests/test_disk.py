@@ -10,14 +10,21 @@ from helpers import blobs, check_resuming, identical, partition, run_inline
 from torch import nn
 
 from hedgerow.algorithms import ALGORITHMS
-from hedgerow.algorithms.base import Batch
-from hedgerow.algorithms.distillation import divergence, soft_labels
-from hedgerow.algorithms.guide import distance, excuses, fitted_temperature, guide_network, multiplier, overspent
-from hedgerow.algorithms.inside import Inside, inside
-from hedgerow.algorithms.static_norm import StaticBatchNorm2d
-from hedgerow.algorithms.task import Task
-from hedgerow.algorithms.teacher import Schooling
-from hedgerow.algorithms.trees import flatten, tree_map, unstack
+from hedgerow.algorithms.core.client_data import Batch
+from hedgerow.algorithms.core.pytree import flatten, tree_map, unstack
+from hedgerow.algorithms.core.static_batch_norm import StaticBatchNorm2d
+from hedgerow.algorithms.core.task import Task
+from hedgerow.algorithms.nn.features import Inside, inside
+from hedgerow.algorithms.objectives.distillation_loss import divergence, soft_labels
+from hedgerow.algorithms.objectives.guide import (
+    distance,
+    excuses,
+    fitted_temperature,
+    guide_network,
+    multiplier,
+    overspent,
+)
+from hedgerow.algorithms.optim.pretraining import Schooling
 
 DATA = blobs(samples=160, classes=4)
 EVERYBODY = partition(torch.tensor([len(DATA.y_train)]).numpy())

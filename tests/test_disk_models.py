@@ -11,18 +11,18 @@ from torch import nn
 from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
 from hedgerow.algorithms import ALGORITHMS, SimKD
-from hedgerow.algorithms.base import Batch
-from hedgerow.algorithms.fitnet import regressor
-from hedgerow.algorithms.guide import excuses
-from hedgerow.algorithms.inside import inside, shapes
-from hedgerow.algorithms.semckd import Calibration
-from hedgerow.algorithms.static_norm import StaticBatchNorm2d
-from hedgerow.algorithms.task import Task
-from hedgerow.algorithms.teacher import Schooling
+from hedgerow.algorithms.core.client_data import Batch
+from hedgerow.algorithms.core.static_batch_norm import StaticBatchNorm2d
+from hedgerow.algorithms.core.task import Task
+from hedgerow.algorithms.distillation.fitnet import regressor
+from hedgerow.algorithms.distillation.semckd import Calibration
+from hedgerow.algorithms.nn.features import inside, shapes
+from hedgerow.algorithms.objectives.guide import excuses
+from hedgerow.algorithms.optim.pretraining import Schooling
 from hedgerow.platform.models import build_model
-from hedgerow.platform.models.staged import multiply_adds, resnet
-from hedgerow.searchspaces.tables.disk import LARGE, disk_tables
-from hedgerow.searchspaces.tables.disk import MODELS as NAMED
+from hedgerow.platform.models.torchvision_nets import multiply_adds, resnet
+from hedgerow.searchspaces.reproductions.papers.disk_tables import LARGE, disk_tables
+from hedgerow.searchspaces.reproductions.papers.disk_tables import MODELS as NAMED
 
 SIZES = {
     # CIFAR-100: parameters, millions of multiply-adds; Tiny-ImageNet: the same

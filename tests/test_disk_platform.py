@@ -6,7 +6,7 @@ from test_ray import _hosts_coordinator, at_once, same, small
 from test_search import one_after_the_other, plan
 
 from hedgerow.platform.runner import run
-from hedgerow.searchspaces.runner import search
+from hedgerow.searchspaces.tune.search_runner import search
 
 TASK = {
     "data": {"name": "digits"},

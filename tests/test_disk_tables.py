@@ -7,12 +7,12 @@ import yaml
 from click.testing import CliRunner
 
 from hedgerow.cli import main
-from hedgerow.platform.errors import UserError
-from hedgerow.platform.experiment_file import parse_experiment
-from hedgerow.searchspaces.named import named_space
-from hedgerow.searchspaces.space import with_overrides
-from hedgerow.searchspaces.tables import FAMILIES, find_lines
-from hedgerow.searchspaces.tables.plan import plan_line
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.loader import parse_experiment
+from hedgerow.searchspaces.reproductions import FAMILIES, find_lines
+from hedgerow.searchspaces.reproductions.row_search import plan_line
+from hedgerow.searchspaces.spaces.published_spaces import named_space
+from hedgerow.searchspaces.spaces.space import with_overrides
 
 TABLES = FAMILIES["disk"]()
 PAIR = "cifar100-resnet10-l-resnet10-m"

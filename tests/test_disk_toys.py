@@ -4,17 +4,16 @@ import numpy as np
 import pytest
 import torch
 
-from hedgerow.platform.build import build_algorithms, build_data
-from hedgerow.platform.data.sources import Gaussians, IntervalsData
-from hedgerow.platform.data.toys import CENTRES
-from hedgerow.platform.errors import UserError
-from hedgerow.platform.experiment_file import parse_experiment
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.factory import build_algorithms, build_data
+from hedgerow.platform.config.loader import parse_experiment
+from hedgerow.platform.data.sources.source import Gaussians, IntervalsData
+from hedgerow.platform.data.sources.toy_data import CENTRES
 from hedgerow.platform.models import build_model
-from hedgerow.platform.models.toys import ENDS, Intervals, StaticMLP
+from hedgerow.platform.models.toy_models import ENDS, Intervals, StaticMLP
 from hedgerow.platform.runner import run
-from hedgerow.searchspaces.tables import find_lines
-from hedgerow.searchspaces.tables.disk import disk_tables
-from hedgerow.searchspaces.tables.disk_picture import (
+from hedgerow.searchspaces.reproductions import find_lines
+from hedgerow.searchspaces.reproductions.papers.disk_plots import (
     Ended,
     draw_toys,
     excused_around,
@@ -22,6 +21,7 @@ from hedgerow.searchspaces.tables.disk_picture import (
     local_minima,
     study_toys,
 )
+from hedgerow.searchspaces.reproductions.papers.disk_tables import disk_tables
 
 
 def blue(x):

@@ -9,16 +9,24 @@ from helpers import SingleRun, blobs, check_resuming, dataset, distance, experim
 from torch import nn
 
 from hedgerow.algorithms import ALGORITHMS
-from hedgerow.algorithms.base import Batch, ClientData, Cohort, Result
-from hedgerow.algorithms.distillation import consensus, dissent, divergence, ensemble, sharpened, soft_labels
-from hedgerow.algorithms.fed_et import targets
-from hedgerow.algorithms.partial_training import Group
-from hedgerow.algorithms.prototypes import Received
-from hedgerow.algorithms.static_norm import StaticBatchNorm2d
-from hedgerow.algorithms.task import Task
-from hedgerow.algorithms.trees import stack, tree_map
+from hedgerow.algorithms.core.client_data import Batch, ClientData
+from hedgerow.algorithms.core.messages import Cohort, Result
+from hedgerow.algorithms.core.pytree import stack, tree_map
+from hedgerow.algorithms.core.static_batch_norm import StaticBatchNorm2d
+from hedgerow.algorithms.core.task import Task
+from hedgerow.algorithms.distillation.fed_et import targets
+from hedgerow.algorithms.heterogeneous.model_families import Received
+from hedgerow.algorithms.heterogeneous.partial_training import Group
+from hedgerow.algorithms.objectives.distillation_loss import (
+    consensus,
+    dissent,
+    divergence,
+    ensemble,
+    sharpened,
+    soft_labels,
+)
+from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.executors import InlineExecutor
-from hedgerow.platform.experiment import EngineConfig
 from hedgerow.platform.learner import Learner
 from hedgerow.platform.worker import Worker
 

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from hedgerow.platform.build import build_data
-from hedgerow.platform.data.diversity import ACID, ALID
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.factory import build_data
+from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.data.partition import IID, make_partition
-from hedgerow.platform.errors import UserError
-from hedgerow.platform.experiment_file import parse_experiment
+from hedgerow.platform.data.partitions.diversity import ACID, ALID
 
 CIFAR = {10: (5000, 1000), 100: (500, 100)}
 

@@ -14,9 +14,9 @@ from click.testing import CliRunner
 from fences import ROOT, Block, blocks
 
 from hedgerow.cli import main
-from hedgerow.platform.experiment_file import load_experiment, parse_experiment
-from hedgerow.searchspaces.config import Entry
-from hedgerow.searchspaces.search_file import load_search
+from hedgerow.platform.config.loader import load_experiment, parse_experiment
+from hedgerow.searchspaces.spaces.search_file import load_search
+from hedgerow.searchspaces.spaces.search_section import Entry
 
 PAGES = [page for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if blocks(page)]
 

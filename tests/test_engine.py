@@ -7,13 +7,13 @@ from helpers import blobs, distance, identical, model, partition, run_inline, sm
 from toys import Diverging, Stacker, Stateful, TwoPhases
 
 from hedgerow.algorithms import FedAvg, FedDyn, FedSGD, PerFedAvg, Scaffold
-from hedgerow.algorithms.base import Batches
-from hedgerow.algorithms.trees import leaves
+from hedgerow.algorithms.core.client_data import Batches
+from hedgerow.algorithms.core.pytree import leaves
+from hedgerow.platform.config.experiment import EngineConfig
+from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.dispatch import longest_first
 from hedgerow.platform.engine import Plan
-from hedgerow.platform.experiment import EngineConfig
 from hedgerow.platform.planning import MEASURED_STEPS, Cost, Load, choose, options
-from hedgerow.platform.resources import Resources
 
 DATA = blobs()
 RAGGED = partition(np.array([3, 60, 17, 1, 40, 59]), seed=1)
@@ -142,7 +142,7 @@ def test_metrics_equal_their_definition():
 
 
 def test_evaluation_on_schedule_and_after_the_last_round():
-    from hedgerow.platform.experiment import Evaluation
+    from hedgerow.platform.config.experiment import Evaluation
 
     run = run_inline(FedAvg, small_task(DATA), DATA, RAGGED, {}, rounds=5, evaluation=Evaluation(every=2))
     assert [r["round"] for r in run if "test_accuracy" in r] == [2, 4, 5]

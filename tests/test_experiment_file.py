@@ -13,16 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hedgerow.api import _values
-from hedgerow.platform.errors import UserError
-from hedgerow.platform.experiment_file import dump_experiment, load_experiment, parse_experiment
-from hedgerow.searchspaces.search_file import load_search
-from hedgerow.searchspaces.space import with_overrides
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.loader import dump_experiment, load_experiment, parse_experiment
+from hedgerow.searchspaces.spaces.search_file import load_search
+from hedgerow.searchspaces.spaces.space import with_overrides
 
 OWN = """\
 from typing import Literal
 from torch import nn
 from pydantic import Field
-from hedgerow.algorithms.fedavg import FedAvg
+from hedgerow.algorithms.federated.fedavg import FedAvg
 
 class Mine(FedAvg):
     class Hyper(FedAvg.Hyper):

@@ -14,15 +14,15 @@ from click.testing import CliRunner, Result
 from test_cli import GOOD
 
 from hedgerow.cli import FAMILY, main
-from hedgerow.platform.answer import Answer
-from hedgerow.platform.experiment_file import load_experiment
+from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.runner import run
-from hedgerow.platform.runs import RunFolder
-from hedgerow.searchspaces.catalogue import KINDS
-from hedgerow.searchspaces.commands import closing
-from hedgerow.searchspaces.report import Trial
-from hedgerow.searchspaces.results import FinishedSearch
-from hedgerow.searchspaces.search_file import load_search
+from hedgerow.platform.tracking.run_folder import RunFolder
+from hedgerow.platform.ui.command_output import Answer
+from hedgerow.searchspaces.listing import KINDS
+from hedgerow.searchspaces.results.finished_search import FinishedSearch
+from hedgerow.searchspaces.results.trials import Trial
+from hedgerow.searchspaces.spaces.search_file import load_search
+from hedgerow.searchspaces.tune.search_command import closing
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
 COLOUR = re.compile(r"\x1b\[(\d+;)*(3\d|4\d|9\d|10\d)[;m]")

@@ -17,14 +17,14 @@ from test_resume import hedgerow
 from test_search import one_after_the_other, plan
 
 from hedgerow.platform import runner
-from hedgerow.platform.build import check
-from hedgerow.platform.checkpoint import latest_checkpoint
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.factory import check
 from hedgerow.platform.coordinator import Coordinator
-from hedgerow.platform.errors import UserError
-from hedgerow.platform.records import HedgeRecord
 from hedgerow.platform.runner import resume, run
-from hedgerow.platform.tracking import RunLog
-from hedgerow.searchspaces.runner import resume_search
+from hedgerow.platform.storage.checkpoint import latest_checkpoint
+from hedgerow.platform.tracking.records import HedgeRecord
+from hedgerow.platform.tracking.tracker import RunLog
+from hedgerow.searchspaces.tune.search_runner import resume_search
 
 INLINE = {"resources__executor": "inline"}
 

@@ -6,14 +6,14 @@ from bilevels import Run, problem
 from helpers import SingleRun, blobs, check_resuming, distance, experiment
 
 from hedgerow.algorithms import ALGORITHMS
-from hedgerow.algorithms.bilevel import Bilevel
-from hedgerow.algorithms.trees import flatten
-from hedgerow.platform.build import build_algorithms, build_data, check_task
+from hedgerow.algorithms.bilevel.bilevel_algorithm import Bilevel
+from hedgerow.algorithms.core.pytree import flatten
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.experiment import EngineConfig, TaskConfig
+from hedgerow.platform.config.factory import build_algorithms, build_data, check_task
+from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.data.partition import IID, make_partition
-from hedgerow.platform.errors import UserError
 from hedgerow.platform.executors import InlineExecutor
-from hedgerow.platform.experiment import EngineConfig, TaskConfig
-from hedgerow.platform.experiment_file import parse_experiment
 from hedgerow.platform.learner import Learner
 from hedgerow.platform.worker import Worker
 

@@ -6,7 +6,7 @@ import torch
 from bilevels import Run, problem
 
 from hedgerow.algorithms import FedNest, FullHypergradient, StocBiO
-from hedgerow.algorithms.base import Cohort
+from hedgerow.algorithms.core.messages import Cohort
 
 HET = problem()
 LOCAL = {"lr": 0.2, "u_lr": 0.2, "upper_lr": 0.1, "share_batches": True}

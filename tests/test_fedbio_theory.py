@@ -13,7 +13,7 @@ from hedgerow.algorithms import (
     LFedNest,
     LocalBO,
 )
-from hedgerow.algorithms.trees import tree_map
+from hedgerow.algorithms.core.pytree import tree_map
 
 # ---- hypergradients ---------------------------------------------------------------------------------------------
 

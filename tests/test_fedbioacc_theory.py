@@ -17,12 +17,12 @@ from hedgerow.algorithms import (
     LocalBO,
     Stem,
 )
-from hedgerow.algorithms.base import Batch
-from hedgerow.algorithms.momentum import Storm, alpha, theorem_2
-from hedgerow.algorithms.oracles import Draw, Oracles
+from hedgerow.algorithms.bilevel.derivatives import Draw, Oracles
+from hedgerow.algorithms.core.client_data import Batch
+from hedgerow.algorithms.core.pytree import tree_map, zeros_like
+from hedgerow.algorithms.core.task import Task
+from hedgerow.algorithms.optim.storm_momentum import Storm, alpha, theorem_2
 from hedgerow.algorithms.problems.quadratic import Coefficients, upper
-from hedgerow.algorithms.task import Task
-from hedgerow.algorithms.trees import tree_map, zeros_like
 
 MIDDLE_AND_END = slice(30, 60), slice(-60, None)
 CONSTANT = {"alpha_growth": 0.0, "alpha_offset": 1.0, "alpha_delta": 1.0}

@@ -17,8 +17,8 @@ from helpers import (
 from toys import Diverging
 
 from hedgerow.algorithms import Central, FedAvg, FedDyn, FedProx, FedSGD, FedSplit, Scaffold
-from hedgerow.algorithms.trees import count, tree_map
-from hedgerow.platform.experiment import EngineConfig, Evaluation
+from hedgerow.algorithms.core.pytree import count, tree_map
+from hedgerow.platform.config.experiment import EngineConfig, Evaluation
 from hedgerow.platform.worker import LATEST
 
 DATA = blobs()

@@ -7,10 +7,10 @@ from exact import Exact, State, quadratics, waves
 from helpers import QuadraticTask, dataset, partition, run_inline
 
 from hedgerow.algorithms import FedAvg, FedDyn, FedProx, Scaffold
-from hedgerow.algorithms.base import Batch
-from hedgerow.algorithms.local import LocalSGD, LocalSolver, Proximal, minimise, plain_steps
-from hedgerow.algorithms.trees import scale
-from hedgerow.platform.experiment import EngineConfig, Evaluation
+from hedgerow.algorithms.core.client_data import Batch
+from hedgerow.algorithms.core.pytree import scale
+from hedgerow.algorithms.optim.local_sgd import LocalSGD, LocalSolver, Proximal, minimise, plain_steps
+from hedgerow.platform.config.experiment import EngineConfig, Evaluation
 
 M, P = 6, 2
 TASK, SAMPLES, OPTIMUM = quadratics(M)

@@ -9,11 +9,12 @@ from helpers import dataset, distance, identical, partition, run_inline
 from torch import nn
 
 from hedgerow.algorithms import ALGORITHMS
-from hedgerow.algorithms.base import Batch, Result
-from hedgerow.algorithms.local import clip_factor
-from hedgerow.algorithms.task import Task
-from hedgerow.algorithms.trees import count, tree_map
-from hedgerow.platform.experiment import EngineConfig
+from hedgerow.algorithms.core.client_data import Batch
+from hedgerow.algorithms.core.messages import Result
+from hedgerow.algorithms.core.pytree import count, tree_map
+from hedgerow.algorithms.core.task import Task
+from hedgerow.algorithms.optim.local_sgd import clip_factor
+from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.models.early_exit import EarlyExit
 
 RNG = np.random.default_rng(0)

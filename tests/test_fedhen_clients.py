@@ -7,10 +7,10 @@ from test_fedhen import CLIENTS, DATA, LOCAL, algorithm, answered, run, task
 from torch.func import functional_call
 
 from hedgerow.algorithms import ALGORITHMS
-from hedgerow.algorithms.base import Batch, ClientData
-from hedgerow.algorithms.task import Task
-from hedgerow.algorithms.trees import add, leaves, scale, sub
-from hedgerow.platform.experiment import EngineConfig
+from hedgerow.algorithms.core.client_data import Batch, ClientData
+from hedgerow.algorithms.core.pytree import add, leaves, scale, sub
+from hedgerow.algorithms.core.task import Task
+from hedgerow.platform.config.experiment import EngineConfig
 
 X, Y = torch.from_numpy(DATA.x_train[:8]), torch.from_numpy(DATA.y_train[:8])
 

@@ -5,7 +5,7 @@ import json
 from click.testing import CliRunner
 
 from hedgerow.cli import main
-from hedgerow.searchspaces.tables import FAMILIES
+from hedgerow.searchspaces.reproductions import FAMILIES
 
 TABLES = FAMILIES["fedhen"]()
 

@@ -11,13 +11,13 @@ import torch
 from bilevels import Problem, Run, quadratic
 from torch import nn
 
-from hedgerow.algorithms.base import Batch
-from hedgerow.algorithms.fedsep_bilevel import FedSepBilevel
-from hedgerow.algorithms.task import BilevelTask
-from hedgerow.algorithms.trees import tree_map
-from hedgerow.platform.build import build_data, check_task
-from hedgerow.platform.errors import UserError
-from hedgerow.platform.experiment_file import parse_experiment
+from hedgerow.algorithms.compressed.fedsep_bilevel import FedSepBilevel
+from hedgerow.algorithms.core.client_data import Batch
+from hedgerow.algorithms.core.pytree import tree_map
+from hedgerow.algorithms.problems.bilevel_task import BilevelTask
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.factory import build_data, check_task
+from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.runner import run
 
 

@@ -7,13 +7,13 @@ from helpers import blobs, distance, partition, run_inline, small_task
 from torch import nn
 
 from hedgerow.algorithms import ALGORITHMS
-from hedgerow.algorithms.fedsep_lasso import FedSepLasso
-from hedgerow.algorithms.sketch import BLOCK, GaussianRows
-from hedgerow.algorithms.task import Task
-from hedgerow.platform.build import build_data, check_task
-from hedgerow.platform.errors import UserError
-from hedgerow.platform.experiment import EngineConfig
-from hedgerow.platform.experiment_file import parse_experiment
+from hedgerow.algorithms.compressed.fedsep_lasso import FedSepLasso
+from hedgerow.algorithms.core.task import Task
+from hedgerow.algorithms.transforms.random_projection import BLOCK, GaussianRows
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.experiment import EngineConfig
+from hedgerow.platform.config.factory import build_data, check_task
+from hedgerow.platform.config.loader import parse_experiment
 
 
 class Given(GaussianRows):

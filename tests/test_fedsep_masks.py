@@ -9,13 +9,15 @@ import torch
 from helpers import blobs, distance, identical, partition, run_inline
 from torch import nn
 
-from hedgerow.algorithms import ALGORITHMS, hypernetwork
-from hedgerow.algorithms.base import Batch, Cohort
-from hedgerow.algorithms.masks import MaskProblem, descend, encode, excess, masked, most
-from hedgerow.algorithms.submodel import Layout
-from hedgerow.algorithms.task import Task
-from hedgerow.algorithms.trees import dot, tree_map
-from hedgerow.platform.experiment import EngineConfig
+from hedgerow.algorithms import ALGORITHMS
+from hedgerow.algorithms.core.client_data import Batch
+from hedgerow.algorithms.core.messages import Cohort
+from hedgerow.algorithms.core.pytree import dot, tree_map
+from hedgerow.algorithms.core.task import Task
+from hedgerow.algorithms.heterogeneous.channel_masks import MaskProblem, descend, encode, excess, masked, most
+from hedgerow.algorithms.nn import hypernetwork
+from hedgerow.algorithms.nn.submodel import Layout
+from hedgerow.platform.config.experiment import EngineConfig
 
 DATA = blobs(samples=160, classes=4)
 CLIENTS = partition(np.array([30, 25, 25, 20, 20]), seed=0)

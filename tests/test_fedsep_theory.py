@@ -8,9 +8,9 @@ import pytest
 import torch
 from bilevels import Problem, Run, quadratic
 
-from hedgerow.algorithms.base import ClientData
-from hedgerow.algorithms.fedsep_bilevel import FedSepBilevel
-from hedgerow.algorithms.hypergradient import neumann
+from hedgerow.algorithms.compressed.fedsep_bilevel import FedSepBilevel
+from hedgerow.algorithms.core.client_data import ClientData
+from hedgerow.algorithms.optim.hypergradient import neumann
 
 LOW, HIGH, STEP = 1.0, 10.0, 0.09
 """The spectrum of H, and the steps of decoders and series: a factor of .91 for each."""

@@ -5,11 +5,11 @@ import pytest
 import torch
 
 import hedgerow
-from hedgerow.algorithms.trees import flatten
-from hedgerow.platform.build import build_data, build_module, check
+from hedgerow.algorithms.core.pytree import flatten
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.factory import build_data, build_module, check
+from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.coordinator import Coordinator
-from hedgerow.platform.errors import UserError
-from hedgerow.platform.experiment_file import parse_experiment
 from hedgerow.platform.runner import run, save_final_model
 
 TRAINED, ALL = 170, 1210

@@ -6,12 +6,12 @@ import torch
 from helpers import blobs, partition, run_inline, small_task
 
 from hedgerow.algorithms import FedAvg
+from hedgerow.platform.config.experiment import EngineConfig
+from hedgerow.platform.config.resources import Resources, gpu_share
 from hedgerow.platform.engine import Plan
 from hedgerow.platform.executors import InlineExecutor
-from hedgerow.platform.experiment import EngineConfig
 from hedgerow.platform.planning import Cost, Load, choose
 from hedgerow.platform.process import CONTEXT, memory_fraction, settle
-from hedgerow.platform.resources import Resources, gpu_share
 
 DATA = blobs()
 

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from hedgerow.searchspaces.hedge import (
+from hedgerow.searchspaces.hedge.weights import (
     AdaHedge,
     AnytimeHedge,
     Exp3,

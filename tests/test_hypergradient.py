@@ -5,10 +5,10 @@ import torch
 from bilevels import problem
 from torch import nn
 
-from hedgerow.algorithms import hypergradient as tools
-from hedgerow.algorithms.base import Batch
+from hedgerow.algorithms.core.client_data import Batch
+from hedgerow.algorithms.core.pytree import add, dot, scale, sub, tree_map
+from hedgerow.algorithms.optim import hypergradient as tools
 from hedgerow.algorithms.problems import Cleaning, HyperRepresentation
-from hedgerow.algorithms.trees import add, dot, scale, sub, tree_map
 
 RIDGE = 0.1
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.data import load_dataset
-from hedgerow.platform.data.sources import ImageFolder
-from hedgerow.platform.errors import UserError
+from hedgerow.platform.data.sources.source import ImageFolder
 
 
 def folder_of(root, name="x", **options):

@@ -18,13 +18,13 @@ from test_ray import small
 from test_resume import hedgerow
 from test_search import plan
 
-from hedgerow.cluster import job_server
-from hedgerow.platform.checkpoint import latest_checkpoint
-from hedgerow.platform.errors import Interrupted, UserError
+from hedgerow.cluster import job_client as job_server
+from hedgerow.platform.common.errors import Interrupted, UserError
 from hedgerow.platform.placement import ray_starting
 from hedgerow.platform.probe import trouble_at
-from hedgerow.platform.tracking import RunLog
-from hedgerow.searchspaces.runner import search
+from hedgerow.platform.storage.checkpoint import latest_checkpoint
+from hedgerow.platform.tracking.tracker import RunLog
+from hedgerow.searchspaces.tune.search_runner import search
 
 ENDLESS = {"rounds": 10**6, "checkpoints__every": 0}
 

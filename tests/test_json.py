@@ -17,7 +17,7 @@ from test_tracking import small
 
 from hedgerow.cli import main
 from hedgerow.platform.runner import run
-from hedgerow.platform.runs import RunFolder
+from hedgerow.platform.tracking.run_folder import RunFolder
 
 ROW = re.compile(r"^\| (`[^|]+`) \| (.+?) \|$", re.MULTILINE)
 SPACE = "search: {kind: hedge, space: {algorithm.lr: [0.05, 0.1]}}\n"
@@ -29,8 +29,8 @@ STOPPED = """
 import sys
 from pathlib import Path
 
-from hedgerow.searchspaces.runner import search
-from hedgerow.searchspaces.search_file import load_search
+from hedgerow.searchspaces.tune.search_runner import search
+from hedgerow.searchspaces.spaces.search_file import load_search
 
 
 class Stop:

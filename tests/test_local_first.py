@@ -13,15 +13,15 @@ from helpers import blobs, distance, small_task
 from test_ray import numbers, same, small
 from test_resume import hedgerow
 
-from hedgerow.algorithms.base import Batch
-from hedgerow.algorithms.gradient import gradient_and_value
-from hedgerow.platform.build import check
-from hedgerow.platform.checkpoint import checkpoints, round_of
+from hedgerow.algorithms.core.client_data import Batch
+from hedgerow.algorithms.optim.gradient import gradient_and_value
+from hedgerow.platform.common.errors import RayLost, UserError
+from hedgerow.platform.config.factory import check
 from hedgerow.platform.coordinator import Coordinator, in_this_process
 from hedgerow.platform.drivers import open_driver
-from hedgerow.platform.errors import RayLost, UserError
 from hedgerow.platform.local_first import LocalFirst
 from hedgerow.platform.runner import FinishedRun, resume, run
+from hedgerow.platform.storage.checkpoint import checkpoints, round_of
 
 
 @contextmanager

@@ -11,18 +11,18 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from hedgerow.algorithms import ALGORITHMS
-from hedgerow.algorithms.base import Batch
-from hedgerow.algorithms.fitnet import regressor
-from hedgerow.algorithms.inside import asked, inside, shapes
-from hedgerow.algorithms.maps import Reusing, apart, is_rectified, under_its_teacher
-from hedgerow.algorithms.semckd import Calibration
-from hedgerow.algorithms.static_norm import StaticBatchNorm2d
-from hedgerow.algorithms.task import Task, drawn
-from hedgerow.algorithms.trees import tree_map
+from hedgerow.algorithms.core.client_data import Batch
+from hedgerow.algorithms.core.pytree import tree_map
+from hedgerow.algorithms.core.static_batch_norm import StaticBatchNorm2d
+from hedgerow.algorithms.core.task import Task, drawn
+from hedgerow.algorithms.distillation.fitnet import regressor
+from hedgerow.algorithms.distillation.semckd import Calibration
+from hedgerow.algorithms.nn.feature_maps import Reusing, apart, is_rectified, under_its_teacher
+from hedgerow.algorithms.nn.features import asked, inside, shapes
 from hedgerow.platform.models import build_model
-from hedgerow.platform.models.preact import preact_resnet
-from hedgerow.platform.models.staged import resnet
-from hedgerow.searchspaces.tables.disk import MODELS as NAMED
+from hedgerow.platform.models.preact_resnet import preact_resnet
+from hedgerow.platform.models.torchvision_nets import resnet
+from hedgerow.searchspaces.reproductions.papers.disk_tables import MODELS as NAMED
 
 METHODS = ("kd", "disk", "fitnet", "semckd", "simkd", "simkd_disk")
 BATCH = Batch(torch.from_numpy(IMAGES.x_train[:12]), torch.from_numpy(IMAGES.y_train[:12]))

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from hedgerow.algorithms.base import Batch
-from hedgerow.algorithms.gradient import gradient_and_value
-from hedgerow.algorithms.meta import adapted, halves, maml, meta_loss
-from hedgerow.algorithms.online import OnlineSGD
-from hedgerow.algorithms.task import Task
-from hedgerow.algorithms.trees import tree_map
+from hedgerow.algorithms.core.client_data import Batch
+from hedgerow.algorithms.core.pytree import tree_map
+from hedgerow.algorithms.core.task import Task
+from hedgerow.algorithms.online.online_algorithm import OnlineSGD
+from hedgerow.algorithms.optim.gradient import gradient_and_value
+from hedgerow.algorithms.personalized.adaptation import adapted, halves, maml, meta_loss
 
 
 def hyper(**values) -> OnlineSGD:

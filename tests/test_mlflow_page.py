@@ -12,9 +12,9 @@ from mlflow.tracking import MlflowClient
 from test_search import plan
 from test_submit import free_port
 
-from hedgerow.platform.mlflow_store import default_uri
-from hedgerow.platform.ui import PAGE_SETTINGS, page_command
-from hedgerow.searchspaces.runner import search
+from hedgerow.platform.tracking.mlflow_store import default_uri
+from hedgerow.platform.ui.mlflow_server import PAGE_SETTINGS, page_command
+from hedgerow.searchspaces.tune.search_runner import search
 
 TABLE = {"line": "feddyn/T0/digits", "headings": ["Slow", "Fast"], "changed": [], "grid": False}
 SPACE = {"algorithm.lr": [0.01, 0.3]}

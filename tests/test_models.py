@@ -15,12 +15,12 @@ from torch.func import functional_call, grad, jvp, vmap
 from torch.nn import functional as F  # noqa: N812
 
 from hedgerow.algorithms import FedAvg
-from hedgerow.algorithms.task import Task
-from hedgerow.platform.errors import UserError
-from hedgerow.platform.experiment import EngineConfig
+from hedgerow.algorithms.core.task import Task
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.models import MODELS, ModelConfig, build_model, check_module
 from hedgerow.platform.models.char_lstm import lstm_cells
-from hedgerow.platform.models.config import CustomModel
+from hedgerow.platform.models.model import CustomModel
 
 parse = TypeAdapter(ModelConfig).validate_python
 
@@ -276,7 +276,7 @@ def test_only_the_resnet_imports_torchvision():
     code = (
         "import sys\n"
         "from hedgerow.platform.models import build_model\n"
-        "from hedgerow.platform.models.config import CNN, CharLSTM\n"
+        "from hedgerow.platform.models.model import CNN, CharLSTM\n"
         "build_model(CNN(), (3, 32, 32), 10), build_model(CharLSTM(), (80,), 80, True)\n"
         "assert 'torchvision' not in sys.modules\n"
     )

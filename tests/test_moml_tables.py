@@ -7,13 +7,13 @@ import pytest
 from click.testing import CliRunner
 
 from hedgerow.cli import main
-from hedgerow.platform.errors import UserError
-from hedgerow.platform.records import HedgeRecord
-from hedgerow.platform.runs import RunFolder
-from hedgerow.platform.tracking import RunLog
-from hedgerow.searchspaces.tables.line import find_lines
-from hedgerow.searchspaces.tables.moml import moml_tables
-from hedgerow.searchspaces.tables.stream_line import plan_streams
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.tracking.records import HedgeRecord
+from hedgerow.platform.tracking.run_folder import RunFolder
+from hedgerow.platform.tracking.tracker import RunLog
+from hedgerow.searchspaces.reproductions.papers.moml_tables import moml_tables
+from hedgerow.searchspaces.reproductions.published import find_lines
+from hedgerow.searchspaces.reproductions.stream_row_search import plan_streams
 
 TABLES = moml_tables()
 LINES = [(table, line) for table in TABLES.values() for line in table.lines]

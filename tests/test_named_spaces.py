@@ -6,13 +6,13 @@ import re
 import pytest
 
 from hedgerow.algorithms import ALGORITHMS
-from hedgerow.algorithms.bilevel import Bilevel
-from hedgerow.algorithms.online import Online
-from hedgerow.platform.errors import UserError
-from hedgerow.searchspaces import named
-from hedgerow.searchspaces.config import Entry
-from hedgerow.searchspaces.named import SPACES, named_space, named_spaces
-from hedgerow.searchspaces.search_file import parse_search
+from hedgerow.algorithms.bilevel.bilevel_algorithm import Bilevel
+from hedgerow.algorithms.online.online_algorithm import Online
+from hedgerow.platform.common.errors import UserError
+from hedgerow.searchspaces.spaces import published_spaces as named
+from hedgerow.searchspaces.spaces.published_spaces import SPACES, named_space, named_spaces
+from hedgerow.searchspaces.spaces.search_file import parse_search
+from hedgerow.searchspaces.spaces.search_section import Entry
 
 KNOWN = named_spaces()
 HERE = [name for name in KNOWN if name.split("/")[0] in ALGORITHMS]

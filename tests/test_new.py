@@ -12,8 +12,8 @@ from pydantic import BaseModel
 from test_family import hedgerow
 
 from hedgerow.algorithms import ALGORITHMS
-from hedgerow.platform.experiment_file import load_experiment
-from hedgerow.platform.new import NEEDS, SCHEMA, commented, complete
+from hedgerow.platform.config.loader import load_experiment
+from hedgerow.platform.ui.starter_files import NEEDS, SCHEMA, commented, complete
 
 
 @pytest.fixture(autouse=True)

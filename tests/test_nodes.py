@@ -20,12 +20,12 @@ from test_resume import hedgerow
 from test_search import one_after_the_other, plan
 from test_submit import free_port
 
-from hedgerow.platform.build import check
-from hedgerow.platform.checkpoint import latest_checkpoint, read_checkpoint, round_of
+from hedgerow.platform.config.factory import check
+from hedgerow.platform.config.loader import dump_experiment
 from hedgerow.platform.coordinator import Coordinator, in_this_process
-from hedgerow.platform.experiment_file import dump_experiment
-from hedgerow.platform.records import HedgeRecord
-from hedgerow.platform.tracking import RunLog
+from hedgerow.platform.storage.checkpoint import latest_checkpoint, read_checkpoint, round_of
+from hedgerow.platform.tracking.records import HedgeRecord
+from hedgerow.platform.tracking.tracker import RunLog
 
 BIN = Path(sys.executable).parent
 

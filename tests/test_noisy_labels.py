@@ -10,16 +10,16 @@ from helpers import dataset
 from noisy import DATA, ESTIMATORS, EVERYTHING, noisy
 from torch import nn
 
-from hedgerow.algorithms.base import Batch
-from hedgerow.algorithms.focus import credibilities
-from hedgerow.algorithms.hypergradient import cross_product, dense_hessian, lower_slope, slopes, solve
-from hedgerow.algorithms.newton import newton
+from hedgerow.algorithms.core.client_data import Batch
+from hedgerow.algorithms.core.pytree import dot
+from hedgerow.algorithms.core.task import cross_entropies
+from hedgerow.algorithms.noisy_labels.focus import credibilities
+from hedgerow.algorithms.optim.hypergradient import cross_product, dense_hessian, lower_slope, slopes, solve
+from hedgerow.algorithms.optim.newton import newton
 from hedgerow.algorithms.problems import Cleaning
-from hedgerow.algorithms.task import cross_entropies
-from hedgerow.algorithms.trees import dot
+from hedgerow.platform.config.experiment import Evaluation
 from hedgerow.platform.data.partition import IID, make_partition
-from hedgerow.platform.experiment import Evaluation
-from hedgerow.platform.figures import draw_histograms
+from hedgerow.platform.ui.plots import draw_histograms
 
 # ---- sample weights -------------------------------------------------------------------------------------------------
 

@@ -14,8 +14,8 @@ from nbclient import NotebookClient
 import hedgerow
 from hedgerow import Interrupted, UserError
 from hedgerow.platform import runner
-from hedgerow.platform.experiment_file import parse_experiment
-from hedgerow.platform.yaml_reader import dump_values
+from hedgerow.platform.config.loader import parse_experiment
+from hedgerow.platform.config.yaml_reader import dump_values
 
 START = Path(__file__).parent.parent / "examples" / "start.ipynb"
 

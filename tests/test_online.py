@@ -15,18 +15,19 @@ from helpers import distance, identical
 from test_resume import outcome
 
 from hedgerow.algorithms import ALGORITHMS
-from hedgerow.algorithms.base import Batches, Cohort
-from hedgerow.algorithms.online import Online
+from hedgerow.algorithms.core.client_data import Batches
+from hedgerow.algorithms.core.messages import Cohort
+from hedgerow.algorithms.online.online_algorithm import Online
 from hedgerow.cli import main
-from hedgerow.platform.build import build_data
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.factory import build_data
+from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.coordinator import Coordinator
-from hedgerow.platform.errors import UserError
-from hedgerow.platform.experiment_file import parse_experiment
-from hedgerow.platform.report import meta_regret
+from hedgerow.platform.data.sampling import draw_of
 from hedgerow.platform.runner import resume, run
-from hedgerow.platform.streams import draw_of
-from hedgerow.platform.tracking import RunLog
-from hedgerow.searchspaces.search_file import parse_search
+from hedgerow.platform.tracking.summary import meta_regret
+from hedgerow.platform.tracking.tracker import RunLog
+from hedgerow.searchspaces.spaces.search_file import parse_search
 
 ONLINE = [name for name, kind in ALGORITHMS.items() if issubclass(kind, Online)]
 EVERYBODY = np.zeros(1, int)

@@ -13,14 +13,14 @@ from test_search import plan
 import hedgerow
 from hedgerow.cli import main
 from hedgerow.platform import runner
-from hedgerow.platform.build import build_partition
-from hedgerow.platform.data.content import content_hash
-from hedgerow.platform.description import data_digest, run_text, tags
-from hedgerow.platform.errors import UserError
-from hedgerow.platform.own_data import data_record
-from hedgerow.platform.runs import RunFolder, new_run
-from hedgerow.reports.groups import grouped
-from hedgerow.reports.read import read_all
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.factory import build_partition
+from hedgerow.platform.data.content_hash import content_hash
+from hedgerow.platform.tracking.own_data import data_record
+from hedgerow.platform.tracking.run_description import data_digest, run_text, tags
+from hedgerow.platform.tracking.run_folder import RunFolder, new_run
+from hedgerow.reports.analysis.run_reader import read_all
+from hedgerow.reports.analysis.seed_groups import grouped
 
 SETTINGS = {
     "rounds": 6,

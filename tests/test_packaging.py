@@ -39,7 +39,7 @@ def test_the_wheel_holds_every_module(tmp_path):
     spaces = {f"hedgerow/{p.relative_to(ROOT).as_posix()}" for p in (ROOT / "searchspaces/spaces").glob("*.yaml")}
     assert spaces
     assert spaces <= set(zipfile.ZipFile(wheel).namelist())
-    pages = {f"hedgerow/{p.relative_to(ROOT).as_posix()}" for p in (ROOT / "reports/template").iterdir()}
+    pages = {f"hedgerow/{p.relative_to(ROOT).as_posix()}" for p in (ROOT / "reports/page/template").iterdir()}
     assert pages <= set(zipfile.ZipFile(wheel).namelist())
     given = {f"hedgerow/{p.relative_to(ROOT).as_posix()}" for p in (ROOT / "cluster/files").iterdir()}
     assert given | {"hedgerow/cluster/round_time.json"} <= set(zipfile.ZipFile(wheel).namelist())
@@ -59,7 +59,7 @@ def test_importing_hedgerow_is_light():
 
 def test_a_client_actor_imports_neither_mlflow_nor_pandas_nor_torchvision():
     code = (
-        "import sys, hedgerow.platform.worker, hedgerow.platform.build; "
+        "import sys, hedgerow.platform.worker, hedgerow.platform.config.factory; "
         "print([m for m in ('mlflow', 'pandas', 'torchvision', 'sklearn', 'matplotlib') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

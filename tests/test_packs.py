@@ -9,16 +9,16 @@ from test_search import plan
 from toys import Diverging, Stateful, TwoPhases
 
 from hedgerow.algorithms import FedAvg, FedProx
-from hedgerow.algorithms.settings import HyperParameters
-from hedgerow.platform.errors import UserError
+from hedgerow.algorithms.core.hyperparameters import HyperParameters
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.experiment import Checkpoints, EngineConfig
 from hedgerow.platform.executors import InlineExecutor
-from hedgerow.platform.experiment import Checkpoints, EngineConfig
 from hedgerow.platform.federated import FederatedRun
 from hedgerow.platform.learner import Learner
 from hedgerow.platform.worker import Worker
-from hedgerow.searchspaces.packs import dealt, members
-from hedgerow.searchspaces.runner import search
-from hedgerow.searchspaces.search_file import load_search
+from hedgerow.searchspaces.spaces.packing import dealt, members
+from hedgerow.searchspaces.spaces.search_file import load_search
+from hedgerow.searchspaces.tune.search_runner import search
 
 DATA = blobs()
 RAGGED = partition(np.array([3, 60, 17, 1, 40, 59]), seed=1)

@@ -10,12 +10,13 @@ from helpers import blobs, distance, identical, partition, run_inline
 from torch import nn
 
 from hedgerow.algorithms import ALGORITHMS
-from hedgerow.algorithms.base import Batch, Cohort, Result
-from hedgerow.algorithms.gradient import gradient_and_value
-from hedgerow.algorithms.partial_training import Group, _on
-from hedgerow.algorithms.task import Task
-from hedgerow.algorithms.trees import stack, sub, tree_map
-from hedgerow.platform.experiment import EngineConfig
+from hedgerow.algorithms.core.client_data import Batch
+from hedgerow.algorithms.core.messages import Cohort, Result
+from hedgerow.algorithms.core.pytree import stack, sub, tree_map
+from hedgerow.algorithms.core.task import Task
+from hedgerow.algorithms.heterogeneous.partial_training import Group, _on
+from hedgerow.algorithms.optim.gradient import gradient_and_value
+from hedgerow.platform.config.experiment import EngineConfig
 
 DATA = blobs(samples=160, classes=4)
 CLIENTS = partition(np.array([30, 25, 25, 20, 20]), seed=0)

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
+from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.data.partition import IID, Dirichlet, Labels, Natural, make_partition
-from hedgerow.platform.data.picture import coverage, draw_coverage, draw_partition, partition_table
-from hedgerow.platform.errors import UserError
+from hedgerow.platform.data.partition_summary import coverage, partition_table
+from hedgerow.platform.ui.partition_plots import draw_coverage, draw_partition
 
 MNIST_LIKE = np.repeat(np.arange(10), 6000)
 

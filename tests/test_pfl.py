@@ -7,15 +7,17 @@ from helpers import SingleRun, blobs, distance, identical, model, run_inline, sm
 from torch import nn
 
 from hedgerow.algorithms import FedAvg, FedDyn, PerFedAvg, PFLDyn, PFLOracle, PFLScaf, Scaffold
-from hedgerow.algorithms.base import Batch, Cohort
-from hedgerow.algorithms.meta import adapted, embedded
-from hedgerow.algorithms.task import Task
-from hedgerow.algorithms.trees import count
-from hedgerow.platform.build import build_data, check_task, task_on
+from hedgerow.algorithms.core.client_data import Batch
+from hedgerow.algorithms.core.messages import Cohort
+from hedgerow.algorithms.core.pytree import count
+from hedgerow.algorithms.core.task import Task
+from hedgerow.algorithms.nn.features import embedded
+from hedgerow.algorithms.personalized.adaptation import adapted
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.experiment import EngineConfig, Evaluation
+from hedgerow.platform.config.factory import build_data, check_task, task_on
+from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.data import Partition
-from hedgerow.platform.errors import UserError
-from hedgerow.platform.experiment import EngineConfig, Evaluation
-from hedgerow.platform.experiment_file import parse_experiment
 
 DATA = blobs(features=2, classes=4)
 TRAIN, OWN = np.array([1, 50, 13, 3, 30, 41]), np.array([2, 8, 7, 5, 10, 10])

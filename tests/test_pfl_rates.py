@@ -6,7 +6,7 @@ from exact import DoubleQuadratics, Exact, Waves, waves
 from test_pfl_theory import ADAPTED, ETA, OPTIMUM, B, D, ExactMeta, M, P, slope, vector
 
 from hedgerow.algorithms import FedDyn, PFLDyn
-from hedgerow.algorithms.gradient import gradient_and_value
+from hedgerow.algorithms.optim.gradient import gradient_and_value
 
 
 @pytest.mark.parametrize("alpha", [13.0, 40.0])

@@ -11,13 +11,13 @@ from click.testing import CliRunner
 from made_up import records
 
 from hedgerow.cli import main
-from hedgerow.platform.drawing import Drawing
-from hedgerow.searchspaces.report import Trial
-from hedgerow.searchspaces.tables import FAMILIES, find_lines
-from hedgerow.searchspaces.tables.picture import draw_panel
-from hedgerow.searchspaces.tables.plan import plan_line
-from hedgerow.searchspaces.tables.result import LineResult
-from hedgerow.searchspaces.tables.standing import devices
+from hedgerow.platform.ui.plotting import Drawing
+from hedgerow.searchspaces.reproductions import FAMILIES, find_lines
+from hedgerow.searchspaces.reproductions.row_result import LineResult
+from hedgerow.searchspaces.reproductions.row_search import plan_line
+from hedgerow.searchspaces.reproductions.standing import devices
+from hedgerow.searchspaces.reproductions.table_plots import draw_panel
+from hedgerow.searchspaces.results.trials import Trial
 
 TABLES = FAMILIES["pfl"]()
 PRINTED = ("T3.1", "T3.2", "TA.5", "TA.6", "TA.7")

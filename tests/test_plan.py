@@ -8,12 +8,12 @@ import ray
 from click.testing import CliRunner
 
 from hedgerow.cli import main
+from hedgerow.cluster.feasibility import place
 from hedgerow.cluster.nodes import described
-from hedgerow.cluster.plan import place
 from hedgerow.cluster.round_time import Round, exchange_seconds, fitted
-from hedgerow.platform.experiment_file import parse_experiment
+from hedgerow.platform.config.loader import parse_experiment
+from hedgerow.platform.config.resources import Resources, gpu_share
 from hedgerow.platform.placement import actors_that_fit, bundle_of, bundles, reserved, strategy
-from hedgerow.platform.resources import Resources, gpu_share
 from hedgerow.platform.runner import run
 
 ROOT = Path(__file__).parent.parent

@@ -7,12 +7,12 @@ import pytest
 from helpers import blobs, dataset, run_inline, small_task
 
 from hedgerow.algorithms import ALGORITHMS
-from hedgerow.algorithms.base import Batches
-from hedgerow.platform.build import build_data, check, check_task
+from hedgerow.algorithms.core.client_data import Batches
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.factory import build_data, check, check_task
+from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.data import Partition, hold_back, make_partition, with_public
 from hedgerow.platform.data.partition import IID, Dirichlet, Labels, Natural
-from hedgerow.platform.errors import UserError
-from hedgerow.platform.experiment_file import parse_experiment
 
 DATA = blobs(samples=200, classes=4)
 

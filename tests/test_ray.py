@@ -9,10 +9,10 @@ import numpy as np
 import psutil
 import pytest
 
-from hedgerow.platform.errors import UserError
-from hedgerow.platform.experiment import Experiment
-from hedgerow.platform.experiment_file import parse_experiment
-from hedgerow.platform.resources import Resources
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.experiment import Experiment
+from hedgerow.platform.config.loader import parse_experiment
+from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.runner import FinishedRun, run
 
 DETERMINISTIC = ("seconds",)

@@ -16,13 +16,13 @@ from test_resume import hedgerow
 from test_search import one_after_the_other, plan
 
 from hedgerow.platform import ray_health
-from hedgerow.platform.errors import RayLost
-from hedgerow.platform.experiment_file import dump_experiment
+from hedgerow.platform.common.errors import RayLost
+from hedgerow.platform.config.loader import dump_experiment
 from hedgerow.platform.ray_health import RayHealth, Server
-from hedgerow.platform.run_lock import RunLock
 from hedgerow.platform.runner import resume
-from hedgerow.platform.runs import RunFolder
-from hedgerow.searchspaces.runner import resume_search
+from hedgerow.platform.storage.run_lock import RunLock
+from hedgerow.platform.tracking.run_folder import RunFolder
+from hedgerow.searchspaces.tune.search_runner import resume_search
 
 ENOUGH = 4
 """Rounds after which a process is killed."""

@@ -9,11 +9,11 @@ from helpers import Quadratics, identical, run_inline
 
 from hedgerow.algorithms import ALGORITHMS, FedDyn
 from hedgerow.cli import main
-from hedgerow.platform.experiment import EngineConfig, Evaluation
-from hedgerow.platform.experiment_file import load_experiment, parse_experiment
+from hedgerow.platform.config.experiment import EngineConfig, Evaluation
+from hedgerow.platform.config.loader import load_experiment, parse_experiment
 from hedgerow.platform.models import MODELS
-from hedgerow.searchspaces.config import FORMS, Entry, SearchFile
-from hedgerow.searchspaces.search_file import SEARCHABLE, load_search
+from hedgerow.searchspaces.spaces.search_file import SEARCHABLE, load_search
+from hedgerow.searchspaces.spaces.search_section import FORMS, Entry, SearchFile
 
 README = (ROOT / "README.md").read_text()
 BLOCKS = [(block.language, block.text) for block in blocks(ROOT / "README.md")]

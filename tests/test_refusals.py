@@ -13,16 +13,16 @@ from click.testing import CliRunner
 from pydantic import BaseModel
 
 from hedgerow.cli import main
-from hedgerow.platform.build import check
-from hedgerow.platform.errors import UserError
-from hedgerow.platform.experiment import Experiment
-from hedgerow.platform.experiment_file import load_experiment, parse_experiment
-from hedgerow.platform.new import complete
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.experiment import Experiment
+from hedgerow.platform.config.factory import check
+from hedgerow.platform.config.loader import load_experiment, parse_experiment
+from hedgerow.platform.config.yaml_reader import REPEATED, parse_yaml
 from hedgerow.platform.runner import run
-from hedgerow.platform.yaml_reader import REPEATED, parse_yaml
-from hedgerow.searchspaces.hedge import Hedge
-from hedgerow.searchspaces.rounds import HedgeRounds
-from hedgerow.searchspaces.search_file import load_search
+from hedgerow.platform.ui.starter_files import complete
+from hedgerow.searchspaces.hedge.async_rounds import HedgeRounds
+from hedgerow.searchspaces.hedge.weights import Hedge
+from hedgerow.searchspaces.spaces.search_file import load_search
 
 LISTS = "x0: &x0 [1, 2, 3, 4, 5, 6, 7, 8, 9]\n" + "".join(
     f"x{n}: &x{n} [{', '.join([f'*x{n - 1}'] * 9)}]\n" for n in range(1, 12)

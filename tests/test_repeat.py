@@ -9,9 +9,9 @@ import pytest
 from test_ray import _hosts_coordinator, numbers, same, small
 
 from hedgerow.api import run as run_again
-from hedgerow.platform.build import check
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.factory import check
 from hedgerow.platform.coordinator import Coordinator
-from hedgerow.platform.errors import UserError
 from hedgerow.platform.runner import resume, run
 
 MEASURED = {"engine": {"mode": "auto"}, "rounds": 6, "checkpoints__every": 1000}

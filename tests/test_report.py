@@ -6,17 +6,10 @@ import re
 import pytest
 from rich.console import Console
 
-from hedgerow.platform.figures import draw_curves
-from hedgerow.platform.report import diverged, summarise
-from hedgerow.platform.terminal import (
-    Progress,
-    closing_table,
-    count_text,
-    loss_text,
-    percent,
-    print_rows,
-    summary_cells,
-)
+from hedgerow.platform.tracking.formatting import count_text, loss_text, percent, summary_cells
+from hedgerow.platform.tracking.summary import diverged, summarise
+from hedgerow.platform.ui.plots import draw_curves
+from hedgerow.platform.ui.terminal import Progress, closing_table, print_rows
 
 
 def records(accuracies: list[float | None]) -> list[dict]:

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from hedgerow.reports.figures import areas, heat, lines
-from hedgerow.reports.series import Series
-from hedgerow.reports.svg import Scale, element
+from hedgerow.reports.charts.charts import areas, heat, lines
+from hedgerow.reports.charts.series import Series
+from hedgerow.reports.charts.svg import Scale, element
 
 
 def test_texts_and_attributes_are_escaped():

@@ -17,14 +17,14 @@ from test_reports import small
 
 from hedgerow import load
 from hedgerow.cli import main
-from hedgerow.platform.mlflow_store import default_uri
-from hedgerow.platform.runs import RunFolder
-from hedgerow.reports.compare import compare
-from hedgerow.reports.curves import curves
-from hedgerow.reports.groups import grouped
-from hedgerow.reports.page import render
-from hedgerow.reports.read import read_all
-from hedgerow.reports.sections import Section, sections
+from hedgerow.platform.tracking.mlflow_store import default_uri
+from hedgerow.platform.tracking.run_folder import RunFolder
+from hedgerow.reports.analysis.comparison import compare
+from hedgerow.reports.analysis.run_reader import read_all
+from hedgerow.reports.analysis.seed_groups import grouped
+from hedgerow.reports.page.layout import Section, sections
+from hedgerow.reports.page.page import render
+from hedgerow.reports.sections.curves import curves
 
 
 @pytest.fixture(scope="module")

@@ -14,16 +14,16 @@ from click.testing import CliRunner
 from mlflow.tracking import MlflowClient
 
 from hedgerow.cli import main
-from hedgerow.platform.experiment_file import parse_experiment
-from hedgerow.platform.mlflow_store import default_uri
+from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.runner import run
-from hedgerow.platform.runs import RunFolder
-from hedgerow.platform.terminal import size_text
-from hedgerow.reports.groups import grouped
-from hedgerow.reports.read import Material, Run, read_all
-from hedgerow.reports.sections import sections
-from hedgerow.reports.tables import Table
-from hedgerow.searchspaces.tables.commands import plan_table, run_table
+from hedgerow.platform.tracking.formatting import size_text
+from hedgerow.platform.tracking.mlflow_store import default_uri
+from hedgerow.platform.tracking.run_folder import RunFolder
+from hedgerow.reports.analysis.run_reader import Material, Run, read_all
+from hedgerow.reports.analysis.seed_groups import grouped
+from hedgerow.reports.charts.html_table import Table
+from hedgerow.reports.page.layout import sections
+from hedgerow.searchspaces.reproductions.table_command import plan_table, run_table
 
 
 def small(output: Path, name: str, seed: int, /, tracked: bool = False, **algorithm):

@@ -18,10 +18,10 @@ from helpers import blobs, identical, model, partition, run_inline, small_task
 from toys import Stateful
 
 from hedgerow.cli import main
-from hedgerow.platform.checkpoint import latest_checkpoint, load_tree, prune, read_checkpoint, write_checkpoint
-from hedgerow.platform.experiment import EngineConfig
-from hedgerow.platform.records import RoundRecord
-from hedgerow.platform.tracking import RunLog
+from hedgerow.platform.config.experiment import EngineConfig
+from hedgerow.platform.storage.checkpoint import latest_checkpoint, load_tree, prune, read_checkpoint, write_checkpoint
+from hedgerow.platform.tracking.records import RoundRecord
+from hedgerow.platform.tracking.tracker import RunLog
 
 ROUNDS = 400
 FILE = {

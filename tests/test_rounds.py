@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hedgerow.platform.errors import UserError
-from hedgerow.searchspaces.hedge import AdaHedge, Hedge
-from hedgerow.searchspaces.rounds import HedgeRounds
+from hedgerow.platform.common.errors import UserError
+from hedgerow.searchspaces.hedge.async_rounds import HedgeRounds
+from hedgerow.searchspaces.hedge.weights import AdaHedge, Hedge
 
 LOSSES = np.array([[0.1, 0.5, 0.9], [0.2, 0.4, 0.9], [0.3, 0.3, 0.8], [0.0, 0.6, 1.0]])
 """The hand trace of hedge.md, section 7, check 1: a row per round, a column per expert."""

@@ -15,15 +15,16 @@ from test_ray import small
 from test_search import plan
 
 from hedgerow.cli import main
-from hedgerow.platform import run_lock, runner
-from hedgerow.platform.build import check
+from hedgerow.platform import runner
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.factory import check
 from hedgerow.platform.coordinator import Coordinator
 from hedgerow.platform.drivers import open_driver
-from hedgerow.platform.errors import UserError
-from hedgerow.platform.run_lock import RunLock
 from hedgerow.platform.runner import resume, run
-from hedgerow.platform.runs import new_run
-from hedgerow.searchspaces.results import FinishedSearch
+from hedgerow.platform.storage import run_lock
+from hedgerow.platform.storage.run_lock import RunLock
+from hedgerow.platform.tracking.run_folder import new_run
+from hedgerow.searchspaces.results.finished_search import FinishedSearch
 
 INLINE = {"resources__executor": "inline"}
 TRIALS = 8
@@ -32,8 +33,8 @@ CONTENDER = """
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from hedgerow.platform.errors import UserError
-from hedgerow.platform.run_lock import RunLock
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.storage.run_lock import RunLock
 with ExitStack() as held:
     for line in sys.stdin:
         try:

@@ -14,11 +14,11 @@ from ray import tune
 from ray.tune.error import TuneError
 from trainables import Scripted, loss_of
 
-from hedgerow.platform.errors import UserError
-from hedgerow.searchspaces.hedge import Hedge
-from hedgerow.searchspaces.rounds import HedgeRounds
-from hedgerow.searchspaces.runner import TUNE_SETTINGS
-from hedgerow.searchspaces.scheduler import JOURNAL, HedgeScheduler
+from hedgerow.platform.common.errors import UserError
+from hedgerow.searchspaces.hedge.async_rounds import HedgeRounds
+from hedgerow.searchspaces.hedge.scheduler import JOURNAL, HedgeScheduler
+from hedgerow.searchspaces.hedge.weights import Hedge
+from hedgerow.searchspaces.tune.search_runner import TUNE_SETTINGS
 
 # The workers cannot import the tests' modules.
 ray.cloudpickle.register_pickle_by_value(trainables)

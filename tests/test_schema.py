@@ -11,11 +11,11 @@ from bad_files import BAD_FILES
 from jsonschema import Draft202012Validator
 
 from hedgerow.algorithms import ALGORITHMS
-from hedgerow.platform.errors import UserError
-from hedgerow.platform.experiment_file import parse_experiment, read_file
-from hedgerow.searchspaces.schema import DIALECT, experiment_schema
-from hedgerow.searchspaces.search_file import parse_search
-from hedgerow.searchspaces.tables import FAMILIES
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.loader import parse_experiment, read_file
+from hedgerow.searchspaces.reproductions import FAMILIES
+from hedgerow.searchspaces.spaces.json_schema import DIALECT, experiment_schema
+from hedgerow.searchspaces.spaces.search_file import parse_search
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))

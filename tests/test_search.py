@@ -16,17 +16,17 @@ import yaml
 from mlflow.tracking import MlflowClient
 from test_resume import hedgerow
 
-from hedgerow.platform.errors import UserError
-from hedgerow.platform.mlflow_store import default_uri
-from hedgerow.platform.records import HedgeRecord
+from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.runner import run
-from hedgerow.platform.tracking import RunLog
-from hedgerow.searchspaces.hedge import Hedge
-from hedgerow.searchspaces.mlflow_search import SearchStore
-from hedgerow.searchspaces.results import FinishedSearch
-from hedgerow.searchspaces.rounds import HedgeRounds
-from hedgerow.searchspaces.runner import check_search, push, resume_search, search
-from hedgerow.searchspaces.search_file import SearchPlan, parse_search
+from hedgerow.platform.tracking.mlflow_store import default_uri
+from hedgerow.platform.tracking.records import HedgeRecord
+from hedgerow.platform.tracking.tracker import RunLog
+from hedgerow.searchspaces.hedge.async_rounds import HedgeRounds
+from hedgerow.searchspaces.hedge.weights import Hedge
+from hedgerow.searchspaces.results.finished_search import FinishedSearch
+from hedgerow.searchspaces.results.mlflow_search import SearchStore
+from hedgerow.searchspaces.spaces.search_file import SearchPlan, parse_search
+from hedgerow.searchspaces.tune.search_runner import check_search, push, resume_search, search
 
 ROUNDS = 6
 SPACE = {"algorithm.lr": [0.01, 0.3], "algorithm.pull": [0.0, 0.1], "task.partition.alpha": [0.5]}

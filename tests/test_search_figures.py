@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 from made_up import hedge_records, records, trials
 
-from hedgerow.platform.figures import draw_curves, save
-from hedgerow.searchspaces.figures import best_runs, loss_lines, parallel_lines, regret_line, weight_areas
-from hedgerow.searchspaces.report import (
-    Trial,
-)
+from hedgerow.platform.ui.plots import draw_curves
+from hedgerow.platform.ui.plotting import save
+from hedgerow.searchspaces.results.search_plots import best_runs, loss_lines, parallel_lines, regret_line, weight_areas
+from hedgerow.searchspaces.results.trials import Trial
 
 
 def check(written: list, names: set[str]) -> list[str]:

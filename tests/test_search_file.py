@@ -5,9 +5,9 @@ import copy
 import pytest
 import yaml
 
-from hedgerow.platform.errors import UserError
-from hedgerow.platform.experiment_file import load_experiment
-from hedgerow.searchspaces.search_file import load_search, parse_search
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.loader import load_experiment
+from hedgerow.searchspaces.spaces.search_file import load_search, parse_search
 
 BASE = """
 name: tiny

@@ -6,7 +6,8 @@ import math
 import pytest
 from made_up import hand_made, records, trials
 
-from hedgerow.searchspaces.report import (
+from hedgerow.searchspaces.results.search_table import hedge_sentences
+from hedgerow.searchspaces.results.trials import (
     Trial,
     best_per_metric,
     display,
@@ -19,7 +20,6 @@ from hedgerow.searchspaces.report import (
     to_markdown,
     trial_labels,
 )
-from hedgerow.searchspaces.terminal import hedge_sentences
 
 # ---- labels ---------------------------------------------------------------------------------------------------------
 

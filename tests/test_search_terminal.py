@@ -6,13 +6,8 @@ import pytest
 from made_up import NAN, hand_made, hedge_records, records, trials
 from rich.console import Console
 
-from hedgerow.searchspaces.report import (
-    Trial,
-    best_per_metric,
-    hedge_summary,
-    sweep_rows,
-)
-from hedgerow.searchspaces.terminal import SearchTable, bar, closing_tables
+from hedgerow.searchspaces.results.search_table import SearchTable, bar, closing_tables
+from hedgerow.searchspaces.results.trials import Trial, best_per_metric, hedge_summary, sweep_rows
 
 
 def show(table: SearchTable) -> str:

@@ -17,13 +17,13 @@ from safetensors import SafetensorError
 from test_cli import GOOD, refuse
 
 from hedgerow.cluster.submission import PACKAGES
-from hedgerow.platform.checkpoint import DamagedCheckpoint, load_tree, read_checkpoint, write_checkpoint
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.data.cache import load_dataset
-from hedgerow.platform.data.sources import CIFAR10, Digits, ImageFolder
-from hedgerow.platform.errors import UserError
-from hedgerow.platform.experiment_file import parse_experiment
-from hedgerow.platform.runs import new_run
-from hedgerow.platform.ui import page_command
+from hedgerow.platform.data.sources.source import CIFAR10, Digits, ImageFolder
+from hedgerow.platform.storage.checkpoint import DamagedCheckpoint, load_tree, read_checkpoint, write_checkpoint
+from hedgerow.platform.tracking.run_folder import new_run
+from hedgerow.platform.ui.mlflow_server import page_command
 
 ROOT = Path(__file__).parent.parent
 LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}

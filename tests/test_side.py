@@ -11,15 +11,15 @@ from helpers import check_resuming, dataset, distance, identical, model, partiti
 from torch import nn
 
 from hedgerow.algorithms import ALGORITHMS, FedAvg, FedDyn
-from hedgerow.algorithms.augmentation import Augmentation
-from hedgerow.algorithms.base import Batch
-from hedgerow.algorithms.chance import uniform
-from hedgerow.algorithms.gradient import gradient_and_value
-from hedgerow.algorithms.side import Side, side_loss
-from hedgerow.algorithms.synthetic import Gaussians, nearness, synthetic_loss
-from hedgerow.algorithms.task import Task
-from hedgerow.algorithms.trees import tree_map
-from hedgerow.platform.experiment import EngineConfig
+from hedgerow.algorithms.core.client_data import Batch
+from hedgerow.algorithms.core.keyed_random import uniform
+from hedgerow.algorithms.core.pytree import tree_map
+from hedgerow.algorithms.core.task import Task
+from hedgerow.algorithms.objectives.side import Side, side_loss
+from hedgerow.algorithms.objectives.synthetic_samples import Gaussians, nearness, synthetic_loss
+from hedgerow.algorithms.optim.gradient import gradient_and_value
+from hedgerow.platform.config.experiment import EngineConfig
+from hedgerow.platform.data.augmentation import Augmentation
 
 RNG = np.random.default_rng(0)
 Y = RNG.integers(0, 3, 100)

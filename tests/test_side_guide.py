@@ -7,17 +7,17 @@ from helpers import check_resuming, dataset, distance, identical, model, partiti
 from torch import nn
 
 from hedgerow.algorithms import ALGORITHMS, FedAvg, FedDyn
-from hedgerow.algorithms.augmentation import Augmentation
-from hedgerow.algorithms.base import Batch
-from hedgerow.algorithms.inside import asked, inside
-from hedgerow.algorithms.maps import apart, under_its_teacher
-from hedgerow.algorithms.side import Side
-from hedgerow.algorithms.static_norm import StaticBatchNorm2d
-from hedgerow.algorithms.task import Task
-from hedgerow.algorithms.trees import flatten, tree_map
-from hedgerow.platform.experiment import EngineConfig
-from hedgerow.platform.models.preact import preact_resnet
-from hedgerow.platform.models.staged import resnet
+from hedgerow.algorithms.core.client_data import Batch
+from hedgerow.algorithms.core.pytree import flatten, tree_map
+from hedgerow.algorithms.core.static_batch_norm import StaticBatchNorm2d
+from hedgerow.algorithms.core.task import Task
+from hedgerow.algorithms.nn.feature_maps import apart, under_its_teacher
+from hedgerow.algorithms.nn.features import asked, inside
+from hedgerow.algorithms.objectives.side import Side
+from hedgerow.platform.config.experiment import EngineConfig
+from hedgerow.platform.data.augmentation import Augmentation
+from hedgerow.platform.models.preact_resnet import preact_resnet
+from hedgerow.platform.models.torchvision_nets import resnet
 
 RNG = np.random.default_rng(0)
 Y = RNG.integers(0, 3, 70)

@@ -8,17 +8,17 @@ import torch
 import yaml
 from made_up import records
 
-from hedgerow.algorithms.local import LearningRate
-from hedgerow.platform.build import build_algorithms, build_module, check
-from hedgerow.platform.checkpoint import latest_checkpoint, read_checkpoint
+from hedgerow.algorithms.optim.local_sgd import LearningRate
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.factory import build_algorithms, build_module, check
+from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.data import load_dataset
-from hedgerow.platform.errors import UserError
-from hedgerow.platform.experiment_file import parse_experiment
 from hedgerow.platform.runner import run
-from hedgerow.searchspaces.report import Trial
-from hedgerow.searchspaces.tables import FAMILIES
-from hedgerow.searchspaces.tables.plan import plan_line
-from hedgerow.searchspaces.tables.result import LineResult
+from hedgerow.platform.storage.checkpoint import latest_checkpoint, read_checkpoint
+from hedgerow.searchspaces.reproductions import FAMILIES
+from hedgerow.searchspaces.reproductions.row_result import LineResult
+from hedgerow.searchspaces.reproductions.row_search import plan_line
+from hedgerow.searchspaces.results.trials import Trial
 
 TABLES = FAMILIES["side"]()
 LINES = [(table, line) for table in TABLES.values() for line in table.lines]

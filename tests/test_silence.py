@@ -19,18 +19,18 @@ from test_ray import numbers, same, small
 from test_search import one_after_the_other, plan
 
 from hedgerow.platform import heartbeat, runner
-from hedgerow.platform.build import check
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.factory import check
+from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.coordinator import in_this_process
 from hedgerow.platform.dispatch import NO_MATTER
-from hedgerow.platform.errors import UserError
 from hedgerow.platform.ray_driver import CoordinatorActor, RayDriver
 from hedgerow.platform.ray_executor import Hosting
-from hedgerow.platform.resources import Resources
 from hedgerow.platform.runner import run
 from hedgerow.platform.silence import Signs, Silence, Watch
-from hedgerow.searchspaces.listener import Listener
-from hedgerow.searchspaces.runner import search
-from hedgerow.searchspaces.scheduler import HedgeScheduler
+from hedgerow.searchspaces.hedge.scheduler import HedgeScheduler
+from hedgerow.searchspaces.tune.callbacks import Listener
+from hedgerow.searchspaces.tune.search_runner import search
 
 ROUNDS = 8
 

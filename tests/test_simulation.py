@@ -11,15 +11,15 @@ from test_search import one_after_the_other, plan
 from toys import Stacker, Stateful, TwoPhases
 
 from hedgerow.algorithms import FedAvg
-from hedgerow.algorithms.base import Cohort
-from hedgerow.algorithms.capacities import by_capacity
-from hedgerow.platform.build import build_data, check_task
-from hedgerow.platform.errors import UserError
+from hedgerow.algorithms.core.messages import Cohort
+from hedgerow.algorithms.heterogeneous.capacities import by_capacity
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.experiment import EngineConfig
+from hedgerow.platform.config.factory import build_data, check_task
+from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.executors import InlineExecutor
-from hedgerow.platform.experiment import EngineConfig
-from hedgerow.platform.experiment_file import parse_experiment
 from hedgerow.platform.simulation import Simulation, turnout
-from hedgerow.searchspaces.runner import search
+from hedgerow.searchspaces.tune.search_runner import search
 
 DATA = blobs()
 SIZES = np.array([3, 60, 17, 1, 40, 59])

@@ -11,7 +11,7 @@ import pytest
 from fences import ROOT
 
 from hedgerow.algorithms import ALGORITHMS
-from hedgerow.platform.experiment import Experiment
+from hedgerow.platform.config.experiment import Experiment
 
 PAGES = sorted((ROOT / "docs" / "algorithms").glob("*.md"))
 SECTIONS = {

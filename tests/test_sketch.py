@@ -9,19 +9,19 @@ import pytest
 import torch
 from helpers import blobs, distance, partition, run_inline, small_task
 
-from hedgerow.algorithms.fedsep_lasso import FedSepLasso
-from hedgerow.algorithms.hypergradient import flat
-from hedgerow.algorithms.sketch import GaussianRows, HashedRows
-from hedgerow.platform.build import build_data, check_task
-from hedgerow.platform.errors import UserError
-from hedgerow.platform.experiment import EngineConfig
-from hedgerow.platform.experiment_file import parse_experiment
+from hedgerow.algorithms.compressed.fedsep_lasso import FedSepLasso
+from hedgerow.algorithms.core.pytree import flat
+from hedgerow.algorithms.transforms.random_projection import GaussianRows, HashedRows
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.experiment import EngineConfig
+from hedgerow.platform.config.factory import build_data, check_task
+from hedgerow.platform.config.loader import parse_experiment
 
 
 def test_two_processes_make_the_same_sketch():
     """C18: from the seed alone, the shared one and a client's own."""
     program = (
-        "import hashlib, torch; from hedgerow.algorithms.sketch import GaussianRows, HashedRows\n"
+        "import hashlib, torch; from hedgerow.algorithms.transforms.random_projection import GaussianRows, HashedRows\n"
         "for s in (GaussianRows(300, 70, 3), HashedRows(300, 70, torch.tensor(3))):\n"
         "    print(hashlib.sha256(torch.cat([s._block(i) for i in s._blocks]).numpy().tobytes()).hexdigest())"
     )

@@ -10,13 +10,13 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from hedgerow.algorithms import ALGORITHMS
-from hedgerow.algorithms.base import Cohort, Result
-from hedgerow.algorithms.feddst import chosen, readjusted
-from hedgerow.algorithms.sparse_training import erdos_renyi, largest, spread
-from hedgerow.algorithms.task import Task
-from hedgerow.algorithms.trees import tree_map, zeros_like
-from hedgerow.algorithms.zerofl import SwatConv2d, SwatLinear
-from hedgerow.platform.experiment import EngineConfig
+from hedgerow.algorithms.core.messages import Cohort, Result
+from hedgerow.algorithms.core.pytree import tree_map, zeros_like
+from hedgerow.algorithms.core.task import Task
+from hedgerow.algorithms.heterogeneous.feddst import chosen, readjusted
+from hedgerow.algorithms.heterogeneous.sparse_training import erdos_renyi, largest, spread
+from hedgerow.algorithms.heterogeneous.zerofl import SwatConv2d, SwatLinear
+from hedgerow.platform.config.experiment import EngineConfig
 
 DATA = blobs(samples=160, classes=4)
 CLIENTS = partition(np.array([30, 25, 25, 20, 20]), seed=0)

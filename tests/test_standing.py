@@ -3,10 +3,10 @@
 import pytest
 from made_up import records
 
-from hedgerow.platform.experiment_file import parse_experiment
-from hedgerow.searchspaces.named import named_spaces
-from hedgerow.searchspaces.tables import FAMILIES
-from hedgerow.searchspaces.tables.standing import after, standing
+from hedgerow.platform.config.loader import parse_experiment
+from hedgerow.searchspaces.reproductions import FAMILIES
+from hedgerow.searchspaces.reproductions.standing import after, standing
+from hedgerow.searchspaces.spaces.published_spaces import named_spaces
 
 
 def spending(accuracies, cost, products):

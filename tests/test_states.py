@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toys import Stateful
 
-from hedgerow.algorithms.trees import flatten, tree_map
+from hedgerow.algorithms.core.pytree import flatten, tree_map
 from hedgerow.platform import states as states_module
-from hedgerow.platform.checkpoint import latest_checkpoint
-from hedgerow.platform.errors import UserError
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.experiment import EngineConfig
+from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.executors import WorkerLost
-from hedgerow.platform.experiment import EngineConfig
-from hedgerow.platform.resources import Resources
-from hedgerow.platform.rows import Rows, spill_folder
 from hedgerow.platform.states import ClientStates
+from hedgerow.platform.storage.checkpoint import latest_checkpoint
+from hedgerow.platform.storage.row_file import Rows, spill_folder
 
 CLIENTS = 12
 INITIAL = {

@@ -8,10 +8,11 @@ from torch import nn
 from torch.func import functional_call
 
 from hedgerow.algorithms import ALGORITHMS
-from hedgerow.algorithms.base import Batch, Result
-from hedgerow.algorithms.static_norm import StaticBatchNorm2d, statistics
-from hedgerow.algorithms.task import Task
-from hedgerow.platform.experiment import EngineConfig
+from hedgerow.algorithms.core.client_data import Batch
+from hedgerow.algorithms.core.messages import Result
+from hedgerow.algorithms.core.static_batch_norm import StaticBatchNorm2d, statistics
+from hedgerow.algorithms.core.task import Task
+from hedgerow.platform.config.experiment import EngineConfig
 
 RNG = np.random.default_rng(0)
 DATA = dataset(RNG.normal(size=(80, 2, 6, 6)).astype(np.float32), RNG.integers(0, 3, 80), test=20)

@@ -20,16 +20,16 @@ from test_resume import FILE, hedgerow, outcome
 from test_search import plan
 
 from hedgerow.cli import main
-from hedgerow.platform.build import check
-from hedgerow.platform.checkpoint import latest_checkpoint, prune, read_checkpoint, save_tree, write_checkpoint
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.factory import check
+from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.coordinator import Coordinator
-from hedgerow.platform.errors import UserError
-from hedgerow.platform.experiment_file import load_experiment
-from hedgerow.platform.history import History
-from hedgerow.platform.mirror import Mirror
 from hedgerow.platform.runner import resume, run
-from hedgerow.platform.runs import find_run, new_run
-from hedgerow.platform.storage import Storage, check_storage, inside, uri_of
+from hedgerow.platform.storage.checkpoint import latest_checkpoint, prune, read_checkpoint, save_tree, write_checkpoint
+from hedgerow.platform.storage.mirror import Mirror
+from hedgerow.platform.storage.remote import Storage, check_storage, inside, uri_of
+from hedgerow.platform.tracking.history import History
+from hedgerow.platform.tracking.run_folder import find_run, new_run
 
 
 def uri(folder: Path) -> str:

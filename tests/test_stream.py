@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.data import Dataset, Stream, make_partition, make_stream
-from hedgerow.platform.data.stream import Transforms, draw_transforms, transformed
-from hedgerow.platform.errors import UserError
+from hedgerow.platform.data.partitions.task_stream import Transforms, draw_transforms, transformed
 
 
 def images(classes: int = 8, each: int = 20, test: int = 10) -> Dataset:

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hedgerow.algorithms.base import Batches
-from hedgerow.platform.streams import draw, keyed_hash, sample_clients
+from hedgerow.algorithms.core.client_data import Batches
+from hedgerow.platform.data.sampling import draw, keyed_hash, sample_clients
 
 KEY = (0, 1, 0, "train")
 

@@ -14,10 +14,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from hedgerow.cli import main
-from hedgerow.cluster.job_server import JobServer
+from hedgerow.cluster.job_client import JobServer
 from hedgerow.cluster.submission import stage_package
-from hedgerow.platform.errors import UserError
-from hedgerow.platform.tracking import RunLog
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.tracking.tracker import RunLog
 
 ROOT = Path(__file__).parent.parent
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from hedgerow.algorithms.static_norm import StaticBatchNorm2d
-from hedgerow.algorithms.submodel import OUTPUTS, Layout, NoSubModelsError
-from hedgerow.algorithms.task import Task
-from hedgerow.algorithms.trees import tree_map
+from hedgerow.algorithms.core.pytree import tree_map
+from hedgerow.algorithms.core.static_batch_norm import StaticBatchNorm2d
+from hedgerow.algorithms.core.task import Task
+from hedgerow.algorithms.nn.submodel import OUTPUTS, Layout, NoSubModelsError
 from hedgerow.platform.models.static_resnet import StaticResNetModule
 
 

@@ -12,18 +12,19 @@ import pytest
 from click.testing import CliRunner
 
 from hedgerow.cli import main
-from hedgerow.platform import runs
-from hedgerow.platform.build import check
-from hedgerow.platform.errors import UserError
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.factory import check
 from hedgerow.platform.runner import run
-from hedgerow.platform.runs import SOURCE, RunFolder, git_commit, source_commit, versions
-from hedgerow.searchspaces.report import Trial
-from hedgerow.searchspaces.search_file import load_search
-from hedgerow.searchspaces.tables import FAMILIES, find_lines, sharing
-from hedgerow.searchspaces.tables.plan import plan_line
-from hedgerow.searchspaces.tables.result import LineResult
-from hedgerow.searchspaces.tables.sharing import taken_over, trained_before, training
-from hedgerow.searchspaces.tables.stream_line import StreamLine, plan_streams
+from hedgerow.platform.tracking import run_folder as runs
+from hedgerow.platform.tracking.run_folder import SOURCE, RunFolder, git_commit, source_commit, versions
+from hedgerow.searchspaces.reproductions import FAMILIES, find_lines
+from hedgerow.searchspaces.reproductions import shared_trainings as sharing
+from hedgerow.searchspaces.reproductions.row_result import LineResult
+from hedgerow.searchspaces.reproductions.row_search import plan_line
+from hedgerow.searchspaces.reproductions.shared_trainings import taken_over, trained_before, training
+from hedgerow.searchspaces.reproductions.stream_row_search import StreamLine, plan_streams
+from hedgerow.searchspaces.results.trials import Trial
+from hedgerow.searchspaces.spaces.search_file import load_search
 
 TABLES = FAMILIES["feddyn"]()
 LINES = [(table, line) for table in TABLES.values() for line in table.lines]

@@ -9,14 +9,14 @@ from test_disk import DATA, EVERYBODY, SGD, run, task
 from torch import nn
 
 from hedgerow.algorithms import ALGORITHMS
-from hedgerow.algorithms.teacher import Schooling
-from hedgerow.platform.experiment_file import parse_experiment
-from hedgerow.platform.report import summarise
+from hedgerow.algorithms.optim.pretraining import Schooling
+from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.runner import run as run_file
-from hedgerow.platform.terminal import summary_cells
-from hedgerow.searchspaces.tables import find_lines
-from hedgerow.searchspaces.tables.disk import disk_tables
-from hedgerow.searchspaces.tables.standing import standing
+from hedgerow.platform.tracking.formatting import summary_cells
+from hedgerow.platform.tracking.summary import summarise
+from hedgerow.searchspaces.reproductions import find_lines
+from hedgerow.searchspaces.reproductions.papers.disk_tables import disk_tables
+from hedgerow.searchspaces.reproductions.standing import standing
 
 
 def test_a_teachers_learning_rate_falls_along_a_cosine():

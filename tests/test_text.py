@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.data import DataConfig, load_dataset
-from hedgerow.platform.data.text import LETTERS, speakers
-from hedgerow.platform.errors import UserError
-from hedgerow.platform.experiment_file import parse_experiment
+from hedgerow.platform.data.sources.text import LETTERS, speakers
 from hedgerow.platform.runner import run
 
 PLAY = (

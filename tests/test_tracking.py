@@ -19,13 +19,13 @@ import torch
 from mlflow.tracking import MlflowClient
 
 from hedgerow.platform import runner
-from hedgerow.platform.errors import UserError
-from hedgerow.platform.experiment import Experiment
-from hedgerow.platform.experiment_file import dump_experiment, parse_experiment
-from hedgerow.platform.mlflow_store import default_uri
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.experiment import Experiment
+from hedgerow.platform.config.loader import dump_experiment, parse_experiment
 from hedgerow.platform.runner import push, run
-from hedgerow.platform.tracking import RunLog, Tracker, flatten_params
-from hedgerow.platform.ui import PAGE_SETTINGS
+from hedgerow.platform.tracking.mlflow_store import default_uri
+from hedgerow.platform.tracking.tracker import RunLog, Tracker, flatten_params
+from hedgerow.platform.ui.mlflow_server import PAGE_SETTINGS
 
 
 def small(output, **tracking) -> Experiment:

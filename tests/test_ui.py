@@ -17,9 +17,9 @@ from test_submit import free_port
 from test_tracking import small
 
 from hedgerow.cli import main
-from hedgerow.platform.mlflow_store import default_uri
-from hedgerow.platform.runs import new_run
-from hedgerow.platform.ui import hints
+from hedgerow.platform.tracking.mlflow_store import default_uri
+from hedgerow.platform.tracking.run_folder import new_run
+from hedgerow.platform.ui.mlflow_server import hints
 
 
 def refusal(*arguments: str) -> str:

@@ -11,11 +11,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from hedgerow.algorithms.base import Algorithm, Batches, Exchange
-from hedgerow.algorithms.fedavg import FedAvg
-from hedgerow.algorithms.local import minimise
-from hedgerow.algorithms.settings import HyperParameters
-from hedgerow.algorithms.trees import scale, sub, tree_map, zeros_like
+from hedgerow.algorithms.core.algorithm import Algorithm
+from hedgerow.algorithms.core.client_data import Batches
+from hedgerow.algorithms.core.hyperparameters import HyperParameters
+from hedgerow.algorithms.core.messages import Exchange
+from hedgerow.algorithms.core.pytree import scale, sub, tree_map, zeros_like
+from hedgerow.algorithms.federated.fedavg import FedAvg
+from hedgerow.algorithms.optim.local_sgd import minimise
 
 WHOLE = {"train": Batches(size=None, shuffle=False)}
 

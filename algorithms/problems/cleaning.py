@@ -7,9 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hedgerow.algorithms.base import Batch
-from hedgerow.algorithms.task import BilevelTask, Params, cross_entropies, mean_over
-from hedgerow.algorithms.trees import Tree
+from hedgerow.algorithms.core.client_data import Batch
+from hedgerow.algorithms.core.pytree import Tree
+from hedgerow.algorithms.core.task import Params, cross_entropies, mean_over
+from hedgerow.algorithms.problems.bilevel_task import BilevelTask
 
 NEEDED = "task.problem.kind: {} is about training labels that may be wrong; set it to cleaning"
 """What an algorithm says that needs this problem."""

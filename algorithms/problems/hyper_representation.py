@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from hedgerow.algorithms.base import Batch
-from hedgerow.algorithms.task import BilevelTask, Params
-from hedgerow.algorithms.trees import Tree
+from hedgerow.algorithms.core.client_data import Batch
+from hedgerow.algorithms.core.pytree import Tree
+from hedgerow.algorithms.core.task import Params
+from hedgerow.algorithms.problems.bilevel_task import BilevelTask
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hedgerow.algorithms.base import Batch
-from hedgerow.algorithms.task import BilevelTask, Params, mean_over
-from hedgerow.algorithms.trees import Tree
+from hedgerow.algorithms.core.client_data import Batch
+from hedgerow.algorithms.core.pytree import Tree
+from hedgerow.algorithms.core.task import Params, mean_over
+from hedgerow.algorithms.problems.bilevel_task import BilevelTask
 
 
 class Coefficients(NamedTuple):

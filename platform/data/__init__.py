@@ -2,11 +2,11 @@
 
 from hedgerow.platform.data.cache import cache_folder, load_dataset
 from hedgerow.platform.data.dataset import Dataset
-from hedgerow.platform.data.diversity import ACID, with_test_samples
 from hedgerow.platform.data.partition import SHARES, Partition, PartitionConfig, Slices, make_partition
-from hedgerow.platform.data.public import Public, hold_back, with_public
-from hedgerow.platform.data.sources import DataConfig
-from hedgerow.platform.data.stream import Stream, make_stream
+from hedgerow.platform.data.partitions.diversity import ACID, with_test_samples
+from hedgerow.platform.data.partitions.task_stream import Stream, make_stream
+from hedgerow.platform.data.public_pool import Public, hold_back, with_public
+from hedgerow.platform.data.sources.source import DataConfig
 
 __all__ = [
     "ACID",

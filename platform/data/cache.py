@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from platformdirs import user_cache_dir
 
+from hedgerow.platform.common.memory import fits, require
 from hedgerow.platform.data.dataset import Dataset
-from hedgerow.platform.memory import fits, require
 
 _FORMAT = 2
 

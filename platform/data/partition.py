@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
 import numpy as np
 from pydantic import Field, model_validator
 
-from hedgerow.algorithms.base import Share
-from hedgerow.platform.data.diversity import ACID, ALID, deal_diverse
-from hedgerow.platform.data.stream import Stream
-from hedgerow.platform.errors import UserError
-from hedgerow.platform.section import Section
+from hedgerow.algorithms.core.client_data import Share
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.section import Section
+from hedgerow.platform.data.partitions.diversity import ACID, ALID, deal_diverse
+from hedgerow.platform.data.partitions.task_stream import Stream
 
 SHARES = get_args(Share)
 

@@ -8,15 +8,18 @@ from typing import Any
 import torch
 from torch import nn
 
+from hedgerow.algorithms.core.static_batch_norm import StaticBatchNorm2d
+from hedgerow.algorithms.core.task import trainable
 from hedgerow.algorithms.problems.quadratic import Coefficients, QuadraticModel
-from hedgerow.algorithms.static_norm import StaticBatchNorm2d
-from hedgerow.algorithms.task import trainable
-from hedgerow.platform.errors import UserError
-from hedgerow.platform.memory import require
-from hedgerow.platform.models import staged, toys
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.memory import require
+from hedgerow.platform.common.registry import import_object
+from hedgerow.platform.common.section import Section
+from hedgerow.platform.models import torchvision_nets as staged
+from hedgerow.platform.models import toy_models as toys
 from hedgerow.platform.models.char_lstm import CharLSTMNet
-from hedgerow.platform.models.check import check_module, constants
-from hedgerow.platform.models.config import (
+from hedgerow.platform.models.early_exit import EarlyExit
+from hedgerow.platform.models.model import (
     CNN,
     MLP,
     MODELS,
@@ -37,11 +40,9 @@ from hedgerow.platform.models.config import (
     StaticResNet,
     VisionTransformer,
 )
-from hedgerow.platform.models.early_exit import EarlyExit
-from hedgerow.platform.models.preact import preact_resnet
+from hedgerow.platform.models.preact_resnet import preact_resnet
 from hedgerow.platform.models.static_resnet import StaticResNetModule
-from hedgerow.platform.plugins import import_object
-from hedgerow.platform.section import Section
+from hedgerow.platform.models.vmap_check import check_module, constants
 
 COPIES = 3
 """Copies of the parameters that training holds at least: the server's, a client's, and its gradient."""
@@ -189,7 +190,7 @@ def _resnet18(config: ResNet18, shape: tuple[int, ...], classes: int) -> nn.Modu
     if 64 % config.groups:
         raise UserError(f"task.model.groups: {config.groups} does not divide 64 channels; choose 1, 2, 4, ... 64")
     # torchvision takes seconds to import: only runs with this model pay for it.
-    from hedgerow.platform.models.resnet import resnet18_gn
+    from hedgerow.platform.models.resnet18 import resnet18_gn
 
     return resnet18_gn(shape[0], classes, config.groups, config.small_images)
 

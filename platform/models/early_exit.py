@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from hedgerow.platform.models.preact import Block
+from hedgerow.platform.models.preact_resnet import Block
 
 Exits = Literal["late", "early", "both"]
 

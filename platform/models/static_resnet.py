@@ -4,9 +4,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from hedgerow.algorithms.static_norm import StaticBatchNorm2d
-from hedgerow.algorithms.submodel import OUTPUTS, Axes
-from hedgerow.platform.models.preact import Block
+from hedgerow.algorithms.core.static_batch_norm import StaticBatchNorm2d
+from hedgerow.algorithms.nn.submodel import OUTPUTS, Axes
+from hedgerow.platform.models.preact_resnet import Block
 
 
 class StaticResNetModule(nn.Module):

@@ -1,0 +1,1 @@
+"""Rules by which the server combines client updates."""

@@ -1,0 +1,174 @@
+"""Bilevel problems min_x f(x, y_x), y_x = argmin_y g(x, y): what they are, and how clients look at them.
+
+f is the mean of the clients' f^m, over their samples for validation; g of their g^m, over their samples for training.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from typing import Any, ClassVar, Self
+
+from pydantic import Field
+from torch import Tensor
+
+from hedgerow.algorithms.bilevel.derivatives import Draw, Oracles
+from hedgerow.algorithms.core.algorithm import Algorithm
+from hedgerow.algorithms.core.client_data import Batch, Batches, ClientData
+from hedgerow.algorithms.core.hyperparameters import HyperParameters
+from hedgerow.algorithms.core.pytree import Tree, add, dot, scale, zeros_like
+from hedgerow.algorithms.optim.local_sgd import clip_factor
+from hedgerow.algorithms.problems.bilevel_task import BilevelTask
+
+
+class BilevelSGD(HyperParameters):
+    """Hyperparameters of stochastic steps on both levels."""
+
+    alternatives = (("upper_lr", "upper_lr_factor"),)
+
+    lr: float = Field(0.1, gt=0, description="learning rate of the lower level, gamma")
+    upper_lr: float | None = Field(0.1, gt=0, description="learning rate of the upper level, eta")
+    upper_lr_factor: float | None = Field(None, gt=0, description="eta / gamma, in place of `upper_lr`")
+    steps: int = Field(5, ge=1, description="I, local steps per round")
+    batch_size: int | None = Field(50, ge=1, description="samples of each mini-batch; null: the whole local data")
+    clip_norm: float | None = Field(
+        None, gt=0, description="largest norm of each variable's direction; null: no clipping"
+    )
+    ridge: float = Field(1e-3, ge=0, description="lambda of lambda/2 ||y||^2, added to the lower loss")
+
+    def at(self, round: int) -> Self:
+        hyper = super().at(round)
+        if self.upper_lr_factor is None:
+            return hyper
+        return hyper.model_copy(update={"upper_lr": self.lr * self.upper_lr_factor, "upper_lr_factor": None})
+
+
+class DrawnSGD(BilevelSGD):
+    """The same for methods whose steps take several derivatives each."""
+
+    share_batches: bool = Field(
+        False,
+        description="one mini-batch for training per step, of which all derivatives are taken in one pass: faster; "
+        "or independent ones for each (of f, x's and u's directions share theirs)",
+    )
+
+
+class LinearSGD(DrawnSGD):
+    """The same for methods that solve the linear system by steps of their own."""
+
+    u_lr: float = Field(0.1, gt=0, description="learning rate of u, tau; at most 1 / L")
+
+
+class NeumannSGD(DrawnSGD):
+    """The same for methods that take the Neumann series."""
+
+    u_lr: float = Field(0.1, gt=0, description="step of the Neumann series, tau; at most 1 / L")
+    neumann_terms: int = Field(5, ge=0, description="Q, Hessian products of the series")
+
+
+RATES = {"x": "upper_lr", "y": "lr", "u": "u_lr"}
+"""The learning rate of each variable."""
+
+
+class Bilevel(Algorithm):
+    """An algorithm for bilevel problems: which variables there are, and whose.
+
+    Clients work at z, a tree of all variables. The server holds those that are `shared`; the others are each client's.
+    """
+
+    has_two_levels = needs_validation = True
+
+    variables: ClassVar[tuple[str, ...]] = ("x", "y", "u")
+    shared: ClassVar[tuple[str, ...]] = ("x", "y", "u")
+
+    task: BilevelTask
+
+    def start(self) -> Tree:
+        """Where all variables begin."""
+        z = self.task.start()
+        return {name: z[name] if name in z else zeros_like(z["y"]) for name in self.variables}
+
+    def init_server(self) -> Tree:
+        return self.common(self.start())
+
+    def init_client(self) -> Tree:
+        return self.own(self.start())
+
+    def common(self, z: Tree) -> Tree:
+        """The variables that are shared."""
+        return {name: z[name] for name in self.shared}
+
+    def own(self, z: Tree) -> Tree:
+        """The variables that each client has for itself, of all variables or of its state."""
+        return {name: z[name] for name in self.variables if name not in self.shared}
+
+    def hessians(self) -> int:
+        """Hessian products of one step."""
+        return self.hyper.neumann_terms if isinstance(self.hyper, NeumannSGD) else 1
+
+    def batches(self, steps: int, size: int | None = 0) -> dict[str, Batches]:
+        """The mini-batches of so many steps. size: of each, None for all samples, 0 for `batch_size`."""
+        hyper, count = self.hyper, self.hessians()
+        size = hyper.batch_size if size == 0 else size
+        one = Batches(size, steps=steps)
+        streams = {"upper": replace(one, share="validation"), "lower": one}
+        if hyper.share_batches:
+            return streams
+        return streams | {"cross": one} | ({"hessian": replace(one, steps=steps * count)} if count else {})
+
+    def draws(self, data: ClientData) -> Iterator[Draw]:
+        """The mini-batches of a client's steps, in order."""
+        hessians = self.hessians()
+        pairs = zip(data.batches("upper"), data.batches("lower"), strict=True)
+        if "cross" not in data.streams:
+            for upper, lower in pairs:
+                yield Draw(upper, lower, lower, (lower,) * hessians)
+            return
+        factors = data.batches("hessian") if hessians else iter(())
+        for (upper, lower), cross in zip(pairs, data.batches("cross"), strict=True):
+            yield Draw(upper, lower, cross, tuple(islice(factors, hessians)))
+
+    def moved_y(self, hp: Any, oracles: Oracles, z: Tree, batches: Iterator[Batch]) -> Tree:
+        """z after a step of y for every mini-batch."""
+        for batch in batches:
+            z = self.descend(hp, z, {"y": oracles.lower_slope(z, batch)})
+        return z
+
+    def descend(self, hp: Any, z: Tree, directions: Tree, factor: Any = 1.0) -> Tree:
+        """z after a step of those variables that have a direction, which is clipped first.
+
+        factor: of all learning rates.
+        """
+        moved = {
+            name: add(z[name], _clipped(hp, direction), -factor * getattr(hp, RATES[name]))
+            for name, direction in directions.items()
+        }
+        if "x" in moved:
+            moved["x"] = self.task.project(moved["x"])
+        return {**z, **moved}
+
+    def directions(self, oracles: Oracles, z: Tree, draw: Draw) -> tuple[Tree, Tensor]:
+        """Where z descends along, of z's shape; and f."""
+        return oracles.directions(z, draw)
+
+    def evaluate_params(self, server: Tree) -> Tree:
+        """The model; where clients have their own y, with y as it was at first."""
+        return self.task.params(server["x"], server.get("y") or self.task.start()["y"])
+
+    def report(self, server: Tree) -> dict[str, float]:
+        return self.task.report(server["x"], server.get("y"), self.hyper.ridge)
+
+    def histograms(self, server: Tree) -> dict[str, dict[str, Tensor]]:
+        return self.task.histograms(server["x"])
+
+    def score(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        """Where clients have their own y: with that."""
+        if "y" in self.shared:
+            return super().score(hp, down, state, data)
+        own = self.task.params({}, self.own(state)["y"])
+        return super().score(hp, {"w": {**down["w"], **own}}, state, data)
+
+
+def _clipped(hp: Any, direction: Tree) -> Tree:
+    if hp.clip_norm is None:
+        return direction
+    return scale(direction, clip_factor([dot(direction, direction).sqrt()], hp.clip_norm))

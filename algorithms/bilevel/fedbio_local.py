@@ -1,0 +1,24 @@
+"""FedBiO with a lower level per client (Li, Huang, Huang, Algorithm 3)."""
+
+from typing import Literal
+
+from torch import Tensor
+
+from hedgerow.algorithms.bilevel.bilevel_algorithm import NeumannSGD
+from hedgerow.algorithms.bilevel.derivatives import Draw, Oracles
+from hedgerow.algorithms.bilevel.fedbio import FedBiO
+from hedgerow.algorithms.core.pytree import Tree
+
+
+class FedBiOLocal(FedBiO):
+    """Clients keep their y, take the Neumann series of their own Hessian, and share x alone."""
+
+    variables = ("x", "y")
+    shared = ("x",)
+    is_personal = True
+
+    class Hyper(NeumannSGD):
+        name: Literal["fedbio_local"] = "fedbio_local"
+
+    def directions(self, oracles: Oracles, z: Tree, draw: Draw) -> tuple[Tree, Tensor]:
+        return oracles.local_directions(z, draw)

@@ -1,0 +1,63 @@
+"""FedBiOAcc (Li, Huang, Huang, "Communication-Efficient Federated Bilevel Optimization", Algorithm 2)."""
+
+from typing import Any, Literal
+
+from hedgerow.algorithms.bilevel.bilevel_algorithm import Bilevel, LinearSGD
+from hedgerow.algorithms.bilevel.derivatives import Draw, Oracles
+from hedgerow.algorithms.core.client_data import ClientData
+from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
+from hedgerow.algorithms.core.pytree import Tree, zeros_like
+from hedgerow.algorithms.optim.storm_momentum import StormXYU, alpha, corrected
+
+
+class FedBiOAcc(Bilevel):
+    """FedBiO with STORM's momentum on all variables; every I steps, variables and momenta are averaged.
+
+    The momenta are estimated at the averaged variables: two exchanges per round. Clients remember where they stood.
+    """
+
+    needs_everybody = True
+
+    class Hyper(LinearSGD, StormXYU):
+        name: Literal["fedbioacc"] = "fedbioacc"
+
+    def init_client(self) -> Tree:
+        z = self.start()
+        return {**self.own(z), "z": z, "momenta": zeros_like(z)}
+
+    def round(self, server: Tree, cohort: Cohort) -> Exchanges:
+        hyper, first = self.hyper, cohort.round == 1
+        step, size = (self.begin, hyper.first_batch_size) if first else (self.estimate, hyper.batch_size)
+        estimated = yield Exchange(step, server, cohort.clients, batches=self.batches(1, size))
+        momenta = {} if first and not hyper.sync_init else estimated.up
+        there = cohort.clients[estimated.kept]
+        moved = yield Exchange(self.move, momenta, there, batches=self.batches(hyper.steps - 1))
+        return moved.up
+
+    def begin(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        """The first momenta."""
+        z, oracles = {**self.own(state), **down}, Oracles(self.task, hp)
+        momenta, value = self.directions(oracles, z, next(self.draws(data)))
+        return self.common(momenta), {**state, "z": z, "momenta": momenta}, oracles.metrics([value])
+
+    def estimate(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        """The momenta at the averaged variables."""
+        z, oracles = {**self.own(state), **down}, Oracles(self.task, hp)
+        momenta, value = self._momenta(hp, 0, oracles, next(self.draws(data)), z, state["z"], state["momenta"])
+        return self.common(momenta), {**state, "z": z, "momenta": momenta}, oracles.metrics([value])
+
+    def move(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        """I steps, and between them new momenta. down: the averaged momenta; empty: each client's own."""
+        z, momenta, oracles, values = state["z"], {**state["momenta"], **down}, Oracles(self.task, hp), []
+        for t, draw in enumerate(self.draws(data), start=1):
+            new = self.descend(hp, z, momenta, alpha(hp, t))
+            momenta, value = self._momenta(hp, t, oracles, draw, new, z, momenta)
+            z = new
+            values.append(value)
+        last = self.descend(hp, z, momenta, alpha(hp, hp.steps))
+        return self.common(last), {**self.own(last), "z": z, "momenta": momenta}, oracles.metrics(values)
+
+    def _momenta(self, hp: Any, t: int, oracles: Oracles, draw: Draw, new: Tree, old: Tree, momenta: Tree) -> Any:
+        there, value = self.directions(oracles, new, draw)
+        before, _ = self.directions(oracles, old, draw)
+        return corrected(hp, t, momenta, there, before), value

@@ -1,0 +1,70 @@
+"""The full hypergradient in every round, by synchronous rounds (Li, Huang, Huang, section 3: what FedBiO avoids)."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from hedgerow.algorithms.bilevel.bilevel_algorithm import Bilevel, LinearSGD
+from hedgerow.algorithms.bilevel.derivatives import Oracles
+from hedgerow.algorithms.core.client_data import Batches, ClientData
+from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
+from hedgerow.algorithms.core.pytree import Tree, count
+from hedgerow.algorithms.optim.hypergradient import solve
+
+DENSE = 2000
+"""Parameters of the lower level up to which Hessians are sent."""
+
+
+class FullHypergradient(Bilevel):
+    """A round: I local steps on y; then N exchanges of Hessian products, which solve the linear system; then x's step.
+
+    With `dense` clients send their Hessians once instead (distributed bilevel optimisation), and it is solved exactly.
+    """
+
+    class Hyper(LinearSGD):
+        name: Literal["full_hypergradient"] = "full_hypergradient"
+        u_steps: int = Field(10, ge=1, description="N, steps on the linear system per round")
+        dense: bool = Field(False, description="average the Hessians as matrices: for a few hundred parameters")
+
+    def round(self, server: Tree, cohort: Cohort) -> Exchanges:
+        z, everybody = server, cohort.clients
+        steps = {"lower": Batches(self.hyper.batch_size, steps=self.hyper.steps)}
+        z = z | (yield Exchange(self.train_y, {"x": z["x"], "y": z["y"]}, everybody, batches=steps)).up
+        if self.hyper.dense:
+            found = yield Exchange(self.matrices, {"x": z["x"], "y": z["y"]}, everybody, batches=self.batches(1))
+            z = z | {"u": solve(found.up["hessian"], found.up["b"])}
+        else:
+            for _ in range(self.hyper.u_steps):
+                found = yield Exchange(self.residual, z, everybody, batches=self.batches(1))
+                z = self.descend(self.hyper, z, found.up)
+        found = yield Exchange(self.hypergradient, z, everybody, batches=self.batches(1))
+        return self.descend(self.hyper.at(cohort.round), z, found.up)
+
+    def objection(self) -> str | None:
+        size = count(self.start()["y"])
+        if not self.hyper.dense or size <= DENSE:
+            return None
+        return (
+            f"algorithm.dense: a Hessian of {size} parameters is too large; set it to false, or choose a smaller model"
+        )
+
+    def train_y(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        oracles = Oracles(self.task, hp)
+        z = self.moved_y(hp, oracles, down, data.batches("lower"))
+        return {"y": z["y"]}, state, oracles.metrics([])
+
+    def residual(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        oracles = Oracles(self.task, hp)
+        return {"u": oracles.residual(down, next(self.draws(data)))}, state, oracles.metrics([])
+
+    def matrices(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        """The client's Hessian (d, d) and grad_y f."""
+        oracles, draw = Oracles(self.task, hp), next(self.draws(data))
+        b = oracles.upper_slopes(down, draw.upper).y
+        return {"hessian": oracles.dense_hessian(down, draw.hessians[0]), "b": b}, state, oracles.metrics([])
+
+    def hypergradient(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        """N(u): grad_x f - grad_xy g u."""
+        oracles = Oracles(self.task, hp)
+        slope, value = oracles.hypergradient(down, next(self.draws(data)))
+        return {"x": slope}, state, oracles.metrics([value])

@@ -1,0 +1,26 @@
+"""Naive federated bilevel optimisation: hypergradients of each client's own Hessian (Li, Huang, Huang, section 3)."""
+
+from typing import Literal
+
+from torch import Tensor
+
+from hedgerow.algorithms.bilevel.bilevel_algorithm import NeumannSGD
+from hedgerow.algorithms.bilevel.derivatives import Draw, Oracles
+from hedgerow.algorithms.bilevel.fedbio import FedBiO
+from hedgerow.algorithms.core.pytree import Tree
+
+
+class LocalBO(FedBiO):
+    """x and y are averaged, the linear system is not: biased where the clients' Hessians differ.
+
+    With equal clients it is the method of concurrent work for homogeneous data.
+    """
+
+    variables = ("x", "y")
+    shared = ("x", "y")
+
+    class Hyper(NeumannSGD):
+        name: Literal["local_bo"] = "local_bo"
+
+    def directions(self, oracles: Oracles, z: Tree, draw: Draw) -> tuple[Tree, Tensor]:
+        return oracles.local_directions(z, draw)

@@ -1,0 +1,46 @@
+"""MRBO (Yang, Ji, Liang, "Provably Faster Algorithms for Bilevel Optimization", 2021): not federated."""
+
+from typing import Any, Literal
+
+import numpy as np
+
+from hedgerow.algorithms.bilevel.bilevel_algorithm import Bilevel, NeumannSGD
+from hedgerow.algorithms.bilevel.derivatives import Oracles
+from hedgerow.algorithms.core.client_data import ClientData
+from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
+from hedgerow.algorithms.core.pytree import Tree
+from hedgerow.algorithms.optim.storm_momentum import StormXY, alpha, corrected
+
+
+class MRBO(Bilevel):
+    """STORM on x, by a Neumann series, and on y, in a single loop on the pooled data; a round is `steps` steps."""
+
+    in_one_place = True
+    variables = shared = ("x", "y")
+
+    class Hyper(NeumannSGD, StormXY):
+        name: Literal["mrbo"] = "mrbo"
+
+    def round(self, server: Tree, cohort: Cohort) -> Exchanges:
+        pool = np.zeros(1, int)
+        if "momenta" not in server:
+            first = self.batches(1, self.hyper.first_batch_size)
+            begun = yield Exchange(self.begin, server, pool, batches=first, on="pool")
+            server = {**server, "momenta": begun.up}
+        result = yield Exchange(self.train, server, pool, batches=self.batches(self.hyper.steps), on="pool")
+        return result.up
+
+    def begin(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        oracles = Oracles(self.task, hp)
+        momenta, value = oracles.local_directions(down, next(self.draws(data)))
+        return momenta, state, oracles.metrics([value])
+
+    def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        z, momenta, oracles, values = self.common(down), down["momenta"], Oracles(self.task, hp), []
+        for t, draw in enumerate(self.draws(data), start=1):
+            new = self.descend(hp, z, momenta, alpha(hp, t))
+            there, value = oracles.local_directions(new, draw)
+            before, _ = oracles.local_directions(z, draw)
+            z, momenta = new, corrected(hp, t, momenta, there, before)
+            values.append(value)
+        return {**z, "momenta": momenta}, state, oracles.metrics(values)

@@ -1,0 +1,35 @@
+"""StocBiO (Ji, Yang, Liang, "Bilevel Optimization: Convergence Analysis and Enhanced Design", 2021): not federated."""
+
+from typing import Any, Literal
+
+import numpy as np
+
+from hedgerow.algorithms.bilevel.bilevel_algorithm import Bilevel, NeumannSGD
+from hedgerow.algorithms.bilevel.derivatives import Oracles
+from hedgerow.algorithms.core.client_data import Batches, ClientData
+from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
+from hedgerow.algorithms.core.pytree import Tree
+
+
+class StocBiO(Bilevel):
+    """A round, on the pooled data: D = `steps` steps on y from where it was, then one of x, by a Neumann series.
+
+    Its Hessian mini-batches are equally large, where the paper's shrink geometrically by 1 - tau mu.
+    """
+
+    in_one_place = True
+    variables = shared = ("x", "y")
+
+    class Hyper(NeumannSGD):
+        name: Literal["stocbio"] = "stocbio"
+
+    def round(self, server: Tree, cohort: Cohort) -> Exchanges:
+        batches = self.batches(1) | {"inner": Batches(self.hyper.batch_size, steps=self.hyper.steps)}
+        result = yield Exchange(self.train, server, np.zeros(1, int), batches=batches, on="pool")
+        return result.up
+
+    def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        oracles = Oracles(self.task, hp)
+        z = self.moved_y(hp, oracles, down, data.batches("inner"))
+        slope, value = oracles.local_hypergradient(z, next(self.draws(data)))
+        return self.descend(hp, z, {"x": slope}), state, oracles.metrics([value])

@@ -1,0 +1,116 @@
+"""FedSep for any decoder that minimises a strongly convex g(x, y) (Li, Huang, 2023, Algorithm 1, Eq. 2 and 3)."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from hedgerow.algorithms.compressed.fedsep import FedSep, Separated
+from hedgerow.algorithms.core.client_data import Batch, Batches, ClientData
+from hedgerow.algorithms.core.pytree import Tree, add, dot
+from hedgerow.algorithms.optim.gradient import gradient_and_value
+from hedgerow.algorithms.optim.hypergradient import (
+    Objective,
+    conjugate_gradient,
+    cross_product,
+    dense_hessian,
+    hessian_product,
+    lower_slope,
+    neumann,
+    solve,
+)
+from hedgerow.algorithms.problems.bilevel_task import BilevelTask
+
+
+class FedSepBilevel(FedSep):
+    """x is decoded by gradient descent on the problem's lower level, from the client's samples for training, and learnt
+    from on its upper level, from those for validation. Every client has its own y.
+
+    The encoder is grad_xy g (grad_yy g)^-1 at the decoded y.
+    """
+
+    has_two_levels = needs_validation = True
+    is_personal = True
+
+    class Hyper(Separated):
+        name: Literal["fedsep_bilevel"] = "fedsep_bilevel"
+        decode_steps: int = Field(10, ge=1, description="I_dec, steps of the decoder")
+        decode_lr: float = Field(0.1, gt=0, description="their size, gamma; at most 1 / L")
+        encoder: Literal["neumann", "cg", "exact", "unrolled"] = Field(
+            "neumann",
+            description="the Neumann series of Eq. 3; conjugate gradients; exact: a dense Hessian, for a few hundred "
+            "parameters; unrolled: the derivative of the decoder's steps",
+        )
+        encode_steps: int = Field(10, ge=0, description="Q, Hessian products of the series, or of conjugate gradients")
+        encode_lr: float = Field(0.1, gt=0, description="step of the series, tau; at most 1 / L")
+        encode_batch: Literal["same", "fresh"] = Field(
+            "same", description="one mini-batch for the series, or one for each factor, which makes it unbiased"
+        )
+        encode_batch_size: int | None = Field(None, ge=1, description="samples of each of them, b_x; null: all")
+        ridge: float = Field(0.0, ge=0, description="lambda of lambda/2 ||y||^2, added to the lower loss")
+
+    task: BilevelTask
+
+    @property
+    def batches(self) -> dict[str, Batches]:
+        hyper = self.hyper
+        several = hyper.encoder == "neumann" and hyper.encode_batch == "fresh"
+        return {
+            **{name: replace(spec, share="validation") for name, spec in hyper.batches.items()},
+            "decode": Batches(hyper.batch_size, steps=hyper.decode_steps),
+            "encode": Batches(hyper.encode_batch_size, steps=hyper.encode_steps + 1 if several else 1),
+        }
+
+    @property
+    def decoded_from(self) -> dict[str, Batches]:
+        return {"decode": self.batches["decode"]}
+
+    def start(self) -> Tree:
+        return self.task.start()["x"]
+
+    def model(self, x: Tree, y: Tree) -> Tree:
+        return self.task.params(x, y)
+
+    def learning_loss(self, x: Tree, y: Tree, batch: Batch) -> Tensor:
+        return self.task.upper(x, y, batch)
+
+    def decode(self, hp: Any, x: Tree, data: ClientData) -> tuple[Tree, list[Objective]]:
+        """y, and the lower loss of each step."""
+        losses, y = [self._lower(hp, batch) for batch in data.batches("decode")], self.task.start()["y"]
+        for g in losses:
+            y = add(y, lower_slope(g, x, y), -hp.decode_lr)
+        return y, losses
+
+    def encode(self, hp: Any, x: Tree, y: Tree, trace: Any, moved: Tree, data: ClientData) -> Tree:
+        if hp.encoder == "unrolled":
+            return gradient_and_value(lambda x: -dot(self._unrolled(hp, x, trace), moved))(x)[0]
+        losses = [self._lower(hp, batch) for batch in data.batches("encode")]
+        first = losses[0]
+        if hp.encoder == "neumann":
+            several = losses[1:] if hp.encode_batch == "fresh" else [first] * hp.encode_steps
+            u = neumann([partial(hessian_product, g, x, y) for g in several], moved, hp.encode_lr)
+        elif hp.encoder == "cg":
+            u = conjugate_gradient(partial(hessian_product, first, x, y), moved, hp.encode_steps)
+        else:
+            u = solve(dense_hessian(first, x, y), moved)
+        return cross_product(first, x, y, u)
+
+    def _unrolled(self, hp: Any, x: Tree, losses: list[Objective]) -> Tree:
+        y = self.task.start()["y"]
+        for g in losses:
+            y = add(y, lower_slope(g, x, y, differentiable=True), -hp.decode_lr)
+        return y
+
+    def _lower(self, hp: Any, batch: Batch) -> Objective:
+        return lambda x, y: self.task.lower(x, y, batch) + 0.5 * hp.ridge * dot(y, y)
+
+    # ---- evaluation -------------------------------------------------------------------------------------------------
+
+    def evaluate_params(self, server: Tree) -> Tree:
+        """The model with y as it was at first."""
+        return self.model(server["x"], self.task.start()["y"])
+
+    def report(self, server: Tree) -> dict[str, float]:
+        return self.task.report(server["x"], None, self.hyper.ridge)

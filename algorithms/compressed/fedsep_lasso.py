@@ -1,0 +1,178 @@
+"""FedSep for communication-efficient learning: models are decoded from sketches by LASSO (Li, Huang, 2023, Eq. 4)."""
+
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, Self
+
+import numpy as np
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from hedgerow.algorithms.compressed.fedsep import FedSep, Separated
+from hedgerow.algorithms.core.algorithm import beyond
+from hedgerow.algorithms.core.client_data import Batch, ClientData
+from hedgerow.algorithms.core.pytree import Tree, add, count, flat, like, tree_map
+from hedgerow.algorithms.core.task import Task
+from hedgerow.algorithms.optim.hypergradient import conjugate_gradient
+from hedgerow.algorithms.transforms.random_projection import GaussianRows, HashedRows
+
+DENSE = 5000
+"""Rows of a sketch up to which a p x p system is solved."""
+
+
+class Decoded(NamedTuple):
+    """How a decode came about. gamma: the step's size; active: of each step, 1 where a coordinate was not cut to 0."""
+
+    sketch: GaussianRows
+    gamma: Any
+    active: list[Tensor]
+
+
+class FedSepLasso(FedSep):
+    """theta = argmin 1/2 ||S theta - omega||^2 + beta ||theta||_1 with a Gaussian S (p, d) that all know by its seed.
+
+    omega (p,) is transmitted, each way; the model is theta beside an initial one that all know, too, or theta alone.
+    With sketches S^m of their own, clients decode models of their own from the same omega.
+    `encode` has the sign that makes the server's step a descent, where Eq. 5 prints the other.
+    """
+
+    class Hyper(Separated):
+        alternatives = (("decode_lr", "decode_lr_scale"),)
+
+        name: Literal["fedsep"] = "fedsep"
+        sketch_size: int = Field(1000, ge=1, description="p, numbers that are transmitted")
+        sketch_seed: int = Field(0, ge=0, description="of the sketch")
+        sketch: Literal["shared", "own"] = Field(
+            "shared", description="own: every client has a sketch of its own, and so its own model"
+        )
+        lasso: float = Field(0.0, ge=0, description="beta, of the decoder's L1 penalty")
+        decode_steps: int = Field(10, ge=1, description="I_dec, steps of the decoder")
+        decode_lr: float | None = Field(None, gt=0, description="their size, gamma; in place of `decode_lr_scale`")
+        decode_lr_scale: float | None = Field(1.0, gt=0, description="gamma times ||S||^2; below 2")
+        decoder: Literal["ista", "fista", "linear"] = Field(
+            "ista", description="ista, or accelerated; linear: the least-norm solution, for lasso 0"
+        )
+        encoder: Literal["neumann", "unrolled", "exact", "ridge", "cg"] = Field(
+            "neumann",
+            description="neumann: a series of `encode_steps` terms; unrolled: the derivative of the decoder's steps; "
+            "exact, ridge: a p x p system; cg: conjugate gradients. A linear decoder has its own",
+        )
+        encode_steps: int | None = Field(None, ge=1, description="terms, or steps of cg; null: as many as decode_steps")
+        encode_ridge: float = Field(1e-3, gt=0, description="of ridge and cg")
+        begin: Literal["offset", "project"] = Field(
+            "offset", description="offset: theta is added to the initial model; project: omega begins as its sketch"
+        )
+
+        @model_validator(mode="after")
+        def _fits(self) -> Self:
+            if self.decoder == "linear" and self.lasso:
+                raise ValueError("`decoder: linear` is for `lasso: 0`; set one or the other")
+            return self
+
+    def __init__(self, hyper: Any, task: Task):
+        super().__init__(hyper, task)
+        self.is_personal = hyper.sketch == "own"
+
+    @cached_property
+    def sketch(self) -> GaussianRows:
+        """The one that all share."""
+        return GaussianRows(self.hyper.sketch_size, count(self.task.init()), self.hyper.sketch_seed)
+
+    def own(self, clients: np.ndarray) -> Tree:
+        if not self.is_personal:
+            return {}
+        words = [np.random.SeedSequence([self.hyper.sketch_seed, 113, int(m)]).generate_state(1)[0] for m in clients]
+        return {"seed": torch.tensor([int(word) for word in words], dtype=torch.int64)}
+
+    def _sketch(self, x: Tree) -> GaussianRows:
+        shared = self.sketch
+        return HashedRows(shared.p, shared.d, x["seed"]) if "seed" in x else shared
+
+    def objection(self) -> str | None:
+        hyper = self.hyper
+        if too_many := beyond(self.task.init(), "sketch_size", hyper.sketch_size):
+            return too_many
+        solves = hyper.decoder == "linear" or hyper.encoder in ("exact", "ridge")
+        if solves and hyper.sketch_size > DENSE:
+            return (
+                f"algorithm.sketch_size: a system of {hyper.sketch_size} equations is too large; lower it to {DENSE}, "
+                "or choose `decoder: ista` with `encoder: neumann`"
+            )
+        return None
+
+    def start(self) -> Tree:
+        if self.hyper.begin == "project":
+            return {"omega": self.sketch.apply(flat(self.task.init()))}
+        return {"omega": torch.zeros(self.hyper.sketch_size)}
+
+    def evaluate_params(self, server: Tree) -> Tree:
+        """The model of all; or, where each has one, that of client 0."""
+        seeds = tree_map(lambda leaf: leaf[0], self.own(np.zeros(1, int)))
+        return self.decode(self.hyper, {**server["x"], **seeds}, None)[0]
+
+    def learning_loss(self, x: Tree, y: Tree, batch: Batch) -> Tensor:
+        return self.task.loss(y, batch)
+
+    # ---- theta from omega -------------------------------------------------------------------------------------------
+
+    def decode(self, hp: Any, x: Tree, data: ClientData | None) -> tuple[Tree, Decoded]:
+        """The model, and how it was decoded."""
+        omega, s, initial = x["omega"], self._sketch(x), self.task.init()
+        # Gaussian sketches of one size have nearly the same norm: that of one serves for all.
+        gamma = hp.decode_lr if hp.decode_lr is not None else hp.decode_lr_scale / self.sketch.squared_norm
+        if hp.decoder == "linear":
+            theta = s.transposed(s.solve(omega))
+            active: list[Tensor] = []
+        else:
+            theta, active = self._proximal(hp, s, omega, gamma)
+        model = like(theta, initial)
+        return (add(initial, model) if hp.begin == "offset" else model), Decoded(s, gamma, active)
+
+    def _proximal(self, hp: Any, s: GaussianRows, omega: Tensor, gamma: Any) -> tuple[Tensor, list[Tensor]]:
+        """(F)ISTA from 0 (Eq. 9, 10; Beck and Teboulle 2009)."""
+        theta = z = s.transposed(omega) * 0.0
+        active: list[Tensor] = []
+        momentum = 1.0
+        for _ in range(hp.decode_steps):
+            point = z + gamma * s.transposed(omega - s.apply(z))
+            before, theta = theta, torch.sign(point) * (point.abs() - gamma * hp.lasso).clamp(min=0.0)
+            alive = (point.abs() > gamma * hp.lasso).to(point.dtype)
+            # Where all is 0, as at first, every coordinate counts: the encoder would be 0 for ever.
+            active.append(torch.where(alive.any(), alive, torch.ones_like(alive)))
+            z = theta
+            if hp.decoder == "fista":
+                momentum, last = (1 + (1 + 4 * momentum**2) ** 0.5) / 2, momentum
+                z = theta + (last - 1) / momentum * (theta - before)
+        return theta, active
+
+    # ---- and back ---------------------------------------------------------------------------------------------------
+
+    def encode(self, hp: Any, x: Tree, y: Tree, trace: Any, moved: Tree, data: ClientData) -> Tree:
+        v, s = flat(moved), trace.sketch
+        if hp.decoder == "linear":
+            return {"omega": -s.solve(s.apply(v))}
+        last, steps = trace.active[-1], hp.encode_steps or hp.decode_steps
+        if hp.encoder == "unrolled":
+            return {"omega": -_series(trace, list(reversed(trace.active)), v)}
+        if hp.encoder == "neumann":
+            return {"omega": -_series(trace, [last] * steps, v)}
+        if hp.encoder == "cg":
+
+            def product(u: Tree) -> Tree:
+                return {"v": last * s.transposed(s.apply(last * u["v"])) + hp.encode_ridge * u["v"]}
+
+            solution = conjugate_gradient(product, {"v": last * v}, steps)
+            return {"omega": -s.apply(last * solution["v"])}
+        ridge = hp.encode_ridge if hp.encoder == "ridge" else 0.0
+        return {"omega": -s.solve(s.apply(last * v), last, ridge)}
+
+
+def _series(decoded: Decoded, active: list[Tensor], v: Tensor) -> Tensor:
+    """gamma sum_q S r_q, r_0 = A v, r_(q+1) = A (I - gamma S'S) r_q."""
+    s, gamma = decoded.sketch, decoded.gamma
+    total, r = s.apply(v) * 0.0, v
+    for alive in active:
+        r = alive * r
+        image = s.apply(r)
+        total, r = total + gamma * image, r - gamma * s.transposed(image)
+    return total

@@ -1,0 +1,1 @@
+"""What an algorithm is: messages, client data, hyperparameters, trees of tensors."""

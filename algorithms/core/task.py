@@ -1,0 +1,151 @@
+"""The task as the mathematics sees it: a functional model and its loss."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F  # noqa: N812
+
+from hedgerow.algorithms.core.static_batch_norm import is_static, statistics
+
+if TYPE_CHECKING:
+    from hedgerow.algorithms.core.client_data import Batch
+
+
+Params = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model, without a state of its own, and the cross-entropy loss on its logits.
+
+    module: maps a batch of samples to logits (samples, classes). Its frozen parameters are part of the model, and of no
+    tree.
+    mean, std: normalisation, broadcast against one raw sample; None leaves samples as they are (tokens).
+    build: makes the same module with the initial parameters that a seed decides.
+    sample_shape: of one sample, without the batch.
+    augment: what training samples go through, as they are stored: (samples, key, rows) -> samples; None: nothing.
+    teacher: another model of the same classes, which learns nothing here.
+    schooling: how it is trained before it teaches, a `teacher.Schooling`; None: it has learnt already.
+    """
+
+    module: nn.Module
+    mean: Tensor | None = None
+    std: Tensor | None = None
+    build: Callable[[int], nn.Module] | None = None
+    sample_shape: tuple[int, ...] = ()
+    augment: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
+    teacher: nn.Module | None = None
+    schooling: Any = None
+
+    is_scored: ClassVar[bool] = True
+    """Whether there are predictions to be scored."""
+
+    @property
+    def master(self) -> "Task":
+        """The teacher's own task."""
+        assert self.teacher is not None
+        return replace(self, module=self.teacher, build=None, teacher=None)
+
+    def init(self, seed: int | None = None) -> Params:
+        """The initial parameters: those that the module was built with, or, with a seed, those of another one.
+
+        Frozen parameters (`requires_grad=False`) are not among them: they stay in `module`, and are used from there.
+        """
+        if seed is not None and self.build is None:
+            raise ValueError("this task was made without `build`, which makes other initial parameters")
+        module = self.module if seed is None or self.build is None else self.build(seed)
+        return {name: p.detach().clone() for name, p in trainable(module).items()}
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """Raw samples, as stored, to the model's input."""
+        if self.mean is None or self.std is None:
+            return x.long()
+        return (x.float() - self.mean) / self.std
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What it is made of, by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def to(self, device: torch.device) -> Self:
+        """The same on another device."""
+        tensors: Any = {name: value.to(device) for name, value in self.fields.items() if isinstance(value, Tensor)}
+        teacher = None if self.teacher is None else self.teacher.to(device)
+        return replace(self, module=self.module.to(device), teacher=teacher, **tensors)
+
+    @property
+    def is_static(self) -> bool:
+        """Whether the model normalises statically: by statistics that `w` must have to be scored."""
+        return is_static(self.module)
+
+    def statistics(self, w: Params, batch: "Batch") -> Params:
+        """Those of one mini-batch."""
+        return statistics(self.module, w, batch.x)
+
+    def logits(self, w: Params, x: Tensor) -> Tensor:
+        """Logits (samples, classes) of prepared samples `x` at parameters `w`."""
+        return functional_call(self.module, w, (x,))
+
+    def taught(self, x: Tensor) -> Tensor:
+        """The teacher's logits of prepared samples."""
+        assert self.teacher is not None
+        return functional_call(self.teacher, with_frozen(self.teacher, {}), (x,))
+
+    def loss(self, w: Params, batch: "Batch") -> Tensor:
+        """Mean cross-entropy over the real samples of a batch; a 0-d tensor."""
+        return self.criterion(self.logits(w, batch.x), batch)
+
+    def criterion(self, logits: Tensor, batch: "Batch") -> Tensor:
+        """The same of the batch's logits (samples, classes)."""
+        if batch.mask is None:
+            return F.cross_entropy(logits, batch.y)
+        return mean_over(cross_entropies(logits, batch.y), batch)
+
+    def score(self, w: Params, batch: "Batch") -> Tensor:
+        """(summed loss, correct predictions, samples) of a batch, as a tensor of shape (3,)."""
+        return self.rate(self.logits(w, batch.x), batch)
+
+    def rate(self, logits: Tensor, batch: "Batch") -> Tensor:
+        """The same of the batch's logits (samples, classes)."""
+        mask = torch.ones_like(batch.y, dtype=logits.dtype) if batch.mask is None else batch.mask
+        losses = cross_entropies(logits, batch.y)
+        hits = (logits.argmax(-1) == batch.y).to(logits.dtype)
+        return torch.stack([(losses * mask).sum(), (hits * mask).sum(), mask.sum()])
+
+
+def trainable(module: nn.Module) -> Params:
+    """The parameters that are trained and transmitted: those with `requires_grad`."""
+    return {name: p for name, p in module.named_parameters() if p.requires_grad}
+
+
+def with_frozen(module: nn.Module, w: Params) -> Params:
+    """All parameters of a module: w, and the frozen ones, which w does not have."""
+    return {name: p.detach() for name, p in module.named_parameters() if name not in w} | w
+
+
+def drawn(module: nn.Module, generator: torch.Generator) -> Params:
+    """Initial parameters of a module: weights by He's rule, biases 0, scales 1."""
+    return {name: _drawn(name, p, generator) for name, p in module.named_parameters()}
+
+
+def _drawn(name: str, p: Tensor, generator: torch.Generator) -> Tensor:
+    if p.dim() < 2:
+        return torch.ones(p.shape) if name.endswith("weight") else torch.zeros(p.shape)
+    return torch.randn(p.shape, generator=generator) * (2 / p[0].numel()) ** 0.5
+
+
+def mean_over(values: Tensor, batch: "Batch") -> Tensor:
+    """The mean of one value per sample, (samples,), over a batch's real samples; 0 where there are none."""
+    return values.mean() if batch.mask is None else (values * batch.mask).sum() / batch.mask.sum().clamp(min=1.0)
+
+
+def cross_entropies(logits: Tensor, y: Tensor) -> Tensor:
+    """The cross-entropy of each sample: logits (samples, classes), y (samples,) -> (samples,).
+
+    F.cross_entropy falls back to Python under vmap, which imports torch's compiler: seconds in every process.
+    """
+    return logits.logsumexp(-1) - logits.gather(-1, y[:, None])[:, 0]

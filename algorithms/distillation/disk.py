@@ -1,0 +1,136 @@
+"""DiSK: distilling selective knowledge (thesis, chapter 6, Algorithm 7)."""
+
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any, Literal, Self
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from hedgerow.algorithms.core.client_data import SCORED, Batch, Batches, ClientData
+from hedgerow.algorithms.core.messages import Cohort
+from hedgerow.algorithms.core.pytree import Tree
+from hedgerow.algorithms.core.task import Task, mean_over
+from hedgerow.algorithms.distillation.student import Lesson, Student
+from hedgerow.algorithms.nn.features import shapes
+from hedgerow.algorithms.objectives.distillation_loss import soft_labels
+from hedgerow.algorithms.objectives.guide import (
+    Guidance,
+    distance,
+    excuses,
+    fitted_temperature,
+    guide_network,
+    multiplier,
+    overspent,
+)
+from hedgerow.algorithms.optim.local_sgd import minimise
+
+
+class Guided(Guidance, Student.Hyper):
+    """Hyperparameters of whoever has a guide."""
+
+    alpha: float = Field(0.1, ge=0, le=1, description="weight of the labels")
+    tau: float = Field(4.0, gt=0, description="temperature, which softens the teacher")
+
+    def at(self, round: int) -> Self:
+        now = super().at(round)
+        return now.model_copy(update={"guide_lr": now.lr * (self.guide_lr or self.lr) / self.lr})
+
+
+class DiSK(Student):
+    """In every round the guide learns against the student, then the student with its excuses.
+
+    Both go through `epochs` passes, or `steps`, each with shuffled mini-batches of its own. The student's step leaves
+    the budget out, as the source does: it is more stable.
+    """
+
+    class Hyper(Guided):
+        name: Literal["disk"] = "disk"  # type: ignore[assignment]
+
+    aids = ("guide", "student_tau")
+
+    def __init__(self, hyper: Any, task: Task):
+        super().__init__(hyper, task)
+        if task.teacher is not None:
+            seen = shapes(self.master)
+            # Its parameters are in the server's state.
+            with torch.device("meta"):
+                self.guide = guide_network(seen.features.shape[-1] + seen.logits.shape[-1], hyper.guide_hidden)
+
+    def beside(self, cohort: Cohort) -> Tree:
+        return {"guide": self.drawn(self.guide, cohort, "guide")}
+
+    def known(self, lesson: int) -> Tree:
+        hyper = self.hyper
+        weight = multiplier(lesson, hyper.lambda_min, hyper.lambda_max, hyper.lambda_period)
+        return {"multiplier": torch.tensor(weight)}
+
+    def batches(self, cohort: Cohort) -> dict[str, Batches]:
+        lessons = self.hyper.batches["train"]
+        once = {"fit": Batches(SCORED, shuffle=False)} if self.hyper.student_tau == "fit" else {}
+        return {"train": lessons, "guide": lessons, **once}
+
+    def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        scored = data.batches("fit") if hp.student_tau == "fit" else ()
+        down = {**down, "student_tau": self.softness(hp, down, scored)}
+
+        def total(guide: Tree, batch: Batch) -> Tensor:
+            return self.each(self.excuse(hp, down, batch), guide, students).sum()
+
+        students = {key: down[key] for key in (*self.learns, "student_tau")}
+        steps = SimpleNamespace(**{**dict(hp), "lr": hp.guide_lr})
+        memory = dict(down["momentum"]["guide"]) if "momentum" in down else None
+        guide, value = minimise(total, down["guide"], data, steps, batches=data.batches("guide"), memory=memory)
+        first = next(data.batches("guide"))
+        excused = self.each(lambda guide: mean_over(excuses(self.guide, guide, self.says(down, first)), first), guide)
+        up, state, metrics = super().train(hp, {**down, "guide": guide}, state, data)
+        if memory is not None:
+            up["momentum"]["guide"] = memory
+        return {**up, "guide": guide}, state, metrics | {"guide_loss": value / hp.starts, "excused": excused.mean()}
+
+    def excuse(self, hp: Any, down: Tree, batch: Batch) -> Lesson:
+        """What the guide minimises (line 2): (1 - alpha) L_dist + lambda L_bud, with the student as it is."""
+        teacher = self.says(down, batch)
+        target = soft_labels(teacher.logits, hp.tau)
+
+        def loss(guide: Tree, student: Tree) -> Tensor:
+            logits, g = self.answers(student, down, batch), excuses(self.guide, guide, teacher)
+            softness = student["student_tau"]
+            far = distance(logits, target, g, batch, hp.tau, softness, hp.top_k)
+            spent = overspent(logits, g, batch, hp.delta, hp.budget_over, hp.budget_of)
+            return (1 - hp.alpha) * far + down["multiplier"] * spent
+
+        return loss
+
+    def lesson(self, hp: Any, down: Tree, batch: Batch) -> Lesson:
+        """What the student minimises (line 3): alpha L_CE + (1 - alpha) L_dist, with the guide as it is."""
+        teacher = self.says(down, batch)
+        target = soft_labels(teacher.logits, hp.tau)
+
+        def loss(student: Tree, aids: Tree) -> Tensor:
+            logits, g = self.answers(student, down, batch), excuses(self.guide, aids["guide"], teacher)
+            softness = aids["student_tau"]
+            far = distance(logits, target, g, batch, hp.tau, softness, hp.top_k)
+            return hp.alpha * self.task.criterion(logits, batch) + (1 - hp.alpha) * far
+
+        return loss
+
+    def answers(self, student: Tree, down: Tree, batch: Batch) -> Tensor:
+        """The student's logits."""
+        return self.task.logits(student["w"], batch.x)
+
+    def softness(self, hp: Any, down: Tree, batches: Iterable[Batch]) -> Tensor:
+        """tau_s of each student, 0-d for one alone. batches: all samples, where it is to be fitted."""
+        given = hp.tau if hp.student_tau == "teacher" else hp.student_tau
+        if given != "fit":
+            device = next(iter(down["w"].values())).device
+            return torch.full((hp.starts,) if hp.starts > 1 else (), given, device=device)
+
+        def answers(student: Tree) -> Tensor:
+            return torch.cat([self.answers(student, down, batch) for batch in seen])
+
+        seen = list(batches)
+        said = soft_labels(torch.cat([self.says(down, batch).logits for batch in seen]), hp.tau)
+        with torch.no_grad():
+            return self.each(lambda w: fitted_temperature(said, answers(w)), {key: down[key] for key in self.learns})

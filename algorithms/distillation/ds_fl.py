@@ -1,0 +1,107 @@
+"""DS-FL (Itahara, Nishio, Koda, Morikura, Yamamoto, "Distillation-Based Semi-Supervised Federated Learning for
+Communication-Efficient Collaborative Training with Non-IID Private Data", 2021, Algorithm 2).
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from hedgerow.algorithms.core.client_data import Batch, Batches, ClientData
+from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
+from hedgerow.algorithms.core.pytree import Tree
+from hedgerow.algorithms.core.task import Params
+from hedgerow.algorithms.heterogeneous.model_families import Prototyped, Prototypes
+from hedgerow.algorithms.objectives.distillation_loss import Distiller, distil, divergence, sharpened, soft_labels
+from hedgerow.algorithms.optim.local_sgd import minimise
+
+
+class OpenSet(Distiller):
+    """How everybody learns from the round's public samples."""
+
+    batches: int = Field(10, ge=1, description="mini-batches of public samples that are labelled in a round")
+    epochs: int = Field(1, ge=1, description="passes over them")
+
+
+class DSFL(Prototypes):
+    """Clients, who keep their models, say what they think of public samples; all learn from the sharpened mean.
+
+    Nothing but soft labels is transmitted. The model that is scored is the server's, which has learnt from them alone.
+    The passes over the round's public samples have them in one order.
+    """
+
+    class Hyper(Prototyped):
+        name: Literal["ds_fl"] = "ds_fl"
+        sharpen: float = Field(
+            0.1, gt=0, description="temperature of the softmax that sharpens the mean of the clients' probabilities"
+        )
+        open_set: OpenSet = OpenSet()
+
+    @property
+    def needs_public(self) -> int:
+        # So that all mini-batches are full, and soft labels of one shape.
+        return int(self.hyper.open_set.batches * self.hyper.open_set.batch_size)
+
+    def init_client(self) -> Tree:
+        return {"w": self.task.init()}
+
+    def round(self, server: Tree, cohort: Cohort) -> Exchanges:
+        groups, open_set = self.groups(cohort), self.hyper.open_set
+        public = {"public": Batches(size=open_set.batch_size, steps=open_set.batches, share="public")}
+        known = [{"channels": group.channels} for group in groups]
+        results = yield [
+            Exchange(self.label, {}, group.clients, known=own, batches={**self.hyper.batches, **public}, reduce="sum")
+            for group, own in zip(groups, known, strict=True)
+        ]
+        voices = sum(int(result.kept.sum()) for result in results)
+        mean = torch.stack([result.up["labels"] for result in results if result.kept.any()]).sum(0) / voices
+        down = {"labels": sharpened(mean, self.hyper.sharpen)}
+        *_, learnt = yield [
+            *(
+                Exchange(self.learn, down, group.clients, known=own, batches=public)
+                for group, own in zip(groups, known, strict=True)
+            ),
+            Exchange(self.follow, {**down, "w": server["w"]}, np.zeros(1, int), batches=public, on="pool"),
+        ]
+        return learnt.up if learnt.kept.all() else server
+
+    def label(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        """Update, then predict: soft labels (mini-batches, samples, classes)."""
+        w, loss = minimise(self.task.loss, self.layout.part(state["w"], down["channels"]), data, hp)
+        labels = [soft_labels(self.task.logits(w, batch.x)) for batch in data.batches("public")]
+        return {"labels": torch.stack(labels)}, self.kept(w, down), {"loss": loss}
+
+    def learn(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        """Distil, at a client."""
+        w, loss = self.distilled(hp, self.layout.part(state["w"], down["channels"]), down["labels"], data)
+        return {}, self.kept(w, down), {"distillation_loss": loss}
+
+    def follow(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        """Distil, at the server."""
+        w, loss = self.distilled(hp, down["w"], down["labels"], data)
+        return {"w": w}, state, {"server_distillation_loss": loss}
+
+    def distilled(self, hp: Any, w: Params, labels: Tensor, data: ClientData) -> tuple[Params, Tensor]:
+        def labelled() -> Iterator[Batch]:
+            for _ in range(hp.open_set.epochs):
+                # A step that is only measured has fewer mini-batches than labels.
+                for batch, target in zip(data.batches("public"), labels.unbind(0), strict=False):
+                    yield replace(batch, y=target)
+
+        students, loss = distil(
+            self.task,
+            {"w": w},
+            data,
+            hp.open_set,
+            labelled(),
+            lambda logits, batch: divergence(batch.y, logits, batch),
+        )
+        return students["w"], loss
+
+    def kept(self, w: Params, down: Tree) -> Tree:
+        """A client's state: its model in its place within one of full size, since all states have one shape."""
+        return {"w": self.layout.whole(w, down["channels"])}

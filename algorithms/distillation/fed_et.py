@@ -1,0 +1,101 @@
+"""Fed-ET (Cho, Manoel, Joshi, Sim, Dimitriadis, "Heterogeneous Ensemble Knowledge Transfer for Training Large Models in
+Federated Learning", 2022, Algorithm 1).
+"""
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from hedgerow.algorithms.aggregators.masked_mean import over_holders
+from hedgerow.algorithms.core.client_data import Batch, ClientData
+from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
+from hedgerow.algorithms.core.pytree import Tree, add, scale, tree_map, zeros_like
+from hedgerow.algorithms.core.task import Params
+from hedgerow.algorithms.heterogeneous.model_families import Prototypes, Received, Weighted
+from hedgerow.algorithms.nn.submodel import OUTPUTS
+from hedgerow.algorithms.objectives.distillation_loss import (
+    Distillation,
+    consensus,
+    dissent,
+    distil,
+    divergence,
+    ensemble,
+    taught,
+)
+
+
+class FedET(Prototypes):
+    """Small models of clients teach a large one of the server's, whose representation goes back to them.
+
+    A teacher weighs as much as it is sure of a sample (the variance of its logits). What the ensemble agrees on is the
+    sample's label; those who disagree are heard too, as a regulariser, which is left out where all agree.
+
+    The paper's models have one representation layer of the same size in common. Here small models are nested in the
+    large one, and all layers but the last are their representation: the server takes the means of what it received,
+    parameter by parameter over those who have it, distils, and hands back each prototype its part.
+    """
+
+    class Hyper(Weighted):
+        name: Literal["fed_et"] = "fed_et"
+        diversity: float = Field(0.05, ge=0, description="lambda, weight of those who disagree")
+        distillation: Distillation = Distillation()
+
+    @property
+    def needs_public(self) -> int:
+        return min(1, self.hyper.distillation.steps)
+
+    def init_server(self) -> Tree:
+        w = self.task.init()
+        return {"w": w, **self.prototypes(w)}
+
+    def round(self, server: Tree, cohort: Cohort) -> Exchanges:
+        received = yield from self.gather(server, cohort)
+        w = self.represented(server["w"], received)
+        if self.hyper.distillation.steps:
+            teachers = {self.name(one.group.capacity): one.models for one in received}
+            learnt = yield Exchange(
+                self.transfer,
+                {"w": w, "teachers": teachers},
+                np.zeros(1, int),
+                batches=self.hyper.distillation.batches,
+                on="pool",
+            )
+            w = learnt.up["w"]
+        before = {**server, **{self.name(one.group.capacity): one.mean for one in received}}
+        small = {name: self.headed(part, before[name]) for name, part in self.prototypes(w).items()}
+        return {"w": w, **small}
+
+    def represented(self, w: Params, received: list[Received]) -> Params:
+        """The server's model, whose representation is the mean of what it received, where anybody has it."""
+        total, holders = zeros_like(w), zeros_like(w)
+        for one in received:
+            channels = one.group.channels
+            everywhere = tree_map(torch.ones_like, self.layout.part(w, channels))
+            total = add(total, self.layout.whole(one.total, channels))
+            holders = add(holders, scale(self.layout.whole(everywhere, channels), one.weights.sum()))
+        return self.headed(over_holders(w, total, holders), w)
+
+    def headed(self, w: Params, other: Params) -> Params:
+        """The representation of one model under the last layer of another."""
+        return {name: other[name] if self.layout.axes[name][:1] == (OUTPUTS,) else p for name, p in w.items()}
+
+    def transfer(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        """The server's own step."""
+
+        def loss(logits: Tensor, batch: Batch) -> Tensor:
+            agreed, dissenting = batch.y.unbind(0)
+            return divergence(agreed, logits, batch) + hp.diversity * divergence(dissenting, logits, batch)
+
+        batches = taught(data.batches("public"), lambda x: targets(ensemble(self.task, down["teachers"], x)))
+        students, value = distil(self.task, {"w": down["w"]}, data, hp.distillation, batches, loss)
+        return students, state, {"distillation_loss": value}
+
+
+def targets(logits: Tensor) -> Tensor:
+    """(2, samples, classes), from those of the teachers: what they agree on, as one class, and what others say."""
+    labels = consensus(logits).argmax(-1)
+    return torch.stack([F.one_hot(labels, logits.shape[-1]).to(logits.dtype), dissent(logits, labels)])

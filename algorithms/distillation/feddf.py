@@ -1,0 +1,81 @@
+"""FedDF (Lin, Kong, Stich, Jaggi, "Ensemble Distillation for Robust Model Fusion in Federated Learning", 2020,
+Algorithms 1 and 3).
+"""
+
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from hedgerow.algorithms.core.client_data import ClientData
+from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
+from hedgerow.algorithms.core.pytree import Tree
+from hedgerow.algorithms.heterogeneous.model_families import Prototypes, Weighted
+from hedgerow.algorithms.objectives.distillation_loss import (
+    Distillation,
+    distil,
+    divergence,
+    ensemble,
+    soft_labels,
+    taught,
+)
+
+
+class FedDF(Prototypes):
+    """The server averages the models of each shape, and distils the mean logits of all models into each average.
+
+    The steps are a fixed number at a constant rate; the paper takes up to 10^4, at a rate that falls like a cosine,
+    until the accuracy on labelled samples of the server's stands still: these it does not have here. Nor are the worst
+    models of a round left out. The model that is scored is the largest.
+    """
+
+    class Hyper(Weighted):
+        name: Literal["feddf"] = "feddf"
+        temperature: float = Field(1.0, gt=0, description="of the teachers' and the students' probabilities")
+        distillation: Distillation = Distillation()
+
+    @property
+    def needs_public(self) -> int:
+        return min(1, self.hyper.distillation.steps)
+
+    def objection(self) -> str | None:
+        if max(self.hyper.capacities) < 1:
+            return "algorithm.capacities: without 1 nobody trains the model that is scored; add 1"
+        return super().objection()
+
+    def name(self, capacity: float) -> str:
+        return "w" if capacity == 1 else super().name(capacity)
+
+    def init_server(self) -> Tree:
+        return self.prototypes(self.task.init())
+
+    def round(self, server: Tree, cohort: Cohort) -> Exchanges:
+        received = yield from self.gather(server, cohort)
+        students = {**server, **{self.name(one.group.capacity): one.mean for one in received}}
+        if not self.hyper.distillation.steps:
+            return students
+        teachers = {self.name(one.group.capacity): one.models for one in received}
+        fused = yield Exchange(
+            self.fuse,
+            {"students": students, "teachers": teachers},
+            np.zeros(1, int),
+            batches=self.hyper.distillation.batches,
+            on="pool",
+        )
+        return fused.up
+
+    def fuse(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        """The server's own step."""
+        batches = taught(
+            data.batches("public"),
+            lambda x: soft_labels(ensemble(self.task, down["teachers"], x).mean(0), hp.temperature),
+        )
+        students, loss = distil(
+            self.task,
+            down["students"],
+            data,
+            hp.distillation,
+            batches,
+            lambda logits, batch: divergence(batch.y, logits, batch, hp.temperature),
+        )
+        return students, state, {"distillation_loss": loss}

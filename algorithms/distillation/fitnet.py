@@ -1,0 +1,63 @@
+"""FitNet (Romero et al., "FitNets: Hints for Thin Deep Nets", 2015), with the weights of SimKD's reference code."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from hedgerow.algorithms.core.client_data import Batch
+from hedgerow.algorithms.core.pytree import Tree
+from hedgerow.algorithms.core.static_batch_norm import StaticBatchNorm2d
+from hedgerow.algorithms.core.task import mean_over
+from hedgerow.algorithms.distillation.feature_matching import Matching
+from hedgerow.algorithms.distillation.student import Lesson
+from hedgerow.algorithms.nn.feature_maps import is_rectified
+from hedgerow.algorithms.nn.features import inside, shapes
+
+
+class FitNet(Matching):
+    """L_CE + L_KL + beta ||r(f_s) - f_t||^2 of one stage's maps; r is a convolution."""
+
+    class Hyper(Matching.Hyper):
+        name: Literal["fitnet"] = "fitnet"  # type: ignore[assignment]
+        hint: int = Field(1, ge=1, description="the stage whose maps are matched, of student and teacher")
+        hint_weight: float = Field(100.0, ge=0, description="beta")
+
+    def objection(self) -> str | None:
+        if found := super().objection():
+            return found
+        stages = min(len(shapes(self.task).maps), len(shapes(self.master).maps))
+        if self.hyper.hint > stages:
+            return f"algorithm.hint: student and teacher have {stages} stages in common; lower it"
+        return None
+
+    def bridge_between(self, student: list[Tensor], teacher: list[Tensor]) -> nn.Module:
+        stage = self.hyper.hint - 1
+        return regressor(student[stage], teacher[stage], is_rectified(self.master))
+
+    def lesson(self, hp: Any, down: Tree, batch: Batch) -> Lesson:
+        teacher, stage = self.says(down, batch), hp.hint - 1
+
+        def loss(student: Tree, aids: Tree) -> Tensor:
+            seen = inside(self.task, student["w"], batch.x)
+            regressed = functional_call(self.bridge, student["bridge"], (seen.maps[stage],))
+            far = mean_over((regressed - teacher.maps[stage]).square().flatten(1).mean(1), batch)
+            return self.outputs(hp, seen, teacher, batch) + hp.hint_weight * far
+
+        return loss
+
+
+def regressor(student: Tensor, teacher: Tensor, rectified: bool = True) -> nn.Module:
+    """From a map of the student's shape to one of the teacher's. rectified: no entry of which is negative."""
+    inputs, outputs, size, wanted = student.shape[1], teacher.shape[1], student.shape[-1], teacher.shape[-1]
+    conv: nn.Module
+    if size == 2 * wanted:
+        conv = nn.Conv2d(inputs, outputs, 3, stride=2, padding=1)
+    elif 2 * size == wanted:
+        conv = nn.ConvTranspose2d(inputs, outputs, 4, stride=2, padding=1)
+    elif size >= wanted:
+        conv = nn.Conv2d(inputs, outputs, 1 + size - wanted)
+    else:
+        conv = nn.Sequential(nn.Upsample(size=wanted), nn.Conv2d(inputs, outputs, 1))
+    return nn.Sequential(conv, StaticBatchNorm2d(outputs), *([nn.ReLU()] if rectified else []))

@@ -1,0 +1,30 @@
+"""Knowledge distillation (Hinton, Vinyals, Dean, 2015; thesis, Eq. 6.1)."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from hedgerow.algorithms.core.client_data import Batch
+from hedgerow.algorithms.core.pytree import Tree
+from hedgerow.algorithms.distillation.student import Lesson, Student
+from hedgerow.algorithms.objectives.distillation_loss import divergence, soft_labels
+
+
+class KD(Student):
+    """alpha L_CE + (1 - alpha) tau^2 KL(teacher || student), both softened by tau."""
+
+    class Hyper(Student.Hyper):
+        name: Literal["kd"] = "kd"  # type: ignore[assignment]
+        alpha: float = Field(0.1, ge=0, le=1, description="weight of the labels; the rest is the teacher's")
+        tau: float = Field(4.0, gt=0, description="temperature, which softens what both say")
+
+    def lesson(self, hp: Any, down: Tree, batch: Batch) -> Lesson:
+        target = soft_labels(self.says(down, batch).logits, hp.tau)
+
+        def loss(student: Tree, aids: Tree) -> Tensor:
+            logits = self.task.logits(student["w"], batch.x)
+            taught = divergence(target, logits, batch, hp.tau)
+            return hp.alpha * self.task.criterion(logits, batch) + (1 - hp.alpha) * taught
+
+        return loss

@@ -1,0 +1,84 @@
+"""SemCKD (Chen et al., "Cross-Layer Distillation with Semantic Calibration", 2021)."""
+
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F  # noqa: N812
+
+from hedgerow.algorithms.core.client_data import Batch
+from hedgerow.algorithms.core.pytree import Tree
+from hedgerow.algorithms.core.task import mean_over
+from hedgerow.algorithms.distillation.feature_matching import Matching
+from hedgerow.algorithms.distillation.student import Lesson
+from hedgerow.algorithms.nn.feature_maps import convolution, smaller
+from hedgerow.algorithms.nn.features import inside
+
+
+class SemCKD(Matching):
+    """L_CE + L_KL + beta sum_ij a_ij ||p_ij(f_s,i) - f_t,j||^2: every stage of the student matches all of the
+    teacher's, with weights that say for each sample how alike the stages see the mini-batch.
+    """
+
+    class Hyper(Matching.Hyper):
+        name: Literal["semckd"] = "semckd"  # type: ignore[assignment]
+        match_weight: float = Field(400.0, ge=0, description="beta")
+        batch_size: int = Field(50, ge=4, description="samples per step, which the attention is made for")  # type: ignore[assignment]
+
+    def bridge_between(self, student: list[Tensor], teacher: list[Tensor]) -> nn.Module:
+        return Calibration([f.shape[1] for f in student], [f.shape[1] for f in teacher], self.hyper.batch_size)
+
+    def lesson(self, hp: Any, down: Tree, batch: Batch) -> Lesson:
+        teacher = self.says(down, batch)
+
+        def loss(student: Tree, aids: Tree) -> Tensor:
+            seen = inside(self.task, student["w"], batch.x)
+            far = functional_call(self.bridge, student["bridge"], (seen.maps, teacher.maps))
+            return self.outputs(hp, seen, teacher, batch) + hp.match_weight * mean_over(far, batch)
+
+        return loss
+
+
+class Calibration(nn.Module):
+    """Attention and projections between the stages of a student and a teacher, whose channels are given."""
+
+    def __init__(self, student: list[int], teacher: list[int], batch_size: int):
+        super().__init__()
+        self.batch_size = batch_size
+        self.queries = nn.ModuleList(_embedding(batch_size) for _ in student)
+        self.keys = nn.ModuleList(_embedding(batch_size) for _ in teacher)
+        self.projections = nn.ModuleList(
+            nn.ModuleList(
+                nn.Sequential(
+                    *convolution(inputs, 2 * outputs),
+                    *convolution(2 * outputs, 2 * outputs, 3, padding=1),
+                    nn.Conv2d(2 * outputs, outputs, 1),
+                )
+                for outputs in teacher
+            )
+            for inputs in student
+        )
+
+    def forward(self, student: list[Tensor], teacher: list[Tensor]) -> Tensor:
+        """The weighted squared distance of each sample, the mean over the student's stages: (samples,)."""
+        keys = torch.stack([self._look(k, f) for k, f in zip(self.keys, teacher, strict=True)], 1)
+        total = torch.zeros(len(teacher[0]), device=teacher[0].device)
+        for query, projections, f in zip(self.queries, self.projections, student, strict=True):
+            weights = (self._look(query, f)[:, None] * keys).sum(-1).softmax(-1)
+            for j, (project, g) in enumerate(zip(projections, teacher, strict=True)):  # type: ignore[call-overload]
+                mine, wanted = smaller(f, g)
+                total = total + weights[:, j] * (project(mine) - wanted).square().flatten(1).mean(1)
+        return total / len(student)
+
+    def _look(self, embedding: nn.Module, f: Tensor) -> Tensor:
+        """Each sample by how alike it is to the others of the mini-batch; a shorter batch is filled up with zeros."""
+        flat = f.flatten(1)
+        alike = F.pad(flat @ flat.T, (0, self.batch_size - len(flat)))
+        return F.normalize(embedding(F.normalize(alike, dim=1)), dim=1)
+
+
+def _embedding(batch_size: int) -> nn.Module:
+    width = max(1, batch_size // 4)
+    return nn.Sequential(nn.Linear(batch_size, width), nn.ReLU(), nn.Linear(width, width))

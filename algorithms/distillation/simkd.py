@@ -1,0 +1,69 @@
+"""SimKD (Chen et al., "Knowledge Distillation with the Reused Teacher Classifier", 2022)."""
+
+from dataclasses import replace
+from typing import Any, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from hedgerow.algorithms.core.client_data import Batch
+from hedgerow.algorithms.core.messages import Cohort
+from hedgerow.algorithms.core.pytree import Tree
+from hedgerow.algorithms.core.task import Params, Task, mean_over, with_frozen
+from hedgerow.algorithms.distillation.student import Lesson, Student
+from hedgerow.algorithms.nn.feature_maps import STUDENT, Reusing, apart, last_layer, no_maps, own
+from hedgerow.algorithms.nn.features import Inside, inside
+
+
+class SimKD(Student):
+    """The student learns the teacher's last map alone, and is scored through its projector and the teacher's last
+    layer; these layers stay, so it is larger than the others.
+    """
+
+    class Hyper(Student.Hyper):
+        name: Literal["simkd"] = "simkd"  # type: ignore[assignment]
+        warm_start: Literal[0] = Field(0, description="it has no last layer to begin with")  # type: ignore[assignment]
+        starts: Literal[1] = Field(1, description="one student")  # type: ignore[assignment]
+
+    def __init__(self, hyper: Any, task: Task):
+        super().__init__(hyper, task)
+        if self.objection() is None:
+            # What is not the student's comes with the parameters.
+            self.task = replace(task, module=Reusing(task, self.master), build=None)
+
+    def objection(self) -> str | None:
+        if found := super().objection():
+            return found
+        return no_maps(self.hyper.name, self.task, self.master) if not isinstance(self.task.module, Reusing) else None
+
+    def init_server(self) -> Tree:
+        return {"w": {name: p for name, p in self.task.init().items() if name.startswith(STUDENT)}}
+
+    def started(self, server: Tree, cohort: Cohort) -> Tree:
+        if cohort.round > 1:
+            return server
+        drawn = self.drawn(self.task.module.projector, cohort, "projector")  # type: ignore[arg-type]
+        return {**server, "w": server["w"] | {f"projector.{name}": p for name, p in drawn.items()}}
+
+    def lesson(self, hp: Any, down: Tree, batch: Batch) -> Lesson:
+        """L_ft = ||Psi(f_s) - f_t||^2 of the last maps."""
+        teacher = self.says(down, batch)
+        return lambda student, aids: mean_over(self.far(student, down, batch, teacher), batch)
+
+    def far(self, student: Tree, down: Tree, batch: Batch, teacher: Inside) -> Tensor:
+        """The mean squared distance of each sample's maps, (samples,)."""
+        return apart(self.shown(student, down, batch), teacher)
+
+    def shown(self, student: Tree, down: Tree, batch: Batch) -> Inside:
+        """What the student makes of a mini-batch, under the teacher's last layer."""
+        return inside(self.task, {**student["w"], **self._head(down)}, batch.x)
+
+    def scored(self, server: Tree) -> Tree:
+        return {"w": {**server["w"], **self._head(server)}}
+
+    def evaluate_params(self, server: Tree) -> Tree:
+        """The student's own: its projector and the teacher's layer are not of the task's model."""
+        return own(server["w"])
+
+    def _head(self, tree: Tree) -> Params:
+        return last_layer(self.master.module, with_frozen(self.master.module, tree["teacher"]))

@@ -1,0 +1,1 @@
+"""Federated optimisation of one model."""

@@ -1,0 +1,123 @@
+"""The centralised reference: SGD on all clients' training samples in one place (thesis, appendix A.1.1)."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from hedgerow.algorithms.core.client_data import Batch, Batches, ClientData
+from hedgerow.algorithms.core.messages import POOL, Cohort, Exchange, Exchanges, Result
+from hedgerow.algorithms.core.pytree import Tree, stack, tree_map, zeros_like
+from hedgerow.algorithms.objectives.side import Sided, WithSide
+from hedgerow.algorithms.optim.local_sgd import LocalOptimizer, minimise
+
+
+class Central(Sided):
+    """A round is `epochs` passes over the pooled data. Nothing is transmitted, and nobody is sampled. Momentum lasts
+    from round to round, as in one run of SGD.
+
+    Several models may start side by side: they see the same mini-batches and are one program, in which no model moves
+    another, since the slope of the sum of their losses by one of them is its own. Scores are means over them.
+    """
+
+    in_one_place = True
+
+    moved: ClassVar[tuple[str, ...]] = ("w",)
+    """The branches of the server's state that learn, each with its momentum."""
+
+    class Hyper(WithSide, LocalOptimizer):
+        name: Literal["central"] = "central"
+        momentum: float = Field(0.0, ge=0, lt=1, description="heavy-ball momentum, which lasts from round to round")
+        starts: int = Field(
+            1, ge=1, description="models that learn side by side, each from initial parameters of its own"
+        )
+
+    def objection(self) -> str | None:
+        if self.hyper.starts > 1 and self.hyper.clip_norm is not None:
+            return "algorithm.clip_norm: models that start side by side would be clipped together; set it to null"
+        if self.hyper.side and self.hyper.side.limit is not None:
+            return "algorithm.side.limit: central has no clients with multipliers; give `alpha`"
+        if self.hyper.side and (self.hyper.side.guided or self.hyper.side.reuses):
+            return f"algorithm.side: in one place {self.hyper.side.kind} is an algorithm; choose it by `algorithm.name`"
+        if self.hyper.side and self.hyper.side.kind == "synthetic" and self.hyper.starts > 1:
+            return "algorithm.starts: synthetic samples are made for one model; set it to 1"
+        return super().objection()
+
+    def init_server(self) -> Tree:
+        return {"w": self._side_by_side([self.task.init()] * self.hyper.starts)}
+
+    def remembering(self, server: Tree) -> Tree:
+        """The server's state with a momentum, which begins at 0, of all that learns."""
+        if not self.hyper.momentum or "momentum" in server:
+            return server
+        return {**server, "momentum": {name: zeros_like(server[name]) for name in self.moved if name in server}}
+
+    def round(self, server: Tree, cohort: Cohort) -> Exchanges:
+        server = self.remembering(self.started(server, cohort))
+        learnt = yield Exchange(self.train, server, POOL, batches=self.batches(cohort), on="pool")
+        return {**server, **learnt.up}
+
+    def batches(self, cohort: Cohort) -> dict[str, Batches]:
+        return self.hyper.batches
+
+    def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        memory = dict(down["momentum"]["w"]) if "momentum" in down else None
+        lasting = {} if memory is None else {"momentum": {"w": memory}}
+        if hp.starts == 1:
+            w, value, *_ = self.learn(hp, down["w"], state, data, memory=memory)
+            return {"w": w, **lasting}, state, {"loss": value}
+        loss = self.objective(hp)
+
+        def total(w: Tree, batch: Batch) -> Tensor:
+            return self.each(lambda w: loss(w, batch), w).sum()
+
+        w, value = minimise(total, down["w"], data, hp, memory=memory)
+        return {"w": w, **lasting}, state, {"loss": value / hp.starts}
+
+    # ---- models side by side ----------------------------------------------------------------------------------------
+
+    def started(self, server: Tree, cohort: Cohort) -> Tree:
+        """In the first round, models that start side by side get initial parameters of their own."""
+        if cohort.round > 1 or self.hyper.starts == 1:
+            return server
+        seeds = [cohort.draw(f"start {number}") for number in range(self.hyper.starts)]
+        return {**server, "w": self._side_by_side([self.task.init(seed) for seed in seeds])}
+
+    def each(self, function: Callable[..., Any], *trees: Tree) -> Any:
+        """What a function says of each model, with a leading dimension of models; of a single one, without it."""
+        return function(*trees) if self.hyper.starts == 1 else torch.func.vmap(function)(*trees)
+
+    def _side_by_side(self, trees: list[Tree]) -> Tree:
+        return trees[0] if self.hyper.starts == 1 else stack(*trees)
+
+    def evaluate_params(self, server: Tree) -> Tree:
+        """The model; of several the first."""
+        return server["w"] if self.hyper.starts == 1 else tree_map(lambda p: p[0], server["w"])
+
+    def scored(self, server: Tree) -> Tree:
+        return {"w": server["w"]}
+
+    def look_at(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        found = [
+            self.each(lambda w, batch=batch: self.task.statistics(w, batch), down["w"])
+            for batch in data.batches("statistics")
+        ]
+        return tree_map(lambda *parts: torch.stack(parts).mean(0), *found), state, {}
+
+    def score(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        totals = torch.zeros(3, device=data.x.device)
+        for batch in data.batches("test"):
+            totals = totals + self.each(lambda w, batch=batch: self.task.score(w, batch), down["w"])
+        loss, correct, samples = totals.unbind(-1)
+        metrics = {"loss": loss.mean(), "correct": correct.mean(), "samples": samples.mean()}
+        return {"correct": correct, "samples": samples}, state, metrics
+
+    def found(self, server: Tree, test: Result) -> dict[str, float]:
+        """Of models side by side: how many have ended in which minimum, where the model knows its minima by name."""
+        minima = getattr(self.task.module, "minima", None)
+        if minima is None or self.hyper.starts == 1:
+            return {}
+        members = minima(server["w"], test.up["correct"] / test.up["samples"])
+        return {f"minimum_{name}": float(which.sum()) for name, which in members.items()}

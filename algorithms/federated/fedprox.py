@@ -1,0 +1,23 @@
+"""FedProx (Li et al., "Federated Optimization in Heterogeneous Networks", 2020)."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from hedgerow.algorithms.core.client_data import ClientData
+from hedgerow.algorithms.core.messages import MODEL
+from hedgerow.algorithms.core.pytree import Tree
+from hedgerow.algorithms.federated.fedavg import FedAvg
+from hedgerow.algorithms.optim.local_sgd import Proximal
+
+
+class FedProx(FedAvg):
+    """FedAvg with the local objective L_k(w) + mu/2 ||w - w_server||^2 (thesis, chapter 2)."""
+
+    class Hyper(FedAvg.Hyper):
+        name: Literal["fedprox"] = "fedprox"  # type: ignore[assignment]
+        mu: float = Field(1e-4, ge=0, description="weight of the proximal term; 0 is FedAvg")
+
+    def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        w, loss, side, told = self.learn(hp, down["w"], state, data, proximal=Proximal(hp.mu, down["w"]))
+        return {"w": w}, {**state, **side}, {"loss": loss, MODEL: w, **told}

@@ -1,0 +1,71 @@
+"""STEM (Khanduri et al., "STEM: A Stochastic Two-Sided Momentum Algorithm for Federated Learning", 2021)."""
+
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+
+from hedgerow.algorithms.core.algorithm import Algorithm
+from hedgerow.algorithms.core.client_data import Batch, Batches, ClientData
+from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
+from hedgerow.algorithms.core.pytree import Tree, add, zeros_like
+from hedgerow.algorithms.optim.gradient import gradient_and_value
+from hedgerow.algorithms.optim.storm_momentum import Storm, alpha, corrected
+
+
+class Stem(Algorithm):
+    """Local steps with STORM's momentum; every I steps, models and momenta are averaged.
+
+    The momenta are estimated at the averaged model: two exchanges per round. Clients remember where they stood.
+    """
+
+    needs_everybody = True
+
+    class Hyper(Storm):
+        name: Literal["stem"] = "stem"
+        lr: float = Field(0.1, gt=0, description="learning rate, times alpha_t")
+        batch_size: int | None = Field(50, ge=1, description="samples of each mini-batch; null: the whole local data")
+        weight_decay: float = Field(0.0, ge=0, description="L2 penalty of the loss")
+
+    def init_client(self) -> Tree:
+        w = self.task.init()
+        return {"w": w, "momentum": zeros_like(w)}
+
+    def round(self, server: Tree, cohort: Cohort) -> Exchanges:
+        hyper, first = self.hyper, cohort.round == 1
+        step, size = (self.begin, hyper.first_batch_size) if first else (self.estimate, hyper.batch_size)
+        one, more = {"train": Batches(size, steps=1)}, {"train": Batches(hyper.batch_size, steps=hyper.steps - 1)}
+        estimated = yield Exchange(step, server, cohort.clients, batches=one)
+        momentum = {} if first and not hyper.sync_init else estimated.up
+        moved = yield Exchange(self.move, momentum, cohort.clients[estimated.kept], batches=more)
+        return moved.up
+
+    def begin(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        """The first momentum."""
+        momentum, loss = self._slope(hp, down["w"], next(data.batches()))
+        return {"momentum": momentum}, {"w": down["w"], "momentum": momentum}, {"loss": loss}
+
+    def estimate(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        """The momentum at the averaged model."""
+        momentum, loss = self._momentum(hp, 0, next(data.batches()), down["w"], state["w"], state["momentum"])
+        return {"momentum": momentum}, {"w": down["w"], "momentum": momentum}, {"loss": loss}
+
+    def move(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        """I steps, and between them new momenta. down: the averaged momentum; empty: each client's own."""
+        w, momentum, losses = state["w"], {**state, **down}["momentum"], []
+        for t, batch in enumerate(data.batches(), start=1):
+            new = add(w, momentum, -hp.lr * alpha(hp, t))
+            momentum, loss = self._momentum(hp, t, batch, new, w, momentum)
+            w = new
+            losses.append(loss)
+        last = add(w, momentum, -hp.lr * alpha(hp, hp.steps))
+        return {"w": last}, {"w": w, "momentum": momentum}, {"loss": torch.stack(losses).mean()} if losses else {}
+
+    def _momentum(self, hp: Any, t: int, batch: Batch, new: Tree, old: Tree, momentum: Tree) -> Any:
+        there, loss = self._slope(hp, new, batch)
+        before, _ = self._slope(hp, old, batch)
+        return corrected(hp, t, {"x": momentum}, {"x": there}, {"x": before})["x"], loss
+
+    def _slope(self, hp: Any, w: Tree, batch: Batch) -> Any:
+        slope, loss = gradient_and_value(self.task.loss)(w, batch)
+        return add(slope, w, hp.weight_decay), loss

@@ -1,0 +1,1 @@
+"""Clients with models of different sizes."""

@@ -1,0 +1,76 @@
+"""Which channels of a model a client of a capacity keeps: FedSep's mask problem and the derivative of its solution
+(Li, Huang, 2023, Eq. 7 and 8).
+
+a: space -> how far each channel is on, (channels,), between 0 and 1.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hedgerow.algorithms.core.client_data import Batch
+from hedgerow.algorithms.core.pytree import Tree, add, dot, sub, tree_map
+from hedgerow.algorithms.core.task import Params, Task
+from hedgerow.algorithms.heterogeneous.capacities import masked_loss
+from hedgerow.algorithms.nn.submodel import Layout
+from hedgerow.algorithms.optim.gradient import gradient_and_value
+from hedgerow.algorithms.optim.hypergradient import conjugate_gradient, cross_product, hessian_product
+from hedgerow.algorithms.optim.local_sgd import Adam
+
+Shares = dict[str, Tensor]
+
+
+def excess(macs: Tensor, budget: Any) -> Tensor:
+    """R(T, c) = log(max(T, c) / c): how far the multiply-adds T exceed a budget c. Its slope is grad T / T, or 0."""
+    return (macs / budget).clamp(min=1.0).log()
+
+
+def masked(layout: Layout, w: Params, a: Shares) -> Params:
+    """a (.) w: every channel's parameters multiplied with how far it is on."""
+    return tree_map(torch.mul, w, layout.mask(a, inputs=False))
+
+
+class MaskProblem:
+    """G(w, a) = L(a (.) w) + weight R(T(a), capacity T_total), on a mini-batch.
+
+    here: which classes the client has, or None: L is then masked as what it learns.
+    """
+
+    def __init__(self, task: Task, layout: Layout, capacity: Any, weight: Any, here: Tensor | None = None):
+        self.task, self.layout, self.weight, self.here = task, layout, weight, here
+        self.budget = capacity * layout.macs({})
+
+    def __call__(self, w: Params, a: Shares, batch: Batch) -> Tensor:
+        macs = self.layout.macs({space: on.sum() for space, on in a.items()})
+        loss = masked_loss(self.task, masked(self.layout, w, a), batch, self.here)
+        return loss + self.weight * excess(macs, self.budget)
+
+
+def descend(loss: Any, phi: Params, batches: Iterable[Batch], lr: Any, decay: float = 0.01) -> Params:
+    """Steps of AdamW (Loshchilov, Hutter, 2019) on loss(phi, batch), one per batch that is not padding."""
+    gradient, adam = gradient_and_value(loss), Adam()
+    for batch in batches:
+        direction = dict(zip(phi, adam(gradient(phi, batch)[0].values()), strict=True))
+        step = lr * batch.active
+        phi = tree_map(lambda p, d, step=step: p - step * (d + decay * p), phi, direction)
+    return phi
+
+
+def most(a: Mapping[str, Tensor], first: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The channels that are on most, of equals the first; as many of each space as `first` has entries, ascending."""
+    return {space: a[space].argsort(descending=True, stable=True)[kept].sort().values for space, kept in first.items()}
+
+
+def encode(g: Any, layout: Layout, w: Params, a: Shares, moved: Params, steps: int, damping: Any) -> Tree:
+    """Enc{v} = -a (.) v - grad_w a (w (.) v) with grad_w a = -grad_wa G (grad_aa G + damping)^-1 (Eq. 8), for an a that
+    minimises G in the inside of [0, 1]. g: (w, a) -> G. steps: of conjugate gradients.
+    """
+    per_channel = gradient_and_value(lambda a: dot(masked(layout, w, a), moved))(a)[0]
+
+    def curvature(u: Tree) -> Tree:
+        return add(hessian_product(g, w, a, u), u, damping)
+
+    solved = conjugate_gradient(curvature, per_channel, steps)
+    return sub(cross_product(g, w, a, solved), masked(layout, moved, a))

@@ -1,0 +1,19 @@
+"""Decouple (thesis, chapter 4): two architectures in two separate trainings, for comparison."""
+
+from typing import Literal
+
+from hedgerow.algorithms.core.messages import Result
+from hedgerow.algorithms.core.pytree import Tree
+from hedgerow.algorithms.heterogeneous.early_exits import TwoArchitectures, TwoExits, learnt, mean
+
+
+class Decouple(TwoExits):
+    """FedAvg of the simple clients beside FedAvg of the complex ones: nothing is shared."""
+
+    shares = False
+
+    class Hyper(TwoArchitectures):
+        name: Literal["decouple"] = "decouple"
+
+    def aggregate(self, server: Tree, few: Result, many: Result) -> Tree:
+        return {"w": mean(server["w"], learnt(many)), "simple": mean(server["simple"], learnt(few))}

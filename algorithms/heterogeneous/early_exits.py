@@ -1,0 +1,161 @@
+"""Clients with a simple and clients with a complex architecture, one being a part of the other (thesis, chapter 4)."""
+
+from collections.abc import Collection
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.func import functional_call
+
+from hedgerow.algorithms.aggregators.masked_mean import over_holders
+from hedgerow.algorithms.core.algorithm import Algorithm
+from hedgerow.algorithms.core.client_data import Batch, ClientData
+from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges, Result
+from hedgerow.algorithms.core.pytree import Tree, add, count, sub, tree_map, zeros_like
+from hedgerow.algorithms.core.task import Params
+from hedgerow.algorithms.nn.submodel import named
+from hedgerow.algorithms.optim.local_sgd import LocalSGD, minimise
+
+
+class TwoArchitectures(LocalSGD):
+    """Hyperparameters of all who train two architectures."""
+
+    simple: float = Field(0.5, ge=0, le=1, description="share of the clients, the first ones, with the simple network")
+    latest: bool = Field(
+        False, description="score the averages of all clients' latest models, simple and complex, not the server's"
+    )
+
+
+class TwoExits(Algorithm):
+    """The model is a complex network w with an exit of its own for a simple one: [w]_M, its parameters `early`. Those
+    of them that the complex network does without, the exit, are `early_alone`.
+
+    Who shares [w]_M keeps one w; else the server has a simple model beside it.
+    """
+
+    shares: ClassVar[bool] = True
+
+    def objection(self) -> str | None:
+        if hasattr(self.task.module, "early"):
+            return None
+        return f"task.model: {self.hyper.name} needs a network with an early exit; choose resnet_exit"
+
+    def early(self, w: Params) -> Params:
+        """[w]_M"""
+        return named(w, self.task.module.early)  # type: ignore[arg-type]
+
+    @property
+    def exit(self) -> Collection[str]:
+        """Parameters of M that the complex network's own loss does not depend on."""
+        return getattr(self.task.module, "early_alone", ())
+
+    def init_server(self) -> Tree:
+        w = self.task.init()
+        server: Tree = {"w": w} if self.shares else {"w": w, "simple": self.early(w)}
+        return {**server, "latest": {"simple": self.early(w), "complex": w}} if self.hyper.latest else server
+
+    def init_client(self) -> Tree:
+        """Its latest model, where it is asked for; of a simple one the other parameters lie idle."""
+        return {"latest": self.task.init()} if self.hyper.latest else {}
+
+    # ---- the server's half ------------------------------------------------------------------------------------------
+
+    def round(self, server: Tree, cohort: Cohort) -> Exchanges:
+        border = round(self.hyper.simple * cohort.population)
+        simple = cohort.clients < border
+        few, many = yield [
+            self.ask(self.train_simple, self.simple(server), cohort.clients[simple]),
+            self.ask(self.train_complex, server["w"], cohort.clients[~simple]),
+        ]
+        after = self.aggregate(server, few, many)
+        if self.hyper.latest:
+            latest = {"simple": _moved(server["latest"]["simple"], few, border)}
+            latest["complex"] = _moved(server["latest"]["complex"], many, cohort.population - border)
+            after["latest"] = latest
+        return after
+
+    def ask(self, step: Any, w: Params, clients: np.ndarray) -> Exchange:
+        # How far it is from its latest model is for the averages alone.
+        spared = np.full(len(clients), count(w)) if self.hyper.latest else None
+        return Exchange(step, {"w": w}, clients, batches=self.hyper.batches, reduce="sum", padding_up=spared)
+
+    def simple(self, server: Tree) -> Params:
+        """The simple model."""
+        return self.early(server["w"]) if self.shares else server["simple"]
+
+    def aggregate(self, server: Tree, few: Result, many: Result) -> Tree:
+        """The server's models after the round: the mean of all clients' shared parameters, of complex ones' others.
+
+        few, many: the sums of what simple and complex clients learnt.
+        """
+        return {"w": mean(server["w"], learnt(few), learnt(many))}
+
+    # ---- the client's half ------------------------------------------------------------------------------------------
+
+    def train_simple(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        """ClientTraining of a simple model."""
+        return self.learn(lambda w, batch: self.loss(w, batch, "early"), hp, down, state, data)
+
+    def train_complex(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        """ClientTraining of a complex model."""
+        return self.learn(lambda w, batch: self.loss(w, batch, "late"), hp, down, state, data, side=0.0)
+
+    def learn(
+        self, loss: Any, hp: Any, down: Tree, state: Tree, data: ClientData, side: Any = 1.0
+    ) -> tuple[Tree, Tree, dict[str, Any]]:
+        """Minimise a loss in which the simple network's has the weight `side`: at 0 its exit stays as it was received,
+        and weight decay does not shrink it."""
+        w, value = minimise(loss, down["w"], data, hp)
+        exits = named(down["w"], self.exit)
+        w = w | {name: torch.where(old.new_zeros(()) + side > 0, w[name], old) for name, old in exits.items()}
+        if not hp.latest:
+            return {"w": w}, state, {"loss": value}
+        before = {name: state["latest"][name] for name in w}
+        return {"w": w, "change": sub(w, before)}, {"latest": {**state["latest"], **w}}, {"loss": value}
+
+    def logits(self, w: Params, x: Tensor, exits: str) -> Any:
+        """Of the "early" or the "late" exit, or of "both", a pair."""
+        return functional_call(self.task.module, w, (x,), {"exits": exits})
+
+    def loss(self, w: Params, batch: Batch, exits: str) -> Tensor:
+        return self.task.criterion(self.logits(w, batch.x, exits), batch)
+
+    # ---- evaluation -------------------------------------------------------------------------------------------------
+
+    def evaluate_params(self, server: Tree) -> Tree:
+        return server["latest"]["complex"] if self.hyper.latest else server["w"]
+
+    def scored(self, server: Tree) -> Tree:
+        simple = server["latest"]["simple"] if self.hyper.latest else self.simple(server)
+        return {"w": self.evaluate_params(server), "simple": simple}
+
+    def score(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        """Of both models."""
+        total = torch.zeros(3, device=data.x.device)
+        for batch in data.batches("test"):
+            total = total + self.task.rate(self.logits(down["simple"], batch.x, "early"), batch)
+        up, state, metrics = super().score(hp, down, state, data)
+        return up, state, {**metrics, "simple_loss": total[0], "simple_correct": total[1]}
+
+
+def _moved(average: Params, result: Result, clients: int) -> Params:
+    """The average of all clients' latest models, after those of the round have moved."""
+    return add(average, result.up["change"], 1 / clients) if result.kept.any() else average
+
+
+def mean(w: Params, *answers: tuple[Params, int]) -> Params:
+    """Parameter by parameter the mean over the clients that have it; where nobody has it, w. answers: sums of what so
+    many clients learnt."""
+    totals = zeros_like(w)
+    holders = tree_map(lambda p: p.new_zeros(()), w)
+    for sums, number in answers:
+        for name, total in sums.items():
+            totals[name], holders[name] = totals[name] + total, holders[name] + number
+    return over_holders(w, totals, holders)
+
+
+def learnt(result: Result) -> tuple[Params, int]:
+    """The sum of what clients learnt, and how many they are."""
+    return (result.up["w"], int(result.kept.sum())) if result.kept.any() else ({}, 0)

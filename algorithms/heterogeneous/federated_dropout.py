@@ -1,0 +1,28 @@
+"""Federated Dropout (Caldas et al., "Expanding the Reach of Federated Learning by Reducing Client Resource
+Requirements", 2018).
+"""
+
+from typing import Literal
+
+import numpy as np
+import torch
+
+from hedgerow.algorithms.core.messages import Cohort
+from hedgerow.algorithms.heterogeneous.partial_training import Partial, PartialTraining
+from hedgerow.algorithms.nn.submodel import Channels
+
+
+class FederatedDropout(PartialTraining):
+    """A client of capacity r trains r of each layer's channels, drawn at random for every client and round."""
+
+    alike = False
+
+    class Hyper(Partial):
+        name: Literal["federated_dropout"] = "federated_dropout"
+
+    def channels(self, capacity: float, cohort: Cohort, client: int) -> Channels:
+        rng, sizes = np.random.default_rng([cohort.draw("channels"), client]), self.layout.thinned
+        return {
+            space: torch.from_numpy(np.sort(rng.choice(sizes[space], number, replace=False)))
+            for space, number in self.layout.counts(capacity).items()
+        }

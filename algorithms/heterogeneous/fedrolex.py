@@ -1,0 +1,25 @@
+"""FedRolex (Alam et al., "FedRolex: Model-Heterogeneous Federated Learning with Rolling Sub-Model Extraction",
+2022, Algorithm 1).
+"""
+
+from typing import Literal
+
+import torch
+
+from hedgerow.algorithms.core.messages import Cohort
+from hedgerow.algorithms.heterogeneous.partial_training import Partial, PartialTraining
+from hedgerow.algorithms.nn.submodel import Channels
+
+
+class FedRolex(PartialTraining):
+    """A client of capacity r trains a window of r of each layer's channels, which moves by one from round to round."""
+
+    class Hyper(Partial):
+        name: Literal["fedrolex"] = "fedrolex"
+
+    def channels(self, capacity: float, cohort: Cohort, client: int) -> Channels:
+        sizes = self.layout.thinned
+        return {
+            space: ((cohort.round - 1 + torch.arange(number)) % sizes[space]).sort().values
+            for space, number in self.layout.counts(capacity).items()
+        }

@@ -1,0 +1,27 @@
+"""HeteroFL (Diao, Ding, Tarokh, "HeteroFL: Computation and Communication Efficient Federated Learning for Heterogeneous
+Clients", 2021, Algorithm 1).
+"""
+
+from typing import Literal
+
+from hedgerow.algorithms.core.messages import Cohort
+from hedgerow.algorithms.core.pytree import Tree
+from hedgerow.algorithms.heterogeneous.partial_training import Partial, PartialTraining
+from hedgerow.algorithms.nn.submodel import Channels
+
+
+class HeteroFL(PartialTraining):
+    """A client of capacity r trains the first r of each layer's channels, rounded up: small models lie in large ones.
+
+    The model that is scored is the largest that is trained. With a single capacity all train the same: the references
+    for the smallest and the largest model.
+    """
+
+    class Hyper(Partial):
+        name: Literal["heterofl"] = "heterofl"
+
+    def channels(self, capacity: float, cohort: Cohort, client: int) -> Channels:
+        return self.layout.nested(capacity)
+
+    def evaluate_params(self, server: Tree) -> Tree:
+        return self.layout.part(server["w"], self.layout.nested(max(self.hyper.capacities)))

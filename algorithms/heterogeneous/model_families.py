@@ -1,0 +1,110 @@
+"""Prototypes: clients of different capacities have models of different shapes, and nobody a part of another's."""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from hedgerow.algorithms.core.client_data import ClientData
+from hedgerow.algorithms.core.messages import Cohort, Exchange
+from hedgerow.algorithms.core.pytree import Tree, tree_map
+from hedgerow.algorithms.core.task import Params
+from hedgerow.algorithms.heterogeneous.capacities import CAPACITIES, ByLayers, Capacity, by_capacity
+from hedgerow.algorithms.heterogeneous.partial_training import Group
+from hedgerow.algorithms.nn.submodel import no_sub_models
+from hedgerow.algorithms.optim.local_sgd import LocalOptimizer, minimise
+
+
+class Prototyped(LocalOptimizer):
+    """Hyperparameters of all whose clients differ in shape."""
+
+    capacities: list[Capacity] = Field(
+        CAPACITIES,
+        min_length=1,
+        description="shares of each layer's channels that the clients' models have; a client has one of them for good, "
+        "drawn uniformly",
+    )
+
+
+class Weighted(Prototyped):
+    """The same where the server averages the models of one shape."""
+
+    weighting: Literal["samples", "uniform"] = Field(
+        "samples", description="weight of a client in its prototype's mean: its number of training samples, or equal"
+    )
+
+
+@dataclass(frozen=True)
+class Received:
+    """Models of one capacity, that came back. models: a stack; weights: one per model."""
+
+    group: Group
+    models: Params
+    weights: Tensor
+
+    @property
+    def total(self) -> Params:
+        """Their weighted sum."""
+        return tree_map(lambda leaf: torch.tensordot(self.weights, leaf, 1), self.models)
+
+    @property
+    def mean(self) -> Params:
+        return tree_map(lambda leaf: leaf / self.weights.sum(), self.total)
+
+
+class Prototypes(ByLayers):
+    """Clients train models of their capacity.
+
+    A model of capacity r has the first r of each layer's channels of the task's model, and so its initial parameters.
+    """
+
+    def objection(self) -> str | None:
+        return no_sub_models(self.task, self.hyper.name)
+
+    def groups(self, cohort: Cohort) -> list[Group]:
+        """The round's clients by capacity."""
+        dealt = by_capacity(cohort, self.hyper.capacities, redraw=False)
+        return [Group(capacity, clients, self.layout.nested(capacity)) for capacity, clients in dealt]
+
+    def name(self, capacity: float) -> str:
+        """Under which the server's state has the prototype of a capacity."""
+        return f"w_{capacity:g}"
+
+    def prototypes(self, w: Params) -> Tree:
+        """Of each capacity, cut out of a model."""
+        return {self.name(capacity): self.layout.part(w, self.layout.nested(capacity)) for capacity in self.capacities}
+
+    @property
+    def capacities(self) -> list[float]:
+        return list(dict.fromkeys(self.hyper.capacities))
+
+    def gather(self, server: Tree, cohort: Cohort) -> Generator[list[Exchange], Any, list[Received]]:
+        """Clients train the prototypes; what came back of each."""
+        groups = self.groups(cohort)
+        results = yield [
+            Exchange(
+                self.train,
+                {"w": server[self.name(group.capacity)]},
+                group.clients,
+                batches=self.hyper.batches,
+                reduce="stack",
+            )
+            for group in groups
+        ]
+        return [
+            Received(group, result.up["w"], self.weights(cohort, group.clients[result.kept]))
+            for group, result in zip(groups, results, strict=True)
+            if result.kept.any()
+        ]
+
+    def weights(self, cohort: Cohort, clients: np.ndarray) -> Tensor:
+        sizes = cohort.sizes[np.searchsorted(cohort.clients, clients)]
+        return torch.from_numpy(sizes if self.hyper.weighting == "samples" else np.ones(len(clients))).float()
+
+    def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        w, loss = minimise(self.task.loss, down["w"], data, hp)
+        return {"w": w}, state, {"loss": loss}

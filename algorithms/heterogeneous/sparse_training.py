@@ -1,0 +1,251 @@
+"""Sparse training: clients of different densities learn with some of the weights of each layer, wherever these stand.
+
+Sparse are the weights of convolutions and linear layers. Biases and norms are dense, and so is the output layer unless
+`dense_output` says otherwise: of these every client trains all.
+"""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil, prod
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from hedgerow.algorithms.core.client_data import Batch, ClientData
+from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges, Result
+from hedgerow.algorithms.core.pytree import Tree, add, count, sub, tree_map, zeros_like
+from hedgerow.algorithms.core.task import Params, Task
+from hedgerow.algorithms.heterogeneous.capacities import (
+    CAPACITIES,
+    ByLayers,
+    Capacity,
+    Heterogeneous,
+    averaged,
+    by_capacity,
+    classes_of,
+    masked_loss,
+)
+from hedgerow.algorithms.nn.submodel import OUTPUTS, NoSubModelsError
+from hedgerow.algorithms.optim.local_sgd import minimise
+
+Profile = Mapping[str, float]
+"""Sparse layer -> its density in proportion to the others'."""
+
+
+class Sparse(Heterogeneous):
+    """Hyperparameters of all who train sparsely."""
+
+    capacities: list[Capacity] = Field(
+        CAPACITIES,
+        min_length=1,
+        description="densities, shares of the sparse layers' weights; a client has one of them, drawn uniformly",
+    )
+    dense_output: bool = Field(True, description="the output layer is dense too, as biases and norms are")
+    weighting: Literal["uniform", "samples"] = Field(
+        "uniform", description="weight of a client in the means: equal, or its number of training samples"
+    )
+
+
+@dataclass(frozen=True)
+class Group:
+    """The clients of a round that have one density.
+
+    weights: of each in the means. ones: sparse layer -> how many of its weights they send. masks: sparse layer -> 1
+    for the weights that they train, else 0; layers that are not there they train whole.
+    """
+
+    density: float
+    clients: np.ndarray
+    weights: np.ndarray
+    ones: dict[str, int]
+    masks: Params
+
+
+class SparseTraining(ByLayers):
+    """A client trains under a mask and returns how it moved; the server averages, weight by weight.
+
+    Which mask that is, the methods differ in. Traffic is charged as a protocol would have it that sends the values of
+    a mask's ones, those of all that is dense, and, where anything is masked, the mask itself: one bit per weight of the
+    sparse layers, so 1/32 of a number. That trees hold zeros beside these is the simulation's affair (`padding`).
+    """
+
+    def __init__(self, hyper: Any, task: Task):
+        super().__init__(hyper, task)
+        with suppress(NoSubModelsError):
+            _ = self.sizes
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """Sparse layer -> its weights."""
+        layout, kept = self.layout, self.hyper.dense_output
+        return {
+            name: prod(layout.shapes[name]) for name in layout.work if not (kept and layout.axes[name][0] == OUTPUTS)
+        }
+
+    def objection(self) -> str | None:
+        try:
+            if self.sizes:
+                return None
+        except NoSubModelsError as error:
+            return f"task.model: {self.hyper.name} needs layers to thin, and this model is none that it knows: {error}"
+        return "algorithm.dense_output: this model has no layer but the output's; set it to false, or choose another"
+
+    def profile(self, server: Tree) -> Profile:
+        """By default all layers are of the same density."""
+        return dict.fromkeys(self.sizes, 1.0)
+
+    def masks(self, server: Tree, ones: dict[str, int]) -> Params:
+        """Those under which a client trains that has so many ones in each layer."""
+        raise NotImplementedError
+
+    # ---- the server's half ------------------------------------------------------------------------------------------
+
+    def round(self, server: Tree, cohort: Cohort) -> Exchanges:
+        groups = self.groups(server, cohort)
+        results = yield [self.exchange(server["w"], group) for group in groups]
+        return {**server, "w": self.average(server["w"], groups, results)}
+
+    def groups(self, server: Tree, cohort: Cohort) -> list[Group]:
+        """The round's clients by density."""
+        groups = []
+        for density, clients in by_capacity(cohort, self.hyper.capacities, self.hyper.redraw):
+            mine = np.isin(cohort.clients, clients)
+            weights = cohort.sizes[mine] if self.hyper.weighting == "samples" else np.ones(len(clients))
+            ones = spread(density, self.sizes, self.profile(server))
+            groups.append(Group(density, clients, weights, ones, self.masks(server, ones)))
+        return groups
+
+    def exchange(self, w: Params, group: Group, **known: Any) -> Exchange:
+        """Of a group. known: what else its clients know."""
+        counts = {name: torch.tensor(ones) for name, ones in group.ones.items()}
+        down = {"w": masked(w, group.masks), "masks": group.masks}
+        return Exchange(
+            self.train,
+            down,
+            group.clients,
+            batches=self.hyper.batches,
+            reduce="sum",
+            weights=group.weights,
+            known={"ones": counts, "macs": torch.tensor(self.macs(group.ones)), **known},
+            padding_down=np.full(len(group.clients), count(down) - self.sent_down(group)),
+            # The moves, and over whom they are averaged.
+            padding_up=np.full(len(group.clients), 2 * count(w) - self.sent_up(group)),
+        )
+
+    def values(self, group: Group) -> int:
+        """The numbers of a group's model: those under the mask, and what is dense."""
+        return sum(prod(shape) for shape in self.layout.shapes.values()) - sum(self.sizes.values()) + total(group.ones)
+
+    def bits(self, group: Group) -> int:
+        """What a mask costs, in numbers; where all is one there is none to be sent."""
+        weights = sum(self.sizes.values())
+        return ceil(weights / 32) if total(group.ones) < weights else 0
+
+    def sent_down(self, group: Group) -> int:
+        """The numbers that a client receives."""
+        return self.values(group) + self.bits(group)
+
+    def sent_up(self, group: Group) -> int:
+        """The numbers that a client sends: the server knows its mask, but not which classes it has."""
+        return self.values(group) + (self.layout.sizes[OUTPUTS] if self.hyper.masked_loss else 0)
+
+    def macs(self, ones: Mapping[str, int]) -> float:
+        """Multiply-adds of one sample with so many ones in each sparse layer."""
+        shapes = self.layout.shapes
+        return float(
+            sum(
+                work * ones.get(name, prod(shapes[name])) / prod(shapes[name][2:])
+                for name, work in self.layout.work.items()
+            )
+        )
+
+    def average(self, w: Params, groups: list[Group], results: list[Result]) -> Params:
+        """w, moved by what came back: weight by weight the mean over those who trained it, or over all."""
+        moves, holders, everybody = zeros_like(w), zeros_like(w), 0.0
+        for group, result in zip(groups, results, strict=True):
+            if result.kept.any():
+                moves, holders = add(moves, result.up["moved"]), add(holders, result.up["held"])
+                everybody += float(group.weights[result.kept].sum())
+        return averaged(self.hyper, w, moves, holders, everybody)
+
+    # ---- the client's half ------------------------------------------------------------------------------------------
+
+    def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        learnt, here, metrics = self.learn(hp, down, data)
+        held = self.held(learnt, down["masks"], here)
+        return {"moved": tree_map(torch.mul, sub(learnt, down["w"]), held), "held": held}, state, metrics
+
+    def learn(self, hp: Any, down: Tree, data: ClientData) -> tuple[Params, Tensor | None, dict[str, Any]]:
+        """(what it learns under its masks, which classes it has or None, metrics)."""
+        here = classes_of(data, self.layout.sizes[OUTPUTS]) if hp.masked_loss else None
+        learnt, loss = minimise(self.local_loss(hp, down, here), down["w"], data, hp)
+        samples = data.streams["train"][1].sum()
+        return learnt, here, {"loss": loss, "spent_gmacs": 3e-9 * down["macs"] * samples}
+
+    def local_loss(self, hp: Any, down: Tree, here: Tensor | None) -> Any:
+        """The loss on a batch under the client's masks. here: which classes it has, or None."""
+
+        def loss(w: Params, batch: Batch) -> Tensor:
+            return masked_loss(self.task, masked(w, down["masks"]), batch, here)
+
+        return loss
+
+    def held(self, w: Params, masks: Params, here: Tensor | None) -> Params:
+        """1 for what it trained, of w's shapes: under its masks, and of the output layer its classes."""
+        held = masked(tree_map(torch.ones_like, w), masks)
+        return held if here is None else tree_map(torch.mul, held, self.layout.mask({OUTPUTS: here}))
+
+
+def masked(w: Params, masks: Params) -> Params:
+    """w under masks, which some layers have."""
+    return {name: p * masks[name] if name in masks else p for name, p in w.items()}
+
+
+def total(ones: Mapping[str, int]) -> int:
+    return sum(ones.values())
+
+
+def spread(density: float, sizes: Mapping[str, int], profile: Profile) -> dict[str, int]:
+    """How many ones each layer has: densities in proportion to the profile, 1 at most, that make up `density` of all
+    weights. A layer has one at least. More density is more ones in every layer.
+    """
+    full: set[str] = set()
+    while len(full) < len(sizes):
+        left = density * total(sizes) - sum(sizes[name] for name in full)
+        factor = left / sum(size * profile[name] for name, size in sizes.items() if name not in full)
+        over = {name for name in sizes if name not in full and factor * profile[name] >= 1}
+        if not over:
+            break
+        full |= over
+    return {
+        name: size if name in full else max(1, round(factor * profile[name] * size)) for name, size in sizes.items()
+    }
+
+
+def erdos_renyi(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, float]:
+    """The profile ERK: small layers are denser (Evci et al., "Rigging the Lottery", 2020, section 3)."""
+    return {name: sum(shape) / prod(shape) for name, shape in shapes.items()}
+
+
+def largest(scores: Tensor, ones: Any) -> Tensor:
+    """The mask of the `ones` largest scores (..., n) along the last dimension; of equals the first.
+
+    ones: a number, or 0-d tensor. Scores are of weights that may be chosen 0 at least, of others negative.
+    """
+    order = scores.argsort(dim=-1, descending=True, stable=True)
+    first = (torch.arange(scores.shape[-1], device=scores.device) < ones).to(scores.dtype)
+    return torch.zeros_like(scores).scatter(-1, order, first.expand(scores.shape))
+
+
+def largest_of(w: Params, ones: Mapping[str, Any], among: Params | None = None) -> Params:
+    """Sparse layer -> the mask of its so many largest magnitudes. among: masks from whose ones they are taken."""
+    masks = {}
+    for name, number in ones.items():
+        scores = w[name].abs() if among is None else torch.where(among[name] > 0, w[name].abs(), -1.0)
+        masks[name] = largest(scores.flatten(), number).reshape(scores.shape)
+    return masks

@@ -1,0 +1,1 @@
+"""Views of networks that methods need: features, sub-models, hypernetworks."""

@@ -1,0 +1,138 @@
+"""Feature maps of two models: what brings them to one size, how far they are apart, a model that ends in another's
+last layer.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from hedgerow.algorithms.core.static_batch_norm import StaticBatchNorm2d, is_static
+from hedgerow.algorithms.core.task import Params, Task, drawn
+from hedgerow.algorithms.nn.features import Inside, shapes
+
+Norm = Callable[[int], nn.Module]
+
+
+def no_maps(name: str, student: Task, teacher: Task) -> str | None:
+    """The objection to models whose feature maps cannot be matched."""
+    if shapes(student).maps and shapes(teacher).maps:
+        return None
+    return (
+        f"task.model: {name} matches feature maps, which student or teacher does not show; choose resnet, "
+        "preact_resnet, shufflenet_v2 or mobilenet_v2 for both"
+    )
+
+
+def is_rectified(task: Task) -> bool:
+    """Whether no entry of a model's feature maps is negative, since each is a ReLU's, as its attribute `rectified`
+    says; without that, they may be anything.
+    """
+    return getattr(task.module, "rectified", False)
+
+
+def convolution(
+    inputs: int, outputs: int, kernel: int = 1, padding: int = 0, norm: Norm = StaticBatchNorm2d
+) -> list[nn.Module]:
+    """With norm and ReLU."""
+    return [nn.Conv2d(inputs, outputs, kernel, padding=padding, bias=False), norm(outputs), nn.ReLU()]
+
+
+def norm_of(module: nn.Module) -> Norm:
+    """How a model normalises: statically, or by groups, as many as it has where that divides the channels."""
+    if is_static(module):
+        return StaticBatchNorm2d
+    groups = next((layer.num_groups for layer in module.modules() if isinstance(layer, nn.GroupNorm)), 1)
+    return lambda channels: nn.GroupNorm(math.gcd(groups, channels), channels)
+
+
+def smaller(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
+    """Both maps, averaged down to the smaller size."""
+    size = min(student.shape[-1], teacher.shape[-1])
+    return tuple(F.adaptive_avg_pool2d(one, size) for one in (student, teacher))  # type: ignore[return-value]
+
+
+# ---- a student under its teacher's last layer ------------------------------------------------------------------------
+
+STUDENT, HEAD = "student.", "head."
+"""How the names of the student's parameters begin, and those of the last layer's."""
+
+
+class Fixed(nn.Module):
+    """A linear layer that learns nothing."""
+
+    def __init__(self, inputs: int, outputs: int):
+        super().__init__()
+        self.register_buffer("weight", torch.zeros(outputs, inputs))
+        self.register_buffer("bias", torch.zeros(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)  # type: ignore[arg-type]
+
+
+class Reusing(nn.Module):
+    """A student's last map, averaged down to the teacher's size, a projector, the mean over the image, the teacher's
+    last layer. (batch, C, H, W) -> (batch, classes).
+
+    The projector normalises as the student does, and ends in norm and ReLU; under a teacher whose maps are not
+    rectified in a convolution alone, which can say anything. It holds no numbers yet, and the last layer zeros.
+    """
+
+    shows_inside = True
+
+    def __init__(self, student: Task, teacher: Task):
+        super().__init__()
+        mine, theirs, norm = shapes(student).maps[-1], shapes(teacher), norm_of(student.module)
+        wanted = theirs.maps[-1]
+        inner, outputs = wanted.shape[1] // 2, wanted.shape[1]
+        self.student, self.size = student.module, min(mine.shape[-1], wanted.shape[-1])
+        self.no_vmap = getattr(student.module, "no_vmap", None)
+        # To draw them here would move torch's generator.
+        with torch.device("meta"):
+            layers = [
+                *convolution(mine.shape[1], inner, norm=norm),
+                *convolution(inner, inner, 3, padding=1, norm=norm),
+                *(convolution(inner, outputs, norm=norm) if is_rectified(teacher) else [nn.Conv2d(inner, outputs, 1)]),
+            ]
+            self.projector = nn.Sequential(*layers)
+        self.projector.to_empty(device="cpu")
+        self.head = Fixed(outputs, theirs.logits.shape[-1])
+
+    def forward(self, x: Tensor, inside: bool = False) -> Any:
+        last = self.student(x, inside=True)[0][-1]
+        projected = self.projector(F.adaptive_avg_pool2d(last, self.size))
+        features = projected.mean((2, 3))
+        logits = self.head(features)
+        return ([projected], features, logits) if inside else logits
+
+
+def under_its_teacher(task: Task) -> Task:
+    """A task whose model ends in the last layer of its teacher, which has learnt already; projectors begin alike."""
+    master = task.master
+    module = Reusing(task, master)
+    last = last_layer(master.module, dict(master.module.named_parameters()))
+    module.head.load_state_dict({name.removeprefix(HEAD): p for name, p in last.items()}, strict=False)
+    module.projector.load_state_dict(drawn(module.projector, torch.Generator().manual_seed(0)), strict=False)
+    return replace(task, module=module, build=None)
+
+
+def last_layer(module: nn.Module, w: Params) -> Params:
+    """The parameters of a model's last linear layer, as those of `Reusing`'s."""
+    name = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)][-1]
+    return {f"{HEAD}{part}": w[f"{name}.{part}"] for part in ("weight", "bias") if f"{name}.{part}" in w}
+
+
+def own(w: Params) -> Params:
+    """Of `Reusing`'s parameters those of the student, as it names them itself."""
+    return {name.removeprefix(STUDENT): p for name, p in w.items() if name.startswith(STUDENT)}
+
+
+def apart(mine: Inside, teacher: Inside) -> Tensor:
+    """The mean squared distance of each sample's last maps, (samples,): ||Psi(f_s) - f_t||^2 of SimKD."""
+    projected = mine.maps[-1]
+    wanted = F.adaptive_avg_pool2d(teacher.maps[-1], projected.shape[-1])
+    return (projected - wanted).square().flatten(1).mean(1)

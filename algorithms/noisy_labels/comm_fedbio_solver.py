@@ -1,0 +1,160 @@
+"""Comm-FedBiO's iterative estimator (Algorithm 2): what its compressors have in common."""
+
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from hedgerow.algorithms.bilevel.derivatives import Oracles
+from hedgerow.algorithms.core.client_data import ClientData
+from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
+from hedgerow.algorithms.core.pytree import Tree, flat, like
+from hedgerow.algorithms.noisy_labels.comm_fedbio import CommFedBiO, CommSGD
+from hedgerow.algorithms.transforms.sparse_vectors import dense
+
+GROWN = 3.0
+"""Of a convex quadratic no iterate is longer than the sum of the steps times |b|, nor than |b| / mu, for steps up to
+1 / L. One that is so many times longer has failed."""
+
+
+class SolverSGD(CommSGD):
+    """Hyperparameters where H v = b is solved step by step."""
+
+    u_lr: float | None = Field(
+        None,
+        gt=0,
+        description="step of the quadratic's solver, alpha; null: 1 over the largest curvature (.3 over it with count "
+        "sketches), which each client looks for by `power_steps` power iterations and sends, a single number",
+    )
+    power_steps: int = Field(5, ge=1, description="Hessian products by which a client looks for its largest curvature")
+    u_steps: int = Field(10, ge=1, description="I, steps of the quadratic's solver")
+    u_offset: float | None = Field(
+        None, gt=0, description="a of alpha_i = alpha a / (i + a), for decaying steps; null: constant ones"
+    )
+    average: bool = Field(
+        False, description="take the average of the iterates, weighted by (i + a)^2 (a = 1 for constant steps)"
+    )
+    variant: Literal["full", "literal"] = Field(
+        "full",
+        description="what is compressed: the quadratic's whole gradient (Eq. 12); or the Hessian product alone, as "
+        "Algorithm 2 is printed, which stalls",
+    )
+    error_feedback: bool = Field(True, description="add what compression left out to the next message")
+
+
+def exactly(number: float) -> Tensor:
+    """0-d: of double precision, which does not spread to what it is multiplied with."""
+    return torch.tensor(number, dtype=torch.float64)
+
+
+class Step(NamedTuple):
+    """A step of the solver, and what clients know of it. share: of the iterate before it, in their average."""
+
+    number: int
+    alpha: float
+    share: float
+
+    @property
+    def known(self) -> Tree:
+        return {"alpha": exactly(self.alpha), "share": exactly(self.share)}
+
+
+class Change(NamedTuple):
+    """A step of v, -change (d,), and how clients learn of it: by what is sent, and what they know.
+
+    cohort: who is still there. rest: what compression left out, where the server keeps it.
+    """
+
+    change: Tensor
+    down: Tree
+    known: Tree
+    cohort: Cohort
+    rest: Tensor | float = 0.0
+
+
+class Solver(CommFedBiO):
+    """v = H^-1 b by gradient descent on 1/2 v'Hv - b'v from v = 0, whose steps are compressed.
+
+    Clients follow v by the changes that the server sends. One that diverges is left out until the round ends.
+    """
+
+    caution: ClassVar[float] = 1.0
+    """The step, where it is looked for, times the largest curvature."""
+
+    def crosses(self, y: Tree, b: Tensor, cohort: Cohort) -> Exchanges:
+        began = yield self._beginning(y, b, cohort)
+        alpha = self.hyper.u_lr or self.caution / max(float(began.up["curvature"]), 1e-12)
+        # What clients cannot know by themselves is sent to them.
+        found = {} if self.hyper.u_lr else {"first_alpha": torch.tensor(alpha)}
+        v, walked, last = torch.zeros_like(b), 0.0, Change(b, found, {}, cohort.among(began.kept))
+        convexity = max(self.hyper.ridge + self.hyper.damping, 1e-12)
+        for step in self.schedule(alpha):
+            last = yield from self.step(step, last, b)
+            v, walked = self.moved(self.hyper, v, last.change, b, step.alpha), walked + step.alpha
+            if not v.norm() <= GROWN * min(walked, 1 / convexity) * b.norm():
+                return None
+            last = last._replace(known={**last.known, "alpha_before": exactly(step.alpha)})
+        crossed = yield self.crossing(last.down, last.known, last.cohort)
+        return crossed.up, last.cohort.among(crossed.kept)
+
+    def step(self, step: Step, last: Change, b: Tensor) -> Exchanges:
+        """Tell the clients of the last change, and return the next one."""
+        raise NotImplementedError
+
+    def schedule(self, alpha: float) -> list[Step]:
+        """The solver's steps. alpha: the first one's size."""
+        offset, numbers = self.hyper.u_offset, range(self.hyper.u_steps)
+        sizes = [alpha if offset is None else alpha * offset / (i + offset) for i in numbers]
+        shares = [(i + (offset or 1.0)) ** 2 for i in numbers]
+        return [Step(i, size, share / sum(shares)) for i, size, share in zip(numbers, sizes, shares, strict=True)]
+
+    @property
+    def sends_b(self) -> bool:
+        """Whether clients need to know b."""
+        return True
+
+    def _beginning(self, y: Tree, b: Tensor, cohort: Cohort) -> Exchange:
+        start = torch.randn(b.shape, generator=torch.Generator().manual_seed(cohort.draw("power"))).to(b)
+        down = {"y": y} | ({"b": b} if self.sends_b else {})
+        batches, known = self.products, {"start": start}
+        return Exchange(self.begin, down, cohort.clients, batches=batches, weights=cohort.sizes, known=known)
+
+    @staticmethod
+    def moved(hp: Any, v: Tensor, change: Tensor, b: Tensor | None, alpha: Any) -> Tensor:
+        """v after a step."""
+        return v - change if hp.variant == "full" else v - change + alpha * b
+
+    # ---- the clients ------------------------------------------------------------------------------------------------
+
+    def begin(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        """Remember y and b; and look for the largest curvature, where it decides the solver's step."""
+        oracles, zero = Oracles(self.task, hp), torch.zeros_like(down["start"])
+        state = {**state, "v": zero, "mean": zero, "residual": zero}
+        state |= {name: down[name] for name in ("y", "b") if name in down}
+        if hp.u_lr is not None:
+            return {}, state, {}
+        batch, u, size = next(data.batches("product")), down["start"], torch.ones(())
+        for _ in range(hp.power_steps):
+            u = flat(oracles.curvature(state, batch, like(u / u.norm().clamp(min=1e-30), state["y"])))
+            size = u.norm()
+        return {"curvature": size}, state, oracles.metrics([])
+
+    def follow(self, hp: Any, down: Tree, state: Tree) -> Tree:
+        """The client's state, with v as it is after the server's last change."""
+        v = state["v"]
+        if "change" in down:
+            change = dense({"indices": down.get("change_at"), **down["change"]}, len(v))
+            v = self.moved(hp, v, change, state.get("b"), down["alpha_before"])
+        return {**state, "v": v}
+
+    def advanced(self, oracles: Oracles, down: Tree, state: Tree, data: ClientData) -> tuple[Tensor, Tree]:
+        """alpha (H_m v - b), or without b where the product alone is compressed; and the state at v."""
+        hp = oracles.hp
+        state = self.follow(hp, down, state)
+        u = self.product(oracles, state, data, state["v"])
+        state = {**state, "mean": state["mean"] + down["share"] * state["v"]}
+        return down["alpha"] * (u - state["b"] if hp.variant == "full" and "b" in state else u), state
+
+    def solution(self, hp: Any, down: Tree, state: Tree) -> Tensor:
+        return state["mean"] if hp.average else self.follow(hp, down, state)["v"]

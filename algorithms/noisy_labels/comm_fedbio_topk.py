@@ -1,0 +1,59 @@
+"""Comm-FedBiO with local Top-k (Li, Pei, Huang, 2022, Algorithm 2; Iter-topK)."""
+
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from hedgerow.algorithms.bilevel.derivatives import Oracles
+from hedgerow.algorithms.core.client_data import ClientData
+from hedgerow.algorithms.core.messages import Exchange, Exchanges
+from hedgerow.algorithms.core.pytree import Tree
+from hedgerow.algorithms.noisy_labels.comm_fedbio import shares_of
+from hedgerow.algorithms.noisy_labels.comm_fedbio_solver import Change, Solver, SolverSGD, Step
+from hedgerow.algorithms.transforms.sparse_vectors import dense, some_k, top_k
+
+
+class CommFedBiOTopK(Solver):
+    """Clients send the k largest entries of their steps, and keep the rest for the next one.
+
+    k is the number of parameters over `compression`. With random_k and compression 1 everything is sent as it is.
+    """
+
+    class Hyper(SolverSGD):
+        name: Literal["comm_fedbio_topk"] = "comm_fedbio_topk"
+        compressor: Literal["top_k", "random_k"] = Field(
+            "top_k", description="which entries are sent: each client's largest; or random ones, the same for all"
+        )
+
+    def step(self, step: Step, last: Change, b: Tensor) -> Exchanges:
+        cohort, known = last.cohort, {**last.known, **step.known}
+        if self.hyper.compressor == "random_k":
+            known["at"] = some_k(len(b), self.entries(self.hyper, len(b)), cohort.draw(f"indices {step.number}"))
+        sent = yield Exchange(
+            self.sparsify, last.down, cohort.clients, batches=self.products, known=known, reduce="stack"
+        )
+        there = cohort.among(sent.kept)
+        values = shares_of(there)[:, None].to(b) * sent.up["values"]
+        if "at" in known:
+            total = {"values": values.sum(0), "indices": known["at"]}
+            return Change(
+                dense(total, len(b)), {"change": {"values": values.sum(0)}}, {"change_at": known["at"]}, there
+            )
+        change = dense({"values": values.flatten(), "indices": sent.up["indices"].flatten()}, len(b))
+        where = change.nonzero().flatten()
+        return Change(change, {"change": {"values": change[where], "indices": where.int()}}, {}, there)
+
+    def sparsify(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        oracles = Oracles(self.task, hp)
+        p, state = self.advanced(oracles, down, state, data)
+        p = p + state["residual"]
+        message = {"values": p.gather(0, down["at"])} if "at" in down else top_k(p, self.entries(hp, len(p)))
+        left = p - dense({"indices": down.get("at"), **message}, len(p))
+        return message, {**state, "residual": left if hp.error_feedback else torch.zeros_like(p)}, oracles.metrics([])
+
+    @staticmethod
+    def entries(hp: Any, d: int) -> int:
+        """k."""
+        return max(1, d // hp.compression)

@@ -1,0 +1,114 @@
+"""Data selection before training (Tuor et al., "Overcoming Noisy and Irrelevant Data in Federated Learning", 2021)."""
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from hedgerow.algorithms.core.client_data import Batch, Batches, ClientData
+from hedgerow.algorithms.core.messages import MODEL, Cohort, Exchange, Exchanges
+from hedgerow.algorithms.core.pytree import Tree
+from hedgerow.algorithms.core.task import cross_entropies
+from hedgerow.algorithms.federated.fedavg import FedAvg
+from hedgerow.algorithms.optim.local_sgd import LocalSGD, minimise
+from hedgerow.algorithms.problems.cleaning import NEEDED, Cleaning, found_of, only
+
+COUNTS = ("dropped_wrong", "dropped_samples", "wrong_samples")
+"""What is counted of the clients' samples: not transmitted, for the report alone."""
+
+EVERYTHING = {"all": Batches(200, shuffle=False)}
+
+
+class Preprocess(FedAvg):
+    """FedAvg on the samples that a benchmark model finds plausible: those whose loss under it is at most `threshold`.
+
+    The server trains the benchmark model on its samples for validation, the pool of all clients', and sends it to each
+    client once, when it first takes part.
+    """
+
+    needs_validation = True
+    takes_side = False
+
+    class Hyper(FedAvg.Hyper):
+        name: Literal["preprocess"] = "preprocess"  # type: ignore[assignment]
+        weighting: Literal["uniform", "samples"] = Field(
+            "samples", description="weight of a client in the mean: equal, or its number of samples that are kept"
+        )
+        threshold: float = Field(
+            1.5, ge=0, description="largest loss, under the benchmark model, of a sample that is kept"
+        )
+        benchmark_steps: int = Field(500, ge=1, description="steps in which the server trains the benchmark model")
+        benchmark_batch_size: int | None = Field(50, ge=1, description="samples of each of them; null: all")
+        benchmark_lr: float = Field(0.1, gt=0, description="their learning rate")
+
+    task: Cleaning
+
+    def objection(self) -> str | None:
+        return None if isinstance(self.task, Cleaning) else NEEDED.format("preprocess")
+
+    def init_server(self) -> Tree:
+        """`sizes`: how many samples each client keeps, -1 where that is not known yet; `counts`: see `COUNTS`."""
+        return super().init_server() | {"sizes": torch.full((len(self.task.blocks),), -1.0), "counts": torch.zeros(3)}
+
+    def init_client(self) -> Tree:
+        return {"kept": torch.ones(self.task.blocks.shape[1])}
+
+    def round(self, server: Tree, cohort: Cohort) -> Exchanges:
+        if "benchmark" not in server:
+            trained = yield Exchange(
+                self.benchmark, {"w": server["w"]}, np.zeros(1, int), batches=self._benchmark_batches, on="pool"
+            )
+            server = {**server, "benchmark": trained.up["w"]}
+        new = cohort.clients[(server["sizes"][cohort.clients] < 0).numpy()]
+        if len(new):
+            sifted = yield Exchange(self.sift, {"w": server["benchmark"]}, new, batches=EVERYTHING, reduce="stack")
+            counts = [float(sifted.metrics[name].sum()) for name in COUNTS]
+            sizes = server["sizes"].index_put((torch.from_numpy(new[sifted.kept]),), sifted.up["kept"])
+            server = {**server, "sizes": sizes, "counts": server["counts"] + torch.tensor(counts)}
+        sizes = server["sizes"][cohort.clients].clamp(min=0.0).numpy()
+        weights = sizes if self.hyper.weighting == "samples" and sizes.any() else None
+        result = yield Exchange(
+            self.train, {"w": server["w"]}, cohort.clients, batches=self.hyper.batches, weights=weights
+        )
+        w, optimizer = self.hyper.server.step(server["w"], result.up["w"], server["optimizer"])
+        return {**server, "w": w, "optimizer": optimizer}
+
+    @property
+    def _benchmark_batches(self) -> dict[str, Batches]:
+        hyper = self.hyper
+        return {"train": Batches(hyper.benchmark_batch_size, steps=hyper.benchmark_steps, share="validation")}
+
+    def benchmark(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        """On the server: a model of its own samples alone."""
+        sgd = LocalSGD(name="sgd").model_copy(update={"lr": hp.benchmark_lr})
+        w, loss = minimise(self.task.loss, down["w"], data, sgd)
+        return {"w": w}, state, {"loss": loss}
+
+    def sift(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        """Remember which samples are kept; their number is sent."""
+        # Padding falls into a place past the last.
+        most = len(state["kept"])
+        keep, counts = state["kept"].new_zeros(most + 1), torch.zeros(3, device=data.x.device)
+        for batch in data.batches("all"):
+            plausible = cross_entropies(self.task.logits(down["w"], batch.x), batch.y) <= hp.threshold
+            real = torch.ones_like(plausible) if batch.mask is None else batch.mask > 0
+            wrong = self.task.wrong[self.task.slots[batch.rows]] & real
+            dropped = ~plausible & real
+            keep = keep.scatter(0, torch.where(real, self.task.places[batch.rows], most), plausible.to(keep.dtype))
+            counts = counts + torch.stack([(dropped & wrong).sum(), dropped.sum(), wrong.sum()])
+        state = {**state, "kept": keep[:most]}
+        return {"kept": keep[:most].sum()}, state, dict(zip(COUNTS, counts.unbind(0), strict=True))
+
+    def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        def loss(w: Tree, batch: Batch) -> Tensor:
+            return self.task.loss(w, only(batch, state["kept"][self.task.places[batch.rows]]))
+
+        w, value = minimise(loss, down["w"], data, hp)
+        return {"w": w}, state, {"loss": value, MODEL: w}
+
+    def report(self, server: Tree) -> dict[str, float]:
+        """Precision, recall and F1 of taking dropped samples for wrong ones; nothing where all labels are right."""
+        hits, flagged, bad = (int(number) for number in server["counts"])
+        return found_of(hits, flagged, bad) if bad else {}

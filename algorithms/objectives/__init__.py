@@ -1,0 +1,1 @@
+"""Objectives: losses that are added to a client's loss."""

@@ -1,0 +1,114 @@
+"""DiSK's mathematics: a guide says of each sample how far the student is excused from it (thesis, chapter 6).
+
+g(x) = 1: the student need not learn what the teacher says of x; 0: it must. The guide is used in training alone.
+"""
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from hedgerow.algorithms.core.client_data import Batch
+from hedgerow.algorithms.core.hyperparameters import Settings
+from hedgerow.algorithms.core.static_batch_norm import StaticBatchNorm2d
+from hedgerow.algorithms.core.task import Params, cross_entropies, mean_over
+from hedgerow.algorithms.nn.features import Inside
+
+TINY = 1e-12
+"""Below which no logarithm is taken."""
+
+
+class Guidance(Settings):
+    """What is set of a guide, beside the weight of the labels and the teacher's temperature."""
+
+    student_tau: float | Literal["teacher", "fit"] = Field(
+        "teacher",
+        description="temperature, which softens the student; teacher: the teacher's; fit: what brings it nearest to "
+        "the teacher on the training samples, anew in every round",
+    )
+    top_k: int = Field(20, ge=1, description="the guide helps in so many of the teacher's first classes")
+    delta: float = Field(0.0, ge=0, description="budget: how much of its cross-entropy the student may be excused from")
+    lambda_min: float = Field(0.1, ge=0, description="weight of the budget in the first round")
+    lambda_max: float = Field(50.0, ge=0, description="what it comes to, along a cosine")
+    lambda_period: int = Field(50, ge=1, description="rounds after which it begins anew")
+    budget_over: Literal["wrong", "all"] = Field(
+        "wrong", description="n of the budget: the samples that the student gets wrong, or all"
+    )
+    budget_of: Literal["all", "wrong"] = Field("all", description="the samples that the budget sums over")
+    guide_hidden: list[Annotated[int, Field(ge=1)]] = Field([64, 128], description="units of the guide's hidden layers")
+    guide_lr: float | None = Field(
+        0.001,
+        gt=0,
+        description="the guide's learning rate in round 1; null: the student's, with which it is soon at 0 or 1 for "
+        "all samples, where it has no slope and stays",
+    )
+
+
+def guide_network(
+    inputs: int, hidden: list[int], norm: Callable[[int], nn.Module] = StaticBatchNorm2d
+) -> nn.Sequential:
+    """Linear layers with a norm, batch norm in the source, and ReLU between them; 64-128-1 there."""
+    layers: list[nn.Module] = []
+    for width, following in pairwise([inputs, *hidden, 1]):
+        layers += [nn.Linear(width, following), norm(following), nn.ReLU()]
+    return nn.Sequential(*layers[:-2])
+
+
+def excuses(guide: nn.Module, w: Params, teacher: Inside) -> Tensor:
+    """g (samples,), from what the teacher makes of the samples: its features and its logits."""
+    seen = torch.cat([teacher.features, teacher.logits], -1)
+    return functional_call(guide, w, (seen,))[:, 0].sigmoid()
+
+
+def distance(
+    logits: Tensor, target: Tensor, g: Tensor, batch: Batch, temperature: Any, student_tau: Any, top: int
+) -> Tensor:
+    """L_dist (Eq. 6.4): -tau tau_s sum_y t_y log(s_y + 1{y in Top_K(t)} g), the mean over the real samples.
+
+    target (samples, classes): the teacher's probabilities at tau. s + g may exceed 1, so this may be negative.
+    """
+    highest = target.topk(min(top, target.shape[-1]), -1).indices
+    helped = torch.zeros_like(target).scatter(-1, highest, 1.0)
+    said = (logits / student_tau).softmax(-1) + helped * g[:, None]
+    return -temperature * student_tau * mean_over((target * said.clamp(min=TINY).log()).sum(-1), batch)
+
+
+def overspent(logits: Tensor, g: Tensor, batch: Batch, budget: Any, over: str = "wrong", of: str = "all") -> Tensor:
+    """L_bud (Eq. 6.3): [sum g(x) (-log s_y(x)) / n - budget]_+.
+
+    over: what n counts, the samples that the student gets "wrong" (one at least), or "all". of: the samples that are
+    summed over.
+    """
+    real = torch.ones_like(g) if batch.mask is None else batch.mask
+    wrong = (logits.argmax(-1) != batch.y).to(g.dtype) * real
+    losses = g * cross_entropies(logits, batch.y)
+    number = (wrong if over == "wrong" else real).sum().clamp(min=1.0)
+    return ((losses * (wrong if of == "wrong" else real)).sum() / number - budget).relu()
+
+
+def multiplier(lesson: Any, lowest: Any, highest: Any, period: int) -> Any:
+    """lambda (Algorithm 7, line 4) in a round, counted from 1: it rises along a cosine, and begins anew. Of a 0-d
+    tensor another one.
+
+    The source prints r mod period, which would end the last period at the lowest; here the first round has the lowest.
+    """
+    phase = math.pi * ((lesson - 1) % period) / period
+    return lowest + (highest - lowest) * (1 - (phase.cos() if isinstance(phase, Tensor) else math.cos(phase))) / 2
+
+
+def fitted_temperature(target: Tensor, logits: Tensor) -> Tensor:
+    """tau_s: the temperature at which a student is nearest to its teacher, argmin KL(target || softmax(logits / tau)).
+
+    In 1/tau the divergence is convex: the zero of its slope, between temperatures of 1e-3 and 1e3, by bisection. 0-d.
+    """
+    low, high = (logits.new_tensor(math.log(end)) for end in (1e-3, 1e3))
+    for _ in range(60):
+        middle = (low + high) / 2
+        slope = (((middle.exp() * logits).softmax(-1) - target) * logits).sum()
+        low, high = torch.where(slope < 0, middle, low), torch.where(slope < 0, high, middle)
+    return (-(low + high) / 2).exp()

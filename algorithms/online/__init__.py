@@ -1,0 +1,1 @@
+"""Online meta-learning on a stream of tasks."""

@@ -1,0 +1,86 @@
+"""Learners of a stream: one task per round, scored before it is learnt, without a second pass (thesis, chapter 5)."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from hedgerow.algorithms.core.client_data import SCORED, Batches, ClientData
+from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
+from hedgerow.algorithms.core.pytree import Tree
+from hedgerow.algorithms.core.task import Params
+from hedgerow.algorithms.optim.gradient import gradient_and_value
+from hedgerow.algorithms.optim.local_sgd import LocalSolver, minimise
+from hedgerow.algorithms.personalized.adaptation import Adaptation, Adapting
+
+
+class OnlineSGD(LocalSolver, Adaptation):
+    """Hyperparameters of learners of a stream: K steps of SGD per round, and the adaptation."""
+
+    epochs: None = Field(None, description="not for streams: see `steps`")
+    steps: int = Field(10, ge=1, description="K, gradient steps per round")
+    batch_size: int | None = Field(
+        10, ge=1, description="samples per step, and as many to adapt on; null: all that there are"
+    )
+    weight_decay: float = Field(1e-3, ge=0, description="L2 penalty, added to the direction after clipping")
+
+
+class Online(Adapting):
+    """A learner of a stream. Tasks are numbered as they come; the one of a round is its cohort's only client.
+
+    Its round is `learn` on some tasks, and what follows from the answer. Samples of earlier tasks are looked at only
+    where `learn` names them: those it must keep.
+    """
+
+    Hyper: ClassVar[type[OnlineSGD]] = OnlineSGD
+
+    def learn(self, down: Tree, cohort: Cohort, tasks: Sequence[int] | None = None) -> Exchange:
+        """K steps on these tasks; None: the one of the round."""
+        batches = {"train": self.mini_batches(tasks or (int(cohort.clients[0]),))}
+        return Exchange(self.train, down, cohort.clients, batches=batches)
+
+    def mini_batches(self, tasks: Sequence[int]) -> Batches:
+        """K mini-batches, each of one of the tasks, with samples to adapt on and as many to learn from."""
+        hyper = self.hyper
+        if hyper.solver == "newton":
+            return Batches(shuffle=False, of=tasks, mixed=True)
+        both = 2 if hyper.learns_adapted else 1
+        return Batches(hyper.batch_size and both * hyper.batch_size, steps=hyper.steps, of=tasks)
+
+    def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        w, loss = minimise(self.objective(hp), down["w"], data, hp)
+        return {"w": w}, state, {"loss": loss}
+
+    def kept(self, server: Tree, cohort: Cohort) -> int:
+        """How many tasks' samples are kept after a round."""
+        return 0
+
+    def efficiency(self, server: Tree, cohort: Cohort, points: Sequence[int]) -> Exchanges:
+        """Score U(w) with the first so many of the task's training samples; returns one Result per number."""
+        down = {"w": self.evaluate_params(server)}
+        test = Batches(SCORED, shuffle=False, share="held_out")
+        return (
+            yield [
+                Exchange(
+                    self.score if number else self.untouched,
+                    down,
+                    cohort.clients,
+                    batches={"support": Batches(number or 1, steps=1, shuffle=False), "test": test},
+                )
+                for number in points
+            ]
+        )
+
+    def untouched(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        """The same of the meta-model itself."""
+        totals = self.tally(hp, down["w"], data, None)
+        return {}, state, {"loss": totals[0], "correct": totals[1], "samples": totals[2]}
+
+    def look(self, w: Params, cohort: Cohort) -> Exchange:
+        """The gradient of the task's F at w, from all of its training samples: up["gradient"]."""
+        return Exchange(self.gradient, {"w": w}, cohort.clients, batches={"train": Batches()})
+
+    def gradient(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        """Client step: one gradient, with half of the samples to adapt on."""
+        slope, _ = gradient_and_value(self.objective(hp))(down["w"], next(data.batches("train")))
+        return {"gradient": slope}, state, {}

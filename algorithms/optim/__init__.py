@@ -1,0 +1,1 @@
+"""Local and server optimisation, and derivatives."""

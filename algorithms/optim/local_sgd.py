@@ -1,0 +1,289 @@
+"""Local minimisation: what nearly every client step calls. SGD or Adam, both forms with the same numbers, or Newton."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from hedgerow.algorithms.core.client_data import Batch, Batches, ClientData, channels_last, is_narrow
+from hedgerow.algorithms.core.hyperparameters import HyperParameters, enabled
+from hedgerow.algorithms.core.pytree import add, sub, tree_map
+from hedgerow.algorithms.core.task import Params
+from hedgerow.algorithms.optim.gradient import gradient_and_value
+from hedgerow.algorithms.optim.newton import newton
+
+Loss = Callable[[Params, Batch], Tensor]
+
+
+class LearningRate(HyperParameters):
+    """A learning rate that falls from round to round."""
+
+    lr: float = Field(0.1, gt=0, description="learning rate in round 1")
+    lr_decay: float = Field(1.0, gt=0, le=1, description="factor on the learning rate from round to round")
+    lr_decay_every: int = Field(1, ge=1, description="rounds from one such decay to the next")
+    lr_decay_after: list[int] | None = Field(
+        None, description="the rounds after which the learning rate decays; null: every `lr_decay_every`"
+    )
+
+    lr_cosine: int | None = Field(
+        None,
+        ge=1,
+        description="it falls like a cosine, to nearly 0 in this round and those after it; null: it does not",
+    )
+
+    def at(self, round: int) -> Self:
+        decays = (round - 1) // self.lr_decay_every
+        if self.lr_decay_after is not None:
+            decays = sum(round > last for last in self.lr_decay_after)
+        lr = self.lr * self.lr_decay**decays
+        if self.lr_cosine is not None:
+            lr *= cosine(round, self.lr_cosine)
+        return self.model_copy(update={"lr": lr})
+
+
+def cosine(number: int, last: int) -> float:
+    """A factor that falls along half a cosine from 1 in round 1 to nearly 0 in the last one, and stays."""
+    return (1 + math.cos(math.pi * (min(number, last) - 1) / last)) / 2
+
+
+class LocalSGD(LearningRate):
+    """Hyperparameters of the local solver."""
+
+    alternatives = (("epochs", "steps"),)
+
+    epochs: int | None = Field(1, ge=1, description="passes over the local data; null where `steps` is given")
+    steps: int | None = Field(None, ge=1, description="local steps, in place of `epochs`")
+    batch_size: int | None = Field(50, ge=1, description="samples per step; null: the whole local data")
+    momentum: float = Field(0.0, ge=0, lt=1, description="heavy-ball momentum, reset at the start of a round")
+    weight_decay: float = Field(0.0, ge=0, description="L2 penalty, added to the direction after clipping")
+    clip_norm: float | None = Field(None, gt=0, description="largest norm of the direction; null: no clipping")
+
+    @property
+    def batches(self) -> dict[str, Batches]:
+        """The mini-batches of one round of local training."""
+        return {"train": Batches(size=self.batch_size, epochs=self.epochs or 1, steps=self.steps, views=1)}
+
+
+class LocalOptimizer(LocalSGD):
+    """The same where the steps may also be Adam's."""
+
+    optimizer: Literal["sgd", "adam"] = Field(
+        "sgd", description="adam: with beta_1 .9, beta_2 .999, its moments reset at the start of a round"
+    )
+
+    @model_validator(mode="after")
+    def _one_momentum(self) -> Self:
+        if self.optimizer == "adam" and self.momentum:
+            raise ValueError("`momentum` is for sgd, and adam has its own; set it to 0")
+        return self
+
+
+class LocalSolver(LocalSGD):
+    """The same where the local problem may also be solved exactly, as in the analyses."""
+
+    solver: Literal["sgd", "newton"] = Field(
+        "sgd",
+        description="newton: the exact minimiser, for convex problems of a few hundred parameters; what SGD alone "
+        "needs is then ignored",
+    )
+
+    @property
+    def batches(self) -> dict[str, Batches]:
+        return super().batches if self.solver == "sgd" else {"train": Batches(shuffle=False)}
+
+
+class Proximal(NamedTuple):
+    """weight/2 ||w - centre||^2"""
+
+    weight: Any
+    centre: Params
+
+
+def minimise(
+    loss: Loss,
+    start: Params,
+    data: ClientData,
+    hp: Any,
+    linear: Params | None = None,
+    proximal: Proximal | None = None,
+    batches: Iterable[Batch] | None = None,
+    memory: Params | None = None,
+) -> tuple[Params, Tensor]:
+    """Minimise `loss(w) + <linear, w> + proximal(w) + weight_decay/2 ||w||^2` from `start` over `batches`; None: over
+    those of the stream "train".
+
+    hp: LocalSGD, LocalOptimizer or LocalSolver. A direction is clip(grad loss + linear + weight (w - centre))
+    + weight_decay w, from which Adam, where it is wanted, makes another one.
+    memory: where momentum lasts, in a loop alone: that with which the first step goes on, in whose place is put that of
+    the last one.
+    Returns the final parameters and the mean loss over the steps (0-d).
+    """
+    linear, proximal = _one_of(linear, proximal)
+    if getattr(hp, "solver", "sgd") == "newton":
+        batch = next(data.batches("train"))
+        return newton(lambda w: loss(w, batch), start, linear, proximal, hp.weight_decay, data.batched)
+    batches = data.batches("train") if batches is None else batches
+    if data.batched:
+        return _batched(loss, start, batches, hp, linear, proximal)
+    return _in_place(loss, start, batches, hp, linear, proximal, memory)
+
+
+def _one_of(linear: Params | None, proximal: Proximal | None) -> tuple[Params | None, Proximal | None]:
+    """The same terms as one of the two, by completing the square: a pass over memory less in every step."""
+    if proximal is None or not enabled(proximal.weight):
+        return linear, None
+    if linear is None:
+        return None, proximal
+    if isinstance(proximal.weight, Tensor):
+        # Some experts of a pack may have weight 0.
+        return linear, proximal
+    return None, Proximal(proximal.weight, add(proximal.centre, linear, -1 / proximal.weight))
+
+
+def _fused(hp: Any) -> bool:
+    """Whether the proximal term may move the parameters by itself: where nothing is clipped or remembered."""
+    return hp.clip_norm is None and not enabled(hp.momentum) and _optimizer(hp) == "sgd"
+
+
+def _optimizer(hp: Any) -> str:
+    return getattr(hp, "optimizer", "sgd")
+
+
+class Adam:
+    """What makes a direction of a gradient (Kingma, Ba, "Adam", 2015, algorithm 1)."""
+
+    DECAY, SECOND_DECAY, TINY = 0.9, 0.999, 1e-8
+
+    def __init__(self) -> None:
+        self.moments: list[tuple[Tensor, Tensor]] = []
+        self.steps = 0
+
+    def __call__(self, gradient: Iterable[Tensor]) -> list[Tensor]:
+        gradient = list(gradient)
+        self.moments = self.moments or [(torch.zeros_like(g), torch.zeros_like(g)) for g in gradient]
+        self.steps += 1
+        self.moments = [
+            (m + (1 - self.DECAY) * (g - m), v + (1 - self.SECOND_DECAY) * (g * g - v))
+            for (m, v), g in zip(self.moments, gradient, strict=True)
+        ]
+        first, second = 1 - self.DECAY**self.steps, 1 - self.SECOND_DECAY**self.steps
+        return [m / first / ((v / second).sqrt() + self.TINY) for m, v in self.moments]
+
+
+def _in_place(
+    loss: Loss,
+    start: Params,
+    batches: Iterable[Batch],
+    hp: Any,
+    linear: Params | None,
+    proximal: Proximal | None,
+    memory: Params | None,
+) -> tuple[Params, Tensor]:
+    narrow = is_narrow(start.values())
+    layout = torch.Tensor.contiguous if narrow else channels_last
+    w = {name: layout(p.detach()).clone().requires_grad_() for name, p in start.items()}
+    params = list(w.values())
+    slope = None if linear is None else [layout(linear[name]) for name in w]
+    centre = None if proximal is None else [layout(proximal.centre[name]) for name in w]
+    weight = 0.0 if proximal is None else proximal.weight
+    momenta = None if memory is None else [layout(memory[name]).clone() for name in w]
+    adam = Adam() if _optimizer(hp) == "adam" else None
+    losses = []
+    for batch in batches:
+        # Of a sub-model: the whole model may not be narrow.
+        value = loss(w, replace(batch, x=batch.x.contiguous()) if narrow else batch)
+        # What the loss does not depend on stays where it is.
+        direction = list(torch.autograd.grad(value, params, materialize_grads=True))
+        losses.append(value.detach())
+        with torch.no_grad():
+            if slope is not None:
+                torch._foreach_add_(direction, slope)
+            if centre is not None and not _fused(hp):
+                # Not of their difference, which would be new memory in every step.
+                torch._foreach_add_(direction, params, alpha=weight)
+                torch._foreach_add_(direction, centre, alpha=-weight)
+            if hp.clip_norm is not None:
+                factor = clip_factor(torch._foreach_norm(direction), hp.clip_norm)
+                # To look at it is free on the CPU, and saves a pass over memory.
+                if factor.device.type != "cpu" or factor < 1:
+                    torch._foreach_mul_(direction, factor)
+            if enabled(hp.weight_decay):
+                torch._foreach_add_(direction, params, alpha=hp.weight_decay)
+            if enabled(hp.momentum):
+                if momenta is None:
+                    momenta = [d.clone() for d in direction]
+                else:
+                    torch._foreach_mul_(momenta, hp.momentum)
+                    torch._foreach_add_(momenta, direction)
+                direction = momenta
+            if adam is not None:
+                direction = adam(direction)
+            if centre is not None and _fused(hp):
+                torch._foreach_lerp_(params, centre, hp.lr * weight)
+            torch._foreach_add_(params, direction, alpha=-hp.lr)
+    if memory is not None and momenta is not None:
+        memory.update(zip(w, (m.contiguous() for m in momenta), strict=True))
+    mean_loss = torch.stack(losses).mean() if losses else torch.tensor(float("nan"))
+    return {name: p.detach().contiguous() for name, p in w.items()}, mean_loss
+
+
+def _batched(
+    loss: Loss, start: Params, batches: Iterable[Batch], hp: Any, linear: Params | None, proximal: Proximal | None
+) -> tuple[Params, Tensor]:
+    gradient = gradient_and_value(loss)
+    w = start
+    momenta: Params | None = None
+    adam = Adam() if _optimizer(hp) == "adam" else None
+    device = next(iter(start.values())).device
+    total, steps = torch.zeros((), device=device), torch.zeros((), device=device)
+    for batch in batches:
+        direction, value = gradient(w, batch)
+        if linear is not None:
+            direction = tree_map(torch.add, direction, linear)
+        if proximal is not None and not _fused(hp):
+            direction = add(direction, sub(w, proximal.centre), proximal.weight)
+        if hp.clip_norm is not None:
+            factor = clip_factor([d.norm() for d in direction.values()], hp.clip_norm)
+            direction = tree_map(lambda d, factor=factor: d * factor, direction)
+        if enabled(hp.weight_decay):
+            direction = add(direction, w, hp.weight_decay)
+        if enabled(hp.momentum):
+            momenta = direction if momenta is None else add(direction, momenta, hp.momentum)
+            direction = momenta
+        if adam is not None:
+            direction = dict(zip(direction, adam(direction.values()), strict=True))
+        # Padded steps come last and have active = 0: they leave the parameters as they are, bit for bit.
+        rate = hp.lr * batch.active
+        if proximal is not None and _fused(hp):
+            nearer = rate * proximal.weight
+            w = tree_map(lambda p, c, nearer=nearer: torch.lerp(p, c, nearer), w, proximal.centre)
+        w = tree_map(lambda p, d, step=-rate: torch.addcmul(p, d, step), w, direction)
+        total = total + value * batch.active
+        steps = steps + batch.active
+    return w, total / steps
+
+
+def plain_steps(hp: Any, steps: Tensor) -> Tensor:
+    """Number of steps without momentum that go as far as `steps` with it, along a constant direction; 0-d.
+
+    Step i of K moves the model by lr (1 - beta^i) / (1 - beta) times the direction, so that together they move it by
+    lr (K - beta (1 - beta^K) / (1 - beta)) / (1 - beta) times the direction. Where directions vary, the displacement
+    divided by lr and this number is their weighted mean: those of early steps weigh more.
+
+    hp: LocalSGD.
+    """
+    beta = hp.momentum
+    if not enabled(beta):
+        return steps
+    # In single precision much would cancel out: beta^K is near 1 where K is small.
+    exact = steps.double()
+    return ((exact - beta * (1 - beta**exact) / (1 - beta)) / (1 - beta)).float()
+
+
+def clip_factor(norms: Sequence[Tensor], clip_norm: Any) -> Tensor:
+    """What shortens a direction to `clip_norm`, 0-d and at most 1. norms: of its parts."""
+    return (clip_norm / (torch.stack(list(norms)).norm() + 1e-6)).clamp(max=1.0)

@@ -1,0 +1,77 @@
+"""Newton's method: the exact solution of a small local problem, which the analyses of the methods assume."""
+
+from collections.abc import Callable
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hedgerow.algorithms.core.task import Params
+from hedgerow.algorithms.optim.gradient import gradient_and_value
+
+STEPS = 12
+HALVINGS = 6
+
+
+def newton(
+    loss: Callable[[Params], Tensor],
+    start: Params,
+    linear: Params | None,
+    proximal: tuple[Any, Params] | None,
+    weight_decay: Any,
+    batched: bool,
+) -> tuple[Params, Tensor]:
+    """The stationary point of loss(w) + <linear, w> + weight/2 ||w - centre||^2 + weight_decay/2 ||w||^2 from `start`.
+
+    proximal: (weight, centre).
+
+    Each step is halved until the norm of the gradient falls, so that a convex problem is solved from anywhere. Alone it
+    ends at the precision of the numbers, or when no step helps; batched, where nothing may depend on values, it takes
+    all its steps. The Hessian is a dense matrix: for a few hundred parameters in all. Returns the point and the loss
+    there (0-d).
+    """
+    shapes = {name: p.shape for name, p in start.items()}
+    ends = list(accumulate(p.numel() for p in start.values()))
+
+    def tree(flat: Tensor) -> Params:
+        pieces = zip(shapes.items(), [0, *ends], ends, strict=False)
+        return {name: flat[begin:end].reshape(shape) for (name, shape), begin, end in pieces}
+
+    slope_of = gradient_and_value(lambda flat: loss(tree(flat)), differentiable=True)
+
+    def gradient(flat: Tensor) -> Tensor:
+        slope = slope_of(flat)[0] + weight_decay * flat
+        if linear is not None:
+            slope = slope + _flat(linear, shapes)
+        if proximal is not None:
+            slope = slope + proximal[0] * (flat - _flat(proximal[1], shapes))
+        return slope
+
+    def hessian(flat: Tensor) -> Tensor:
+        row = gradient_and_value(lambda flat, direction: gradient(flat) @ direction)
+        directions = torch.eye(len(flat), dtype=flat.dtype, device=flat.device)
+        return torch.func.vmap(lambda direction: row(flat, direction)[0])(directions)
+
+    w = _flat(start, shapes)
+    slope = gradient(w)
+    for _ in range(STEPS):
+        if not batched and slope.norm() <= 16 * torch.finfo(w.dtype).eps * (1 + w.norm()):
+            break
+        step = torch.linalg.solve_ex(hessian(w), slope).result
+        before = w
+        for halving in range(HALVINGS):
+            there = before - 0.5**halving * step
+            found = gradient(there)
+            # False where the Hessian was singular and nothing is finite.
+            better = found.norm() < slope.norm()
+            w, slope = torch.where(better, there, w), torch.where(better, found, slope)
+            if not batched and better:
+                break
+        if not batched and not better:
+            break
+    return tree(w), loss(tree(w))
+
+
+def _flat(tree: Params, names: Any) -> Tensor:
+    return torch.cat([tree[name].reshape(-1) for name in names])

@@ -1,0 +1,56 @@
+"""The server's step on an averaged model: plain averaging and the FedOpt family."""
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+
+from hedgerow.algorithms.core.hyperparameters import Settings
+from hedgerow.algorithms.core.pytree import Tree, add, sub, tree_map, zeros_like
+
+
+class ServerStep(Settings):
+    """Server optimiser (Reddi et al., "Adaptive Federated Optimization", 2021, Algorithm 2).
+
+    It treats mean(w_k) - w as the negative gradient. `sgd` with lr 1 and no momentum is plain averaging.
+    """
+
+    optimizer: Literal["sgd", "adagrad", "adam", "yogi"] = Field(
+        "sgd", description="sgd: plain averaging, or with momentum FedAvgM; the others: FedAdagrad, FedAdam, FedYogi"
+    )
+    lr: float = Field(1.0, gt=0, description="server learning rate")
+    momentum: float = Field(0.0, ge=0, lt=1, description="server momentum; beta_1 of the adaptive methods")
+    beta2: float = Field(0.99, ge=0, lt=1, description="decay of the second moment (adam, yogi)")
+    tau: float = Field(1e-3, gt=0, description="adaptivity: added to the root of the second moment")
+
+    def init(self, w: Tree) -> Tree:
+        """The optimiser's state at parameters `w`."""
+        state = {"momentum": zeros_like(w)} if self.momentum else {}
+        if self.optimizer != "sgd":
+            state["second"] = tree_map(lambda p: torch.full_like(p, self.tau**2), w)
+        return state
+
+    def step(self, w: Tree, mean: Tree, state: Tree) -> tuple[Tree, Tree]:
+        """One server step from `w` towards `mean`; returns the new parameters and the new state."""
+        if self.optimizer == "sgd" and self.lr == 1.0 and not self.momentum:
+            return mean, state
+        delta = sub(mean, w)
+        new = dict(state)
+        direction = delta
+        if self.momentum:
+            # The adaptive methods average (1 - beta_1), server momentum accumulates (FedAvgM): both as published.
+            gain = 1.0 if self.optimizer == "sgd" else 1.0 - self.momentum
+            direction = tree_map(lambda m, d: self.momentum * m + gain * d, state["momentum"], delta)
+            new["momentum"] = direction
+        if self.optimizer != "sgd":
+            new["second"] = tree_map(self._second_moment, state["second"], delta)
+            direction = tree_map(lambda d, v: d / (v.sqrt() + self.tau), direction, new["second"])
+        return add(w, direction, self.lr), new
+
+    def _second_moment(self, v: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
+        square = delta.square()
+        if self.optimizer == "adagrad":
+            return v + square
+        if self.optimizer == "adam":
+            return self.beta2 * v + (1 - self.beta2) * square
+        return v - (1 - self.beta2) * square * torch.sign(v - square)

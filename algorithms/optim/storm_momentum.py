@@ -1,0 +1,96 @@
+"""STORM's momentum (Cutkosky and Orabona, 2019), and the schedule of step sizes that goes with it."""
+
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from hedgerow.algorithms.core.hyperparameters import HyperParameters
+from hedgerow.algorithms.core.pytree import Tree, add, sub
+
+
+class Storm(HyperParameters):
+    """Step t is scaled by alpha_t = delta / (offset + growth t)^(1/3); the momentum forgets a share c alpha_t^2.
+
+    The defaults are alpha_t = (8 / (8 + t))^(1/3). The theorems of FedBiOAcc set delta, offset (their u_0) and growth
+    (their sigma^2) by constants of the problem: see `theorem_2`.
+    """
+
+    c: float = Field(0.5, ge=0, description="momentum constant; c alpha_1^2 at most 1")
+    c_x: float | None = Field(None, ge=0, description="the same of x's estimate, c_nu; null: c")
+    alpha_delta: float = Field(2.0, gt=0, description="delta of alpha_t = delta / (offset + growth t)^(1/3)")
+    alpha_offset: float = Field(8.0, gt=0, description="its offset")
+    alpha_growth: float = Field(1.0, ge=0, description="its growth; 0: alpha_t stays as it is")
+    first_batch_size: int | None = Field(
+        None, ge=1, description="samples of the first estimate; null: all that there are"
+    )
+    sync_init: bool = Field(False, description="average the clients' first momenta too, as the proof has it")
+    steps: int = Field(5, ge=1, description="I, local steps per round")
+
+    @model_validator(mode="after")
+    def _forgets_a_share(self) -> Self:
+        share = max(self._constants().values()) * alpha(self, 1) ** 2
+        if share > 1 + 1e-9:
+            raise ValueError(f"`c` times alpha_1 squared is {share:.3g}, more than 1; lower c or alpha_delta")
+        return self
+
+    def at(self, round: int) -> Self:
+        """With t counted from the beginning of the round, and all constants filled in."""
+        past = self.alpha_growth * self.steps * (round - 1)
+        update = {"alpha_offset": self.alpha_offset + past, **self._constants()}
+        return super().at(round).model_copy(update=update)
+
+    def _constants(self) -> dict[str, float]:
+        own = {name: getattr(self, name, None) for name in ("c_x", "c_y", "c_u") if name in type(self).model_fields}
+        return {name: self.c if c is None else c for name, c in own.items()}
+
+
+class StormXY(Storm):
+    """The same where y has an estimate, too."""
+
+    c_y: float | None = Field(None, ge=0, description="the same of y's estimate, c_omega; null: c")
+
+
+class StormXYU(StormXY):
+    """The same where u has one, too."""
+
+    c_u: float | None = Field(None, ge=0, description="the same of u's estimate; null: c")
+
+
+def alpha(hp: Any, t: int) -> Any:
+    """alpha_t, in (0, 1] for the defaults."""
+    return hp.alpha_delta / (hp.alpha_offset + hp.alpha_growth * t) ** (1 / 3)
+
+
+def corrected(hp: Any, t: int, momenta: Tree, new: Tree, old: Tree) -> Tree:
+    """new + (1 - c alpha_t^2) (momenta - old). new, old: one batch's directions at the new and at the old point."""
+    forgotten = alpha(hp, t) ** 2
+    return {
+        name: add(new[name], sub(momenta[name], old[name]), 1 - getattr(hp, f"c_{name}") * forgotten) for name in new
+    }
+
+
+def theorem_2(
+    *,
+    batch: int,
+    clients: int,
+    steps: int,
+    noise: float,
+    strong_convexity: float,
+    smoothness: float,
+) -> dict[str, float]:
+    """The constants of FedBiOAcc's Theorem 2: delta, offset, growth, and the momentum constants of x, y and u.
+
+    noise: sigma; smoothness: L-tilde, of the hypergradient. They make steps far too small to train with.
+    """
+    bm, big = batch * clients, smoothness
+    c_x = 64 / (9 * bm) + 2 / (3 * bm**2)
+    c_y = 48 * big**2 / (bm * strong_convexity**2) + 2 / (3 * bm**2)
+    bar = max(2.0, 16**2 * steps**4.5 * big**2, c_x**1.5, c_y**1.5)
+    return {
+        "alpha_delta": (bm * noise) ** (2 / 3) / (16 * big) ** (1 / 3),
+        "alpha_offset": (bm * noise) ** 2 * bar,
+        "alpha_growth": noise**2,
+        "c_x": c_x,
+        "c_y": c_y,
+        "c_u": c_y,
+    }

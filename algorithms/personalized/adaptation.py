@@ -1,0 +1,182 @@
+"""Algorithms that learn, and are scored, through an adaptation: f(U(w)) in the place of f(w)."""
+
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from hedgerow.algorithms.core.algorithm import Algorithm
+from hedgerow.algorithms.core.client_data import SCORED, Batch, Batches, ClientData
+from hedgerow.algorithms.core.hyperparameters import HyperParameters
+from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
+from hedgerow.algorithms.core.pytree import Tree, add
+from hedgerow.algorithms.core.task import Params, Task, trainable
+from hedgerow.algorithms.nn.features import embedded, head
+from hedgerow.algorithms.optim.gradient import gradient_and_value
+from hedgerow.algorithms.optim.local_sgd import Loss
+
+
+class Adapting(Algorithm):
+    """Its hyperparameters are an Adaptation."""
+
+    def objective(self, hp: Any) -> Loss:
+        return lambda w, batch: meta_loss(self.task, w, batch, hp)
+
+    def objection(self) -> str | None:
+        hyper = self.hyper
+        if self.task.is_static:
+            return (
+                f"task.model: {hyper.name} cannot adapt a model that normalises by statistics of all clients' samples; "
+                "choose another, such as resnet18_gn"
+            )
+        if hyper.adapt == "proto" and hyper.proto_layer == "features" and head(self.task.module) is None:
+            return (
+                "algorithm.proto_layer: features needs a model that is a torch.nn.Sequential and ends in a linear "
+                "layer; set it to output"
+            )
+        if hyper.adapt == "proto" and hyper.proto_layer == "features":
+            last = f"{len(self.task.module) - 1}."  # type: ignore[arg-type]
+            if all(name.startswith(last) for name in trainable(self.task.module)):
+                return (
+                    "algorithm.proto_layer: features does not train the last layer, and all other parameters of this "
+                    "model are frozen (requires_grad=False); set it to output"
+                )
+        return None
+
+    def evaluate(self, server: Tree, cohort: Cohort) -> Exchanges:
+        """Score U(w) on what the cohort holds out; returns an empty Result for the shared test set."""
+        batches = {"support": Batches(shuffle=False), "test": Batches(SCORED, shuffle=False, share="held_out")}
+        down = {"w": self.evaluate_params(server)}
+        nothing = Exchange(self.score, {}, np.zeros(0, int))
+        return (yield [nothing, Exchange(self.score, down, cohort.clients, batches=batches)])
+
+    def score(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        """Client step of evaluation: adapted to all of its training samples, scored on its test samples."""
+        totals = self.tally(hp, down["w"], data, next(data.batches("support"), None))
+        return {}, state, {"loss": totals[0], "correct": totals[1], "samples": totals[2]}
+
+    def tally(self, hp: Any, w: Params, data: ClientData, support: Batch | None) -> torch.Tensor:
+        """Summed loss, correct predictions and number of the test samples, (3,)."""
+        predictor, u = adapted(self.task, w, support, hp)
+        totals = torch.zeros(3, device=data.x.device)
+        for batch in data.batches("test"):
+            totals = totals + predictor.score(u, batch)
+        return totals
+
+
+class Adaptation(HyperParameters):
+    """U, which makes a task's own model of the meta-model and some of the task's samples."""
+
+    adapt: Literal["maml", "proto", "none"] = Field(
+        "maml",
+        description="gradient steps on the task's loss, differentiated through; or the classes' mean outputs, of which "
+        "the nearest is predicted; or none",
+    )
+    adapt_steps: int = Field(1, ge=1, description="MAML's gradient steps")
+    adapt_lr: float = Field(0.1, gt=0, description="MAML's learning rate, eta")
+    proto_layer: Literal["output", "features"] = Field(
+        "output",
+        description="of what prototypes are means: the model's output, or what its last layer, a linear one, is given "
+        "(which then learns nothing)",
+    )
+
+    @property
+    def learns_adapted(self) -> bool:
+        """Whether what is learnt is the loss after adaptation."""
+        return self.adapt != "none"
+
+    @model_validator(mode="after")
+    def _newton_is_for_convex_losses(self) -> Self:
+        if getattr(self, "solver", "sgd") == "newton" and self.learns_adapted:
+            raise ValueError("`solver: newton` is for convex losses, without adaptation; set `adapt: none`")
+        return self
+
+
+FAR = 50.0
+"""How much farther than the farthest centre a class without support is: e^-50 is nothing beside 1, in double precision
+too, so that losses are those of the classes with support alone."""
+
+
+@dataclass(frozen=True)
+class Prototypes(Task):
+    """Predicts the class whose centre is nearest to what the model makes of a sample (Snell et al., 2017).
+
+    centres (classes, outputs); seen (classes,): False for a class without support, which is never predicted: it is
+    taken to lie far beyond the farthest centre. layer: what the centres are of, see `Adaptation.proto_layer`.
+    """
+
+    centres: Tensor | None = None
+    seen: Tensor | None = None
+    layer: str = "output"
+
+    def logits(self, w: Params, x: Tensor) -> Tensor:
+        """Minus the squared distances to the centres."""
+        assert self.centres is not None
+        assert self.seen is not None
+        outputs = embedded(self.module, w, x, self.layer)
+        # Multiplied out: no tensor of samples x classes x outputs.
+        products = outputs @ self.centres.T
+        near = 2 * products - self.centres.square().sum(-1) - outputs.square().sum(-1, keepdim=True)
+        # Those of classes without support lie at 0.
+        farthest = near.min(-1, keepdim=True).values.detach()
+        return torch.where(self.seen, near, farthest - FAR)
+
+    def loss(self, w: Params, batch: Batch) -> Tensor:
+        """Over the samples whose class was seen: of the others there is nothing to learn."""
+        assert self.seen is not None
+        known = self.seen[batch.y].to(batch.x.dtype)
+        mask = known if batch.mask is None else known * batch.mask
+        return super().loss(w, Batch(batch.x, batch.y, mask, batch.active))
+
+
+def adapted(task: Task, w: Params, support: Batch | None, hp: Any) -> tuple[Task, Params]:
+    """U(w): what predicts for a task, and its parameters. support: labelled samples of the task; None: no adaptation.
+
+    hp: Adaptation.
+    """
+    if support is None or hp.adapt == "none":
+        return task, w
+    if hp.adapt == "maml":
+        return task, maml(task, w, support, hp.adapt_lr, hp.adapt_steps)
+    outputs = embedded(task.module, w, support.x, hp.proto_layer)
+    last = head(task.module) if hp.proto_layer == "features" else None
+    classes = last.out_features if last else outputs.shape[-1]
+    members = (support.y[:, None] == torch.arange(classes, device=outputs.device)).to(outputs.dtype)
+    if support.mask is not None:
+        members = members * support.mask[:, None]
+    counts = members.sum(0)
+    centres = (members.T @ outputs) / counts.clamp(min=1.0)[:, None]
+    return Prototypes(task.module, task.mean, task.std, centres=centres, seen=counts > 0, layer=hp.proto_layer), w
+
+
+def maml(task: Task, w: Params, support: Batch, lr: Any, steps: int) -> Params:
+    """Gradient steps from w on the support's loss; the result can be differentiated by w, to second order."""
+    gradient = gradient_and_value(task.loss, differentiable=True)
+    for _ in range(steps):
+        w = add(w, gradient(w, support)[0], -lr)
+    return w
+
+
+def meta_loss(task: Task, w: Params, batch: Batch, hp: Any) -> Tensor:
+    """F(w) on a mini-batch of one task: the loss of U(w). Half of the batch adapts, the other is scored."""
+    if hp.adapt == "none":
+        return task.loss(w, batch)
+    support, query = halves(batch)
+    predictor, u = adapted(task, w, support, hp)
+    return predictor.loss(u, query)
+
+
+def halves(batch: Batch) -> tuple[Batch, Batch]:
+    """A batch dealt in two: the real samples come first, and so both get their share of them."""
+    mask = batch.mask
+    if mask is None and len(batch.y) < 2:
+        # Nothing is left for the second half, whose mean loss is then 0, as in the batched form.
+        mask = torch.ones(batch.y.shape, device=batch.x.device)
+    first, second = (
+        Batch(batch.x[half], batch.y[half], None if mask is None else mask[half], batch.active)
+        for half in (slice(0, None, 2), slice(1, None, 2))
+    )
+    return first, second

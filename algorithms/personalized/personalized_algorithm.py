@@ -1,0 +1,49 @@
+"""Personalised federated learning (PFL thesis, chapter 3): clients learn, and are scored, through an adaptation."""
+
+from dataclasses import replace
+from typing import Any, Literal
+
+from pydantic import Field
+
+from hedgerow.algorithms.core.client_data import Batches
+from hedgerow.algorithms.optim.local_sgd import LocalSGD, Loss
+from hedgerow.algorithms.personalized.adaptation import Adaptation, Adapting
+
+
+class PersonalSGD(Adaptation, LocalSGD):
+    """Hyperparameters of the local solver, and T_i, which makes a client's own model of the common one."""
+
+    adapt_in: Literal["training", "inference"] = Field(
+        "training",
+        description="training: clients learn for the adapted model, and are scored with it; inference: they learn an "
+        "ordinary model, which is adapted only to be scored",
+    )
+    batch_size: int | None = Field(
+        50, ge=1, description="samples per step, and as many to adapt on; null: the whole local data"
+    )
+
+    @property
+    def learns_adapted(self) -> bool:
+        return super().learns_adapted and self.adapt_in == "training"
+
+    @property
+    def batches(self) -> dict[str, Batches]:
+        """The mini-batches of one round of local training, each with samples to adapt on and others to learn from."""
+        plain = super().batches
+        if not self.learns_adapted or self.batch_size is None:
+            return plain
+        return {"train": replace(plain["train"], size=2 * self.batch_size)}
+
+
+class Personal(Adapting):
+    """Before the algorithm that it personalises among a class's bases: f_i in it becomes f_i o T_i.
+
+    The model that is sent is common to all clients; each is scored with T_i of all its training samples, on what it
+    holds out.
+    """
+
+    is_personal = True
+    takes_side = False
+
+    def objective(self, hp: Any) -> Loss:
+        return self.task.loss if hp.adapt_in == "inference" else super().objective(hp)

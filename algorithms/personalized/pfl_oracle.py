@@ -1,0 +1,22 @@
+"""The oracle of PFL (thesis, chapter 3): all clients' samples in one place, the same adaptation."""
+
+from dataclasses import replace
+from typing import Literal
+
+from pydantic import Field
+
+from hedgerow.algorithms.core.client_data import Batches
+from hedgerow.algorithms.core.messages import Cohort
+from hedgerow.algorithms.federated.central import Central
+from hedgerow.algorithms.personalized.personalized_algorithm import Personal, PersonalSGD
+
+
+class PFLOracle(Personal, Central):
+    """SGD on sum_i f_i(T_i(w)): each mini-batch is of one client, drawn anew. Nothing is transmitted."""
+
+    class Hyper(PersonalSGD, Central.Hyper):
+        name: Literal["pfl_oracle"] = "pfl_oracle"  # type: ignore[assignment]
+        starts: Literal[1] = Field(1, description="it has one model")  # type: ignore[assignment]
+
+    def batches(self, cohort: Cohort) -> dict[str, Batches]:
+        return {"train": replace(self.hyper.batches["train"], of=range(cohort.population))}

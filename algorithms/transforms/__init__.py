@@ -1,0 +1,1 @@
+"""Transforms of client updates, and compressed vectors."""

@@ -1,0 +1,94 @@
+"""Gaussian sketches that need not be stored: rows are made from a seed, block by block, whenever they are needed."""
+
+import math
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hedgerow.algorithms.core.keyed_random import scattered
+
+BLOCK = 256
+"""Rows that are made at a time."""
+
+
+STORED = 2**30
+"""Bytes up to which a sketch is made once and kept."""
+
+
+PIECE = 2**16
+"""Entries that are hashed at a time: what is in between stays in the cache."""
+
+
+class GaussianRows:
+    """S (p, d) with entries ~ N(0, 1/d): the same for everybody who knows the seed, stored or not."""
+
+    def __init__(self, p: int, d: int, seed: Any, stored: int = STORED):
+        self.p, self.d, self.seed, self.stored = p, d, seed, 4 * p * d <= stored
+
+    def apply(self, u: Tensor) -> Tensor:
+        """S u: (d,) -> (p,)."""
+        return torch.cat([self._block(i).to(u) @ u for i in self._blocks])
+
+    def transposed(self, w: Tensor) -> Tensor:
+        """S' w: (p,) -> (d,)."""
+        pieces = zip(self._blocks, w.split(BLOCK), strict=True)
+        return torch.stack([piece @ self._block(i).to(w) for i, piece in pieces]).sum(0)
+
+    def solve(self, b: Tensor, active: Tensor | None = None, ridge: float = 0.0) -> Tensor:
+        """(S A S' + ridge I)^-1 b with A = diag(active), None: I; the least-norm solution where it is singular. (p,)"""
+        rows = torch.cat([self._block(i) for i in self._blocks]).to(b)
+        some = rows if active is None else rows * active
+        gram = some @ some.T
+        if active is not None and not ridge:
+            return torch.linalg.pinv(gram, hermitian=True) @ b
+        return torch.linalg.solve(gram + ridge * torch.eye(self.p, dtype=b.dtype, device=b.device), b)
+
+    @cached_property
+    def squared_norm(self) -> float:
+        """||S||^2, of the largest singular value, by power iterations."""
+        u = torch.ones(self.d)
+        size = torch.ones(())
+        for _ in range(30):
+            u = self.transposed(self.apply(u / u.norm()))
+            size = u.norm()
+        return float(size)
+
+    @property
+    def _blocks(self) -> range:
+        return range(-(-self.p // BLOCK))
+
+    def _block(self, number: int) -> Tensor:
+        return self._kept[number] if self.stored else self._make(number)
+
+    @cached_property
+    def _kept(self) -> list[Tensor]:
+        return [self._make(number) for number in self._blocks]
+
+    def _make(self, number: int) -> Tensor:
+        rows = min(BLOCK, self.p - number * BLOCK)
+        rng = np.random.default_rng([self.seed, 109, number])
+        return torch.from_numpy(rng.standard_normal((rows, self.d), np.float32)) / self.d**0.5
+
+
+class HashedRows(GaussianRows):
+    """The same of a seed that is a tensor (0-d, int64), such as a client's own, under vmap too: no generator runs
+    there, and the entries are made by a counter-based hash.
+    """
+
+    def _make(self, number: int) -> Tensor:
+        rows = min(BLOCK, self.p - number * BLOCK)
+        start = number * BLOCK * self.d
+        return torch.cat(
+            [self._entries(start + i, min(PIECE, rows * self.d - i)) for i in range(0, rows * self.d, PIECE)]
+        ).view(rows, self.d)
+
+    def _entries(self, start: int, size: int) -> Tensor:
+        """Some entries, counted row by row (Box and Muller, 1958)."""
+        at = torch.arange(start, start + size, device=self.seed.device)
+        first = scattered(scattered(at) ^ scattered(self.seed))
+        second = scattered(first ^ 0x9E3779B9)
+        radius = (-2 * ((first.double() + 0.5) / 2**32).log() / self.d).sqrt()
+        return (radius * (second.double() * (2 * math.pi / 2**32)).cos()).float()

@@ -1,0 +1,1 @@
+"""Errors, the base of all sections, registries."""

@@ -1,0 +1,270 @@
+"""From an experiment to what runs it: data, partition, model, algorithm. The same in every process."""
+
+from dataclasses import replace
+from pathlib import Path
+from threading import Lock
+
+import numpy as np
+import torch
+
+from hedgerow.algorithms.core.algorithm import Algorithm
+from hedgerow.algorithms.core.task import Task
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.memory import fits, require
+from hedgerow.platform.common.quiet import quiet_libraries
+from hedgerow.platform.config.experiment import Experiment
+from hedgerow.platform.config.loader import algorithm_class, load_experiment
+from hedgerow.platform.config.teacher_section import Teacher, with_parameters
+from hedgerow.platform.contract import check_contract
+from hedgerow.platform.data import (
+    ACID,
+    Dataset,
+    Partition,
+    Stream,
+    hold_back,
+    load_dataset,
+    make_partition,
+    make_stream,
+    with_public,
+    with_test_samples,
+)
+from hedgerow.platform.data.sampling import steps_per_client
+from hedgerow.platform.models import ModelConfig, build_model
+from hedgerow.platform.models.model import CustomModel
+from hedgerow.platform.models.vmap_check import compare_constants, fingerprint
+from hedgerow.platform.storage.remote import check_storage
+from hedgerow.platform.tracking.run_folder import RunFolder
+
+
+def build_data(experiment: Experiment, data_root: Path | None) -> tuple[Dataset, Partition]:
+    """Load the data set (converted once, then cached) and draw the partition from the seed.
+
+    Raises UserError when files are missing or the partition does not fit the data.
+    """
+    dataset = load_dataset(experiment.task.data, data_root)
+    if isinstance(experiment.task.partition, Stream):
+        dataset = make_stream(experiment.task.partition, dataset)
+    public = experiment.task.public
+    if public and public.data:
+        dataset = with_public(dataset, load_dataset(public.data, data_root), public.samples)
+    if isinstance(experiment.task.partition, ACID):
+        dataset = with_test_samples(dataset)
+    return dataset, build_partition(experiment, dataset)
+
+
+def build_partition(experiment: Experiment, dataset: Dataset) -> Partition:
+    """Draw the partition from the seed. Raises UserError when it does not fit the data."""
+    task = experiment.task
+
+    def draw(labels: np.ndarray, natural: np.ndarray | None) -> Partition:
+        return make_partition(task.partition, labels, dataset.classes, natural, experiment.seed, dataset.lent)
+
+    with fits("task.partition"):
+        if task.public:
+            partition = hold_back(dataset, task.public.samples, experiment.seed, draw)
+        else:
+            partition = draw(dataset.y_train, dataset.train_clients)
+    if experiment.cohort_size(len(partition)) > len(partition):
+        raise UserError(
+            f"clients_per_round: {experiment.clients_per_round} clients cannot take part in a round of a population of "
+            f"{len(partition)}; lower it or raise task.partition.clients"
+        )
+    if (sampled := experiment.sample_size(len(partition))) > len(partition):
+        raise UserError(
+            f"simulation.over_selection: {sampled} clients cannot be sampled for a round from a population of "
+            f"{len(partition)}; lower it or participation"
+        )
+    return partition
+
+
+Data = tuple[Dataset, Partition]
+
+
+def check(experiment: Experiment, data_root: Path | None, given: Data | None = None) -> Data:
+    """Find out all that can be wrong with an experiment before any work starts; returns what was built for it.
+
+    given: data and partition in place of those that the experiment names. Raises UserError when data, partition, model
+    and problem do not fit together, or the storage takes nothing.
+    """
+    quiet_libraries()
+    if experiment.checkpoints.storage:
+        check_storage(experiment.checkpoints.storage)
+    dataset, partition = given or build_data(experiment, data_root)
+    check_task(experiment, dataset, partition)
+    return dataset, partition
+
+
+def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -> None:
+    """Raises UserError when model, problem, partition and algorithm do not fit together, or the algorithm breaks its
+    contract.
+    """
+    with fits("algorithm"):
+        algorithm = build_algorithms([experiment], dataset, partition)[0]
+    _check_streams(experiment, partition)
+    name = experiment.algorithm.name
+    _check_losses(experiment, dataset, algorithm)
+    _check_plans(experiment, algorithm)
+    if objection := algorithm.objection():
+        raise UserError(objection)
+    if algorithm.needs_everybody and experiment.cohort_size(len(partition)) < len(partition):
+        raise UserError(f"participation: {name} needs all clients in every round; set it to 1.0")
+    if experiment.simulation and (algorithm.needs_everybody or algorithm.in_one_place):
+        why = (
+            "needs all clients in every round" if algorithm.needs_everybody else "learns in one place, without clients"
+        )
+        raise UserError(f"simulation: {name} {why}; remove it")
+    if algorithm.task.is_static and not experiment.evaluation.clients:
+        raise UserError(
+            f"evaluation.clients: when it is scored, {experiment.task.model.name} normalises by the statistics of "
+            "clients' samples; set it above 0"
+        )
+    if experiment.evaluation.target_metric.startswith("client_accuracy_") and not algorithm.is_personal:
+        raise UserError(
+            f"evaluation.target_metric: {experiment.evaluation.target_metric} is of personal models, which {name} has "
+            "not; set it to client_accuracy"
+        )
+    if algorithm.task.is_static and experiment.evaluation.follows:
+        raise UserError(
+            f"evaluation.model: {experiment.task.model.name} normalises by statistics of clients' samples, which are "
+            "measured for one model; set it to server"
+        )
+    if algorithm.is_personal and algorithm.task.is_scored:
+        own = f"with {name} every client has a model of its own, which is scored on what the client holds out"
+        if not partition.holds_out:
+            raise UserError(f"task.partition.holdout: {own}; raise it until each has some")
+        if not experiment.evaluation.clients:
+            raise UserError(f"evaluation.clients: {own}; set it above 0")
+        if algorithm.task.is_static:
+            raise UserError(
+                f"task.model: {experiment.task.model.name} normalises by statistics of all clients' samples, and "
+                f"{own}; choose another"
+            )
+    if algorithm.needs_validation and not partition.shares()["validation"].sizes.all():
+        raise UserError(
+            f"task.partition.validation: every client needs samples for validation with {name}, for its upper level or "
+            "as the server's own; raise it"
+        )
+    if (found := len(partition.rows("public"))) < algorithm.needs_public:
+        raise UserError(
+            f"task.public: {name} learns from public samples, at least {algorithm.needs_public}, and there are "
+            f"{found}; give it `samples: {algorithm.needs_public}` or more"
+        )
+    _check_repeats(experiment, dataset)
+    check_contract(experiment, algorithm, dataset, partition)
+
+
+def _check_repeats(experiment: Experiment, dataset: Dataset) -> None:
+    """Raises UserError where a user's own model differs when it is built again, as every process does."""
+    task = experiment.task
+    for place, config in (("task.model", task.model), ("task.teacher.model", task.teacher and task.teacher.model)):
+        if isinstance(config, CustomModel):
+            built = (_module(config, dataset, experiment.seed) for _ in range(2))
+            once, again = (fingerprint([*module.named_parameters(), *module.named_buffers()]) for module in built)
+            if once != again:
+                raise UserError(
+                    f"{place}: {config.name} has other parameters or buffers each time that it is built; draw them "
+                    "from torch's generator, which is seeded, and not from NumPy or random"
+                )
+
+
+def _check_streams(experiment: Experiment, partition: Partition) -> None:
+    """Raises UserError where the indices of the samples that one client draws in a round do not fit into memory."""
+    batches = getattr(experiment.algorithm, "batches", {})
+    for spec in batches.values() if isinstance(batches, dict) else ():
+        sizes = partition.shares()[spec.share].sizes
+        steps = int(steps_per_client(spec, sizes).max(initial=0))
+        require(
+            INDEX * steps * (spec.size or int(sizes.max(initial=1))),
+            f"algorithm: the sample indices of the {steps:,} local steps of a client in a round",
+            "lower `epochs`, `steps` or `batch_size`",
+        )
+
+
+def _check_losses(experiment: Experiment, dataset: Dataset, algorithm: Algorithm) -> None:
+    """Raises UserError when the side loss does not fit the algorithm, or the augmentation the samples."""
+    name, augment = experiment.algorithm.name, experiment.task.augment
+    if getattr(experiment.algorithm, "side", None) and not algorithm.takes_side:
+        raise UserError(f"algorithm.side: {name} has a loss of its own, with nothing beside it; remove it")
+    if augment is None:
+        return
+    shape, images = dataset.sample_shape, dataset.x_train.dtype == np.uint8 and not dataset.is_tokens
+    if len(shape) != 3 or not images:
+        raise UserError(f"task.augment: {dataset.name} has no images; remove it")
+    if augment.cutout > max(shape[1:]) or augment.crop > max(shape[1:]):
+        raise UserError(f"task.augment: `crop` and `cutout` are more than the {shape[1]}x{shape[2]} pixels; lower them")
+    if augment.auto and dataset.x_train.max() <= 127:
+        raise UserError(
+            f"task.augment.auto: the policy is for images of 8 bits; {dataset.name} has fewer, so remove it"
+        )
+    if not any(spec.views for spec in getattr(experiment.algorithm, "batches", {}).values()):
+        raise UserError(f"task.augment: {name} learns from samples as they are; remove it")
+
+
+def _check_plans(experiment: Experiment, algorithm: Algorithm) -> None:
+    """Raises UserError when a plan of the file is of no step of the algorithm, or cannot be carried out."""
+    name, no_vmap = experiment.algorithm.name, getattr(algorithm.task.module, "no_vmap", None)
+    for step, plan in experiment.engine.plans.items():
+        if not callable(getattr(algorithm, step.partition("/")[0], None)):
+            raise UserError(f"engine.plans: {name} has no step {step!r}; remove it")
+        if plan.mode == "vmap" and no_vmap:
+            raise UserError(f"engine.plans: {step} cannot run under vmap ({no_vmap}); set its mode to loop")
+
+
+_seeding = Lock()
+
+INDEX = 17
+"""Bytes of a sample's index in a mini-batch: its position, its row, and whether it is a real one."""
+
+
+def build_module(experiment: Experiment, dataset: Dataset, seed: int | None = None) -> torch.nn.Module:
+    """The model with its initial parameters, which the seed decides; None: the experiment's."""
+    return _module(experiment.task.model, dataset, experiment.seed if seed is None else seed)
+
+
+def _module(config: ModelConfig, dataset: Dataset, seed: int) -> torch.nn.Module:
+    # There is one generator for all threads.
+    with _seeding, torch.random.fork_rng(devices=[]), fits("task.model"):
+        torch.manual_seed(seed)
+        return build_model(config, dataset.sample_shape, dataset.classes, dataset.is_tokens)
+
+
+def build_teacher(teacher: Teacher, dataset: Dataset, seed: int) -> torch.nn.Module:
+    """The model that a run left, or one that is still to be trained. Raises UserError when there is none, or it does
+    not fit the data.
+    """
+    if teacher.model is not None:
+        return _module(teacher.model, dataset, seed)
+    trained = load_experiment(teacher.experiment)
+    module, folder = build_module(trained, dataset), RunFolder(Path(str(teacher.run)))
+    if folder.exists:
+        compare_constants(module, folder.constants)
+    return with_parameters(module, teacher.parameters(), str(teacher.run))
+
+
+def task_on(dataset: Dataset, module: torch.nn.Module) -> Task:
+    """The mathematical task: a model on normalised samples of a data set."""
+    if dataset.is_tokens:
+        return Task(module, sample_shape=dataset.sample_shape)
+    return Task(module, torch.tensor(dataset.mean), torch.tensor(dataset.std), sample_shape=dataset.sample_shape)
+
+
+def build_algorithms(experiments: list[Experiment], dataset: Dataset, partition: Partition) -> list[Algorithm]:
+    """The algorithms of experiments that have their task and seed in common."""
+    first = experiments[0]
+    module = build_module(first, dataset)
+    task = task_on(dataset, module)
+    config = first.task.teacher
+    teacher = build_teacher(config, dataset, first.seed) if config else None
+    if teacher is not None and teacher.no_vmap:
+        # Where it cannot be batched, nor can a step that asks it.
+        module.no_vmap = teacher.no_vmap
+    task = replace(
+        task,
+        build=lambda seed: build_module(first, dataset, seed),
+        augment=first.task.augment,
+        teacher=teacher,
+        schooling=config.schooling if config else None,
+    )
+    if first.task.problem:
+        task = first.task.problem.build(task, dataset, partition)
+    return [algorithm_class(one.algorithm.name)(one.algorithm, task) for one in experiments]

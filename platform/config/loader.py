@@ -1,0 +1,228 @@
+"""Reads experiment files: YAML in, a validated experiment out, or one sentence that says what to mend."""
+
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, create_model
+
+from hedgerow.algorithms import ALGORITHMS
+from hedgerow.algorithms.core.algorithm import Algorithm
+from hedgerow.algorithms.core.hyperparameters import HyperParameters, Settings
+from hedgerow.algorithms.online.online_algorithm import Online
+from hedgerow.platform.common.errors import UserError, mistakes
+from hedgerow.platform.common.registry import import_object, nearest
+from hedgerow.platform.config.experiment import Experiment
+from hedgerow.platform.config.problem_section import Quadratic
+from hedgerow.platform.config.validation_errors import dotted, explain, sections_at
+from hedgerow.platform.config.yaml_reader import Lines, dump_values, parse_yaml
+from hedgerow.platform.data import Stream
+
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*(\.\w+)*=.*")
+
+
+class Override(str):
+    """The place of a key that an override has set."""
+
+
+class _SomeAlgorithm(HyperParameters, extra="allow"):
+    """Stands in where no algorithm is named, and only the name is at fault; or where it is not to be imported."""
+
+    name: str = Field(description=f"one of {', '.join(sorted(ALGORITHMS))}, or the dotted path of your own")
+
+
+def load_experiment(path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
+    """Read and validate an experiment file.
+
+    overrides: "key.key=value" each, as given to --set. Raises UserError with all mistakes of the file.
+    """
+    values, lines = read_file(Path(path), overrides)
+    # The section of `hedgerow search`; a plain run of the same file takes the values that stand outside it.
+    values.pop("search", None)
+    return parse_experiment(values, lines, str(path))
+
+
+def read_experiment(path: str | Path) -> Experiment:
+    """What the file of a run says, for those who do not go on with it: nothing that it names is imported.
+
+    Its algorithm's keys are taken as they stand. Raises UserError.
+    """
+    values, lines = read_file(Path(path))
+    values.pop("search", None)
+    return _validated(values, _SomeAlgorithm, lines, str(path))
+
+
+def read_file(path: Path, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], Lines]:
+    """The plain values of an experiment file after the overrides, and where each of its keys stands."""
+    values, lines = _read(path)
+    for override in overrides:
+        apply_override(values, lines, override)
+    return values, lines
+
+
+def parse_experiment(values: dict[str, Any], lines: Lines | None = None, source: str = "experiment") -> Experiment:
+    """Validate plain values. lines, source: where they stand, for messages. Raises UserError."""
+    lines = lines or {}
+    section = values.get("algorithm")
+    name = section.get("name") if isinstance(section, dict) else None
+    hyper: type[HyperParameters] = _SomeAlgorithm
+    algorithm = None
+    if isinstance(name, str):
+        place = lines.get(("algorithm", "name"), source)
+        try:
+            algorithm = algorithm_class(name, f"{place}: algorithm.name")
+        except UserError as error:
+            try:
+                _validated(values, hyper, lines, source)
+            except UserError as others:
+                raise mistakes(source, error.sentences + others.sentences) from None
+            raise
+        hyper = _named(algorithm.Hyper, name)
+    experiment = _validated(values, hyper, lines, source)
+    if experiment.evaluation.follows and algorithm and not algorithm.has_client_models:
+        place = lines.get(("evaluation", "model"), source)
+        raise UserError(f"{place}: evaluation.model: {name} has no models of clients to average; set it to server")
+    if algorithm:
+        _fits_its_loop(experiment, algorithm, lines.get(("algorithm", "name"), source))
+    return experiment
+
+
+def _validated(values: dict[str, Any], hyper: type[HyperParameters], lines: Lines, source: str) -> Experiment:
+    model = Experiment[hyper]  # type: ignore[valid-type]
+    try:
+        return model.model_validate(values, strict=True)
+    except ValidationError as error:
+        raise explain(error, model, values, lines, source) from None
+
+
+def _fits_its_loop(experiment: Experiment, algorithm: type[Algorithm], place: str) -> None:
+    """Learners of streams need one, and others none; those of two levels a problem. Raises UserError."""
+    online, stream = issubclass(algorithm, Online), isinstance(experiment.task.partition, Stream)
+    name = experiment.algorithm.name
+    if online and not stream:
+        raise UserError(f"{place}: algorithm.name: {name} learns a stream of tasks; set `task.partition.kind: stream`")
+    if stream and not online:
+        known = ", ".join(sorted(name for name, kind in ALGORITHMS.items() if issubclass(kind, Online)))
+        raise UserError(f"{place}: algorithm.name: {name} does not learn streams; choose one of {known}")
+    problem, bilevel = experiment.task.problem, algorithm.has_two_levels
+    if bilevel and problem is None:
+        raise UserError(
+            f"{place}: algorithm.name: {name} learns two levels; set `task.problem`, such as {{kind: cleaning}}"
+        )
+    if isinstance(problem, Quadratic) and not bilevel:
+        known = ", ".join(sorted(name for name, kind in ALGORITHMS.items() if kind.has_two_levels))
+        raise UserError(f"{place}: algorithm.name: {name} does not learn two levels; choose one of {known}")
+
+
+def dump_experiment(experiment: Experiment) -> str:
+    """The experiment as YAML with every default filled in; reads back as an equal experiment."""
+    return dump_values(experiment.model_dump(mode="json"))
+
+
+@cache
+def _named(hyper: type[HyperParameters], name: str) -> type[HyperParameters]:
+    """The hyperparameters of the user's own algorithm, whose name in the file is its dotted path.
+
+    Cached, since only experiments of one and the same class compare equal.
+    """
+    if "." not in name:
+        return hyper
+    return create_model(hyper.__name__, __base__=hyper, name=(Literal[name], name))  # type: ignore[arg-type,valid-type]
+
+
+def _read(path: Path) -> tuple[dict[str, Any], Lines]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        names = [p.name for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
+        close = get_close_matches(path.name, names, n=1)
+        if _ASSIGNMENT.fullmatch(str(path)):
+            raise UserError(f"{path}: there is no such file; did you mean --set {path}?") from None
+        hint = f"; did you mean {path.parent / close[0]}?" if close else "; check the path"
+        raise UserError(f"{path}: there is no such file{hint}") from None
+    except IsADirectoryError:
+        raise UserError(f"{path}: this is a folder; name the experiment file in it") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: this is not a text file; an experiment file is YAML in UTF-8") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); check the path and its permissions") from None
+    values, lines = parse_yaml(text, lambda line: f"{path}:{line}", ())
+    if values is None:
+        raise UserError(f"{path}: the file is empty; begin with `name: ...`, as the files in examples/ do")
+    if not isinstance(values, dict):
+        raise UserError(f"{lines[()]}: expected `key: value` lines at the top level; begin with `name: ...`")
+    return values, lines
+
+
+def apply_override(values: dict[str, Any], lines: Lines, override: str) -> None:
+    """Apply one --set KEY=VALUE to plain values, and note in `lines` where they come from. Raises UserError."""
+    place = Override(f"--set {' '.join(override.split())}")
+    path, equals, text = override.partition("=")
+    keys = tuple(key.strip() for key in path.split("."))
+    if not equals or not all(keys):
+        raise UserError(f"{place}: write --set KEY=VALUE, such as --set algorithm.lr=0.05")
+    value, inner = parse_yaml(text, lambda line: place, keys)
+    set_value(values, lines, keys, value, place, "--set ")
+    lines.update(inner)
+
+
+def set_value(
+    values: dict[str, Any], lines: Lines, keys: tuple[str, ...], value: Any, place: str, word: str = ""
+) -> None:
+    """Set one key of plain values, whatever stood there, and note in `lines` where it comes from. Raises UserError.
+
+    A key of which the section may have only one with this one is reset, unless an override has set it too.
+    word: what stands before KEY=VALUE where it is written.
+    """
+    others = alternatives(values, keys) if value is not None else ()
+    for stale in [known for known in lines if known[: len(keys)] == keys]:
+        del lines[stale]
+    for depth, key in enumerate(keys[:-1], start=1):
+        child = values.get(key)
+        if child is not None and not isinstance(child, dict):
+            raise UserError(
+                f"{place}: {dotted(keys[:depth])} is not a section; set it as a whole: {word}{dotted(keys[:depth])}=..."
+            )
+        # Copied: an alias in the file may name the same section elsewhere.
+        values[key] = dict(child or {})
+        values = values[key]
+        lines.setdefault(keys[:depth], place)
+    values[keys[-1]] = value
+    lines[keys] = place
+    for other in others:
+        if not isinstance(lines.get((*keys[:-1], other)), Override):
+            values.pop(other, None)
+            lines.pop((*keys[:-1], other), None)
+
+
+def alternatives(values: dict[str, Any], keys: tuple[str, ...]) -> tuple[str, ...]:
+    """Keys of the same section that must be null where this one has a value. values: of the whole file."""
+    section = values.get("algorithm")
+    name = section.get("name") if isinstance(section, dict) else None
+    return _alternatives(name if isinstance(name, str) else None, keys)
+
+
+@cache
+def _alternatives(algorithm: str | None, keys: tuple[str, ...]) -> tuple[str, ...]:
+    hyper: type[HyperParameters] = _SomeAlgorithm
+    with suppress(UserError):
+        hyper = algorithm_class(algorithm).Hyper if algorithm else hyper
+    kinds = sections_at(Experiment[hyper], keys[:-1])  # type: ignore[valid-type]
+    pairs = {pair for kind in kinds if issubclass(kind, Settings) for pair in kind.exclusive_keys()}
+    return tuple(sorted({b for a, b in pairs if a == keys[-1]} | {a for a, b in pairs if b == keys[-1]}))
+
+
+def algorithm_class(name: str, place: str = "algorithm.name") -> type[Algorithm]:
+    """The algorithm of that name, or at that dotted path. Raises UserError."""
+    if name in ALGORITHMS:
+        return ALGORITHMS[name]
+    if "." in name:
+        return import_object(name, Algorithm, "an algorithm", place)
+    raise UserError(
+        f"{place}: {name!r} is not an algorithm{nearest(name, ALGORITHMS)} (allowed: {', '.join(sorted(ALGORITHMS))}, "
+        "or the dotted path of your own)"
+    )

@@ -1,0 +1,212 @@
+"""Pydantic's findings in the words of a researcher: one sentence with the place and the mend."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from hedgerow.platform.common.errors import UserError, mistakes
+from hedgerow.platform.common.registry import closest, nearest
+from hedgerow.platform.common.section import section_classes, tag
+
+Keys = tuple[str | int, ...]
+
+_SECTION_KINDS = ("dict_type", "model_type", "model_attributes_type", "union_tag_not_found")
+_KINDS = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    **dict.fromkeys(_SECTION_KINDS, "a section with keys"),
+    "string_too_short": "not empty",
+}
+_BOUNDS = {
+    "greater_than": ("gt", "greater than {}"),
+    "greater_than_equal": ("ge", "at least {}"),
+    "less_than": ("lt", "less than {}"),
+    "less_than_equal": ("le", "at most {}"),
+    "too_short": ("min_length", "a list of at least {} entries"),
+    "too_long": ("max_length", "a list of at most {} entries"),
+}
+# Hyperparameters of the user's own algorithm may be of types that are not told apart above: "Input should be a ..."
+_TYPE_NAME = re.compile(r"^\w+ should (be |have )?")
+
+
+def dotted(path: Keys) -> str:
+    """A key as --set takes it, on one line: `task.model.hidden`."""
+    return " ".join(".".join(map(str, path)).splitlines())
+
+
+def explain(
+    error: ValidationError, model: type[BaseModel], values: Any, lines: Mapping[Keys, str], source: str
+) -> UserError:
+    """All mistakes, in the order of `lines`.
+
+    model: what refused `values`; lines: the place of each key, in the order of the file; source: the place of the rest.
+    """
+    grouped: dict[Keys, list[ErrorDetails]] = {}
+    for detail in error.errors(include_url=False):
+        grouped.setdefault(_path(detail, values, model), []).append(detail)
+    # A misspelt key is one mistake, though it also leaves the right key missing.
+    misspelt = {
+        (*path[:-1], closest(str(path[-1]), _allowed_keys(model, details[0]["loc"][:-1])))
+        for path, details in grouped.items()
+        if details[0]["type"] == "extra_forbidden"
+    }
+    wrong = {
+        path: details for path, details in grouped.items() if details[0]["type"] != "missing" or path not in misspelt
+    }
+    order = {path: position for position, path in enumerate(lines)}
+
+    def position(path: Keys) -> tuple[bool, int]:
+        return wrong[path][0]["type"] == "missing", order.get(_written(path, lines), -1)
+
+    sentences = [
+        f"{lines.get(_written(path, lines), source)}: {_sentence(path, wrong[path], model)}"
+        for path in sorted(wrong, key=position)
+    ]
+    return mistakes(source, [" ".join(sentence.splitlines()) for sentence in sentences])
+
+
+def objection(error: ValidationError) -> str:
+    """The first mistake in a record that no user wrote: "`versions` is missing"."""
+    detail = error.errors(include_url=False)[0]
+    key = dotted(detail["loc"]) or "it"
+    if detail["type"] == "value_error":
+        return f"{key} must have {detail['ctx']['error']}"
+    return f"`{key}` is missing" if detail["type"] == "missing" else f"`{key}` must be {_wanted(detail)}"
+
+
+def _path(detail: ErrorDetails, values: Any, model: type[BaseModel]) -> Keys:
+    """The keys as the user wrote them: pydantic's location without the names of union branches."""
+    path: list[str | int] = []
+    node = values
+    last = len(detail["loc"]) - 1
+    for position, step in enumerate(detail["loc"]):
+        inside = (isinstance(node, dict) and step in node) or (
+            isinstance(node, list) and isinstance(step, int) and step < len(node)
+        )
+        if inside:
+            node = node[step]
+            path.append(step)
+        elif position == last and detail["type"] in ("missing", "extra_forbidden"):
+            path.append(step)
+    if detail["type"] == "union_tag_invalid":
+        path.append(_selector(sections_at(model, detail["loc"])))
+    return tuple(path)
+
+
+def _written(path: Keys, lines: Mapping[Keys, str]) -> Keys:
+    """The key, or the nearest section around it, that stands somewhere."""
+    while path and path not in lines:
+        path = path[:-1]
+    return path
+
+
+def _sentence(path: Keys, details: list[ErrorDetails], model: type[BaseModel]) -> str:
+    first = details[0]
+    key, given, kind, context = dotted(path), first["input"], first["type"], first.get("ctx", {})
+    if kind == "extra_forbidden":
+        allowed = _allowed_keys(model, first["loc"][:-1])
+        return f"{key} is not a key here{nearest(str(path[-1]), allowed)} (allowed: {', '.join(allowed)})"
+    if kind == "missing":
+        section = dotted(path[:-1])
+        meaning = _description(model, first["loc"])
+        return (
+            f"{key} is missing; add `{path[-1]}: ...`"
+            + (f" under {section}" if section else " to the file")
+            + (f" ({meaning})" if meaning else "")
+        )
+    if kind == "union_tag_not_found" and isinstance(given, dict):
+        sections = sections_at(model, first["loc"])
+        selector = _selector(sections)
+        return f"{key} lacks its key {selector!r}; add `{selector}: ...`, one of {', '.join(_tags(sections))}"
+    if kind == "union_tag_invalid":
+        tags = _tags(sections_at(model, first["loc"]))
+        tag = given[path[-1]]
+        return f"{key}: {_shown(tag)} is not known{nearest(str(tag), tags)} (allowed: {', '.join(tags)})"
+    if kind in ("value_error", "assertion_error"):
+        return f"{key}: {context['error']}".removeprefix(": ")
+    if kind == "invalid_key":
+        return f"{key}: a key must be text; put it in quotes"
+    wanted = list(dict.fromkeys(_wanted(detail) for detail in details))
+    return f"{key} must be {' or '.join(wanted)}, not {_shown(given)}{_mend(details, model)}"
+
+
+def _mend(details: list[ErrorDetails], model: type[BaseModel]) -> str:
+    first, last = details[0], details[-1]
+    given = first["input"]
+    if last["type"] == "literal_error" and isinstance(given, str):
+        return nearest(given, re.findall(r"'([^']*)'", last["ctx"]["expected"]))
+    if first["type"] == "string_type" and isinstance(given, (bool, int, float)):
+        return "; put it in quotes"
+    if first["type"] in _SECTION_KINDS and isinstance(given, str):
+        selector = _selector(sections_at(model, first["loc"]))
+        return f"; write `{first['loc'][-1]}: {{{selector}: {given}}}`" if selector else ""
+    return ""
+
+
+def _wanted(detail: ErrorDetails) -> str:
+    kind, context = detail["type"], detail.get("ctx", {})
+    if kind in _BOUNDS:
+        bound, words = _BOUNDS[kind]
+        number = context[bound]
+        return words.format(f"{number:g}" if isinstance(number, float) else number)
+    if kind == "string_pattern_mismatch":
+        # The experiment's own name is the only text of the schema with a pattern; others are in the user's algorithms.
+        if detail["loc"] == ("name",):
+            return "letters, digits, '.', '_' and '-', beginning with a letter or digit"
+        return f"text that matches {context['pattern']}"
+    if kind == "literal_error":
+        return context["expected"].replace("'", "")
+    return _KINDS.get(kind, _TYPE_NAME.sub("", detail["msg"]))
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return "a section"
+    text = repr(value) if isinstance(value, (str, list)) else str(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def sections_at(model: type[BaseModel], location: Keys) -> list[type[BaseModel]]:
+    """Section classes that a location may have."""
+    sections: list[type[BaseModel]] = [model]
+    for step in location:
+        deeper = [
+            c for s in sections if step in s.model_fields for c in section_classes(s.model_fields[str(step)].annotation)
+        ]
+        if deeper:
+            sections = deeper
+        else:
+            sections = [s for s in sections if tag(s) == step] or [s for s in sections if tag(s) is None] or sections
+    return sections
+
+
+def _allowed_keys(model: type[BaseModel], location: Keys) -> list[str]:
+    return sorted({name for section in sections_at(model, location) for name in section.model_fields})
+
+
+def _description(model: type[BaseModel], location: Keys) -> str | None:
+    """What the schema says about the key at a location."""
+    fields = [section.model_fields.get(str(location[-1])) for section in sections_at(model, location[:-1])]
+    return next((field.description for field in fields if field is not None), None)
+
+
+def _selector(sections: list[type[BaseModel]]) -> str:
+    """The key, `name` or `kind`, that selects among sections; empty when there is none to select."""
+    return next((key for key in ("kind", "name") if any(key in section.model_fields for section in sections)), "")
+
+
+def _tags(sections: list[type[BaseModel]]) -> list[str]:
+    found = [tag(section) for section in sections]
+    return [one for one in found if one] + (["the dotted path of your own"] if None in found else [])

@@ -1,0 +1,59 @@
+"""T(x): random augmentation of images, drawn by keyed hashes, sample by sample."""
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from hedgerow.algorithms.core.hyperparameters import Settings
+from hedgerow.algorithms.core.keyed_random import below
+from hedgerow.platform.data.auto_augment import auto_augment
+
+CROP_Y, CROP_X, FLIP, HOLE_Y, HOLE_X = range(5)
+"""What draws are for. AutoAugment's have higher numbers."""
+
+
+class Augmentation(Settings):
+    """What training images go through, in this order, as they are stored, before they are normalised.
+
+    As usual with CIFAR: `{crop: 4, flip: true, auto: true, cutout: 16}`.
+    """
+
+    crop: int = Field(0, ge=0, description="black pixels around an image, out of which one of its size is cut; 0: none")
+    flip: bool = Field(False, description="half of the images are mirrored")
+    auto: bool = Field(False, description="AutoAugment with the policy for CIFAR-10, for images of 8 bits")
+    cutout: int = Field(0, ge=0, description="side of a black square somewhere in the image; 0: none")
+
+    def __call__(self, x: Tensor, key: Tensor, rows: Tensor) -> Tensor:
+        """x (samples, C, H, W), as stored -> float32. key: of this mini-batch's draw. rows: which samples they are."""
+        x = x.float()
+        if self.crop or self.flip:
+            x = _moved(x, self.crop, self.flip, key, rows)
+        if self.auto:
+            x = auto_augment(x, key, rows)
+        if self.cutout:
+            x = _cut_out(x, self.cutout, key, rows)
+        return x
+
+
+def _moved(x: Tensor, padding: int, flip: bool, key: Tensor, rows: Tensor) -> Tensor:
+    """Cropped out of a black frame of `padding` pixels (He et al., 2015, 4.2), and mirrored with probability 1/2."""
+    n, channels, height, width = x.shape
+    x = F.pad(x, (padding,) * 4)
+    down = below(2 * padding + 1, key, rows, CROP_Y)[:, None] + torch.arange(height, device=x.device)
+    across = torch.arange(width, device=x.device).expand(n, width)
+    if flip:
+        across = torch.where(below(2, key, rows, FLIP)[:, None] == 1, across.flip(-1), across)
+    across = across + below(2 * padding + 1, key, rows, CROP_X)[:, None]
+    x = x.gather(2, down[:, None, :, None].expand(n, channels, height, width + 2 * padding))
+    return x.gather(3, across[:, None, None, :].expand(n, channels, height, width))
+
+
+def _cut_out(x: Tensor, side: int, key: Tensor, rows: Tensor) -> Tensor:
+    """A black square around a pixel drawn at random, cut off at the border (DeVries and Taylor, "Cutout", 2017)."""
+    inside = []
+    for size, purpose in ((x.shape[-2], HOLE_Y), (x.shape[-1], HOLE_X)):
+        first = below(size, key, rows, purpose)[:, None] - side // 2
+        at = torch.arange(size, device=x.device)
+        inside.append((at >= first) & (at < first + side))
+    return x * ~(inside[0][:, None, :, None] & inside[1][:, None, None, :])

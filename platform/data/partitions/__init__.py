@@ -1,0 +1,1 @@
+"""Partition schemes by name."""

@@ -1,0 +1,153 @@
+"""Streams of small classification tasks, cut from a data set (thesis, 5.3 and A.1.4)."""
+
+from dataclasses import replace
+from math import prod
+from typing import Literal, Self
+
+import numpy as np
+import torch
+from pydantic import Field, model_validator
+from torch.nn import functional as F  # noqa: N812
+
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.memory import require
+from hedgerow.platform.common.section import Section
+from hedgerow.platform.data.dataset import Dataset
+
+AT_ONCE = 4096
+"""Images that are transformed together."""
+
+
+class Transforms(Section):
+    """What is done to a class's images in a task: drawn anew for every class of every task."""
+
+    rotation: float = Field(0.0, ge=0, le=180, description="degrees by which a class is turned, at most, either way")
+    flip: float = Field(0.0, ge=0, le=1, description="chance that an axis is mirrored, each axis by itself")
+    crop: float = Field(0.0, ge=0, lt=1, description="share of width and height that is cut away, at most")
+    scale: float = Field(0.0, ge=0, lt=1, description="share by which width and height change, at most, each by itself")
+
+
+class Stream(Section):
+    """A stream of tasks, one per round, in the place of clients: some classes each, in any order.
+
+    A task's training samples are drawn from the data set's training set, its test samples from its test set.
+    """
+
+    kind: Literal["stream"] = "stream"
+    tasks: int = Field(ge=1, description="number of tasks, T; at least `rounds`")
+    ways: int | None = Field(None, ge=2, description="classes of a task, numbered anew in each; null: all, as they are")
+    disjoint: bool = Field(False, description="no class in two tasks")
+    train: int = Field(ge=2, description="labelled samples of a task, as many of each class as can be")
+    test: int = Field(100, ge=1, description="test samples of a task")
+    transforms: Transforms | None = Field(None, description="what is done to the images; null: nothing")
+    seed: int = Field(0, ge=0, description="draws the stream; the experiment's own seed does not change it")
+
+    @model_validator(mode="after")
+    def _disjoint_needs_ways(self) -> Self:
+        if self.disjoint and self.ways is None:
+            raise ValueError("`disjoint` needs `ways`: with all classes in every task there is nothing to keep apart")
+        return self
+
+
+def make_stream(config: Stream, dataset: Dataset) -> Dataset:
+    """The samples of all tasks, task by task: first `train` training samples each, then `test` test samples.
+
+    Raises UserError when the data set has not the classes or the samples.
+    """
+    if config.transforms and dataset.x_train.ndim != 4:
+        raise UserError(f"task.partition.transforms: {dataset.name} has no images to transform; remove it")
+    ways = config.ways or dataset.classes
+    if config.train < ways:
+        raise UserError(
+            f"task.partition.train: {config.train} samples leave some of a task's {ways} classes without any; raise it"
+        )
+    size = dataset.x_train.itemsize * prod(dataset.sample_shape)
+    require(config.tasks * (config.train + config.test) * size, "task.partition: the tasks' samples", "lower `tasks`")
+    chosen = _classes(config, dataset.classes, ways)
+    pools = [
+        [np.flatnonzero(y == label) for label in range(dataset.classes)] for y in (dataset.y_train, dataset.y_test)
+    ]
+    xs, ys, maps = [], [], []
+    for number, classes in enumerate(chosen):
+        rng = np.random.default_rng([config.seed, 61, number])
+        transforms = draw_transforms(config.transforms, ways, rng) if config.transforms else None
+        for x, pool, total, what in (
+            (dataset.x_train, pools[0], config.train, "train"),
+            (dataset.x_test, pools[1], config.test, "test"),
+        ):
+            counts = total // ways + (np.arange(ways) < total % ways)
+            rows = [_some(pool[label], count, what, ways, rng) for label, count in zip(classes, counts, strict=True)]
+            order = rng.permutation(total)
+            labels = np.repeat(np.arange(ways), counts)[order]
+            xs.append(x[np.concatenate(rows)[order]])
+            ys.append(labels)
+            if transforms is not None:
+                maps.append(transforms[labels])
+    images = np.concatenate(xs)
+    if maps:
+        images = transformed(images, np.concatenate(maps))
+    names = dataset.class_names if config.ways is None else tuple(map(str, range(ways)))
+    nothing = slice(0, 0)
+    return replace(
+        dataset,
+        name=f"{dataset.name} stream",
+        x_train=images,
+        y_train=np.concatenate(ys),
+        x_test=dataset.x_test[nothing],
+        y_test=dataset.y_test[nothing],
+        classes=ways,
+        class_names=names,
+        train_clients=None,
+    )
+
+
+def _classes(config: Stream, known: int, ways: int) -> list[np.ndarray]:
+    """The classes of each task, by the numbers that the data set gives them."""
+    if ways > known:
+        raise UserError(f"task.partition.ways: {ways} is more than the {known} classes; lower it")
+    if config.ways is None:
+        return [np.arange(known)] * config.tasks
+    if config.disjoint:
+        if config.tasks * ways > known:
+            raise UserError(
+                f"task.partition.tasks: {known} classes make {known // ways} disjoint tasks of {ways}; lower tasks or "
+                "ways, or remove `disjoint`"
+            )
+        dealt = np.random.default_rng([config.seed, 60]).permutation(known)
+        return list(dealt[: config.tasks * ways].reshape(config.tasks, ways))
+    draws = (np.random.default_rng([config.seed, 60, number]) for number in range(config.tasks))
+    return [rng.choice(known, ways, replace=False) for rng in draws]
+
+
+def _some(pool: np.ndarray, count: int, key: str, ways: int, rng: np.random.Generator) -> np.ndarray:
+    if count > len(pool):
+        raise UserError(
+            f"task.partition.{key}: {count} samples of each of {ways} classes are more than the {len(pool)} that a "
+            "class has; lower it"
+        )
+    return rng.choice(pool, count, replace=False)
+
+
+def draw_transforms(config: Transforms, count: int, rng: np.random.Generator) -> np.ndarray:
+    """(count, 2, 3): affine maps from places of the new image to places of the old, both from -1 to 1."""
+    angle = np.deg2rad(rng.uniform(-config.rotation, config.rotation, count))
+    mirrored = 1.0 - 2.0 * (rng.random((2, count)) < config.flip)
+    sizes = rng.uniform(1 - config.scale, 1 + config.scale, (2, count))
+    cut = rng.uniform(0, config.crop, count)
+    shift = rng.uniform(-1, 1, (2, count)) * cut
+    turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+    matrix = turn * (mirrored / sizes)[None]
+    # The window that is left after cutting is looked at as if it were the whole image.
+    maps = np.concatenate([matrix * (1 - cut), np.einsum("ijn,jn->in", matrix, shift)[:, None]], axis=1)
+    return maps.transpose(2, 0, 1).astype(np.float32)
+
+
+def transformed(images: np.ndarray, maps: np.ndarray) -> np.ndarray:
+    """Images (n, C, H, W) uint8, each through its affine map (n, 2, 3); bilinear, and 0 outside."""
+    out = np.empty_like(images)
+    for start in range(0, len(images), AT_ONCE):
+        part = slice(start, start + AT_ONCE)
+        x = torch.from_numpy(images[part]).float()
+        grid = F.affine_grid(torch.from_numpy(maps[part]), list(x.shape), align_corners=False)
+        out[part] = F.grid_sample(x, grid, align_corners=False).round().clamp(0, 255).to(torch.uint8).numpy()
+    return out

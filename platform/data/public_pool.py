@@ -1,0 +1,81 @@
+"""Public samples: everybody has them, and nobody their labels. What distillation needs."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.section import Section
+from hedgerow.platform.data.dataset import Dataset
+from hedgerow.platform.data.partition import Partition
+from hedgerow.platform.data.sources.source import DataConfig
+
+
+class Public(Section):
+    """Samples without labels that the server and all clients have."""
+
+    samples: int | None = Field(None, ge=1, description="how many; null: all of `data`")
+    data: DataConfig | None = Field(
+        None,
+        description="another data set, with samples of the same shape, which are normalised as the task's are; null: "
+        "they are held back from the task's training samples",
+    )
+
+    @model_validator(mode="after")
+    def _not_everything(self) -> Self:
+        if self.samples is None and self.data is None:
+            raise ValueError("give `samples`, how many training samples are held back, or `data`, another data set")
+        return self
+
+
+def with_public(dataset: Dataset, other: Dataset, samples: int | None) -> Dataset:
+    """A data set with training samples of another one behind its own. Which ones, no seed decides: trials share them.
+
+    Raises UserError when they do not fit.
+    """
+    if (other.sample_shape, other.x_train.dtype) != (dataset.sample_shape, dataset.x_train.dtype):
+        shapes = [" x ".join(map(str, one.sample_shape)) + f" ({one.x_train.dtype})" for one in (other, dataset)]
+        raise UserError(
+            f"task.public.data: a sample of {other.name} is {shapes[0]} and one of {dataset.name} {shapes[1]}; choose "
+            "one with samples of the same shape, or hold samples back with `samples` alone"
+        )
+    there = len(other.x_train)
+    samples = samples or there
+    if samples > there:
+        raise UserError(f"task.public.samples: {other.name} has {there} training samples, not {samples}; lower it")
+    rows = np.sort(np.random.default_rng([0, 59]).permutation(there)[:samples])
+    owners = dataset.train_clients
+    return replace(
+        dataset,
+        x_train=np.concatenate([dataset.x_train, other.x_train[rows]]),
+        y_train=np.concatenate([dataset.y_train, np.zeros(samples, np.int64)]),
+        train_clients=None if owners is None else np.concatenate([owners, np.full(samples, -1)]),
+        public=samples,
+    )
+
+
+def hold_back(
+    dataset: Dataset, samples: int | None, seed: int, draw: Callable[[np.ndarray, np.ndarray | None], Partition]
+) -> Partition:
+    """A partition of the samples that are not public: those of another data set, or else some, drawn from the seed.
+
+    draw: labels and natural clients of the others -> their partition. Raises UserError when none are left.
+    """
+    total = len(dataset.y_train)
+    if not dataset.public and (samples or 0) >= total:
+        raise UserError(
+            f"task.public.samples: {samples} public samples leave the clients none of the {total} training samples; "
+            "lower it"
+        )
+    mixed = np.arange(total) if dataset.public else np.random.default_rng([seed, 61]).permutation(total)
+    private, public = (np.sort(part) for part in np.split(mixed, [total - (dataset.public or samples or 0)]))
+    natural = dataset.train_clients
+    partition = draw(dataset.y_train[private], None if natural is None else natural[private])
+    labels = None
+    if partition.labels is not None:
+        labels = dataset.y_train.copy()
+        labels[private] = partition.labels
+    return replace(partition, order=private[partition.order], labels=labels, public=public)

@@ -1,0 +1,150 @@
+"""Images in a folder, or in a zip of one, by class."""
+
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePath, PurePosixPath
+from zipfile import BadZipFile, ZipFile
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.data.dataset import Dataset, image_dataset, stratified_split
+
+_ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp"}
+_HALF = (0.5, 0.5, 0.5)
+_PARTS = ("train", "val", "test")
+ANNOTATIONS = "val_annotations.txt"
+"""Of Tiny-ImageNet: lines of an image's name and its class, beside the folder of the images."""
+
+Member = tuple[PurePosixPath, Callable[[], bytes]]
+
+
+def files(path: Path) -> list[Path]:
+    """The zip, or all images of the folder and the files that name classes. Raises UserError when it does not exist."""
+    if not path.exists():
+        raise UserError(
+            f"task.data.path: there is no {path.absolute()}; give the folder or zip of images, or --data-root"
+        )
+    # Not the folders: overwriting an image in place does not change their times.
+    return [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.name == ANNOTATIONS or _is_image(p))
+
+
+def load(path: Path, size: int | None, test_fraction: float) -> Dataset:
+    """Read all images as RGB, or as grey where every one is grey."""
+    placed = _placed(path)
+    images: dict[str, list[tuple[str, np.ndarray]]] = {"train": [], "test": []}
+    for name, read in members(path):
+        if name in placed:
+            part, label = placed[name]
+            images[part].append((label, pixels(path, name, read(), size)))
+    if not images["train"]:
+        raise UserError(
+            f"task.data.path: no images under {path}; expected CLASS/*.png or train/CLASS/* and test/CLASS/*"
+        )
+    names = tuple(sorted({label for part in images.values() for label, _ in part}))
+    if len(names) < 2:
+        raise UserError(
+            f"task.data.path: all images under {path} are of one class, {names[0]}; give each class a folder of its own"
+        )
+    train = _stack(path, images["train"], names)
+    if images["test"]:
+        test = _stack(path, images["test"], names)
+    else:
+        rows, held = stratified_split(train[1], test_fraction)
+        train, test = (train[0][rows], train[1][rows]), (train[0][held], train[1][held])
+    if all((x == x[:, :1]).all() for x in (train[0], test[0])):
+        train, test = (train[0][:, :1].copy(), train[1]), (test[0][:, :1].copy(), test[1])
+    channels = train[0].shape[1]
+    return image_dataset(path.stem, train, test, names, _HALF[:channels], _HALF[:channels])
+
+
+def _placed(path: Path) -> dict[PurePosixPath, tuple[str, str]]:
+    """Whether an image is to train or to test, and its class; without those of no class, or of no use.
+
+    Where nothing is under test/, or what is there has no class, val/ is tested.
+    """
+    found: dict[str, dict[PurePosixPath, tuple[str, ...]]] = {part: {} for part in (*_PARTS, "")}
+    names = [name for name, _ in members(path)]
+    divided = any("train" in name.parts[:-2] for name in names)
+    for name in names:
+        folders = name.parts[:-1]
+        known = _PARTS if divided else ("test",)
+        at = max((i for i, folder in enumerate(folders[:-1]) if folder in known), default=-1)
+        if at < 0 and divided and folders[-1] in _PARTS:
+            at = len(folders) - 1
+        found[folders[at] if at >= 0 else ""][name] = folders[at + 1 :]
+    told = _annotated(path)
+    classes = {part: _classes(below, told) for part, below in found.items()}
+    if found["val"] and not classes["test"] and not classes["val"]:
+        raise UserError(
+            f"task.data.path: {next(iter(found['val']))} under {path} has no class; sort val/ into val/CLASS/*, keep "
+            f"its {ANNOTATIONS}, or remove it"
+        )
+    chosen = {"train": classes["train"] or classes[""], "test": classes["test"] or classes["val"]}
+    return {name: (part, label) for part, labels in chosen.items() for name, label in labels.items()}
+
+
+def _classes(below: dict[PurePosixPath, tuple[str, ...]], told: dict[PurePosixPath, str]) -> dict[PurePosixPath, str]:
+    """By image: the folder that it is in, or the one above where all are in folders named images.
+
+    below: the folders of each image, below train/ or test/. told: classes that a file names.
+    """
+    inner = all(folders[-1:] == ("images",) for folders in below.values())
+    labels = {}
+    for name, folders in below.items():
+        above = folders[:-1] if inner else folders
+        if label := told.get(name) or "".join(above[-1:]):
+            labels[name] = label
+    return labels
+
+
+def _annotated(path: Path) -> dict[PurePosixPath, str]:
+    """The class of each image that a file of them names."""
+    told = {}
+    for name, read in members(path, lambda name: name.name == ANNOTATIONS):
+        for line in read().decode(errors="replace").splitlines():
+            image, label, *_ = [*line.split("\t"), "", ""]
+            told[name.parent / "images" / image] = label
+    return told
+
+
+def _is_image(name: PurePath) -> bool:
+    return name.suffix.lower() in _ENDINGS and len(name.parts) >= 2 and "__MACOSX" not in name.parts
+
+
+def members(path: Path, wanted: Callable[[PurePosixPath], bool] = _is_image) -> Iterator[Member]:
+    """Images by name, or other files, in the order of their names; an image's name has at least the class before it."""
+    if path.is_dir():
+        found = [(PurePosixPath(p.relative_to(path).as_posix()), p.read_bytes) for p in path.rglob("*") if p.is_file()]
+        yield from sorted((m for m in found if wanted(m[0])), key=lambda m: m[0])
+        return
+    try:
+        with ZipFile(path) as archive:
+            for name in sorted(archive.namelist()):
+                if wanted(PurePosixPath(name)):
+                    yield PurePosixPath(name), lambda name=name: archive.read(name)  # type: ignore[misc]
+    except BadZipFile:
+        raise UserError(
+            f"task.data.path: {path} is neither a folder nor a whole zip; unpack it or fetch it again"
+        ) from None
+
+
+def pixels(path: Path, name: PurePosixPath, content: bytes, size: int | None) -> np.ndarray:
+    """An image as RGB, (3, H, W) uint8: the shorter side resized, the middle cropped. Raises UserError."""
+    try:
+        image = Image.open(io.BytesIO(content)).convert("RGB")
+    except (UnidentifiedImageError, OSError):
+        raise UserError(f"task.data.path: {path}: {name} is not a readable image; mend or remove it") from None
+    if size:
+        image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
+    return np.asarray(image).transpose(2, 0, 1)
+
+
+def _stack(path: Path, images: list[tuple[str, np.ndarray]], names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
+    shapes = {x.shape for _, x in images}
+    if len(shapes) > 1:
+        raise UserError(
+            f"task.data.size: the images under {path} have {len(shapes)} different sizes; set it, such as 32"
+        )
+    return np.stack([x for _, x in images]), np.array([names.index(label) for label, _ in images], dtype=np.int64)

@@ -1,0 +1,50 @@
+"""DiSK's two toys (thesis, chapter 6), of which the best students and the poor ones are known."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hedgerow.platform.data.dataset import Dataset
+
+if TYPE_CHECKING:
+    from hedgerow.platform.data.sources.source import Gaussians, IntervalsData
+
+BLUE = ((2.0, 3.0), (5.0, 7.0))
+RED = ((0.0, 2.0), (3.0, 5.0), (7.0, 9.0))
+
+CENTRES = np.array([[[0.0, 0.0], [3.0, 1.5]], [[1.5, 0.0], [0.0, 1.5]], [[3.0, 0.0], [1.5, 1.5]]])
+"""(classes, 2, 2): red, blue, green."""
+
+
+def intervals(config: "IntervalsData") -> Dataset:
+    """Points of [0, 9], uniform within each class: blue in [2, 3] and [5, 7], red elsewhere."""
+    rng = np.random.default_rng([config.seed, 83])
+    train, test = (_on_a_line(rng, samples) for samples in (config.samples, config.test_samples))
+    zero, one = np.zeros(1, np.float32), np.ones(1, np.float32)
+    return Dataset("intervals", *train, *test, 2, zero, one, ("red", "blue"))
+
+
+def _on_a_line(rng: np.random.Generator, samples: int) -> tuple[np.ndarray, np.ndarray]:
+    y = np.arange(samples) % 2
+    x = np.empty(samples)
+    for label, parts in enumerate((RED, BLUE)):
+        lows, highs = np.array(parts).T
+        ends = np.cumsum(highs - lows)
+        along = rng.uniform(0, ends[-1], int((y == label).sum()))
+        part = np.searchsorted(ends, along, side="right")
+        x[y == label] = highs[part] - (ends[part] - along)
+    return x[:, None].astype(np.float32), y.astype(np.int64)
+
+
+def gaussians(config: "Gaussians") -> Dataset:
+    """Points around six centres, two of each class, N(centre, variance I)."""
+    rng = np.random.default_rng([config.seed, 89])
+    train, test = (_in_the_plane(rng, samples, config.variance) for samples in (config.samples, config.test_samples))
+    zero, one = np.zeros(2, np.float32), np.ones(2, np.float32)
+    return Dataset("gaussians", *train, *test, 3, zero, one, ("red", "blue", "green"))
+
+
+def _in_the_plane(rng: np.random.Generator, samples: int, variance: float) -> tuple[np.ndarray, np.ndarray]:
+    y, which = np.arange(samples) % 3, np.arange(samples) // 3 % 2
+    x = CENTRES[y, which] + np.sqrt(variance) * rng.normal(size=(samples, 2))
+    return x.astype(np.float32), y.astype(np.int64)

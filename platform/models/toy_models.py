@@ -1,0 +1,90 @@
+"""The models of DiSK's toys (thesis, chapter 6)."""
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from hedgerow.algorithms.core.static_batch_norm import StaticBatchNorm2d
+
+SPAN = 9.0
+"""The toy's points lie in [0, 9]."""
+
+ENDS = {"A": (2.0, 3.0), "B": (2.0, 7.0), "C": (5.0, 7.0)}
+"""Where one interval is a minimum. The source tells them by their accuracies, 67, 83 and 87 %; in expectation B and C
+have 83.3 % both. C is what remains where [2, 3] is excused."""
+
+NEAR = 0.5
+"""How far each end may lie from a minimum's."""
+
+
+WITHIN = 0.0499
+"""How far an accuracy may be from a minimum's."""
+
+
+class Intervals(nn.Module):
+    """Blue is what lies in one of some intervals with soft ends: f(x) = sum_i sigma(x - a_i) - sigma(x - b_i) with
+    sigma(z) = 1 / (1 + exp(-steepness z)). (batch, 1) -> (batch, 2), logarithms of probabilities above `floor`.
+
+    A point moves an end that is nearer than log(1 / floor) / steepness. Where that is more than the gap of 1 between
+    the toy's blue parts and other ends, the minima of the loss are no longer those of the accuracy: at 1e-5 it is 1.15,
+    and they lie within 0.2 of `ENDS`; at 1e-6 the end a of B is drawn from 2 to 2.4; at 1e-4 more students stay where
+    no point moves them.
+
+    One interval is drawn; several begin spread evenly.
+    """
+
+    shows_inside = True
+
+    def __init__(self, number: int, steepness: float, floor: float):
+        super().__init__()
+        self.steepness, self.floor = steepness, floor
+        ends = torch.rand(2).sort().values if number == 1 else torch.arange(1, 2 * number + 1) / (2 * number + 1)
+        self.ends = nn.Parameter(SPAN * ends)
+
+    def forward(self, x: Tensor, inside: bool = False) -> Any:
+        soft = torch.sigmoid(self.steepness * (x - self.ends))
+        bumps = soft[:, 0::2] - soft[:, 1::2]
+        blue = bumps.sum(-1).clamp(self.floor, 1 - self.floor)
+        logits = torch.stack([1 - blue, blue], -1).log()
+        return ([], bumps, logits) if inside else logits
+
+    def minima(self, w: dict[str, Tensor], accuracy: Tensor) -> dict[str, Tensor]:
+        """Which of some models with one interval, (models,), lie in which minimum."""
+        at = {name: ((w["ends"] - torch.tensor(ends)).abs() < NEAR).all(-1) for name, ends in ENDS.items()}
+        return at | {"other": ~torch.stack(list(at.values())).any(0)}
+
+
+class StaticMLP(nn.Module):
+    """Linear layers, static batch norm and ReLU between them. (batch, ...) -> (batch, classes).
+
+    The last layer alone has a bias: before a norm it would count for nothing. The source's formulas show none, but
+    without it a sample at which all hidden units are 0 has equal logits, and no student with two of them can be right
+    everywhere, as the source's best are: in the plane one of the six clusters lies there.
+
+    levels: test accuracies of known minima, by name.
+    """
+
+    shows_inside = True
+
+    def __init__(self, widths: list[int], levels: dict[str, float]):
+        super().__init__()
+        last = len(widths) - 2
+        self.layers = nn.ModuleList(nn.Linear(a, b, bias=i == last) for i, (a, b) in enumerate(pairwise(widths)))
+        self.norms = nn.ModuleList(StaticBatchNorm2d(width) for width in widths[1:-1])
+        if levels:
+            self.levels, self.minima = levels, self._minima
+
+    def forward(self, x: Tensor, inside: bool = False) -> Any:
+        x = x.flatten(1)
+        for layer, norm in zip(self.layers, self.norms, strict=False):
+            x = F.relu(norm(layer(x)))
+        logits = self.layers[-1](x)
+        return ([], x, logits) if inside else logits
+
+    def _minima(self, w: dict[str, Tensor], accuracy: Tensor) -> dict[str, Tensor]:
+        """Which of some models, (models,), have nearly the accuracy of which."""
+        at = {name: (accuracy - level).abs() <= WITHIN for name, level in self.levels.items()}
+        return at | {"other": ~torch.stack(list(at.values())).any(0)}

@@ -1,0 +1,1 @@
+"""Running and resuming experiments."""

@@ -1,0 +1,126 @@
+"""What a run leaves behind, in Python and in a notebook."""
+
+from base64 import b64encode
+from dataclasses import dataclass, field
+from functools import cached_property
+from html import escape
+from typing import TYPE_CHECKING, Any, Self
+
+from hedgerow.algorithms.core.pytree import Tree, tree_map
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.experiment import Experiment
+from hedgerow.platform.config.factory import Data, build_algorithms
+from hedgerow.platform.config.loader import load_experiment
+from hedgerow.platform.learner import Record
+from hedgerow.platform.storage.checkpoint import checkpoints, read_checkpoint
+from hedgerow.platform.tracking.formatting import summary_cells
+from hedgerow.platform.tracking.own_data import same_data
+from hedgerow.platform.tracking.run_folder import RunFolder
+from hedgerow.platform.tracking.summary import summarise
+from hedgerow.platform.tracking.tracker import RunLog
+from hedgerow.platform.ui.plots import curves
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run that came to its end; or, read from its folder, as far as it has come.
+
+    records: one per round. summary: of `report.summarise`, empty before the first round. model: its parameters, where
+    they are at hand. warning: a sentence about what went wrong on the way.
+    """
+
+    folder: RunFolder
+    experiment: Experiment
+    records: list[Record]
+    summary: dict[str, Any]
+    model: Tree | None = None
+    warning: str | None = None
+    data: Data | None = field(default=None, repr=False, compare=False)
+    """Data set and partition of a run that was given its own, for `parameters`."""
+
+    @classmethod
+    def read(cls, folder: RunFolder, data: Data | None = None) -> Self:
+        """From its folder. data: its own data set and partition, if it was given any."""
+        experiment, records = load_experiment(folder.experiment), RunLog(folder.metrics).read()
+        wanted = experiment.evaluation
+        record = folder.record()
+        summary = record.get("summary")
+        if summary is None and records:
+            summary = summarise(records, wanted.targets, wanted.target_metric)
+        warning = "; ".join(record.get("diverged", [])) or None
+        return cls(folder, experiment, records, summary or {}, warning=warning, data=data)
+
+    @property
+    def status(self) -> str:
+        """What its folder says: finished, running, interrupted, failed or stopped."""
+        return self.folder.record()["status"]
+
+    @property
+    def plans(self) -> dict[str, dict[str, Any]]:
+        """How each step was run. As `engine.plans` of another run, they repeat this one's numbers bit for bit."""
+        return self.folder.record().get("plans", {})
+
+    @cached_property
+    def frame(self) -> "DataFrame":
+        """A pandas frame of the rounds: a row for each, a column for each metric."""
+        return rounds_frame(self.records)
+
+    @cached_property
+    def parameters(self) -> Tree:
+        """The model's trained parameters, as arrays; frozen ones are those of the model's constructor.
+
+        Of a run that was read from its folder, this needs its data. Raises UserError.
+        """
+        if self.model is not None:
+            return self.model
+        data = same_data(self.folder, self.experiment, self.data, fix="load")
+        return last_parameters(self.experiment, self.folder, data)
+
+    def figure(self, by: str = "round") -> Any:
+        """The curves as a matplotlib figure, against rounds or, by: "traffic", what was transmitted."""
+        return curves({self.experiment.name: self.records}, by, self.experiment.evaluation.accuracies)
+
+    def __repr__(self) -> str:
+        return f"<run {self.folder.name}: {self.status}, {len(self.records)} of {self.experiment.rounds} rounds>"
+
+    def _repr_html_(self) -> str:
+        rows = [summary_cells(self.summary)] if self.summary else []
+        return page(self.folder, self.status, self.warning, rows, self._repr_png_())
+
+    def _repr_png_(self) -> bytes | None:
+        return self.figure()._repr_png_() if self.records else None
+
+
+def rounds_frame(records: list[Record]) -> "DataFrame":
+    """Records as a pandas frame, by round."""
+    # pandas takes a second to import, which a run need not wait for.
+    from pandas import DataFrame
+
+    return DataFrame(records).set_index("round") if records else DataFrame()
+
+
+def page(folder: RunFolder, status: str, warning: str | None, rows: list[dict[str, str]], png: bytes | None) -> str:
+    """What a notebook shows: name and folder, a table of texts, a picture."""
+    from pandas import DataFrame
+
+    parts = [f"<p><b>{escape(folder.name)}</b> &ensp; {escape(status)} &ensp; <code>{escape(str(folder))}</code></p>"]
+    if warning:
+        parts.append(f"<p>{escape(warning)}</p>")
+    if rows:
+        parts.append(DataFrame(rows).fillna("").to_html(index=False, border=0))
+    if png:
+        source = f"data:image/png;base64,{b64encode(png).decode()}"
+        parts.append(f'<img src="{source}" alt="{escape(folder.name)}" style="max-width: 100%; background: white">')
+    return "\n".join(parts)
+
+
+def last_parameters(experiment: Experiment, folder: RunFolder, data: Data) -> Tree:
+    """Those of the last checkpoint of a run, as arrays. Raises UserError when there is none or it is damaged."""
+    found = checkpoints(folder.checkpoints)
+    if not found:
+        raise UserError(f"{folder.path} has no checkpoint yet, and so no parameters; resume it")
+    (algorithm,) = build_algorithms([experiment], *data)
+    return tree_map(lambda leaf: leaf.numpy(), algorithm.evaluate_params(read_checkpoint(found[-1])[0]))

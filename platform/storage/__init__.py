@@ -1,0 +1,1 @@
+"""Checkpoints, copies, and files that are complete or absent."""

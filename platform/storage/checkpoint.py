@@ -1,0 +1,450 @@
+"""Checkpoints: one atomic, verified folder each, in a format that executes nothing when it is read.
+
+A checkpoint is a folder `round-00000010`, or `round-00000010.2` where its round is saved a second time. Its commit
+marker, `progress.json`, has the SHA-256 of every other file and of itself, and a position in the file of records next
+to the folder.
+"""
+
+import errno
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from pathlib import Path, PurePath
+from secrets import token_hex
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load, save_file
+
+from hedgerow.algorithms.core.pytree import Tree, flatten, tree_map, unflatten
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.storage.atomic_file import Altered, compare, fingerprint, read_verified, sync
+from hedgerow.platform.storage.remote import SEAL
+from hedgerow.platform.tracking.history import RECORDS, History
+
+SERVER = "server.safetensors"
+
+NAME = re.compile(r"round-(\d+)(?:\.(\d+))?")
+
+DAMAGE = {errno.EIO, errno.EBADMSG, errno.EUCLEAN, errno.EISDIR, errno.ENOTDIR}
+"""Errors of a file system that mean that a file is damaged. After others, the same file may be read later."""
+
+UNVERIFIED = "was written by an earlier version, without SHA-256, and cannot be verified"
+
+
+class DamagedCheckpoint(UserError):  # noqa: N818
+    """A checkpoint that cannot be used. reason: the file and what is wrong with it."""
+
+    def __init__(self, folder: Path, reason: str):
+        super().__init__(folder, reason)
+        self.folder, self.reason = folder, reason
+
+    def __str__(self) -> str:
+        return f"the checkpoint {self.folder} is damaged ({self.reason}); delete it to use the one before it"
+
+
+# ---- trees of tensors -----------------------------------------------------------------------------------------------
+
+
+def save_tree(tree: Tree, file: Path) -> None:
+    """Write a tree of tensors (safetensors), and the order of its keys, which the format itself does not keep."""
+    flat = {key: leaf.contiguous() for key, leaf in flatten(tree).items()}
+    owners = {leaf.untyped_storage().data_ptr(): key for key, leaf in flat.items()}
+    # The format refuses leaves that share their memory.
+    alone = {
+        key: leaf if owners[leaf.untyped_storage().data_ptr()] == key else leaf.clone() for key, leaf in flat.items()
+    }
+    try:
+        save_file(alone, file, {"keys": json.dumps(list(flat))})
+    except SafetensorError as error:
+        # Only its text has the number of the operating system's error.
+        if number := re.search(r"\(os error (\d+)\)", str(error)):
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(file)) from None
+        raise
+
+
+def load_tree(file: Path, branch: str | None = None) -> Tree:
+    """Read what `save_tree` wrote, keys in the same order: sums over leaves then have the same bits.
+
+    branch: read only the leaves under this key of the tree. The contents are not verified.
+    Raises OSError, KeyError or SafetensorError when the file is damaged.
+    """
+    with _opened(file) as stored:
+        keys = json.loads((stored.metadata() or {})["keys"])
+        wanted = [key for key in keys if branch is None or key.split("/")[0] == branch]
+        return unflatten({key: stored.get_tensor(key) for key in wanted})
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """A file that `save_tree` wrote. Raises OSError with its number, which the library's own OSErrors do not have."""
+    file.open("rb").close()
+    try:
+        stored = safe_open(file, "pt")
+    except FileNotFoundError:
+        file.stat()
+        raise
+    with stored:
+        yield stored
+
+
+def _parse_tree(raw: bytes) -> Tree:
+    """The tree in the bytes of a file that `save_tree` wrote."""
+    header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+    stored = load(raw)
+    # Copies are aligned as torch's own tensors are, on which the bits of a computation may depend.
+    return unflatten({key: stored.pop(key).clone() for key in json.loads(header["__metadata__"]["keys"])})
+
+
+# ---- one checkpoint -------------------------------------------------------------------------------------------------
+
+
+def write_checkpoint(
+    folder: Path,
+    server: Tree,
+    progress: dict[str, Any],
+    save_states: Callable[[Path], None],
+    history: History | None = None,
+) -> Path:
+    """Write a checkpoint aside, force it to the disk, and rename it to `folder`. A write that fails leaves nothing.
+
+    Returns the folder, which has another name where there is a checkpoint of this round: that one stays intact.
+
+    server: the server's state. progress: JSON values (round, ledger, plans). save_states: writes the client states into
+    the folder that it is given. history: the records so far, of which new ones are appended to their file.
+    """
+    aside = folder.with_name(f".{folder.name}.{os.getpid()}-{token_hex(4)}")
+    try:
+        aside.mkdir(parents=True)
+        save_tree(server, aside / SERVER)
+        save_states(aside)
+        content = {
+            **progress,
+            "empty_branches": [key for key, child in server.items() if child == {}],
+            "files": {file.name: fingerprint(file) for file in sorted(aside.iterdir())},
+        }
+        if history is not None:
+            content["history"] = history.save(folder.parent)
+        (aside / SEAL).write_bytes(_sealed(content))
+        for file in aside.iterdir():
+            sync(file)
+        sync(aside)
+        target = _unused(folder)
+        aside.rename(target)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    sync(folder.parent)
+    _intact[target] = _stamps(target)
+    return target
+
+
+def read_checkpoint(folder: Path) -> tuple[Tree, dict[str, Any]]:
+    """The server's state and the progress of a checkpoint, all files of which are verified.
+
+    progress["history"]: the records, as a sequence. Raises DamagedCheckpoint.
+    """
+    stamps, (content, _) = _stamps(folder), _marker(folder)
+    server = _tree(folder, SERVER, content)
+    _verify_files(folder, content, but=SERVER)
+    if isinstance(position := content.get("history"), dict):
+        content["history"], _ = _records(folder, position)
+    _intact[folder] = stamps
+    branches = content.pop("empty_branches")
+    content.pop("files", None)
+    return {**{branch: {} for branch in branches}, **server}, content
+
+
+def read_progress(folder: Path) -> dict[str, Any]:
+    """The verified progress of a checkpoint without its history. Raises DamagedCheckpoint."""
+    content, _ = _marker(folder)
+    return {name: value for name, value in content.items() if name not in ("history", "files", "empty_branches")}
+
+
+def read_states(folder: Path, owns: Callable[[np.ndarray], np.ndarray]) -> Iterator[tuple[np.ndarray, Tree]]:
+    """The client states of a checkpoint, file by file: ids (n,), and a tree with n rows. Raises DamagedCheckpoint.
+
+    owns: ids -> bool. A file that holds none of these clients is left out; the contents of the others are verified.
+    """
+    content, _ = _marker(folder)
+    names = content["files"] if "files" in content else [file.name for file in folder.iterdir()]
+    for name in sorted(name for name in names if re.fullmatch(r"states.*\.safetensors", name)):
+        with _damage_in(folder, name):
+            clients = load_tree(folder / name, "clients")["clients"].numpy()
+        if (mine := owns(clients)).any():
+            states = _tree(folder, name, content)["states"]
+            yield clients[mine], tree_map(lambda leaf, mine=mine: leaf[mine], states)
+
+
+def flaw(folder: Path) -> str | None:
+    """The reason why a checkpoint cannot be used, found by reading all of it; None: there is none."""
+    try:
+        _examine(folder)
+    except DamagedCheckpoint as error:
+        return error.reason
+    return None
+
+
+def is_intact(folder: Path) -> bool:
+    """As `flaw`, but a checkpoint that this process knows is not read again: it may be large."""
+    stamps = _stamps(folder)
+    if _intact.get(folder) != stamps:
+        if flaw(folder) is not None:
+            return False
+        _intact[folder] = stamps
+    return True
+
+
+# ---- a folder of checkpoints ----------------------------------------------------------------------------------------
+
+
+def checkpoints(parent: Path) -> list[Path]:
+    """The checkpoint folders under `parent`, oldest first. Raises UserError when `parent` cannot be read."""
+    try:
+        found = list(parent.iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise _unreadable(f"the folder of checkpoints {parent}", error) from None
+    return sorted((folder for folder in found if NAME.fullmatch(folder.name)), key=order_of)
+
+
+def newest_first(parent: Path) -> Iterator[Path]:
+    """The checkpoint folders under `parent`, newest first, with those that are written while they are tried."""
+    tried: set[Path] = set()
+    while left := [folder for folder in checkpoints(parent) if folder not in tried]:
+        tried.add(left[-1])
+        yield left[-1]
+
+
+def round_of(checkpoint: Path) -> int:
+    """After which round it was written."""
+    return order_of(checkpoint)[0]
+
+
+def latest_checkpoint(parent: Path) -> tuple[Path, list[str]] | None:
+    """The newest intact checkpoint, and the names of newer ones that are damaged; None when there is none."""
+    damaged: list[str] = []
+    for folder in newest_first(parent):
+        if flaw(folder) is None:
+            return folder, damaged
+        # One that is gone was deleted for a newer one.
+        if folder.exists():
+            damaged.append(folder.name)
+    return None
+
+
+def read_latest(parent: Path) -> tuple[Tree, dict[str, Any]] | None:
+    """As `read_checkpoint`, of the newest intact checkpoint; None when there is none."""
+    for folder in newest_first(parent):
+        with suppress(DamagedCheckpoint):
+            return read_checkpoint(folder)
+    return None
+
+
+def tell_flaws(parent: Path) -> list[str]:
+    """A sentence about each checkpoint under `parent` that is damaged, and about the newest one where it is not quite
+    as it was written.
+
+    Raises UserError when there are checkpoints and all of them are damaged.
+    """
+    told, note, found = [], "", checkpoints(parent)
+    for folder in found:
+        try:
+            note = _examine(folder)
+        except DamagedCheckpoint as error:
+            told.append(passed_over(folder, error.reason))
+    if found and len(told) == len(found):
+        raise UserError(
+            f"{parent} has no checkpoint that can be used ({told[-1]}); restore one from a copy, or delete all of them "
+            "to begin again at round 1"
+        )
+    return [*told, note] if note else told
+
+
+def passed_over(folder: Path, reason: str) -> str:
+    """A sentence about a damaged checkpoint."""
+    return f"the checkpoint {folder} is damaged ({reason}) and passed over"
+
+
+def prune(parent: Path, keep: int, newest: Path | None = None) -> None:
+    """Delete all but the newest `keep` intact checkpoints, and what interrupted writes left behind.
+
+    newest: the checkpoint that was just written. Later rounds are of a course that has been left, since they were
+    damaged or the learner took over the state of another one, and are deleted, too. Damaged checkpoints after the
+    newest intact one stay.
+    """
+    left: list[Path] = []
+    for folder in reversed(checkpoints(parent)):
+        abandoned = newest is not None and order_of(folder) > order_of(newest)
+        if not abandoned and len(left) < keep and is_intact(folder):
+            left.append(folder)
+        elif abandoned or left:
+            # At once, so that what is deleted half-way is not taken for a damaged checkpoint.
+            folder.rename(folder.with_name(f".{folder.name}.{token_hex(4)}"))
+            _intact.pop(folder, None)
+    for folder in parent.glob(".round-*"):
+        shutil.rmtree(folder)
+    _prune_records(parent)
+
+
+def _prune_records(parent: Path) -> None:
+    """Delete the files of records to which no checkpoint refers."""
+    files = {file.name: file for file in parent.glob(RECORDS)}
+    if len(files) < 2:
+        return
+    for folder in checkpoints(parent):
+        try:
+            history = _marker(folder)[0].get("history")
+        except DamagedCheckpoint:
+            continue
+        if isinstance(history, dict):
+            files.pop(history["file"], None)
+    for file in files.values():
+        file.unlink()
+
+
+def order_of(folder: PurePath) -> tuple[int, int]:
+    """The round and, where it was saved more than once, which time this is."""
+    match = NAME.fullmatch(folder.name)
+    assert match is not None
+    return int(match[1]), int(match[2] or 1)
+
+
+def _unused(folder: Path) -> Path:
+    """The folder, or the next free name of its round."""
+    times = [time for round, time in map(order_of, checkpoints(folder.parent)) if round == order_of(folder)[0]]
+    return folder.with_name(f"{folder.name}.{max(times) + 1}") if times else folder
+
+
+# ---- verification ---------------------------------------------------------------------------------------------------
+
+Stamps = dict[str, tuple[int, int, int]]
+
+_intact: dict[Path, Stamps] = {}
+"""Checkpoints that this process has written or verified, with the state of their files then."""
+
+
+def _stamps(folder: Path) -> Stamps:
+    """Inode, size and time of each file of a checkpoint. Another process may delete them meanwhile."""
+    stamps: Stamps = {}
+    try:
+        for file in folder.iterdir():
+            with suppress(FileNotFoundError):
+                stat = file.stat()
+                stamps[file.name] = stat.st_ino, stat.st_size, stat.st_mtime_ns
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        if error.errno not in DAMAGE:
+            raise _unreadable(f"the checkpoint {folder}", error) from None
+    return stamps
+
+
+def _sealed(content: dict[str, Any]) -> bytes:
+    """The commit marker with this content. Reading and writing it again gives the same bytes, or it is damaged."""
+    body = json.dumps(content)
+    return f'{{"sha256": "{sha256(body.encode()).hexdigest()}",\n"content": {body}}}\n'.encode()
+
+
+def _marker(folder: Path) -> tuple[dict[str, Any], bool]:
+    """The content of a commit marker, and whether it could be verified. Raises DamagedCheckpoint."""
+    with _damage_in(folder, SEAL):
+        raw = (folder / SEAL).read_bytes()
+        values = json.loads(raw)
+        # Of earlier versions. Damage to a marker of this one does not lift this key out of its "content".
+        if "empty_branches" in values:
+            return values, False
+        if raw != _sealed(values["content"]):
+            raise Altered("does not match its SHA-256")
+        return values["content"], True
+
+
+def _examine(folder: Path) -> str:
+    """Verify all of a checkpoint; returns a sentence where it can be used with a reservation, or "".
+
+    Raises DamagedCheckpoint.
+    """
+    content, verified = _marker(folder)
+    _verify_files(folder, content)
+    note = "" if verified else f"the checkpoint {folder} {UNVERIFIED}"
+    if isinstance(position := content.get("history"), dict):
+        _, note = _records(folder, position)
+    return note
+
+
+def _verify_files(folder: Path, content: dict[str, Any], but: str = "") -> None:
+    """Compare the files of a checkpoint with its marker. Raises DamagedCheckpoint."""
+    for name, expected in ({SERVER: None} | content.get("files", {})).items():
+        with _damage_in(folder, name):
+            if name == but:
+                continue
+            if isinstance(expected, dict):
+                compare(fingerprint(folder / name), expected)
+            else:
+                _verify_length(folder / name, expected)
+
+
+def _verify_length(file: Path, expected: int | None) -> None:
+    """What can be verified in a checkpoint of an earlier version, which recorded at most the lengths."""
+    length = file.stat().st_size
+    compare({"bytes": length, "sha256": ""}, {"bytes": length if expected is None else expected, "sha256": ""})
+    if file.suffix == ".safetensors":
+        with _opened(file):
+            pass
+
+
+def _tree(folder: Path, name: str, content: dict[str, Any]) -> Tree:
+    """A tree of tensors of a checkpoint. Raises DamagedCheckpoint."""
+    with _damage_in(folder, name):
+        file, expected = folder / name, content.get("files", {}).get(name)
+        if isinstance(expected, dict):
+            return _parse_tree(read_verified(file, expected))
+        _verify_length(file, expected)
+        return load_tree(file)
+
+
+def _records(folder: Path, position: dict[str, Any]) -> tuple[History, str]:
+    """The records up to a position, and a sentence where they are not read from their own file, or "".
+
+    The run's metrics begin with the same bytes, unless the run ended before it wrote them.
+    """
+    file = folder.parent / position["file"]
+    try:
+        with _damage_in(folder, file.name):
+            return History.read(file, position), ""
+    except DamagedCheckpoint as error:
+        metrics = folder.parent.parent / "metrics.jsonl"
+        with suppress(DamagedCheckpoint), _damage_in(folder, metrics.name):
+            return History.read(metrics, position), f"{file} is damaged ({error.reason}); {metrics} is used instead"
+        raise
+
+
+@contextmanager
+def _damage_in(folder: Path, name: str) -> Iterator[None]:
+    """Raise DamagedCheckpoint for whatever is wrong with a file, UserError where the file may still be intact."""
+    try:
+        yield
+    except Altered as error:
+        raise DamagedCheckpoint(folder, f"{name} {error}") from None
+    except OSError as error:
+        if error.errno == errno.ENOENT:
+            raise DamagedCheckpoint(folder, f"{name} is missing") from None
+        if error.errno not in DAMAGE:
+            raise _unreadable(f"{name} of the checkpoint {folder}", error) from None
+        raise DamagedCheckpoint(folder, f"{name} cannot be read") from None
+    except (ValueError, KeyError, TypeError, SafetensorError):
+        raise DamagedCheckpoint(folder, f"{name} cannot be read") from None
+
+
+def _unreadable(what: str, error: OSError) -> UserError:
+    """The error for a failure to read that may pass: nothing is taken for damaged, passed over or deleted."""
+    return UserError(
+        f"{what} cannot be read now ({error.strerror or error}), although it may be intact; remove the cause, then "
+        "`hedgerow resume` continues from there"
+    )

@@ -1,0 +1,197 @@
+"""A run's folder kept a second time: the run works in its local folder, and copies follow at its checkpoints."""
+
+import os
+import threading
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
+
+from hedgerow.platform.storage.checkpoint import is_intact, newest_first, order_of
+from hedgerow.platform.storage.remote import SEAL, Storage, reason, uri_of
+from hedgerow.platform.tracking.history import RECORDS
+
+BEAT = 1.0
+"""Seconds between two looks for new checkpoints."""
+
+Stamp = tuple[int, int]
+"""When a file was written (EARLIER: by an earlier process), and its size: another one means another file."""
+
+EARLIER = 0
+
+UNKNOWN = (-1, -1)
+
+Finished = TypeVar("Finished", bound=Any)
+
+
+class Mirror:
+    """Copies a run's folder to its storage whenever there is a new checkpoint, in a thread: the run never waits for it.
+
+    storage: None copies nothing. Trouble ends no run: it is tried again at the next checkpoint, and told in the end.
+    """
+
+    def __init__(self, folder: Path, storage: str | None):
+        self.folder, self.error = folder, ""
+        uri = uri_of(storage, folder.name)
+        self.storage = Storage(uri) if uri else None
+        self._there: dict[str, Stamp] = {}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
+
+    def __enter__(self) -> "Mirror":
+        if self.storage:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.storage:
+            self._ended.set()
+            self._thread.join()
+            self._attempt()
+
+    def told(self, finished: Finished) -> Finished:
+        """What a run left, with a warning where its copy is not whole."""
+        if not self.error:
+            return finished
+        sentence = (
+            f"checkpoints.storage did not take everything ({self.error}); nothing is lost: it is all in {self.folder}"
+        )
+        return replace(finished, warning="; ".join(part for part in (finished.warning, sentence) if part))
+
+    def copy(self) -> None:
+        """Make the copy what the folder is now, but for damaged checkpoints.
+
+        A checkpoint is copied before those that it replaces are deleted, and is never older than the records next to
+        it. A copy of an earlier process stays, whatever becomes of the checkpoint here, until there is a newer one.
+        """
+        assert self.storage is not None
+        here = self._files()
+        news = [path for path, stamp in here.items() if not self._has(path, stamp)]
+        others = [path for path in news if not _checkpoint(path) and not _is_history(path)]
+        records = {path: (self.folder / path).read_bytes() for path in others}
+        for checkpoint in sorted({_checkpoint(path) for path in news} - {""}):
+            # A damaged one, or one that is gone meanwhile, leaves its copy alone.
+            if is_intact(self.folder / checkpoint):
+                files = {path: stamp for path, stamp in here.items() if _checkpoint(path) == checkpoint}
+                if self._is_copied(checkpoint, files):
+                    self._there |= files
+                else:
+                    self._copy_checkpoint(checkpoint, files)
+        for path, content in records.items():
+            self.storage.write(path, content)
+            self._there[path] = here[path]
+        kept = {_checkpoint(path) for path in here}
+        for checkpoint in sorted({_checkpoint(path) for path in self._there} - kept):
+            if self._is_replaced(checkpoint):
+                self.storage.delete(checkpoint)
+                self._there = {path: stamp for path, stamp in self._there.items() if _checkpoint(path) != checkpoint}
+        earlier = {path for path, (time, _) in self._there.items() if time == EARLIER and path.endswith(SEAL)}
+        needed = {_parent(_checkpoint(seal)) for seal in earlier}
+        for path in [path for path in self._there if _is_history(path) and path not in here]:
+            if _parent(path) not in needed:
+                self.storage.delete_file(path)
+                del self._there[path]
+
+    def _has(self, path: str, stamp: Stamp) -> bool:
+        """Whether a file's copy is there as it is now. Records of checkpoints only grow."""
+        known = self._there.get(path)
+        return known == stamp or (known == (EARLIER, stamp[1]) and _is_history(path))
+
+    def _is_copied(self, checkpoint: str, files: dict[str, Stamp]) -> bool:
+        """Whether an earlier process has copied this checkpoint. Its marker has the SHA-256 of all other files."""
+        assert self.storage is not None
+        if any(self._there.get(path) != (EARLIER, size) for path, (_, size) in files.items()):
+            return False
+        seal = f"{checkpoint}/{SEAL}"
+        return self.storage.contents(seal) == (self.folder / seal).read_bytes()
+
+    def _is_replaced(self, checkpoint: str) -> bool:
+        """Whether a checkpoint that is not here any more may be deleted from the copy."""
+        last = next(filter(is_intact, newest_first(self.folder / _parent(checkpoint))), None)
+        if last is None:
+            return False
+        earlier = self._there.get(f"{checkpoint}/{SEAL}", UNKNOWN)[0] == EARLIER
+        return not earlier or order_of(last) > order_of(PurePosixPath(checkpoint))
+
+    def _copy_checkpoint(self, checkpoint: str, files: dict[str, Stamp]) -> None:
+        assert self.storage is not None
+        self._there |= dict.fromkeys(files, UNKNOWN)
+        self.storage.unseal(checkpoint)
+        for path in sorted(files, key=lambda path: path.endswith(SEAL)):
+            try:
+                if path.endswith(SEAL):
+                    self._copy_histories(_parent(checkpoint))
+                self.storage.write(path, self.folder / path)
+            except FileNotFoundError:
+                if (self.folder / path).exists():
+                    raise
+                # Newer ones have taken its place meanwhile.
+                return
+            self._there[path] = files[path]
+
+    def _copy_histories(self, parent: str) -> None:
+        """Copy the records to which the checkpoints of a folder refer, as long as they are now."""
+        assert self.storage is not None
+        for file in (self.folder / parent).glob(RECORDS):
+            path, stat = f"{parent}/{file.name}", file.stat()
+            stamp = stat.st_mtime_ns, stat.st_size
+            if not self._has(path, stamp):
+                self.storage.write(path, file)
+                self._there[path] = stamp
+
+    def _files(self) -> dict[str, Stamp]:
+        """What is copied: all but what is still being written, and Ray Tune's own records, which no resuming needs."""
+        found: dict[str, Stamp] = {}
+        for top, folders, names in os.walk(self.folder, onerror=_raise):
+            folders[:] = [name for name in folders if not name.startswith(".") and name != "tune"]
+            for name in names:
+                path = Path(top) / name
+                if not name.startswith(".") and path.suffix != ".tmp":
+                    try:
+                        stat = path.stat()
+                    except FileNotFoundError:
+                        continue
+                    found[path.relative_to(self.folder).as_posix()] = (stat.st_mtime_ns, stat.st_size)
+        return found
+
+    def _work(self) -> None:
+        seen: set[Path] | None = None
+        while not self._ended.is_set():
+            now = {*self.folder.glob("checkpoints/round-*"), *self.folder.glob("experts/*/checkpoints/round-*")}
+            if now != seen:
+                seen = now
+                self._attempt()
+            self._ended.wait(BEAT)
+
+    def _attempt(self) -> None:
+        assert self.storage is not None
+        try:
+            if not self._there:
+                # What an earlier process left there.
+                self._there = {path: (EARLIER, size) for path, size in self.storage.files().items()}
+            self.copy()
+        except Exception as error:  # a storage's troubles must never end a run
+            self.error = reason(error)
+        else:
+            self.error = ""
+
+
+def _is_history(path: str) -> bool:
+    """Whether a file has the records to which checkpoints refer."""
+    return PurePosixPath(path).match(f"checkpoints/{RECORDS}")
+
+
+def _raise(error: OSError) -> None:
+    """A folder that is gone has been replaced by a newer one; after any other error, files would seem to be missing."""
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
+def _parent(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def _checkpoint(path: str) -> str:
+    """The checkpoint to which a file belongs, by the path of its folder; "" where it is none of a checkpoint."""
+    folder, _, name = path.rpartition("/")
+    parent, _, last = folder.rpartition("/")
+    return folder if name and last.startswith("round-") and parent.split("/")[-1] == "checkpoints" else ""

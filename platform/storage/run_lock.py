@@ -1,0 +1,255 @@
+"""Lock of a run folder: one process at a time runs or resumes the run or search that is stored there.
+
+A claim is a numbered file in RUN/.lock. The highest number holds the lock. Its process touches the file every few
+seconds, and adds a line when it lets the lock go. A process may claim the next number once the highest one is released
+or its process is gone. Only one process can create a file of a given number, so of any number of processes that judge a
+claim alike exactly one takes it over. This needs exclusive creation alone, which network file systems have, too; the
+package filelock leaves a dead holder's lock in place on file systems that cannot exchange two names, such as NFS.
+"""
+
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+
+from hedgerow.platform.common.errors import UserError
+
+BEAT = 3.0
+"""Seconds between two signs of life of a holder."""
+
+PATIENCE = 30.0
+"""Seconds without a sign of life after which a holder on another machine counts as gone."""
+
+LOOK = 0.2
+"""Seconds between two looks for a sign of life."""
+
+RELEASED = "released"
+
+_HELD: set[str] = set()
+"""Tokens of the locks that this process holds."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Process that made a claim.
+
+    home: where its process number has a meaning, see `_home`. start: when its process started, in ticks since boot.
+    place: inode of the folder that the claim was made in, None for one of an earlier version.
+    """
+
+    pid: int
+    host: str
+    since: str
+    home: str
+    start: str
+    token: str
+    place: int | None = None
+
+    def is_here(self) -> bool:
+        """Whether its process can be looked up."""
+        return bool(self.home) and self.home == _home()
+
+    def is_alive(self) -> bool:
+        """Whether the process that made the claim still runs and holds it, where it can be looked up."""
+        if self.pid == os.getpid() and self.start == _start(self.pid):
+            return self.token in _HELD
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass
+        start = _start(self.pid)
+        return start is None or start == self.start
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim on a run folder. Any process that sees the folder can verify it.
+
+    run: absolute path of the folder.
+    """
+
+    run: Path
+    number: int
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether another process has taken the lock over, since this one gave no sign of life."""
+        return _last(self.run / ".lock") > self.number
+
+    def check(self) -> None:
+        """Raise UserError when another process has taken the lock over."""
+        if self.is_lost:
+            raise UserError(
+                f"{self.run} was taken over by another process, since this one gave no sign of life for {PATIENCE:g} "
+                "seconds (was it suspended?); the run goes on there"
+            )
+
+
+class RunLock:
+    """Context manager that holds the lock of a run folder. Raises UserError when another process holds it.
+
+    A holder of the same machine is looked up by its process number and start time. One elsewhere, or in another
+    container, counts as gone when its claim has not been touched for `PATIENCE` seconds of this process's own clock. So
+    does the holder of a claim in a copy of the folder.
+    """
+
+    def __init__(self, run: Path):
+        self.run, self.folder = run, run / ".lock"
+        self._number = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="run-lock", daemon=True)
+        self._token = secrets.token_hex(16)
+
+    def __enter__(self) -> "RunLock":
+        self.folder.mkdir(exist_ok=True)
+        # Before the claim can be seen: other threads of this process look here.
+        _HELD.add(self._token)
+        try:
+            while not self._number:
+                last = _last(self.folder)
+                if last and (holder := self._holder(last)):
+                    raise UserError(
+                        f"{self.run} is being run by process {holder.pid} on {holder.host} since {holder.since}; wait "
+                        f"until it ends, or stop it (`kill {holder.pid}` there), then `hedgerow resume {self.run}`"
+                    )
+                self._claim(last + 1)
+        except BaseException:
+            _HELD.discard(self._token)
+            raise
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        _HELD.discard(self._token)
+        # Without O_CREAT: a claim that was taken over is gone.
+        with suppress(OSError):
+            descriptor = os.open(self._file(self._number), os.O_WRONLY | os.O_APPEND)
+            try:
+                os.write(descriptor, f"{RELEASED}\n".encode())
+            finally:
+                os.close(descriptor)
+
+    @property
+    def claim(self) -> Claim:
+        """The claim by which this process holds the lock."""
+        return Claim(self.run.absolute(), self._number)
+
+    def _claim(self, number: int) -> None:
+        """Make the claim of this number; without success when another process was faster."""
+        file, pid = self._file(number), os.getpid()
+        since = datetime.now().astimezone().isoformat(" ", timespec="seconds")
+        mine = Holder(pid, socket.gethostname(), since, _home(), _start(pid) or "", self._token, self._place())
+        try:
+            claim = file.open("x")
+        except FileExistsError:
+            return
+        try:
+            with claim:
+                claim.write(json.dumps(asdict(mine)) + "\n")
+        except BaseException:
+            file.unlink(missing_ok=True)
+            raise
+        if _last(self.folder) > number:
+            # The claim that was judged is long replaced, and its number was free again.
+            file.unlink(missing_ok=True)
+            return
+        self._number = number
+        for older in _numbers(self.folder):
+            if older < number:
+                self._file(older).unlink(missing_ok=True)
+
+    def _holder(self, number: int) -> Holder | None:
+        """Process that holds the lock by this claim; None when it is released or its process is gone.
+
+        Waits for a sign of life of a process that cannot be looked up from here.
+        """
+        file = self._file(number)
+        seen, until = None, time.monotonic() + PATIENCE
+        while True:
+            try:
+                # Opened each time: a network file system then asks its server.
+                with file.open() as stream:
+                    stamp, lines = os.fstat(stream.fileno()).st_mtime_ns, stream.read().splitlines()
+            except FileNotFoundError:
+                return None
+            if RELEASED in lines[1:]:
+                return None
+            holder = _parsed(lines)
+            if holder and holder.is_here():
+                if not holder.is_alive():
+                    return None
+                if holder.place in (None, self._place()):
+                    return holder
+                # A copy, whose claim is no longer touched. An inode alone is no proof: some file systems invent them.
+            if holder and seen not in (None, stamp):
+                return holder
+            if time.monotonic() > until:
+                return None
+            # A claim without a holder is just being written, or its process was killed while it wrote.
+            seen = stamp if holder else None
+            time.sleep(LOOK)
+
+    def _place(self) -> int:
+        return self.folder.stat().st_ino
+
+    def _beat(self) -> None:
+        while not self._ended.wait(BEAT):
+            with suppress(OSError):
+                os.utime(self._file(self._number))
+
+    def _file(self, number: int) -> Path:
+        return self.folder / f"{number:08d}"
+
+
+def _numbers(folder: Path) -> list[int]:
+    """Numbers of the claims in a folder of claims."""
+    return [int(file.name) for file in folder.iterdir() if file.name.isdecimal()]
+
+
+def _last(folder: Path) -> int:
+    """Number of the claim that holds the lock; 0 when there is none."""
+    try:
+        return max(_numbers(folder), default=0)
+    except FileNotFoundError:
+        return 0
+
+
+def _parsed(lines: list[str]) -> Holder | None:
+    """Holder that a claim's file names; None while it is incomplete."""
+    try:
+        holder = Holder(**json.loads(lines[0]))
+    except (IndexError, ValueError, TypeError):
+        return None
+    return holder if isinstance(holder.pid, int) and holder.pid > 0 else None
+
+
+def _home() -> str:
+    """Name of the space in which process numbers have a meaning: this boot of this machine, and the container.
+
+    Empty where the system does not say; then only signs of life count.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""
+
+
+def _start(pid: int) -> str | None:
+    """When a process started, in ticks since boot; empty for one that has ended, None where it cannot be read."""
+    try:
+        # The name of the program, in parentheses, may have spaces.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return "" if fields[0] in "ZX" else fields[19]

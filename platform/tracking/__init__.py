@@ -1,0 +1,1 @@
+"""Run folders, records, and MLflow."""

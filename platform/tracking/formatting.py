@@ -1,0 +1,104 @@
+"""Cells of tables: percentages, sizes, counts and summaries as text."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from hedgerow.platform.tracking.summary import target_heading
+
+
+def summary_cells(summary: dict[str, Any]) -> dict[str, str]:
+    """A summary's figures as a person reads them, by heading."""
+    if "ctm" in summary:
+        return _stream_cells(summary)
+    targets = [float(label) for label in summary["to_target"] if not label.startswith("loss")]
+    return {
+        "rounds": str(summary["rounds"]),
+        "accuracy": percent(summary["test_accuracy"], targets),
+        "best": percent(summary["best_test_accuracy"], targets),
+        "loss": loss_text(summary["test_loss"]),
+        "clients": percent(summary["client_accuracy"], targets),
+        "worst 10 %": percent(summary["client_accuracy_worst10"]),
+        **{
+            name: percent(summary[f"client_accuracy_{name}"], targets)
+            for name in ("highest", "lowest")
+            if f"client_accuracy_{name}" in summary
+        },
+        **({"teacher": percent(summary["teacher_test_accuracy"])} if "teacher_test_accuracy" in summary else {}),
+        "transmissions": f"{summary['transmissions']:g}",
+        "sent": size_text(summary["bytes"]),
+        "time": f"{summary['seconds']:.1f} s",
+        **({"simulated": f"{summary['simulated_seconds']:.4g} s"} if "simulated_seconds" in summary else {}),
+        **{name.replace("_", " "): f"{value:.3g}" for name, value in summary["report"].items()},
+        **{f"to {target_heading(target)}": _reached(summary, target) for target in summary["to_target"]},
+    }
+
+
+def _spent_rows(runs: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """What a client computed and how often it was spoken to, as the complexity tables of the papers have it."""
+    names = {name: None for _, summary in runs for name in summary["spent"]}
+    return [
+        {"run": run, "exchanges": summary["exchanges"]}
+        | {name.replace("_", " "): count_text(summary["spent"].get(name, 0)) for name in names}
+        for run, summary in runs
+        if summary["spent"]
+    ]
+
+
+def _stream_cells(summary: dict[str, Any]) -> dict[str, str]:
+    """Of a learner of a stream, which transmits nothing and whose last round is one task among many."""
+    cells = {
+        "tasks": str(summary["rounds"]),
+        "CTM": percent(summary["ctm"]),
+        "LTM": percent(summary.get("ltm")),
+        "models kept": f"{summary['memory_vectors']:g}",
+        "tasks kept": str(summary["memory_tasks"]),
+        "time": f"{summary['seconds']:.1f} s",
+    }
+    return cells | ({"regret": loss_text(summary["regret"])} if "regret" in summary else {})
+
+
+def dropped_text(dropped: int) -> str:
+    """A warning about clients that diverged, and the mend."""
+    answers = "1 answer of a client was" if dropped == 1 else f"{dropped} answers of clients were"
+    return f"warning: {answers} not finite and left out; lower lr or set clip_norm"
+
+
+def percent(value: float | None, targets: Sequence[float] = ()) -> str:
+    """A share in per cent: one decimal, and more if it would otherwise look like a target that it does not reach."""
+    if value is None:
+        return "-"
+    digits = 1
+    while digits < 8 and any(value < target <= round(value, digits + 2) for target in targets):
+        digits += 1
+    return f"{value:.{digits}%}"
+
+
+LARGE = 1e6
+"""From here on numbers are printed in scientific form."""
+
+
+def loss_text(value: float | None) -> str:
+    """A loss with three decimals."""
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if abs(value) < LARGE or not math.isfinite(value) else f"{value:.2e}"
+
+
+def count_text(value: float) -> str:
+    """A large count."""
+    return f"{value:,.0f}" if abs(value) < LARGE else f"{value:.3e}"
+
+
+def _reached(summary: dict[str, Any], target: str) -> str:
+    reached = summary["to_target"].get(target)
+    return f"{reached['transmissions']:g}" if reached else f"{summary['transmissions']:g}+"
+
+
+def size_text(size: float) -> str:
+    """Bytes as a person reads them."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"

@@ -1,0 +1,214 @@
+"""Reads the JSON files that runs leave on disk, and refuses damaged ones in one sentence."""
+
+import json
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from hedgerow.platform.common.errors import UserError, first_line
+from hedgerow.platform.config.experiment import StepPlan
+from hedgerow.platform.config.validation_errors import objection
+
+AGAIN = "restore it from a copy, or run the experiment again"
+"""Advice about a damaged file."""
+
+
+class Record(BaseModel):
+    """An object of which some keys are checked, and the others are taken as they are."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+class TableNote(Record):
+    """The line of a published table that a search belongs to."""
+
+    line: str
+    changed: list[str]
+    headings: list[str] = []
+    grid: bool = False
+
+
+class DataRecord(Record):
+    """Content of data set, partition and what is frozen in the model, see `own_data.data_record`."""
+
+    name: str
+    dataset: str
+    partition: str | None
+    drawn: bool
+    own: bool
+    frozen: str | None = None
+
+
+class Ended(Record):
+    """Entries of run.json that any run may have."""
+
+    status: str
+    workers: int | None = None
+    client_actors: list[int] = []
+    plans: dict[str, StepPlan] = {}
+    data: DataRecord | None = None
+    summary: dict[str, Any] = {}
+    histograms: dict[str, dict[str, list[int]]] = {}
+    client_accuracies: list[float] | None = None
+    clock: dict[str, float] = {}
+    wall_seconds: float = 0.0
+    quarantined: dict[str, int] = {}
+    diverged: list[str] = []
+    mlflow_run_id: str = ""
+
+
+class RunRecord(Ended):
+    """run.json of a run or a search."""
+
+    created: str
+    data_root: str | None
+    versions: dict[str, str]
+    git_commit: str | None
+    source_commit: str | None = None
+    finished: str = ""
+    kind: str = ""
+    command: list[str] = []
+    packs: list[list[int]] = []
+    table: TableNote | None = None
+
+
+class TrialRecord(Ended):
+    """run.json of a trial of a search."""
+
+    overrides: dict[str, Any]
+
+
+class RoundRecord(Record):
+    """Numbers about one round."""
+
+    __pydantic_extra__: dict[str, float] = Field(init=False)
+
+    round: int = Field(ge=1)
+
+
+class RunRound(RoundRecord):
+    """One line of metrics.jsonl: a round of a run."""
+
+    seconds: float
+    transmissions: float
+    dropped: float
+    scalars_down: float
+    scalars_up: float
+    bytes_down: float
+    bytes_up: float
+
+
+class HedgeRecord(Record):
+    """One line of metrics.jsonl of a Hedge search: a round of Hedge."""
+
+    __pydantic_extra__: dict[str, float | None] = Field(init=False)
+
+    round: int = Field(ge=1)
+    weights: list[float]
+    losses: list[float | None]
+    expected: dict[str, float]
+    leader: int = Field(ge=0)
+    best: int = Field(ge=0)
+    hedge_loss: float
+    best_loss: float
+    regret: float
+    bound: float | None
+
+    @model_validator(mode="after")
+    def _one_of_each_expert(self) -> Self:
+        if len(self.losses) != len(self.weights) or max(self.leader, self.best) >= len(self.weights):
+            raise ValueError("one weight and one loss for each expert")
+        return self
+
+
+class JournalEntry(Record):
+    """One line of Hedge's journal: the search, or an expert's configuration, its metrics in a round, or its end."""
+
+    __pydantic_extra__: dict[str, float] = Field(init=False)
+
+    expert: int | None = Field(None, ge=0)
+    experts: int | None = Field(None, ge=1)
+    metric: str | None = None
+    mode: str | None = None
+    range: list[float] | None = None
+    configuration: str | None = None
+    round: int | None = Field(None, ge=1)
+    retired: bool | None = None
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Self:
+        of_expert = [value for value in (self.configuration, self.round, self.retired) if value is not None]
+        if len(of_expert) + (self.experts is not None) != 1 or (self.expert is None) == bool(of_expert):
+            raise ValueError("either `experts`, or `expert` with `configuration`, `round` or `retired`")
+        return self
+
+
+class PartitionRecord(Record):
+    """partition.json, see `data.picture.partition_record`."""
+
+    clients: int = Field(ge=1)
+    samples: int
+    sizes: list[int] = Field(min_length=1)
+    class_names: list[str]
+    counts: list[list[int]]
+
+
+def read_object(file: Path, model: type[BaseModel]) -> dict[str, Any]:
+    """The object in a JSON file, as it is there. model: what it must fit. Raises UserError."""
+    try:
+        return _checked(_text(file), model)
+    except ValueError as error:
+        raise UserError(f"{file} is damaged ({error}); {AGAIN}") from None
+
+
+def read_objects(file: Path, model: type[BaseModel]) -> list[dict[str, Any]]:
+    """The objects of a file with one in each line. model: what each must fit.
+
+    A last line that a crash cut off is left out. Raises UserError.
+    """
+    try:
+        *lines, last = _text(file).split("\n")
+    except ValueError as error:
+        raise UserError(f"{file} is damaged ({error}); {AGAIN}") from None
+    if _is_json(last):
+        lines.append(last)
+    found = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            found.append(_checked(line, model))
+        except ValueError as error:
+            raise UserError(f"{file}:{number} is damaged ({error}); remove the line, or {AGAIN}") from None
+    return found
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ValueError("it is not text in UTF-8") from None
+    except OSError as error:
+        raise UserError(f"{file} cannot be read ({first_line(error)})") from None
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _checked(text: str, model: type[BaseModel]) -> dict[str, Any]:
+    """Raises ValueError with what is wrong."""
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"it is not JSON: {first_line(error)}") from None
+    if not isinstance(values, dict):
+        raise ValueError("it is not an object with keys")
+    try:
+        model.model_validate(values)
+    except ValidationError as error:
+        raise ValueError(objection(error)) from None
+    return values

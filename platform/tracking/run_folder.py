@@ -1,0 +1,226 @@
+"""Run folders: where a run lives on disk, and what its record says."""
+
+import json
+import os
+import platform as host
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.experiment import Experiment
+from hedgerow.platform.config.loader import dump_experiment, read_experiment
+from hedgerow.platform.storage.atomic_file import write_whole
+from hedgerow.platform.storage.remote import Storage, fetch, is_uri
+from hedgerow.platform.storage.run_lock import RunLock
+from hedgerow.platform.tracking.records import PartitionRecord, Record, RunRecord, TrialRecord, read_object
+
+PATIENCE = 60.0
+"""Seconds to wait for another process that changes the same record."""
+
+COMMIT = "HEDGEROW_GIT_COMMIT"
+"""The variable that tells a job on a cluster, which has no git folder, the commit it was submitted from."""
+
+SOURCE = "HEDGEROW_SOURCE_COMMIT"
+"""Variable with the commit of the package, for a job on a cluster that runs a copy of it."""
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """experiment.yaml (resolved), run.json (the record), metrics.jsonl, partition.json, checkpoints/, figures/."""
+
+    path: Path
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def experiment(self) -> Path:
+        return self.path / "experiment.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def figures(self) -> Path:
+        return self.path / "figures"
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a record to read."""
+        return (self.path / "run.json").exists()
+
+    @property
+    def is_search(self) -> bool:
+        """Whether it holds a search, with a run folder for each of its trials, instead of one run."""
+        return self.record().get("kind") == "search"
+
+    def record(self) -> dict[str, Any]:
+        """Contents of run.json. Raises UserError where it is damaged."""
+        search = self.path.absolute().parent
+        is_trial = search.name == "experts" and RunFolder(search.parent).exists
+        return read_object(self.path / "run.json", TrialRecord if is_trial else RunRecord)
+
+    @property
+    def constants(self) -> str | None:
+        """Fingerprint of the model's frozen parameters and buffers, where one is recorded."""
+        return (self.record().get("data") or {}).get("frozen")
+
+    def partition(self) -> dict[str, Any]:
+        """Contents of partition.json, see `keep_partition`; empty where there is none. Raises UserError."""
+        file = self.path / "partition.json"
+        return read_object(file, PartitionRecord) if file.exists() else {}
+
+    def keep_partition(self, values: dict[str, Any]) -> None:
+        """Write what `data.picture.partition_record` says of a partition, for reports, which have no data."""
+        (self.path / "partition.json").write_text(json.dumps(values) + "\n")
+
+    def update(self, **values: Any) -> None:
+        """Change entries of run.json, atomically."""
+        file = self.path / "run.json"
+        # While the run goes on, the tracker's thread records MLflow's identifiers, and the coordinator's process plans.
+        with FileLock(self.path / ".run.json.lock", timeout=PATIENCE):
+            known = read_object(file, Record) if self.exists else {}
+            write_whole(file, json.dumps(known | values, indent=2) + "\n")
+
+
+@contextmanager
+def new_run(
+    experiment: Experiment, data_root: Path | None, resolved: str | None = None
+) -> Iterator[tuple[RunFolder, RunLock]]:
+    """Make the folder of a new run under the experiment's `output`, and hold its lock.
+
+    resolved: text of its experiment.yaml, where that is more than the experiment.
+    """
+    folder = _new_folder(experiment)
+    # Locked before it has a record, and so before any other process takes it for a run.
+    with RunLock(folder.path) as lock:
+        folder.experiment.write_text(resolved or dump_experiment(experiment))
+        folder.update(
+            name=folder.name,
+            status="running",
+            created=now(),
+            command=sys.argv,
+            data_root=str(data_root.absolute()) if data_root else None,
+            versions=versions(),
+            git_commit=git_commit(),
+            source_commit=source_commit(),
+        )
+        yield folder, lock
+
+
+def _new_folder(experiment: Experiment) -> RunFolder:
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    for suffix in ("", *(f"-{n}" for n in range(2, 1000))):
+        folder = RunFolder(Path(experiment.output) / f"{experiment.name}-{stamp}{suffix}")
+        try:
+            folder.path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UserError(f"output: cannot write under {experiment.output!r} ({error.strerror})") from None
+        if experiment.checkpoints.storage and Storage(experiment.checkpoints.storage).holds(folder.name):
+            # Somebody else's, begun elsewhere in the same second.
+            folder.path.rmdir()
+            continue
+        return folder
+    raise UserError(f"output: too many runs named {experiment.name!r} in this second; wait a moment")
+
+
+def find_run(name: str) -> RunFolder:
+    """A run by its folder, by its name under runs/, or by the URI of its copy, which is fetched. Raises UserError when
+    it is none.
+    """
+    if is_uri(name):
+        return RunFolder(fetch(name, lambda file: read_experiment(file).output))
+    for path in (Path(name), Path("runs") / name):
+        if (path / "run.json").exists() and (path / "experiment.yaml").exists():
+            return RunFolder(path)
+    raise UserError(f"{name} is not a run: give the folder that `hedgerow run` printed, such as runs/NAME-DATE-TIME")
+
+
+def now() -> str:
+    """The time, as records have it."""
+    return datetime.now().astimezone().isoformat(timespec="seconds")
+
+
+def find_unfinished(name: str) -> RunFolder:
+    """A run as `find_run` finds it, to be resumed. Raises UserError when it is finished, or a trial of a search."""
+    folder = find_run(name)
+    search = RunFolder(folder.path.absolute().parent.parent)
+    if folder.path.absolute().parent.name == "experts" and search.exists:
+        raise UserError(f"{folder.path} is a trial of a search: `hedgerow resume {search.path}` continues all trials")
+    _check_unfinished(folder)
+    return folder
+
+
+@contextmanager
+def unfinished_run(name: str) -> Iterator[tuple[RunFolder, RunLock]]:
+    """A run as `find_unfinished` finds it, with its lock held. Raises UserError when another process runs it."""
+    folder = find_unfinished(name)
+    with RunLock(folder.path) as lock:
+        # It may have come to its end while this process waited for a sign of life.
+        _check_unfinished(folder)
+        yield folder, lock
+
+
+def _check_unfinished(folder: RunFolder) -> None:
+    if folder.record()["status"] == "finished":
+        raise UserError(f"{folder.path} is finished: there is nothing to resume")
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides the numbers."""
+    return {
+        "hedgerow": version("hedgerow"),
+        **{name: version(name) for name in ("torch", "ray", "mlflow", "numpy")},
+        "python": host.python_version(),
+        "machine": f"{host.system()} {host.machine()}, {os.cpu_count()} CPUs",
+    }
+
+
+def git_commit() -> str | None:
+    """The commit of the working folder, with "-dirty" where it has changes; None outside git."""
+    return os.environ.get(COMMIT) or _commit_of(Path.cwd())
+
+
+def source_commit() -> str | None:
+    """The commit of this package, with "-dirty" where its repository has changes; None where git does not track it."""
+    if known := os.environ.get(SOURCE):
+        return known
+    package = Path(__file__).resolve().parents[2]
+    # An environment may be stored inside the repository of another project.
+    return _commit_of(package) if _git(package, "ls-files", "__init__.py") else None
+
+
+def _commit_of(folder: Path) -> str | None:
+    return _git(folder, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """The output of a git command in a folder; None where it fails or prints nothing."""
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True)
+    except OSError:
+        return None
+    return done.stdout.strip() or None

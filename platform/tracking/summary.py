@@ -1,0 +1,147 @@
+"""What a run's records say in the end."""
+
+import math
+from typing import Any
+
+from hedgerow.algorithms.core.messages import SPENT
+from hedgerow.platform.config.experiment import Experiment
+
+Record = dict[str, Any]
+
+
+def summarise(records: list[Record], targets: list[float], metric: str = "test_accuracy") -> dict[str, Any]:
+    """Final and best figures, totals, and what it took to reach each target, a value of `metric`.
+
+    "to_target" maps the label of a target to what `first_to` says. Transmissions are in units of one FedAvg round
+    (thesis, table 2.1).
+    """
+    evaluated = [record for record in records if "test_accuracy" in record]
+    ends = [record for record in records if "test_accuracy" in record or reported([record])]
+    last, final = records[-1], ends[-1] if ends else {}
+    summary = {
+        "rounds": last["round"],
+        "seconds": last["seconds"],
+        "transmissions": last["transmissions"],
+        "scalars": sum(r["scalars_down"] + r["scalars_up"] for r in records),
+        "bytes": sum(r["bytes_down"] + r["bytes_up"] for r in records),
+        "dropped": sum(r["dropped"] for r in records),
+        "best_test_accuracy": max((r["test_accuracy"] for r in evaluated), default=None),
+    }
+    for key in ("test_accuracy", "test_loss", "client_accuracy", "client_accuracy_worst10", "client_loss"):
+        summary[key] = final.get(key)
+    for key in ("client_accuracy_highest", "client_accuracy_lowest"):
+        # Of personal models alone.
+        if key in final:
+            summary[key] = final[key]
+    for key in ("ctm", "ltm", "memory_vectors", "memory_tasks", "memory_bytes", "teacher_test_accuracy"):
+        # Of learners of streams alone, and of who makes a teacher.
+        if any(key in record for record in records):
+            summary[key] = next(record[key] for record in reversed(records) if key in record)
+    if "simulated_seconds" in last:
+        summary["simulated_seconds"] = last["simulated_seconds"]
+        summary["lost"] = {name: sum(r[name] for r in records) for name in ("unavailable", "dropped_out", "late")}
+    summary["report"] = {name: value for name, value in final.items() if _is_reported(name)}
+    summary["spent"] = {name.removeprefix(SPENT): last[name] for name in last if name.startswith(SPENT)}
+    summary["exchanges"] = sum(r.get("exchanges", 0) for r in records)
+    summary["to_target"] = {target_label(target, metric): first_to(records, target, metric) for target in targets}
+    return summary
+
+
+def kept(progress: dict[str, Any]) -> dict[str, Any]:
+    """What a run's record keeps of its last checkpoint: histograms, clients' accuracies, times, who was left out."""
+    names = ("histograms", "client_accuracies", "clock", "quarantined")
+    return {"histograms": {}, "quarantined": {}} | {name: progress[name] for name in names if name in progress}
+
+
+def left_out(quarantined: dict[str, int]) -> list[str]:
+    """A sentence about each client that was quarantined, with the round."""
+    return [
+        f"client {client} was left out from round {round} on: it killed the process that worked on it again and again"
+        for client, round in quarantined.items()
+    ]
+
+
+DIVERGED = 10.0
+"""Ratio of the last test loss to the first one above which a classification has diverged."""
+
+
+def diverged(records: list[Record], classes: int) -> list[str]:
+    """A sentence about a run whose last test loss is not finite or absurdly large.
+
+    In a classification, a loss is too large if it is above `DIVERGED` times the first one and above 2 ln(classes),
+    twice the loss of a uniform guess. Elsewhere (one class, or a stream, whose rounds are different tasks) any finite
+    loss may be right.
+    """
+    losses = [(record["round"], record["test_loss"]) for record in records if record.get("test_loss") is not None]
+    if not losses:
+        return []
+    (begin, first), (end, last) = losses[0], losses[-1]
+    too_large = classes > 1 and "ctm" not in records[-1] and last > max(DIVERGED * first, 2 * math.log(classes))
+    if math.isfinite(last) and not too_large:
+        return []
+    before = f", after {first:.3g} in round {begin}" if begin < end else ""
+    return [f"the run diverged: its test loss is {last:.3g} in round {end}{before}; lower lr or set clip_norm"]
+
+
+STANDARD = {
+    *("round", "participants", "dropped", "quarantined", "seconds", "transmissions", "exchanges"),
+    *("scalars_down", "scalars_up", "bytes_down", "bytes_up"),
+    *("unavailable", "dropped_out", "late", "simulated_round_seconds", "simulated_seconds"),
+    *("ctm", "ltm", "ltm_loss", "memory_vectors", "memory_tasks", "memory_bytes"),
+    *("efficiency_points", "efficiency_reached"),
+}
+"""Names in every record; others that are no accuracy, no loss and no count are what the algorithm reports."""
+
+
+def _is_reported(name: str) -> bool:
+    return name not in STANDARD and not name.startswith((SPENT, "train_", "test_", "client_", "server_", "teacher_"))
+
+
+def reported(records: list[Record]) -> list[str]:
+    """The names of what the algorithm reports."""
+    return [name for name in dict.fromkeys(name for record in records for name in record) if _is_reported(name)]
+
+
+def meta_regret(records: list[Record], competitor: list[Record]) -> float:
+    """What a learner of a stream suffered, in sum, more than a competitor's final model would have (thesis, Eq. 5.1).
+
+    competitor: the records of the `offline` learner on the same stream, whose last `ltm_loss` is over as many tasks.
+    """
+    return float(sum(record["test_loss"] - competitor[-1]["ltm_loss"] for record in records))
+
+
+def first_to(records: list[Record], target: float, metric: str = "test_accuracy") -> dict[str, Any] | None:
+    """The rounds, transmissions and simulated seconds after which a metric first reaches its target; None: it does not.
+
+    An accuracy reaches it from below, a loss from above.
+    """
+    for record in records:
+        if reaches(record, target, metric):
+            found = {"rounds": record["round"], "transmissions": record["transmissions"]}
+            simulated = {"simulated_seconds": record["simulated_seconds"]} if "simulated_seconds" in record else {}
+            return found | simulated
+    return None
+
+
+def reaches(record: Record, target: float, metric: str) -> bool:
+    """Whether a metric is at its target in a record; an accuracy from above, a loss from below."""
+    value = record.get(metric)
+    return value is not None and (value <= target if "loss" in metric else value >= target)
+
+
+def target_label(target: float, metric: str = "test_accuracy") -> str:
+    """What a target is called in summaries and columns: "0.8", or "loss 0.05"."""
+    return f"loss {target:g}" if "loss" in metric else f"{target:g}"
+
+
+def target_heading(label: str) -> str:
+    """The same for people: "80%", or "loss 0.05"."""
+    return label if label.startswith("loss") else f"{100 * float(label):g}%"
+
+
+def is_done(experiment: Experiment, records: list[Record]) -> bool:
+    """Whether these records are a whole run: all its rounds, or as many as its targets asked for."""
+    wanted = experiment.evaluation
+    if wanted.stop and all(first_to(records, target, wanted.target_metric) for target in wanted.targets):
+        return True
+    return bool(records) and records[-1]["round"] >= experiment.rounds

@@ -1,0 +1,1 @@
+"""Terminal, notebook and plots."""

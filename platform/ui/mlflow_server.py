@@ -1,0 +1,211 @@
+"""`hedgerow ui`: MLflow's own page on a store, served on the loopback interface for as long as the command runs."""
+
+import http.client
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+import webbrowser
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any, BinaryIO
+
+import click
+
+from hedgerow.platform.common.errors import UserError, first_line
+from hedgerow.platform.config.experiment import Experiment, Tracking
+from hedgerow.platform.config.loader import load_experiment
+from hedgerow.platform.tracking.run_folder import RunFolder, find_run
+
+PAGE_SETTINGS = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+"""Environment variables of MLflow's page: the processes that wait for jobs take longer to start than all the rest."""
+
+FIRST_PORT = 5000
+
+GRACE = 5.0
+"""Seconds that the server has to end before it is killed."""
+
+DEFAULT_OUTPUT = Path("runs")
+
+
+def page_command(uri: str, port: int) -> list[str]:
+    """The command of MLflow's page: on the loopback interface, since it asks for no password; one process is enough."""
+    place = ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    return [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri, *place]
+
+
+def open_page(run: str | None, uri: str | None, port: int | None, browse: bool) -> int:
+    """Serve the page of a store until it is interrupted; returns the exit code.
+
+    run: opens the store that it was recorded in. uri: a store; neither: the SQLite store in ./runs. port: None: the
+    first free one from 5000 on. browse: opens the page in a browser. Raises UserError when there is no such store or
+    the port is taken.
+    """
+    if run and uri:
+        raise UserError("--uri: a run names its own store; give either RUN or --uri")
+    uri, experiment = _store_of(find_run(run)) if run else (uri or _default_store(), Tracking().experiment)
+    if uri.startswith(("http://", "https://")):
+        # A tracking server has its own page.
+        _show(_address(uri.rstrip("/"), uri, experiment), browse)
+        return 0
+    _check_store(uri)
+    with TemporaryFile() as log:
+        return _serve(uri, experiment, _free_port(port), browse, log)
+
+
+def hints(recorded: Iterable[tuple[Experiment, Path]]) -> list[str]:
+    """A sentence for each store in which runs or searches were recorded, with the command that opens it.
+
+    recorded: experiments and their folders.
+    """
+    commands: dict[tuple[str, str], str] = {}
+    for experiment, folder in recorded:
+        tracking = experiment.tracking
+        if not tracking.enabled:
+            continue
+        store = tracking.uri or str(Path(experiment.output).absolute())
+        is_default = (store, tracking.experiment) == (str(DEFAULT_OUTPUT.absolute()), Tracking().experiment)
+        named = "" if is_default else f" {shlex.quote(str(folder))}"
+        commands[store, tracking.experiment] = f"hedgerow ui{named}"
+    return [f"`{command}` opens MLflow's page on these runs." for command in commands.values()]
+
+
+def _store_of(folder: RunFolder) -> tuple[str, str]:
+    """The store of a run and its MLflow experiment."""
+    from hedgerow.platform.tracking.mlflow_store import store_uri
+
+    try:
+        return store_uri(folder), load_experiment(folder.experiment).tracking.experiment
+    except FileNotFoundError as error:
+        raise UserError(f"{folder.path}: {error}; `hedgerow push {folder.path}` records the run") from None
+
+
+def _default_store() -> str:
+    file = DEFAULT_OUTPUT / "hedgerow.db"
+    if not file.exists():
+        raise UserError(
+            f"there is no {file} here; run an experiment first, or name what to open: `hedgerow ui RUN` or "
+            "`hedgerow ui --uri sqlite:///FILE`"
+        )
+    return f"sqlite:///{file.absolute()}"
+
+
+def _check_store(uri: str) -> None:
+    """Raises UserError for a local store that does not exist, which MLflow would create."""
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    if uri.startswith("sqlite"):
+        try:
+            file = make_url(uri).database
+        except ArgumentError:
+            raise UserError(f"--uri: {uri!r} is not a URI of a database; write sqlite:///FILE") from None
+        if not file or not Path(file).is_file():
+            raise UserError(
+                f"--uri: there is no database {file or 'in memory'}; write sqlite:///FILE of one that exists"
+            )
+    elif "://" not in uri or uri.startswith("file:"):
+        path = Path(uri.removeprefix("file://"))
+        if path.is_file():
+            raise UserError(f"--uri: {uri} is a file; write sqlite:///{uri}")
+        if not path.is_dir():
+            raise UserError(f"--uri: there is no store {uri}; write sqlite:///FILE, or the URI of a server")
+
+
+def _free_port(port: int | None) -> int:
+    """The port itself if it is free; None: the first free one. Raises UserError."""
+    for candidate in [port] if port else range(FIRST_PORT, FIRST_PORT + 100):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", candidate))
+            except OSError:
+                continue
+            return candidate
+    if port:
+        raise UserError(f"--port: {port} is not free; name another one, or leave it out for the first free one")
+    raise UserError(f"--port: {FIRST_PORT} to {FIRST_PORT + 99} are all taken; name a free one")
+
+
+def _serve(uri: str, experiment: str, port: int, browse: bool, log: BinaryIO) -> int:
+    """Run the server until it ends or this process is interrupted, and end all its processes."""
+
+    def end(number: int, _: Any) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    click.echo("starting MLflow's page ... (Ctrl-C ends it)", err=True)
+    # A process group of its own: the server's workers end with it.
+    server = subprocess.Popen(
+        page_command(uri, port),
+        env=PAGE_SETTINGS | os.environ,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        while server.poll() is None and not _answers(port):
+            time.sleep(0.2)
+        if server.poll() is None:
+            _show(_address(f"http://127.0.0.1:{port}", uri, experiment), browse)
+        code = server.wait()
+        log.seek(0)
+        said = log.read().decode(errors="replace").strip().splitlines()
+        last = said[-1] if said else "it said nothing"
+        raise UserError(f"MLflow's page on {uri} ended with exit code {code} ({last}); check the store")
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        for number in (signal.SIGINT, *before):
+            signal.signal(number, signal.SIG_IGN)
+        _end(server)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end(server: "subprocess.Popen[bytes]") -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(server.pid, signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        server.wait(GRACE)
+    # Workers that outlive the server are still in its group.
+    with suppress(ProcessLookupError):
+        os.killpg(server.pid, signal.SIGKILL)
+    server.wait()
+
+
+def _answers(port: int) -> bool:
+    # Not urllib: a proxy of the environment would be asked.
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == http.HTTPStatus.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _address(server: str, uri: str, experiment: str) -> str:
+    """The page of an experiment's runs; the home page if the store does not have the experiment or does not answer."""
+    from hedgerow.platform.tracking.mlflow_store import MlflowClient
+
+    try:
+        found = MlflowClient(uri).get_experiment_by_name(experiment)
+    except Exception as error:
+        click.echo(f"hedgerow: {uri}: {first_line(error)}", err=True)
+        found = None
+    return f"{server}/#/experiments/{found.experiment_id}/runs" if found else f"{server}/"
+
+
+def _show(address: str, browse: bool) -> None:
+    click.echo(f"MLflow's page: {address}")
+    if browse and not webbrowser.open(address):
+        click.echo("--open: there is no browser on this machine; open the address yourself", err=True)

@@ -1,0 +1,100 @@
+"""What a notebook shows while an experiment runs: a display that is replaced in place."""
+
+import sys
+import time
+from collections.abc import Callable
+from html import escape
+from typing import Any
+
+from hedgerow.platform.ui.terminal import Progress, Record
+
+PAUSE = 0.25
+"""Seconds between two pictures, at least."""
+
+WIDTH, HEIGHT = 180, 36
+"""Of a small curve, in pixels."""
+
+
+def in_notebook() -> bool:
+    """Whether this code runs in a kernel, whose front end shows HTML."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
+
+
+class Display:
+    """One place in a notebook's output."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._shown = -PAUSE
+
+    def show(self, html: Callable[[], str], now: bool = False) -> None:
+        """Replace what is there, unless that was only just shown; now: in any case."""
+        from IPython.display import HTML, display
+
+        if not now and time.monotonic() - self._shown < PAUSE:
+            return
+        if self._handle is None:
+            self._handle = display(HTML(html()), display_id=True)
+        else:
+            self._handle.update(HTML(html()))
+        self._shown = time.monotonic()
+
+
+class NotebookProgress(Progress):
+    """The bar of a run, with the curve of its test accuracy."""
+
+    def __init__(self, name: str, rounds: int):
+        super().__init__(name, rounds)
+        self._display = Display()
+        self._round, self._text, self._note = 0, "starting", ""
+        self._curve: list[tuple[int, float]] = []
+
+    def __enter__(self) -> "NotebookProgress":
+        self._display.show(self._html, now=True)
+        return self
+
+    def note(self, text: str) -> None:
+        self._note = text
+        self._display.show(self._html, now=True)
+
+    def __exit__(self, *ended: object) -> None:
+        self._note = ""
+        if ended[1] is not None:
+            self._text += f"  {'interrupted' if isinstance(ended[1], KeyboardInterrupt) else 'failed'}"
+        self._display.show(self._html, now=True)
+
+    def __call__(self, record: Record) -> None:
+        if "test_accuracy" in record:
+            self._curve.append((record["round"], record["test_accuracy"]))
+        super().__call__(record)
+
+    def _tell(self, number: int, figures: str) -> None:
+        self._round, self._text = number, figures
+        self._display.show(self._html)
+
+    def _html(self) -> str:
+        curve = small_curve(self._curve, self.rounds, "test accuracy by round")
+        return f"<div>{bar(self.name, self._round, self.rounds, f'{self._text}  {self._note}')}<br>{curve}</div>"
+
+
+def bar(name: str, done: int, of: int, text: str) -> str:
+    """A line with a bar, in HTML."""
+    return (
+        f'<b>{escape(name)}</b> <progress value="{done}" max="{of}" style="width: {WIDTH}px"></progress> '
+        f'<span style="font-variant-numeric: tabular-nums; white-space: pre">{done}/{of}  {escape(text)}</span>'
+    )
+
+
+def small_curve(points: list[tuple[int, float]], rounds: int, label: str) -> str:
+    """Values between 0 and 1 over the rounds as SVG in the colour of the text; nothing for fewer than two."""
+    if len(points) < 2:
+        return ""
+    # No more points than pixels.
+    kept = points[:: -(-len(points) // WIDTH)]
+    path = " ".join(f"{WIDTH * x / rounds:.1f},{HEIGHT * (1 - y):.1f}" for x, y in (*kept, points[-1]) if y == y)
+    return (
+        f'<svg width="{WIDTH}" height="{HEIGHT}" viewBox="0 -1 {WIDTH} {HEIGHT + 2}" role="img" '
+        f'aria-label="{escape(label)}"><polyline points="{path}" fill="none" stroke="currentColor" '
+        'stroke-width="1.5"/></svg>'
+    )

@@ -1,0 +1,201 @@
+"""What `hedgerow new` writes: an experiment file with every key explained, or an algorithm with its test."""
+
+import keyword
+import textwrap
+from collections.abc import Sequence
+from copy import deepcopy
+from importlib import resources, util
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import click
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.section import section_classes, tag
+from hedgerow.platform.config.choices import said, source
+from hedgerow.platform.config.experiment import Experiment
+from hedgerow.platform.config.factory import check
+from hedgerow.platform.config.loader import algorithm_class, apply_override, parse_experiment
+from hedgerow.platform.config.validation_errors import Keys
+from hedgerow.platform.config.yaml_reader import dump_inline
+from hedgerow.platform.ui.command_output import Answer
+
+SCHEMA = "hedgerow.schema.json"
+"""The file that `hedgerow schema -o` is asked to write; where it lies beside an experiment file, editors use it."""
+
+COLUMN, WIDTH = 36, 120
+"""Where comments begin, and where lines end."""
+
+ROUNDS = 20
+MAPS = {"name": "resnet", "channels": [8, 16], "blocks": [1, 1]}
+"""A small network with feature maps."""
+
+NEEDS: list[tuple[str, dict[str, Any]]] = [
+    ("learns from a teacher", {"task": {"teacher": {"model": {"name": "mlp", "hidden": [100]}, "epochs": 5}}}),
+    ("matches feature maps", {"task": {"model": MAPS, "teacher": {"model": MAPS | {"channels": [16, 32]}}}}),
+    ("needs a network with an early exit", {"task": {"model": {**MAPS, "name": "resnet_exit", "exit_after": 1}}}),
+    ("what the client holds out", {"task": {"partition": {"clients": 20, "holdout": 0.3}}}),
+    ("learns two levels", {"task": {"problem": {"kind": "cleaning"}}}),
+    ("labels that may be wrong", {"task": {"problem": {"kind": "cleaning"}}}),
+    ("needs samples for validation", {"task": {"partition": {"validation": 0.3}}}),
+    ("learns from public samples", {"task": {"public": {"samples": 640}}}),
+    ("needs all clients", {"participation": 1.0, "task": {"partition": {"clients": 10}}}),
+    ("learns a stream", {"task": {"partition": {"kind": "stream", "tasks": ROUNDS, "train": 100}}}),
+]
+"""What an algorithm may object to in a plain task, by words of its sentence, and what it is then given."""
+
+
+def new_experiment(name: str, algorithm: str, overrides: Sequence[str], data_root: Path | None) -> Answer:
+    """Write NAME.yaml: an experiment that runs as it is, with every key, its default and what it means.
+
+    Raises UserError where it would not run, or the file is there already.
+    """
+    file = Path(name if name.endswith((".yaml", ".yml")) else f"{name}.yaml")
+    experiment = complete(file.stem, algorithm, overrides, data_root)
+    schema = f"# yaml-language-server: $schema={SCHEMA}\n" if (file.parent / SCHEMA).exists() else ""
+    _write({file: schema + commented(experiment, file)})
+    return _answer([file], f"hedgerow run {file}")
+
+
+def new_algorithm(name: str) -> Answer:
+    """Write NAME.py, a working algorithm, and test_NAME.py, which passes, into the present folder. Raises UserError."""
+    if not name.isidentifier() or not name.islower() or keyword.iskeyword(name):
+        raise UserError(f"new algorithm: {name!r} cannot name a module; write lower case, digits and _: my_average")
+    files = {Path(f"{name}.py"): "my_average.py", Path(f"test_{name}.py"): "test_my_average.py"}
+    if not any(file.exists() for file in files) and util.find_spec(name):
+        raise UserError(f"new algorithm: there is a module {name!r} already, which it would hide; choose another name")
+    kind = "".join(part.capitalize() for part in name.split("_"))
+    home = resources.files("hedgerow.platform.ui.templates")
+    texts = {file: (home / template).read_text(encoding="utf-8") for file, template in files.items()}
+    _write({file: text.replace("MyAverage", kind).replace("my_average", name) for file, text in texts.items()})
+    return _answer(list(files), f"pytest test_{name}.py; hedgerow new experiment {name}_run --algorithm {name}.{kind}")
+
+
+def complete(name: str, algorithm: str, overrides: Sequence[str] = (), data_root: Path | None = None) -> Experiment:
+    """An experiment on digits with what the algorithm needs. Raises UserError where it would not run."""
+    algorithm_class(algorithm, "--algorithm")
+    values: dict[str, Any] = {
+        "name": name,
+        "rounds": ROUNDS,
+        "task": {
+            "data": {"name": "digits"},
+            "partition": {"kind": "dirichlet", "clients": 100, "alpha": 0.3},
+            "model": {"name": "mlp"},
+        },
+        "algorithm": {"name": algorithm},
+    }
+    left = list(NEEDS)
+    while True:
+        given, lines = deepcopy(values), dict[Keys, str]()
+        for override in overrides:
+            apply_override(given, lines, override)
+        try:
+            experiment = parse_experiment(given, lines, "new experiment")
+            check(experiment, data_root)
+            return experiment
+        except UserError as error:
+            need = next((need for need in left if need[0] in str(error)), None)
+            if need is None:
+                raise
+            left.remove(need)
+            _merge(values, need[1])
+
+
+def commented(experiment: Experiment, file: Path) -> str:
+    """The experiment as YAML, every key with its description."""
+    head = (
+        "# Every key of an experiment, with its default where nothing else is needed; most lines may be left out.\n"
+        f"# `hedgerow run {file.name}` runs it, `--set rounds=50` overrides a key, `hedgerow schema -o {SCHEMA}`\n"
+        "# makes a schema by which editors complete the keys.\n\n"
+    )
+    return head + "\n".join(_section(experiment, 0)) + "\n"
+
+
+def _section(section: BaseModel, depth: int, instead: str = "") -> list[str]:
+    """The lines of a section. instead: what may stand in its place."""
+    fields, lines = type(section).model_fields, []
+
+    def place(key: str) -> tuple[bool, bool]:
+        # What selects a section comes first; sections of the whole file after its single keys.
+        return key not in ("name", "kind"), depth == 0 and isinstance(getattr(section, key), BaseModel)
+
+    for key in sorted(fields, key=place):
+        value, field = getattr(section, key), fields[key]
+        if isinstance(value, BaseModel):
+            lines += ([""] if depth == 0 else []) + _line(depth, f"{key}:", _what(key, value, field))
+            lines += _section(value, depth + 1, _others(key, value, field))
+        else:
+            selects = key in ("name", "kind") and depth > 0
+            told = instead if selects else _meaning(field)
+            lines += _line(depth, dump_inline(section.model_dump(mode="json", include={key})), told)
+    return lines
+
+
+def _what(key: str, section: BaseModel, field: FieldInfo) -> str:
+    """What a section is: of several that may stand there, what this one is."""
+    if key == "algorithm":
+        algorithm = algorithm_class(str(getattr(section, "name", "")))
+        return f"{source(algorithm)} {said(algorithm)}"
+    return said(type(section)) or field.description or ""
+
+
+def _others(key: str, section: BaseModel, field: FieldInfo) -> str:
+    if key == "algorithm":
+        return "`hedgerow list algorithms` has the others"
+    names = [tag(kind) or "the dotted path of your own" for kind in section_classes(field.annotation)]
+    others = [name for name in names if name != tag(type(section))]
+    return f"or {', '.join(others)}" if others else ""
+
+
+def _meaning(field: FieldInfo) -> str:
+    """What a key is, and what may stand there where only some words may."""
+    words = [str(word) for part in (field.annotation, *get_args(field.annotation)) for word in _words(part)]
+    allowed = f"one of {', '.join(words)}" if len(words) > 1 else ""
+    return "; ".join(part for part in (field.description, allowed) if part)
+
+
+def _words(annotation: Any) -> tuple[Any, ...]:
+    return get_args(annotation) if get_origin(annotation) is Literal else ()
+
+
+def _line(depth: int, text: str, told: str) -> list[str]:
+    """A line and its comment, which goes on below itself."""
+    line = "  " * depth + text
+    parts = textwrap.wrap(told, WIDTH - COLUMN - 2, break_long_words=False, break_on_hyphens=False)
+    if not parts:
+        return [line]
+    first = f"{line:<{COLUMN - 1}} # {parts[0]}"
+    return [first, *(" " * COLUMN + f"# {part}" for part in parts[1:])]
+
+
+def _merge(values: dict[str, Any], more: dict[str, Any]) -> None:
+    """Put values into sections; one that has a name or kind of its own replaces what was there."""
+    for key, value in more.items():
+        inside = isinstance(value, dict) and isinstance(values.get(key), dict) and not {"name", "kind"} & value.keys()
+        if inside:
+            _merge(values[key], value)
+        else:
+            values[key] = deepcopy(value)
+
+
+def _write(files: dict[Path, str]) -> None:
+    """Write all of them, or none. Raises UserError."""
+    for file in files:
+        if file.exists():
+            raise UserError(f"{file} is there already, and nothing is overwritten; choose another name")
+    for file, text in files.items():
+        try:
+            file.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"{file}: cannot be written ({error.strerror}); check the folder") from None
+
+
+def _answer(files: list[Path], then: str) -> Answer:
+    def tell() -> None:
+        for file in files:
+            click.echo(f"written: {file}")
+        click.echo(f"next: {then}")
+
+    return Answer({"files": files, "next": then}, tell)

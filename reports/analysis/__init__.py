@@ -1,0 +1,1 @@
+"""Reading runs and comparing experiments."""

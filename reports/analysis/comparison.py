@@ -1,0 +1,313 @@
+"""Experiments side by side, paired over seeds: which differences are there, and which matter."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from typing import Any
+
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.registry import nearest
+from hedgerow.platform.tracking.summary import first_to, target_heading, target_label
+from hedgerow.reports.analysis.seed_groups import Group, differing
+from hedgerow.reports.analysis.statistics import Difference, Spread, holm, paired
+from hedgerow.searchspaces.results.trials import final_value, number, show
+
+BESIDE = ("task.", "rounds", "participation", "clients_per_round", "simulation")
+"""Keys of the file that are no part of a method: where they differ, methods are not all that is compared."""
+
+LEVEL = 0.05
+"""Of p, after Holm's correction, below which a difference is taken to be one."""
+
+MANY = 6
+"""Experiments beyond which each is compared with the best alone, and not with every other.
+
+Which is the best the same numbers say: their p is corrected as if every pair had been looked at.
+"""
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """What is compared: a number of each run, None where the run has none.
+
+    values: group -> seed -> number. costs: the fewer the better, and compared as ratios.
+    """
+
+    name: str
+    metric: str
+    values: list[dict[int, float | None]]
+    upward: bool
+    costs: bool = False
+
+    def known(self, group: int) -> list[float]:
+        return [value for value in self.values[group].values() if value is not None]
+
+    def complete(self, group: int) -> bool:
+        return len(self.known(group)) == len(self.values[group])
+
+    def spread(self, group: int) -> Spread | None:
+        """Of all seeds; None where one has no number, whose mean without it would flatter."""
+        return Spread.of(self.known(group)) if self.complete(group) else None
+
+    def text(self, group: int) -> str:
+        """As a person reads it: "94.2% ± 0.3%", or how many seeds have it."""
+        spread = self.spread(group)
+        if spread is None and len(self.values[group]) == 1:
+            return "not reached" if self.costs else "-"
+        if spread is None:
+            return f"{len(self.known(group))} of {len(self.values[group])} seeds"
+        return spread_text(spread, self.metric)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two experiments in one quantity. difference: b - a; of costs, of logarithms. p: after Holm's correction."""
+
+    quantity: Quantity
+    a: int
+    b: int
+    seeds: list[int]
+    difference: Difference | None
+    p: float | None
+    says: str
+
+    @property
+    def matters(self) -> bool:
+        return self.p is not None and self.p < LEVEL
+
+    def text(self) -> str:
+        """The difference with its interval, if it has one: "+1.2 [+0.5, +1.9] points", or "×1.8 [1.5, 2.1]"."""
+        d = self.difference
+        if d is None:
+            return "-"
+        ends = [] if d.low is None or d.high is None else [d.low, d.high]
+        if self.quantity.costs:
+            return f"×{math.exp(d.mean):.3g}" + _interval([f"{math.exp(end):.3g}" for end in ends])
+        scale, unit = (100, " points") if is_share(self.quantity.metric) else (1, "")
+        return f"{scale * d.mean:+.3g}" + _interval([f"{scale * end:+.3g}" for end in ends]) + unit
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Some experiments, what was compared, and every pair that was looked at."""
+
+    groups: list[Group]
+    metric: str
+    quantities: list[Quantity]
+    pairs: list[Pair]
+    notes: list[str]
+
+    def rows(self) -> list[dict[str, str]]:
+        """One per experiment: mean ± standard deviation over its seeds."""
+        return [
+            {"experiment": group.label, "seeds": str(len(group.runs))}
+            | {quantity.name: quantity.text(i) for quantity in self.quantities}
+            for i, group in enumerate(self.groups)
+        ]
+
+    def pair_rows(self) -> list[dict[str, str]]:
+        """One per pair and quantity."""
+        return [
+            {
+                "quantity": pair.quantity.name,
+                "A": self.groups[pair.a].label,
+                "B": self.groups[pair.b].label,
+                "seeds": str(len(pair.seeds)),
+                "B against A": pair.text(),
+                "p": "-" if pair.p is None else p_text(pair.p),
+                "p (signs)": "-" if pair.difference is None else p_text(pair.difference.flips),
+                "outcome": pair.says,
+            }
+            for pair in self.pairs
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, for machines."""
+        return {
+            "metric": self.metric,
+            "groups": [
+                {
+                    "label": group.label,
+                    "seeds": group.seeds,
+                    "runs": [str(run.folder.path) for run in group.runs],
+                    "quantities": {
+                        quantity.name: {
+                            "values": [quantity.values[i][seed] for seed in group.seeds],
+                            **(asdict(spread) if (spread := quantity.spread(i)) else {"mean": None, "std": None}),
+                        }
+                        for quantity in self.quantities
+                    },
+                }
+                for i, group in enumerate(self.groups)
+            ],
+            "pairs": [
+                {
+                    "quantity": pair.quantity.name,
+                    "a": self.groups[pair.a].label,
+                    "b": self.groups[pair.b].label,
+                    "seeds": pair.seeds,
+                    "scale": "log" if pair.quantity.costs else "linear",
+                    "difference": pair.difference and {**asdict(pair.difference), "least_flips": pair.difference.least},
+                    "p_holm": pair.p,
+                    "matters": pair.matters,
+                    "says": pair.says,
+                }
+                for pair in self.pairs
+            ],
+            "notes": self.notes,
+        }
+
+
+def compare(groups: list[Group], metric: str | None = None, targets: Sequence[float] | None = None) -> Comparison:
+    """Compare experiments, two at least.
+
+    metric: None: the one that their targets are about. targets: values of it; None: the ones of their files.
+    Raises UserError when no run has the metric.
+    """
+    metric = metric or default_metric(groups)
+    known = list(dict.fromkeys(key for group in groups for run in group.runs for r in run.records for key in r))
+    if metric not in known:
+        raise UserError(f"--metric: {metric!r} is in none of these runs{nearest(metric, known)}")
+    if targets is None:
+        own = [t for group in groups if group.first.target_metric == metric for t in group.first.targets]
+        targets = sorted(dict.fromkeys(own), reverse="loss" in metric)
+    quantities = _quantities(groups, metric, targets)
+    pairs = [pair for quantity in quantities for pair in _pairs(quantity, groups)]
+    return Comparison(groups, metric, quantities, pairs, _notes(groups, quantities[0]))
+
+
+def default_metric(groups: list[Group]) -> str:
+    """What their targets are about, or the accuracy on new tasks of streams."""
+    if all(group.first.is_stream for group in groups):
+        return "ctm"
+    metrics = {group.first.target_metric for group in groups}
+    return metrics.pop() if len(metrics) == 1 else "test_accuracy"
+
+
+def is_share(metric: str) -> bool:
+    """Whether it is told in per cent."""
+    return "accuracy" in metric or metric in ("ctm", "ltm")
+
+
+def spread_text(spread: Spread, metric: str) -> str:
+    """A mean ± the standard deviation, as a person reads it."""
+    if is_share(metric) or "loss" in metric:
+        around = "" if spread.std is None else f" ± {number(metric, spread.std)}"
+        return f"{number(metric, spread.mean)}{around}"
+    return f"{spread.mean:.4g}" + ("" if spread.std is None else f" ± {spread.std:.2g}")
+
+
+def p_text(p: float) -> str:
+    return "<0.001" if p < 0.001 else f"{p:.2g}"
+
+
+def _quantities(groups: list[Group], metric: str, targets: Sequence[float]) -> list[Quantity]:
+    name, down = metric.replace("_", " "), "loss" in metric
+    best = min if down else max
+
+    def finals(records: list[dict[str, Any]]) -> float | None:
+        return _finite(final_value(records, metric))
+
+    def bests(records: list[dict[str, Any]]) -> float | None:
+        return best((r[metric] for r in records if _finite(r.get(metric)) is not None), default=None)
+
+    def values(of: Any) -> list[dict[int, float | None]]:
+        return [{run.seed: of(run.records) for run in group.runs} for group in groups]
+
+    found = [Quantity(f"final {name}", metric, values(finals), not down)]
+    if metric != "ctm":
+        found.append(Quantity(f"best {name}", metric, values(bests), not down))
+    # Centralised methods, and Hedge as a whole, transmit nothing that could be counted.
+    counted = all(run.records[-1].get("transmissions") for group in groups for run in group.runs)
+    unit = "transmissions" if counted else "rounds"
+    for target in targets:
+        heading = target_heading(target_label(target, metric))
+
+        def cost(records: list[dict[str, Any]], target: float = target) -> float | None:
+            reached = first_to([{"transmissions": 0.0, **r} for r in records], target, metric)
+            return float(reached[unit]) if reached else None
+
+        found.append(Quantity(f"{unit} to {heading}", unit, values(cost), False, costs=True))
+    return found
+
+
+def _pairs(quantity: Quantity, groups: list[Group]) -> list[Pair]:
+    """Those of one quantity, which are one family for Holm's correction."""
+    chosen = list(combinations(range(len(groups)), 2))
+    if len(groups) > MANY:
+        ended = [i for i, group in enumerate(groups) if all(run.is_finished for run in group.runs)]
+        means = {i: spread.mean for i in ended if (spread := quantity.spread(i))}
+        if not means:
+            return []
+        best = (max if quantity.upward else min)(means, key=lambda i: means[i])
+        chosen = [(best, i) for i in range(len(groups)) if i != best]
+    found = [_pair(quantity, groups, a, b) for a, b in chosen]
+    tested = [i for i, pair in enumerate(found) if pair.difference is not None]
+    # The best was not named beforehand: whichever had come out best, its pairs would be looked at.
+    of = math.comb(len(groups), 2) if len(groups) > MANY else len(tested)
+    corrected = holm([found[i].difference.p for i in tested], of)  # type: ignore[union-attr]
+    for i, p in zip(tested, corrected, strict=True):
+        pair = found[i]
+        found[i] = Pair(quantity, pair.a, pair.b, pair.seeds, pair.difference, p, _verdict(pair, groups, p))
+    return found
+
+
+def _pair(quantity: Quantity, groups: list[Group], a: int, b: int) -> Pair:
+    seeds = [seed for seed in groups[a].seeds if seed in groups[b].seeds]
+    if not seeds:
+        return Pair(quantity, a, b, [], None, None, "no seed in common: no statement possible")
+    if not all(run.is_finished for i in (a, b) for run in groups[i].runs if run.seed in seeds):
+        return Pair(quantity, a, b, seeds, None, None, "not finished: no statement possible")
+    pairs = [(quantity.values[a][seed], quantity.values[b][seed]) for seed in seeds]
+    if any(None in pair for pair in pairs):
+        why = "not reached with every seed" if quantity.costs else "not every seed has it"
+        return Pair(quantity, a, b, seeds, None, None, f"{why}: no statement possible")
+    if len(seeds) == 1:
+        return Pair(quantity, a, b, seeds, None, None, "one seed: no statement possible")
+    change = (lambda x: math.log(x)) if quantity.costs else (lambda x: x)
+    return Pair(quantity, a, b, seeds, paired([change(y) - change(x) for x, y in pairs]), None, "")
+
+
+def _verdict(pair: Pair, groups: list[Group], p: float) -> str:
+    d = pair.difference
+    assert d is not None
+    if d.low is None and d.mean == 0:
+        return "the same numbers"
+    if p >= LEVEL:
+        return "no difference shown"
+    winner = groups[pair.b if (d.mean > 0) == pair.quantity.upward else pair.a].label
+    return f"{winner} needs fewer" if pair.quantity.costs else f"{winner} is better"
+
+
+def _notes(groups: list[Group], quantity: Quantity) -> list[str]:
+    notes = []
+    keys = [str(row["key"]) for row in differing(groups)]
+    if beside := [key for key in keys if key.startswith(BESIDE)]:
+        notes.append(f"They differ in more than the method: {', '.join(beside)}.")
+    for run in (run for group in groups for run in group.runs if not run.is_finished):
+        notes.append(f"{run.folder.path} has {run.records[-1]['round']} of {run.values['rounds']} rounds.")
+    if any(len(group.runs) == 1 for group in groups):
+        notes.append("Of one seed there is no deviation, and no statement about a difference: run more, --set seed=1.")
+    if any(not quantity.complete(i) for i in range(len(groups))):
+        notes.append(f"Some runs have no finite {quantity.name}: they diverged, or were not evaluated.")
+    if len(groups) > MANY:
+        notes.append(f"More than {MANY} experiments: each is compared with the best alone.")
+    return notes
+
+
+def _interval(ends: list[str]) -> str:
+    return f" [{', '.join(ends)}]" if ends else ""
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+EXPLAINED = (
+    "Mean ± standard deviation over seeds. B against A: mean of the differences on the same seeds [95 % confidence "
+    "interval by Student's t]; of transmissions and rounds, the mean ratio. p: of the t-test, after Holm's correction "
+    f"for all pairs of a quantity, of more than {MANY} experiments also for those that are not shown, as the best is "
+    f"chosen by the same numbers; below {show(LEVEL)} a difference is taken to be one. p (signs): of the sign-flip "
+    "test, which takes nothing for normal, and with n seeds cannot be below 2/2ⁿ. Of equal differences there is no "
+    "interval, and p is that of the signs."
+)

@@ -1,0 +1,211 @@
+"""What the folders of runs, searches and tables hold, read as it stands.
+
+Neither data nor Ray are needed, and no module is imported that a file names.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hedgerow.platform.common.errors import UserError, first_line
+from hedgerow.platform.config.yaml_reader import parse_yaml
+from hedgerow.platform.tracking.run_folder import RunFolder, find_run
+from hedgerow.platform.tracking.summary import summarise
+from hedgerow.platform.tracking.tracker import RunLog
+
+if TYPE_CHECKING:
+    from hedgerow.searchspaces.results.finished_search import FinishedSearch
+
+Record = dict[str, Any]
+
+ENVIRONMENT = ("created", "finished", "command", "versions", "git_commit")
+"""What the folder of a search says for its trials too."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: its record (run.json), the resolved file as plain values, its rounds.
+
+    heading: what a table calls its method, or the kind of a search that stands here as a whole. search: the folder of
+    the search whose trial it is.
+    """
+
+    folder: RunFolder
+    record: Record
+    values: dict[str, Any]
+    records: list[Record]
+    heading: str = ""
+    search: RunFolder | None = None
+
+    @property
+    def name(self) -> str:
+        return str(self.values["name"])
+
+    @property
+    def seed(self) -> int:
+        return int(self.values["seed"])
+
+    @property
+    def target_metric(self) -> str:
+        return self.values["evaluation"]["target_metric"]
+
+    @property
+    def targets(self) -> list[float]:
+        return self.values["evaluation"]["targets"]
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """As `report.summarise` makes it, of the rounds that there are."""
+        return summarise(self.records, self.targets, self.target_metric)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it has come to its end, be it because its targets were reached."""
+        return self.record.get("status") == "finished"
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether its rounds are the tasks of a stream."""
+        return "ctm" in self.records[0]
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search: its trials that have begun, and, where it was Hedge's, Hedge's rounds."""
+
+    folder: RunFolder
+    record: Record
+    finished: "FinishedSearch"
+    trials: list[Run]
+
+    def as_learner(self) -> Run:
+        """Hedge itself: in each round the experts' results under the weights from before it."""
+        plan = self.finished.plan
+        values = plan.experiment.model_dump(mode="json") | {"search": plan.search.model_dump(mode="json")}
+        records = [{"round": record["round"], **record["expected"]} for record in self.finished.hedge]
+        if values["task"]["partition"]["kind"] == "stream":
+            # Of new tasks, Hedge's own mean so far: the weights of each round count in that round.
+            sums = accumulate(record["test_accuracy"] for record in records)
+            records = [{**r, "ctm": total / n} for n, (r, total) in enumerate(zip(records, sums, strict=True), 1)]
+        return Run(self.folder, self.record, values, records, "Hedge")
+
+
+@dataclass(frozen=True)
+class TableResult:
+    """A published table as it was run: what `hedgerow table` prints."""
+
+    title: str
+    rows: list[dict[str, str]]
+    explained: str
+    remarks: list[str]
+
+
+@dataclass
+class Material:
+    """All that was named on the command line."""
+
+    runs: list[Run] = field(default_factory=list)
+    searches: list[Search] = field(default_factory=list)
+    tables: list[TableResult] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What could not be shown, a sentence each."""
+
+    @property
+    def recorded(self) -> list[Run | Search]:
+        """The runs and searches themselves, without trials."""
+        return [*self.runs, *self.searches]
+
+    @property
+    def all_runs(self) -> list[Run]:
+        """The runs, then the trials of the searches."""
+        return self.runs + [trial for search in self.searches for trial in search.trials]
+
+    @property
+    def learners(self) -> list[Run]:
+        """What each Hedge search achieved as a whole."""
+        return [search.as_learner() for search in self.searches if search.finished.hedge]
+
+    @property
+    def compared(self) -> list[Run]:
+        """The runs, the trials of sweeps, and of Hedge searches what Hedge itself achieved."""
+        sweeps = [search for search in self.searches if not search.finished.hedge]
+        return [*self.runs, *(trial for search in sweeps for trial in search.trials), *self.learners]
+
+
+def read_all(names: Sequence[str]) -> Material:
+    """Read what stands in folders of runs, searches and tables. Raises UserError when one is none, or none has a round.
+
+    names: folders, or names under runs/.
+    """
+    material = Material()
+    for name in dict.fromkeys(names):
+        if (Path(name) / "table.json").exists():
+            _read_table(Path(name), material)
+        else:
+            _add(find_run(name), material)
+    if not any(run.records for run in material.all_runs):
+        raise UserError(f"{names[0]} has no round yet that a report could show; wait until one is done")
+    material.notes += [f"{run.folder.path} has no round yet." for run in material.runs if not run.records]
+    material.runs = [run for run in material.runs if run.records]
+    return material
+
+
+def _add(folder: RunFolder, material: Material, headings: Sequence[str] = ()) -> None:
+    """Once, however often it is named."""
+    if any(one.folder.path.resolve() == folder.path.resolve() for one in material.recorded):
+        return
+    record = folder.record()
+    if record.get("kind") == "search":
+        material.searches.append(_search(folder, record, headings))
+    else:
+        material.runs.append(_run(folder, record))
+
+
+def _run(folder: RunFolder, record: Record, heading: str = "", search: RunFolder | None = None) -> Run:
+    try:
+        # The file is resolved: every key is there, and an algorithm of one's own need not be importable here.
+        values, _ = parse_yaml(folder.experiment.read_text(encoding="utf-8"), lambda n: f"{folder.experiment}:{n}")
+        return Run(folder, record, dict(values), RunLog(folder.metrics).read(), heading, search)
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{folder.experiment} cannot be read ({first_line(error)})") from None
+
+
+def _search(folder: RunFolder, record: Record, headings: Sequence[str]) -> Search:
+    # Ray Tune takes seconds to import, which reports of plain runs do without.
+    from hedgerow.searchspaces.results.finished_search import FinishedSearch
+
+    finished = FinishedSearch.read(folder)
+    shared = {key: record[key] for key in ENVIRONMENT if key in record}
+    trials = [
+        _run(expert, shared | expert.record(), headings[int(trial.name)] if headings else "", folder)
+        for trial in finished.trials
+        if trial.records
+        for expert in [RunFolder(folder.path / "experts" / trial.name)]
+    ]
+    return Search(folder, record, finished, trials)
+
+
+def _read_table(folder: Path, material: Material) -> None:
+    """The runs that the table was made of lie beside the folder `tables`, two levels up."""
+    from hedgerow.searchspaces.reproductions.row_result import all_remarks
+    from hedgerow.searchspaces.reproductions.table_command import find_results
+
+    try:
+        told = json.loads((folder / "table.json").read_text())
+        name, lines = told["table"], {line["line"] for line in told["lines"]}
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{folder / 'table.json'} is damaged; `hedgerow table --report` writes it anew") from None
+    table, found = find_results(name, folder.resolve().parent.parent)
+    notes = [(result, result.folder.record()["table"]) for result in found]
+    results = [result for result, note in notes if note["line"] in lines]
+    for result, note in notes:
+        if result in results:
+            # Of a stream's line, every trial is of the same method.
+            _add(result.folder, material, note.get("headings") or [result.heading] * len(result.finished.trials))
+    rows = [row for result in results for row in result.rows()]
+    title = f"{table.name}: {table.title}"
+    material.tables.append(TableResult(title, rows, results[0].explained, all_remarks(results)))

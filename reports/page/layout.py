@@ -1,0 +1,304 @@
+"""The sections of a report, in the order in which they are read."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from hedgerow.platform.tracking.formatting import dropped_text, size_text
+from hedgerow.reports.analysis.comparison import EXPLAINED, compare, default_metric, spread_text
+from hedgerow.reports.analysis.run_reader import Material, Run
+from hedgerow.reports.analysis.seed_groups import Group, differing, grouped
+from hedgerow.reports.analysis.statistics import Spread
+from hedgerow.reports.charts.charts import histogram
+from hedgerow.reports.charts.html_table import seconds_text, table
+from hedgerow.reports.sections.costs import ledger, timing
+from hedgerow.reports.sections.curves import SHOWN, curves
+from hedgerow.reports.sections.environment import environment, partitions
+from hedgerow.reports.sections.fairness import fairness
+from hedgerow.reports.sections.hedge_weights import hedge_figures, hedge_sentences, search_tables
+from hedgerow.reports.sections.targets import targets
+from hedgerow.searchspaces.results.trials import Trial as Configuration
+from hedgerow.searchspaces.results.trials import final_value, ranked, show
+
+HEDGE = "Hedge, expected"
+"""What a line says of Hedge's own results, which are expected values under its weights."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """name: its address in the page. parts: figures, tables and folded texts, in their order."""
+
+    name: str
+    title: str
+    texts: list[str]
+    parts: list[Any]
+
+
+@dataclass(frozen=True)
+class Folded:
+    """A text that is shown on demand."""
+
+    title: str
+    text: str
+    kind: str = "folded"
+
+
+def sections(material: Material, groups: list[Group]) -> list[Section]:
+    """Those that have something to say."""
+    shown, learners = foremost(groups), _learners(material)
+    # Of each experiment the same colour in every figure, by its key.
+    places = {group.key: index for index, group in [*enumerate(shown), *enumerate(learners, SHOWN)]}
+    made = [
+        _summary(groups),
+        *(_table(index, result) for index, result in enumerate(material.tables, start=1)),
+        _curves(groups, shown, learners),
+        _targets(groups),
+        _comparison(grouped(material.compared)[0]),
+        *(_search(index, search, learners, places) for index, search in enumerate(material.searches, start=1)),
+        _fairness(shown),
+        _partition(material),
+        _shown_by_the_method(shown),
+        _ledger(groups, shown),
+        _time(groups, shown),
+        _environment(material),
+        _files(groups),
+    ]
+    return [section for section in made if section is not None]
+
+
+def foremost(groups: list[Group]) -> list[Group]:
+    """The best few, in the order of all."""
+    metric = default_metric(groups)
+    by = {id(group.first.records): group for group in groups}
+    order = ranked(
+        [Configuration("", {}, g.first.records) for g in groups], metric, "min" if "loss" in metric else "max"
+    )
+    best = [by[id(trial.records)] for trial in order[:SHOWN]]
+    return [group for group in groups if group in best]
+
+
+def tiles(material: Material, groups: list[Group]) -> list[tuple[str, str, str]]:
+    """The page in a few numbers: what, how much, of whom."""
+    metric = default_metric(groups)
+    values = [(g, of(g, lambda run: final_value(run.records, metric))) for g in groups]
+    there = [(group, spread) for group, spread in values if spread is not None]
+    runs = [run for group in groups for run in group.runs]
+    found = []
+    if there:
+        sign = -1 if "loss" in metric else 1
+        group, spread = max(there, key=lambda pair: sign * pair[1].mean)
+        of_whom = group.label if len(groups) > 1 else seeds_text(group)
+        found.append(
+            (f"{'best ' if len(groups) > 1 else ''}{metric.replace('_', ' ')}", spread_text(spread, metric), of_whom)
+        )
+    found.append(
+        (
+            "experiments" if len(groups) > 1 else "experiment",
+            str(len(groups)),
+            f"{len(runs)} run{'s' * (len(runs) > 1)}",
+        )
+    )
+    rounds = sorted({run.summary["rounds"] for run in runs})
+    found.append(("rounds", show(rounds[0]) if len(rounds) == 1 else f"{rounds[0]}–{rounds[-1]}", "each"))
+    if size := sum(run.summary["bytes"] for run in runs):
+        found.append(("sent", size_text(size), "down and up, in all"))
+    found.append(("time", seconds_text(sum(run.summary["seconds"] for run in runs)), "of rounds, in all"))
+    if material.searches and (hedge := material.searches[0].finished.hedge):
+        found.append(("regret", show(float(hedge[-1]["regret"])), f"of Hedge, over {len(hedge)} rounds"))
+    return found
+
+
+def of(group: Group, what: Callable[[Run], float | None]) -> Spread | None:
+    """Mean and deviation over the seeds; None where one has no finite number."""
+    values = [what(run) for run in group.runs]
+    known = [float(value) for value in values if value is not None and np.isfinite(value)]
+    return Spread.of(known) if len(known) == len(values) else None
+
+
+def seeds_text(group: Group) -> str:
+    return f"{len(group.runs)} seeds" if len(group.runs) > 1 else f"seed {group.first.seed}"
+
+
+def _cell(group: Group, what: Callable[[Run], float | None], metric: str) -> str:
+    spread = of(group, what)
+    return "-" if spread is None else spread_text(spread, metric)
+
+
+SUMMARY = {
+    "test_accuracy": "accuracy",
+    "best_test_accuracy": "best",
+    "test_loss": "loss",
+    "ctm": "CTM",
+    "ltm": "LTM",
+    "client_accuracy": "clients",
+    "client_accuracy_worst10": "worst 10 %",
+    "client_accuracy_highest": "highest",
+    "client_accuracy_lowest": "lowest",
+}
+
+
+def _summary(groups: list[Group]) -> Section:
+    rows = []
+    stream = all(group.first.is_stream for group in groups)
+    whole = all(run.is_finished for group in groups for run in group.runs)
+    for group in groups:
+        first = group.first.summary
+        row = {"experiment": group.label}
+        row |= {
+            heading: _cell(group, lambda run, key=key: run.summary.get(key), key)  # type: ignore[misc]
+            for key, heading in SUMMARY.items()
+            if first.get(key) is not None and not (stream and key.endswith(("accuracy", "loss")))
+        }
+        row |= {
+            name.replace("_", " "): _cell(group, lambda run, name=name: run.summary["report"].get(name), name)  # type: ignore[misc]
+            for name in first["report"]
+        }
+        if "memory_vectors" in first:
+            kept = {"models kept": "memory_vectors", "tasks kept": "memory_tasks"}
+            row |= {heading: f"{group.mean(key):g}" for heading, key in kept.items()}
+        if first["transmissions"]:
+            row |= {"transmissions": f"{group.mean('transmissions'):g}", "sent": size_text(group.mean("bytes"))}
+        row |= {"rounds": f"{group.mean('rounds'):g}", "seeds": ", ".join(map(str, group.seeds))}
+        row["time"] = seconds_text(group.mean("seconds"))
+        if not whole:
+            row["status"] = ", ".join(dict.fromkeys(str(run.record.get("status", "-")) for run in group.runs))
+        rows.append(row)
+    texts = []
+    if any(len(group.runs) > 1 for group in groups):
+        texts.append("Means over seeds, of results ± one standard deviation.")
+    for group in groups:
+        if dropped := sum(run.summary["dropped"] for run in group.runs):
+            texts.append(f"{group.label}: {dropped_text(dropped)}.")
+        texts += [
+            f"{group.label}, seed {run.seed}: {said}." for run in group.runs for said in run.record.get("diverged", [])
+        ]
+    return Section("summary", "Summary", texts, [table(rows)])
+
+
+def _table(index: int, result: Any) -> Section:
+    remarks = Folded("Remarks", "\n".join(f"- {remark}" for remark in result.remarks))
+    return Section(f"table-{index}", result.title, [f"{result.explained}."], [table(result.rows), remarks])
+
+
+def _learners(material: Material) -> list[Group]:
+    """What Hedge itself achieved, searches that differ in their seeds together; the best few first."""
+    found = grouped(material.learners)[0]
+    if len(found) == 1:
+        return [replace(found[0], label=HEDGE)]
+    best = foremost(found)
+    ordered = [*best, *(group for group in found if group not in best)]
+    return [replace(group, label=f"{HEDGE}: {group.label}") for group in ordered]
+
+
+def _curves(groups: list[Group], shown: list[Group], learners: list[Group]) -> Section:
+    texts = [
+        f"The best {len(some)} of {len(every)} {what}."
+        for some, every, what in ((shown, groups, "experiments"), (learners[:SHOWN], learners, "Hedge searches"))
+        if len(some) < len(every)
+    ]
+    if any(len(group.runs) > 1 for group in [*shown, *learners]):
+        texts.append("Lines are means over seeds, bands ± one standard deviation.")
+    return Section("curves", "Curves", texts, list(curves(shown, learners[:SHOWN])))
+
+
+def _targets(groups: list[Group]) -> Section | None:
+    parts = targets(groups)
+    texts = [
+        "Rounds, and transmissions in units of one FedAvg round, until the target is first reached; + where a seed did "
+        "not reach it. Gain: how many times the transmissions of the cheapest."
+    ]
+    return Section("targets", "Transmissions to target", texts, list(parts)) if parts else None
+
+
+def _comparison(groups: list[Group]) -> Section | None:
+    if len(groups) < 2:
+        return None
+    texts, parts = _differences(groups)
+    keys = [{"key": str(row["key"])} | {g.label: show(row[g.label]) for g in groups} for row in differing(groups)]
+    if keys:
+        parts.append(table(keys, "Where their files differ"))
+    return Section("comparison", "Which differences matter", texts, parts) if texts or parts else None
+
+
+def _differences(groups: list[Group]) -> tuple[list[str], list[Any]]:
+    """What `hedgerow compare` prints; nothing where no run has been evaluated yet."""
+    metric = default_metric(groups)
+    if not any(metric in record for group in groups for run in group.runs for record in run.records):
+        return [], []
+    found = compare(groups, metric)
+    # What no statement is possible about would only fill the page.
+    told = [i for i, pair in enumerate(found.pairs) if pair.difference]
+    if not told:
+        return found.notes, []
+    rows, matter = found.pair_rows(), [place for place, i in enumerate(told) if found.pairs[i].matters]
+    return [EXPLAINED, *found.notes], [
+        table(found.rows(), "Experiments"),
+        table([rows[i] for i in told], "Differences, paired over seeds", matter),
+    ]
+
+
+def _search(index: int, search: Any, learners: list[Group], places: dict[str, int]) -> Section:
+    """A search's own section; its trials stand in the others, too."""
+    parts: list[Any] = [*hedge_figures(search, learners, places), *search_tables(search)]
+    kind = search.finished.plan.search.kind
+    return Section(f"search-{index}", f"Search {search.folder.name} ({kind})", hedge_sentences(search), parts)
+
+
+def _partition(material: Material) -> Section | None:
+    texts, parts = partitions(material)
+    return Section("partition", "Who owns what", texts, parts) if parts else None
+
+
+def _ledger(groups: list[Group], shown: list[Group]) -> Section | None:
+    parts = ledger(groups, shown)
+    texts = [
+        "What the protocol sends, whatever the machine does underneath. Transmissions are in units of one FedAvg "
+        "round; exchanges are broadcasts with their answers; left out are answers of clients that diverged."
+    ]
+    return Section("ledger", "Ledger", texts, parts) if parts else None
+
+
+def _time(groups: list[Group], shown: list[Group]) -> Section:
+    texts = [
+        "Mean over seeds. Around the rounds: starting Ray, saving checkpoints, drawing figures. Trials of a search "
+        "that run in a pack share the seconds of a round."
+    ]
+    return Section("time", "Time", texts, timing(groups, shown))
+
+
+def _environment(material: Material) -> Section:
+    texts, rows, commands = environment(material)
+    folded = [Folded("Commands", "\n".join(commands))] if commands else []
+    return Section("environment", "Environment", texts, [table(rows), *folded])
+
+
+def _fairness(shown: list[Group]) -> Section | None:
+    parts = fairness(shown)
+    texts = [
+        "The accuracy of the model on each client's own samples (held-out ones where the partition keeps some), at the "
+        "last evaluation."
+    ]
+    return Section("fairness", "Clients", texts, parts) if parts else None
+
+
+def _shown_by_the_method(shown: list[Group]) -> Section | None:
+    """Histograms that an algorithm keeps, such as the weights of samples."""
+    parts = [
+        histogram(f"{title}: {group.label}", np.linspace(0, 1, len(next(iter(of.values()))) + 1).tolist(),
+                  [(who, counts) for who, counts in of.items()], title, "samples")
+        for group in shown
+        for title, of in group.first.record.get("histograms", {}).items()
+    ]  # fmt: skip
+    return Section("histograms", "What the method learnt beside", [], parts) if parts else None
+
+
+def _files(groups: list[Group]) -> Section:
+    """The resolved file of each experiment, with every default filled in."""
+    shown: Sequence[Group] = groups[:20]
+    texts = ["The resolved files: every default is filled in, and each runs again as it stands."]
+    if len(groups) > len(shown):
+        texts.append(f"The first {len(shown)} of {len(groups)}.")
+    parts = [Folded(f"{g.label} (seed {g.first.seed})", g.first.folder.experiment.read_text()) for g in shown]
+    return Section("files", "Experiment files", texts, list(parts))

@@ -1,0 +1,117 @@
+"""What experiments cost: what the protocol sent, and where the seconds went."""
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from hedgerow.platform.tracking.formatting import size_text
+from hedgerow.reports.analysis.run_reader import Record, Run
+from hedgerow.reports.analysis.seed_groups import Group
+from hedgerow.reports.charts.charts import bars, lines
+from hedgerow.reports.charts.html_table import seconds_text, table
+from hedgerow.reports.charts.series import Series
+
+
+def ledger(groups: Sequence[Group], shown: Sequence[Group]) -> list[Any]:
+    """Bytes down and up, their sum by round, and all counts; nothing where nothing was transmitted."""
+    if not any(group.first.summary["scalars"] for group in groups):
+        return []
+    sent = [Series(g.label, _by_round(g, _sent), [], i) for i, g in enumerate(shown)]
+    drawn = [
+        (g.label, {"down, to clients": _total(g, "bytes_down"), "up, to the server": _total(g, "bytes_up")})
+        for g in shown
+    ]
+    figures = [
+        bars("Bytes in all", drawn, "bytes", size_text),
+        lines("Bytes by round, down and up", sent, "round", "bytes so far"),
+    ]
+    rows = [
+        {
+            "experiment": group.label,
+            "transmissions": f"{group.mean('transmissions'):.5g}",
+            "per round": f"{group.mean('transmissions') / group.mean('rounds'):.3g}",
+            "exchanges": f"{_total(group, 'exchanges'):,.0f}",
+            "numbers down": f"{_total(group, 'scalars_down'):,.0f}",
+            "numbers up": f"{_total(group, 'scalars_up'):,.0f}",
+            "bytes down": size_text(_total(group, "bytes_down")),
+            "bytes up": size_text(_total(group, "bytes_up")),
+            "left out": f"{_total(group, 'dropped'):g}",
+        }
+        | {name.replace("_", " "): f"{_spent(group, name):,.0f}" for name in group.first.summary["spent"]}
+        for group in groups
+    ]
+    return [*(figure for figure in figures if figure), table(rows)]
+
+
+def timing(groups: Sequence[Group], shown: Sequence[Group]) -> list[Any]:
+    """Where the seconds went, how long each round took, and what the engine chose."""
+    parts = {group.label: _parts(group) for group in groups}
+    drawn = [(group.label, parts[group.label]) for group in shown if parts[group.label]]
+    steps = [Series(g.label, _by_round(g, _steps), [], i) for i, g in enumerate(shown)]
+    figures = [
+        bars("Where the seconds went", drawn, "seconds", seconds_text) if drawn else None,
+        lines("Seconds of a round", steps, "round", "seconds"),
+    ]
+    rows = []
+    for group in groups:
+        each = np.array([step for run in group.runs for step in _steps(run)])
+        row = {"experiment": group.label, "rounds": seconds_text(group.mean("seconds"))}
+        row |= {name: seconds_text(value) for name, value in parts[group.label].items()}
+        rows.append(
+            row
+            | {
+                "median round": seconds_text(float(np.median(each))),
+                "slowest": seconds_text(float(each.max())),
+                "rounds/s": f"{len(each) / max(float(each.sum()), 1e-9):.3g}",
+                "clients at once": _plan(group.first),
+            }
+        )
+    return [*(figure for figure in figures if figure), table(rows)]
+
+
+def _total(group: Group, key: str) -> float:
+    """A count over all rounds, mean over seeds."""
+    return float(np.mean([sum(record.get(key, 0) for record in run.records) for run in group.runs]))
+
+
+def _spent(group: Group, name: str) -> float:
+    """What the algorithm counts besides, mean over seeds."""
+    return float(np.mean([run.summary["spent"].get(name, 0) for run in group.runs]))
+
+
+def _by_round(group: Group, of: Callable[[Run], list[float]]) -> list[tuple[float, float]]:
+    """Mean over the seeds of what each run has per round, as far as all of them go."""
+    rounds = [record["round"] for record in group.first.records]
+    return [(float(n), float(np.mean(v))) for n, *v in zip(rounds, *(of(run) for run in group.runs), strict=False)]
+
+
+def _sent(run: Run) -> list[float]:
+    return list(accumulate(float(r.get("bytes_down", 0) + r.get("bytes_up", 0)) for r in run.records))
+
+
+def _steps(run: Run) -> list[float]:
+    return np.diff([0.0, *(record["seconds"] for record in run.records)]).tolist()
+
+
+def _parts(group: Group) -> dict[str, float]:
+    """Seconds by what they went into, as far as the runs' records say, mean over seeds."""
+    records: list[Record] = [run.record for run in group.runs]
+    parts: dict[str, float] = {}
+    if all(record.get("clock") for record in records):
+        parts = {name: float(np.mean([record["clock"][name] for record in records])) for name in records[0]["clock"]}
+    if all("wall_seconds" in record for record in records):
+        wall = float(np.mean([record["wall_seconds"] for record in records]))
+        parts["around"] = max(0.0, wall - group.mean("seconds"))
+    return parts
+
+
+def _plan(run: Run) -> str:
+    """How the training step was run: what the engine measured and chose."""
+    plans = run.record.get("plans", {})
+    chosen = next((plan for step, plan in plans.items() if step.startswith("train")), None)
+    if not chosen:
+        return "-"
+    compiled = ", compiled" if chosen.get("compiled") else ""
+    return "1 (loop)" if chosen["mode"] == "loop" else f"{chosen['chunk']} (vmap{compiled})"

@@ -1,0 +1,81 @@
+"""How a model serves each of its clients, beyond their mean."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hedgerow.platform.tracking.formatting import percent
+from hedgerow.reports.analysis.seed_groups import Group
+from hedgerow.reports.charts.charts import Figure, histogram, lines
+from hedgerow.reports.charts.html_table import table
+from hedgerow.reports.charts.series import Series
+
+EDGES = np.linspace(0, 1, 21)
+SHARES = np.linspace(0, 1, 41)
+HISTOGRAMS = 4
+
+
+def fairness(groups: Sequence[Group]) -> list[Any]:
+    """Clients from the least to the best served, the distribution of their accuracies, and its percentiles.
+
+    Of groups whose runs have kept them, which those of streams have not.
+    """
+    known = {
+        (index, group.label): [np.array(run.record["client_accuracies"]) for run in group.runs]
+        for index, group in enumerate(groups)
+        if all(run.record.get("client_accuracies") for run in group.runs)
+    }
+    if not known:
+        return []
+    drawn = [
+        _quantiles(known),
+        *(_histogram(label, seeds, index) for (index, label), seeds in list(known.items())[:HISTOGRAMS]),
+    ]
+    rows = [
+        {"experiment": label} | {name: percent(_mean(seeds, of)) for name, of in MEASURES.items()}
+        for (_, label), seeds in known.items()
+    ]
+    return [*(one for one in drawn if one is not None), table(rows, "Accuracies of clients, mean over seeds")]
+
+
+def _tenth(accuracies: np.ndarray) -> float:
+    return float(np.sort(accuracies)[: -(-len(accuracies) // 10)].mean())
+
+
+MEASURES = {
+    "lowest": np.min,
+    "10 %": lambda a: np.quantile(a, 0.1),
+    "25 %": lambda a: np.quantile(a, 0.25),
+    "median": np.median,
+    "75 %": lambda a: np.quantile(a, 0.75),
+    "90 %": lambda a: np.quantile(a, 0.9),
+    "highest": np.max,
+    "mean": np.mean,
+    "deviation": np.std,
+    "worst 10 %": _tenth,
+}
+
+
+def _mean(seeds: list[np.ndarray], of: Any) -> float:
+    return float(np.mean([of(accuracies) for accuracies in seeds]))
+
+
+def _quantiles(known: dict[tuple[int, str], list[np.ndarray]]) -> Figure | None:
+    series = []
+    for (index, label), seeds in known.items():
+        values = np.array([np.quantile(accuracies, SHARES) for accuracies in seeds])
+        spread = values.std(0, ddof=1).tolist() if len(seeds) > 1 else []
+        points = list(zip((100 * SHARES).tolist(), values.mean(0).tolist(), strict=True))
+        series.append(Series(label, points, spread, index))
+    return lines(
+        "Clients from the least to the best served", series, "per cent of clients", "accuracy", True,
+        note="A flat line treats all clients alike.",
+    )  # fmt: skip
+
+
+def _histogram(label: str, seeds: list[np.ndarray], index: int) -> Figure:
+    counts = np.mean([np.histogram(accuracies, EDGES)[0] for accuracies in seeds], axis=0)
+    return histogram(
+        f"Clients by accuracy: {label}", EDGES.tolist(), [(label, counts.tolist())], "accuracy", "clients", True, index
+    )

@@ -1,0 +1,1 @@
+"""Hedge: weights, rounds, and the Ray Tune scheduler."""

@@ -1,0 +1,328 @@
+"""Hedge's rounds from losses that arrive in any order: a round counts when every living expert has reported it."""
+
+import json
+import math
+import numbers
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.tracking.records import JournalEntry, read_objects
+from hedgerow.searchspaces.hedge.weights import AdaHedge, Hedge
+
+Record = dict[str, Any]
+
+SOME = 10
+"""Rounds from which on the losses of one of them may be too far apart."""
+
+CLIPPED = 0.01
+"""Share of clipped reports above which there is a warning."""
+
+ROUNDING = 1e-6
+"""How far above 1 or below 0 an accuracy may be."""
+
+
+class Spread(NamedTuple):
+    """How far apart the losses of a round are, over all rounds so far."""
+
+    rounds: int = 0
+    total: float = 0.0
+    widest: float = 0.0
+    round: int = 0
+    """The round in which they were widest apart."""
+
+    def after(self, round: int, losses: np.ndarray) -> "Spread":
+        """With one more round. losses: of the experts that are awake."""
+        width = float(np.ptp(losses)) if len(losses) else 0.0
+        wider = (width, round) if width > self.widest else (self.widest, self.round)
+        return Spread(self.rounds + 1, self.total + width, *wider)
+
+    @property
+    def dominates(self) -> bool:
+        """Whether the widest of at least `SOME` rounds is wider than all others together."""
+        return self.rounds >= SOME and self.widest > self.total / 2
+
+
+class HedgeRounds:
+    """Buffers what the experts report and feeds it to Hedge round by round.
+
+    Everything is indexed by expert, so the weights do not depend on who reports first.
+
+    hedge: its state; one expert each. metric, mode: what is optimised. A metric to be maximised is an accuracy a in
+    [0, 1], its loss is 1 - a. range: (low, high) of a metric m to be minimised, whose loss is (m - low) / (high - low),
+    clipped to [0, 1]; None: the loss is m itself, and `hedge` must be an AdaHedge, the only rule that needs no range.
+    A metric that is not finite is the worst loss: 1, or without a range the largest loss so far.
+    missing: what an expert that died costs in every later round: the worst loss ("penalise"), or nothing, its weight
+    resting as it is ("skip"). averaged: metrics whose weighted mean is recorded. journal: file to which every report
+    is appended, and from which an interrupted search goes on. told: called with the record of every complete round.
+    Raises UserError when `mode`, `range` and `hedge` do not go together.
+    """
+
+    def __init__(
+        self,
+        hedge: Hedge,
+        metric: str,
+        mode: Literal["max", "min"],
+        range: tuple[float, float] | None = None,
+        missing: Literal["penalise", "skip"] = "penalise",
+        averaged: Sequence[str] = (),
+        journal: Path | None = None,
+        told: Callable[[Record], None] | None = None,
+    ):
+        check_range(mode, range, isinstance(hedge, AdaHedge))
+        self.hedge, self.metric, self.mode, self.range, self.missing = hedge, metric, mode, range, missing
+        self.averaged = list(dict.fromkeys([metric, *averaged]))
+        self.told = told
+        self.latest = np.zeros(hedge.experts, dtype=np.int64)
+        self.retired: dict[int, bool] = {}
+        self._waiting: dict[int, dict[int, Record]] = {}
+        self._worst = 1.0 if mode == "max" or range else -math.inf
+        self._seen = self._clipped = 0
+        self._spread = Spread()
+        self.journal: Path | None = None
+        self._configurations: dict[int, str] = {}
+        if journal is not None:
+            self.open(journal)
+
+    def open(self, journal: Path) -> None:
+        """Continue from a journal, if the file exists, and append every report to it from now on.
+
+        Its first line describes the search, except in files of earlier versions. Raises UserError when the file is
+        damaged or belongs to another search.
+        """
+        self.journal = journal
+        entries: list[Record] = []
+        if journal.exists():
+            torn = journal.read_bytes().rpartition(b"\n")[2]
+            if torn:  # by a crash while the line was written
+                os.truncate(journal, journal.stat().st_size - len(torn))
+            entries = read_objects(journal, JournalEntry)
+        for entry in entries:
+            self._replay(entry)
+        if not entries:
+            self._write(self._head)
+
+    def enter(self, expert: int, configuration: str) -> None:
+        """Record what identifies an expert's configuration. Raises UserError when the journal knows another one."""
+        known = self._configurations.get(expert)
+        if known is None:
+            self._configurations[expert] = configuration
+            self._write({"expert": expert, "configuration": configuration})
+        elif known != configuration:
+            raise self._stranger(f"expert {expert} has another configuration there")
+
+    def report(self, expert: int, round: int, metrics: Record) -> None:
+        """An expert's metrics of one round.
+
+        A round that the expert reported before, a round without the metric, and an expert that retired are passed over.
+        Raises UserError when the metric is not a number, or, to be maximised, not an accuracy between 0 and 1.
+        """
+        if round <= self.latest[expert] or expert in self.retired or self.metric not in metrics:
+            return
+        kept = {name: _number(metrics[name], name, expert, round) for name in self.averaged if name in metrics}
+        self._check_accuracy(kept[self.metric], expert, round)
+        self._write({"expert": expert, "round": round, **kept})
+        self._take(expert, round, kept)
+
+    def retire(self, expert: int, penalised: bool) -> None:
+        """No more is to come from this expert. penalised: it died; else it ended, and rests."""
+        if expert in self.retired:
+            return
+        self._write({"expert": expert, "retired": penalised})
+        self._drop(expert, penalised)
+
+    def ahead(self, expert: int) -> int:
+        """How many rounds the expert is ahead of the last living one."""
+        living = [latest for other, latest in enumerate(self.latest) if other not in self.retired]
+        return int(self.latest[expert] - min(living, default=self.latest[expert]))
+
+    @property
+    def warning(self) -> str | None:
+        """A sentence about losses that keep Hedge from distinguishing experts; None: there are none.
+
+        More than 1 % of the reports were outside the range, or, without a range, a single round outweighs all others.
+        """
+        if self.mode == "min" and self.range is None and self._spread.dominates:
+            return (
+                f"the values of {self.metric} in round {self._spread.round} were {self._spread.widest:.3g} apart, more "
+                "than those of all other rounds together, so Hedge hardly distinguishes experts by the others; set "
+                "`range`"
+            )
+        if self._clipped <= CLIPPED * self._seen:
+            return None
+        low, high = self.range or (0, 1)
+        return (
+            f"{100 * self._clipped / self._seen:.1f} % of the reported values of {self.metric} were outside the range "
+            f"[{low:g}, {high:g}] and were clipped, so Hedge does not distinguish them; set a wider `range`, or none"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the settings, as JSON."""
+        return {
+            "hedge": self.hedge.state_dict(),
+            "latest": self.latest.tolist(),
+            "retired": list(self.retired.items()),
+            "worst": self._worst,
+            "seen": self._seen,
+            "clipped": self._clipped,
+            "spread": list(self._spread),
+            "waiting": [[round, list(row.items())] for round, row in sorted(self._waiting.items())],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a `state_dict`."""
+        self.hedge.load_state_dict(state["hedge"])
+        self.latest = np.array(state["latest"], dtype=np.int64)
+        self.retired = dict(state["retired"])
+        self._worst, self._seen, self._clipped = state["worst"], state["seen"], state["clipped"]
+        self._spread = Spread(*state.get("spread", ()))
+        self._waiting = {round: dict(row) for round, row in state["waiting"]}
+
+    # ---- rounds -------------------------------------------------------------------------------------------------
+
+    def _take(self, expert: int, round: int, kept: Record) -> None:
+        self.latest[expert] = round
+        self._waiting.setdefault(round, {})[expert] = kept
+        self._complete()
+
+    def _drop(self, expert: int, penalised: bool) -> None:
+        self.retired[expert] = penalised
+        self._complete()
+
+    def _complete(self) -> None:
+        """Carry out every round that all living experts have passed."""
+        while self._waiting:
+            round = min(self._waiting)
+            if any(latest < round and other not in self.retired for other, latest in enumerate(self.latest)):
+                return
+            self._one_round(round, self._waiting.pop(round))
+
+    def _one_round(self, round: int, row: dict[int, Record]) -> None:
+        n = len(self.latest)
+        if self.mode == "min" and self.range is None:
+            values = [kept[self.metric] for kept in row.values()]
+            self._worst = max([self._worst, *filter(math.isfinite, values)])
+        # Without a single finite loss so far, all are equal, whatever number stands for them.
+        worst = self._worst if math.isfinite(self._worst) else 1.0
+        losses = np.full(n, worst)
+        awake = np.ones(n, dtype=bool)
+        for expert in range(n):
+            if expert in row:
+                losses[expert] = self._loss(row[expert][self.metric], worst)
+            else:
+                awake[expert] = self.missing == "penalise" and self.retired.get(expert, True)
+        weights = self.hedge.probs()
+        expected = {name: self._mean(name, row) for name in self.averaged}
+        entropy = self.hedge.entropy
+        self._spread = self._spread.after(round, losses[awake])
+        hedge_loss = self.hedge.update(losses, awake)
+        if self.told is None:
+            return
+        self.told(
+            {
+                "round": round,
+                "weights": weights.tolist(),
+                "losses": [float(losses[i]) if awake[i] else None for i in range(n)],
+                "hedge_loss": hedge_loss,
+                "expected": {name: value for name, value in expected.items() if value is not None},
+                "leader": int(weights.argmax()),
+                "best": self.hedge.best,
+                "cumulative_loss": self.hedge.total,
+                "best_loss": float(self.hedge.losses.min()),
+                "regret": self.hedge.regret,
+                "bound": self.hedge.bound(),
+                "entropy": entropy,
+            }
+        )
+
+    def _loss(self, value: float, worst: float) -> float:
+        if not math.isfinite(value):
+            return worst
+        if self.mode == "max":
+            # An average of accuracies of 1 may be off by a rounding error.
+            return min(max(1.0 - value, 0.0), 1.0)
+        if self.range is None:
+            return value
+        low, high = self.range
+        scaled = (value - low) / (high - low)
+        self._seen += 1
+        self._clipped += not 0 <= scaled <= 1
+        return min(max(scaled, 0.0), 1.0)
+
+    def _check_accuracy(self, value: float, expert: int, round: int) -> None:
+        if self.mode == "max" and math.isfinite(value) and not -ROUNDING <= value <= 1 + ROUNDING:
+            raise UserError(
+                f"search.metric: expert {expert} reported {self.metric} = {value:g} in round {round}, but a metric to "
+                "be maximised must be an accuracy between 0 and 1; report a share and not a percentage (or set `mode: "
+                "min` for a loss)"
+            )
+
+    def _mean(self, name: str, row: dict[int, Record]) -> float | None:
+        """The mean of a metric under p^t, over the experts that reported it as a finite number."""
+        known = np.array([math.isfinite(row.get(i, {}).get(name, math.nan)) for i in range(len(self.latest))])
+        if not known.any():
+            return None
+        return self.hedge.expected([row[i][name] if known[i] else 0.0 for i in range(len(known))], known)
+
+    # ---- the journal --------------------------------------------------------------------------------------------
+
+    def _write(self, entry: Record) -> None:
+        if self.journal is not None:
+            with self.journal.open("a") as file:
+                file.write(json.dumps(entry) + "\n")
+
+    @property
+    def _head(self) -> Record:
+        bounds = list(self.range) if self.range else None
+        return {"experts": len(self.latest), "metric": self.metric, "mode": self.mode, "range": bounds}
+
+    def _replay(self, entry: Record) -> None:
+        expert = entry.get("expert", 0)
+        other = [key for key, value in self._head.items() if "experts" in entry and entry.get(key) != value]
+        if other:
+            raise self._stranger(f"`{other[0]}` is {entry.get(other[0])} there and {self._head[other[0]]} here")
+        if expert >= len(self.latest):
+            raise self._stranger(f"it has a report of expert {expert}")
+        if "configuration" in entry:
+            self._configurations[expert] = entry["configuration"]
+        elif "retired" in entry:
+            self._drop(expert, entry["retired"])
+        elif "round" in entry:
+            if self.metric not in entry:
+                raise self._stranger(f"it has a report without {self.metric}")
+            self._take(expert, entry["round"], {name: entry[name] for name in self.averaged if name in entry})
+
+    def _stranger(self, why: str) -> UserError:
+        return UserError(
+            f"{self.journal} is not a journal of this search: {why}; put the right file in its place, or start a new "
+            "search in another folder"
+        )
+
+
+def check_range(mode: str, range: Sequence[float] | None, scale_free: bool) -> None:
+    """Check that losses have the range that Hedge's rule needs. scale_free: the rule is AdaHedge. Raises UserError."""
+    if range is not None and mode == "max":
+        raise UserError(
+            "search.range: a metric to be maximised is an accuracy between 0 and 1; remove `range`, or set `mode: min`"
+        )
+    if range is not None and not (len(range) == 2 and -math.inf < range[0] < range[1] < math.inf):
+        raise UserError(f"search.range takes two finite numbers [low, high] with low < high, not {list(range)}")
+    if range is None and mode == "min" and not scale_free:
+        raise UserError(
+            "search.range: a loss without a range needs the scale-free rule (`rate: adahedge`, which has no `gamma`); "
+            "set a range such as [0, 4.6], or remove `rate` and `gamma`"
+        )
+
+
+def _number(value: Any, name: str, expert: int, round: int) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        shown = repr(value) if len(repr(value)) <= 40 else f"{repr(value)[:37]}..."
+        raise UserError(
+            f"search.metric: expert {expert} reported {name} = {shown} in round {round}, which is not a number; report "
+            "a number between 0 and 1 (or set `mode: min` for a loss)"
+        )
+    return float(value)

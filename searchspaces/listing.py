@@ -1,0 +1,54 @@
+"""All that there is to choose from: what `hedgerow list` prints, and the documentation's reference is made of."""
+
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+
+from hedgerow.platform.config.choices import Choice, algorithms, datasets, models, paragraph, partitions
+from hedgerow.platform.ui.command_output import Answer
+from hedgerow.platform.ui.terminal import print_choices
+from hedgerow.searchspaces.reproductions import FAMILIES
+from hedgerow.searchspaces.spaces.published_spaces import NamedSpace, named_spaces
+
+
+def spaces() -> list[Choice]:
+    """By the names that `search.space` takes."""
+    return [Choice(space.name, _keys(space), space.source) for space in named_spaces().values()]
+
+
+def tables() -> list[Choice]:
+    """By the names that `hedgerow table` takes."""
+    return [
+        Choice(table.name, table.title, _source(family))
+        for family, made in FAMILIES.items()
+        for table in made().values()
+    ]
+
+
+KINDS: dict[str, Callable[[], list[Choice]]] = {
+    "algorithms": algorithms,
+    "datasets": datasets,
+    "partitions": partitions,
+    "models": models,
+    "spaces": spaces,
+    "tables": tables,
+}
+"""What can be listed."""
+
+
+def _keys(space: NamedSpace) -> str:
+    keys = ", ".join(key.removeprefix("algorithm.") for key in space.space)
+    return f"{keys} ({space.size} configurations)" if space.size else keys
+
+
+def _source(family: str) -> str:
+    """What the file of a family's tables says first."""
+    told = paragraph(sys.modules[FAMILIES[family].__module__].__doc__)
+    return re.split(r"; |\. |\.$", told)[0]
+
+
+def list_choices(kind: str) -> Answer:
+    """What there is of a kind."""
+    choices = KINDS[kind]()
+    return Answer({kind: [asdict(choice) for choice in choices]}, lambda: print_choices(choices))

@@ -1,0 +1,196 @@
+"""DiSK's toys looked at: the losses that students descend, where they ended, and whom the guide excuses."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.patheffects import withStroke
+from torch import Tensor
+from torch.func import vmap
+
+from hedgerow.algorithms.core.client_data import Batch
+from hedgerow.algorithms.core.pytree import Tree, tree_map
+from hedgerow.algorithms.distillation.disk import DiSK
+from hedgerow.algorithms.distillation.student import Student
+from hedgerow.algorithms.federated.central import Central
+from hedgerow.algorithms.objectives.guide import excuses
+from hedgerow.platform.config.factory import build_algorithms, build_data
+from hedgerow.platform.config.loader import load_experiment
+from hedgerow.platform.data.sources.toy_data import BLUE, CENTRES
+from hedgerow.platform.storage.checkpoint import checkpoints, read_checkpoint
+from hedgerow.platform.tracking.run_folder import RunFolder
+from hedgerow.platform.ui.plotting import grid, save
+
+POINTS = 64
+"""Along each axis of a surface."""
+
+CENSORED = BLUE[0]
+"""Where the source's guide excuses on the line."""
+
+EDGED = [withStroke(linewidth=2, foreground="black")]
+"""Numbers that can be read on any colour."""
+
+Plane = tuple[Tensor, Tensor, Tree, np.ndarray, tuple[str, str]]
+"""The coordinates of a grid's two axes; the models on it, (POINTS^2, ...); where the students lie, (students, 2); the
+axes' names."""
+
+Rows = dict[str, dict[str, str]]
+"""What is told -> method -> cell."""
+
+
+class Ended:
+    """A run of models side by side on a toy, as it ended."""
+
+    def __init__(self, folder: RunFolder):
+        experiment = load_experiment(folder.experiment)
+        data, partition = build_data(experiment, None)
+        self.learner = build_algorithms([experiment], data, partition)[0]
+        assert isinstance(self.learner, Central)
+        self.server = read_checkpoint(checkpoints(folder.checkpoints)[-1])[0]
+        self.x, self.y = torch.from_numpy(data.x_train), torch.from_numpy(data.y_train)
+        self.batch = Batch(self.learner.task.prepare(self.x), self.y)
+
+    def losses(self, models: Tree, whose: int) -> Tensor:
+        """Of some models on all training samples, (models,), with the guide of one student."""
+        learner, hyper = self.learner, self.learner.hyper
+        if not isinstance(learner, Student):
+            return vmap(lambda w: learner.objective(hyper)(w, self.batch))(models)
+        aids: Tree = {}
+        if isinstance(learner, DiSK):
+            own = tree_map(lambda p: p[whose], self.server["guide"])
+            softness = learner.softness(hyper, self.server, [self.batch])
+            aids = {"guide": own, "student_tau": softness[whose] if softness.dim() else softness}
+        lesson = learner.lesson(hyper, self.server, self.batch)
+        return vmap(lambda w: lesson({"w": w}, aids))(models)
+
+    def excused(self) -> Tensor | None:
+        """g of every training sample, the mean over the students' guides; None where there is none."""
+        if not isinstance(self.learner, DiSK):
+            return None
+        seen, guide = self.learner.says(self.server, self.batch), self.learner.guide
+        return self.learner.each(lambda w: excuses(guide, w, seen), self.server["guide"]).mean(0)
+
+    def plane(self) -> Plane:
+        """Of one interval all there are, by their ends; of other models the plane through the best, the middle and the
+        worst student.
+        """
+        w = self.server["w"]
+        if set(w) == {"ends"}:
+            at = torch.linspace(0.05, 8.95, POINTS)
+            ends = torch.stack(torch.meshgrid(at, at, indexing="ij"), -1).reshape(-1, 2)
+            return at, at, {"ends": ends}, w["ends"].numpy(), ("a", "b")
+        flat = torch.cat([p.flatten(1) for p in w.values()], 1)
+        order = self.losses_of_students().argsort()
+        origin, one, other = (flat[order[place]] for place in (0, len(order) // 2, -1))
+        basis = torch.linalg.qr(torch.stack([one - origin, other - origin], 1))[0]
+        found = (flat - origin) @ basis
+        axes = [torch.linspace(float(c.min()) - 1, float(c.max()) + 1, POINTS) for c in found.unbind(1)]
+        where = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).reshape(-1, 2) @ basis.T + origin
+        sizes = [p[0].numel() for p in w.values()]
+        parts = zip(w.items(), where.split(sizes, 1), strict=True)
+        models = {name: part.reshape(-1, *p.shape[1:]) for (name, p), part in parts}
+        return axes[0], axes[1], models, found.numpy(), ("through the middle student", "and the worst")
+
+    def surface(self) -> np.ndarray:
+        """The losses on the plane, (POINTS, POINTS), with the best student's guide; NaN where there is no model."""
+        first, second, models, _, names = self.plane()
+        whose = int(self.losses_of_students().argmin())
+        found = self.losses(models, whose).reshape(POINTS, POINTS).numpy()
+        # An interval ends after it begins.
+        return np.where(first[:, None] < second[None, :], found, np.nan) if names == ("a", "b") else found
+
+    def losses_of_students(self) -> Tensor:
+        """Each by its own guide."""
+        students = range(self.learner.hyper.starts)
+        return torch.cat([self.losses(tree_map(lambda p, i=i: p[i : i + 1], self.server["w"]), i) for i in students])
+
+
+def local_minima(surface: np.ndarray) -> int:
+    """Points of a grid, not on its border, that are lower than all eight around them; NaN is higher than anything."""
+    surface = np.nan_to_num(surface, nan=np.inf)
+    rows, columns = surface.shape
+    around = [
+        surface[1 + i : rows - 1 + i, 1 + j : columns - 1 + j]
+        for i in (-1, 0, 1)
+        for j in (-1, 0, 1)
+        if (i, j) != (0, 0)
+    ]
+    return int((surface[1:-1, 1:-1] < np.min(around, axis=0)).sum())
+
+
+def excused_within(x: np.ndarray, g: np.ndarray) -> tuple[float, float]:
+    """The mean of g in the interval that the best student leaves out, and elsewhere."""
+    within = (x >= CENSORED[0]) & (x <= CENSORED[1])
+    return float(g[within].mean()), float(g[~within].mean())
+
+
+def excused_around(x: np.ndarray, g: np.ndarray) -> np.ndarray:
+    """The mean of g around each of the plane's centres, in their order (6,)."""
+    nearest = np.linalg.norm(x[:, None] - CENTRES.reshape(-1, 2), axis=-1).argmin(1)
+    return np.array([g[nearest == centre].mean() for centre in range(CENTRES.size // 2)])
+
+
+def study_toys(runs: dict[str, RunFolder]) -> Rows:
+    """What the figure shows, as numbers: minima of the surfaces, and the mean of g where the best student is wrong on
+    the line, around the centres in the plane.
+    """
+    with torch.no_grad():
+        ended = {heading: Ended(folder) for heading, folder in runs.items()}
+        minima = {heading: str(local_minima(run.surface())) for heading, run in ended.items()}
+        rows: Rows = {"local minima of the loss, on the figure's grid": minima}
+        for heading, run in ended.items():
+            if (g := run.excused()) is not None:
+                for where, mean in _excused(run.x.numpy(), g.numpy()).items():
+                    rows.setdefault(f"excused {where}", {})[heading] = f"{mean:.2f}"
+    return rows
+
+
+def _excused(x: np.ndarray, g: np.ndarray) -> dict[str, float]:
+    """The mean of g by where."""
+    if x.shape[1] == 1:
+        inside, outside = excused_within(x[:, 0], g)
+        return {f"in [{CENSORED[0]:g}, {CENSORED[1]:g}]": inside, "elsewhere": outside}
+    means = excused_around(x, g)
+    return {f"around ({a:g}, {b:g})": mean for (a, b), mean in zip(CENTRES.reshape(-1, 2), means, strict=True)}
+
+
+def draw_toys(runs: dict[str, RunFolder], path: Path) -> list[Path]:
+    """A surface for each method; where one has a guide, another panel of whom it excuses. PNG and SVG."""
+    ended = {heading: Ended(folder) for heading, folder in runs.items()}
+    guides = {heading: g for heading, run in ended.items() if (g := run.excused()) is not None}
+    figure, panels = grid(len(ended) + len(guides), 4.6, 3.8, columns=4)
+    with torch.no_grad():
+        for axes, (heading, run) in zip(panels, ended.items(), strict=False):
+            _surface(figure, axes, heading, run)
+    for axes, (heading, g) in zip(panels[len(ended) :], guides.items(), strict=True):
+        _guide(figure, axes, heading, ended[heading], g.detach().numpy())
+    return save(figure, path)
+
+
+def _surface(figure: Any, axes: Any, heading: str, run: Ended) -> None:
+    first, second, _, students, names = run.plane()
+    surface = run.surface()
+    drawn = axes.contourf(first, second, surface.T, levels=24, cmap="viridis")
+    figure.colorbar(drawn, ax=axes, label="loss")
+    axes.scatter(*students.T, s=9, color="#D55E00", linewidths=0)
+    axes.set(title=f"{heading}: {local_minima(surface)} local minima on the grid", xlabel=names[0], ylabel=names[1])
+
+
+def _guide(figure: Any, axes: Any, heading: str, run: Ended, g: np.ndarray) -> None:
+    x, y = run.x.numpy(), run.y.numpy()
+    title, told = f"{heading}: the guide", _excused(x, g)
+    if x.shape[1] == 1:
+        for label, (name, colour) in enumerate((("red", "#D55E00"), ("blue", "#0072B2"))):
+            axes.scatter(x[y == label, 0], g[y == label], s=5, color=colour, label=name)
+        axes.legend(frameon=False, fontsize="small")
+        axes.set(xlabel="x", ylabel="excused, mean over the students", ylim=(-0.02, 1.02))
+        title += "\n" + ", ".join(f"{mean:.2f} {where}" for where, mean in told.items())
+    else:
+        drawn = axes.scatter(*x.T, c=g, s=5, vmin=0, vmax=1, cmap="viridis")
+        figure.colorbar(drawn, ax=axes, label="excused, mean over the students")
+        for place, mean in zip(CENTRES.reshape(-1, 2), told.values(), strict=True):
+            axes.text(
+                *place, f"{mean:.2f}", ha="center", va="center", color="white", fontweight="bold", path_effects=EDGED
+            )
+    axes.set(title=title)

@@ -1,0 +1,96 @@
+"""The curves of a table: one panel per line."""
+
+from pathlib import Path
+from typing import Any
+
+from hedgerow.platform.ui.plots import draw_histograms, smoothed
+from hedgerow.platform.ui.plotting import COLOURS, STYLES, grid, save
+from hedgerow.searchspaces.reproductions.row_result import LineResult
+
+
+def draw_tables(results: list[LineResult], folder: Path) -> list[Path]:
+    """The curves; and of each method's best configuration the histograms, where it has some."""
+    several = len(results) > 1
+    histograms = {
+        f"{result.line.title}: {heading}" if several else heading: result.histograms(heading)
+        for result in results
+        for heading in result.line.methods
+    }
+    drawn = _draw_curves(results, folder) + draw_histograms(histograms, folder)
+    for result in results:
+        drawn += result.line.draws(result.experts, folder / result.line.name) if result.line.draws else []
+    return drawn
+
+
+MANY = 8
+"""Curves whose names still find room within a panel; those of more stand beside it."""
+
+
+def _draw_curves(results: list[LineResult], folder: Path) -> list[Path]:
+    """The metric of the targets against transmissions, each method's best configuration; PNG and SVG in `folder`.
+
+    Where no target is set, and some transmit, also against rounds.
+    """
+    wanted = [(result, axis) for result in results for axis in _axes(result)]
+    many = max(len(result.line.methods) for result in results) > MANY
+    figure, panels = grid(len(wanted), 6.2 if many else 4.6, 3.4, columns=2 if len(wanted) == 4 else 3)
+    for panel, (result, axis) in zip(panels, wanted, strict=True):
+        draw_panel(panel, result, axis)
+    return save(figure, folder / "curves")
+
+
+def _axes(result: LineResult) -> list[str]:
+    best = [found[0].records[-1] for heading in result.line.methods if (found := result.best(heading))]
+    if result.targets:
+        return ["round" if result.line.unit == "rounds" else "transmissions"]
+    if not any(record["transmissions"] for record in best):
+        return ["transmissions"]
+    return ["round", "transmissions"]
+
+
+def draw_panel(axes: Any, result: LineResult, axis: str) -> None:
+    # Takes a second to import.
+    from matplotlib.ticker import MaxNLocator
+
+    metric = result.line.shows or result.metric
+    loss, accuracy = "loss" in metric, "accuracy" in metric
+    scale = 100 if accuracy else 1
+    for index, heading in enumerate(result.line.methods):
+        if not (best := result.best(heading)):
+            continue
+        if axis == "transmissions" and "round" in _axes(result) and not best[0].records[-1]["transmissions"]:
+            continue
+        # A centralised run transmits nothing: its rounds are epochs.
+        points = [(r[axis] or r["round"], scale * r[metric]) for r in best[0].records if metric in r]
+        drawn = smoothed(points) if result.line.smooth else points
+        axes.plot(
+            *zip(*drawn, strict=True), label=heading, linewidth=1.4, color=COLOURS[index % len(COLOURS)],
+            linestyle=STYLES[index % len(STYLES)], marker="o" if len(points) == 1 else None,
+        )  # fmt: skip
+        axes.set_xlabel(_label(axis, best[0].records[-1]["transmissions"]))
+    seen = [value for line in axes.lines for value in line.get_ydata()]
+    ends = [line.get_ydata()[-1] for line in axes.lines]
+    for target in result.targets:
+        axes.axhline(scale * target, color="0.4", linestyle="--", linewidth=0.8)
+    if loss and max(seen) > 5 * min(seen) > 0:
+        axes.set_yscale("log")
+    if result.targets and accuracy:
+        # What the targets are about: the last few per cent, where a run comes so far; but every method's end is seen.
+        bottom = max(0, min(100 * min(result.targets) - 6, min(ends) - 2))
+        axes.set_ylim(bottom=bottom if max(seen) > bottom else None)
+    axes.set(
+        title=result.line.title,
+        ylabel="training loss" if loss else "test accuracy (%)" if accuracy else metric.replace("_", " "),
+    )
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    beside: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1, 0.5), "ncols": -(-len(axes.lines) // 14)}
+    within = {"loc": "upper right" if loss else "lower right"}
+    axes.legend(frameon=False, fontsize="small", **(beside if len(axes.lines) > MANY else within))
+
+
+def _label(axis: str, transmissions: float) -> str:
+    if axis == "round":
+        return "round"
+    return "transmissions (FedAvg rounds)" if transmissions else "epoch"

@@ -1,0 +1,1 @@
+"""Results of searches: trials, tables and figures."""

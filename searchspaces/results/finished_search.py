@@ -1,0 +1,185 @@
+"""What a search leaves behind: its trials, tables and figures."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Self
+
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.experiment import Evaluation
+from hedgerow.platform.runs.finished_run import page, rounds_frame
+from hedgerow.platform.tracking.records import HedgeRecord
+from hedgerow.platform.tracking.run_folder import RunFolder
+from hedgerow.platform.tracking.tracker import Record, RunLog
+from hedgerow.platform.ui.plots import curve_figures
+from hedgerow.platform.ui.plotting import save
+from hedgerow.searchspaces.results.search_plots import best_runs, loss_lines, parallel_lines, regret_line, weight_areas
+from hedgerow.searchspaces.results.trials import (
+    Row,
+    Trial,
+    best_per_metric,
+    display,
+    hedge_summary,
+    ranked,
+    sweep_rows,
+    to_csv,
+    to_markdown,
+    trial_labels,
+)
+from hedgerow.searchspaces.spaces.search_file import SearchPlan, read_search
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+@dataclass(frozen=True)
+class FinishedSearch:
+    """A search that came to its end; or, read from its folder, as far as it has come.
+
+    trials: in the order of their numbers. hedge: one record per round of Hedge's, none for the other kinds.
+    warning: a sentence about what went wrong on the way.
+    """
+
+    folder: RunFolder
+    plan: SearchPlan
+    trials: list[Trial]
+    hedge: list[Record]
+    warning: str | None = None
+
+    @classmethod
+    def read(cls, folder: RunFolder) -> Self:
+        """From its folder, without importing what its file names."""
+        return cls(
+            folder, read_search(folder.experiment), read_trials(folder), RunLog(folder.metrics, HedgeRecord).read()
+        )
+
+    @property
+    def status(self) -> str:
+        """What its folder says: finished, running, interrupted or failed."""
+        return self.folder.record()["status"]
+
+    @property
+    def best(self) -> Trial:
+        """The expert with the largest weight in the end; of a sweep, the trial with the best final metric."""
+        if self.hedge:
+            return self.trials[self.hedge[-1]["leader"]]
+        return ranked(self.trials, self.plan.search.metric, self.plan.search.mode)[0]
+
+    @property
+    def rows(self) -> list[Row]:
+        """One row per trial, best first."""
+        search = self.plan.search
+        targets, target_metric = self._wanted.targets, self._wanted.target_metric
+        return sweep_rows(self.trials, search.metric, search.mode, targets, self.hedge or None, target_metric)
+
+    @property
+    def best_rows(self) -> list[Row]:
+        """One row per metric and target: which trial is best."""
+        return best_per_metric(self.trials, self._wanted.targets, self._wanted.target_metric)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Hedge's regret and choices (`hedge_summary`); of a sweep, the best trial's row."""
+        if self.hedge:
+            return hedge_summary(self.hedge, trial_labels(self.trials), self.plan.search.metric, self.trials)
+        return self.rows[0]
+
+    @cached_property
+    def frame(self) -> "DataFrame":
+        """A pandas frame of the trials, best first: what was searched, how it ended, what it cost."""
+        # pandas takes a second to import, which a search need not wait for.
+        from pandas import DataFrame
+
+        return DataFrame(self.rows).set_index("trial") if self.trials else DataFrame()
+
+    @cached_property
+    def rounds(self) -> "DataFrame":
+        """A pandas frame of every trial's rounds, by trial and round."""
+        from pandas import concat
+
+        frames = {trial.name: rounds_frame(trial.records) for trial in self.trials if trial.records}
+        return concat(frames, names=["trial"]) if frames else rounds_frame([])
+
+    @cached_property
+    def weights(self) -> "DataFrame":
+        """A pandas frame of Hedge's weights: a row for each round, a column for each trial; empty for the others."""
+        from pandas import DataFrame
+
+        weights = {record["round"]: record["weights"] for record in self.hedge}
+        names = [trial.name for trial in self.trials]
+        return DataFrame.from_dict(weights, "index", columns=names).rename_axis("round")
+
+    @cached_property
+    def regret(self) -> "DataFrame":
+        """A pandas frame of Hedge's rounds: its loss in each, and so far in sum its own, the best expert's, the regret
+        and its bound.
+        """
+        from pandas import DataFrame
+
+        kept = ["round", "hedge_loss", "cumulative_loss", "best_loss", "regret", "bound", "leader", "best"]
+        return DataFrame(self.hedge, columns=kept).set_index("round")
+
+    def figure(self, name: str | None = None) -> Any:
+        """One of `figures` as a matplotlib figure; by default Hedge's weights, or the trials side by side.
+
+        Raises UserError.
+        """
+        drawn = self._drawn
+        name = name or next(iter(drawn), "")
+        if name not in drawn:
+            raise UserError(f"{self.folder.name} has no figure {name!r} (there are: {', '.join(drawn) or 'none yet'})")
+        return drawn[name]()
+
+    @property
+    def figures(self) -> list[str]:
+        """What `figure` draws."""
+        return list(self._drawn)
+
+    @property
+    def _drawn(self) -> dict[str, Callable[[], Any]]:
+        if not any(trial.records for trial in self.trials):
+            return {}
+        search, labels, hedge = self.plan.search, trial_labels(self.trials), self.hedge
+        of_hedge: dict[str, Callable[[], Any]] = {
+            "hedge_weights": partial(weight_areas, hedge, labels),
+            "hedge_losses": partial(loss_lines, hedge, labels),
+            "hedge_regret": partial(regret_line, hedge),
+        }
+        return {
+            **(of_hedge if hedge else {}),
+            "parallel_coordinates": partial(parallel_lines, self.trials, search.metric, search.mode),
+            **curve_figures(best_runs(self.trials), self._wanted.accuracies),
+        }
+
+    def __repr__(self) -> str:
+        return f"<search {self.folder.name}: {self.status}, {len(self.trials)} trials>"
+
+    def _repr_html_(self) -> str:
+        rows = display(self.rows) if self.trials else []
+        return page(self.folder, self.status, self.warning, rows, self._repr_png_())
+
+    def _repr_png_(self) -> bytes | None:
+        return self.figure()._repr_png_() if self.figures else None
+
+    def write(self) -> None:
+        """results.csv, results.md, and the figures, into the search's folder."""
+        path = self.folder.path
+        to_csv(self.rows, path / "results.csv")
+        text = f"# {self.folder.name}\n\n{to_markdown(self.rows)}\n## Best by metric\n\n{to_markdown(self.best_rows)}"
+        (path / "results.md").write_text(text, encoding="utf-8")
+        for name in self.figures:
+            save(self.figure(name), self.folder.figures / name)
+
+    @property
+    def _wanted(self) -> Evaluation:
+        return self.plan.experiment.evaluation
+
+
+def read_trials(folder: RunFolder) -> list[Trial]:
+    """The trials of a search that have begun, from their run folders, in the order of their numbers."""
+    experts = [RunFolder(path) for path in sorted((folder.path / "experts").glob("*"))]
+    return [
+        Trial(expert.name, expert.record()["overrides"], RunLog(expert.metrics).read(), expert.record()["status"])
+        for expert in experts
+        if expert.exists
+    ]

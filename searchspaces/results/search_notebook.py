@@ -1,0 +1,59 @@
+"""What a notebook shows while a search runs."""
+
+from html import escape
+
+from hedgerow.platform.tracking.formatting import percent
+from hedgerow.platform.ui.notebook import Display, bar
+from hedgerow.searchspaces.results.search_table import SearchTable
+from hedgerow.searchspaces.results.trials import Record
+
+LIMIT = 20
+"""Trials that are shown, the heaviest or best."""
+
+
+class NotebookTable(SearchTable):
+    """The table of the trials as HTML, replaced in place."""
+
+    def __init__(self, name: str, rounds: int, labels: list[str], metric: str, mode: str):
+        super().__init__(name, rounds, labels, metric=metric, mode=mode)
+        self._display = Display()
+        self._note = ""
+
+    def __enter__(self) -> "NotebookTable":
+        self._display.show(self._html, now=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._note = ""
+        self._display.show(self._html, now=True)
+
+    def trial(self, index: int, record: Record) -> None:
+        super().trial(index, record)
+        self._display.show(self._html)
+
+    def state(self, index: int, text: str) -> None:
+        super().state(index, text)
+        self._display.show(self._html)
+
+    def hedge(self, record: Record) -> None:
+        super().hedge(record)
+        self._display.show(self._html)
+
+    def _weight(self, weight: float) -> str:
+        return percent(weight)
+
+    def note(self, text: str) -> None:
+        self._note = text
+        self._display.show(self._html, now=True)
+
+    def _print(self, line: str) -> None:
+        """What would be lines elsewhere is in the table."""
+
+    def _html(self) -> str:
+        order = self._order()
+        rows = [self._cells(i) for i in order[:LIMIT]]
+        head = "".join(f"<th>{escape(heading)}</th>" for heading in rows[0])
+        body = "".join(f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in row.values())}</tr>" for row in rows)
+        more = f"<p>... and {len(order) - LIMIT} more</p>" if len(order) > LIMIT else ""
+        line = bar(self.name, self._done, len(order) * self.rounds, f"{self._header()}  {self._note}")
+        return f'<div>{line}<table class="dataframe"><tr>{head}</tr>{body}</table>{more}</div>'

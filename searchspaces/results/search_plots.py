@@ -1,0 +1,245 @@
+"""The pictures of a search: Hedge's weights, losses and regret, and a sweep's configurations against their result."""
+
+import math
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from hedgerow.platform.ui.plotting import COLOURS
+from hedgerow.searchspaces.results.trials import (
+    Record,
+    Trial,
+    final_value,
+    number,
+    ranked,
+    searched_keys,
+    short_names,
+    show,
+    trial_label,
+    trial_labels,
+)
+
+# Black is kept for Hedge itself.
+EXPERTS = COLOURS[:6]
+OTHERS = "#BDBDBD"
+ABSENT = -0.14
+
+
+def weight_areas(hedge_records: list[Record], labels: list[str]) -> Any:
+    """The experts' weights as a stacked area over the rounds (at least one)."""
+    weights = np.array([record["weights"] for record in hedge_records], dtype=float)
+    named = _prominent(weights)
+    rest = [i for i in range(len(labels)) if i not in named]
+    bands = [weights[:, i] for i in named] + ([weights[:, rest].sum(1)] if rest else [])
+    figure, axes = _axes()
+    # Each weight holds from its round until the next one, so that a single round is visible too.
+    rounds = [record["round"] for record in hedge_records]
+    edges = [*rounds, 2 * rounds[-1] - rounds[-2] if len(rounds) > 1 else rounds[-1] + 1]
+    areas = axes.stackplot(
+        edges,
+        [np.append(band, band[-1]) for band in bands],
+        labels=[_wrap(labels[i]) for i in named] + ([_others(rest, labels)] if rest else []),
+        colors=[*EXPERTS[: len(named)], OTHERS],
+        step="post",
+        edgecolor="white",
+        linewidth=0.4,
+    )
+    axes.set(xlabel="round", ylabel="weight", xlim=(edges[0], edges[-1]), ylim=(0, 1))
+    # The legend's order is that of the areas, from the top.
+    figure.legend(handles=areas[::-1], loc="outside right upper", frameon=False, fontsize="small")
+    return figure
+
+
+def loss_lines(hedge_records: list[Record], labels: list[str]) -> Any:
+    """Every expert's loss, and Hedge's expected loss on top, over the rounds; a missing loss is a gap in its line."""
+    rounds = [record["round"] for record in hedge_records]
+    losses = np.array([record["losses"] for record in hedge_records], dtype=float)
+    named = _prominent(np.array([record["weights"] for record in hedge_records], dtype=float))
+    rest = [i for i in range(len(labels)) if i not in named]
+    figure, axes = _axes()
+    marker = "o" if len(rounds) == 1 else None
+    # Hedge comes first in the legend, though it lies on top.
+    hedge = [record["hedge_loss"] for record in hedge_records]
+    axes.plot(rounds, hedge, color="black", linewidth=2.4, marker=marker, label="Hedge, expected", zorder=3)
+    for colour, i in zip(EXPERTS, named, strict=False):
+        axes.plot(rounds, losses[:, i], color=colour, linewidth=1.0, marker=marker, label=_wrap(labels[i]), zorder=2)
+    for i in rest:
+        label = _others(rest, labels) if i == rest[0] else None
+        axes.plot(rounds, losses[:, i], color=OTHERS, linewidth=0.6, marker=marker, label=label, zorder=1)
+    axes.set(xlabel="round", ylabel="loss")
+    axes.grid(alpha=0.25)
+    figure.legend(loc="outside right upper", frameon=False, fontsize="small")
+    return figure
+
+
+def regret_line(hedge_records: list[Record]) -> Any:
+    """Hedge's regret against its bound, summed over the rounds."""
+    rounds = [record["round"] for record in hedge_records]
+    regret = np.array([record["regret"] for record in hedge_records], dtype=float)
+    bound = np.array([record["bound"] for record in hedge_records], dtype=float)
+    figure, axes = _axes()
+    marker = "o" if len(rounds) == 1 else None
+    axes.plot(rounds, regret, color=COLOURS[0], linewidth=2, marker=marker, label=f"regret: {regret[-1]:.3g}")
+    label = "cumulative loss above the best expert's"
+    known = bound[np.isfinite(bound)]
+    if len(known):
+        style = {"color": COLOURS[1], "linewidth": 1.6, "linestyle": "--", "marker": marker}
+        axes.plot(rounds, bound, label=f"bound: {known[-1]:.3g}", **style)
+        size = float(np.abs(regret).max())
+        if known.max() > 4 * size > 0:
+            # A bound far above would press the regret flat: linear as far as the regret goes, logarithmic above.
+            axes.set_yscale("symlog", linthresh=size, linscale=1.5)
+            _plain_ticks(axes, size, known.max())
+            label += f"\n(logarithmic beyond {size:.2g})"
+    axes.axhline(0, color="0.4", linewidth=0.8)
+    axes.set(xlabel="round", ylabel=label)
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False, fontsize="small", loc="best")
+    return figure
+
+
+def parallel_lines(trials: list[Trial], metric: str, mode: str) -> Any:
+    """Every trial as a line over one axis per searched key, to its final metric.
+
+    The darker the better, the best one thick; dashed grey ends at "-": diverged or without the metric. An axis is
+    logarithmic where its values span more than 1.5 decades, and has one place per value where they are not numbers.
+    """
+    from matplotlib import colormaps
+
+    from hedgerow.platform.ui.plotting import Drawing
+
+    keys = searched_keys(trials)
+    names = short_names(keys)
+    order = ranked(trials, metric, mode)[::-1]
+    finals = [_finite(final_value(trial.records, metric)) for trial in order]
+    figure = Drawing(figsize=(max(6.0, 2.0 * len(keys) + 2), 5), layout="constrained")
+    axes = figure.subplots()
+    heights = []
+    for x, key in enumerate([*keys, metric]):
+        last = x == len(keys)
+        column = finals if last else [trial.settings.get(key) for trial in order]
+        places, ticks = _scale(column, (lambda value: number(metric, value)) if last else show)
+        # Trials with the same value would lie on each other: they fan out a little, the better the higher.
+        fan = 0.05 if len(set(places)) < len(places) and not last else 0.0
+        heights.append([place + fan * (rank / len(order) - 0.5) for rank, place in enumerate(places)])
+        _axis(axes, x, metric.replace("_", " ") if last else names[key], ticks)
+    known = [value for value in finals if value is not None]
+    low, high = min(known, default=0.0), max(known, default=0.0)
+    worst, best = (low, high) if mode == "max" else (high, low)
+    for rank, (value, *path) in enumerate(zip(finals, *heights, strict=True)):
+        style: dict[str, Any] = {"color": "0.6", "linewidth": 0.9, "linestyle": "--"}
+        if value is not None:
+            shade = (value - worst) / (best - worst) if best != worst else 1.0
+            style = {"color": colormaps["viridis_r"](0.1 + 0.9 * shade), "linewidth": 1.2}
+            if rank == len(order) - 1:
+                style["linewidth"] = 3.5
+                title = f"best: {trial_label(order[-1], names)}, {number(metric, value)}"
+                figure.suptitle(textwrap.fill(title, 14 * len(heights) + 30), fontsize="medium")
+        axes.plot(range(len(path)), path, zorder=3 + rank / len(order), **style)
+    axes.set(xlim=(-0.1, len(keys) + 0.4))
+    axes.set_axis_off()
+    return figure
+
+
+def best_runs(
+    trials: list[Trial], limit: int = 7, metric: str = "test_accuracy", mode: str = "max"
+) -> dict[str, list[Record]]:
+    """The records of the best trials by what a legend calls them.
+
+    They go by their names where their configurations are too long for a legend inside the axes.
+    """
+    labels = trial_labels(trials)
+    if max(map(len, labels), default=0) > 24:
+        labels = [trial.name for trial in trials]
+    by_trial = {id(trial): label for trial, label in zip(trials, labels, strict=True)}
+    best = [trial for trial in ranked(trials, metric, mode) if trial.records][:limit]
+    # With a second line for each trial's training loss nobody could tell them apart.
+    return {
+        by_trial[id(trial)]: [{key: value for key, value in r.items() if key != "train_loss"} for r in trial.records]
+        for trial in best
+    }
+
+
+def _axis(axes: Any, x: int, name: str, ticks: dict[float, str]) -> None:
+    axes.plot([x, x], [0, 1], color="0.3", linewidth=0.9, zorder=2)
+    axes.annotate(name, (x, 1), xytext=(0, 14), textcoords="offset points", ha="center", weight="bold")
+    for height, text in ticks.items():
+        axes.plot(x, height, marker="_", color="0.3", zorder=2)
+        axes.annotate(
+            text, (x, height), xytext=(7, 0), textcoords="offset points", va="center", fontsize="small", zorder=5,
+            bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.8},
+        )  # fmt: skip
+
+
+def _scale(column: list[Any], text: Callable[[Any], str]) -> tuple[list[float], dict[float, str]]:
+    """Where an axis's values lie in [0, 1], None at ABSENT; and its ticks, texts by place."""
+    from matplotlib.ticker import LogLocator, MaxNLocator
+
+    present = [value for value in column if value is not None]
+    if any(isinstance(value, bool) or not isinstance(value, int | float) for value in present):
+        texts = sorted({text(value) for value in present})
+        at = {entry: i / (len(texts) - 1) if len(texts) > 1 else 0.5 for i, entry in enumerate(texts)}
+        places = [ABSENT if value is None else at[text(value)] for value in column]
+        ticks = {place: entry for entry, place in at.items()}
+    else:
+        low, high = min(present, default=0), max(present, default=0)
+        logarithmic = low > 0 and math.log10(high / low) > 1.5
+
+        def place(value: float) -> float:
+            if high == low:
+                return 0.5
+            return math.log(value / low) / math.log(high / low) if logarithmic else (value - low) / (high - low)
+
+        places = [ABSENT if value is None else place(value) for value in column]
+        candidates = sorted(set(present))
+        if len(candidates) > 6:
+            locator = LogLocator(numticks=6) if logarithmic else MaxNLocator(5)
+            candidates = [low, high, *(v for v in locator.tick_values(low, high) if low <= v <= high)]
+        ticks = {}
+        for value in candidates:
+            if all(abs(place(value) - other) > 0.05 for other in ticks):
+                ticks[place(value)] = text(value)
+    return places, ticks | ({ABSENT: "-"} if None in column else {})
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _prominent(weights: np.ndarray) -> list[int]:
+    """The experts with a colour of their own, by their mean and last weights. weights: rounds x experts."""
+    score = weights.mean(0) + weights[-1]
+    return [int(i) for i in np.argsort(-score, kind="stable")[: len(EXPERTS)]]
+
+
+def _others(rest: list[int], labels: list[str]) -> str:
+    return f"{len(rest)} others" if len(rest) > 1 else _wrap(labels[rest[0]])
+
+
+def _wrap(label: str) -> str:
+    return textwrap.fill(label, 36)
+
+
+def _plain_ticks(axes: Any, size: float, top: float) -> None:
+    from matplotlib.ticker import MaxNLocator, NullLocator
+
+    ticks = [tick for tick in MaxNLocator(4).tick_values(min(0, axes.dataLim.y0), size) if tick <= size]
+    ticks += [m * 10.0**e for e in range(-9, 10) for m in (1, 2, 5) if 1.2 * size < m * 10.0**e <= top]
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+
+
+def _axes() -> tuple[Any, Any]:
+    # matplotlib takes a second to import, which a search need not wait for at its start.
+    from matplotlib.ticker import MaxNLocator
+
+    from hedgerow.platform.ui.plotting import Drawing
+
+    figure = Drawing(figsize=(10, 4.5), layout="constrained")
+    axes = figure.subplots()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
+    axes.margins(x=0.01)
+    return figure, axes

@@ -1,0 +1,313 @@
+"""Which configuration of a search was best, and what each of them cost."""
+
+import csv
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hedgerow.platform.tracking.formatting import loss_text, percent
+from hedgerow.platform.tracking.run_folder import RunFolder
+from hedgerow.platform.tracking.summary import first_to, target_heading, target_label
+
+Record = dict[str, Any]
+
+
+Row = dict[str, Any]
+
+
+METRICS = ("test_accuracy", "test_loss", "client_accuracy", "client_accuracy_worst10", "client_loss", "ctm", "ltm")
+
+
+_TARGET = re.compile(r"(rounds|transmissions|gain)_to_((?:loss )?[\d.e-]+)")
+
+
+@dataclass
+class Trial:
+    """One configuration of a search and its run.
+
+    overrides: the searched keys of the experiment file, dotted, and their values.
+    records: the run's rounds as in its metrics.jsonl; empty when it died at once.
+    """
+
+    name: str
+    overrides: dict[str, Any]
+    records: list[Record]
+    status: str = "finished"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The overrides, with whole sections taken apart: "algorithm.lr" of {"algorithm": {"lr": ...}}."""
+        return _apart(self.overrides)
+
+
+def _apart(overrides: dict[str, Any], above: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in overrides.items():
+        found |= _apart(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": value}
+    return found
+
+
+def short_names(keys: Iterable[str]) -> dict[str, str]:
+    """The shortest ending of each dotted key that no other key shares: "lr" for "algorithm.lr" without "model.lr"."""
+    keys = list(dict.fromkeys(keys))
+    names = {}
+    for key in keys:
+        parts = key.split(".")
+        endings = (".".join(parts[-length:]) for length in range(1, len(parts)))
+        names[key] = next((e for e in endings if sum(f".{other}".endswith(f".{e}") for other in keys) == 1), key)
+    return names
+
+
+def show(value: Any) -> str:
+    """A value of the experiment file or a count, briefly: four significant digits."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def short_label(overrides: dict[str, Any], names: dict[str, str] | None = None) -> str:
+    """A configuration as in "lr=0.1 mu=1". names: what to call each key; by default the shortest unambiguous ending."""
+    names = names or short_names(overrides)
+    return " ".join(f"{names[key]}={show(value)}" for key, value in overrides.items()) or "defaults"
+
+
+def searched_keys(trials: list[Trial]) -> list[str]:
+    """Every key that some trial overrides, in the order of first appearance; of whole sections those that differ."""
+    keys = dict.fromkeys(key for trial in trials for key in trial.settings)
+    alone = {key for trial in trials for key in trial.overrides}
+    return [key for key in keys if key in alone or len({repr(trial.settings.get(key)) for trial in trials}) > 1]
+
+
+def trial_labels(trials: list[Trial]) -> list[str]:
+    """A label for each trial, with its name in front where two trials have the same configuration."""
+    names = short_names(searched_keys(trials))
+    labels = [trial_label(trial, names) for trial in trials]
+    return [
+        label if labels.count(label) == 1 else f"{trial.name} {label}"
+        for trial, label in zip(trials, labels, strict=True)
+    ]
+
+
+def trial_label(trial: Trial, names: dict[str, str]) -> str:
+    """`short_label` of a trial's searched keys. names: what to call each."""
+    return short_label({key: value for key, value in trial.settings.items() if key in names}, names)
+
+
+def final_value(records: list[Record], metric: str) -> float | None:
+    """The metric in the last round that has it."""
+    return next((record[metric] for record in reversed(records) if record.get(metric) is not None), None)
+
+
+def ranked(trials: list[Trial], metric: str, mode: str) -> list[Trial]:
+    """Best final value first, equals in the given order; then the diverged (NaN, inf), then those without the metric.
+
+    mode: "max" or "min".
+    """
+
+    def place(trial: Trial) -> tuple[int, float]:
+        value = final_value(trial.records, metric)
+        if value is None:
+            return 2, 0.0
+        return (0, -value if mode == "max" else value) if math.isfinite(value) else (1, 0.0)
+
+    return sorted(trials, key=place)
+
+
+def sweep_rows(
+    trials: list[Trial],
+    metric: str,
+    mode: str,
+    targets: list[float],
+    hedge_records: list[Record] | None = None,
+    target_metric: str = "test_accuracy",
+) -> list[Row]:
+    """One row per trial, by `ranked`: not the best round decides but the last one, which nobody chose by looking at it.
+
+    Columns: trial, each searched key (None where a trial has no such key), weight (Hedge's last, where there are
+    `hedge_records`, whose expert i is trial i), the metric's final and its best value, the transmissions spent in units
+    of one FedAvg round, for each target the rounds and transmissions to reach it and the gain (how many times
+    the transmissions of the cheapest trial), None where it was not reached, and the status.
+    """
+    keys = searched_keys(trials)
+    order = ranked(trials, metric, mode)
+    weights = {id(t): w for t, w in zip(trials, hedge_records[-1]["weights"], strict=True)} if hedge_records else {}
+    rows = []
+    for trial, costs in zip(order, _costs(order, targets, target_metric), strict=True):
+        values = [r[metric] for r in trial.records if r.get(metric) is not None and math.isfinite(r[metric])]
+        row = {"trial": trial.name, **{key: trial.settings.get(key) for key in keys}}
+        if weights:
+            row["weight"] = weights[id(trial)]
+        row[metric] = final_value(trial.records, metric)
+        row[f"best_{metric}"] = (max if mode == "max" else min)(values, default=None)
+        rows.append(row | costs | {"status": trial.status})
+    return rows
+
+
+def best_per_metric(trials: list[Trial], targets: list[float], target_metric: str = "test_accuracy") -> list[Row]:
+    """For each final metric, and for the transmissions to each target, the best trial: name, configuration and value.
+
+    Each row also has that trial's costs as in `sweep_rows`, since the most accurate trial is seldom the cheapest. A
+    metric that no trial has is left out; a target that none reached has a row of None.
+    """
+    costs, labels = _costs(trials, targets, target_metric), [target_label(target, target_metric) for target in targets]
+    columns = {metric: [final_value(trial.records, metric) for trial in trials] for metric in METRICS}
+    columns |= {key: [cost[key] for cost in costs] for key in (f"transmissions_to_{label}" for label in labels)}
+    names = short_names(searched_keys(trials))
+    rows: list[Row] = []
+    for metric, values in columns.items():
+        sign = -1 if "loss" in metric or metric not in METRICS else 1
+        finite = {i: sign * value for i, value in enumerate(values) if value is not None and math.isfinite(value)}
+        if finite:
+            best = max(finite, key=lambda i: finite[i])
+            label = trial_label(trials[best], names)
+            row = {"metric": metric, "trial": trials[best].name, "configuration": label, "value": values[best]}
+            rows.append(row | costs[best])
+        elif metric not in METRICS:
+            rows.append({"metric": metric, "trial": None, "configuration": None, "value": None})
+    return rows
+
+
+def _costs(trials: list[Trial], targets: list[float], target_metric: str) -> list[Row]:
+    rows: list[Row] = [{"transmissions": t.records[-1]["transmissions"] if t.records else None} for t in trials]
+    for target in targets:
+        firsts = [first_to(trial.records, target, target_metric) or {} for trial in trials]
+        label = target_label(target, target_metric)
+        fewest = min((first["transmissions"] for first in firsts if first), default=None)
+        for row, first in zip(rows, firsts, strict=True):
+            row[f"rounds_to_{label}"] = first.get("rounds")
+            row[f"transmissions_to_{label}"] = first.get("transmissions")
+            # An algorithm that transmits nothing has no gain over another.
+            row[f"gain_to_{label}"] = first["transmissions"] / fewest if first and fewest else None
+    return rows
+
+
+def display(rows: list[Row]) -> list[dict[str, str]]:
+    """Rows of `sweep_rows` or `best_per_metric` as a person reads them: short headings, percentages.
+
+    Transmissions to a target are written as the thesis does: "148 (2.0×)" with the gain in parentheses, and
+    "1000+ (>6.8×)" when the target was not reached within the 1000 that were spent.
+    """
+    columns = list(dict.fromkeys(key for row in rows for key in row if not key.startswith("gain_to_")))
+    names = short_names(columns)
+    fewest = {key: min((row[key] for row in rows if row.get(key) is not None), default=None) for key in columns
+              if key.startswith("transmissions_to_")}  # fmt: skip
+    labels = [key.removeprefix("transmissions_to_") for key in fewest]
+    targets = [float(label) for label in labels if not label.startswith("loss")]
+    return [{_heading(key, names): _cell(row, key, fewest, targets) for key in columns} for row in rows]
+
+
+def _heading(key: str, names: dict[str, str]) -> str:
+    if target := _TARGET.fullmatch(key):
+        return f"{target[1]} to {target_heading(target[2])}"
+    if key.startswith("best_"):
+        return "best"
+    return names[key] if "." in key else key.replace("_", " ")
+
+
+def _cell(row: Row, key: str, fewest: dict[str, float | None], targets: Sequence[float]) -> str:
+    value = row.get(key)
+    if key == "metric":
+        return _heading(str(value), {})
+    if key == "value":
+        return "not reached" if value is None else number(row["metric"], value, targets)
+    if not key.startswith("transmissions_to_"):
+        return number(key, value, targets)
+    spent = row.get("transmissions")
+    return "-" if value is None and spent is None else cost_text(value, spent, fewest[key])
+
+
+def cost_text(needed: float | None, spent: float | None, reference: float | None) -> str:
+    """Transmissions to a target as the thesis writes them: "148 (2.0×)", "1000+ (>6.8×)" where it was not reached.
+
+    needed: None where it was not; spent: in all; reference: what the gain refers to.
+    """
+    if needed is not None:
+        return f"{show(needed)} ({needed / reference:.1f}×)" if reference else show(needed)
+    assert spent is not None
+    # Less spent than the reference needed says nothing about the gain.
+    return f"{show(spent)}+ (>{spent / reference:.1f}×)" if reference and spent > reference else f"{show(spent)}+"
+
+
+def number(key: str, value: Any, targets: Sequence[float] = ()) -> str:
+    """The value of a column: accuracies and weights in per cent, losses with three decimals, others by `show`.
+
+    targets: accuracies that a smaller one must not look like, see `percent`.
+    """
+    if value is None or "." in key or not isinstance(value, float) or not math.isfinite(value):
+        return show(value)
+    if "accuracy" in key or key in ("weight", "ctm", "ltm"):
+        return percent(value, targets)
+    return loss_text(value) if "loss" in key else show(value)
+
+
+def to_csv(rows: list[Row], file: Path) -> None:
+    """Every column with full precision; None is an empty field."""
+    with file.open("w", newline="", encoding="utf-8") as out:
+        writer = csv.DictWriter(out, list(dict.fromkeys(key for row in rows for key in row)))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def to_markdown(rows: list[Row]) -> str:
+    """A table of `display`."""
+    if not rows:
+        return ""
+    return markdown_table(display(rows))
+
+
+def markdown_table(texts: list[dict[str, str]]) -> str:
+    """A table of dictionaries with the same keys, at least one."""
+    lines = [list(texts[0]), ["---"] * len(texts[0]), *(list(text.values()) for text in texts)]
+    escaped = ([" ".join(cell.replace("|", "\\|").split()) for cell in line] for line in lines)
+    return "".join(f"| {' | '.join(line)} |\n" for line in escaped)
+
+
+def hedge_summary(
+    hedge_records: list[Record], labels: list[str], metric: str, trials: list[Trial] | None = None
+) -> Record:
+    """What Hedge paid in its rounds (at least one), against the best expert in hindsight.
+
+    Losses are averages over the rounds, regret and bound are sums over them. "certain" is the first round in which a
+    weight exceeds 0.9, or None. "expected", "leader_metric" and "best_metric" are averages, over the rounds that have
+    the metric, of the weighted metric, of that of each round's leader and of that of the best expert in hindsight; the
+    last two need the experts' own records (`trials`, expert i at i) and are None without.
+    """
+    last = hedge_records[-1]
+    numbers = [record["round"] for record in hedge_records]
+    by_round = [{record["round"]: record.get(metric) for record in trial.records} for trial in trials or []]
+
+    def along(experts: list[int]) -> float | None:
+        return _mean([by_round[i].get(n) for i, n in zip(experts, numbers, strict=True)]) if by_round else None
+
+    return {
+        "metric": metric,
+        "rounds": len(hedge_records),
+        "experts": len(labels),
+        "hedge_loss": _mean([record["hedge_loss"] for record in hedge_records]),
+        "best": labels[last["best"]],
+        "best_loss": last["best_loss"] / len(hedge_records),
+        "regret": last["regret"],
+        "bound": last["bound"],
+        "leader": labels[last["leader"]],
+        "leader_weight": last["weights"][last["leader"]],
+        "certain": next((record["round"] for record in hedge_records if max(record["weights"]) > 0.9), None),
+        "expected": _mean([record["expected"].get(metric) for record in hedge_records]),
+        "leader_metric": along([record["leader"] for record in hedge_records]),
+        "best_metric": along([last["best"]] * len(hedge_records)),
+    }
+
+
+def _mean(values: list[float | None]) -> float | None:
+    """Over what is there and finite: one diverged expert would otherwise turn the whole search's average into NaN."""
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    return sum(finite) / len(finite) if finite else None
+
+
+def expert_folder(search_folder: Path, index: int) -> RunFolder:
+    """The run folder of an expert."""
+    return RunFolder(search_folder / "experts" / f"{index:03d}")

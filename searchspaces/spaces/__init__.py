@@ -1,0 +1,1 @@
+"""Search spaces: the section of the file, configurations, published spaces."""

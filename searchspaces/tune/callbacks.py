@@ -1,0 +1,213 @@
+"""What a running search tells: to the terminal, to its run folder, and to MLflow."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import ray
+from ray import tune
+from ray.tune.experiment import Trial
+
+from hedgerow.platform.common.errors import RayLost
+from hedgerow.platform.config.experiment import Experiment
+from hedgerow.platform.config.loader import dump_experiment
+from hedgerow.platform.notices import Termination
+from hedgerow.platform.ray_health import LOOK, RayHealth
+from hedgerow.platform.silence import Signs, Silence, Watch
+from hedgerow.platform.storage.checkpoint import checkpoints, read_progress
+from hedgerow.platform.storage.run_lock import RunLock
+from hedgerow.platform.tracking.run_folder import RunFolder
+from hedgerow.platform.tracking.summary import is_done, kept, summarise
+from hedgerow.platform.tracking.tracker import Record, RunLog, Tracker
+from hedgerow.searchspaces.results.trials import expert_folder, short_label
+from hedgerow.searchspaces.spaces.packing import members
+from hedgerow.searchspaces.spaces.search_file import SearchPlan
+from hedgerow.searchspaces.tune.trainable import signs_file
+
+SAVING = 30.0
+"""Seconds that trials have to save themselves before a machine is taken."""
+
+
+class ShowSearch(Protocol):
+    """Sees a search as it goes, such as the live table. labels: what to call the trials, kept up to date here."""
+
+    labels: list[str]
+
+    def trial(self, index: int, record: Record) -> None: ...
+    def state(self, index: int, text: str) -> None: ...
+    def hedge(self, record: Record) -> None: ...
+
+
+class Listener(tune.Callback):
+    """Passes on what the trials and Hedge report, and keeps the records of the trials' run folders.
+
+    folder: the search's. lock: the one of that folder. notify: takes sentences for the user on trials that are silent.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        plan: SearchPlan,
+        lock: RunLock,
+        show: ShowSearch | None,
+        tracker: Tracker | None,
+        notify: Callable[[str], None],
+    ):
+        self.folder, self.plan, self.lock, self.notify = folder, plan, lock, notify
+        self.show, self.tracker = show, tracker
+        self.health: RayHealth | None = None
+        self.lost: RayLost | None = None
+        """Why the search was interrupted, where Ray was lost."""
+        self.log = RunLog(folder / "metrics.jsonl")
+        self.log.replace([])
+        self.warnings: dict[str, None] = {}
+        self._told: dict[int, int] = {}
+        self._started: dict[str, Trial] = {}
+        self.termination: Termination | None = None
+        self._silence = Silence(plan.experiment.resources)
+        self._watches: dict[str, tuple[Watch, Signs]] = {}
+        self._looked = 0.0
+        self.is_idle: Callable[[Trial], bool] = lambda trial: False
+        """Whether a trial that runs has nothing to do, and so gives no sign of life."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Tune writes all it is given to disk, for a way of restoring that is not used here; terminals cannot be."""
+        left_out = dict.fromkeys(("lock", "show", "tracker", "notify", "health", "termination", "is_idle"))
+        return self.__dict__ | left_out | {"_started": {}, "_watches": {}}
+
+    def hedge(self, record: Record) -> None:
+        """One of Hedge's rounds is complete."""
+        self.log.append(record)
+        if self.show:
+            self.show.hedge(record)
+        if self.tracker:
+            self.tracker.log({"expert": None, **record})
+
+    def on_step_begin(self, iteration: int, trials: list[Trial], **info: Any) -> None:
+        """Between two steps of Tune: stop if a signal has come or Ray is lost, and look which trials are silent."""
+        if self.termination:
+            self.termination.check()
+        if self.health is None:
+            return
+        try:
+            answers = self.health.check()
+        except RayLost as error:
+            self.lost = error
+            # On any other exception Tune tidies up in Ray, which would take for ever.
+            raise KeyboardInterrupt from error
+        if time.monotonic() < self._looked + LOOK:
+            return
+        self._looked = time.monotonic()
+        for trial in list(self._started.values()) if answers else ():
+            if trial.status == Trial.RUNNING:
+                self._pass_on_notices(trial)
+                watch, _ = self._watches[trial.trial_id]
+                if self.is_idle(trial):
+                    watch.renew()
+                else:
+                    # Tune restarts a trial that is killed for its silence.
+                    watch.look(self.notify)
+
+    def _pass_on_notices(self, trial: Trial) -> None:
+        if trial.trial_id in self._watches:
+            watch, signs = self._watches[trial.trial_id]
+            for sentence in signs.news():
+                self.notify(f"{watch.who}: {sentence}")
+
+    def _watch(self, trial: Trial) -> tuple[Watch, Signs]:
+        """Each round of a trial is a sign of life, and what its process writes while it waits for client actors."""
+        numbers = [index for index, _ in members(trial.trial_id, trial.config)]
+        folders = [expert_folder(self.folder, index) for index in numbers]
+        signs = Signs(signs_file(folders[0]))
+        signs.begin()
+        files = signs.file, *(folder.metrics for folder in folders)
+        who = f"trial {', '.join(map(str, numbers))}"
+        return Watch(who, trial.temporary_state.ray_actor, self._silence, *files), signs
+
+    def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
+        for index, overrides in members(trial.trial_id, trial.config):
+            folder = expert_folder(self.folder, index)
+            # Again after every pause, and with another configuration in population based training.
+            if not folder.exists or folder.record()["overrides"] != overrides:
+                folder.path.mkdir(parents=True, exist_ok=True)
+                folder.experiment.write_text(dump_experiment(self.plan.trial(overrides)))
+                folder.update(
+                    name=folder.name, status="running", overrides=overrides, data=self._data(self.plan.trial(overrides))
+                )
+                if self.show and not self.plan.configurations:
+                    self.show.labels[index] = short_label(overrides)
+        self._started[trial.trial_id] = trial
+        self._pass_on_notices(trial)
+        self._watches[trial.trial_id] = self._watch(trial)
+        self._state(trial, "running")
+
+    def on_trial_result(self, iteration: int, trials: list[Trial], trial: Trial, result: Record, **info: Any) -> None:
+        self.lock.claim.check()
+        self.warnings |= dict.fromkeys(result["warnings"])
+        for told in result["records"]:
+            index = told["expert"]
+            # A trial that went back to its checkpoint repeats what it told before.
+            if told["round"] <= self._told.get(index, 0):
+                continue
+            self._told[index] = told["round"]
+            if self.show:
+                self.show.trial(index, told)
+            if self.tracker:
+                self.tracker.log(told)
+
+    def on_trial_save(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
+        self._state(trial, "waiting")
+
+    def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
+        self._pass_on_notices(trial)
+        for index, _ in members(trial.trial_id, trial.config):
+            folder = expert_folder(self.folder, index)
+            records = RunLog(folder.metrics).read()
+            if not is_done(self.plan.experiment, records):
+                self._end(index, "stopped")
+                continue
+            progress = read_progress(checkpoints(folder.checkpoints)[-1])
+            wanted = self.plan.experiment.evaluation
+            summary = summarise(records, wanted.targets, wanted.target_metric)
+            folder.update(plans=progress["plans"], summary=summary, **kept(progress))
+            self._end(index, "finished")
+
+    def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
+        self._pass_on_notices(trial)
+        for index, _ in members(trial.trial_id, trial.config):
+            self._end(index, "failed")
+
+    def save_trials(self) -> None:
+        """Have all trials that run save the rounds at which they are; waits for it, but not for long."""
+        running = [trial for trial in self._started.values() if trial.status == Trial.RUNNING]
+        actors = [trial.temporary_state.ray_actor for trial in running]
+        calls: list[Any] = [actor.save_run.remote() for actor in actors if actor is not None]
+        if calls:
+            ray.wait(calls, num_returns=len(calls), timeout=SAVING)
+
+    def _end(self, index: int, status: str) -> None:
+        folder = expert_folder(self.folder, index)
+        signs_file(folder).unlink(missing_ok=True)
+        if folder.exists:
+            folder.update(status=status)
+        if self.show:
+            self.show.state(index, status)
+
+    def _data(self, trial: Experiment) -> dict[str, Any] | None:
+        """Entry `data` of a trial's run.json: the search's, without what the trial draws or builds itself."""
+        known, whole = RunFolder(self.folder).record().get("data"), self.plan.experiment
+        if known is None:
+            return known
+        seeded = trial.seed == whole.seed
+        own: dict[str, Any] = {}
+        if not seeded or trial.task.partition != whole.task.partition:
+            own = {"partition": None, "drawn": True}
+        if not seeded or trial.task.model != whole.task.model:
+            own["frozen"] = None
+        return known | own
+
+    def _state(self, trial: Trial, text: str) -> None:
+        if self.show:
+            for index, _ in members(trial.trial_id, trial.config):
+                self.show.state(index, text)

@@ -1,0 +1,293 @@
+"""Run and resume searches: trials on Ray Tune, everything recorded as for a single run."""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import tune
+from ray.tune.error import TuneError
+
+from hedgerow.platform.config.experiment import Experiment
+from hedgerow.platform.config.factory import Data, build_partition, check, check_task
+from hedgerow.platform.crew import let_go
+from hedgerow.platform.data import Dataset
+from hedgerow.platform.data.partition_summary import partition_record
+from hedgerow.platform.placement import cpu_share, ray_session, trials_that_fit
+from hedgerow.platform.ray_health import RayHealth
+from hedgerow.platform.runner import PUSHES, close_tracking, finish_push, notifier, recorded, save_final_model
+from hedgerow.platform.runs.finished_run import last_parameters
+from hedgerow.platform.storage.checkpoint import latest_checkpoint, tell_flaws
+from hedgerow.platform.storage.mirror import Mirror
+from hedgerow.platform.storage.run_lock import RunLock
+from hedgerow.platform.tracking.own_data import data_record, same_data, unhashed
+from hedgerow.platform.tracking.records import HedgeRecord
+from hedgerow.platform.tracking.run_folder import RunFolder, find_run, new_run, now, unfinished_run
+from hedgerow.platform.tracking.summary import diverged, left_out
+from hedgerow.platform.tracking.tracker import RunLog, Tracker
+from hedgerow.searchspaces.hedge.scheduler import HedgeScheduler
+from hedgerow.searchspaces.results.finished_search import FinishedSearch, read_trials
+from hedgerow.searchspaces.results.trials import expert_folder
+from hedgerow.searchspaces.spaces.packing import client_actors, dealt
+from hedgerow.searchspaces.spaces.search_file import SearchPlan, load_search
+from hedgerow.searchspaces.spaces.space import Overrides
+from hedgerow.searchspaces.tune.callbacks import Listener, ShowSearch
+from hedgerow.searchspaces.tune.search_kinds import tuning
+from hedgerow.searchspaces.tune.trainable import Expert, Shared, trial_resources
+
+TUNE_SETTINGS = {
+    # Trials log into their run folders, and go on from there.
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_GLOBAL_CHECKPOINT_S": "86400",
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    # Ctrl-C ends a search as it ends a run: saved, to be resumed.
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+}
+"""What of Ray Tune's own book-keeping a search does without (environment variables)."""
+
+
+def search(
+    plan: SearchPlan,
+    data_root: Path | None = None,
+    show: ShowSearch | None = None,
+    address: str | None = None,
+    data: Data | None = None,
+    note: dict[str, Any] | None = None,
+    own: bool = False,
+    begun: Mapping[int, RunFolder] | None = None,
+) -> FinishedSearch:
+    """Run a search from its beginning.
+
+    data_root: where data sets lie. show: sees it as it goes. address: a Ray cluster; None: the one this process is
+    connected to, or a new one on this machine. data: what `check_search` returned, if it was called. note: entries of
+    its run.json. own: whether the data are the caller's arrays, and not what the file names. begun: runs of the same
+    training, by the number of the trial that continues from a copy of each.
+    Raises UserError before any work when something is amiss.
+    """
+    data = data or check_search(plan, data_root)
+    with new_run(plan.experiment, data_root, plan.dump()) as (folder, lock):
+        folder.update(kind="search", data=data_record(plan.experiment, data, own), **(note or {}))
+        for number, run in (begun or {}).items():
+            # A trial's process continues from the checkpoints in its folder; its record is written when it starts.
+            copy = expert_folder(folder.path, number)
+            shutil.copytree(run.checkpoints, copy.checkpoints)
+            shutil.copyfile(run.metrics, copy.metrics)
+        return _execute(plan, folder, lock, data, show, address)
+
+
+def resume_search(
+    name: str, show: ShowSearch | None = None, address: str | None = None, data: Data | None = None
+) -> FinishedSearch:
+    """Continue a search: its trials from their checkpoints, Hedge from its journal.
+
+    name: its folder, or the URI of its copy. data: data set and partition of a search that was given its own.
+    Raises UserError when these are not what the search began with.
+    """
+    with unfinished_run(name) as (folder, lock):
+        plan = load_search(folder.experiment)
+        data = same_data(folder, plan.experiment, data)
+        _check_trials(plan, data[0])
+        return _execute(plan, folder, lock, data, show, address)
+
+
+def check_search(plan: SearchPlan, data_root: Path | None, given: Data | None = None) -> Data:
+    """Find out all that can be wrong before any work starts; returns the data and the partition of the file itself.
+
+    given: data and partition in place of those that the file names. Raises UserError when a configuration does not fit
+    the data.
+    """
+    data = check(plan.experiment, data_root, given)
+    _check_trials(plan, data[0])
+    return data
+
+
+def _check_trials(plan: SearchPlan, dataset: Dataset) -> None:
+    known = {_shape(plan.experiment)}
+    for overrides in plan.configurations:
+        trial = plan.trial(overrides)
+        if _shape(trial) not in known:
+            known.add(_shape(trial))
+            check_task(trial, dataset, build_partition(trial, dataset))
+
+
+def _shape(experiment: Experiment) -> str:
+    """What decides whether an experiment fits its data."""
+    keys = {"task", "seed", "participation", "clients_per_round", "simulation"}
+    values = experiment.model_dump(mode="json", include=keys) | {"algorithm": experiment.algorithm.name}
+    return json.dumps(values, sort_keys=True)
+
+
+def _execute(
+    plan: SearchPlan, folder: RunFolder, lock: RunLock, data: Data, show: ShowSearch | None, address: str | None
+) -> FinishedSearch:
+    with Mirror(folder.path, plan.experiment.checkpoints.storage) as mirror:
+        finished = _carry_out(plan, folder, lock, data, show, address)
+    return mirror.told(finished)
+
+
+def _carry_out(
+    plan: SearchPlan, folder: RunFolder, lock: RunLock, data: Data, show: ShowSearch | None, address: str | None
+) -> FinishedSearch:
+    tracking = plan.experiment.tracking
+    tracker = Tracker(lambda: open_search_store(folder), tracking.patience) if tracking.enabled else None
+    warnings = unhashed(folder)
+    listener = Listener(folder.path.absolute(), plan, lock, show, tracker, notifier(folder, warnings))
+    folder.keep_partition(partition_record(data[1], data[0]))
+    folder.update(status="running")
+    if show:
+        # Of a search that is resumed: what its trials have reached already.
+        for trial in read_trials(folder):
+            for record in trial.records:
+                show.trial(int(trial.name), record)
+            show.state(int(trial.name), "waiting")
+    homes = sorted((folder.path.absolute() / "experts").glob("*/checkpoints"))
+    warnings += [told for home in homes for told in tell_flaws(home)]
+    with recorded(folder, lock, tracker) as termination, ray_session(address):
+        listener.termination, termination.saves = termination, True
+        try:
+            warnings += _tune(plan, folder, data, listener)
+        except KeyboardInterrupt:
+            if termination.came:
+                listener.save_trials()
+            raise
+        warnings = list(dict.fromkeys([*warnings, *listener.warnings]))
+        finished = FinishedSearch(folder, plan, read_trials(folder), RunLog(folder.metrics, HedgeRecord).read())
+        for trial in finished.trials:
+            known = expert_folder(folder.path, int(trial.name)).record()
+            warnings += [f"trial {trial.name}: {told}" for told in left_out(known.get("quarantined", {}))]
+        warnings += [f"trial {finished.best.name}: {text}" for text in diverged(finished.best.records, data[0].classes)]
+        finished.write()
+        folder.update(status="finished", finished=now(), summary=finished.summary)
+        termination.saves = False
+        termination.check()
+        if tracker:
+            model = partial(_save_best, finished, data)
+            warnings += close_tracking(tracker, folder, model, lambda store: store.tell_result(), show)
+    return replace(finished, warning="; ".join(warnings) or None)
+
+
+def _tune(plan: SearchPlan, folder: RunFolder, data: Data, listener: Listener) -> list[str]:
+    """Drive the trials to their end; returns sentences about losses that were clipped, and trials that failed.
+
+    Raises UserError when they report nonsense or do not fit on the cluster.
+    """
+    for name, value in TUNE_SETTINGS.items():
+        os.environ.setdefault(name, value)
+    let_go()
+    dataset, partition = data
+    here, resources = folder.path.absolute(), plan.experiment.resources
+    room = trials_that_fit(resources, client_actors(resources))
+    request = trial_resources(resources)
+    if plan.search.concurrency and plan.search.concurrency < room:
+        # By reservation and not by counting: a process whose trial pauses must find no room for a second one.
+        room, request = plan.search.concurrency, trial_resources(resources, cpu_share(plan.search.concurrency))
+    shared = Shared(
+        *(plan.values, here, sys.path, plan.search.report_every),
+        *(ray.put(dataset.arrays()), ray.put(partition.arrays()), listener.lock.claim),
+    )
+    known = known_configurations(folder, plan)
+    packs, journal, warnings = packs_of(folder, plan, known, room), here / "losses.jsonl", list[str]()
+    chosen = tuning(plan, known, packs, room, journal, listener.hedge, warnings.append)
+    # Whatever Tune kept of an interrupted search: the trials go on from their run folders.
+    shutil.rmtree(here / "tune", ignore_errors=True)
+    tuner = tune.Tuner(
+        tune.with_resources(tune.with_parameters(Expert, shared=shared), request),
+        param_space=chosen.space,
+        tune_config=chosen.config,
+        run_config=tune.RunConfig(
+            name="tune",
+            storage_path=str(here),
+            failure_config=tune.FailureConfig(max_failures=plan.search.restarts),
+            callbacks=[listener],
+            verbose=0,
+            # In a notebook Tune's own choice would take a place in the cell, however silent.
+            progress_reporter=tune.CLIReporter(),
+        ),
+    )
+    scheduler = chosen.config.scheduler
+    if isinstance(scheduler, HedgeScheduler):
+        listener.is_idle = scheduler.is_holding
+    listener.health = RayHealth(folder.path, listener.lock.claim)
+    try:
+        results = tuner.fit()
+    except KeyboardInterrupt:
+        if listener.lost:
+            raise listener.lost from None
+        raise
+    except TuneError:
+        if isinstance(scheduler, HedgeScheduler) and scheduler.error:
+            raise scheduler.error from None
+        raise
+    finally:
+        listener.health.close()
+    errors = [_last_line(error) for error in results.errors]
+    if errors and len(errors) == len(results):
+        raise RuntimeError(f"every trial failed; the first: {errors[0]}")
+    shutil.rmtree(here / "tune", ignore_errors=True)
+    if errors:
+        warnings.append(f"{len(errors)} of {len(results)} trials failed; the first: {errors[0]}")
+    return warnings
+
+
+def known_configurations(folder: RunFolder, plan: SearchPlan) -> list[Overrides]:
+    """The configurations that the file lists, then those that an interrupted search came upon by itself."""
+    known = list(plan.configurations)
+    for trial in read_trials(folder):
+        # Population based training changes configurations as it goes: the run folder knows the last one.
+        known[int(trial.name) : int(trial.name) + 1] = [trial.overrides]
+    return known
+
+
+def packs_of(folder: RunFolder, plan: SearchPlan, known: list[Overrides], room: int) -> list[list[int]] | None:
+    """Which experts share a trial: as an interrupted search had it, so that it goes on with the same numbers."""
+    if plan.search.packed is None:
+        return None
+    record = folder.record()
+    if "packs" not in record:
+        size = None if plan.search.packed == "auto" else plan.search.packed
+        folder.update(packs=dealt([plan.trial(overrides) for overrides in known], room, size))
+    return folder.record()["packs"]
+
+
+def push(name: str, show: object = None) -> list[str]:
+    """Send a search's local record to MLflow; see `platform.runner.push`."""
+    folder = find_run(name)
+    plan = load_search(folder.experiment)
+    tracker = Tracker(lambda: open_search_store(folder), PUSHES * plan.experiment.tracking.patience)
+    for record in RunLog(folder.metrics, HedgeRecord).read():
+        tracker.log({"expert": None, **record})
+    for trial in read_trials(folder):
+        for record in trial.records:
+            tracker.log({"expert": int(trial.name), **record})
+
+    def save(target: Path) -> None:
+        _save_best(FinishedSearch.read(folder), same_data(folder, plan.experiment, None, fix="load"), target)
+
+    return finish_push(tracker, folder, save, lambda store: store.tell_result(), show)
+
+
+def open_search_store(folder: RunFolder) -> Any:
+    """The MLflow runs of a search's folder, made on the first call and remembered in the run.json of each."""
+    # mlflow takes seconds to import: only here, in the tracker's thread.
+    from hedgerow.searchspaces.results.mlflow_search import SearchStore
+
+    return SearchStore(folder, load_search(folder.experiment))
+
+
+def _save_best(finished: FinishedSearch, data: Data, target: Path) -> None:
+    """Write the best trial's model in MLflow's format, if that trial has a checkpoint."""
+    best = finished.best
+    folder, experiment = expert_folder(finished.folder.path, int(best.name)), finished.plan.trial(best.overrides)
+    if latest_checkpoint(folder.checkpoints):
+        save_final_model(experiment, data[0], last_parameters(experiment, folder, data), target)
+
+
+def _last_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[-1]
