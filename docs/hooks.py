@@ -38,7 +38,7 @@ def methods() -> dict[str, Method]:
         cells = [cell.strip() for cell in line.strip("|").split(" | ")]
         if len(cells) == 4 and line.startswith("| `") and "tests/" in cells[3]:
             for name in re.findall(r"`(\w+)`", cells[0]):
-                found[name] = Method(cells[1], re.findall(r"`(tests/\w+\.py)`", cells[3]))
+                found[name] = Method(cells[1], re.findall(r"`(tests/[\w/]+\.py)`", cells[3]))
     return found
 
 

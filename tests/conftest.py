@@ -13,8 +13,9 @@ torch.set_num_threads(1)
 
 
 LONGEST = (
-    *("search", "scheduler", "ray", "nodes", "json", "docs", "faults", "tracking", "tables", "packs", "moml_tables"),
-    *("submit", "mlflow_page", "local_first", "fedbioacc_theory", "resume", "notebook", "fedbio_baselines", "storage"),
+    *("search", "scheduler", "ray", "nodes", "json_output", "docs", "faults", "tracking", "tables", "packing"),
+    *("moml_tables", "submission", "mlflow_page", "local_first", "fedbioacc_theory", "resume", "notebook"),
+    *("fedbio_baselines", "storage"),
 )
 """Files of tests that take long come first, so that none is left to one process alone in the end."""
 

@@ -3,9 +3,9 @@
 import subprocess
 import sys
 import zipfile
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from paths import ROOT
+
 PACKAGES = ("algorithms", "platform", "searchspaces", "cluster", "reports")
 
 

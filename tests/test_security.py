@@ -12,6 +12,7 @@ import numpy as np
 import psutil
 import pytest
 from mlflow.cli import server as mlflow_ui
+from paths import ROOT
 from PIL import Image
 from safetensors import SafetensorError
 from test_cli import GOOD, refuse
@@ -25,7 +26,6 @@ from hedgerow.platform.storage.checkpoint import DamagedCheckpoint, load_tree, r
 from hedgerow.platform.tracking.run_folder import new_run
 from hedgerow.platform.ui.mlflow_server import page_command
 
-ROOT = Path(__file__).parent.parent
 LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 

@@ -1,0 +1,132 @@
+"""One client actor is many client actors, and none: each family of methods, on the processes of one command."""
+
+import numpy as np
+import pytest
+from noisy import ESTIMATORS
+from test_fedbio import section
+from test_online import settings_of, stream
+from test_participation import EVERYTHING
+from test_pfl import DEALT
+from test_ray import at_once, numbers, same, small
+
+from hedgerow.platform.config.loader import parse_experiment
+from hedgerow.platform.runner import run
+
+pytestmark = pytest.mark.usefixtures("kept")
+
+
+@pytest.mark.parametrize("name", ["feddyn", "scaffold", "fedsplit"])
+def test_states_and_control_variates(tmp_path, name):
+    settings = {"algorithm": {"name": name, "epochs": 2, "batch_size": 8}, "evaluation": {"model": "clients"}}
+    one, inline, two = at_once(
+        small(tmp_path / "one", **settings),
+        small(tmp_path / "inline", **settings, resources__executor="inline"),
+        small(tmp_path / "two", **settings, resources__actors=2),
+    )
+    assert same(one, inline)
+    assert max(np.abs(one.parameters[k] - two.parameters[k]).max() for k in one.parameters) < 1e-6
+    for a, b in zip(numbers(one), numbers(two), strict=True):
+        assert a["test_accuracy"] == pytest.approx(b["test_accuracy"], abs=0.01)
+        assert a["train_loss"] == pytest.approx(b["train_loss"], abs=1e-5)
+
+
+def test_two_levels(tmp_path):
+    settings = {
+        "participation": 1.0,
+        "algorithm": section("fedbioacc"),
+        "task__partition": {
+            "kind": "iid",
+            "clients": 6,
+            "samples_per_client": 40,
+            "validation": 0.3,
+            "label_noise": 0.4,
+        },
+        "task__problem": {"kind": "cleaning"},
+    }
+    one, inline, two = at_once(
+        small(tmp_path / "one", **settings),
+        small(tmp_path / "inline", **settings, resources__executor="inline"),
+        small(tmp_path / "two", **settings, resources__actors=2),
+    )
+    assert same(one, inline)
+    assert max(np.abs(one.parameters[k] - two.parameters[k]).max() for k in one.parameters) < 1e-5
+    for a, b in zip(numbers(one), numbers(two), strict=True):
+        assert a["train_loss"] == pytest.approx(b["train_loss"], abs=1e-5)
+        assert a["spent_hessian_products"] == pytest.approx(b["spent_hessian_products"])
+
+
+def test_compressed_hypergradients(tmp_path):
+    settings = {
+        "participation": 1.0,
+        "rounds": 2,
+        "algorithm": {**ESTIMATORS["topk"], "lr": 0.1},
+        "task__partition": {
+            **{"kind": "iid", "clients": 6, "samples_per_client": 40},
+            **{"validation": 0.3, "label_noise": 0.4},
+        },
+        "task__problem": {"kind": "cleaning", "weights": "clipped"},
+    }
+    one, inline, two = at_once(
+        small(tmp_path / "one", **settings),
+        small(tmp_path / "inline", **settings, resources__executor="inline"),
+        small(tmp_path / "two", **settings, resources__actors=2),
+    )
+    assert same(one, inline)
+    assert max(np.abs(one.parameters[k] - two.parameters[k]).max() for k in one.parameters) < 1e-5
+    for a, b in zip(numbers(one), numbers(two), strict=True):
+        assert a["train_loss"] == pytest.approx(b["train_loss"], abs=1e-5)
+
+
+def test_streams(tmp_path):
+    runs = [{"output": str(tmp_path / str(n)), "resources": {"executor": "ray", "actors": n}} for n in (1, 2)]
+    both = at_once(*(parse_experiment(stream(settings_of("moml"), **one)) for one in runs))
+    for mine, theirs in zip(*map(numbers, both), strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-5)
+
+
+def test_personal_models(tmp_path):
+    settings = {
+        "algorithm": {"name": "pfldyn", "adapt": "proto", "alpha": 0.1, "epochs": 2, "batch_size": 4},
+        "evaluation": {"model": "clients"},
+        "task__partition": {"kind": "alid", **DEALT},
+        "rounds": 2,
+    }
+    one = run(small(tmp_path / "one", **settings, resources__executor="inline"))
+    two = run(small(tmp_path / "two", **settings, resources__executor="ray", resources__actors=2))
+    assert max(np.abs(one.parameters[k] - two.parameters[k]).max() for k in one.parameters) < 1e-6
+    for a, b in zip(numbers(one), numbers(two), strict=True):
+        assert a["client_accuracy_lowest"] == pytest.approx(b["client_accuracy_lowest"], abs=0.11)
+        assert a["train_loss"] == pytest.approx(b["train_loss"], abs=1e-5)
+
+
+def test_sketches_of_their_own(tmp_path):
+    def ran(name, **resources):
+        wanted = {
+            **{"name": name, "rounds": 2, "participation": 0.7, "output": str(tmp_path / name)},
+            "task": {
+                "data": {"name": "digits"},
+                "partition": {"kind": "dirichlet", "clients": 6, "alpha": 1.0, "holdout": 0.2},
+                "model": {"name": "logreg"},
+            },
+            "algorithm": {"name": "fedsep", "sketch_size": 20, "sketch": "own", "steps": 2, "server": {"lr": 5.0}},
+            "engine": {"mode": "vmap", "chunk": 2},
+            "resources": resources,
+            "tracking": {"enabled": False},
+        }
+        return run(parse_experiment(wanted))
+
+    one, two = ran("inline", executor="inline"), ran("ray", actors=2, cpus_per_actor=1)
+    for name, value in one.parameters.items():
+        assert np.abs(value - two.parameters[name]).max() < 1e-5
+    assert one.records[-1]["client_loss"] == pytest.approx(two.records[-1]["client_loss"], abs=1e-5)
+    assert one.records[-1]["scalars_down"] == two.records[-1]["scalars_down"] == 4 * 20
+
+
+def test_clients_that_are_slow_away_or_lost(tmp_path):
+    on_ray, here = (
+        run(small(tmp_path, simulation=EVERYTHING | {"deadline": 60.0}, resources__executor=executor))
+        for executor in ("ray", "inline")
+    )
+    assert same(on_ray, here)
+    assert here.summary["simulated_seconds"] == here.records[-1]["simulated_seconds"]
+    assert here.summary["lost"]["unavailable"] == sum(r["unavailable"] for r in here.records) > 0

@@ -1,0 +1,113 @@
+"""A Ray of a run's own: next to any other Ray on the machine, private, and gone when the run has ended."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import ray
+import yaml
+from paths import SUPPORT
+from test_ray import small
+
+from hedgerow.platform.ray_folder import SETTLED, _sweep, private_folder
+
+RAY = Path(sys.executable).with_name("ray")
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """A folder for Ray's files whose path is short enough for sockets, and a home folder without a token."""
+    folder = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))
+    (folder / "home").mkdir()
+    monkeypatch.setenv("RAY_TMPDIR", str(folder))
+    monkeypatch.setenv("HOME", str(folder / "home"))
+    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+SESSION = "import ray; from hedgerow.platform.placement import ray_session\nwith ray_session(): ray.cluster_resources()"
+
+
+@pytest.mark.timeout(600)
+def test_ray_starts_next_to_a_foreign_one_or_its_stale_address_and_leaves_nothing(short, tmp_path):
+    address = short / "ray" / "ray_current_cluster"
+    address.parent.mkdir()
+    address.write_text("127.0.0.1:1")
+    watched_to_its_end([sys.executable, "-c", SESSION], short)
+    address.unlink()
+    file = tmp_path / "file.yaml"
+    experiment = small(tmp_path / "runs", rounds=1, resources__executor="ray", resources__actors=1)
+    file.write_text(yaml.safe_dump(experiment.model_dump(mode="json")))
+    foreign = subprocess.Popen(
+        [RAY, "start", "--head", "--port=0", "--num-cpus=1", "--include-dashboard=false", "--block"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        while not address.exists():
+            assert foreign.poll() is None
+            time.sleep(0.1)
+        watched_to_its_end([sys.executable, "-m", "hedgerow", "run", str(file)], short)
+        assert foreign.poll() is None
+    finally:
+        os.killpg(foreign.pid, signal.SIGTERM)
+        foreign.wait()
+
+
+def watched_to_its_end(command, short):
+    """What starts Ray here ends well, keeps it to this user, and leaves neither a folder nor a token."""
+    ended = subprocess.Popen(command, cwd=SUPPORT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    seen = set()
+    while ended.poll() is None:
+        for folder in short.glob("hr-*"):
+            for path in (folder, *folder.glob("token")):
+                with suppress(FileNotFoundError):
+                    seen.add((path.name[:3], oct(path.stat().st_mode & 0o777)))
+        time.sleep(0.05)
+    assert ended.returncode == 0, ended.stderr.read()
+    assert seen == {("hr-", "0o700"), ("tok", "0o600")}
+    assert not list(short.glob("hr-*"))
+    assert not list((short / "home").rglob("auth_token"))
+
+
+@pytest.mark.usefixtures("ray_here")
+def test_ray_keeps_no_history_of_calls():
+    ray.get([ray.remote(lambda: 1).remote() for _ in range(20)])
+    # By default events are sent once per second.
+    time.sleep(2.5)
+    assert ray.timeline() == []
+
+
+def test_folders_of_killed_processes_are_removed_and_those_of_living_ones_stay(short):
+    hold = (
+        "import os, signal, sys\nfrom hedgerow.platform.ray_folder import private_folder\n"
+        "with private_folder() as folder:\n    print(folder, flush=True); signal.pause()"
+    )
+    living, killed = (
+        subprocess.Popen([sys.executable, "-c", hold], stdout=subprocess.PIPE, text=True) for _ in range(2)
+    )
+    try:
+        folders = [Path(process.stdout.readline().strip()) for process in (living, killed)]
+        killed.kill()
+        killed.wait()
+        _sweep(short)
+        assert all(folder.exists() for folder in folders), "too young to be judged"
+        for folder in folders:
+            os.utime(folder, times=(0, time.time() - 2 * SETTLED))
+        with private_folder() as mine:
+            assert [folder.exists() for folder in (*folders, mine)] == [True, False, True]
+        assert not mine.exists()
+    finally:
+        for process in (living, killed):
+            process.kill()
+            process.communicate()

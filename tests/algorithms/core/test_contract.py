@@ -1,0 +1,142 @@
+"""An algorithm that breaks its contract is refused in one sentence, before a run does any work."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from test_command_family import hedgerow
+
+from hedgerow.algorithms import ALGORITHMS
+from hedgerow.platform import contract
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.factory import build_algorithms, build_data, check
+from hedgerow.platform.config.loader import parse_experiment
+from hedgerow.platform.runner import run
+from hedgerow.platform.ui.starter_files import complete
+
+BROKEN = [
+    ("NoReturn", "`round` returns nothing; end it with `return`, and the new server state"),
+    ("NoGenerator", "`round` is no generator; yield an Exchange in it for every broadcast"),
+    ("YieldsTuple", r"`round` yields 2 values \(method, dict\); yield an Exchange, or a list of them"),
+    ("Function", "the step of an Exchange in `round` is no method of"),
+    ("ReturnsTensor", "`round` returns an object of type Tensor; return the new server state"),
+    ("NoModel", "the server state that `round` returns has no 'w/1.weight', as in `init_server`; return all of it"),
+    ("Stacked", r"has 'w/1.weight' of shape \(2, 10, 64\), not \(10, 64\) as in `init_server`"),
+    ("OtherType", "has 'rounds' of type torch.float32, not torch.int64 as in `init_server`"),
+    ("TwoValues", r"its step `train` returns 2 values \(dict, dict\); return a tuple \(up, state, metrics\)"),
+    ("StepWithoutReturn", r"its step `train` returns None; return a tuple \(up, state, metrics\)"),
+    ("BareTensor", "its step `train` returns an object of type Tensor as `up`, the first of"),
+    ("FloatMetric", "its step `train` returns a dictionary that holds an object of type float as `metrics`, the third"),
+    ("LongMetric", r"its step `train` reports the metric 'loss' of shape \(3,\); report one number, a 0-d tensor"),
+    ("Forgetful", "the client state that `train` returns has no 'c/1.weight', as in `init_client`; return all of it"),
+    ("UnnamedStream", "its step `train` reads the stream 'valid', and its Exchange has 'train'; name it in `batches`"),
+    ("Item", "its step `train` works for one client, but not for several at once .* do not call .item()"),
+    ("Branches", "its step `train` works for one client, but not for several at once .* or set engine.mode to loop"),
+    ("WrongEvaluation", "`evaluate` returns None; return two Results"),
+]
+
+
+def experiment(name="broken_algorithms.Plain", model="logreg", mode="auto", **more):
+    return parse_experiment(
+        {
+            "name": "test",
+            "rounds": 2,
+            "task": {
+                "data": {"name": "digits"},
+                "partition": {"kind": "iid", "clients": 6, "samples_per_client": 20},
+                "model": {"name": model},
+            },
+            "participation": 1.0,
+            "algorithm": {"name": name, "lr": 0.1},
+            "engine": {"mode": mode, "compile": False},
+            "resources": {"executor": "inline"},
+            "tracking": {"enabled": False},
+            **more,
+        }
+    )
+
+
+@pytest.mark.parametrize(("name", "said"), BROKEN, ids=[name for name, _ in BROKEN])
+def test_each_violation_is_a_sentence_that_names_class_method_and_fix(name, said):
+    with pytest.raises(
+        UserError, match=f"algorithm.name: {name} breaks the contract of an algorithm: .*{said}"
+    ) as found:
+        check(experiment(f"broken_algorithms.{name}"), None)
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize("name", ["Item", "Branches"])
+def test_what_cannot_be_batched_is_refused_where_the_plan_may_batch(name):
+    check(experiment(f"broken_algorithms.{name}", mode="loop"), None)
+    alone = experiment(f"broken_algorithms.{name}", participation=0.01)
+    assert alone.cohort_size(6) == 1
+    check(alone, None)
+    with pytest.raises(UserError, match=r"set engine.mode to loop"):
+        check(experiment(f"broken_algorithms.{name}", mode="vmap"), None)
+
+
+def test_a_model_that_cannot_be_batched_is_named():
+    with pytest.raises(UserError, match=r"task.model: Branching works for one client, .* set engine.mode to loop"):
+        check(experiment("fedavg", "broken_algorithms.Branching"), None)
+    check(experiment("fedavg", "broken_algorithms.Branching", mode="loop"), None)
+
+
+def test_divergence_and_other_mistakes_are_left_to_the_run(tmp_path):
+    check(experiment("broken_algorithms.Diverges"), None)
+    with pytest.raises(ValueError, match="a mistake of another kind"):
+        run(experiment("broken_algorithms.Raises", output=str(tmp_path)))
+
+
+def test_the_command_ends_with_a_sentence_and_leaves_no_run_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.yaml").write_text(
+        "name: broken\nrounds: 2\ntask:\n  data: {name: digits}\n  partition: {kind: iid, clients: 6}\n"
+        "  model: {name: logreg}\nalgorithm: {name: broken_algorithms.NoReturn}\n"
+    )
+    ended = hedgerow("run", "broken.yaml")
+    assert ended.exit_code == 2
+    assert "algorithm.name: NoReturn breaks the contract of an algorithm" in ended.output
+    assert "Traceback" not in ended.output
+    assert [path.name for path in tmp_path.iterdir()] == ["broken.yaml"]
+
+
+def test_nothing_of_the_dry_run_enters_the_run(tmp_path, monkeypatch):
+    torch.manual_seed(7)
+    before = torch.random.get_rng_state()
+    contract._passed.clear()
+    dry = run(experiment(output=str(tmp_path)))
+    assert contract._passed
+    assert torch.equal(torch.random.get_rng_state(), before)
+    monkeypatch.setattr("hedgerow.platform.config.factory.check_contract", lambda *_: None)
+    plain = run(experiment(output=str(tmp_path)))
+    assert {name: leaf.tolist() for name, leaf in dry.parameters.items()} == {
+        name: leaf.tolist() for name, leaf in plain.parameters.items()
+    }
+
+
+def test_a_partition_without_training_samples_is_refused():
+    wanted = experiment()
+    data, clients = build_data(wanted, None)
+    empty = replace(clients, train_sizes=np.zeros_like(clients.train_sizes))
+    with pytest.raises(UserError, match=r"task\.partition: no client has samples for training"):
+        check(wanted, None, (data, empty))
+
+
+def test_another_participation_is_checked_again():
+    alone = experiment("broken_algorithms.Item", participation=None, clients_per_round=1)
+    check(alone, None)
+    with pytest.raises(UserError, match=r"do not call \.item\(\)"):
+        check(experiment("broken_algorithms.Item"), None)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_algorithms_that_come_with_it_keep_the_contract(name, caplog, monkeypatch):
+    monkeypatch.setattr("hedgerow.platform.config.factory.check_contract", lambda *_: None)
+    wanted = complete("all", name)
+    data, clients = build_data(wanted, None)
+    (algorithm,) = build_algorithms([wanted], data, clients)
+    contract._passed.clear()
+    with caplog.at_level("INFO"):
+        contract.check_contract(wanted, algorithm, data, clients)
+    assert not caplog.records

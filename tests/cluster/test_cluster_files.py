@@ -1,0 +1,266 @@
+"""The files that set up clusters: as those who read them would find them, as far as it can be known without these.
+
+Ray's schema and the command lines of Ray and MLflow are asked themselves; manifests are compared with KubeRay's API.
+"""
+
+import copy
+import json
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import ray.autoscaler
+import yaml
+from kuberay import SCHEMAS
+from mlflow.cli import server as mlflow_server
+from paths import ROOT
+from ray.autoscaler._private.util import prepare_config, validate_config
+from ray.scripts.scripts import get_auth_token
+from ray.scripts.scripts import start as ray_start
+from ray.scripts.symmetric_run import symmetric_run
+
+from hedgerow.cli import main
+from hedgerow.cluster.submission import PACKAGES, check_command
+from hedgerow.platform.config.loader import parse_experiment
+
+FILES = ROOT / "cluster" / "files"
+PINNED = dict(
+    line.split(";")[0].strip().split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if line
+)
+LAUNCHERS = ("ray-onprem.yaml", "ray-aws.yaml")
+MANIFESTS = ("kuberay-storage.yaml", "kuberay-cluster.yaml", "kuberay-job.yaml")
+
+# The keys of KubeRay's API (ray.io/v1) that a manifest may have.
+CLUSTER_KEYS = {
+    "rayVersion", "authOptions", "headGroupSpec", "workerGroupSpecs", "autoscalerOptions", "enableInTreeAutoscaling",
+    "gcsFaultToleranceOptions", "headServiceAnnotations", "suspend", "managedBy", "upgradeStrategy",
+}  # fmt: skip
+HEAD_KEYS = {"template", "rayStartParams", "serviceType", "headService", "enableIngress", "resources", "labels"}
+WORKER_KEYS = {
+    "groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template", "scaleStrategy", "numOfHosts",
+    "idleTimeoutSeconds", "suspend", "resources", "labels",
+}  # fmt: skip
+JOB_KEYS = {
+    "entrypoint", "rayClusterSpec", "clusterSelector", "submissionMode", "runtimeEnvYAML", "jobId", "metadata",
+    "shutdownAfterJobFinishes", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "backoffLimit", "suspend",
+    "submitterPodTemplate", "submitterConfig", "entrypointNumCpus", "entrypointNumGpus", "entrypointResources",
+    "managedBy", "deletionStrategy",
+}  # fmt: skip
+
+
+def documents(name: str) -> dict[str, Any]:
+    """Of a manifest, by kind and name."""
+    found = list(yaml.safe_load_all((FILES / name).read_text()))
+    return {f"{one['kind']}/{one['metadata']['name']}": one for one in found}
+
+
+def options(command: Any) -> set[str]:
+    return {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+
+
+def given(words: list[str]) -> set[str]:
+    return {word.split("=")[0] for word in words if word.startswith("--")}
+
+
+def pods() -> dict[str, Any]:
+    """The pods of all manifests."""
+    found = {"mlflow": documents("kuberay-storage.yaml")["Deployment/mlflow"]["spec"]["template"]}
+    for name, spec in clusters().items():
+        found[f"{name} head"] = spec["headGroupSpec"]["template"]
+        found |= {f"{name} {group['groupName']}": group["template"] for group in spec["workerGroupSpecs"]}
+    return found
+
+
+def clusters() -> dict[str, Any]:
+    return {
+        "cluster": documents("kuberay-cluster.yaml")["RayCluster/hedgerow"]["spec"],
+        "job": documents("kuberay-job.yaml")["RayJob/hedgerow-digits"]["spec"]["rayClusterSpec"],
+    }
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_a_launcher_file_is_what_ray_s_schema_wants(name):
+    config = yaml.safe_load((FILES / name).read_text())
+    validate_config(config)
+    schema = json.loads((Path(ray.autoscaler.__file__).parent / "ray-schema.json").read_text())
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**config, "max_worker": 3}, schema)
+    if "available_node_types" in config:
+        assert config["head_node_type"] in config["available_node_types"]
+    else:
+        assert config["max_workers"] == len(config["provider"]["worker_ips"])
+
+
+NO_HISTORY = "RAY_task_events_report_interval_ms=0"
+
+
+def test_images_and_allocations_keep_no_history_of_calls():
+    assert f"\nENV {NO_HISTORY}\n" in (FILES / "Dockerfile").read_text()
+    assert f"\nexport {NO_HISTORY}\n" in (FILES / "slurm.sh").read_text()
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_a_launcher_file_s_commands_have_options_that_exist(name):
+    config = yaml.safe_load((FILES / name).read_text())
+    lines = [*config["head_start_ray_commands"], *config["worker_start_ray_commands"]]
+    starts = [shlex.split(line.split("ray start", 1)[1]) for line in lines if "ray start" in line]
+    assert len(starts) == 2
+    for words in starts:
+        assert given(words) <= options(ray_start)
+    assert "--dashboard-host=127.0.0.1" in starts[0]
+    assert all(f"{NO_HISTORY} RAY_AUTH_MODE=token ray start" in line for line in lines if "ray start" in line)
+    (tracking,) = (
+        shlex.split(line.split("mlflow server", 1)[1].split(">")[0]) for line in lines if "mlflow server" in line
+    )
+    assert given(tracking) <= options(mlflow_server)
+    assert tracking[tracking.index("--host") + 1] == "127.0.0.1"
+
+
+@pytest.mark.parametrize(("name", "kinds"), [("ray-onprem.yaml", 1), ("ray-aws.yaml", 2)])
+def test_ray_fills_a_launcher_file_in(name, kinds):
+    """What `ray up` makes of it, before it asks anybody for machines."""
+    config = yaml.safe_load((FILES / name).read_text())
+    filled = prepare_config(copy.deepcopy(config))
+    validate_config(filled)
+    assert len(filled["available_node_types"]) == kinds
+    (worker,) = (kind for kind in filled["available_node_types"] if kinds == 1 or kind != filled["head_node_type"])
+    assert filled["available_node_types"][worker]["max_workers"] == config["max_workers"]
+    # The commands of the file, and no default beside them.
+    for key in ("head_start_ray_commands", "worker_start_ray_commands"):
+        assert filled[key] == config[key]
+    for key in ("head_setup_commands", "worker_setup_commands"):
+        assert filled[key][: len(config["setup_commands"])] == config["setup_commands"]
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_a_manifest_has_the_structure_of_its_kind(name):
+    for key, manifest in documents(name).items():
+        schema = jsonschema.Draft202012Validator(SCHEMAS[key.split("/")[0]])
+        schema.validate(manifest)
+        for path in _paths(manifest):
+            assert not schema.is_valid(_with(manifest, path, "unknwon", 1)), path
+
+
+def _paths(value: Any) -> list[tuple[Any, ...]]:
+    """The places of objects whose keys the schemas know one by one."""
+    free = {"labels", "matchLabels", "selector", "readinessProbe"}
+    if isinstance(value, dict):
+        return [()] + [(k, *rest) for k, v in value.items() if k not in free for rest in _paths(v)]
+    return [(i, *rest) for i, v in enumerate(value) for rest in _paths(v)] if isinstance(value, list) else []
+
+
+def _with(value: Any, path: tuple[Any, ...], key: str, new: Any) -> Any:
+    changed = copy.deepcopy(value)
+    place = changed
+    for step in path:
+        place = place[step]
+    place[key] = new
+    return changed
+
+
+@pytest.mark.parametrize("name", ["cluster", "job"])
+def test_a_manifest_s_cluster_has_the_keys_of_kuberay_and_the_options_of_ray(name):
+    spec = clusters()[name]
+    assert spec.keys() <= CLUSTER_KEYS
+    assert spec["headGroupSpec"].keys() <= HEAD_KEYS
+    assert spec["authOptions"] == {"mode": "token"}
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        assert {f"--{key}" for key in group["rayStartParams"]} <= options(ray_start)
+        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
+    for group in spec["workerGroupSpecs"]:
+        assert group.keys() <= WORKER_KEYS
+        assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+
+
+def test_what_pods_mount_and_reach_is_there():
+    storage = documents("kuberay-storage.yaml")
+    claims = {key.split("/")[1] for key in storage if key.startswith("PersistentVolumeClaim/")}
+    maps = {key.split("/")[1] for key in documents("kuberay-job.yaml") if key.startswith("ConfigMap/")}
+    for pod in pods().values():
+        volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+        for container in pod["spec"]["containers"]:
+            assert {mount["name"] for mount in container["volumeMounts"]} <= volumes.keys()
+        for volume in volumes.values():
+            claim, config = volume.get("persistentVolumeClaim"), volume.get("configMap")
+            assert claim["claimName"] in claims if claim else config["name"] in maps
+    service = storage["Service/mlflow"]["spec"]
+    assert service["selector"].items() <= storage["Deployment/mlflow"]["spec"]["template"]["metadata"]["labels"].items()
+    command = pods()["mlflow"]["spec"]["containers"][0]["command"]
+    assert given(command) <= options(mlflow_server)
+    assert f"mlflow:{service['ports'][0]['port']}" in command[command.index("--allowed-hosts") + 1].split(",")
+
+
+def test_the_job_runs_an_experiment_that_can_be_submitted(tmp_path, monkeypatch):
+    found = documents("kuberay-job.yaml")
+    job = found["RayJob/hedgerow-digits"]["spec"]
+    assert job.keys() <= JOB_KEYS
+    text = found["ConfigMap/hedgerow-digits"]["data"]["experiment.yaml"]
+    experiment = parse_experiment(yaml.safe_load(text))
+    assert experiment.tracking.uri == "http://mlflow:5000"
+    python, option, module, *command = shlex.split(job["entrypoint"])
+    assert (python, option, module) == ("python", "-m", "hedgerow")
+    (tmp_path / "experiment.yaml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    assert command[1] == "/experiment/experiment.yaml"
+    check_command([command[0], "experiment.yaml", *command[2:]], main, ships=False)
+    (gpu,) = job["rayClusterSpec"]["workerGroupSpecs"]
+    limits = gpu["template"]["spec"]["containers"][0]["resources"]["limits"]
+    per_gpu = experiment.resources.actors_per_gpu
+    assert per_gpu
+    assert int(limits["cpu"]) >= per_gpu * int(limits["nvidia.com/gpu"]) * experiment.resources.cpus_per_actor
+
+
+def test_the_slurm_script_is_shell_and_its_commands_exist(tmp_path):
+    script = FILES / "slurm.sh"
+    assert subprocess.run(["bash", "-n", script], capture_output=True, text=True).stderr == ""
+    text = script.read_text().replace("\\\n", " ")
+    (line,) = (line for line in text.splitlines() if "symmetric-run" in line and not line.startswith("#"))
+    words = shlex.split(line.split("symmetric-run", 1)[1])
+    before, after = words[: words.index("--")], words[words.index("--") + 1 :]
+    assert given(before) <= options(symmetric_run) | options(ray_start)
+    assert given(before).isdisjoint({"--head", "--node-ip-address", "--port", "--block"})
+    assert after[0] == "hedgerow"
+    assert all("--address" in options(main.commands[name]) for name in ("run", "search", "table", "resume"))
+    assert "--generate" in options(get_auth_token)
+    # Without a command it says what it wants, before it asks Slurm for anything.
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "activate").write_text("")
+    done = subprocess.run(
+        ["bash", script], env={"ENVIRONMENT": str(tmp_path), "PATH": "/usr/bin:/bin"}, capture_output=True
+    )
+    assert (done.returncode, done.stderr[:6]) == (2, b"usage:")
+
+
+def test_images_and_versions_are_those_of_this_project():
+    version = re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert version
+    base = f"rayproject/ray:{PINNED['ray']}-py311-gpu"
+    assert f"\nFROM {base}\n" in (FILES / "Dockerfile").read_text()
+    assert yaml.safe_load((FILES / "ray-aws.yaml").read_text())["docker"]["image"] == base
+    for spec in clusters().values():
+        assert spec["rayVersion"] == PINNED["ray"]
+    for pod in pods().values():
+        assert [container["image"] for container in pod["spec"]["containers"]] == [f"hedgerow:{version[1]}"]
+
+
+def test_the_image_gets_all_that_is_installed():
+    copied: set[str] = set()
+    for line in (FILES / "Dockerfile").read_text().splitlines():
+        if line.startswith("COPY"):
+            copied |= {word for word in line.split()[1:-1] if not word.startswith("--")}
+    assert set(PACKAGES) <= copied
+    assert {file.name for file in ROOT.glob("*.py")} | {"pyproject.toml", "constraints.txt", "README.md"} <= copied
+    assert all((ROOT / name).exists() for name in copied)
+
+
+@pytest.mark.parametrize("name", [*LAUNCHERS, *MANIFESTS, "slurm.sh", "Dockerfile"])
+def test_every_file_has_its_words_in_the_docs(name):
+    assert f"`{name}`" in "".join(page.read_text() for page in (ROOT / "docs").glob("cluster-*.md"))
+
+
+def test_no_file_is_left_out():
+    assert {file.name for file in FILES.iterdir()} == {*LAUNCHERS, *MANIFESTS, "slurm.sh", "Dockerfile"}

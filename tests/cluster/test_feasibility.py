@@ -1,0 +1,207 @@
+"""What would be placed where: by counting, against the room that Ray has, and refused where something lacks."""
+
+import json
+
+import pytest
+import ray
+from click.testing import CliRunner
+from paths import ROOT
+
+from hedgerow.cli import main
+from hedgerow.cluster.feasibility import place
+from hedgerow.cluster.nodes import described
+from hedgerow.cluster.round_time import Round, exchange_seconds, fitted
+from hedgerow.platform.config.loader import parse_experiment
+from hedgerow.platform.config.resources import Resources, gpu_share
+from hedgerow.platform.placement import actors_that_fit, bundle_of, bundles, reserved, strategy
+from hedgerow.platform.runner import run
+
+DIGITS = str(ROOT / "examples" / "digits_fedavg.yaml")
+MIXED = "1x(cpus=4,memory=16) + 2x(cpus=16,gpus=2,memory=64)"
+
+
+def plan(*arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(main, ["plan", *arguments])
+    assert result.exit_code == code, result.output
+    return " ".join(result.output.split())
+
+
+def test_described_nodes_are_those_of_the_file(tmp_path):
+    (tmp_path / "nodes.yaml").write_text(
+        "nodes:\n- {cpus: 4, memory: 16}\n- {count: 2, cpus: 16, gpus: 2, memory: 64}\n"
+    )
+    nodes = described(MIXED)
+    assert nodes == described(str(tmp_path / "nodes.yaml"))
+    assert [node.resources["GPU"] for node in nodes] == [0, 2, 2]
+    assert nodes[1].memory + nodes[1].store == pytest.approx(64e9)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 16, 33])
+def test_so_many_actors_share_a_gpu_and_no_more(count):
+    resources = Resources(actors_per_gpu=count, cpus_per_actor=0)
+    assert actors_that_fit(resources, [{"GPU": 1.0}]) == count
+    # Ray adds shares up in ten-thousandths.
+    assert round(1e4 * resources.gpus_per_actor) * count <= 10_000
+    assert Resources.model_validate(resources.model_dump()) == resources
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, [0, 12, 0]),
+        ({"placement": "spread"}, [4, 4, 4]),
+        ({"placement": "spread", "cpus_per_actor": 2}, [2, 5, 5]),
+        ({"actors_per_gpu": 4}, [0, 8, 4]),
+        ({"actors_per_gpu": 4, "placement": "spread"}, [0, 6, 6]),
+        ({"actors_per_node": 4}, [4, 4, 4]),
+        ({"actors_per_node": 7}, [0, 7, 5]),
+        ({"actors_per_node": 6, "actors_per_gpu": 4}, [0, 6, 6]),
+        # Of 16 GB and of 64, three tenths are the object store's.
+        ({"memory_mb": 4000, "placement": "spread"}, [2, 5, 5]),
+        ({"memory_mb": 5000}, [0, 8, 4]),
+    ],
+)
+def test_actors_are_packed_or_spread_within_the_room_of_each_node(settings, expected):
+    nodes = described(MIXED)
+    placed = place(Resources(**settings), 12, nodes)
+    assert placed == expected
+    for node, actors in zip(nodes, placed, strict=True):
+        assert actors <= actors_that_fit(Resources(**settings), [node.resources])
+
+
+@pytest.mark.parametrize("strategy", ["pack", "spread"])
+def test_ray_is_asked_for_that_placement_and_the_plan_knows_its_room(strategy, ray_here):
+    resources = Resources(placement=strategy)
+    with reserved(resources, 2) as group:
+        assert ray.util.placement_group_table(group)["strategy"] == strategy.upper()
+    node = ray.nodes()[0]["NodeManagerAddress"]
+    text = plan(DIGITS, "--set", f"resources.placement={strategy}")
+    assert "4 client actors of 1 CPU and 0 GPU each" in text
+    assert f"│ 1 │ {node} │ 4 of 4 │ 4 of 4 │ 0 of 0 │" in text
+
+
+def test_so_many_actors_on_a_node_are_one_bundle_and_no_two_bundles_share_a_node():
+    resources = Resources(actors_per_node=2, cpus_per_actor=0.5, memory_mb=100)
+    assert bundles(resources, 5) == [{"CPU": 1, "memory": 2e8}] * 2 + [{"CPU": 0.5, "memory": 1e8}]
+    assert [bundle_of(resources, rank) for rank in range(5)] == [0, 0, 1, 1, 2]
+    assert strategy(resources) == "STRICT_SPREAD"
+    # Beyond one, Ray reserves whole GPUs.
+    assert bundles(Resources(actors_per_node=6, actors_per_gpu=4), 6) == [{"CPU": 6, "GPU": 2}]
+    assert bundles(Resources(actors_per_node=3, actors_per_gpu=4), 3) == [{"CPU": 3, "GPU": 0.75}]
+    # The memory of an actor with a GPU is the GPU's.
+    assert bundles(Resources(memory_mb=100, actors_per_gpu=4), 2) == [{"CPU": 1, "GPU": 0.25}] * 2
+
+
+def test_a_run_on_ray_has_its_actors_where_they_were_reserved(ray_here, tmp_path):
+    values = {
+        "name": "placed",
+        "rounds": 1,
+        "clients_per_round": 4,
+        "task": {
+            "data": {"name": "digits"},
+            "partition": {"kind": "iid", "clients": 4, "samples_per_client": 10},
+            "model": {"name": "logreg"},
+        },
+        "algorithm": {"name": "fedavg", "batch_size": 8},
+        "engine": {"mode": "loop"},
+        "resources": {"executor": "ray", "actors": 2, "actors_per_node": 2, "memory_mb": 500},
+        "tracking": {"enabled": False},
+        "output": str(tmp_path),
+    }
+    assert run(parse_experiment(values)).summary["rounds"] == 1
+    made = [group for group in ray.util.placement_group_table().values() if group["strategy"] == "STRICT_SPREAD"]
+    assert [list(group["bundles"].values()) for group in made] == [[{"CPU": 2.0, "memory": 1e9}]]
+
+
+def test_a_plan_tells_what_it_counts():
+    gpus = ("--set", "resources.actors_per_gpu=4", "--set", "resources.actors=10")
+    text = plan(DIGITS, "--nodes", MIXED, *gpus)
+    assert "10 client actors of 1 CPU and 0.25 GPU each, 4 on each GPU, on as few nodes as hold them" in text
+    assert "│ 1 │ node 1 │ 0 of 0 │" in text
+    assert "│ 1 │ node 2 │ 8 of 8 │ 8 of 16 │ 2 of 2 │" in text
+    assert "no prediction, since GPUs were not measured" in text
+
+
+def test_the_plan_of_a_search_is_its_trials():
+    text = plan(str(ROOT / "examples" / "digits_hedge.yaml"), "--nodes", MIXED, "--set", "resources.actors=3")
+    assert "12 trials at once of 3 client actors" in text
+    assert "│ 16 of 16 │" in text
+    # The file has eight experts.
+    assert "of which 8 run" in text
+
+
+@pytest.mark.parametrize(("setting", "run"), [("concurrency=2", 2), ("pack=4", 2), ("pack=off", 8)])
+def test_the_plan_of_a_search_knows_how_many_of_its_trials_run_at_once(setting, run):
+    text = plan(str(ROOT / "examples" / "digits_hedge.yaml"), "--nodes", MIXED, "--set", f"search.{setting}")
+    assert f"room for 36 trials at once of 1 client actor of 1 CPU and 0 GPU each, of which {run} run" in text
+
+
+def test_a_search_places_its_trials_itself():
+    told = plan(str(ROOT / "examples" / "digits_hedge.yaml"), "--set", "resources.actors_per_node=2", code=2)
+    assert "resources.actors_per_node is for single runs" in told
+
+
+LACKING = [
+    (("resources.actors=37",), MIXED, "room for 36: CPUs lack"),
+    (("resources.gpus_per_actor=1", "resources.actors=5"), MIXED, "room for 4: GPUs lack"),
+    (("resources.gpus_per_actor=3",), MIXED, "room for 0: GPUs lack"),
+    (("resources.cpus_per_actor=17",), MIXED, "CPUs lack"),
+    (("resources.gpus_per_actor=1",), "1x(cpus=8,memory=9)+1x(cpus=0,gpus=1,memory=9)", "CPUs on the nodes that have"),
+    (("resources.actors=20",), "1x(cpus=20,memory=16)", "memory lacks on node 1: 20 client actors take 12 GB"),
+    (("resources.actors=2", "resources.memory_mb=9000"), "1x(cpus=2,memory=16)", "memory lacks on node 1"),
+    (("resources.actors=1",), "1x(cpus=2,memory=0.0006)", "lacks on node 1"),
+    (("resources.actors=20", "resources.memory_mb=5000"), MIXED, "memory lacks on node 1, node 2, node 3; lower"),
+    (("resources.actors_per_node=20",), MIXED, "nodes with room for 20 (actors_per_node) lack"),
+    (("resources.actors_per_node=2", "resources.placement=spread"), MIXED, "remove `placement: spread`"),
+    ((), "4 nodes", "write such as 4x(cpus=16,gpus=2,memory=64)"),
+    ((), "4x(cpus=16,gpu=2,memory=64)", "did you mean 'gpus'?"),
+    ((), "4x(cpus=16)", "nodes.0.memory is missing"),
+    ((), "absent.yaml", "--nodes absent.yaml: cannot be read"),
+    (("resources.actors_per_gpu=4", "resources.gpus_per_actor=0.5"), MIXED, "remove one of the two"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("settings", "nodes", "fragment"), LACKING, ids=[case[2] for case in LACKING])
+def test_what_cannot_fit_is_refused_by_the_name_of_what_lacks(settings, nodes, fragment):
+    overrides = [word for setting in settings for word in ("--set", setting)]
+    text = plan(DIGITS, "--nodes", nodes, *overrides, code=2)
+    assert text.startswith("hedgerow: ")
+    assert fragment in text
+
+
+def test_a_round_s_seconds_are_those_that_were_fitted():
+    measured = json.loads((ROOT / "benchmarks" / "results" / "scaling.json").read_text())
+    known = fitted()
+    assert known["seconds"] == measured["seconds"]
+    assert known["largest error where not fitted"] == measured["largest error where not fitted"]
+    for case in measured["cases"]:
+        parameters = 64 * case["hidden"] + case["hidden"] + case["hidden"] * 10 + 10
+        round = Round(parameters, case["clients"], case["actors"], steps=4, cores=measured["cores"])
+        assert 1e3 * round.seconds() == pytest.approx(case["predicted ms"], rel=5e-3)
+        assert case["fitted"] is False or round.beyond() == []
+
+
+def test_a_prediction_says_what_it_is_based_on():
+    here = ("--nodes", "1x(cpus=2,memory=16)", "--set", "resources.actors=2")
+    text = plan(DIGITS, *here)
+    assert "predicted for training alone" in text
+    assert "extrapolated" not in text
+    assert "extrapolated to mini-batches of 16" in plan(DIGITS, *here, "--set", "algorithm.batch_size=16")
+    assert "no prediction, since feddyn on mlp were not measured" in plan(
+        str(ROOT / "examples" / "digits_feddyn.yaml"), *here
+    )
+
+
+def test_an_exchange_takes_what_is_left_of_a_round_without_work():
+    assert exchange_seconds(10_000, 3) == Round(10_000, 30, 3, steps=0, cores=2).seconds()
+
+
+def test_what_was_not_measured_before_is_measured_here():
+    settings = ("--set", "resources.actors=2", "--set", "engine.mode=loop", "--measure")
+    text = plan(str(ROOT / "examples" / "digits_feddyn.yaml"), "--nodes", "1x(cpus=2,memory=16)", *settings)
+    assert "measured here for the 5 clients of one actor, and" in text
+    assert "for 1 exchange with 2 actors" in text
+
+
+def test_shares_of_a_gpu_are_rounded_down():
+    assert gpu_share(3) == 0.3333

@@ -1,0 +1,189 @@
+"""Jobs on a real cluster's job server: what travels, what comes back, and what is refused in one sentence."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from paths import ROOT
+
+from hedgerow.cli import main
+from hedgerow.cluster.job_client import JobServer
+from hedgerow.cluster.submission import stage_package
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.tracking.tracker import RunLog
+
+EXPERIMENT = """\
+name: sent
+rounds: 2
+task:
+  data: {name: digits}
+  partition: {kind: iid, clients: 4, samples_per_client: 20}
+  model: {name: mlp, hidden: [4]}
+algorithm: {name: my_method.Mine, lr: 0.1, batch_size: 8}
+evaluation: {every: 2, clients: 0}
+resources: {executor: ray, actors: 1}
+engine: {mode: loop}
+tracking: {enabled: false}
+"""
+
+METHOD = """\
+from typing import Literal
+
+from hedgerow.algorithms import FedAvg
+
+
+class Mine(FedAvg):
+    class Hyper(FedAvg.Hyper):
+        name: Literal["mine"] = "mine"
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def server():
+    """The address of the job server of a Ray cluster of its own, on ports of its own, stopped at the end."""
+    # Of several clusters on one machine, a job finds its own by their folder, whose path must be short for sockets.
+    folder, port = tempfile.mkdtemp(prefix="ray-", dir="/tmp"), free_port()
+    # A job's `python` is the one that the cluster was started with.
+    bin = Path(sys.executable).parent
+    path = os.pathsep.join([str(bin), os.environ["PATH"]])
+    process = subprocess.Popen(
+        [
+            bin / "ray", "start", "--head", "--block", "--port=0", "--num-cpus=2", f"--temp-dir={folder}",
+            "--dashboard-host=127.0.0.1", f"--dashboard-port={port}", f"--dashboard-agent-listen-port={free_port()}",
+            f"--ray-client-server-port={free_port()}", "--disable-usage-stats",
+        ],
+        env={**os.environ, "PATH": path, "RAY_AUTH_MODE": "disabled"},
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            JobServer(f"http://127.0.0.1:{port}")
+            break
+        except UserError:
+            time.sleep(0.5)
+    yield f"http://127.0.0.1:{port}"
+    process.terminate()
+    process.wait()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A user's folder, with a method of their own and data that must not travel."""
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://127.0.0.1:1")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_method", raising=False)
+    (tmp_path / "exp.yaml").write_text(EXPERIMENT)
+    (tmp_path / "my_method.py").write_text(METHOD)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "large.bin").write_bytes(bytes(1000))
+    return tmp_path
+
+
+def hedgerow(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def test_a_submitted_run_is_shown_leaves_its_folder_and_ends_with_its_exit_code(server, here, tmp_path_factory):
+    shared = tmp_path_factory.mktemp("shared")
+    sent = ("submit", "run", "exp.yaml", "--set", f"output={shared}", "--address", server)
+    done = hedgerow(*sent)
+    assert done.exit_code == 0, done.output
+    assert "sent: round 2/2" in done.output
+    (folder,) = shared.glob("sent-*")
+    record = json.loads((folder / "run.json").read_text())
+    assert record["status"] == "finished"
+    # The method came along, to the client actor, too.
+    assert len(RunLog(folder / "metrics.jsonl").read()) == 2
+    job = done.output.split()[1]
+    listed = hedgerow("jobs", "--address", server)
+    assert job in listed.output
+    assert "succeeded" in listed.output
+    (row,) = json.loads(hedgerow("jobs", "--address", server, "--json").stdout)["jobs"]
+    assert (row["job"], row["status"]) == (job, "succeeded")
+    assert "sent: round 2/2" in hedgerow("logs", job, "--address", server).output
+    assert "had ended already (succeeded)" in hedgerow("stop", job, "--address", server).output
+
+
+def test_exit_codes_logs_and_stopping_are_the_job_s_own(server, here):
+    jobs = JobServer(server)
+    failing = jobs.submit("echo some words; exit 7", {}, {})
+    lasting = jobs.submit("echo begun; sleep 1000", {}, {})
+    done = hedgerow("logs", failing, "--follow", "--address", server)
+    assert done.exit_code == 7
+    assert "some words" in done.output
+    assert "is being stopped" in hedgerow("stop", lasting, "--address", server).output
+    assert hedgerow("logs", lasting, "--follow", "--address", server).exit_code == 130
+    for command in ("logs", "stop"):
+        unknown = hedgerow(command, "nosuch", "--address", server)
+        assert unknown.exit_code == 2
+        assert "nosuch: there is no such job" in unknown.output
+
+
+REFUSED = [
+    (("submit", "run", "exp.yaml", "--address", "head:8265"), "is not the address of a job server"),
+    (("submit", "run", "exp.yaml", "--address", "http://"), "is not the address of a job server"),
+    (("submit", "run", "exp.yaml", "--address", "http://x:port"), "is not the address of a job server"),
+    (("submit", "run", "exp.yaml"), "no job server answers at http://127.0.0.1:1"),
+    (("jobs", "--address", "https://nowhere.invalid"), "no job server answers at https://nowhere.invalid"),
+    (("logs", "some", "--address", "ray://127.0.0.1:10001"), "is not the address of a job server"),
+    (("submit", "show", "exp.yaml"), "'show' cannot be submitted; write one of run, search, table, resume, plan"),
+    (("submit", "run"), "Missing argument"),
+    (("submit", "run", "exp.yaml", "--set"), "requires an argument"),
+    (("submit", "run", "exp.yaml", "--rounds", "3"), "No such option"),
+    (("submit", "run", "exp.yaml", "--set", "algorithm.lrr=3"), "did you mean 'lr'?"),
+    (("submit", "run", "exp.yaml", "--set", "output=runs"), "'runs' would lie in the job's own folder"),
+    (("submit", "run", "../exp.yaml"), "only the present folder is sent"),
+    (("submit", "run", "absent.yaml"), "there is no such file"),
+    (("submit", "search", "exp.yaml"), "there is no `search:` section"),
+    (("submit", "search", "moml/s-mnist"), "submitted as `table moml/s-mnist`"),
+    (("submit", "table", "feddyn"), "name a table that is to be run"),
+    (("submit", "table", "feddyn/T2.3/mnist-iid"), "give a full path that all nodes share: --output"),
+    (("submit", "resume", "runs/sent"), "RUN: 'runs/sent' would lie"),
+    (("submit", "run", "exp.yaml", "--runtime-env", "exp.txt"), "--runtime-env exp.txt: cannot be read"),
+    (("run", "exp.yaml", "--set", "resources.executor=ray", "--address", "http://head:8265"), "of a job server"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "fragment"), REFUSED, ids=[" ".join(case[0]) for case in REFUSED])
+def test_what_cannot_be_submitted_ends_in_one_sentence(arguments, fragment, here):
+    if arguments[0] == "submit" and not any("output=" in word for word in arguments):
+        (here / "exp.yaml").write_text(EXPERIMENT + "output: /shared/runs\n")
+    result = hedgerow(*arguments)
+    assert result.exit_code == 2, result.output
+    (line,) = result.output.splitlines()
+    assert line.startswith("hedgerow: ")
+    assert fragment in line
+
+
+def test_what_is_sent_is_this_version_and_can_be_imported(tmp_path):
+    code, told = stage_package(tmp_path)
+    packed = {file.relative_to(code) for file in code.rglob("*.py")}
+    for package in ("algorithms", "platform", "searchspaces", "cluster"):
+        assert {file.relative_to(ROOT) for file in (ROOT / package).rglob("*.py")} <= packed
+    assert told.name.startswith("hedgerow-")
+    program = "import hedgerow, hedgerow.cli; print(hedgerow.__file__, hedgerow.__version__)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.split() == [
+        str(code / "__init__.py"),
+        told.name.removeprefix("hedgerow-").removesuffix(".dist-info"),
+    ]

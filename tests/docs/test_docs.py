@@ -1,0 +1,155 @@
+"""The documentation tells the truth: every block of it is run, page by page, or at least read where it needs more."""
+
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+from click.testing import CliRunner
+from fences import Block, blocks
+from paths import ROOT
+
+from hedgerow.cli import main
+from hedgerow.platform.config.loader import load_experiment, parse_experiment
+from hedgerow.searchspaces.spaces.search_file import load_search
+from hedgerow.searchspaces.spaces.search_section import Entry
+
+PAGES = [page for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if blocks(page)]
+
+SMALL = {
+    "run": ["--set", "rounds=2", "--set", "tracking.enabled=false", "--set", "resources.executor=inline"],
+    "search": ["--set", "rounds=2", "--set", "tracking.enabled=false", "--set", "search.concurrency=1"],
+}
+"""What is added to a command, so that it takes seconds."""
+
+BASE = yaml.safe_load((ROOT / "examples" / "digits_fedavg.yaml").read_text())
+"""What a part of an experiment file is a part of, where no example is named."""
+
+
+class Reader:
+    """Who follows a page: saves the files that it shows, and does what it says, in one folder and one process."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.names: dict[str, Any] = {}
+        (folder / "examples").symlink_to(ROOT / "examples")
+
+    def follow(self, block: Block) -> None:
+        do: dict[str, Callable[[Block], None]] = {"bash": self.bash, "python": self.python, "yaml": self.yaml}
+        if block.language != "text":
+            do[block.language](block)
+
+    def bash(self, block: Block) -> None:
+        for line in block.text.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if words and words[0] == "hedgerow":
+                understand(words[1:])
+                if not block.needs:
+                    given = [one for word in words[1:] for one in self.spelled_out(word)]
+                    done = CliRunner().invoke(main, [*given, *SMALL.get(words[1], [])])
+                    assert done.exit_code == 0, f"{line}\n{done.output}\n{done.exception!r}"
+            elif words and words[0] == "make":
+                assert f"\n{words[1]}:" in (ROOT / "Makefile").read_text(), line
+            else:
+                assert block.needs or not words, f"nobody runs {line!r}"
+
+    def spelled_out(self, word: str) -> list[str]:
+        """What a shell makes of a word."""
+        return sorted(map(str, self.folder.glob(word))) if "*" in word else [word]
+
+    def python(self, block: Block) -> None:
+        if block.file:
+            (self.folder / block.file).write_text(block.text)
+        code = compile(block.text, block.file or f"line {block.line}", "exec")
+        if not block.needs:
+            exec(code, {"__name__": "page"} if block.file else self.names)
+
+    def yaml(self, block: Block) -> None:
+        values, example = yaml.safe_load(block.text), re.match(r"# (examples/\w+\.yaml)(, in part)?", block.text)
+        if block.file:
+            (self.folder / block.file).write_text(block.text)
+            (load_search if "search" in values else load_experiment)(block.file)
+        elif block.title == "search.space":
+            for entry in values.values():
+                Entry.model_validate(entry, strict=True)
+        elif example:
+            whole = yaml.safe_load(Path(example[1]).read_text())
+            assert within(values, whole) if example[2] else values == whole
+        else:
+            parse_experiment({**BASE, **values})
+
+
+def within(part: Any, whole: Any) -> bool:
+    """Whether a file has all that a part of it shows."""
+    if not isinstance(part, dict):
+        return part == whole
+    return all(key in whole and within(value, whole[key]) for key, value in part.items())
+
+
+def understand(words: list[str], family: click.Group = main) -> None:
+    """The command and its options exist, and take what they are given. Raises click's own error."""
+    command = family.commands[words[0]]
+    if isinstance(command, click.Group):
+        if words[1:]:
+            understand(words[1:], command)
+        return
+    # As the family calls it: a command keeps the names of its help from its first call on.
+    context = command.make_context(words[0], words[1:], parent=click.Context(family, **main.context_settings))
+    if words[0] == "submit":
+        understand(list(context.params["command"]))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_block_of_a_page_runs(page, tmp_path, monkeypatch, request):
+    if "search(" in page.read_text() or "\nhedgerow search " in page.read_text():
+        request.getfixturevalue("ray_here")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    # Another page or test may have a module of the same name.
+    own = [block.file.removesuffix(".py") for block in blocks(page) if block.file.endswith(".py")]
+    for name in own:
+        sys.modules.pop(name, None)
+    reader = Reader(tmp_path)
+    for block in blocks(page):
+        try:
+            reader.follow(block)
+        except BaseException as error:
+            error.add_note(f"{page.relative_to(ROOT)}:{block.line}")
+            raise
+    for name in own:
+        sys.modules.pop(name, None)
+
+
+def test_every_fence_says_what_is_in_it():
+    for page in PAGES:
+        assert page.read_text().count("\n```") + page.read_text().startswith("```") == 2 * len(blocks(page)), page
+
+
+def test_every_command_in_the_text_is_one():
+    told = 0
+    for page in [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "benchmarks" / "README.md"]:
+        for found in re.findall(r"`hedgerow ([^`]+)`", page.read_text()):
+            words = shlex.split(found.replace("...", "").replace("KIND", "algorithms").replace("\n", " "))
+            if words[0] in ("--help", "COMMAND", "run|search|submit"):
+                continue
+            told += 1
+            named, rest = main.commands[words[0]], words[1:]
+            while isinstance(named, click.Group) and rest:
+                named, rest = named.commands[rest[0]], rest[1:]
+            # Where no argument is given the command is only named.
+            if rest or not named.params:
+                understand(words)
+    assert told > 30
+
+
+def test_the_examples_of_the_help_are_understood():
+    for name, command in main.commands.items():
+        _, _, example = (command.help or "").partition("Example: hedgerow ")
+        if example:
+            assert shlex.split(example)[0] == name
+            understand(shlex.split(example))
