@@ -11,11 +11,11 @@ from zipfile import ZipFile
 import numpy as np
 import psutil
 import pytest
+from command_line import GOOD, refuse
 from mlflow.cli import server as mlflow_ui
 from paths import ROOT
 from PIL import Image
 from safetensors import SafetensorError
-from test_cli import GOOD, refuse
 
 from hedgerow.cluster.submission import PACKAGES
 from hedgerow.platform.common.errors import UserError

@@ -7,11 +7,12 @@ from contextlib import contextmanager
 
 import psutil
 import pytest
-from test_ray import run, same, small
-from test_search import plan
+from ray_runs import same, small
+from searches import plan
 
 from hedgerow.platform import runner
 from hedgerow.platform.crew import keeping, let_go
+from hedgerow.platform.runner import run
 from hedgerow.searchspaces.tune.search_runner import search
 
 

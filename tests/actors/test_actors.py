@@ -2,12 +2,9 @@
 
 import numpy as np
 import pytest
+from families import DEALT, EVERYTHING, section, settings_of, stream
 from noisy import ESTIMATORS
-from test_fedbio import section
-from test_online import settings_of, stream
-from test_participation import EVERYTHING
-from test_pfl import DEALT
-from test_ray import at_once, numbers, same, small
+from ray_runs import at_once, numbers, same, small
 
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.runner import run

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import pytest
 import yaml
 from helpers import blobs, distance, small_task
-from test_ray import numbers, same, small
-from test_resume import hedgerow
+from processes import hedgerow
+from ray_runs import numbers, same, small
 
 from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.optim.gradient import gradient_and_value

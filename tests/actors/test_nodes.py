@@ -15,11 +15,10 @@ import numpy as np
 import psutil
 import pytest
 from paths import SUPPORT
+from processes import free_port, hedgerow
 from ray._raylet import GcsClient
-from test_ray import small
-from test_resume import hedgerow
-from test_search import one_after_the_other, plan
-from test_submission import free_port
+from ray_runs import small
+from searches import one_after_the_other, plan
 
 from hedgerow.platform.config.factory import check
 from hedgerow.platform.config.loader import dump_experiment

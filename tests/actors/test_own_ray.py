@@ -14,7 +14,7 @@ import pytest
 import ray
 import yaml
 from paths import SUPPORT
-from test_ray import small
+from ray_runs import small
 
 from hedgerow.platform.ray_folder import SETTLED, _sweep, private_folder
 

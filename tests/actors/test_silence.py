@@ -13,10 +13,10 @@ from typing import Any
 import psutil
 import pytest
 import ray
+from families import POISON
 from ray.tune.experiment import Trial
-from test_faults import POISON
-from test_ray import numbers, same, small
-from test_search import one_after_the_other, plan
+from ray_runs import numbers, same, small
+from searches import one_after_the_other, plan
 
 from hedgerow.platform import heartbeat, runner
 from hedgerow.platform.common.errors import UserError

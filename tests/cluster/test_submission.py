@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from paths import ROOT
+from processes import free_port
 
 from hedgerow.cli import main
 from hedgerow.cluster.job_client import JobServer
@@ -44,12 +44,6 @@ class Mine(FedAvg):
     class Hyper(FedAvg.Hyper):
         name: Literal["mine"] = "mine"
 """
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 @pytest.fixture(scope="module")

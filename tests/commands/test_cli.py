@@ -8,28 +8,14 @@ import subprocess
 import sys
 from contextlib import suppress
 from importlib.metadata import version
-from pathlib import Path
 
 import pytest
 from bad_files import BAD_FILES
 from click.testing import CliRunner
+from command_line import GOOD, refuse
 
 from hedgerow.cli import main
 from hedgerow.platform.tracking.tracker import RunLog
-
-GOOD = """\
-name: good
-rounds: 3
-task:
-  data: {name: digits}
-  partition: {kind: dirichlet, clients: 100, alpha: 0.3}
-  model: {name: mlp, hidden: [20]}
-algorithm: {name: fedavg, lr: 0.1, batch_size: 8}
-evaluation: {targets: [0.01, 0.99]}
-resources: {executor: inline}
-engine: {mode: vmap, chunk: 5}
-tracking: {enabled: false}
-"""
 
 # What only shows when the data are there: what is replaced, by what, and what the sentence must say.
 UNFIT = [
@@ -50,21 +36,6 @@ UNFIT = [
         "101 clients cannot take part in a round of a population of 100",
     ),
 ]
-
-
-def refuse(text: str, folder: Path, *arguments: str) -> str:
-    """Run the file by the command line; returns its output: a line, or a heading and a line for each mistake."""
-    file = folder / "file.yaml"
-    file.write_text(text)
-    result = CliRunner().invoke(main, ["run", str(file), "--data-root", str(folder), *arguments])
-    assert result.exit_code == 2, result.output
-    assert isinstance(result.exception, SystemExit)
-    first, *mistakes = result.output.splitlines()
-    assert first.startswith("hedgerow: ")
-    assert len(mistakes) != 1
-    assert first.endswith(f"{len(mistakes)} mistakes") if mistakes else True
-    assert list(folder.iterdir()) == [file], "work was begun"
-    return result.output
 
 
 @pytest.mark.parametrize(("old", "new", "expected"), UNFIT, ids=[new for _, new, _ in UNFIT])

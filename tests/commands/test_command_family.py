@@ -10,9 +10,9 @@ from pathlib import Path
 import click
 import pytest
 from click.shell_completion import ShellComplete
-from click.testing import CliRunner, Result
+from click.testing import Result
+from command_line import GOOD, hedgerow
 from paths import ROOT
-from test_cli import GOOD
 
 from hedgerow.cli import FAMILY, main
 from hedgerow.platform.config.loader import load_experiment
@@ -27,10 +27,6 @@ from hedgerow.searchspaces.tune.search_command import closing
 
 README = (ROOT / "README.md").read_text()
 COLOUR = re.compile(r"\x1b\[(\d+;)*(3\d|4\d|9\d|10\d)[;m]")
-
-
-def hedgerow(*arguments: object, **env: str) -> Result:
-    return CliRunner(env=env).invoke(main, [str(argument) for argument in arguments])
 
 
 def document(*arguments: object) -> dict:

@@ -10,10 +10,10 @@ from typing import Any
 
 import click
 import pytest
+from command_line import GOOD
 from paths import ROOT
-from test_cli import GOOD
-from test_search import plan
-from test_tracking import small
+from searches import plan
+from tracked_runs import small
 
 from hedgerow.cli import main
 from hedgerow.platform.runner import run

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import dataset, distance, model, partition, run_inline
-from pydantic import TypeAdapter
+from image_students import parse
 from torch import nn
 from torch.func import functional_call, grad, jvp, vmap
 from torch.nn import functional as F  # noqa: N812
@@ -18,11 +18,9 @@ from hedgerow.algorithms import FedAvg
 from hedgerow.algorithms.core.task import Task
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import EngineConfig
-from hedgerow.platform.models import MODELS, ModelConfig, build_model, check_module
+from hedgerow.platform.models import MODELS, build_model, check_module
 from hedgerow.platform.models.char_lstm import lstm_cells
 from hedgerow.platform.models.model import CustomModel
-
-parse = TypeAdapter(ModelConfig).validate_python
 
 # name, options, shape of a sample, classes, mini-batch: one of each built-in model, small where its size is an option
 SMALL = [

@@ -13,7 +13,7 @@ import yaml
 from click.testing import CliRunner
 from made_up import hedge_records
 from mlflow.tracking import MlflowClient
-from test_reports import small
+from reported_runs import small
 
 from hedgerow import load
 from hedgerow.cli import main

@@ -12,10 +12,9 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from mlflow.tracking import MlflowClient
+from reported_runs import small
 
 from hedgerow.cli import main
-from hedgerow.platform.config.loader import parse_experiment
-from hedgerow.platform.runner import run
 from hedgerow.platform.tracking.formatting import size_text
 from hedgerow.platform.tracking.mlflow_store import default_uri
 from hedgerow.platform.tracking.run_folder import RunFolder
@@ -24,27 +23,6 @@ from hedgerow.reports.analysis.seed_groups import grouped
 from hedgerow.reports.charts.html_table import Table
 from hedgerow.reports.page.layout import sections
 from hedgerow.searchspaces.reproductions.table_command import plan_table, run_table
-
-
-def small(output: Path, name: str, seed: int, /, tracked: bool = False, **algorithm):
-    values = {
-        "name": name,
-        "seed": seed,
-        "rounds": 6,
-        "task": {
-            "data": {"name": "digits"},
-            "partition": {"kind": "dirichlet", "clients": 12, "alpha": 0.3, "samples_per_client": 20},
-            "model": {"name": "mlp", "hidden": [8]},
-        },
-        "participation": 0.5,
-        "algorithm": {"name": "fedavg", "lr": 0.2, **algorithm},
-        "evaluation": {"targets": [0.2, 0.99]},
-        "resources": {"executor": "inline"},
-        "engine": {"mode": "vmap", "chunk": 6},
-        "tracking": {"enabled": tracked},
-        "output": str(output),
-    }
-    return run(parse_experiment(values)).folder
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_ray import numbers, same, small
-from test_resume import hedgerow
-from test_search import one_after_the_other, plan
+from families import INLINE, POISON
+from processes import hedgerow
+from ray_runs import numbers, same, small
+from searches import one_after_the_other, plan
 
 from hedgerow.platform import runner
 from hedgerow.platform.common.errors import UserError
@@ -25,8 +26,6 @@ from hedgerow.platform.storage.checkpoint import latest_checkpoint
 from hedgerow.platform.tracking.records import HedgeRecord
 from hedgerow.platform.tracking.tracker import RunLog
 from hedgerow.searchspaces.tune.search_runner import resume_search
-
-INLINE = {"resources__executor": "inline"}
 
 
 def leftovers(folder: Path) -> list[Path]:
@@ -117,16 +116,6 @@ def test_a_run_of_which_all_checkpoints_are_damaged_is_refused_and_stays_as_it_i
     assert all(path.read_bytes() == content for path, content in before.items())
     shutil.rmtree(folder / "checkpoints")
     assert same(resume(str(folder)), calm)
-
-
-POISON = {
-    "rounds": 6,
-    "participation": 1.0,
-    "algorithm__name": "toys.Poisonous",
-    "algorithm__victim": 5,
-    "engine__mode": "loop",
-    "engine__chunk": "auto",
-}
 
 
 @pytest.mark.usefixtures("ray_here")

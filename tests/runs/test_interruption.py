@@ -13,10 +13,10 @@ from typing import Any
 import psutil
 import pytest
 import yaml
-from test_faults import INLINE
-from test_ray import small
-from test_resume import hedgerow
-from test_search import plan
+from families import INLINE
+from processes import hedgerow
+from ray_runs import small
+from searches import plan
 
 from hedgerow.cluster import job_client as job_server
 from hedgerow.platform.common.errors import Interrupted, UserError

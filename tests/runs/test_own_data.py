@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from helpers import blobs
-from test_ray import numbers, same, small
-from test_search import plan
+from ray_runs import numbers, same, small
+from searches import plan
 
 import hedgerow
 from hedgerow.cli import main

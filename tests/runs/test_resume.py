@@ -5,7 +5,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,45 +14,14 @@ import torch
 import yaml
 from click.testing import CliRunner
 from helpers import blobs, identical, model, partition, run_inline, small_task
-from paths import SUPPORT
+from processes import FILE, ROUNDS, hedgerow, outcome
 from toys import Stateful
 
 from hedgerow.cli import main
 from hedgerow.platform.config.experiment import EngineConfig
-from hedgerow.platform.storage.checkpoint import latest_checkpoint, load_tree, prune, read_checkpoint, write_checkpoint
+from hedgerow.platform.storage.checkpoint import latest_checkpoint, prune, read_checkpoint, write_checkpoint
 from hedgerow.platform.tracking.records import RoundRecord
 from hedgerow.platform.tracking.tracker import RunLog
-
-ROUNDS = 400
-FILE = {
-    "name": "killed",
-    "rounds": ROUNDS,
-    "participation": 0.5,
-    "task": {
-        "data": {"name": "digits"},
-        "partition": {"kind": "dirichlet", "clients": 12, "alpha": 0.5, "samples_per_client": 20},
-        "model": {"name": "mlp", "hidden": [8]},
-    },
-    "algorithm": {"name": "toys.Stateful", "batch_size": 8},
-    "engine": {"mode": "vmap", "chunk": 2},
-    # A client's state takes 3 kB: of these, three are in memory and the others in a file.
-    "resources": {"actors": 1, "state_memory_mb": 0.01},
-    "checkpoints": {"every": 7},
-    "tracking": {"enabled": False},
-}
-
-
-def hedgerow(*arguments: str, **options) -> subprocess.Popen:
-    """The command in a process of its own, from the tests' folder, where the toy algorithm lies."""
-    return subprocess.Popen([sys.executable, "-m", "hedgerow", *arguments], cwd=SUPPORT, **options)
-
-
-def outcome(folder: Path) -> tuple[list[dict], dict[str, torch.Tensor]]:
-    """Metrics without the clock, and the final server state."""
-    records = [
-        {k: v for k, v in record.items() if k != "seconds"} for record in RunLog(folder / "metrics.jsonl").read()
-    ]
-    return records, load_tree(latest_checkpoint(folder / "checkpoints")[0] / "server.safetensors")["w"]
 
 
 def test_a_driver_killed_at_a_random_round_resumes_to_the_same_end(tmp_path):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from test_ray import _hosts_coordinator, numbers, same, small
+from ray_runs import hosts_coordinator, numbers, same, small
 
 from hedgerow.api import run as run_again
 from hedgerow.platform.common.errors import UserError
@@ -106,7 +106,7 @@ def test_a_coordinator_that_dies_before_the_first_checkpoint_is_replaced_by_one_
     def kill_once(record):
         if not victims:
             turn_over(cache, known)
-            victims.extend(p for p in psutil.Process().children(recursive=True) if _hosts_coordinator(p))
+            victims.extend(p for p in psutil.Process().children(recursive=True) if hosts_coordinator(p))
             victims[0].kill()
 
     settings = MEASURED | {"rounds": 200, "resources__executor": "ray", "task__model__hidden": [7]}

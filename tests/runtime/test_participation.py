@@ -5,9 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from families import EVERYTHING
 from helpers import blobs, check_resuming, distance, experiment, identical, model, partition, run_inline, small_task
-from test_packing import pack
-from test_search import one_after_the_other, plan
+from packs import pack
+from searches import one_after_the_other, plan
 from toys import Stacker, Stateful, TwoPhases
 
 from hedgerow.algorithms import FedAvg
@@ -26,15 +27,6 @@ SIZES = np.array([3, 60, 17, 1, 40, 59])
 RAGGED = partition(SIZES, seed=1)
 MANY = 20_000
 LOST = ("unavailable", "dropped_out", "late")
-EVERYTHING = {
-    "speed": {"kind": "lognormal", "sigma": 0.5},
-    "jitter": 0.2,
-    "availability": {"kind": "diurnal", "probability": 0.6, "amplitude": 0.5, "period": 4.0},
-    "dropout": 0.2,
-    "deadline": 6.0,
-    "over_selection": 2.0,
-    "bandwidth": 1000.0,
-}
 
 
 def simulation(**values) -> Simulation:

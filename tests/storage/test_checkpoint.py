@@ -3,11 +3,9 @@
 import json
 import os
 import random
-import resource
 import shutil
 import sys
 import threading
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import blobs, identical, model, partition, run_inline, small_task
+from processes import no_more_files
 from toys import Stateful
 
 from hedgerow.algorithms.core.pytree import flatten
@@ -225,17 +224,6 @@ def test_checkpoints_of_earlier_versions_are_read_with_a_word(tmp_path):
 
 
 # ---- errors that may pass, and other processes -----------------------------------------------------------------------
-
-
-@contextmanager
-def no_more_files():
-    """No file can be opened: the process has as many as it may have."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_an_error_that_may_pass_is_not_taken_for_damage(saved, tmp_path):

@@ -14,10 +14,9 @@ import torch
 import yaml
 from click.testing import CliRunner
 from helpers import identical
-from test_checkpoint import no_more_files
-from test_ray import same, small
-from test_resume import FILE, hedgerow, outcome
-from test_search import plan
+from processes import FILE, hedgerow, no_more_files, outcome
+from ray_runs import same, small
+from searches import plan
 
 from hedgerow.cli import main
 from hedgerow.platform.common.errors import UserError

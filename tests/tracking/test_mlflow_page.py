@@ -9,8 +9,8 @@ from itertools import pairwise
 
 import pytest
 from mlflow.tracking import MlflowClient
-from test_search import plan
-from test_submission import free_port
+from processes import free_port
+from searches import plan
 
 from hedgerow.platform.tracking.mlflow_store import default_uri
 from hedgerow.platform.ui.mlflow_server import PAGE_SETTINGS, page_command

@@ -13,8 +13,8 @@ import psutil
 import pytest
 from click.testing import CliRunner
 from mlflow.tracking import MlflowClient
-from test_submission import free_port
-from test_tracking import small
+from processes import free_port
+from tracked_runs import small
 
 from hedgerow.cli import main
 from hedgerow.platform.tracking.mlflow_store import default_uri

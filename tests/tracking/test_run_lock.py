@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from test_ray import small
-from test_search import plan
+from ray_runs import small
+from searches import plan
 
 from hedgerow.cli import main
 from hedgerow.platform import runner

@@ -17,35 +17,15 @@ import psutil
 import pytest
 import torch
 from mlflow.tracking import MlflowClient
+from tracked_runs import small
 
 from hedgerow.platform import runner
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.config.experiment import Experiment
-from hedgerow.platform.config.loader import dump_experiment, parse_experiment
+from hedgerow.platform.config.loader import dump_experiment
 from hedgerow.platform.runner import push, run
 from hedgerow.platform.tracking.mlflow_store import default_uri
 from hedgerow.platform.tracking.tracker import RunLog, Tracker, flatten_params
 from hedgerow.platform.ui.mlflow_server import PAGE_SETTINGS
-
-
-def small(output, **tracking) -> Experiment:
-    return parse_experiment(
-        {
-            "name": "tracked",
-            "rounds": 5,
-            "task": {
-                "data": {"name": "digits"},
-                "partition": {"kind": "iid", "clients": 10, "samples_per_client": 20},
-                "model": {"name": "mlp", "hidden": [8]},
-            },
-            "algorithm": {"name": "fedavg", "lr": 0.2},
-            "resources": {"executor": "inline"},
-            "engine": {"mode": "vmap", "chunk": 2},
-            # Patience with a healthy store on a machine that is busy with other tests.
-            "tracking": {"patience": 300, **tracking},
-            "output": str(output),
-        }
-    )
 
 
 @pytest.fixture(scope="module")

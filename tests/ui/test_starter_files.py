@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from command_line import hedgerow
 from pydantic import BaseModel
-from test_command_family import hedgerow
 
 from hedgerow.algorithms import ALGORITHMS
 from hedgerow.platform.config.loader import load_experiment

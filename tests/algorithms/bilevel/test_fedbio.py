@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from bilevels import Run, problem
+from families import RATES, section
 from helpers import SingleRun, blobs, check_resuming, distance, experiment
 
 from hedgerow.algorithms import ALGORITHMS
@@ -23,12 +24,6 @@ BILEVEL = [
     for name, kind in ALGORITHMS.items()
     if issubclass(kind, Bilevel) and "share_batches" in kind.Hyper.model_fields
 ]
-RATES = {"lr": 0.2, "u_lr": 0.1, "upper_lr_factor": 5.0, "ridge": 0.05}
-
-
-def section(name, **change):
-    own = {"neumann_terms": 2} if "neumann_terms" in ALGORITHMS[name].Hyper.model_fields else {}
-    return {"name": name, "steps": 3, "batch_size": 8, **RATES, **own, **change}
 
 
 def kind_of(name):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from test_command_family import hedgerow
+from command_line import hedgerow
 
 from hedgerow.algorithms import ALGORITHMS
 from hedgerow.platform import contract

@@ -5,22 +5,20 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from helpers import dataset, identical, partition, run_inline
-from test_models import parse
+from helpers import identical, run_inline
+from image_students import EVERYBODY, IMAGES, parse, task
 from torch import nn
 from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
 from hedgerow.algorithms import ALGORITHMS, SimKD
 from hedgerow.algorithms.core.client_data import Batch
-from hedgerow.algorithms.core.static_batch_norm import StaticBatchNorm2d
 from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.distillation.fitnet import regressor
 from hedgerow.algorithms.distillation.semckd import Calibration
 from hedgerow.algorithms.nn.features import inside, shapes
 from hedgerow.algorithms.objectives.guide import excuses
-from hedgerow.algorithms.optim.pretraining import Schooling
 from hedgerow.platform.models import build_model
-from hedgerow.platform.models.torchvision_nets import multiply_adds, resnet
+from hedgerow.platform.models.torchvision_nets import multiply_adds
 from hedgerow.searchspaces.reproductions.papers.disk_tables import LARGE, disk_tables
 from hedgerow.searchspaces.reproductions.papers.disk_tables import MODELS as NAMED
 
@@ -141,17 +139,6 @@ def test_what_a_model_shows_is_what_it_says(name):
 
 
 # ---- matching --------------------------------------------------------------------------------------------------------
-
-RNG = np.random.default_rng(0)
-IMAGES = dataset(RNG.normal(size=(40, 1, 8, 8)).astype(np.float32), np.arange(40) % 3, 10)
-EVERYBODY = partition(np.array([30]))
-
-
-def task():
-    torch.manual_seed(0)
-    student, teacher = (resnet(1, 3, w, [w, 2 * w], [1, 1], StaticBatchNorm2d) for w in (2, 4))
-    given = (torch.zeros(1, 1, 1), torch.ones(1, 1, 1))
-    return Task(student, *given, sample_shape=(1, 8, 8), teacher=teacher, schooling=Schooling(epochs=1, batch_size=10))
 
 
 def run(name, **hyper):

@@ -2,8 +2,8 @@
 
 import psutil
 import pytest
-from test_ray import _hosts_coordinator, at_once, same, small
-from test_search import one_after_the_other, plan
+from ray_runs import at_once, hosts_coordinator, same, small
+from searches import one_after_the_other, plan
 
 from hedgerow.platform.runner import run
 from hedgerow.searchspaces.tune.search_runner import search
@@ -40,7 +40,7 @@ def test_on_ray_and_inline_and_killed_it_is_the_same(ray_here, tmp_path):
 
     def kill_once(record):
         if record["round"] >= 4 and not victims:
-            victims.extend(p for p in psutil.Process().children(recursive=True) if _hosts_coordinator(p))
+            victims.extend(p for p in psutil.Process().children(recursive=True) if hosts_coordinator(p))
             victims[0].kill()
 
     inline, calm = at_once(

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from helpers import identical, run_inline
-from test_disk_models import EVERYBODY, IMAGES, task
-from test_models import parse
+from image_students import EVERYBODY, IMAGES, parse, task
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from helpers import run_inline
-from test_disk import DATA, EVERYBODY, SGD, run, task
+from students import DATA, EVERYBODY, SGD, run, task
 from torch import nn
 
 from hedgerow.algorithms import ALGORITHMS

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from exits import CLIENTS, DATA, LOCAL, algorithm, answered, run, task
 from helpers import distance, identical, run_inline
-from test_fedhen import CLIENTS, DATA, LOCAL, algorithm, answered, run, task
 from torch.func import functional_call
 
 from hedgerow.algorithms import ALGORITHMS

@@ -11,8 +11,9 @@ import pytest
 import torch
 import yaml
 from click.testing import CliRunner
+from families import settings_of, stream
 from helpers import distance, identical
-from test_resume import outcome
+from processes import outcome
 
 from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.core.client_data import Batches
@@ -31,29 +32,6 @@ from hedgerow.searchspaces.spaces.search_file import parse_search
 
 ONLINE = [name for name, kind in ALGORITHMS.items() if issubclass(kind, Online)]
 EVERYBODY = np.zeros(1, int)
-
-
-def stream(algorithm: dict, **settings) -> dict:
-    return {
-        "name": "stream",
-        "rounds": 5,
-        "task": {
-            "data": {"name": "digits"},
-            "partition": {"kind": "stream", "tasks": 6, "ways": 4, "train": 26, "test": 20},
-            "model": {"name": "mlp", "hidden": [12]},
-        },
-        "algorithm": algorithm,
-        "evaluation": {"every": 2},
-        "engine": {"mode": "vmap", "chunk": 2},
-        "resources": {"executor": "inline"},
-        "checkpoints": {"every": 2},
-        "tracking": {"enabled": False},
-        **settings,
-    }
-
-
-def settings_of(name: str, **more) -> dict:
-    return {"name": name, "adapt_steps": 2, **({} if name == "fs" else {"steps": 4, "batch_size": 6}), **more}
 
 
 def learnt(values: dict | list[dict]) -> Coordinator:

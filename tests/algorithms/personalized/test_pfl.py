@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from families import DEALT
 from helpers import SingleRun, blobs, distance, identical, model, run_inline, small_task
 from torch import nn
 
@@ -170,9 +171,6 @@ def test_a_resumed_run_is_undisturbed(kind, hyper, tmp_path):
 
 
 # ---- names of classes -----------------------------------------------------------------------------------------------
-
-
-DEALT = {"clients": 12, "labels_per_client": 3, "train": 20, "test": 10}
 
 
 def test_prototypes_learn_as_well_where_every_client_has_its_own_names_of_classes():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from exact import DoubleQuadratics, Exact, Waves, waves
-from test_pfl_theory import ADAPTED, ETA, OPTIMUM, B, D, ExactMeta, M, P, slope, vector
+from personal import ADAPTED, ETA, OPTIMUM, B, D, ExactMeta, M, P, slope, vector
 
 from hedgerow.algorithms import FedDyn, PFLDyn
 from hedgerow.algorithms.optim.gradient import gradient_and_value

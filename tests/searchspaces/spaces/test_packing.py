@@ -1,37 +1,22 @@
 """Packs: experts that differ in floats train together, batched over (expert, client), and learn as if alone."""
 
-import numpy as np
 import pytest
 import torch
-from helpers import blobs, distance, experiment, identical, partition, run_inline, small_task
+from helpers import distance, identical, run_inline, small_task
+from packs import DATA, RAGGED, pack
 from pydantic import BaseModel
-from test_search import plan
+from searches import plan
 from toys import Diverging, Stateful, TwoPhases
 
 from hedgerow.algorithms import FedAvg, FedProx
 from hedgerow.algorithms.core.hyperparameters import HyperParameters
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Checkpoints, EngineConfig
-from hedgerow.platform.executors import InlineExecutor
-from hedgerow.platform.federated import FederatedRun
-from hedgerow.platform.learner import Learner
-from hedgerow.platform.worker import Worker
 from hedgerow.searchspaces.spaces.packing import dealt, members
 from hedgerow.searchspaces.spaces.search_file import load_search
 from hedgerow.searchspaces.tune.search_runner import search
 
-DATA = blobs()
-RAGGED = partition(np.array([3, 60, 17, 1, 40, 59]), seed=1)
 LOOP, VMAP = EngineConfig(mode="loop"), EngineConfig(mode="vmap", chunk=4)
-
-
-def pack(algorithm, hypers, folders=None, **settings) -> FederatedRun:
-    """An inline run of several experts."""
-    values = [algorithm.Hyper(**hyper) for hyper in hypers]
-    wanted = [experiment(value, **settings) for value in values]
-    worker = Worker([algorithm(value, small_task(DATA)) for value in values], DATA, RAGGED, 0)
-    learners = [Learner(one, algorithm(one.algorithm, small_task(DATA)), RAGGED, len(DATA.y_test)) for one in wanted]
-    return FederatedRun(learners, InlineExecutor(worker), folders or [None] * len(values))
 
 
 def alone(algorithm, hyper, **settings):

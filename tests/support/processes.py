@@ -1,0 +1,62 @@
+"""Commands in processes of their own, and what they leave."""
+
+import resource
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from paths import SUPPORT
+
+from hedgerow.platform.storage.checkpoint import latest_checkpoint, load_tree
+from hedgerow.platform.tracking.tracker import RunLog
+
+ROUNDS = 400
+FILE = {
+    "name": "killed",
+    "rounds": ROUNDS,
+    "participation": 0.5,
+    "task": {
+        "data": {"name": "digits"},
+        "partition": {"kind": "dirichlet", "clients": 12, "alpha": 0.5, "samples_per_client": 20},
+        "model": {"name": "mlp", "hidden": [8]},
+    },
+    "algorithm": {"name": "toys.Stateful", "batch_size": 8},
+    "engine": {"mode": "vmap", "chunk": 2},
+    # A client's state takes 3 kB: of these, three are in memory and the others in a file.
+    "resources": {"actors": 1, "state_memory_mb": 0.01},
+    "checkpoints": {"every": 7},
+    "tracking": {"enabled": False},
+}
+
+
+def hedgerow(*arguments: str, **options) -> subprocess.Popen:
+    """The command in a process of its own, started in the folder of the toy algorithms."""
+    return subprocess.Popen([sys.executable, "-m", "hedgerow", *arguments], cwd=SUPPORT, **options)
+
+
+def outcome(folder: Path) -> tuple[list[dict], dict[str, torch.Tensor]]:
+    """Metrics without the clock, and the final server state."""
+    records = [
+        {k: v for k, v in record.items() if k != "seconds"} for record in RunLog(folder / "metrics.jsonl").read()
+    ]
+    return records, load_tree(latest_checkpoint(folder / "checkpoints")[0] / "server.safetensors")["w"]
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@contextmanager
+def no_more_files():
+    """No file can be opened: the process has as many as it may have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -1,0 +1,64 @@
+"""What tests on Ray run, and when two runs are the same."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from hedgerow.platform.config.experiment import Experiment
+from hedgerow.platform.config.loader import parse_experiment
+from hedgerow.platform.runner import FinishedRun, run
+
+DETERMINISTIC = ("seconds",)
+
+
+def small(output: Path, **settings) -> Experiment:
+    """Digits over 12 clients, with states; vmap in chunks of 2, so that nothing is left to a measurement."""
+    values = {
+        "name": "small",
+        "rounds": 4,
+        "participation": 0.5,
+        "task": {
+            "data": {"name": "digits"},
+            "partition": {"kind": "dirichlet", "clients": 12, "alpha": 0.5, "samples_per_client": 20},
+            "model": {"name": "mlp", "hidden": [8]},
+        },
+        "algorithm": {"name": "toys.Stateful", "epochs": 2, "batch_size": 8},
+        "resources": {"actors": 1, "cpus_per_actor": 1},
+        "engine": {"mode": "vmap", "chunk": 2},
+        "checkpoints": {"every": 2},
+        "tracking": {"enabled": False},
+        "output": str(output),
+    }
+    for path, value in settings.items():
+        node = values
+        *sections, last = path.split("__")
+        for section in sections:
+            node = node.setdefault(section, {})
+        node[last] = value
+    return parse_experiment(values)
+
+
+def numbers(finished: FinishedRun) -> list[dict]:
+    """The records without the clock."""
+    return [{k: v for k, v in record.items() if k not in DETERMINISTIC} for record in finished.records]
+
+
+def same(a: FinishedRun, b: FinishedRun) -> bool:
+    """Same metrics and same parameters, bit for bit."""
+    equal = all(np.array_equal(a.parameters[k], b.parameters[k]) for k in a.parameters)
+    return equal and numbers(a) == numbers(b)
+
+
+def at_once(*experiments: Experiment) -> list[FinishedRun]:
+    """Their runs, at the same time: most of it is waiting for processes that start."""
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(run, experiments))
+
+
+def hosts_coordinator(process: psutil.Process) -> bool:
+    try:
+        return any("ray::CoordinatorActor" in part for part in process.cmdline())
+    except psutil.Error:  # it has just ended
+        return False

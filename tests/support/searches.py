@@ -1,0 +1,52 @@
+"""Small searches, and what Hedge makes of their experts one after the other."""
+
+from pathlib import Path
+
+from hedgerow.platform.runner import run
+from hedgerow.searchspaces.hedge.async_rounds import HedgeRounds
+from hedgerow.searchspaces.hedge.weights import Hedge
+from hedgerow.searchspaces.spaces.search_file import SearchPlan, parse_search
+
+ROUNDS = 6
+SPACE = {"algorithm.lr": [0.01, 0.3], "algorithm.pull": [0.0, 0.1], "task.partition.alpha": [0.5]}
+
+
+def plan(output: Path, **settings) -> SearchPlan:
+    """Four experts with client states on digits, two at a time; nothing is left to a measurement."""
+    values: dict = {
+        "name": "small",
+        "rounds": ROUNDS,
+        "participation": 0.5,
+        "task": {
+            "data": {"name": "digits"},
+            "partition": {"kind": "dirichlet", "clients": 12, "alpha": 0.5, "samples_per_client": 20},
+            "model": {"name": "mlp", "hidden": [8]},
+        },
+        "algorithm": {"name": "toys.Stateful", "batch_size": 8},
+        "engine": {"mode": "loop"},
+        "evaluation": {"clients": 5, "targets": [0.2, 0.99]},
+        "checkpoints": {"every": 2},
+        "tracking": {"enabled": False, "patience": 300},
+        "output": str(output),
+        "search": {"kind": "hedge", "space": SPACE, "report_every": 2, "ahead": 2, "concurrency": 2},
+    }
+    for path, value in settings.items():
+        node = values
+        *sections, last = path.split("__")
+        for section in sections:
+            node = node.setdefault(section, {})
+        node[last] = value
+    return parse_search(values)
+
+
+def one_after_the_other(plan: SearchPlan) -> list[dict]:
+    """Every expert as an ordinary run in this process, and Hedge over their accuracies."""
+    records: list[dict] = []
+    n = len(plan.configurations)
+    averaged = ("test_accuracy", "client_accuracy", "client_accuracy_worst10", "test_loss", "client_loss")
+    buffer = HedgeRounds(Hedge(n, 0.1), "test_accuracy", "max", averaged=averaged, told=records.append)
+    for index, overrides in enumerate(plan.configurations):
+        alone = plan.trial(overrides | {"resources.executor": "inline"})
+        for record in run(alone).records:
+            buffer.report(index, record["round"], record)
+    return records
