@@ -9,8 +9,7 @@ from paths import ROOT
 PACKAGES = ("algorithms", "platform", "searchspaces", "cluster", "reports")
 
 
-def test_platform_has_no_init():
-    assert not (ROOT / "platform" / "__init__.py").exists()
+def test_platform_of_the_standard_library_is_found_next_to_the_package():
     where = subprocess.run(
         [sys.executable, "-c", "import platform, hedgerow.cli; print(platform.system())"],
         cwd=ROOT, capture_output=True, text=True,
@@ -64,10 +63,3 @@ def test_a_client_actor_imports_neither_mlflow_nor_pandas_nor_torchvision():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_algorithms_import_neither_ray_nor_mlflow_nor_the_platform():
-    for file in (ROOT / "algorithms").glob("*.py"):
-        for line in file.read_text().splitlines():
-            if line.startswith(("import ", "from ")):
-                assert not any(name in line for name in ("ray", "mlflow", "hedgerow.platform")), f"{file.name}: {line}"

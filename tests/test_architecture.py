@@ -1,0 +1,169 @@
+"""Imports point one way, names of modules and classes occur once, and no folder has too many modules."""
+
+import ast
+from collections import Counter, defaultdict
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+from paths import ROOT
+
+PACKAGES = ("algorithms", "platform", "searchspaces", "cluster", "reports")
+LAYERS = [
+    ["hedgerow"],
+    ["algorithms/core"],
+    ["algorithms/optim", "algorithms/nn", "algorithms/problems", "algorithms/transforms", "algorithms/aggregators"],
+    ["algorithms/objectives", "algorithms/bilevel", "algorithms/heterogeneous", "algorithms/compressed"],
+    ["algorithms/federated"],
+    ["algorithms/personalized", "algorithms/noisy_labels", "algorithms/distillation"],
+    ["algorithms/online"],
+    ["algorithms"],
+    ["platform/common"],
+    ["platform/storage", "platform/models", "platform/data"],
+    ["platform/data/sources", "platform/data/partitions"],
+    ["platform/config"],
+    ["platform/tracking"],
+    ["platform/runtime", "platform/ui"],
+    ["platform/actors"],
+    ["platform/runs"],
+    ["searchspaces/spaces"],
+    ["searchspaces/hedge"],
+    ["searchspaces/results"],
+    ["searchspaces/tune"],
+    ["searchspaces/reproductions"],
+    ["searchspaces/reproductions/papers"],
+    ["searchspaces"],
+    ["cluster", "reports/charts", "reports/analysis"],
+    ["reports/sections"],
+    ["reports/page"],
+    ["reports"],
+    ["."],
+]
+"""Folders from the lowest to the highest layer. A folder imports only folders of lower layers.
+
+`hedgerow` is the package itself, which names its public objects as strings; `.` are the other modules of the root.
+"""
+RANK = {folder: rank for rank, folders in enumerate(LAYERS) for folder in folders}
+FLAT = {
+    "platform/actors": {"crew", "local_first", "placement", "preload", "silence"},
+    "platform/runs": {"drivers", "notices", "runner"},
+}
+"""Folder -> modules directly in platform/ that have its layer. `ray_*` have that of actors, and others that of runtime."""
+TEMPLATES = "platform/ui/templates"  # what `hedgerow new` writes: code of users
+LARGEST_FOLDER = 20
+ONLY_IN = {
+    "ray": ("platform/actors/", "platform/common/memory.py", "searchspaces/", "cluster/"),
+    "mlflow": ("platform/tracking/mlflow_store.py", "searchspaces/results/mlflow_search.py"),
+}
+"""Imported library -> where. platform/common/memory.py reads a machine's memory as Ray does."""
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the package, by its dotted name."""
+    files = [*ROOT.glob("*.py"), *(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))]
+    parts = {file: ("hedgerow", *file.relative_to(ROOT).with_suffix("").parts) for file in files}
+    named = {".".join(name[:-1] if name[-1] == "__init__" else name): file for file, name in parts.items()}
+    return {name: file for name, file in named.items() if TEMPLATES not in file.as_posix()}
+
+
+MODULES = modules()
+
+
+def folder_of(module: str) -> str:
+    file = MODULES[module].relative_to(ROOT)
+    if module == "hedgerow":
+        return module
+    if file.parent == Path("platform"):
+        own = {name: folder for folder, names in FLAT.items() for name in names}
+        return own.get(file.stem, "platform/actors" if file.stem.startswith("ray_") else "platform/runtime")
+    return file.parent.as_posix()
+
+
+@cache
+def imports(module: str, everywhere: bool) -> frozenset[str]:
+    """The modules of the package that one imports; everywhere: in functions and for type checkers too."""
+    found = set()
+    for node in nodes(ast.parse(MODULES[module].read_text()), everywhere):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module} has a relative import"
+            # A name of a package is a module of it, or an object in its __init__.
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= names & MODULES.keys() or {str(node.module)}
+    return frozenset(found & MODULES.keys() - {module})
+
+
+def nodes(tree: ast.AST, everywhere: bool):
+    for node in ast.iter_child_nodes(tree):
+        if not everywhere:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                continue
+            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+                continue
+        yield node
+        yield from nodes(node, everywhere)
+
+
+def libraries(module: str) -> set[str]:
+    """Top-level packages that a module imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(str(node.module).partition(".")[0])
+    return found
+
+
+def test_imports_point_from_higher_folders_to_lower_ones():
+    assert {folder_of(module) for module in MODULES} <= RANK.keys(), "say in LAYERS where a new folder stands"
+    upward = [
+        f"{module} imports {other}"
+        for module in MODULES
+        for other in imports(module, everywhere=True)
+        if (here := folder_of(module)) != (there := folder_of(other)) and RANK[there] >= RANK[here]
+    ]
+    assert not upward, "\n".join(sorted(upward))
+
+
+@pytest.mark.parametrize("everywhere", [False, True], ids=["at_import_time", "functions_and_types_too"])
+def test_no_modules_import_each_other_in_a_circle(everywhere):
+    try:
+        TopologicalSorter({module: imports(module, everywhere) for module in MODULES}).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_the_name_of_a_module_and_that_of_a_class_occur_once():
+    files = Counter(file.stem for file in MODULES.values() if not file.stem.startswith("__"))
+    assert [name for name, count in files.items() if count > 1] == []
+    # Classes within classes, as the `Hyper` of every algorithm, are named together with their owner.
+    homes = defaultdict(list)
+    for module, file in MODULES.items():
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                homes[node.name].append(module)
+    twice = [f"{name}: {', '.join(places)}" for name, places in sorted(homes.items()) if len(places) > 1]
+    assert not twice, "\n".join(twice)
+
+
+def test_no_folder_has_too_many_modules():
+    sizes = Counter(file.parent.relative_to(ROOT).as_posix() for file in MODULES.values() if file.stem != "__init__")
+    assert {folder: size for folder, size in sizes.items() if size > LARGEST_FOLDER} == {}
+
+
+def test_algorithms_know_nothing_of_the_platform_and_libraries_stay_where_they_belong():
+    for module, file in MODULES.items():
+        used, place = libraries(module), file.relative_to(ROOT).as_posix()
+        for library, allowed in ONLY_IN.items():
+            if folder_of(module) != "platform/actors":
+                assert library not in used or place.startswith(allowed), f"{module} imports {library}"
+        if place.startswith("algorithms/"):
+            assert all(one.startswith("hedgerow.algorithms") for one in imports(module, everywhere=True)), module
+
+
+def test_platform_is_no_package_that_shadows_the_standard_library_s_module():
+    assert not (ROOT / "platform" / "__init__.py").exists()
+    assert not list((ROOT / "tests").rglob("platform"))
