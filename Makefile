@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup run test lint docs bench clean
+.PHONY: setup run test test-all lint docs bench clean
 
 setup: $(STAMP)
 
@@ -19,8 +19,14 @@ run: setup
 	$(BIN)/hedgerow run $(addprefix examples/digits_,$(addsuffix .yaml,fedavg fedprox feddyn scaffold))
 	$(BIN)/hedgerow search examples/digits_hedge.yaml
 
+# Every promise once, in minutes; then what takes longer: whole grids, long convergence runs, kills, browsers.
+PYTEST := $(BIN)/pytest --numprocesses 2 --dist worksteal
+
 test: setup
-	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m 'not exhaustive'
+
+test-all: test
+	$(PYTEST) -m exhaustive
 
 # The root *is* the package, under another folder name: mypy finds it through a link.
 lint: setup

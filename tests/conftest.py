@@ -3,6 +3,7 @@
 import os
 import shutil
 import tempfile
+from collections import defaultdict
 
 import pytest
 import torch
@@ -12,17 +13,46 @@ os.environ.setdefault("HEDGEROW_CACHE", tempfile.mkdtemp(prefix="hedgerow-test-c
 torch.set_num_threads(1)
 
 
-LONGEST = (
-    *("search", "scheduler", "ray", "nodes", "json_output", "docs", "faults", "tracking", "tables", "packing"),
-    *("moml_tables", "submission", "mlflow_page", "local_first", "fedbioacc_theory", "resume", "notebook"),
-    *("fedbio_baselines", "storage"),
-)
-"""Files of tests that take long come first, so that none is left to one process alone in the end."""
+KINDS = {
+    "grid": "a case of a grid whose parameters have every value in other cases of `make test`",
+    "convergence": "many rounds, seeds or cohorts; `make test` has the same promise over fewer, or in closed form",
+    "kills": "a process is killed or frozen; `make test` has another moment or another process of the same recovery",
+    "browser": "a page in a real browser, whose text `make test` reads without one",
+    "processes": "commands and Rays of their own, of which `make test` starts one of each sort",
+}
+"""Kinds of `exhaustive` tests, which `make test` leaves to `make test-all`."""
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    rank = {f"test_{name}": place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
+    """Divide grids: `make test` runs so many cases that every value of every parameter occurs."""
+    grids = defaultdict(list)
+    for item in items:
+        for mark in item.iter_markers("exhaustive"):
+            if len(mark.args) != 1 or mark.args[0] not in KINDS:
+                raise pytest.UsageError(f"{item.nodeid}: exhaustive needs one of {', '.join(KINDS)}")
+        if item.get_closest_marker("grid"):
+            grids[item.nodeid.partition("[")[0]].append(item)
+    for cases in grids.values():
+        mark = cases[0].get_closest_marker("grid")
+        for item in rest_of_grid(cases, mark.args, **mark.kwargs):
+            item.add_marker(pytest.mark.exhaustive("grid"))
+
+
+def rest_of_grid(cases, parameters, keep=None):
+    """The cases that `make test` leaves out. parameters: those whose values must occur (all); keep: how many to run."""
+    if keep is not None:
+        return cases[keep:]
+    values = {}
+    for case in cases:
+        given = case.callspec.params
+        values[case] = {(name, repr(given[name])) for name in parameters or given}
+    rest, missing = list(cases), set().union(*values.values())
+    while missing:
+        best = max(rest, key=lambda case: len(values[case] & missing))
+        rest.remove(best)
+        missing -= values[best]
+    return rest
 
 
 @pytest.fixture(scope="session")

@@ -49,7 +49,7 @@ FLAT = {
     "platform/actors": {"crew", "local_first", "placement", "preload", "silence"},
     "platform/runs": {"drivers", "notices", "runner"},
 }
-"""Folder -> modules directly in platform/ that have its layer. `ray_*` have that of actors, and others that of runtime."""
+"""Folder -> modules directly in platform/ that have its layer; `ray_*` have that of actors, others that of runtime."""
 TEMPLATES = "platform/ui/templates"  # what `hedgerow new` writes: code of users
 LARGEST_FOLDER = 20
 ONLY_IN = {
