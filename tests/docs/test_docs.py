@@ -153,3 +153,12 @@ def test_the_examples_of_the_help_are_understood():
         if example:
             assert shlex.split(example)[0] == name
             understand(shlex.split(example))
+
+
+def test_every_test_that_is_named_is_there():
+    named = 0
+    for page in [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "benchmarks" / "README.md"]:
+        for file in re.findall(r"[\w/]*\btest_\w+\.py", page.read_text()):
+            named += 1
+            assert (ROOT / file).is_file(), f"{page.relative_to(ROOT)}: {file}"
+    assert named > 100
