@@ -18,9 +18,12 @@ KINDS = {
     "convergence": "many rounds, seeds or cohorts; `make test` has the same promise over fewer, or in closed form",
     "kills": "a process is killed or frozen; `make test` has another moment or another process of the same recovery",
     "browser": "a page in a real browser, whose text `make test` reads without one",
+    "compiler": "code that a C++ compiler translates first",
     "processes": "commands and Rays of their own, of which `make test` starts one of each sort",
 }
 """Kinds of `exhaustive` tests, which `make test` leaves to `make test-all`."""
+BY_FIXTURE = {"browser": "browser", "executed": "processes", "nodes": "processes"}
+"""Fixtures whose tests are of such a kind: Chromium, a notebook's kernel, and raylets as the nodes of a cluster."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -28,6 +31,8 @@ def pytest_collection_modifyitems(items):
     """Divide grids: `make test` runs so many cases that every value of every parameter occurs."""
     grids = defaultdict(list)
     for item in items:
+        for fixture in BY_FIXTURE.keys() & set(item.fixturenames):
+            item.add_marker(pytest.mark.exhaustive(BY_FIXTURE[fixture]))
         for mark in item.iter_markers("exhaustive"):
             if len(mark.args) != 1 or mark.args[0] not in KINDS:
                 raise pytest.UsageError(f"{item.nodeid}: exhaustive needs one of {', '.join(KINDS)}")

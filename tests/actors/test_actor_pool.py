@@ -88,6 +88,7 @@ def test_at_rest_they_hold_none_of_the_data(free, ray_here, tmp_path):
         assert len(crew()) == 2
 
 
+@pytest.mark.exhaustive("processes")
 def test_what_does_not_serve_the_next_run_is_let_go(free, tmp_path):
     """Of four CPUs a run takes all, the next one three, and a search has two in each trial."""
     with shared():
@@ -129,6 +130,7 @@ def test_one_that_was_replaced_during_a_run_serves_the_next(free, tmp_path, monk
         assert crew() == processes
 
 
+@pytest.mark.exhaustive("processes")
 def test_places_of_those_that_are_let_go_are_counted(free, tmp_path):
     """Else a run that can do with fewer actors would have the fewest, and keep them."""
     counts = []
@@ -139,6 +141,7 @@ def test_places_of_those_that_are_let_go_are_counted(free, tmp_path):
     assert counts == [5]
 
 
+@pytest.mark.exhaustive("processes")
 def test_after_a_run_that_was_broken_off_nothing_rests(free, tmp_path):
     def stop(record):
         raise KeyboardInterrupt

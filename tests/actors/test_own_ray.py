@@ -37,6 +37,7 @@ def short(monkeypatch):
 SESSION = "import ray; from hedgerow.platform.placement import ray_session\nwith ray_session(): ray.cluster_resources()"
 
 
+@pytest.mark.exhaustive("processes")
 @pytest.mark.timeout(600)
 def test_ray_starts_next_to_a_foreign_one_or_its_stale_address_and_leaves_nothing(short, tmp_path):
     address = short / "ray" / "ray_current_cluster"

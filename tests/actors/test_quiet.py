@@ -61,6 +61,7 @@ def test_what_the_user_s_own_code_says_stays_visible(tmp_path):
         assert words in done.stderr
 
 
+@pytest.mark.exhaustive("processes")
 def test_a_search_by_optuna_shows_lines_of_its_own_only(tmp_path):
     pytest.importorskip("optuna")
     space = {"algorithm.lr": {"loguniform": [0.01, 0.1]}}

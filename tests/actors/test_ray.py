@@ -34,6 +34,7 @@ class TestOnRay:
     def test_inline_equals_ray(self, undisturbed, tmp_path):
         assert same(run(small(tmp_path, resources__executor="inline")), undisturbed)
 
+    @pytest.mark.grid(keep=1)
     @pytest.mark.parametrize("actors", [1, 2])
     def test_a_client_actor_killed_in_mid_round_changes_nothing(self, actors, tmp_path):
         death = tmp_path / "death"

@@ -81,6 +81,7 @@ def ended(driver: subprocess.Popen, killed: tuple[list[psutil.Process], Path], w
     return run_folder
 
 
+@pytest.mark.grid(keep=1)
 @pytest.mark.parametrize(
     ("name", "what"), [("gcs_server", "Ray's control store (GCS)"), ("raylet", "the raylet of this node")]
 )
@@ -100,6 +101,7 @@ def test_a_run_ends_in_a_sentence_and_resumes(name, what, start, tmp_path):
     assert same(resume(str(folder)), run(small(tmp_path / "calm", resources__executor="inline", **settings)))
 
 
+@pytest.mark.exhaustive("kills")
 def test_a_search_ends_in_a_sentence_and_resumes(ray_here, start, tmp_path):
     slow = tmp_path / "slow"
     slow.touch()

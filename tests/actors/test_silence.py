@@ -68,6 +68,7 @@ class Freezer:
 
 @pytest.mark.usefixtures("ray_here", "each_round")
 class TestAFrozenProcess:
+    @pytest.mark.exhaustive("kills")
     def test_a_client_actor_that_goes_on_later_is_reported(self, calm, tmp_path, capsys):
         freeze = Freezer("ClientActor", seconds=5)
         finished = run(small(tmp_path, rounds=ROUNDS, resources__silence=1.5), show=freeze)
@@ -81,6 +82,7 @@ class TestAFrozenProcess:
         assert same(finished, calm)
         assert not (finished.folder.path / ".signs").exists()
 
+    @pytest.mark.grid(keep=1)
     @pytest.mark.parametrize("what", ["client actor 0", "the coordinator"])
     def test_one_that_stays_so_is_replaced(self, what, calm, tmp_path):
         freeze = Freezer("ClientActor" if what == "client actor 0" else "CoordinatorActor")
@@ -93,6 +95,7 @@ class TestAFrozenProcess:
         assert same(finished, calm)
         freeze.victim.wait(60)
 
+    @pytest.mark.exhaustive("kills")
     def test_a_trial_of_a_search_is_replaced(self, tmp_path):
         settings = {"rounds": 12, "search__pack": "off", "resources": {"silence": 2, "actor_timeout": 4}}
         expected = one_after_the_other(plan(tmp_path / "alone", **settings))
@@ -135,6 +138,7 @@ def test_a_driver_that_cannot_begin_leaves_no_thread_behind_that_ends_this_proce
     assert not list(tmp_path.glob("*/.signs"))
 
 
+@pytest.mark.exhaustive("kills")
 @pytest.mark.usefixtures("ray_here")
 def test_a_client_that_hangs_each_time_is_left_out(tmp_path):
     settings = POISON | {"algorithm__hangs": True, "resources": {"actors": 2, "actor_timeout": 3}}

@@ -163,6 +163,7 @@ def test_a_run_that_is_resumed(here, tmp_path):
     assert "is finished: there is nothing to resume" in again.stderr
 
 
+@pytest.mark.exhaustive("processes")
 def test_a_search_that_starts_ray_itself(here):
     (said,) = document("search", "search", "search.yaml")["searches"]
     assert sorted(row["algorithm.lr"] for row in said["trials"]) == [0.05, 0.1]
@@ -171,6 +172,7 @@ def test_a_search_that_starts_ray_itself(here):
     assert said["warning"] is None
 
 
+@pytest.mark.exhaustive("processes")
 def test_a_search_that_is_resumed(here, cluster, tmp_path):
     settings = {"algorithm": {"name": "fedavg"}, "search__space": {"algorithm.lr": [0.01, 0.3]}}
     (tmp_path / "search.yaml").write_text(plan(tmp_path, **settings).dump())
@@ -185,6 +187,7 @@ def test_a_search_that_is_resumed(here, cluster, tmp_path):
     assert len(said["trials"]) == 2
 
 
+@pytest.mark.exhaustive("processes")
 def test_a_table(here, cluster):
     said = document("table NAME", "table", *TABLE, **cluster)
     assert (said["table"], said["not_run"]) == ("moml/small", [])

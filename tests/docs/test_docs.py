@@ -104,9 +104,19 @@ def understand(words: list[str], family: click.Group = main) -> None:
         understand(list(context.params["command"]))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def levels() -> list:
+    """Pages that search, but for the README, are exhaustive: a search starts processes."""
+    slow = pytest.mark.exhaustive("processes")
+    return [pytest.param(page, marks=slow if page != ROOT / "README.md" and searches(page) else ()) for page in PAGES]
+
+
+def searches(page: Path) -> bool:
+    return "search(" in page.read_text() or "\nhedgerow search " in page.read_text()
+
+
+@pytest.mark.parametrize("page", levels(), ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_every_block_of_a_page_runs(page, tmp_path, monkeypatch, request):
-    if "search(" in page.read_text() or "\nhedgerow search " in page.read_text():
+    if searches(page):
         request.getfixturevalue("ray_here")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

@@ -137,6 +137,7 @@ def test_a_client_that_kills_its_actor_each_time_is_left_out_and_the_others_go_o
         assert np.abs(value - learner.server["w"][name].numpy()).max() < 1e-6
 
 
+@pytest.mark.exhaustive("kills")
 @pytest.mark.usefixtures("ray_here")
 def test_with_more_poison_than_the_file_allows_the_run_ends_and_names_it(tmp_path):
     with pytest.raises(RuntimeError, match=r"round 3: .*dies, each time: 5; resources.max_quarantined lets 0 of"):
@@ -145,6 +146,7 @@ def test_with_more_poison_than_the_file_allows_the_run_ends_and_names_it(tmp_pat
     assert json.loads((folder / "run.json").read_text())["status"] == "failed"
 
 
+@pytest.mark.exhaustive("kills")
 def test_a_termination_notice_saves_every_trial_and_the_search_goes_on_from_its_copy(tmp_path):
     # No checkpoint is due before the notice comes.
     settings = {"rounds": 40, "search__pack": "off", "search__ahead": 100, "search__concurrency": 4}

@@ -82,6 +82,7 @@ def ended(command: subprocess.Popen, code: int) -> str:
     return said
 
 
+@pytest.mark.grid(keep=1)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_the_round_at_hand_of_the_run_at_hand(number, code, tmp_path):
     files = [written(tmp_path, "first", rounds=1, **INLINE), written(tmp_path, "second", **INLINE, **ENDLESS)]
@@ -99,6 +100,7 @@ def test_a_signal_saves_the_round_at_hand_of_the_run_at_hand(number, code, tmp_p
     assert not list(tmp_path.glob("runs/third-*"))
 
 
+@pytest.mark.exhaustive("processes")
 @pytest.mark.timeout(600)
 def test_on_ray_a_signal_leaves_neither_processes_nor_words_of_its_own(tmp_path):
     settings = {"resources__executor": "ray", **ENDLESS}
@@ -156,6 +158,7 @@ def test_ctrl_c_saves_the_trials_of_a_search(tmp_path):
     assert all(latest_checkpoint(expert / "checkpoints") for expert in experts)
 
 
+@pytest.mark.exhaustive("processes")
 def test_a_signal_while_mlflow_does_not_answer_leaves_a_finished_run(mute, tmp_path):
     tracked = {"tracking__enabled": True, "tracking__uri": f"http://127.0.0.1:{mute}"}
     command = started("run", written(tmp_path, "ours", rounds=1, **INLINE, **tracked))

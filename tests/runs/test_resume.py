@@ -24,6 +24,7 @@ from hedgerow.platform.tracking.records import RoundRecord
 from hedgerow.platform.tracking.tracker import RunLog
 
 
+@pytest.mark.exhaustive("kills")
 def test_a_driver_killed_at_a_random_round_resumes_to_the_same_end(tmp_path):
     calm, killed = tmp_path / "calm", tmp_path / "killed"
     for output in (calm, killed):

@@ -283,6 +283,7 @@ def test_a_worker_tells_what_memory_a_chunk_takes():
     assert run.learners[0].plans["train/clients"] == Plan("loop")
 
 
+@pytest.mark.exhaustive("compiler")
 def test_compiled_it_learns_the_same():
     # Two mini-batches each, full or not.
     alike = partition(np.array([24, 13, 24, 20, 17, 24]), seed=1)

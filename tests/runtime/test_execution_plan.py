@@ -96,6 +96,7 @@ def test_experts_of_a_trial_keep_their_plans(tmp_path, cache):
     assert [json.loads((folder / "run.json").read_text()) for folder in folders] == recorded
 
 
+@pytest.mark.exhaustive("kills")
 @pytest.mark.usefixtures("ray_here")
 def test_a_coordinator_that_dies_before_the_first_checkpoint_is_replaced_by_one_with_its_plan(tmp_path):
     victims: list[psutil.Process] = []

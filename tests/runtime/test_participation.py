@@ -282,6 +282,7 @@ def test_the_share_of_three_workers_loses_the_same_clients():
 # ---- the whole house -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive("processes")
 def test_a_search_over_clients_that_are_lost(ray_here, tmp_path):
     space = {"simulation.dropout": [0.0, 0.5]}
     wanted = plan(tmp_path, rounds=3, simulation=EVERYTHING | {"deadline": 60.0}, search__space=space)

@@ -78,6 +78,7 @@ def test_a_hint_names_the_store_that_was_used(tmp_path, monkeypatch):
     assert hints(runs) == [f"`{command}` opens MLflow's page on these runs." for command in commands]
 
 
+@pytest.mark.exhaustive("processes")
 def test_the_hint_opens_the_runs_of_the_experiment_and_leaves_no_process_behind(recorded, monkeypatch):
     experiment, folder = recorded
     opened = folder.parent / "opened"

@@ -48,6 +48,7 @@ def test_fednest_estimates_the_series_without_bias():
     assert torch.allclose(torch.stack(found).mean(0), series, atol=1e-6)
 
 
+@pytest.mark.exhaustive("convergence")
 def test_fednest_comes_nearer_with_smaller_steps():
     """C26: what is left is the noise of the series' random length."""
     errors = []

@@ -114,6 +114,7 @@ def test_steps_on_the_lower_level_contract():
 # ---- FedBiO -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.grid(keep=1)
 @pytest.mark.parametrize("u_at", ["t", "t+1"])
 def test_synchronous_fedbio_is_exact_where_clients_differ(u_at):
     """C2, with both readings of where u's step looks; the second costs another exchange."""
@@ -207,6 +208,7 @@ def test_naive_local_hypergradients_have_a_floor():
     assert min(errors[1:]) > 0.1 > 5 * errors[0]
 
 
+@pytest.mark.exhaustive("convergence")
 def test_the_variance_falls_with_the_number_of_clients():
     """C7: homogeneous clients, unit noise: a plateau of E ||grad h||^2 in proportion to 1 / M."""
     plateaus = []

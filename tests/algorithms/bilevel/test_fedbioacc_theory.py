@@ -75,6 +75,7 @@ def test_first_momenta_are_averaged_on_request():
     assert far(averaged.server, own.server) < 1e-13
 
 
+@pytest.mark.exhaustive("convergence")
 def test_momenta_are_better_estimates_than_gradients():
     """C8: the squared error of the mean of x's: sigma^2 p / (b M) for FedBiO's, and falling for FedBiOAcc's."""
     noisy = problem(noise=1.0, samples=64)
@@ -107,6 +108,7 @@ def test_momenta_are_better_estimates_than_gradients():
     assert late < np.mean(plain) / 10
 
 
+@pytest.mark.exhaustive("convergence")
 def test_acceleration_goes_on_where_fedbio_flattens():
     """C9, and C22: fewer exchanges to the same accuracy late in the run, though each round has two."""
     noisy = problem(noise=1.0, samples=64)

@@ -177,6 +177,7 @@ def test_the_identity_decoder_is_fedavg():
     assert torch.allclose(x, plain, atol=1e-10)
 
 
+@pytest.mark.exhaustive("convergence")
 def test_fresh_batches_make_the_series_unbiased():
     """C7: of noisy Hessians, each factor its own: the mean over draws is that of the mean Hessian; with the same one
     for all factors it is not. And the variance falls with the batch."""

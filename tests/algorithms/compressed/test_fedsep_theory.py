@@ -212,6 +212,7 @@ class Known:
         return run
 
 
+@pytest.mark.exhaustive("convergence")
 def test_truncation_leaves_floors_that_fall_by_091():
     """C15: ||x_T - x*|| as T grows, of the series and of the decoder, each cut short alone.
 

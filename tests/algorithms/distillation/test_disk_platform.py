@@ -21,6 +21,7 @@ DISK = {
 SETTINGS = {"task": TASK, "algorithm": DISK, "participation": 1.0, "engine": {"mode": "loop"}}
 
 
+@pytest.mark.grid(keep=1)
 @pytest.mark.parametrize("pack", ["off", 2])
 def test_experts_of_a_search_are_what_they_are_alone(pack, ray_here, tmp_path):
     settings = {**SETTINGS, "search__space": {"algorithm.alpha": [0.1, 0.9]}, "search__pack": pack, "rounds": 3}
@@ -33,6 +34,7 @@ def test_experts_of_a_search_are_what_they_are_alone(pack, ray_here, tmp_path):
     assert losses[0] != losses[1]
 
 
+@pytest.mark.exhaustive("kills")
 def test_on_ray_and_inline_and_killed_it_is_the_same(ray_here, tmp_path):
     """The process of the loop is killed in a round after the teacher's schooling, which is not repeated otherwise."""
     settings = {**SETTINGS, "rounds": 120, "checkpoints__every": 3}

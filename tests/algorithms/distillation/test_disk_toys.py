@@ -143,6 +143,7 @@ def test_intervals_are_on_a_line():
         build_algorithms([experiment], *build_data(experiment, None))
 
 
+@pytest.mark.grid(keep=1)
 @pytest.mark.parametrize("data", ["intervals", "gaussians"])
 def test_a_toy_is_run_counted_and_drawn(data, tmp_path):
     line = find_lines(f"disk/6.1/{data}", {"disk": disk_tables})[1][0]

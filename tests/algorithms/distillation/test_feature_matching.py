@@ -169,6 +169,7 @@ def test_a_model_says_whether_its_maps_may_be_negative(name):
     assert (lowest < 0) == (name in ("MobileNetV2x2", "preact_resnet"))
 
 
+@pytest.mark.grid(keep=1)
 @pytest.mark.parametrize("student", ["preact_resnet", "resnet"])
 def test_simkd_can_match_maps_that_are_not_rectified(student):
     """Those of preact_resnet are sums, with entries of both signs, from which a ReLU stays as far as these go down."""

@@ -244,6 +244,7 @@ def means_along(run: Exact, alpha: float, rounds: list[int], seed: int, ratio: f
     return found
 
 
+@pytest.mark.grid(keep=1)
 @pytest.mark.parametrize("alpha", [25.0, 30 * L * (M / P) ** 0.5])
 def test_theorem_5_the_average_converges_as_one_over_t(alpha):
     run = feddyn(alpha)
@@ -340,6 +341,7 @@ def test_lemmas_10_to_12_hold_in_one_round():
         assert after <= bound + 1e-12
 
 
+@pytest.mark.grid(keep=1)
 @pytest.mark.parametrize("factor", [20, 30])
 def test_theorem_7_gradients_vanish_on_average(factor):
     alpha = factor * L * M / P

@@ -206,6 +206,7 @@ def test_clients_count_by_their_samples(name):
     assert (system(different)[0] - hessian).norm() > 0.1
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("exchange", [1, 2, 3, 6])
 def test_a_client_that_diverges_is_left_out_until_the_round_ends(name, exchange):

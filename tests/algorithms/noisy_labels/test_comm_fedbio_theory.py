@@ -135,6 +135,7 @@ def descent(kind, rounds, problem, smoothness, **hyper):
     return np.mean(slopes), values[0], values[-1]
 
 
+@pytest.mark.grid(keep=1)
 @pytest.mark.parametrize(
     ("kind", "least", "change"),
     [

@@ -177,6 +177,7 @@ def regret_and_bound(c: np.ndarray, alpha: float) -> tuple[float, float]:
     return regret, alpha * square(best) + 3 / alpha * np.square(shown - c).sum()
 
 
+@pytest.mark.grid(keep=1)
 @pytest.mark.parametrize(
     ("rounds", "regret", "bound"), [(100, 81.51, 258.91), (1000, 272.75, 715.83), (10000, 875.57, 2152.53)]
 )
@@ -217,6 +218,7 @@ def window_sums(run: ExactStream, shown: list[np.ndarray], window: int) -> tuple
     return sum(square(sum(some) / window) for some in slopes), 8 * len(shown) * largest / window**2
 
 
+@pytest.mark.grid(keep=1)
 @pytest.mark.parametrize("buffer", [5, 9])
 def test_gradients_of_the_window_are_small_in_sum(buffer):
     """Theorem 9, with alpha = 0, on losses that are not convex and change in blocks of two windows."""
@@ -279,6 +281,7 @@ def iid(task, kinds: np.ndarray, rounds: int, lowest: float) -> dict[str, tuple[
     return {name: tuple(np.mean(values, axis=0)) for name, values in found.items()}
 
 
+@pytest.mark.exhaustive("convergence")
 def test_random_tasks_lead_to_a_stationary_point_of_their_mean():
     """Theorem 10, with L = 1, on losses that are not convex, started far from their minima."""
     kinds = waves(8, 2, seed=1)[1] + np.array([20.0, 20.0, 0.0, 0.0])

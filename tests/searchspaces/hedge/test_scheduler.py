@@ -127,6 +127,7 @@ def spread(log: Path, experts: int = EXPERTS) -> int:
 
 @pytest.mark.usefixtures("ray_here")
 class TestHedgeScheduler:
+    @pytest.mark.grid(keep=1)
     @pytest.mark.parametrize("slots", [1, 2])
     def test_experts_take_turns_and_the_weights_are_those_of_a_sequential_run(self, tmp_path, slots):
         scheduler, records, _ = search(tmp_path, cpus=4 // slots, ahead=3)
@@ -134,15 +135,18 @@ class TestHedgeScheduler:
         assert spread(tmp_path / "log") <= 3 + 1
         assert scheduler.rounds.hedge.rounds == ROUNDS
 
+    @pytest.mark.exhaustive("processes")
     def test_the_last_two_on_one_slot_take_turns_too(self, tmp_path):
         _, records, _ = search(tmp_path, experts=2, cpus=4, ahead=2)
         assert records == sequential(2)
         assert spread(tmp_path / "log", experts=2) <= 2 + 1
 
+    @pytest.mark.exhaustive("processes")
     def test_twenty_four_experts_on_two_slots_come_to_the_end(self, tmp_path):
         _, records, _ = search(tmp_path, experts=24, cpus=2, ahead=6)
         assert records == sequential(24)
 
+    @pytest.mark.exhaustive("processes")
     def test_with_room_for_all_no_expert_waits(self, tmp_path):
         _, records, _ = search(tmp_path, experts=4, cpus=1, ahead=1)
         assert records == sequential(4)
@@ -248,6 +252,7 @@ class TestRestore:
         assert scheduler.rounds.hedge.probs() == pytest.approx(expected.probs(), abs=1e-12)
         assert scheduler.rounds.hedge.losses == pytest.approx([SUMS[i] for i in range(EXPERTS)], abs=1e-12)
 
+    @pytest.mark.grid(keep=1)
     @pytest.mark.parametrize("place", ["local", "remote"])
     def test_a_journal_that_is_ahead_of_tunes_snapshot_counts_no_round_twice(self, tmp_path, place):
         (armed := tmp_path / "armed").touch()
@@ -261,6 +266,7 @@ class TestRestore:
         scheduler = finish(restored(folder, run.get("storage_filesystem")))
         assert scheduler.rounds.told.records == sequential(2)
 
+    @pytest.mark.exhaustive("processes")
     def test_a_new_search_in_the_folder_of_an_old_one_begins_at_equal_weights(self, tmp_path):
         search(tmp_path, experts=2, special={0: {"loss": 0.9}})
         _, records, _ = search(tmp_path, experts=2)

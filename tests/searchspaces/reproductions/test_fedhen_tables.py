@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from click.testing import CliRunner
 
 from hedgerow.cli import main
@@ -61,6 +62,7 @@ def test_the_networks_alone():
         assert line.values["task"]["partition"] == {"kind": "iid", "clients": 1, "samples_per_client": 25000}
 
 
+@pytest.mark.exhaustive("processes")
 def test_the_simple_network_alone_runs_and_its_own_accuracy_is_shown(ray_here, tmp_path):
     overrides = [word for change in ("rounds=4", "tracking.enabled=false") for word in ("--set", change)]
     arguments = ["table", "fedhen/central/digits-simple-half", *overrides, "--output", str(tmp_path)]

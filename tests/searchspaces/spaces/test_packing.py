@@ -159,6 +159,7 @@ def test_off_without_quotes_is_off(tmp_path):
     assert load_search(file).search.packed is None
 
 
+@pytest.mark.exhaustive("processes")
 @pytest.mark.usefixtures("ray_here")
 def test_a_packed_search_has_the_weights_of_an_unpacked_one(tmp_path):
     space = {"algorithm.lr": [0.01, 0.03, 0.1, 0.3], "algorithm.pull": [0.0, 0.1]}

@@ -82,6 +82,7 @@ class TestHedge:
         assert finished.hedge == calm
         assert [r["leader"] for r in calm] == [r["leader"] for r in reference]
 
+    @pytest.mark.exhaustive("processes")
     def test_with_client_actors_of_their_own_experts_learn_the_same(self, tmp_path, reference):
         finished = search(plan(tmp_path, resources={"actors": 2, "cpus_per_actor": 1}))
         for mine, theirs in zip(finished.hedge, reference, strict=True):
@@ -213,6 +214,7 @@ def test_a_partition_that_does_not_fit_is_refused_before_any_work(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.exhaustive("kills")
 @pytest.mark.usefixtures("ray_here")
 def test_a_driver_killed_in_mid_search_resumes_to_the_same_end(tmp_path):
     settings = {"rounds": 60, "search__report_every": 5, "search__ahead": 5}
