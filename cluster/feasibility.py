@@ -63,8 +63,8 @@ def check_memory(nodes: Sequence[Node], placed: Sequence[int], needed: MemoryEst
         if actors and actors * needed.actor > node.memory:
             raise UserError(
                 f"resources: not enough memory on {node.name}: {actors} client actors take "
-                f"{gigabytes(actors * needed.actor)} at least, and {gigabytes(node.memory)} are left next to the object "
-                "store; lower resources.actors, memory_mb or state_memory_mb, or raise cpus_per_actor"
+                f"{gigabytes(actors * needed.actor)} at least, and {gigabytes(node.memory)} are left next to the "
+                "object store; lower resources.actors, memory_mb or state_memory_mb, or raise cpus_per_actor"
             )
         if actors and needed.store > node.store:
             raise UserError(

@@ -10,7 +10,7 @@ from hedgerow.platform.ui.command_output import CommandOutput
 from hedgerow.platform.ui.terminal import print_rows
 from hedgerow.reports.analysis.comparison import EXPLAINED, Comparison, compare
 from hedgerow.reports.analysis.run_reader import read_all
-from hedgerow.reports.analysis.seed_groups import grouped
+from hedgerow.reports.analysis.seed_groups import group_by_seed
 from hedgerow.reports.page.page import render_page
 
 
@@ -46,7 +46,7 @@ def write_report(names: Sequence[str], output: Path | None, mlflow: bool) -> Com
 def comparison(names: Sequence[str], metric: str | None, targets: Sequence[float]) -> CommandOutput:
     """Compare experiments, paired over seeds. Raises UserError."""
     data = read_all(names)
-    groups, repeated = grouped(data.compared)
+    groups, repeated = group_by_seed(data.compared)
     if len(groups) < 2:
         raise UserError(
             f"{', '.join(names)}: all of it is one experiment, {groups[0].label}, with seed"

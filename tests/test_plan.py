@@ -149,7 +149,7 @@ LACKING = [
     (("resources.cpus_per_actor=17",), MIXED, "CPUs lack"),
     (("resources.gpus_per_actor=1",), "1x(cpus=8,memory=9)+1x(cpus=0,gpus=1,memory=9)", "CPUs on the nodes that have"),
     (("resources.actors=20",), "1x(cpus=20,memory=16)", "not enough memory on node 1: 20 client actors take 12 GB"),
-    (("resources.actors=2", "resources.memory_mb=9000"), "1x(cpus=2,memory=16)", "not enough memory on node 1"),
+    (("resources.actors=2", "resources.memory_mb=9000"), "1x(cpus=2,memory=16)", "memory lacks on node 1"),
     (("resources.actors=1",), "1x(cpus=2,memory=0.0006)", "not enough memory on node 1"),
     (("resources.actors=20", "resources.memory_mb=5000"), MIXED, "memory lacks on node 1, node 2, node 3; lower"),
     (("resources.actors_per_node=20",), MIXED, "nodes with room for 20 (actors_per_node) lack"),
