@@ -1,7 +1,6 @@
 """Client of a cluster's job server; a failed request becomes one sentence."""
 
 import asyncio
-import logging
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from ray.exceptions import AuthenticationError
 from ray.job_submission import JobDetails, JobSubmissionClient
 
 from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.ray_private import quiet_job_client
 
 DEFAULT = "http://127.0.0.1:8265"
 """Default address of a job server."""
@@ -27,13 +27,6 @@ PATIENCE = 60.0
 
 ANSWERING = 20.0
 """Seconds to wait for any reply of a job server; Ray's client would wait for ever."""
-
-CHATTY = (
-    "ray.dashboard.modules.dashboard_sdk",
-    "ray.dashboard.modules.job.sdk",
-    "ray._private.runtime_env.packaging",
-)
-"""Loggers that report every upload and connection."""
 
 
 class JobClient:
@@ -53,8 +46,7 @@ class JobClient:
                 "`ray start --head` prints as that of its dashboard"
             )
         os.environ[VARIABLE] = self.address
-        for name in CHATTY:
-            logging.getLogger(name).setLevel(logging.WARNING)
+        quiet_job_client()
         with self._sentences():
             requests.get(f"{self.address}/api/version", timeout=ANSWERING).close()
             self.client = JobSubmissionClient(self.address)

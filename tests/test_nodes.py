@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from ray._raylet import GcsClient
 from test_ray import small
 from test_resume import hedgerow
 from test_search import one_after_the_other, plan
 from test_submit import free_port
 
+from hedgerow.platform.common.ray_private import gcs_client
 from hedgerow.platform.config.factory import check
 from hedgerow.platform.config.loader import dump_experiment
 from hedgerow.platform.coordinator import Coordinator, in_this_process
@@ -125,7 +125,7 @@ class Nodes:
 
     def _reached(self) -> bool:
         try:
-            self.gcs = self.gcs or GcsClient(address=self.address)
+            self.gcs = self.gcs or gcs_client(self.address)
             return bool(self.alive())
         except Exception:
             return False

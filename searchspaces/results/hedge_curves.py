@@ -25,12 +25,14 @@ class HedgeCurves:
     @classmethod
     def read(cls, records: list[dict[str, Any]], most: int) -> "HedgeCurves":
         """From Hedge's records. most: the largest number of named experts."""
-        keys = ("weights", "losses", "hedge_loss", "regret", "bound")
-        arrays = [np.array([record[key] for record in records], dtype=float) for key in keys]
-        weights = arrays[0]
+        weights, losses, hedge_loss, regret, bound = (
+            np.array([record[key] for record in records], dtype=float)
+            for key in ("weights", "losses", "hedge_loss", "regret", "bound")
+        )
         named = np.argsort(-(weights.mean(0) + weights[-1]), kind="stable")[:most].tolist()
         others = [i for i in range(weights.shape[1]) if i not in named]
-        return cls([record["round"] for record in records], *arrays, named, others)
+        rounds = [record["round"] for record in records]
+        return cls(rounds, weights, losses, hedge_loss, regret, bound, named, others)
 
     @property
     def edges(self) -> list[int]:
