@@ -1,4 +1,7 @@
-"""The `hedgerow` command: a family of commands, each defined in the layer that it is about."""
+"""The command line: every command with its options and help. The `*_command` modules do the work.
+
+They import torch, Ray and MLflow, which takes seconds, so each command imports its own module when it is called.
+"""
 
 import sys
 from pathlib import Path
@@ -6,20 +9,260 @@ from pathlib import Path
 import click
 from click.shell_completion import get_completion_class
 
-from hedgerow.cluster.cluster_cli import jobs, logs, plan, stop, submit
 from hedgerow.platform.common.quiet import quiet_libraries
-from hedgerow.platform.ui.run_cli import new, partition, run, ui
-from hedgerow.reports.report_cli import compare, report
-from hedgerow.searchspaces.tune.search_cli import list_, push, resume, schema, search, show, table
+from hedgerow.platform.ui.cli_options import (
+    PATH,
+    address_option,
+    announce,
+    complete_algorithms,
+    complete_runs,
+    data_root_option,
+    file_argument,
+    files_argument,
+    output_option,
+    run_argument,
+    runs_argument,
+    server_option,
+    set_option,
+    split_names,
+)
+from hedgerow.platform.ui.command_output import CommandOutput, handle_user_errors, prints_output
+
+HELP_SECTIONS = {
+    "Run": ("run", "search", "table", "resume"),
+    "Write": ("new", "schema", "completion"),
+    "Look": ("report", "compare", "show", "list", "partition", "ui", "push"),
+    "Clusters": ("plan", "submit", "jobs", "logs", "stop"),
+}
+"""The commands by heading, in the order of the help."""
 
 
-@click.command()
+class SectionedGroup(click.Group):
+    """A group of commands whose help lists them under headings."""
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands."""
+        for heading, names in HELP_SECTIONS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(f"{name:<10}", self.commands[name].get_short_help_str(200)) for name in names])
+
+
+EXIT_CODES = """\b
+Exit codes:
+  0    success
+  1    unexpected error: the traceback shows where
+  2    a mistake in a file or on the command line, one sentence each, before any work starts; or the
+       disk is full, or Ray failed to start or died: `hedgerow resume` continues the run
+  130  interrupted by Ctrl-C: `hedgerow resume` continues the run
+  143  interrupted by SIGTERM: `hedgerow resume` continues the run
+`submit` and `logs --follow` exit with the code of the job."""
+
+# As wide as the terminal, up to 120 columns: examples stay on one line, so that they can be copied.
+SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
+
+
+@click.group(cls=SectionedGroup, context_settings=SETTINGS, epilog=EXIT_CODES)
+@click.version_option(package_name="hedgerow")
+def main() -> None:
+    """Federated-learning experiments on Ray: one YAML file, one command.
+
+    Example: hedgerow run examples/digits_fedavg.yaml
+    """
+    quiet_libraries()
+    # The user's own algorithms and models are importable from the working directory.
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+
+
+# Run
+
+
+@main.command()
+@files_argument
+@set_option
+@data_root_option
+@address_option
+@prints_output
+def run(
+    files: tuple[Path, ...], overrides: tuple[str, ...], data_root: Path | None, address: str | None
+) -> CommandOutput:
+    """Run the experiments in FILES, one after the other, and compare them.
+
+    Example: hedgerow run examples/digits_fedavg.yaml --set rounds=20
+    """
+    announce(*files)
+    from hedgerow.platform.runs.run_command import run_all
+
+    return run_all(files, overrides, data_root, address)
+
+
+@main.command()
+@files_argument
+@set_option
+@data_root_option
+@address_option
+@prints_output
+def search(
+    files: tuple[Path, ...], overrides: tuple[str, ...], data_root: Path | None, address: str | None
+) -> CommandOutput:
+    """Search over hyperparameters, as defined by the `search` section of each of FILES.
+
+    A row of a published table of searches, such as moml/s-mnist, is accepted in place of FILES: every method runs under
+    its own Hedge.
+
+    Example: hedgerow search examples/digits_hedge.yaml --set search.gamma=0.5
+    """
+    announce(*files)
+    from hedgerow.searchspaces.reproductions.table_command import search_files_or_row
+
+    return search_files_or_row(files, overrides, data_root, address)
+
+
+def complete_tables(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Names of published tables, and of their rows once a table is named."""
+    from hedgerow.searchspaces.reproductions import FAMILIES
+
+    tables = [table for made in FAMILIES.values() for table in made().values()]
+    names = [table.name for table in tables]
+    names += [f"{table.name}/{line.name}" for table in tables for line in table.lines if incomplete.count("/") > 1]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+@main.command()
+@click.argument("name", default="", shell_complete=complete_tables)
+@set_option
+@click.option(
+    "--methods",
+    default="",
+    metavar="A,B",
+    callback=split_names,
+    help="Run only these methods of the table (default: all).",
+)
+@click.option("--grid", is_flag=True, help="Run each method with every configuration of its published grid.")
+@click.option("--show", is_flag=True, help="Print the experiment files of the rows, and run nothing.")
+@click.option("--report", is_flag=True, help="Print the table from finished runs, and run nothing.")
+@output_option("Folder of the runs (default: runs).")
+@data_root_option
+@address_option
+@prints_output
+def table(
+    name: str,
+    overrides: tuple[str, ...],
+    methods: list[str],
+    grid: bool,
+    show: bool,
+    report: bool,
+    output: Path | None,
+    data_root: Path | None,
+    address: str | None,
+) -> CommandOutput:
+    """Run a published table, or one row of it, and print it next to the published numbers.
+
+    NAME is FAMILY/TABLE or FAMILY/TABLE/ROW. Without NAME, or with FAMILY alone, all rows are listed.
+
+    Example: hedgerow table feddyn/T2.3/mnist-iid --set rounds=50 --data-root data
+    """
+    announce(name)
+    from hedgerow.searchspaces.reproductions.table_command import list_show_or_run
+
+    return list_show_or_run(name, overrides, methods, grid, show, report, output, data_root, address)
+
+
+@main.command()
+@run_argument
+@address_option
+@prints_output
+def resume(run: str, address: str | None) -> CommandOutput:
+    """Continue RUN from its last checkpoint.
+
+    RUN is the folder of a run or of a search, or the URI of its copy.
+
+    Example: hedgerow resume runs/digits-fedavg-20260101-120000
+    """
+    announce(run)
+    from hedgerow.searchspaces.tune.search_command import resume_run_or_search
+
+    return resume_run_or_search(run, address)
+
+
+# Write
+
+
+@main.group()
+def new() -> None:
+    """Write an experiment file with every key explained, or the code and the test of an algorithm.
+
+    Existing files are never overwritten.
+
+    Example: hedgerow new experiment mine
+    """
+
+
+@new.command()
+@click.argument("name")
+@click.option(
+    "--algorithm",
+    default="fedavg",
+    show_default=True,
+    metavar="NAME",
+    shell_complete=complete_algorithms,
+    help="Algorithm of the experiment, or the dotted path of your own. It decides which other sections are needed.",
+)
+@set_option
+@data_root_option
+@prints_output
+def experiment(name: str, algorithm: str, overrides: tuple[str, ...], data_root: Path | None) -> CommandOutput:
+    """Write NAME.yaml, an experiment that runs as it is.
+
+    The file has every key, with its default and its description.
+
+    Example: hedgerow new experiment mine --algorithm feddyn --set task.model.hidden=[100]
+    """
+    from hedgerow.platform.ui.starter_files import new_experiment
+
+    return new_experiment(name, algorithm, overrides, data_root)
+
+
+@new.command()
+@click.argument("name")
+@prints_output
+def algorithm(name: str) -> CommandOutput:
+    """Write NAME.py, a working algorithm to start from, and test_NAME.py, its test.
+
+    Both are written to the working directory. The test passes.
+
+    Example: hedgerow new algorithm my_average
+    """
+    from hedgerow.platform.ui.starter_files import new_algorithm
+
+    return new_algorithm(name)
+
+
+@main.command()
+@output_option("File to write, such as hedgerow.schema.json (default: standard output).")
+@click.option(
+    "--algorithm", "own", multiple=True, metavar="PATH", help="Dotted path of your own algorithm, to include its keys."
+)
+@handle_user_errors
+def schema(output: Path | None, own: tuple[str, ...]) -> None:
+    """Print the JSON schema of experiment files, which editors use to complete and check them.
+
+    The first line of a file refers to it: # yaml-language-server: $schema=hedgerow.schema.json
+
+    Example: hedgerow schema -o hedgerow.schema.json
+    """
+    from hedgerow.searchspaces.spaces.json_schema import write_schema
+
+    write_schema(output, own)
+
+
+@main.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the script by which SHELL completes commands, options, runs, tables and algorithms.
+    """Print the script that completes commands, options, runs, tables and algorithms in SHELL.
 
-    It belongs in ~/.local/share/bash-completion/completions/hedgerow (bash), ~/.config/fish/completions/hedgerow.fish
-    (fish), or, as _hedgerow, in a folder of $fpath (zsh).
+    Save it as ~/.local/share/bash-completion/completions/hedgerow (bash), as ~/.config/fish/completions/hedgerow.fish
+    (fish), or as _hedgerow in a folder of $fpath (zsh).
 
     Example: hedgerow completion bash
     """
@@ -28,53 +271,224 @@ def completion(shell: str) -> None:
     click.echo(kind(main, {}, "hedgerow", "_HEDGEROW_COMPLETE").source())
 
 
-FAMILY: dict[str, list[click.Command]] = {
-    "Run": [run, search, table, resume],
-    "Write": [new, schema, completion],
-    "Look": [report, compare, show, list_, partition, ui, push],
-    "Clusters": [plan, submit, jobs, logs, stop],
-}
-"""All commands, in the order and under the headings of the help."""
+# Look
 
 
-class Family(click.Group):
-    """A group whose help shows its commands under headings."""
+@main.command()
+@runs_argument
+@output_option("HTML file to write (default: report.html; for a single folder, in that folder).")
+@click.option("--mlflow/--no-mlflow", default=True, help="Log the page to the MLflow store of the runs (default: yes).")
+@prints_output
+def report(runs: tuple[str, ...], output: Path | None, mlflow: bool) -> CommandOutput:
+    """Write an HTML page about RUNS: folders of runs, searches or tables.
 
-    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands into the help."""
-        for heading, commands in FAMILY.items():
-            with formatter.section(heading):
-                formatter.write_dl([(f"{command.name:<10}", command.get_short_help_str(200)) for command in commands])
+    Runs of one experiment with different seeds are drawn as one line, with a band. The page is self-contained.
 
-
-EXIT_CODES = """\b
-Exit codes:
-  0    done
-  1    something broke: a traceback tells where
-  2    one sentence for each mistake in a file or on the command line, before any work; or one about
-       a full disk, or a Ray that does not start or that dies, and `hedgerow resume` continues
-  130  interrupted by Ctrl-C; `hedgerow resume` continues
-  143  interrupted by SIGTERM; the same
-Those of `submit` and `logs --follow` are the job's."""
-
-
-# As wide as the terminal, up to where lines become hard to read: examples stay in one line, to be copied.
-SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
-
-
-@click.group(cls=Family, context_settings=SETTINGS, epilog=EXIT_CODES)
-@click.version_option(package_name="hedgerow")
-def main() -> None:
-    """Federated-learning experiments on Ray: one YAML file, one command.
-
-    Example: hedgerow run examples/digits_fedavg.yaml
+    Example: hedgerow report runs/digits-fedavg-* runs/digits-feddyn-* -o report.html
     """
-    quiet_libraries()
-    # The user's own algorithms and models are importable from where they stand.
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+    from hedgerow.reports.report_command import write_report
+
+    return write_report(runs, output, mlflow)
 
 
-for _commands in FAMILY.values():
-    for _command in _commands:
-        main.add_command(_command)
+@main.command()
+@runs_argument
+@click.option("--metric", default=None, metavar="NAME", help="Metric to compare (default: the metric of the targets).")
+@click.option(
+    "--target", "targets", type=float, multiple=True, help="Compare the cost of reaching this value; may be repeated."
+)
+@prints_output
+def compare(runs: tuple[str, ...], metric: str | None, targets: tuple[float, ...]) -> CommandOutput:
+    """Compare the experiments of RUNS, paired over seeds: mean ± deviation, and which differences matter.
+
+    Runs that differ only in their seed belong to one experiment. A sweep is compared by its trials, a Hedge search by
+    the results of Hedge itself.
+
+    Example: hedgerow compare runs/digits-fedavg-* runs/digits-feddyn-* --target 0.9
+    """
+    from hedgerow.reports.report_command import comparison
+
+    return comparison(runs, metric, targets)
+
+
+@main.command()
+@file_argument
+@set_option
+@prints_output
+def show(file: Path, overrides: tuple[str, ...]) -> CommandOutput:
+    """Print the experiment or the search in FILE with every default filled in.
+
+    Example: hedgerow show examples/digits_fedavg.yaml --set algorithm.lr=0.05
+    """
+    from hedgerow.searchspaces.tune.search_command import resolved
+
+    return resolved(file, overrides)
+
+
+@main.command("list")
+@click.argument("kind", type=click.Choice(["algorithms", "datasets", "partitions", "models", "spaces", "tables"]))
+@prints_output
+def list_(kind: str) -> CommandOutput:
+    """List everything of a KIND that an experiment can name, with descriptions and sources.
+
+    Example: hedgerow list algorithms --json
+    """
+    from hedgerow.searchspaces.listing import list_choices
+
+    return list_choices(kind)
+
+
+@main.command()
+@file_argument
+@set_option
+@data_root_option
+@output_option("Plot to write, without extension (default: NAME-partition in the experiment's output folder).")
+@prints_output
+def partition(file: Path, overrides: tuple[str, ...], data_root: Path | None, output: Path | None) -> CommandOutput:
+    """Print and plot the partition of FILE: which client has how many samples of which class.
+
+    Example: hedgerow partition examples/digits_fedavg.yaml --set task.partition.alpha=0.1 -o picture
+    """
+    from hedgerow.platform.runs.run_command import show_partition
+
+    return show_partition(file, overrides, data_root, output)
+
+
+@main.command()
+@click.argument("run", required=False, shell_complete=complete_runs)
+@click.option("--uri", default=None, help="MLflow store, instead of a run's: sqlite:///FILE, or a tracking server.")
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    default=None,
+    help="Port on this machine's loopback interface (default: the first free port from 5000 on).",
+)
+@click.option("--open", "browse", is_flag=True, help="Open the page in a browser.")
+@handle_user_errors
+def ui(run: str | None, uri: str | None, port: int | None, browse: bool) -> None:
+    """Serve MLflow's web page for the store of RUN, until Ctrl-C.
+
+    RUN is the folder of a run or of a search. Without RUN, the page shows the store of ./runs.
+
+    Example: hedgerow ui --open
+    """
+    from hedgerow.platform.ui.mlflow_server import open_page
+
+    sys.exit(open_page(run, uri, port, browse))
+
+
+@main.command()
+@run_argument
+@prints_output
+def push(run: str) -> CommandOutput:
+    """Upload the records and the final model of RUN that an unreachable MLflow server missed.
+
+    Records that have arrived are not sent again. Waits at most ten times `tracking.patience`.
+
+    Example: hedgerow push runs/digits-fedavg-20260101-120000
+    """
+    announce(run)
+    from hedgerow.searchspaces.tune.search_command import push_run_or_search
+
+    return push_run_or_search(run)
+
+
+# Clusters
+
+
+@main.command()
+@file_argument
+@set_option
+@data_root_option
+@address_option
+@click.option(
+    "--nodes",
+    default=None,
+    metavar="NODES",
+    help="Nodes to plan for: 4x(cpus=16,gpus=2,memory=64), joined by +, or a YAML file (memory in GB).",
+)
+@click.option("--measure", is_flag=True, help="Run one actor's share of a few rounds here, to predict a round's time.")
+@prints_output
+def plan(
+    file: Path,
+    overrides: tuple[str, ...],
+    data_root: Path | None,
+    address: str | None,
+    nodes: str | None,
+    measure: bool,
+) -> CommandOutput:
+    """Show how the actors of FILE would be placed on a cluster, and which resources are missing.
+
+    Nothing is run, except with --measure.
+
+    Example: hedgerow plan exp.yaml --nodes "4x(cpus=16,gpus=2,memory=64)"
+    """
+    from hedgerow.cluster.plan_command import plan_file
+
+    return plan_file(file, overrides, data_root, address, nodes, measure)
+
+
+@main.command(context_settings={"ignore_unknown_options": True})
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@server_option
+@click.option("--detach", is_flag=True, help="Print the job's identifier, and do not wait for its end.")
+@click.option("--installed", is_flag=True, help="Use the cluster's installed Hedgerow, instead of uploading this one.")
+@click.option(
+    "--runtime-env", type=PATH, default=None, help="Ray's runtime environment as a YAML file: env_vars, pip, excludes."
+)
+@handle_user_errors
+def submit(
+    command: tuple[str, ...], address: str | None, detach: bool, installed: bool, runtime_env: Path | None
+) -> None:
+    """Run COMMAND (run, search, table, resume or plan, with its arguments) as a job on a cluster.
+
+    The working directory is uploaded, without runs/, data/ and what .gitignore excludes. Paths of data and of `output`
+    are paths on the cluster. The output of the job is shown, and its exit code is returned.
+
+    Example: hedgerow submit run exp.yaml --set output=/shared/runs --address http://head:8265
+    """
+    from hedgerow.cluster.job_commands import submit_job
+
+    sys.exit(submit_job(command, main, address, detach, installed, runtime_env))
+
+
+@main.command()
+@server_option
+@prints_output
+def jobs(address: str | None) -> CommandOutput:
+    """List the jobs of a cluster.
+
+    Example: hedgerow jobs --address http://head:8265
+    """
+    from hedgerow.cluster.job_commands import list_jobs
+
+    return list_jobs(address)
+
+
+@main.command()
+@click.argument("job")
+@server_option
+@click.option("--follow", is_flag=True, help="Print new output until the job ends, and exit with its code.")
+@handle_user_errors
+def logs(job: str, address: str | None, follow: bool) -> None:
+    """Print the output of JOB.
+
+    Example: hedgerow logs raysubmit_1234567890123456 --follow
+    """
+    from hedgerow.cluster.job_commands import print_logs
+
+    sys.exit(print_logs(job, address, follow))
+
+
+@main.command()
+@click.argument("job")
+@server_option
+@prints_output
+def stop(job: str, address: str | None) -> CommandOutput:
+    """Stop JOB as Ctrl-C would: its run can be resumed from the last checkpoint.
+
+    Example: hedgerow stop raysubmit_1234567890123456
+    """
+    from hedgerow.cluster.job_commands import stop_job
+
+    return stop_job(job, address)

@@ -19,7 +19,7 @@ from measuring import conditions, write_results
 from rounds import DIGITS, hedgerow_rounds, settings
 from scipy.optimize import nnls
 
-from hedgerow.cluster.round_time import Round
+from hedgerow.cluster.round_time import RoundTimeModel
 from hedgerow.platform.config.factory import build_data
 from hedgerow.platform.data import make_partition
 from hedgerow.platform.placement import ray_session
@@ -50,8 +50,8 @@ class Case(NamedTuple):
         return 64 * self.hidden + self.hidden + self.hidden * 10 + 10
 
     @property
-    def round(self) -> Round:
-        return Round(self.parameters, self.clients, self.actors, STEPS, os.cpu_count() or 1)
+    def round(self) -> RoundTimeModel:
+        return RoundTimeModel(self.parameters, self.clients, self.actors, STEPS, os.cpu_count() or 1)
 
 
 FITTED = [Case(*case) for case in product((20, 200, 1600), (10, 100), (1, 2))]

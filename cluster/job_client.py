@@ -1,7 +1,6 @@
-"""A cluster's job server, through Ray's own client; what can go wrong with it becomes one sentence."""
+"""Client of a cluster's job server; a failed request becomes one sentence."""
 
 import asyncio
-import logging
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -15,32 +14,26 @@ from ray.exceptions import AuthenticationError
 from ray.job_submission import JobDetails, JobSubmissionClient
 
 from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.ray_private import quiet_job_client
 
 DEFAULT = "http://127.0.0.1:8265"
-"""Where a job server listens when it was not told otherwise."""
+"""Default address of a job server."""
 
 VARIABLE = "RAY_API_SERVER_ADDRESS"
-"""Ray's own variable for the address, which goes before what its client is given."""
+"""Ray's environment variable for the address. It has precedence over the argument of Ray's client."""
 
 PATIENCE = 60.0
-"""Seconds until the nodes of a cluster that was just started take jobs."""
+"""Seconds to wait until the nodes of a cluster that was just started accept jobs."""
 
 ANSWERING = 20.0
-"""Seconds that a job server is given to answer at all; Ray's client would wait for ever."""
-
-CHATTY = (
-    "ray.dashboard.modules.dashboard_sdk",
-    "ray.dashboard.modules.job.sdk",
-    "ray._private.runtime_env.packaging",
-)
-"""Loggers that tell of every upload and connection."""
+"""Seconds to wait for any reply of a job server; Ray's client would wait for ever."""
 
 
-class JobServer:
+class JobClient:
     """The jobs of one cluster."""
 
     def __init__(self, address: str | None):
-        """address: its http(s) address; None: that of the environment, else of this machine. Raises UserError."""
+        """address: an http(s) URL; None: the environment's, else this machine's. Raises UserError."""
         self.address = (address or os.environ.get(VARIABLE) or DEFAULT).rstrip("/")
         try:
             parts = urlsplit(self.address)
@@ -53,16 +46,15 @@ class JobServer:
                 "`ray start --head` prints as that of its dashboard"
             )
         os.environ[VARIABLE] = self.address
-        for name in CHATTY:
-            logging.getLogger(name).setLevel(logging.WARNING)
-        with self._told():
+        quiet_job_client()
+        with self._sentences():
             requests.get(f"{self.address}/api/version", timeout=ANSWERING).close()
             self.client = JobSubmissionClient(self.address)
 
     def submit(self, entrypoint: str, runtime_env: dict[str, Any], metadata: dict[str, str]) -> str:
-        """Upload and start a job; returns its identifier. Waits for a cluster that is only just starting."""
+        """Upload and start a job; returns its identifier. Waits for a cluster that is starting."""
         deadline = time.monotonic() + PATIENCE
-        with self._told():
+        with self._sentences():
             while True:
                 try:
                     return self.client.submit_job(entrypoint=entrypoint, runtime_env=runtime_env, metadata=metadata)
@@ -72,28 +64,28 @@ class JobServer:
                 time.sleep(1)
 
     def jobs(self) -> list[JobDetails]:
-        """All jobs that were submitted, the oldest first; drivers that connected by themselves are none."""
-        with self._told():
-            found = [job for job in self.client.list_jobs() if job.submission_id]
-        return sorted(found, key=lambda job: job.start_time or 0)
+        """All submitted jobs, the oldest first, without drivers that connected by themselves."""
+        with self._sentences():
+            jobs = [job for job in self.client.list_jobs() if job.submission_id]
+        return sorted(jobs, key=lambda job: job.start_time or 0)
 
     def job(self, name: str) -> JobDetails:
-        with self._told(name):
+        with self._sentences(name):
             return self.client.get_job_info(name)
 
     def logs(self, name: str) -> str:
-        """What a job has printed so far."""
-        with self._told(name):
+        """The output of a job so far."""
+        with self._sentences(name):
             return self.client.get_job_logs(name)
 
     def follow(self, name: str, show: Callable[[str], None]) -> int:
-        """Show what a job prints until it has ended; returns its exit code."""
+        """Show the output of a job until it ends; returns its exit code."""
 
         async def tail() -> None:
             async for lines in self.client.tail_job_logs(name):
                 show(lines)
 
-        with self._told(name):
+        with self._sentences(name):
             asyncio.run(tail())
         # The log ends a moment before the job does, or earlier where the connection broke.
         while not (job := self.job(name)).status.is_terminal():
@@ -101,13 +93,13 @@ class JobServer:
         return exit_code(job)
 
     def stop(self, name: str) -> bool:
-        """Ask a job to end, as Ctrl-C does; False: it had ended already."""
-        with self._told(name):
+        """Ask a job to stop, as Ctrl-C would; returns False if it had ended already."""
+        with self._sentences(name):
             return self.client.stop_job(name)
 
     @contextmanager
-    def _told(self, name: str = "") -> Iterator[None]:
-        """Whatever the server or the way to it has against a request, as one sentence."""
+    def _sentences(self, name: str = "") -> Iterator[None]:
+        """Turn errors of the server and of the connection into a UserError."""
         try:
             yield
         except AuthenticationError:
@@ -129,7 +121,7 @@ class JobServer:
 
 
 def exit_code(job: JobDetails) -> int:
-    """Of a job that has ended: its driver's, or 130 for one that was stopped."""
+    """The exit code of the driver of a job that has ended, or 130 if the job was stopped."""
     if job.status == "SUCCEEDED":
         return 0
     return 130 if job.status == "STOPPED" else job.driver_exit_code or 1

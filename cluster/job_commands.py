@@ -1,4 +1,4 @@
-"""What the commands about clusters do, apart from parsing their arguments."""
+"""Bodies of the commands `submit`, `jobs`, `logs` and `stop`."""
 
 import tempfile
 from collections.abc import Sequence
@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 
-from hedgerow.cluster.job_client import JobServer
+from hedgerow.cluster.job_client import JobClient
 from hedgerow.cluster.submission import check_command, read_runtime_env
 from hedgerow.platform.notices import signal_of
-from hedgerow.platform.ui.command_output import Answer
+from hedgerow.platform.ui.command_output import CommandOutput
 from hedgerow.platform.ui.terminal import print_rows
 
 
@@ -22,10 +22,10 @@ def submit_job(
     installed: bool,
     runtime_env: Path | None,
 ) -> int:
-    """Check a command, send it with what it needs, and show what it prints; returns its exit code."""
+    """Check a command, submit it as a job and, unless `detach`, show its output; returns its exit code."""
     submission = check_command(command, group, ships=not installed)
     given = read_runtime_env(runtime_env)
-    server = JobServer(address)
+    server = JobClient(address)
     with tempfile.TemporaryDirectory(prefix="hedgerow-submit-") as stage:
         environment = submission.runtime_env(given, Path(stage))
         name = server.submit(submission.entrypoint, environment, {"command": " ".join(command)})
@@ -33,10 +33,10 @@ def submit_job(
     return 0 if detach else _follow(server, name)
 
 
-def list_jobs(address: str | None) -> Answer:
-    """A cluster's jobs."""
+def list_jobs(address: str | None) -> CommandOutput:
+    """The jobs of a cluster."""
     rows = []
-    for job in JobServer(address).jobs():
+    for job in JobClient(address).jobs():
         started = datetime.fromtimestamp(job.start_time / 1000) if job.start_time else None
         rows.append(
             {
@@ -47,36 +47,40 @@ def list_jobs(address: str | None) -> Answer:
             }
         )
 
-    def tell() -> None:
+    def render() -> None:
         if rows:
             print_rows(rows, "Jobs")
         else:
             click.echo("no job was submitted to this cluster")
 
-    return Answer({"jobs": rows}, tell)
+    return CommandOutput({"jobs": rows}, render)
 
 
 def print_logs(name: str, address: str | None, follow: bool) -> int:
-    """Print what a job has printed; `follow`: until it has ended, and return its exit code."""
-    server = JobServer(address)
+    """Print the output of a job. follow: until it ends; returns its exit code."""
+    server = JobClient(address)
     if follow:
         return _follow(server, name)
     click.echo(server.logs(name), nl=False)
     return 0
 
 
-def stop_job(name: str, address: str | None) -> None:
-    """Ask a job to end."""
-    server = JobServer(address)
-    if server.stop(name):
-        click.echo(f"{name} is being stopped; `hedgerow submit resume RUN` continues what it ran")
+def stop_job(name: str, address: str | None) -> CommandOutput:
+    """Ask a job to stop."""
+    server = JobClient(address)
+    stopping = server.stop(name)
+    if stopping:
+        text = f"{name} is being stopped; `hedgerow submit resume RUN` continues its run"
     else:
-        click.echo(f"{name} had ended already ({str(server.job(name).status).lower()})")
+        text = f"{name} had ended already ({str(server.job(name).status).lower()})"
+    return CommandOutput({"job": name, "stopping": stopping}, lambda: click.echo(text))
 
 
-def _follow(server: JobServer, name: str) -> int:
+def _follow(server: JobClient, name: str) -> int:
     try:
         return server.follow(name, lambda lines: click.echo(lines, nl=False))
     except KeyboardInterrupt as error:
-        click.echo(f"\n{name} goes on; `hedgerow logs {name} --follow` shows it again, `hedgerow stop {name}` ends it")
+        click.echo(
+            f"\n{name} continues; `hedgerow logs {name} --follow` shows it again, `hedgerow stop {name}` ends it"
+        )
         return 128 + signal_of(error)

@@ -1,10 +1,12 @@
-"""The nodes that a plan is made for: the present cluster's, this machine's, or described ones."""
+"""The nodes of a plan: those of a running cluster, this machine, or nodes described on the command line."""
 
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ray
+import torch
 from pydantic import Field, ValidationError
 
 from hedgerow.platform.common.errors import UserError
@@ -18,14 +20,14 @@ _GROUP = re.compile(r"(\d+)x\(([^()]*)\)")
 
 @dataclass(frozen=True)
 class Node:
-    """What a node has, by Ray's names (bytes of memory); a plan knows no more of it."""
+    """A node and its resources, by Ray's names; memory in bytes."""
 
     name: str
     resources: dict[str, float]
 
     @property
     def memory(self) -> float:
-        """For processes: what the object store leaves."""
+        """Bytes for processes, without the object store."""
         return self.resources.get("memory", 0.0)
 
     @property
@@ -34,9 +36,9 @@ class Node:
 
 
 class NodeGroup(Section):
-    """Nodes that are alike."""
+    """Several equal nodes."""
 
-    count: int = Field(1, ge=1, le=100_000, description="how many there are")
+    count: int = Field(1, ge=1, le=100_000, description="number of nodes")
     cpus: float = Field(ge=0, description="CPUs of each")
     gpus: int = Field(0, ge=0, description="GPUs of each")
     memory: float = Field(gt=0, description="memory of each, in GB")
@@ -49,11 +51,11 @@ class NodeGroup(Section):
 class Nodes(Section):
     """A YAML file of nodes."""
 
-    nodes: list[NodeGroup] = Field(min_length=1, description="groups of nodes that are alike")
+    nodes: list[NodeGroup] = Field(min_length=1, description="groups of equal nodes")
 
 
-def described(text: str) -> list[Node]:
-    """Nodes from "4x(cpus=16,gpus=2,memory=64)", several of these joined by +, or from a YAML file.
+def parse_nodes(text: str) -> list[Node]:
+    """Nodes from a text such as "4x(cpus=16,gpus=2,memory=64)", joined by +, or from a YAML file.
 
     Raises UserError.
     """
@@ -73,8 +75,8 @@ def described(text: str) -> list[Node]:
         groups = Nodes.model_validate(values, strict=True).nodes
     except ValidationError as error:
         raise explain(error, Nodes, values, lines, f"--nodes {text}") from None
-    found = [node for group in groups for node in group.nodes()]
-    return [Node(f"node {number}", node.resources) for number, node in enumerate(found, start=1)]
+    nodes = [node for group in groups for node in group.nodes()]
+    return [Node(f"node {number}", node.resources) for number, node in enumerate(nodes, start=1)]
 
 
 def _group(part: str, text: str) -> dict[str, Any]:
@@ -88,16 +90,12 @@ def _group(part: str, text: str) -> dict[str, Any]:
     return values
 
 
-def this_machine() -> list[Node]:
-    """What Ray would find here, if a run started it."""
-    import torch
-
-    return [Node("this machine", {"GPU": float(torch.cuda.device_count()), **local_resources()})]
+def local_node() -> Node:
+    """This machine, with the resources that Ray would find if a run started it."""
+    return Node("this machine", {"GPU": float(torch.cuda.device_count()), **local_resources()})
 
 
-def present() -> list[Node]:
-    """Those of the cluster that this process is connected to."""
-    import ray
-
+def cluster_nodes() -> list[Node]:
+    """The live nodes of the cluster that this process is connected to."""
     alive = [node for node in ray.nodes() if node["Alive"]]
     return [Node(node["NodeManagerAddress"], node["Resources"]) for node in alive]

@@ -1,4 +1,4 @@
-"""What a job takes along: the present folder, this version of Hedgerow, and its runtime environment."""
+"""Prepares a job: checks its command and stages the working directory, this version of Hedgerow and its environment."""
 
 import shlex
 import shutil
@@ -21,28 +21,28 @@ from hedgerow.searchspaces.reproductions.table_command import plan_table
 from hedgerow.searchspaces.spaces.search_file import load_search
 
 COMMANDS = ("run", "search", "table", "resume", "plan")
-"""What can be submitted."""
+"""Commands that can be submitted."""
 
 LEFT_HERE = ["/runs", "/data", ".git", ".venv", "__pycache__", "*.db"]
-"""What of the present folder does not travel, beside what its .gitignore and .rayignore name."""
+"""Parts of the working directory that are not uploaded, in addition to those that .gitignore and .rayignore name."""
 
 PACKAGES = ("algorithms", "platform", "searchspaces", "cluster", "reports")
 
 
 @dataclass(frozen=True)
 class Submission:
-    """A command for the cluster, checked here."""
+    """A checked command for a cluster."""
 
     arguments: list[str]
     ships: bool
-    """Whether this version of Hedgerow travels along; else the cluster's own is used."""
+    """Whether this version of Hedgerow is uploaded; else the installed version of the cluster is used."""
 
     @property
     def entrypoint(self) -> str:
         return shlex.join(["python", "-m", "hedgerow", *self.arguments])
 
     def runtime_env(self, given: dict[str, Any], stage: Path) -> dict[str, Any]:
-        """Ray's runtime environment: `given` with what travels. stage: an empty folder."""
+        """Ray's runtime environment: `given` and the uploaded code. stage: an empty folder."""
         environment: dict[str, Any] = {
             **given,
             "working_dir": str(Path.cwd()),
@@ -56,7 +56,7 @@ class Submission:
 
 
 def stage_package(stage: Path) -> list[Path]:
-    """The installed package as it is imported, and its version's metadata: two folders that a job can import."""
+    """Copy the package and its version's metadata into `stage`; returns the two folders, which a job can import."""
     root, code = Path(hedgerow.__file__).parent, stage / "hedgerow"
     code.mkdir()
     for file in root.glob("*.py"):
@@ -64,16 +64,16 @@ def stage_package(stage: Path) -> list[Path]:
     for package in PACKAGES:
         shutil.copytree(root / package, code / package, ignore=shutil.ignore_patterns("__pycache__"))
     number = version("hedgerow")
-    told = stage / f"hedgerow-{number}.dist-info"
-    told.mkdir()
-    (told / "METADATA").write_text(f"Metadata-Version: 2.1\nName: hedgerow\nVersion: {number}\n")
-    return [code, told]
+    metadata = stage / f"hedgerow-{number}.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: hedgerow\nVersion: {number}\n")
+    return [code, metadata]
 
 
 def check_command(arguments: Sequence[str], group: click.Group, ships: bool) -> Submission:
-    """Check a command as far as it can be without the cluster's data. group: that of the `hedgerow` command.
+    """Check a command as far as possible without the cluster's data. group: the `hedgerow` command.
 
-    Raises UserError when it would end there in a sentence, or leave nothing behind.
+    Raises UserError if the command would be refused there, or if its results would be deleted with the job.
     """
     name, *rest = arguments
     command = group.commands.get(name)
@@ -85,13 +85,12 @@ def check_command(arguments: Sequence[str], group: click.Group, ships: bool) -> 
         raise UserError(f"submit {name}: {error.format_message()}") from None
     if name == "resume":
         if not is_uri(given["run"]):
-            _lasts("RUN", Path(given["run"]))
+            _check_output("RUN", Path(given["run"]))
     elif name == "table":
         if "/" not in given["name"] or given["show"] or given["report"]:
             raise UserError("submit table: name a table that is to be run, such as feddyn/T2.3")
-        methods = [method.strip() for method in given["methods"].split(",") if method.strip()]
-        for plan in plan_table(given["name"], given["overrides"], methods, given["grid"], given["output"]):
-            _lasts("--output", Path(plan.search.experiment.output))
+        for plan in plan_table(given["name"], given["overrides"], given["methods"], given["grid"], given["output"]):
+            _check_output("--output", Path(plan.search.experiment.output))
     else:
         for file in given.get("files") or [given["file"]]:
             _check_file(name, file, given["overrides"])
@@ -102,21 +101,21 @@ def _check_file(command: str, file: Path, overrides: Sequence[str]) -> None:
     if command == "search" and not file.exists() and file.parts[0] in FAMILIES:
         raise UserError(f"submit search: a published table is submitted as `table {file}`, which takes --output")
     if file.is_absolute() or ".." in file.parts:
-        raise UserError(f"{file}: only the present folder is sent; name a file in it, by its path from here")
+        raise UserError(f"{file}: only the present folder is sent; name a file in it by a relative path")
     experiment = load_search(file, overrides).experiment if command == "search" else load_experiment(file, overrides)
     if command != "plan":
-        _lasts(f"{file}: output", Path(experiment.output))
+        _check_output(f"{file}: output", Path(experiment.output))
 
 
-def _lasts(what: str, folder: Path) -> None:
-    """Raises UserError for a folder inside the job's own, which Ray deletes."""
+def _check_output(what: str, folder: Path) -> None:
+    """Raises UserError for a relative path: it would be inside the job's own folder, which Ray deletes."""
     if not folder.is_absolute():
         option = {"--output": "--output /shared/runs", "RUN": "/shared/runs/NAME"}.get(
             what, "--set output=/shared/runs"
         )
         raise UserError(
-            f"{what}: {str(folder)!r} would lie in the job's own folder, which Ray deletes after it; give a full path "
-            f"that all nodes share: {option}"
+            f"{what}: {str(folder)!r} would be inside the job's own folder, which Ray deletes after it; give a full "
+            f"path that all nodes share: {option}"
         )
 
 

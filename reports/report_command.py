@@ -1,4 +1,4 @@
-"""What `hedgerow report` and `hedgerow compare` do, apart from parsing their arguments."""
+"""Bodies of the commands `report` and `compare`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,27 +6,27 @@ from pathlib import Path
 import click
 
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.ui.command_output import Answer
+from hedgerow.platform.ui.command_output import CommandOutput
 from hedgerow.platform.ui.terminal import print_rows
 from hedgerow.reports.analysis.comparison import EXPLAINED, Comparison, compare
 from hedgerow.reports.analysis.run_reader import read_all
-from hedgerow.reports.analysis.seed_groups import grouped
-from hedgerow.reports.page.page import render
+from hedgerow.reports.analysis.seed_groups import group_by_seed
+from hedgerow.reports.page.page import render_page
 
 
-def write_report(names: Sequence[str], output: Path | None, mlflow: bool) -> Answer:
-    """Write the page, and log it into the runs' MLflow store. Raises UserError."""
-    material = read_all(names)
+def write_report(names: Sequence[str], output: Path | None, mlflow: bool) -> CommandOutput:
+    """Write the page, and log it to the MLflow store of the runs. Raises UserError."""
+    data = read_all(names)
     if output is None:
         # A run may have been named by its name under runs/, or by the URI of its copy.
-        homes = [Path(names[0])] if material.tables else [one.folder.path for one in material.recorded]
+        homes = [Path(names[0])] if data.tables else [one.folder.path for one in data.recorded]
         output = (homes[0] if len(names) == 1 else Path()) / "report.html"
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(render(material), encoding="utf-8")
+        output.write_text(render_page(data), encoding="utf-8")
     except OSError as error:
         raise UserError(f"--output: cannot write {output} ({error.strerror})") from None
-    wanted = [one.folder for one in material.recorded if one.record.get("mlflow_run_id")]
+    wanted = [one.folder for one in data.recorded if one.record.get("mlflow_run_id")]
     warnings: list[str] = []
     if mlflow and wanted:
         # mlflow takes seconds to import.
@@ -34,30 +34,30 @@ def write_report(names: Sequence[str], output: Path | None, mlflow: bool) -> Ans
 
         warnings = log_page(wanted, output)
 
-    def tell() -> None:
+    def render() -> None:
         click.echo(f"report: {output}")
         for sentence in warnings:
             click.echo(f"  warning: {sentence}", err=True)
 
-    document = {"report": output, "runs": [one.folder.path for one in material.recorded], "warnings": warnings}
-    return Answer(document, tell)
+    document = {"report": output, "runs": [one.folder.path for one in data.recorded], "warnings": warnings}
+    return CommandOutput(document, render)
 
 
-def comparison(names: Sequence[str], metric: str | None, targets: Sequence[float]) -> Answer:
-    """Which experiments differ, paired over seeds. Raises UserError."""
-    material = read_all(names)
-    groups, repeated = grouped(material.compared)
+def comparison(names: Sequence[str], metric: str | None, targets: Sequence[float]) -> CommandOutput:
+    """Compare experiments, paired over seeds. Raises UserError."""
+    data = read_all(names)
+    groups, repeated = group_by_seed(data.compared)
     if len(groups) < 2:
         raise UserError(
             f"{', '.join(names)}: all of it is one experiment, {groups[0].label}, with seed"
             f"{'s' * (len(groups[0].seeds) > 1)} {', '.join(map(str, groups[0].seeds))}; name runs of another one, too"
         )
     found = compare(groups, metric, list(targets) or None)
-    notes = material.notes + repeated + found.notes
-    return Answer(found.as_dict() | {"notes": notes}, lambda: _tell(found, notes))
+    notes = data.notes + repeated + found.notes
+    return CommandOutput(found.as_dict() | {"notes": notes}, lambda: _render_comparison(found, notes))
 
 
-def _tell(found: Comparison, notes: list[str]) -> None:
+def _render_comparison(found: Comparison, notes: list[str]) -> None:
     print_rows(found.rows(), "Experiments")
     print_rows(found.pair_rows(), "Differences, paired over seeds")
     click.echo(EXPLAINED)

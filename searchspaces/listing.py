@@ -1,4 +1,4 @@
-"""All that there is to choose from: what `hedgerow list` prints, and the documentation's reference is made of."""
+"""Body of the command `list`: everything that an experiment can name. The reference pages are made from it."""
 
 import re
 import sys
@@ -6,19 +6,19 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 from hedgerow.platform.config.choices import Choice, algorithms, datasets, models, paragraph, partitions
-from hedgerow.platform.ui.command_output import Answer
+from hedgerow.platform.ui.command_output import CommandOutput
 from hedgerow.platform.ui.terminal import print_choices
 from hedgerow.searchspaces.reproductions import FAMILIES
 from hedgerow.searchspaces.spaces.published_spaces import NamedSpace, named_spaces
 
 
 def spaces() -> list[Choice]:
-    """By the names that `search.space` takes."""
+    """Published search spaces, by the names that `search.space` accepts."""
     return [Choice(space.name, _keys(space), space.source) for space in named_spaces().values()]
 
 
 def tables() -> list[Choice]:
-    """By the names that `hedgerow table` takes."""
+    """Published tables, by the names that `hedgerow table` accepts."""
     return [
         Choice(table.name, table.title, _source(family))
         for family, made in FAMILIES.items()
@@ -34,7 +34,7 @@ KINDS: dict[str, Callable[[], list[Choice]]] = {
     "spaces": spaces,
     "tables": tables,
 }
-"""What can be listed."""
+"""The kinds that can be listed."""
 
 
 def _keys(space: NamedSpace) -> str:
@@ -43,12 +43,12 @@ def _keys(space: NamedSpace) -> str:
 
 
 def _source(family: str) -> str:
-    """What the file of a family's tables says first."""
-    told = paragraph(sys.modules[FAMILIES[family].__module__].__doc__)
-    return re.split(r"; |\. |\.$", told)[0]
+    """The first clause of the docstring of the family's module, which names the paper."""
+    about = paragraph(sys.modules[FAMILIES[family].__module__].__doc__)
+    return re.split(r"; |\. |\.$", about)[0]
 
 
-def list_choices(kind: str) -> Answer:
-    """What there is of a kind."""
+def list_choices(kind: str) -> CommandOutput:
+    """Everything of a kind."""
     choices = KINDS[kind]()
-    return Answer({kind: [asdict(choice) for choice in choices]}, lambda: print_choices(choices))
+    return CommandOutput({kind: [asdict(choice) for choice in choices]}, lambda: print_choices(choices))

@@ -9,6 +9,7 @@ from torch.func import functional_call
 from torch.nn import functional as F  # noqa: N812
 
 from hedgerow.algorithms.core.task import Params, Task, with_frozen
+from hedgerow.algorithms.core.torch_private import submodules
 
 
 class Inside(NamedTuple):
@@ -57,8 +58,7 @@ def embedded(module: nn.Module, w: Params, x: Tensor, layer: str) -> Tensor:
         return functional_call(module, w, (x,))
     assert isinstance(module, nn.Sequential)
     # Not module[:-1], which calls the constructor of a class of its own.
-    # Not of its named children either, which leave out a module that is used twice.
-    body = nn.Sequential(OrderedDict(list(module._modules.items())[:-1]))
+    body = nn.Sequential(OrderedDict(submodules(module)[:-1]))
     return functional_call(body, {name: w[name] for name, _ in body.named_parameters() if name in w}, (x,))
 
 

@@ -13,6 +13,7 @@ from hedgerow.algorithms.core.client_data import Batch, Batches, ClientData, cha
 from hedgerow.algorithms.core.hyperparameters import HyperParameters, enabled
 from hedgerow.algorithms.core.pytree import add, sub, tree_map
 from hedgerow.algorithms.core.task import Params
+from hedgerow.algorithms.core.torch_private import foreach_add_, foreach_lerp_, foreach_mul_, foreach_norm
 from hedgerow.algorithms.optim.gradient import gradient_and_value
 from hedgerow.algorithms.optim.newton import newton
 
@@ -201,30 +202,30 @@ def _in_place(
         losses.append(value.detach())
         with torch.no_grad():
             if slope is not None:
-                torch._foreach_add_(direction, slope)
+                foreach_add_(direction, slope)
             if centre is not None and not _fused(hp):
                 # Not of their difference, which would be new memory in every step.
-                torch._foreach_add_(direction, params, alpha=weight)
-                torch._foreach_add_(direction, centre, alpha=-weight)
+                foreach_add_(direction, params, alpha=weight)
+                foreach_add_(direction, centre, alpha=-weight)
             if hp.clip_norm is not None:
-                factor = clip_factor(torch._foreach_norm(direction), hp.clip_norm)
+                factor = clip_factor(foreach_norm(direction), hp.clip_norm)
                 # To look at it is free on the CPU, and saves a pass over memory.
                 if factor.device.type != "cpu" or factor < 1:
-                    torch._foreach_mul_(direction, factor)
+                    foreach_mul_(direction, factor)
             if enabled(hp.weight_decay):
-                torch._foreach_add_(direction, params, alpha=hp.weight_decay)
+                foreach_add_(direction, params, alpha=hp.weight_decay)
             if enabled(hp.momentum):
                 if momenta is None:
                     momenta = [d.clone() for d in direction]
                 else:
-                    torch._foreach_mul_(momenta, hp.momentum)
-                    torch._foreach_add_(momenta, direction)
+                    foreach_mul_(momenta, hp.momentum)
+                    foreach_add_(momenta, direction)
                 direction = momenta
             if adam is not None:
                 direction = adam(direction)
             if centre is not None and _fused(hp):
-                torch._foreach_lerp_(params, centre, hp.lr * weight)
-            torch._foreach_add_(params, direction, alpha=-hp.lr)
+                foreach_lerp_(params, centre, hp.lr * weight)
+            foreach_add_(params, direction, alpha=-hp.lr)
     if memory is not None and momenta is not None:
         memory.update(zip(w, (m.contiguous() for m in momenta), strict=True))
     mean_loss = torch.stack(losses).mean() if losses else torch.tensor(float("nan"))

@@ -7,6 +7,7 @@ import psutil
 import torch
 
 from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.ray_private import system_memory
 
 SURELY_FREE = 2**28
 """Bytes that every machine is assumed to have: smaller requests are not checked."""
@@ -22,10 +23,8 @@ def require(needed: float, what: str, advice: str) -> None:
     """
     if needed <= SURELY_FREE:
         return
-    # Ray takes a second to import. It knows the limit of a container.
-    from ray._common.utils import get_system_memory
-
-    free = min(psutil.virtual_memory().available, get_system_memory())
+    # Ray knows the limit of a container.
+    free = min(psutil.virtual_memory().available, system_memory())
     if needed > free:
         raise UserError(f"{what} take at least {gigabytes(needed)}, and this machine has {gigabytes(free)}; {advice}")
 

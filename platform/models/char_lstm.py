@@ -4,6 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from hedgerow.algorithms.core.torch_private import is_transformed
+
 
 class CharLSTMNet(nn.Module):
     """Embedding, stacked LSTM, linear on the last position. tokens (B, L) int64 -> logits (B, classes).
@@ -24,8 +26,7 @@ class CharLSTMNet(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         embedded = self.embedding(tokens)
         # The stack of active transforms, not the type of a tensor: any of the parameters may be the batched one.
-        transformed = torch._C._functorch.peek_interpreter_stack() is not None
-        hidden = lstm_cells(self.lstm, embedded) if transformed else self.lstm(embedded)[0]
+        hidden = lstm_cells(self.lstm, embedded) if is_transformed() else self.lstm(embedded)[0]
         return self.output(hidden[:, -1])
 
 

@@ -6,10 +6,9 @@ from hashlib import sha256
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
-from torch.nn.modules.dropout import _DropoutNd
 
 from hedgerow.algorithms.core.static_batch_norm import is_static
+from hedgerow.algorithms.core.torch_private import BATCH_NORMS, DROPOUTS, TRACKING_NORMS
 from hedgerow.platform.common.errors import UserError
 
 STATISTICS = "batch norm takes the statistics of mini-batches, which are padded under vmap"
@@ -27,7 +26,7 @@ def check_module(module: nn.Module) -> str | None:
     """
     for name, layer in module.named_modules():
         place = f"task.model: the {type(layer).__name__}{f' at {name}' if name else ''}"
-        if isinstance(layer, _BatchNorm) or (isinstance(layer, _NormBase) and layer.track_running_stats):
+        if isinstance(layer, BATCH_NORMS) or (isinstance(layer, TRACKING_NORMS) and layer.track_running_stats):
             raise UserError(
                 f"{place} keeps statistics of batches, which have no place in a client step; use GroupNorm instead"
             )
@@ -43,8 +42,8 @@ def check_module(module: nn.Module) -> str | None:
 
 
 def _draws(layer: nn.Module) -> bool:
-    if isinstance(layer, _DropoutNd):
-        return layer.p > 0
+    if isinstance(layer, DROPOUTS):
+        return bool(layer.p)
     # These apply their dropout as a function, without a layer for it.
     return isinstance(layer, nn.RNNBase | nn.MultiheadAttention) and layer.dropout > 0
 

@@ -1,4 +1,4 @@
-"""What a run leaves behind, in Python and in a notebook."""
+"""A run that has finished, or a folder of a run, in Python and in a notebook."""
 
 from base64 import b64encode
 from dataclasses import dataclass, field
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run that came to its end; or, read from its folder, as far as it has come.
+    """A finished run; or, read from its folder, a run with its rounds so far.
 
-    records: one per round. summary: of `report.summarise`, empty before the first round. model: its parameters, where
-    they are at hand. warning: a sentence about what went wrong on the way.
+    records: one per round. summary: of `summary.summarise`, empty before the first round. model: its parameters, if
+    they are in memory. warning: a sentence about failures that did not stop the run.
     """
 
     folder: RunFolder
@@ -43,7 +43,7 @@ class FinishedRun:
 
     @classmethod
     def read(cls, folder: RunFolder, data: Data | None = None) -> Self:
-        """From its folder. data: its own data set and partition, if it was given any."""
+        """Read a run from its folder. data: data set and partition, if the run was given its own."""
         experiment, records = load_experiment(folder.experiment), RunLog(folder.metrics).read()
         wanted = experiment.evaluation
         record = folder.record()
@@ -55,12 +55,12 @@ class FinishedRun:
 
     @property
     def status(self) -> str:
-        """What its folder says: finished, running, interrupted, failed or stopped."""
+        """The status in its folder: finished, running, interrupted, failed or stopped."""
         return self.folder.record()["status"]
 
     @property
     def plans(self) -> dict[str, dict[str, Any]]:
-        """How each step was run. As `engine.plans` of another run, they repeat this one's numbers bit for bit."""
+        """The execution plan of each step. With them as `engine.plans` another run repeats the numbers bit for bit."""
         return self.folder.record().get("plans", {})
 
     @cached_property
@@ -70,9 +70,9 @@ class FinishedRun:
 
     @cached_property
     def parameters(self) -> Tree:
-        """The model's trained parameters, as arrays; frozen ones are those of the model's constructor.
+        """The trained parameters of the model, as arrays, without frozen ones.
 
-        Of a run that was read from its folder, this needs its data. Raises UserError.
+        For a run that was read from its folder, this needs its data. Raises UserError.
         """
         if self.model is not None:
             return self.model
@@ -80,7 +80,7 @@ class FinishedRun:
         return last_parameters(self.experiment, self.folder, data)
 
     def figure(self, by: str = "round") -> Any:
-        """The curves as a matplotlib figure, against rounds or, by: "traffic", what was transmitted."""
+        """The curves as a matplotlib figure, against rounds, or for "traffic" against transmitted parameters."""
         return curves({self.experiment.name: self.records}, by, self.experiment.evaluation.accuracies)
 
     def __repr__(self) -> str:
@@ -96,14 +96,14 @@ class FinishedRun:
 
 def rounds_frame(records: list[Record]) -> "DataFrame":
     """Records as a pandas frame, by round."""
-    # pandas takes a second to import, which a run need not wait for.
+    # Imported here: pandas takes a second to import.
     from pandas import DataFrame
 
     return DataFrame(records).set_index("round") if records else DataFrame()
 
 
 def page(folder: RunFolder, status: str, warning: str | None, rows: list[dict[str, str]], png: bytes | None) -> str:
-    """What a notebook shows: name and folder, a table of texts, a picture."""
+    """The HTML of a run or a search in a notebook: name and folder, a table, a figure."""
     from pandas import DataFrame
 
     parts = [f"<p><b>{escape(folder.name)}</b> &ensp; {escape(status)} &ensp; <code>{escape(str(folder))}</code></p>"]
@@ -118,7 +118,7 @@ def page(folder: RunFolder, status: str, warning: str | None, rows: list[dict[st
 
 
 def last_parameters(experiment: Experiment, folder: RunFolder, data: Data) -> Tree:
-    """Those of the last checkpoint of a run, as arrays. Raises UserError when there is none or it is damaged."""
+    """The parameters in the last checkpoint of a run, as arrays. Raises UserError if there is none or it is damaged."""
     found = checkpoints(folder.checkpoints)
     if not found:
         raise UserError(f"{folder.path} has no checkpoint yet, and so no parameters; resume it")

@@ -1,4 +1,4 @@
-"""What the commands about experiments do, apart from parsing their arguments."""
+"""Bodies of the commands `run`, `resume` and `partition`."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,15 +16,17 @@ from hedgerow.platform.runner import run as run_experiment
 from hedgerow.platform.storage.remote import uri_of
 from hedgerow.platform.tracking.run_folder import find_run
 from hedgerow.platform.tracking.summary import meta_regret
-from hedgerow.platform.ui.command_output import Answer
+from hedgerow.platform.ui.command_output import CommandOutput
 from hedgerow.platform.ui.mlflow_server import hints
 from hedgerow.platform.ui.partition_plots import draw_coverage, draw_partition
 from hedgerow.platform.ui.plots import draw_curves
 from hedgerow.platform.ui.terminal import Progress, closing_table, print_rows
 
 
-def run_all(files: Sequence[Path], overrides: Sequence[str], data_root: Path | None, address: str | None) -> Answer:
-    """Run experiments one after the other; all files are read, and their data found, before the first starts."""
+def run_all(
+    files: Sequence[Path], overrides: Sequence[str], data_root: Path | None, address: str | None
+) -> CommandOutput:
+    """Run experiments one after the other. All files are read and all data are checked before the first one starts."""
     experiments = [load_experiment(file, overrides) for file in files]
     checked = [check(experiment, data_root) for experiment in experiments]
     finished = []
@@ -32,19 +34,19 @@ def run_all(files: Sequence[Path], overrides: Sequence[str], data_root: Path | N
         for experiment, data, following in zip(experiments, checked, [*experiments[1:], None], strict=True):
             with _kept_for(following), Progress(experiment.name, experiment.rounds) as progress:
                 finished.append(run_experiment(experiment, data_root, progress, address, data))
-    return _closing(finished)
+    return _runs_output(finished)
 
 
-def resume_one(name: str, address: str | None) -> Answer:
-    """Resume a run and show it as `run` does."""
+def resume_one(name: str, address: str | None) -> CommandOutput:
+    """Resume a run, with the output of `run`."""
     experiment = load_experiment(find_run(name).experiment)
     with Progress(experiment.name, experiment.rounds) as progress:
         finished = resume_run(name, progress, address)
-    return _closing([finished])
+    return _runs_output([finished])
 
 
-def show_partition(file: Path, overrides: Sequence[str], data_root: Path | None, output: Path | None) -> Answer:
-    """The table of a partition, and the client-by-class picture."""
+def show_partition(file: Path, overrides: Sequence[str], data_root: Path | None, output: Path | None) -> CommandOutput:
+    """The table of a partition, and plots of its samples by client and class."""
     experiment: Experiment = load_experiment(file, overrides)
     dataset, partition = build_data(experiment, data_root)
     output = output or Path(experiment.output) / f"{experiment.name}-partition"
@@ -54,16 +56,16 @@ def show_partition(file: Path, overrides: Sequence[str], data_root: Path | None,
     drawn = draw_partition(partition, dataset.y_train, dataset.class_names, output)
     drawn += draw_coverage(partition, dataset.y_train, dataset.class_names, classes, experiment.name)
 
-    def tell() -> None:
+    def render() -> None:
         print_rows(rows, f"{experiment.name}: partition")
         for path in drawn:
             click.echo(f"picture: {path}")
 
-    return Answer({"name": experiment.name, "clients": rows, "pictures": drawn}, tell)
+    return CommandOutput({"name": experiment.name, "clients": rows, "pictures": drawn}, render)
 
 
-def _tell_regrets(finished: list[FinishedRun]) -> None:
-    """Of learners of a stream, against the offline competitor, where it ran on the same one."""
+def _add_regrets(finished: list[FinishedRun]) -> None:
+    """Add the regret of each learner of a stream to its summary, if the offline competitor ran on the same stream."""
 
     def stream(run: FinishedRun) -> object:
         return run.experiment.task, run.experiment.rounds
@@ -78,7 +80,7 @@ def _tell_regrets(finished: list[FinishedRun]) -> None:
 
 @contextmanager
 def _session(experiments: Sequence[Experiment], address: str | None) -> Iterator[None]:
-    """One Ray for all of them, where any needs it."""
+    """One Ray session for all experiments, if any of them needs Ray."""
     if not any(_on_ray(experiment) for experiment in experiments):
         yield
         return
@@ -94,7 +96,7 @@ def _session(experiments: Sequence[Experiment], address: str | None) -> Iterator
 
 @contextmanager
 def _kept_for(following: Experiment | None) -> Iterator[None]:
-    """The processes of a run on Ray are kept for the one that follows, if there is one that may use them."""
+    """Keep the actors of a run for the next one, if that runs on Ray too."""
     if following is None or not _on_ray(following):
         yield
         return
@@ -108,9 +110,9 @@ def _on_ray(experiment: Experiment) -> bool:
     return experiment.resources.executor != "inline"
 
 
-def _closing(finished: list[FinishedRun]) -> Answer:
-    """The closing table, the figures, and where everything lies."""
-    _tell_regrets(finished)
+def _runs_output(finished: list[FinishedRun]) -> CommandOutput:
+    """The results of all runs, their figures and their folders."""
+    _add_regrets(finished)
     comparison: list[Path] = []
     if len(finished) > 1:
         records = {run.experiment.name: run.records for run in finished}
@@ -118,7 +120,7 @@ def _closing(finished: list[FinishedRun]) -> Answer:
         comparison = draw_curves(records, folder, finished[0].experiment.evaluation.accuracies)
     figures = [sorted(run.folder.figures.glob("*.png")) for run in finished]
 
-    def tell() -> None:
+    def render() -> None:
         closing_table([(run.experiment.name, run.summary) for run in finished])
         for run, drawn in zip(finished, figures, strict=True):
             click.echo(f"run: {run.folder.path}")
@@ -145,4 +147,4 @@ def _closing(finished: list[FinishedRun]) -> Answer:
         }
         for run, drawn in zip(finished, figures, strict=True)
     ]
-    return Answer({"runs": runs, "comparison": comparison}, tell)
+    return CommandOutput({"runs": runs, "comparison": comparison}, render)

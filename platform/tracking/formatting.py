@@ -8,7 +8,7 @@ from hedgerow.platform.tracking.summary import target_heading
 
 
 def summary_cells(summary: dict[str, Any]) -> dict[str, str]:
-    """A summary's figures as a person reads them, by heading."""
+    """The numbers of a summary as text, by heading."""
     if "ctm" in summary:
         return _stream_cells(summary)
     targets = [float(label) for label in summary["to_target"] if not label.startswith("loss")]
@@ -34,8 +34,8 @@ def summary_cells(summary: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _spent_rows(runs: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
-    """What a client computed and how often it was spoken to, as the complexity tables of the papers have it."""
+def cost_rows(runs: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """A row per run with exchanges and compute costs per client, as in the complexity tables of papers."""
     names = {name: None for _, summary in runs for name in summary["spent"]}
     return [
         {"run": run, "exchanges": summary["exchanges"]}
@@ -46,7 +46,7 @@ def _spent_rows(runs: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
 
 
 def _stream_cells(summary: dict[str, Any]) -> dict[str, str]:
-    """Of a learner of a stream, which transmits nothing and whose last round is one task among many."""
+    """The cells of a learner of a stream, which transmits nothing and whose last round is one task of many."""
     cells = {
         "tasks": str(summary["rounds"]),
         "CTM": percent(summary["ctm"]),
@@ -59,13 +59,13 @@ def _stream_cells(summary: dict[str, Any]) -> dict[str, str]:
 
 
 def dropped_text(dropped: int) -> str:
-    """A warning about clients that diverged, and the mend."""
+    """A warning about clients that diverged, with a fix."""
     answers = "1 answer of a client was" if dropped == 1 else f"{dropped} answers of clients were"
     return f"warning: {answers} not finite and left out; lower lr or set clip_norm"
 
 
 def percent(value: float | None, targets: Sequence[float] = ()) -> str:
-    """A share in per cent: one decimal, and more if it would otherwise look like a target that it does not reach."""
+    """A share in per cent, with one decimal, or more if rounding would reach a target that the share does not."""
     if value is None:
         return "-"
     digits = 1
@@ -75,7 +75,7 @@ def percent(value: float | None, targets: Sequence[float] = ()) -> str:
 
 
 LARGE = 1e6
-"""From here on numbers are printed in scientific form."""
+"""Larger numbers are printed in scientific notation."""
 
 
 def loss_text(value: float | None) -> str:
@@ -96,7 +96,7 @@ def _reached(summary: dict[str, Any], target: str) -> str:
 
 
 def size_text(size: float) -> str:
-    """Bytes as a person reads them."""
+    """A size in bytes with a unit."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
             return f"{size:.3g} {unit}"

@@ -1,35 +1,106 @@
-"""What a command has to say in the end: to people, or to machines as one JSON document."""
+"""How a command ends: its result as text or as one JSON document, an error of the user as one sentence."""
 
+import errno
 import json
 import math
+import signal
+import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import click
 
+from hedgerow.platform.common.errors import Interrupted, UserError
+from hedgerow.platform.notices import handling, interrupt, signal_of
+
+CONTINUES = "`hedgerow resume {}` continues from the last checkpoint"
+
 
 @dataclass(frozen=True)
-class Answer:
-    """The result of a command. document: everything, for machines; tell: prints it for people."""
+class CommandOutput:
+    """The result of a command.
+
+    document: all of it, for `--json`. render: prints it for people.
+    """
 
     document: dict[str, Any]
-    tell: Callable[[], None]
+    render: Callable[[], None]
 
     def print_json(self) -> None:
-        """The document alone, on standard output."""
-        click.echo(json.dumps(_plain(self.document), indent=2, ensure_ascii=False, allow_nan=False))
+        """Print the document to standard output."""
+        click.echo(json.dumps(_json_value(self.document), indent=2, ensure_ascii=False, allow_nan=False))
 
 
-def _plain(value: Any) -> Any:
-    """What JSON can say: paths as text, NumPy's numbers as Python's, and NaN and infinity, which it lacks, as null."""
+def _json_value(value: Any) -> Any:
+    """Paths as text, NumPy numbers as Python's, and null for NaN and infinity, which JSON cannot express."""
     if isinstance(value, dict):
-        return {str(key): _plain(inner) for key, inner in value.items()}
+        return {str(key): _json_value(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(inner) for inner in value]
+        return [_json_value(inner) for inner in value]
     if hasattr(value, "item"):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return str(value) if isinstance(value, Path) else value
+
+
+def handle_user_errors(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Print a UserError or a full disk as one sentence and exit with 2. Exit with 130 on Ctrl-C, 143 on SIGTERM."""
+
+    @wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> None:
+        try:
+            with handling(interrupt, signal.SIGTERM):
+                command(*args, **kwargs)
+        except UserError as error:
+            click.echo(f"hedgerow: {error}", err=True)
+            sys.exit(2)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
+            place = f"{error.filename}: " if error.filename else ""
+            click.echo(f"hedgerow: {place}{error.strerror}; make room, then {CONTINUES.format('RUN')}", err=True)
+            sys.exit(2)
+        except KeyboardInterrupt as error:
+            click.echo(f"hedgerow: {_interruption(error)}", err=True)
+            sys.exit(128 + signal_of(error))
+
+    return wrapped
+
+
+def _interruption(error: BaseException | None) -> str:
+    """A sentence that says how to continue, where a run was interrupted."""
+    # A second signal may have arrived while the first one was handled.
+    while error is not None:
+        if isinstance(error, Interrupted):
+            return f"interrupted; {error.finished or CONTINUES.format(error.folder)}"
+        error = error.__context__
+    return "interrupted"
+
+
+def prints_output(command: Callable[..., CommandOutput]) -> Callable[..., Any]:
+    """Print the CommandOutput of a command, and handle errors as `handle_user_errors` does.
+
+    Adds `--json`: standard output is then the document alone, and progress goes to standard error.
+    """
+
+    @wraps(command)
+    def wrapped(*args: Any, as_json: bool, **kwargs: Any) -> None:
+        if not as_json:
+            command(*args, **kwargs).render()
+            return
+        with redirect_stdout(sys.stderr):
+            output = command(*args, **kwargs)
+        output.print_json()
+
+    json_option = click.option(
+        "--json",
+        "as_json",
+        is_flag=True,
+        help="Print the result as one JSON document; progress goes to standard error.",
+    )
+    return json_option(handle_user_errors(wrapped))

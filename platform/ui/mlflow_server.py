@@ -1,4 +1,4 @@
-"""`hedgerow ui`: MLflow's own page on a store, served on the loopback interface for as long as the command runs."""
+"""Body of the command `ui`: serves MLflow's web page for a store on the loopback interface."""
 
 import http.client
 import os
@@ -23,28 +23,28 @@ from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.tracking.run_folder import RunFolder, find_run
 
 PAGE_SETTINGS = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-"""Environment variables of MLflow's page: the processes that wait for jobs take longer to start than all the rest."""
+"""Environment variables of MLflow's server. Its job processes take longer to start than all others."""
 
 FIRST_PORT = 5000
 
 GRACE = 5.0
-"""Seconds that the server has to end before it is killed."""
+"""Seconds until the server is killed if it does not end."""
 
 DEFAULT_OUTPUT = Path("runs")
 
 
 def page_command(uri: str, port: int) -> list[str]:
-    """The command of MLflow's page: on the loopback interface, since it asks for no password; one process is enough."""
+    """The command of MLflow's server, on the loopback interface, since it has no password; one process is enough."""
     place = ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     return [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri, *place]
 
 
 def open_page(run: str | None, uri: str | None, port: int | None, browse: bool) -> int:
-    """Serve the page of a store until it is interrupted; returns the exit code.
+    """Serve the page of a store until Ctrl-C; returns the exit code.
 
-    run: opens the store that it was recorded in. uri: a store; neither: the SQLite store in ./runs. port: None: the
-    first free one from 5000 on. browse: opens the page in a browser. Raises UserError when there is no such store or
-    the port is taken.
+    run: serve the store of this run. uri: serve this store. Neither: the SQLite store in ./runs. port: None: the first
+    free one from 5000 on. browse: open the page in a browser. Raises UserError if the store does not exist or the port
+    is in use.
     """
     if run and uri:
         raise UserError("--uri: a run names its own store; give either RUN or --uri")
@@ -59,7 +59,7 @@ def open_page(run: str | None, uri: str | None, port: int | None, browse: bool) 
 
 
 def hints(recorded: Iterable[tuple[Experiment, Path]]) -> list[str]:
-    """A sentence for each store in which runs or searches were recorded, with the command that opens it.
+    """A sentence for each store of these runs and searches, with the command that opens it.
 
     recorded: experiments and their folders.
     """
@@ -76,7 +76,7 @@ def hints(recorded: Iterable[tuple[Experiment, Path]]) -> list[str]:
 
 
 def _store_of(folder: RunFolder) -> tuple[str, str]:
-    """The store of a run and its MLflow experiment."""
+    """The store of a run, and its MLflow experiment."""
     from hedgerow.platform.tracking.mlflow_store import store_uri
 
     try:
@@ -118,7 +118,7 @@ def _check_store(uri: str) -> None:
 
 
 def _free_port(port: int | None) -> int:
-    """The port itself if it is free; None: the first free one. Raises UserError."""
+    """The port if it is free; for None the first free one. Raises UserError."""
     for candidate in [port] if port else range(FIRST_PORT, FIRST_PORT + 100):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -133,14 +133,14 @@ def _free_port(port: int | None) -> int:
 
 
 def _serve(uri: str, experiment: str, port: int, browse: bool, log: BinaryIO) -> int:
-    """Run the server until it ends or this process is interrupted, and end all its processes."""
+    """Run the server until it ends or this process is interrupted, then end all its processes."""
 
     def end(number: int, _: Any) -> None:
         raise SystemExit(128 + number)
 
     before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
     click.echo("starting MLflow's page ... (Ctrl-C ends it)", err=True)
-    # A process group of its own: the server's workers end with it.
+    # In a process group of its own, so that the server's workers end with it.
     server = subprocess.Popen(
         page_command(uri, port),
         env=PAGE_SETTINGS | os.environ,
@@ -182,7 +182,7 @@ def _end(server: "subprocess.Popen[bytes]") -> None:
 
 
 def _answers(port: int) -> bool:
-    # Not urllib: a proxy of the environment would be asked.
+    # Not urllib, which would use a proxy from the environment.
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:
         connection.request("GET", "/health")
@@ -194,7 +194,7 @@ def _answers(port: int) -> bool:
 
 
 def _address(server: str, uri: str, experiment: str) -> str:
-    """The page of an experiment's runs; the home page if the store does not have the experiment or does not answer."""
+    """The page of an experiment's runs; the home page if the store does not have the experiment or does not reply."""
     from hedgerow.platform.tracking.mlflow_store import MlflowClient
 
     try:

@@ -1,4 +1,4 @@
-"""What a notebook shows while an experiment runs: a display that is replaced in place."""
+"""Progress of a run in a notebook: HTML that is replaced in place."""
 
 import sys
 import time
@@ -9,14 +9,14 @@ from typing import Any
 from hedgerow.platform.ui.terminal import Progress, Record
 
 PAUSE = 0.25
-"""Seconds between two pictures, at least."""
+"""Minimum seconds between two updates."""
 
 WIDTH, HEIGHT = 180, 36
-"""Of a small curve, in pixels."""
+"""Size of a small curve, in pixels."""
 
 
 def in_notebook() -> bool:
-    """Whether this code runs in a kernel, whose front end shows HTML."""
+    """Whether this code runs in a Jupyter kernel, whose front end shows HTML."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
@@ -29,7 +29,7 @@ class Display:
         self._shown = -PAUSE
 
     def show(self, html: Callable[[], str], now: bool = False) -> None:
-        """Replace what is there, unless that was only just shown; now: in any case."""
+        """Replace the output, unless it was updated less than PAUSE seconds ago. now: in any case."""
         from IPython.display import HTML, display
 
         if not now and time.monotonic() - self._shown < PAUSE:
@@ -42,7 +42,7 @@ class Display:
 
 
 class NotebookProgress(Progress):
-    """The bar of a run, with the curve of its test accuracy."""
+    """A progress bar with the curve of the test accuracy."""
 
     def __init__(self, name: str, rounds: int):
         super().__init__(name, rounds)
@@ -69,7 +69,7 @@ class NotebookProgress(Progress):
             self._curve.append((record["round"], record["test_accuracy"]))
         super().__call__(record)
 
-    def _tell(self, number: int, figures: str) -> None:
+    def _show(self, number: int, figures: str) -> None:
         self._round, self._text = number, figures
         self._display.show(self._html)
 
@@ -79,7 +79,7 @@ class NotebookProgress(Progress):
 
 
 def bar(name: str, done: int, of: int, text: str) -> str:
-    """A line with a bar, in HTML."""
+    """A line with a progress bar, as HTML."""
     return (
         f'<b>{escape(name)}</b> <progress value="{done}" max="{of}" style="width: {WIDTH}px"></progress> '
         f'<span style="font-variant-numeric: tabular-nums; white-space: pre">{done}/{of}  {escape(text)}</span>'
@@ -87,10 +87,10 @@ def bar(name: str, done: int, of: int, text: str) -> str:
 
 
 def small_curve(points: list[tuple[int, float]], rounds: int, label: str) -> str:
-    """Values between 0 and 1 over the rounds as SVG in the colour of the text; nothing for fewer than two."""
+    """Values between 0 and 1 over the rounds, as SVG in the colour of the text; empty for fewer than two points."""
     if len(points) < 2:
         return ""
-    # No more points than pixels.
+    # Not more points than pixels.
     kept = points[:: -(-len(points) // WIDTH)]
     path = " ".join(f"{WIDTH * x / rounds:.1f},{HEIGHT * (1 - y):.1f}" for x, y in (*kept, points[-1]) if y == y)
     return (

@@ -1,119 +1,75 @@
-"""The curves of one run or of several."""
+"""Figures of one run or of several: curves and histograms."""
 
 from collections.abc import Callable
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hedgerow.platform.tracking.summary import reported
-from hedgerow.platform.ui.plotting import COLOURS, STYLES, grid, save
-
-Record = dict[str, Any]
+from hedgerow.platform.ui.plotting import COLOURS, STYLES, grid, new_figure, save, tidy
+from hedgerow.platform.ui.series import AXES, STREAM_CURVES, Points, Record, curve, metric_label, of_stream
 
 
 def draw_curves(runs: dict[str, list[Record]], folder: Path, targets: list[float] | None = None) -> list[Path]:
-    """Accuracy and loss against rounds, and against transmitted scalars; PNG and SVG of each in `folder`.
+    """Draw accuracy and loss against rounds and against transmitted parameters; returns the PNG and SVG files.
 
-    Of learners of streams, which transmit nothing: the accuracies on new and on all tasks, against the tasks.
-    runs: records by the name in the legend. targets: accuracies drawn as dashed lines.
+    Learners of a stream, which transmit nothing, are drawn against the tasks: their accuracies on new and on all tasks.
+    runs: records by name in the legend. targets: accuracies that are drawn as dashed lines.
     """
     figures = curve_figures(runs, targets)
-    return [file for name, drawn in figures.items() for file in save(drawn(), folder / name)]
+    return [file for name, draw in figures.items() for file in save(draw(), folder / name)]
 
 
 def curve_figures(runs: dict[str, list[Record]], targets: list[float] | None = None) -> dict[str, Callable[[], Any]]:
-    """What `draw_curves` draws, by name."""
-    if _of_streams(runs):
+    """The functions that make the figures of `draw_curves`, by file name."""
+    if all(map(of_stream, runs.values())):
         return {"curves_by_task": partial(curves, runs)}
     return {f"curves_by_{by}": partial(curves, runs, by, targets) for by in AXES}
 
 
-AXES = {"round": "round", "traffic": "transmitted parameters (down + up)"}
-"""What curves are drawn against, and what their axis says."""
-
-
 def curves(runs: dict[str, list[Record]], by: str = "round", targets: list[float] | None = None) -> Any:
-    """One of the figures of `draw_curves`. by: of AXES; learners of streams have their tasks alone."""
-    if _of_streams(runs):
-        shown = {name: {key: points(records, key) for key in STREAM_CURVES} for name, records in runs.items()}
-        for by_key in shown.values():
-            by_key["efficiency_points"] = smoothed(by_key["efficiency_points"])
-        return stream_curves({"": shown})
-    positions = {name: _positions(records, by) for name, records in runs.items()}
-    return _federated_curves(runs, positions, AXES[by], targets or [])
-
-
-def _of_streams(runs: dict[str, list[Record]]) -> bool:
-    return all(records and "ctm" in records[0] for records in runs.values())
-
-
-def _positions(records: list[Record], by: str) -> list[int]:
-    if by == "round":
-        return [record["round"] for record in records]
-    return list(accumulate(record["scalars_down"] + record["scalars_up"] for record in records))
-
-
-def _federated_curves(
-    runs: dict[str, list[Record]], positions: dict[str, list[int]], label: str, targets: list[float]
-) -> Any:
+    """One figure of `draw_curves`. by: a key of AXES; ignored for learners of a stream."""
+    if all(map(of_stream, runs.values())):
+        metrics = {
+            name: {key: list(curve(records, key).values()) for key in STREAM_CURVES} for name, records in runs.items()
+        }
+        return stream_curves({"": metrics})
     extra = list(dict.fromkeys(name for records in runs.values() for name in reported(records)))
     figure, (accuracy, loss, *others) = grid(2 + len(extra), 5, 4)
+    panels = list(zip((accuracy, *others), ("test_accuracy", *extra), (100, *[1] * len(extra)), strict=True))
     for index, (name, records) in enumerate(runs.items()):
-        style = {
-            "color": COLOURS[index % len(COLOURS)],
-            "linestyle": STYLES[index // len(COLOURS) % len(STYLES)],
-            "linewidth": 1.6,
-        }
-        _line(accuracy, positions[name], records, "test_accuracy", 100, label=name, **style)
-        _line(loss, positions[name], records, "test_loss", 1, label=f"{name}, test", **style)
-        _line(loss, positions[name], records, "train_loss", 1, label=f"{name}, training", alpha=0.35, **style)
-        for axes, key in zip(others, extra, strict=True):
-            _line(axes, positions[name], records, key, 1, label=name, **style)
-    for target in targets:
+        style = line_style(index)
+        for axes, key, scale in panels:
+            _line(axes, curve(records, key, by), scale, label=name, **style)
+        _line(loss, curve(records, "test_loss", by), 1, label=f"{name}, test", **style)
+        _line(loss, curve(records, "train_loss", by), 1, label=f"{name}, training", alpha=0.35, **style)
+    for target in targets or []:
         accuracy.axhline(100 * target, color="0.4", linestyle="--", linewidth=0.8)
         accuracy.annotate(
             f"{100 * target:g} %", (0.005, 100 * target), xycoords=("axes fraction", "data"), va="bottom", color="0.4"
         )
-    accuracy.set(xlabel=label, ylabel="test accuracy (%)")
-    loss.set(xlabel=label, ylabel="cross-entropy")
-    for axes, key in zip(others, extra, strict=True):
-        axes.set(xlabel=label, ylabel=key.replace("_", " "))
-    for axes, place in (
-        (accuracy, "lower right"),
-        (loss, "upper right"),
-        *((axes, "best") for axes in others),
-    ):
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
+    labels = [f"{metric_label('test_accuracy')} (%)", "cross-entropy", *map(metric_label, extra)]
+    places = ["lower right", "upper right", *["best"] * len(extra)]
+    for axes, label, place in zip((accuracy, loss, *others), labels, places, strict=True):
+        axes.set(xlabel=AXES[by], ylabel=label)
+        tidy(axes)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(frameon=False, fontsize="small", loc=place)
     return figure
 
 
-Points = list[tuple[int, float]]
+def _line(axes: Any, points: dict[int, tuple[float, float]], scale: float, **style: Any) -> None:
+    if points:
+        x, y = np.array(list(points.values()), dtype=float).T
+        axes.plot(x, scale * y, marker="o" if len(points) == 1 else None, **style)
 
 
-STREAM_CURVES = {
-    "ctm": "accuracy on new tasks, mean so far (CTM)",
-    "ltm": "accuracy on all tasks so far (LTM)",
-    "efficiency_points": "samples of a new task that are needed",
-}
-"""What is drawn of learners of streams, and what each axis says."""
-
-
-def points(records: list[Record], key: str) -> Points:
-    """(round, value) of the rounds that have it."""
-    return [(record["round"], record[key]) for record in records if key in record]
-
-
-def smoothed(points: Points) -> Points:
-    """The mean of a value and of those before it, a twentieth of all."""
-    window = max(1, len(points) // 20)
-    values = [value for _, value in points]
-    return [(x, float(np.mean(values[max(0, i + 1 - window) : i + 1]))) for i, (x, _) in enumerate(points)]
+def line_style(index: int) -> dict[str, Any]:
+    """Colour and dashes of the line of a run."""
+    dashes = STYLES[index // len(COLOURS) % len(STYLES)]
+    return {"color": COLOURS[index % len(COLOURS)], "linestyle": dashes, "linewidth": 1.6}
 
 
 def draw_streams(streams: dict[str, dict[str, dict[str, Points]]], path: Path) -> list[Path]:
@@ -122,61 +78,50 @@ def draw_streams(streams: dict[str, dict[str, dict[str, Points]]], path: Path) -
 
 
 def stream_curves(streams: dict[str, dict[str, dict[str, Points]]]) -> Any:
-    """CTM, LTM and, where it was measured, the samples needed, against the tasks.
+    """CTM, LTM and, if it was measured, the number of samples needed, against the tasks.
 
-    streams: title, of a row of panels -> name in the legend -> key of STREAM_CURVES -> points.
+    streams: title of a row of panels -> name in the legend -> key of STREAM_CURVES -> points.
     """
-    from hedgerow.platform.ui.plotting import Drawing
-
-    shown = [key for key in STREAM_CURVES if any(run[key] for runs in streams.values() for run in runs.values())]
-    figure = Drawing(figsize=(5 * len(shown), 3.8 * len(streams)), layout="constrained")
-    panels = figure.subplots(len(streams), len(shown), squeeze=False)
-    for row, (title, curves) in zip(panels, streams.items(), strict=True):
-        for axes, key in zip(row, shown, strict=True):
-            for index, (name, by_key) in enumerate(curves.items()):
+    keys = [key for key in STREAM_CURVES if any(run[key] for runs in streams.values() for run in runs.values())]
+    figure = new_figure(figsize=(5 * len(keys), 3.8 * len(streams)), layout="constrained")
+    panels = figure.subplots(len(streams), len(keys), squeeze=False)
+    for row, (title, runs) in zip(panels, streams.items(), strict=True):
+        for axes, key in zip(row, keys, strict=True):
+            for index, (name, by_key) in enumerate(runs.items()):
                 if by_key[key]:
+                    marker = "o" if key == "ltm" else None
                     axes.plot(
-                        *zip(*by_key[key], strict=True), label=name, color=COLOURS[index % len(COLOURS)],
-                        linestyle=STYLES[index // len(COLOURS) % len(STYLES)], linewidth=1.6,
-                        marker="o" if key == "ltm" else None, markersize=3,
-                    )  # fmt: skip
+                        *zip(*by_key[key], strict=True), label=name, marker=marker, markersize=3, **line_style(index)
+                    )
             axes.set(title=title, xlabel="tasks", ylabel=STREAM_CURVES[key])
             axes.xaxis.get_major_locator().set_params(integer=True)
             if key != "efficiency_points":
                 axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
-            axes.grid(alpha=0.25)
-            axes.spines[["top", "right"]].set_visible(False)
+            tidy(axes)
             if axes.lines:
                 axes.legend(frameon=False, fontsize="small", loc="lower right")
     return figure
 
 
 Histograms = dict[str, dict[str, list[int]]]
-"""What is counted, between 0 and 1 -> of whom -> counts in bins of equal width."""
+"""Quantity between 0 and 1 -> group -> counts in bins of equal width."""
 
 
 def draw_histograms(runs: dict[str, Histograms], folder: Path) -> list[Path]:
-    """A panel for each run and each of its histograms; PNG and SVG, or nothing where there are none.
+    """Draw a panel for each run and each of its histograms; returns the PNG and SVG files, if there are histograms.
 
-    runs: by the name in the panel's title.
+    runs: by the title of the panel.
     """
-    panels = [(name, title, parts) for name, shown in runs.items() for title, parts in shown.items()]
+    panels = [(name, quantity, groups) for name, shown in runs.items() for quantity, groups in shown.items()]
     if not panels:
         return []
     figure, places = grid(len(panels), 4.6, 3.2)
-    for axes, (name, title, parts) in zip(places, panels, strict=False):
-        for (who, counts), colour in zip(parts.items(), COLOURS, strict=False):
+    for axes, (name, quantity, groups) in zip(places, panels, strict=True):
+        for (group, counts), colour in zip(groups.items(), COLOURS, strict=False):
             edges = np.linspace(0, 1, len(counts) + 1)
-            axes.stairs(counts, edges, label=who, fill=True, alpha=0.35, color=colour)
+            axes.stairs(counts, edges, label=group, fill=True, alpha=0.35, color=colour)
             axes.stairs(counts, edges, color=colour, linewidth=1.2)
-        axes.set(title=name, xlabel=title, ylabel="samples", xlim=(0, 1))
-        axes.spines[["top", "right"]].set_visible(False)
+        axes.set(title=name, xlabel=quantity, ylabel="samples", xlim=(0, 1))
+        tidy(axes, grid=False)
         axes.legend(frameon=False, fontsize="small")
     return save(figure, folder / "histograms")
-
-
-def _line(axes: Any, positions: list[int], records: list[Record], key: str, scale: float, **style: Any) -> None:
-    there = [(x, scale * r[key]) for x, r in zip(positions, records, strict=True) if key in r]
-    if there:
-        x, y = np.array(there, dtype=float).T
-        axes.plot(x, y, marker="o" if len(there) == 1 else None, **style)

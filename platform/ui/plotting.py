@@ -1,48 +1,61 @@
-"""A matplotlib figure that a notebook shows by itself. Imports matplotlib, which takes a second."""
+"""The colours of all charts, and figures of matplotlib, which takes a second to import and is imported on use."""
 
 import io
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
+COLOURS = ["#0072b2", "#d55e00", "#009e73", "#b45a90", "#b98200", "#3f9fd6", "#6a4fb3", "#1d241c"]
+"""On white: after Okabe and Ito, distinguishable with any colour vision; the lighter ones darkened for thin lines."""
 
-
-class Drawing(Figure):
-    """Notebooks show matplotlib's own figures only where pyplot was imported before."""
-
-    def _repr_png_(self) -> bytes:
-        out = io.BytesIO()
-        self.savefig(out, format="png", dpi=100)
-        return out.getvalue()
-
-
-# Okabe and Ito's colours can be told apart with any colour vision.
-COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
-
+DARK_COLOURS = ["#5db4ef", "#ff9550", "#3fcfa2", "#e59cc6", "#eabd4a", "#9ad6fb", "#b7a3f2", "#f1f4ee"]
+"""The same colours on black."""
 
 STYLES = ["-", "--", "-.", ":"]
 
 
-def grid(number: int, width: float, height: float, columns: int = 3) -> tuple[Any, list[Any]]:
-    """A figure of so many panels, of a width and a height in inches, in rows of up to `columns`; and their axes."""
-    # matplotlib takes a second to import, which a run need not wait for at its start.
-    from hedgerow.platform.ui.plotting import Drawing
+def new_figure(**options: Any) -> Any:
+    """A matplotlib figure that a notebook displays even if pyplot was never imported."""
+    return _figure_class()(**options)
 
+
+@cache
+def _figure_class() -> Any:
+    from matplotlib.figure import Figure
+
+    class NotebookFigure(Figure):
+        def _repr_png_(self) -> bytes:
+            out = io.BytesIO()
+            self.savefig(out, format="png", dpi=100)
+            return out.getvalue()
+
+    return NotebookFigure
+
+
+def grid(number: int, width: float, height: float, columns: int = 3) -> tuple[Any, list[Any]]:
+    """A figure of `number` panels of a width and a height in inches, in rows of up to `columns`; and its axes."""
     columns = min(columns, number)
     rows = -(-number // columns)
-    figure = Drawing(figsize=(width * columns, height * rows), layout="constrained")
-    places = figure.subplots(rows, columns, squeeze=False).ravel()
-    for empty in places[number:]:
+    figure = new_figure(figsize=(width * columns, height * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).ravel()
+    for empty in panels[number:]:
         empty.set_visible(False)
-    return figure, list(places[:number])
+    return figure, list(panels[:number])
+
+
+def tidy(axes: Any, grid: bool = True) -> None:
+    """Remove the frame's upper and right line, and draw a pale grid."""
+    axes.spines[["top", "right"]].set_visible(False)
+    if grid:
+        axes.grid(alpha=0.25)
 
 
 def save(figure: Any, path: Path) -> list[Path]:
-    """As PNG and SVG, in a folder that is made where it is not there; path: without an ending."""
+    """Write a figure as PNG and SVG; returns the files. path: without extension; its folder is created."""
     path.parent.mkdir(parents=True, exist_ok=True)
     written = [path.with_name(f"{path.name}.{ending}") for ending in ("png", "svg")]
     for file in written:
         figure.savefig(file, dpi=150)
-        # Once is enough: to find the layout takes as long as to draw; with "none" all would be drawn twice.
+        # The layout is computed once: it takes as long as drawing. With "none" everything would be drawn twice.
         figure.set_layout_engine(None)
     return written

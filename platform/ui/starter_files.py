@@ -1,4 +1,4 @@
-"""What `hedgerow new` writes: an experiment file with every key explained, or an algorithm with its test."""
+"""Body of the command `new`: an experiment file with every key explained, or an algorithm with its test."""
 
 import keyword
 import textwrap
@@ -20,7 +20,7 @@ from hedgerow.platform.config.factory import check
 from hedgerow.platform.config.loader import algorithm_class, apply_override, parse_experiment
 from hedgerow.platform.config.validation_errors import Keys
 from hedgerow.platform.config.yaml_reader import dump_inline
-from hedgerow.platform.ui.command_output import Answer
+from hedgerow.platform.ui.command_output import CommandOutput
 
 SCHEMA = "hedgerow.schema.json"
 """The file that `hedgerow schema -o` is asked to write; where it lies beside an experiment file, editors use it."""
@@ -47,7 +47,7 @@ NEEDS: list[tuple[str, dict[str, Any]]] = [
 """What an algorithm may object to in a plain task, by words of its sentence, and what it is then given."""
 
 
-def new_experiment(name: str, algorithm: str, overrides: Sequence[str], data_root: Path | None) -> Answer:
+def new_experiment(name: str, algorithm: str, overrides: Sequence[str], data_root: Path | None) -> CommandOutput:
     """Write NAME.yaml: an experiment that runs as it is, with every key, its default and what it means.
 
     Raises UserError where it would not run, or the file is there already.
@@ -56,10 +56,10 @@ def new_experiment(name: str, algorithm: str, overrides: Sequence[str], data_roo
     experiment = complete(file.stem, algorithm, overrides, data_root)
     schema = f"# yaml-language-server: $schema={SCHEMA}\n" if (file.parent / SCHEMA).exists() else ""
     _write({file: schema + commented(experiment, file)})
-    return _answer([file], f"hedgerow run {file}")
+    return _files_output([file], f"hedgerow run {file}")
 
 
-def new_algorithm(name: str) -> Answer:
+def new_algorithm(name: str) -> CommandOutput:
     """Write NAME.py, a working algorithm, and test_NAME.py, which passes, into the present folder. Raises UserError."""
     if not name.isidentifier() or not name.islower() or keyword.iskeyword(name):
         raise UserError(f"new algorithm: {name!r} cannot name a module; write lower case, digits and _: my_average")
@@ -70,7 +70,9 @@ def new_algorithm(name: str) -> Answer:
     home = resources.files("hedgerow.platform.ui.templates")
     texts = {file: (home / template).read_text(encoding="utf-8") for file, template in files.items()}
     _write({file: text.replace("MyAverage", kind).replace("my_average", name) for file, text in texts.items()})
-    return _answer(list(files), f"pytest test_{name}.py; hedgerow new experiment {name}_run --algorithm {name}.{kind}")
+    return _files_output(
+        list(files), f"pytest test_{name}.py; hedgerow new experiment {name}_run --algorithm {name}.{kind}"
+    )
 
 
 def complete(name: str, algorithm: str, overrides: Sequence[str] = (), data_root: Path | None = None) -> Experiment:
@@ -192,10 +194,10 @@ def _write(files: dict[Path, str]) -> None:
             raise UserError(f"{file}: cannot be written ({error.strerror}); check the folder") from None
 
 
-def _answer(files: list[Path], then: str) -> Answer:
-    def tell() -> None:
+def _files_output(files: list[Path], then: str) -> CommandOutput:
+    def render() -> None:
         for file in files:
             click.echo(f"written: {file}")
         click.echo(f"next: {then}")
 
-    return Answer({"files": files, "next": then}, tell)
+    return CommandOutput({"files": files, "next": then}, render)

@@ -1,4 +1,4 @@
-"""What a person sees while an experiment runs, and when it ends."""
+"""Output on a terminal: progress of a run, and tables of results."""
 
 import re
 import sys
@@ -13,28 +13,28 @@ from rich.table import Table
 from rich.text import Text
 
 from hedgerow.platform.config.choices import Choice
-from hedgerow.platform.tracking.formatting import _spent_rows, dropped_text, loss_text, summary_cells
+from hedgerow.platform.tracking.formatting import cost_rows, dropped_text, loss_text, summary_cells
 
 Record = dict[str, Any]
 
 
 WIDE = 1000
-"""Characters of a line that no terminal bounds."""
+"""Width of output that does not go to a terminal, in characters."""
 
 
 NUMBER = re.compile(r"[+×<-]?[\d.]|-?$")
-"""How cells begin that are numbers; "-" and "" stand for none."""
+"""Beginning of cells that are numbers; "-" and "" mean no number."""
 
 
 FIRST = ("run", "accuracy", "CTM", "LTM")
 
 
 NEXT = ("loss", "best", "rounds", "tasks", "time", "worst 10 %", "clients", "transmissions", "simulated")
-"""Columns of the results by importance; those of targets stand between, all others come last."""
+"""Columns of the results by importance. Columns of targets come between the two, all others last."""
 
 
 class Progress:
-    """A live bar on a terminal; elsewhere a plain line for about every tenth part of the rounds."""
+    """A progress bar on a terminal; elsewhere a plain line for about every tenth of the rounds."""
 
     def __init__(self, name: str, rounds: int, console: Console | None = None):
         self.name, self.rounds = name, rounds
@@ -67,13 +67,13 @@ class Progress:
         """Show one round."""
         self._first = self._first or record
         self.seen.update(record)
-        self._tell(record["round"], self._figures(record))
+        self._show(record["round"], self._figures(record))
 
     def note(self, text: str) -> None:
-        """Say what is happening now, after the last round."""
+        """Print what the run does after its last round."""
         self._print(text)
 
-    def _tell(self, number: int, figures: str) -> None:
+    def _show(self, number: int, figures: str) -> None:
         if self.console.is_terminal:
             self._bar.update(self._task, completed=number, figures=figures)
         elif number in (1, self.rounds) or number % max(1, self.rounds // 10) == 0:
@@ -100,13 +100,13 @@ class Progress:
 
 
 def closing_table(runs: list[tuple[str, dict[str, Any]]], console: Console | None = None) -> None:
-    """One row per run. runs: (name, summary as `report.summarise` makes it)."""
+    """Print one row per run. runs: (name, result of `summary.summarise`)."""
     rows = [{"run": name} | summary_cells(summary) for name, summary in runs]
     headings = list(dict.fromkeys(heading for row in rows for heading in row))
     console = console or wide_console()
     targets = [heading for heading in headings if heading.startswith("to ")]
     draw_table([{h: row.get(h, "-") for h in headings} for row in rows], "Results", console, [*FIRST, *targets, *NEXT])
-    if spent := _spent_rows(runs):
+    if spent := cost_rows(runs):
         print_rows(spent, "Computed by a client, per sample", console)
     for name, summary in runs:
         if summary["dropped"]:
@@ -118,12 +118,12 @@ def closing_table(runs: list[tuple[str, dict[str, Any]]], console: Console | Non
 
 
 def print_rows(rows: list[dict[str, Any]], title: str, console: Console | None = None) -> None:
-    """A table of dictionaries with the same keys, numbers to the right, texts to the left."""
+    """Print a table of dictionaries with the same keys; numbers are aligned right, texts left."""
     draw_table([{key: str(value) for key, value in row.items()} for row in rows], title, console or wide_console())
 
 
 def draw_table(rows: list[dict[str, str]], title: str, console: Console, importance: Sequence[str] = ()) -> None:
-    """Print rows with the same keys; on a narrow terminal texts wrap between words, then whole columns are left out.
+    """Print rows with the same keys. On a narrow terminal texts wrap between words, then columns are left out.
 
     importance: headings, the most important one first; the others follow from left to right. The first column stays.
     """
@@ -139,7 +139,7 @@ def draw_table(rows: list[dict[str, str]], title: str, console: Console, importa
         )
         for h, cells in columns.items()
     }
-    # Of a column's width, three characters are its border and its padding.
+    # Border and padding take three characters of a column.
     while len(ranks) > 1 and 1 + sum(3 + least[h] for h in ranks) > console.width:
         ranks.pop()
     shown = [h for h in columns if h in ranks]
@@ -159,7 +159,7 @@ def draw_table(rows: list[dict[str, str]], title: str, console: Console, importa
 
 
 def print_choices(choices: list[Choice]) -> None:
-    """What there is to choose from: name, what it is, and its source."""
+    """Print names with their descriptions and sources."""
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True, style="bold")
     table.add_column()
@@ -171,5 +171,5 @@ def print_choices(choices: list[Choice]) -> None:
 
 
 def wide_console() -> Console:
-    """As wide as the terminal; elsewhere, as in a pipe or a file, wide enough for every column."""
+    """A console as wide as the terminal; in a pipe or a file wide enough for every column."""
     return Console(width=None if sys.stdout.isatty() else WIDE)

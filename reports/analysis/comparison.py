@@ -1,4 +1,4 @@
-"""Experiments side by side, paired over seeds: which differences are there, and which matter."""
+"""Compares experiments, paired over seeds: differences, confidence intervals and corrected p-values."""
 
 import math
 from collections.abc import Sequence
@@ -9,28 +9,28 @@ from typing import Any
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.registry import nearest
 from hedgerow.platform.tracking.summary import first_to, target_heading, target_label
-from hedgerow.reports.analysis.seed_groups import Group, differing
-from hedgerow.reports.analysis.statistics import Difference, Spread, holm, paired
+from hedgerow.reports.analysis.seed_groups import SeedGroup, differing_settings
+from hedgerow.reports.analysis.statistics import Difference, MeanStd, holm, paired
 from hedgerow.searchspaces.results.trials import final_value, number, show
 
-BESIDE = ("task.", "rounds", "participation", "clients_per_round", "simulation")
-"""Keys of the file that are no part of a method: where they differ, methods are not all that is compared."""
+SETTING_KEYS = ("task.", "rounds", "participation", "clients_per_round", "simulation")
+"""Keys of the file that are not part of a method. If they differ, more than methods is compared."""
 
 LEVEL = 0.05
-"""Of p, after Holm's correction, below which a difference is taken to be one."""
+"""A difference matters if p, after Holm's correction, is below this level."""
 
 MANY = 6
-"""Experiments beyond which each is compared with the best alone, and not with every other.
+"""With more experiments each is compared only with the best one, not with every other.
 
-Which is the best the same numbers say: their p is corrected as if every pair had been looked at.
+The best one is chosen by the same numbers, so p is corrected as if every pair had been compared.
 """
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """What is compared: a number of each run, None where the run has none.
+    """A number of each run that is compared; None if the run does not have it.
 
-    values: group -> seed -> number. costs: the fewer the better, and compared as ratios.
+    values: group -> seed -> number. costs: smaller is better, and ratios are compared.
     """
 
     name: str
@@ -45,12 +45,12 @@ class Quantity:
     def complete(self, group: int) -> bool:
         return len(self.known(group)) == len(self.values[group])
 
-    def spread(self, group: int) -> Spread | None:
-        """Of all seeds; None where one has no number, whose mean without it would flatter."""
-        return Spread.of(self.known(group)) if self.complete(group) else None
+    def spread(self, group: int) -> MeanStd | None:
+        """Mean and deviation over all seeds; None if a seed has no number: the mean of the others would be too good."""
+        return MeanStd.of(self.known(group)) if self.complete(group) else None
 
     def text(self, group: int) -> str:
-        """As a person reads it: "94.2% ± 0.3%", or how many seeds have it."""
+        """A text such as "94.2% ± 0.3%", or how many seeds have a number."""
         spread = self.spread(group)
         if spread is None and len(self.values[group]) == 1:
             return "not reached" if self.costs else "-"
@@ -61,7 +61,7 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two experiments in one quantity. difference: b - a; of costs, of logarithms. p: after Holm's correction."""
+    """Two experiments and one quantity. difference: b - a, for costs of logarithms. p: after Holm's correction."""
 
     quantity: Quantity
     a: int
@@ -76,7 +76,7 @@ class Pair:
         return self.p is not None and self.p < LEVEL
 
     def text(self) -> str:
-        """The difference with its interval, if it has one: "+1.2 [+0.5, +1.9] points", or "×1.8 [1.5, 2.1]"."""
+        """The difference, with its interval if it has one: "+1.2 [+0.5, +1.9] points", or "×1.8 [1.5, 2.1]"."""
         d = self.difference
         if d is None:
             return "-"
@@ -89,9 +89,9 @@ class Pair:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Some experiments, what was compared, and every pair that was looked at."""
+    """Experiments, the compared quantities, and every compared pair."""
 
-    groups: list[Group]
+    groups: list[SeedGroup]
     metric: str
     quantities: list[Quantity]
     pairs: list[Pair]
@@ -122,7 +122,7 @@ class Comparison:
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, for machines."""
+        """The document of `hedgerow compare --json`."""
         return {
             "metric": self.metric,
             "groups": [
@@ -158,11 +158,11 @@ class Comparison:
         }
 
 
-def compare(groups: list[Group], metric: str | None = None, targets: Sequence[float] | None = None) -> Comparison:
-    """Compare experiments, two at least.
+def compare(groups: list[SeedGroup], metric: str | None = None, targets: Sequence[float] | None = None) -> Comparison:
+    """Compare at least two experiments.
 
-    metric: None: the one that their targets are about. targets: values of it; None: the ones of their files.
-    Raises UserError when no run has the metric.
+    metric: None: the metric of their targets. targets: values of the metric; None: the targets of their files. Raises
+    UserError if no run has the metric.
     """
     metric = metric or default_metric(groups)
     known = list(dict.fromkeys(key for group in groups for run in group.runs for r in run.records for key in r))
@@ -176,8 +176,8 @@ def compare(groups: list[Group], metric: str | None = None, targets: Sequence[fl
     return Comparison(groups, metric, quantities, pairs, _notes(groups, quantities[0]))
 
 
-def default_metric(groups: list[Group]) -> str:
-    """What their targets are about, or the accuracy on new tasks of streams."""
+def default_metric(groups: list[SeedGroup]) -> str:
+    """The metric of the targets, or for streams the accuracy on new tasks."""
     if all(group.first.is_stream for group in groups):
         return "ctm"
     metrics = {group.first.target_metric for group in groups}
@@ -185,12 +185,12 @@ def default_metric(groups: list[Group]) -> str:
 
 
 def is_share(metric: str) -> bool:
-    """Whether it is told in per cent."""
+    """Whether the metric is shown in per cent."""
     return "accuracy" in metric or metric in ("ctm", "ltm")
 
 
-def spread_text(spread: Spread, metric: str) -> str:
-    """A mean ± the standard deviation, as a person reads it."""
+def spread_text(spread: MeanStd, metric: str) -> str:
+    """Mean ± standard deviation as text."""
     if is_share(metric) or "loss" in metric:
         around = "" if spread.std is None else f" ± {number(metric, spread.std)}"
         return f"{number(metric, spread.mean)}{around}"
@@ -201,7 +201,7 @@ def p_text(p: float) -> str:
     return "<0.001" if p < 0.001 else f"{p:.2g}"
 
 
-def _quantities(groups: list[Group], metric: str, targets: Sequence[float]) -> list[Quantity]:
+def _quantities(groups: list[SeedGroup], metric: str, targets: Sequence[float]) -> list[Quantity]:
     name, down = metric.replace("_", " "), "loss" in metric
     best = min if down else max
 
@@ -217,7 +217,7 @@ def _quantities(groups: list[Group], metric: str, targets: Sequence[float]) -> l
     found = [Quantity(f"final {name}", metric, values(finals), not down)]
     if metric != "ctm":
         found.append(Quantity(f"best {name}", metric, values(bests), not down))
-    # Centralised methods, and Hedge as a whole, transmit nothing that could be counted.
+    # Centralised methods, and Hedge as a whole, count no transmissions.
     counted = all(run.records[-1].get("transmissions") for group in groups for run in group.runs)
     unit = "transmissions" if counted else "rounds"
     for target in targets:
@@ -231,8 +231,8 @@ def _quantities(groups: list[Group], metric: str, targets: Sequence[float]) -> l
     return found
 
 
-def _pairs(quantity: Quantity, groups: list[Group]) -> list[Pair]:
-    """Those of one quantity, which are one family for Holm's correction."""
+def _pairs(quantity: Quantity, groups: list[SeedGroup]) -> list[Pair]:
+    """The pairs of one quantity, which are one family for Holm's correction."""
     chosen = list(combinations(range(len(groups)), 2))
     if len(groups) > MANY:
         ended = [i for i, group in enumerate(groups) if all(run.is_finished for run in group.runs)]
@@ -243,7 +243,7 @@ def _pairs(quantity: Quantity, groups: list[Group]) -> list[Pair]:
         chosen = [(best, i) for i in range(len(groups)) if i != best]
     found = [_pair(quantity, groups, a, b) for a, b in chosen]
     tested = [i for i, pair in enumerate(found) if pair.difference is not None]
-    # The best was not named beforehand: whichever had come out best, its pairs would be looked at.
+    # The best was not chosen beforehand: any experiment could have become it, and its pairs would be compared.
     of = math.comb(len(groups), 2) if len(groups) > MANY else len(tested)
     corrected = holm([found[i].difference.p for i in tested], of)  # type: ignore[union-attr]
     for i, p in zip(tested, corrected, strict=True):
@@ -252,7 +252,7 @@ def _pairs(quantity: Quantity, groups: list[Group]) -> list[Pair]:
     return found
 
 
-def _pair(quantity: Quantity, groups: list[Group], a: int, b: int) -> Pair:
+def _pair(quantity: Quantity, groups: list[SeedGroup], a: int, b: int) -> Pair:
     seeds = [seed for seed in groups[a].seeds if seed in groups[b].seeds]
     if not seeds:
         return Pair(quantity, a, b, [], None, None, "no seed in common: no statement possible")
@@ -268,7 +268,7 @@ def _pair(quantity: Quantity, groups: list[Group], a: int, b: int) -> Pair:
     return Pair(quantity, a, b, seeds, paired([change(y) - change(x) for x, y in pairs]), None, "")
 
 
-def _verdict(pair: Pair, groups: list[Group], p: float) -> str:
+def _verdict(pair: Pair, groups: list[SeedGroup], p: float) -> str:
     d = pair.difference
     assert d is not None
     if d.low is None and d.mean == 0:
@@ -279,15 +279,15 @@ def _verdict(pair: Pair, groups: list[Group], p: float) -> str:
     return f"{winner} needs fewer" if pair.quantity.costs else f"{winner} is better"
 
 
-def _notes(groups: list[Group], quantity: Quantity) -> list[str]:
+def _notes(groups: list[SeedGroup], quantity: Quantity) -> list[str]:
     notes = []
-    keys = [str(row["key"]) for row in differing(groups)]
-    if beside := [key for key in keys if key.startswith(BESIDE)]:
-        notes.append(f"They differ in more than the method: {', '.join(beside)}.")
+    keys = [str(row["key"]) for row in differing_settings(groups)]
+    if other := [key for key in keys if key.startswith(SETTING_KEYS)]:
+        notes.append(f"They differ in more than the method: {', '.join(other)}.")
     for run in (run for group in groups for run in group.runs if not run.is_finished):
         notes.append(f"{run.folder.path} has {run.records[-1]['round']} of {run.values['rounds']} rounds.")
     if any(len(group.runs) == 1 for group in groups):
-        notes.append("Of one seed there is no deviation, and no statement about a difference: run more, --set seed=1.")
+        notes.append("With one seed there is no deviation and no statement about a difference: run more, --set seed=1.")
     if any(not quantity.complete(i) for i in range(len(groups))):
         notes.append(f"Some runs have no finite {quantity.name}: they diverged, or were not evaluated.")
     if len(groups) > MANY:
@@ -306,8 +306,8 @@ def _finite(value: float | None) -> float | None:
 EXPLAINED = (
     "Mean ± standard deviation over seeds. B against A: mean of the differences on the same seeds [95 % confidence "
     "interval by Student's t]; of transmissions and rounds, the mean ratio. p: of the t-test, after Holm's correction "
-    f"for all pairs of a quantity, of more than {MANY} experiments also for those that are not shown, as the best is "
-    f"chosen by the same numbers; below {show(LEVEL)} a difference is taken to be one. p (signs): of the sign-flip "
-    "test, which takes nothing for normal, and with n seeds cannot be below 2/2ⁿ. Of equal differences there is no "
-    "interval, and p is that of the signs."
+    f"for all pairs of a quantity; with more than {MANY} experiments also for pairs that are not shown, since the best "
+    f"one is chosen by the same numbers; below {show(LEVEL)} a difference matters. p (signs): of the sign-flip "
+    "test, which makes no normality assumption and with n seeds cannot be below 2/2ⁿ. Equal differences have no "
+    "interval, and their p is that of the signs."
 )

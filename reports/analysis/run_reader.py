@@ -1,6 +1,6 @@
-"""What the folders of runs, searches and tables hold, read as it stands.
+"""Reads the folders of runs, searches and tables.
 
-Neither data nor Ray are needed, and no module is imported that a file names.
+This needs neither data sets nor Ray, and imports no module that a file names.
 """
 
 import json
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 Record = dict[str, Any]
 
 ENVIRONMENT = ("created", "finished", "command", "versions", "git_commit")
-"""What the folder of a search says for its trials too."""
+"""Keys of the record of a search that hold for its trials too."""
 
 
 @dataclass(frozen=True)
 class Run:
     """One run: its record (run.json), the resolved file as plain values, its rounds.
 
-    heading: what a table calls its method, or the kind of a search that stands here as a whole. search: the folder of
-    the search whose trial it is.
+    heading: the name of its method in a table, or the kind of a search that is treated as one run. search: the folder
+    of the search, if the run is a trial.
     """
 
     folder: RunFolder
@@ -59,12 +59,12 @@ class Run:
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """As `report.summarise` makes it, of the rounds that there are."""
+        """The result of `summary.summarise` for the rounds so far."""
         return summarise(self.records, self.targets, self.target_metric)
 
     @property
     def is_finished(self) -> bool:
-        """Whether it has come to its end, be it because its targets were reached."""
+        """Whether the run has finished: all rounds, or its targets were reached."""
         return self.record.get("status") == "finished"
 
     @property
@@ -75,7 +75,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Search:
-    """A search: its trials that have begun, and, where it was Hedge's, Hedge's rounds."""
+    """A search: its trials that have started, and Hedge's rounds if it is a Hedge search."""
 
     folder: RunFolder
     record: Record
@@ -83,12 +83,12 @@ class Search:
     trials: list[Run]
 
     def as_learner(self) -> Run:
-        """Hedge itself: in each round the experts' results under the weights from before it."""
+        """Hedge as one run: in each round the experts' results, weighted by the weights before that round."""
         plan = self.finished.plan
         values = plan.experiment.model_dump(mode="json") | {"search": plan.search.model_dump(mode="json")}
         records = [{"round": record["round"], **record["expected"]} for record in self.finished.hedge]
         if values["task"]["partition"]["kind"] == "stream":
-            # Of new tasks, Hedge's own mean so far: the weights of each round count in that round.
+            # Hedge's own mean so far on new tasks, with the weights of each round.
             sums = accumulate(record["test_accuracy"] for record in records)
             records = [{**r, "ctm": total / n} for n, (r, total) in enumerate(zip(records, sums, strict=True), 1)]
         return Run(self.folder, self.record, values, records, "Hedge")
@@ -96,7 +96,7 @@ class Search:
 
 @dataclass(frozen=True)
 class TableResult:
-    """A published table as it was run: what `hedgerow table` prints."""
+    """A published table with the results of its runs, as `hedgerow table` prints it."""
 
     title: str
     rows: list[dict[str, str]]
@@ -105,69 +105,69 @@ class TableResult:
 
 
 @dataclass
-class Material:
-    """All that was named on the command line."""
+class ReportData:
+    """All runs, searches and tables that were named on the command line."""
 
     runs: list[Run] = field(default_factory=list)
     searches: list[Search] = field(default_factory=list)
     tables: list[TableResult] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """What could not be shown, a sentence each."""
+    """A sentence about each run that cannot be shown."""
 
     @property
     def recorded(self) -> list[Run | Search]:
-        """The runs and searches themselves, without trials."""
+        """The runs and the searches, without trials."""
         return [*self.runs, *self.searches]
 
     @property
     def all_runs(self) -> list[Run]:
-        """The runs, then the trials of the searches."""
+        """The runs, then the trials of searches."""
         return self.runs + [trial for search in self.searches for trial in search.trials]
 
     @property
     def learners(self) -> list[Run]:
-        """What each Hedge search achieved as a whole."""
+        """Each Hedge search as one run."""
         return [search.as_learner() for search in self.searches if search.finished.hedge]
 
     @property
     def compared(self) -> list[Run]:
-        """The runs, the trials of sweeps, and of Hedge searches what Hedge itself achieved."""
+        """The runs, the trials of sweeps, and each Hedge search as one run."""
         sweeps = [search for search in self.searches if not search.finished.hedge]
         return [*self.runs, *(trial for search in sweeps for trial in search.trials), *self.learners]
 
 
-def read_all(names: Sequence[str]) -> Material:
-    """Read what stands in folders of runs, searches and tables. Raises UserError when one is none, or none has a round.
+def read_all(names: Sequence[str]) -> ReportData:
+    """Read folders of runs, searches and tables. Raises UserError if one is neither, or if no run has a round.
 
     names: folders, or names under runs/.
     """
-    material = Material()
+    data = ReportData()
     for name in dict.fromkeys(names):
         if (Path(name) / "table.json").exists():
-            _read_table(Path(name), material)
+            _read_table(Path(name), data)
         else:
-            _add(find_run(name), material)
-    if not any(run.records for run in material.all_runs):
+            _add(find_run(name), data)
+    if not any(run.records for run in data.all_runs):
         raise UserError(f"{names[0]} has no round yet that a report could show; wait until one is done")
-    material.notes += [f"{run.folder.path} has no round yet." for run in material.runs if not run.records]
-    material.runs = [run for run in material.runs if run.records]
-    return material
+    data.notes += [f"{run.folder.path} has no round yet." for run in data.runs if not run.records]
+    data.runs = [run for run in data.runs if run.records]
+    return data
 
 
-def _add(folder: RunFolder, material: Material, headings: Sequence[str] = ()) -> None:
-    """Once, however often it is named."""
-    if any(one.folder.path.resolve() == folder.path.resolve() for one in material.recorded):
+def _add(folder: RunFolder, data: ReportData, headings: Sequence[str] = ()) -> None:
+    """Add a run or a search, unless it is there."""
+    if any(one.folder.path.resolve() == folder.path.resolve() for one in data.recorded):
         return
     record = folder.record()
     if record.get("kind") == "search":
-        material.searches.append(_search(folder, record, headings))
+        data.searches.append(_search(folder, record, headings))
     else:
-        material.runs.append(_run(folder, record))
+        data.runs.append(_run(folder, record))
 
 
 def _run(folder: RunFolder, record: Record, heading: str = "", search: RunFolder | None = None) -> Run:
     try:
-        # The file is resolved: every key is there, and an algorithm of one's own need not be importable here.
+        # The file is resolved: every key is there, and the user's own algorithm need not be importable here.
         values, _ = parse_yaml(folder.experiment.read_text(encoding="utf-8"), lambda n: f"{folder.experiment}:{n}")
         return Run(folder, record, dict(values), RunLog(folder.metrics).read(), heading, search)
     except (OSError, ValueError, TypeError) as error:
@@ -175,7 +175,7 @@ def _run(folder: RunFolder, record: Record, heading: str = "", search: RunFolder
 
 
 def _search(folder: RunFolder, record: Record, headings: Sequence[str]) -> Search:
-    # Ray Tune takes seconds to import, which reports of plain runs do without.
+    # Imports Ray Tune, which takes seconds and is not needed for plain runs.
     from hedgerow.searchspaces.results.finished_search import FinishedSearch
 
     finished = FinishedSearch.read(folder)
@@ -189,14 +189,14 @@ def _search(folder: RunFolder, record: Record, headings: Sequence[str]) -> Searc
     return Search(folder, record, finished, trials)
 
 
-def _read_table(folder: Path, material: Material) -> None:
-    """The runs that the table was made of lie beside the folder `tables`, two levels up."""
+def _read_table(folder: Path, data: ReportData) -> None:
+    """Add a table and its runs, which are in the folder two levels up, next to `tables`."""
     from hedgerow.searchspaces.reproductions.row_result import all_remarks
     from hedgerow.searchspaces.reproductions.table_command import find_results
 
     try:
-        told = json.loads((folder / "table.json").read_text())
-        name, lines = told["table"], {line["line"] for line in told["lines"]}
+        document = json.loads((folder / "table.json").read_text())
+        name, lines = document["table"], {line["line"] for line in document["lines"]}
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{folder / 'table.json'} is damaged; `hedgerow table --report` writes it anew") from None
     table, found = find_results(name, folder.resolve().parent.parent)
@@ -204,8 +204,8 @@ def _read_table(folder: Path, material: Material) -> None:
     results = [result for result, note in notes if note["line"] in lines]
     for result, note in notes:
         if result in results:
-            # Of a stream's line, every trial is of the same method.
-            _add(result.folder, material, note.get("headings") or [result.heading] * len(result.finished.trials))
+            # All trials of a row of streams have the same method.
+            _add(result.folder, data, note.get("headings") or [result.heading] * len(result.finished.trials))
     rows = [row for result in results for row in result.rows()]
     title = f"{table.name}: {table.title}"
-    material.tables.append(TableResult(title, rows, results[0].explained, all_remarks(results)))
+    data.tables.append(TableResult(title, rows, results[0].explained, all_remarks(results)))

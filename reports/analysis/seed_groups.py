@@ -1,4 +1,4 @@
-"""Runs of one experiment with different seeds belong together."""
+"""Groups the runs of one experiment, which differ only in their seeds."""
 
 import json
 from collections.abc import Sequence
@@ -10,8 +10,8 @@ import numpy as np
 from hedgerow.reports.analysis.run_reader import Run
 from hedgerow.searchspaces.results.trials import Trial, short_label, short_names
 
-APART = ("name", "seed", "output", "resources", "engine", "checkpoints", "tracking")
-"""Sections of the file that leave the numbers as they are, but for the seed and the last bits."""
+NOT_COMPARED = ("name", "seed", "output", "resources", "engine", "checkpoints", "tracking")
+"""Keys of the file that do not change an experiment: numbers differ only by the seed and in the last bits."""
 
 
 CONTENT = "task.data.content"
@@ -19,7 +19,7 @@ CONTENT = "task.data.content"
 
 
 @dataclass(frozen=True)
-class Group:
+class SeedGroup:
     """Runs of the same experiment, one per seed, in the order of their seeds."""
 
     label: str
@@ -35,24 +35,24 @@ class Group:
 
     @property
     def key(self) -> str:
-        """The same for every run of the experiment."""
+        """The key of the experiment, equal for all its runs."""
         return experiment_key(self.first)
 
     def mean(self, key: str) -> float:
-        """Of a number that every run's summary has, over the seeds."""
+        """The mean over the seeds of a number of the summary."""
         return float(np.mean([run.summary[key] for run in self.runs]))
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What makes the experiment, by dotted key."""
+        """The settings of the experiment by dotted key."""
         return Trial("", _described(self.first), []).settings
 
 
-def grouped(runs: Sequence[Run]) -> tuple[list[Group], list[str]]:
-    """The experiments, in the order of their first runs; and sentences about runs that repeat another's seed.
+def group_by_seed(runs: Sequence[Run]) -> tuple[list[SeedGroup], list[str]]:
+    """The experiments, in the order of their first runs; and sentences about runs that repeat a seed.
 
-    Files that agree but for their name, seed, and what `APART` lists besides, are of one experiment. Of runs that
-    repeat a seed the last finished one counts, or the last where none is.
+    Files that differ only in keys of `NOT_COMPARED` belong to one experiment. Of runs with the same seed the last
+    finished one counts, or the last one if none has finished.
     """
     found: dict[str, dict[int, Run]] = {}
     notes: list[str] = []
@@ -69,33 +69,33 @@ def grouped(runs: Sequence[Run]) -> tuple[list[Group], list[str]]:
             notes.append(f"{run.folder.path} repeats {before.folder.path}, of the same seed: it is shown alone.")
         mine[run.seed] = run
     order = dict.fromkeys(experiment_key(run) for run in runs)
-    groups = [Group("", [found[key][seed] for seed in sorted(found[key])]) for key in order]
+    groups = [SeedGroup("", [found[key][seed] for seed in sorted(found[key])]) for key in order]
     return [replace(group, label=label) for group, label in zip(groups, _labels(groups), strict=True)], notes
 
 
-def differing(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """One row per key of the file in which experiments differ: the key, then each one's value, by label."""
+def differing_settings(groups: Sequence[SeedGroup]) -> list[dict[str, Any]]:
+    """One row per key of the file in which experiments differ: the key, then the value of each experiment by label."""
     return [
         {"key": key} | {group.label: group.settings.get(key) for group in groups} for key in _differing_keys(groups)
     ]
 
 
 def _content(run: Run) -> dict[str, Any]:
-    return {key: value for key, value in run.values.items() if key not in APART}
+    return {key: value for key, value in run.values.items() if key not in NOT_COMPARED}
 
 
 def experiment_key(run: Run) -> str:
-    """What runs of one experiment, and no others, have in common."""
+    """A key that is equal for runs of one experiment and different for others."""
     content = _content(run)
     if known := run.record.get("data"):
-        # Equal arrays are the same task, whatever they are called. The seed draws a partition of its own.
+        # Equal arrays are the same task, whatever their names. A partition that is drawn depends on the seed.
         task = content["task"] | {"data": known["dataset"]}
         content["task"] = task if known["drawn"] else task | {"partition": known["partition"]}
     return json.dumps([run.heading, content], sort_keys=True)
 
 
 def _described(run: Run) -> dict[str, Any]:
-    """The content of a run's file, with the names and the content of arrays that the caller gave."""
+    """The content of a run's file, with names and content hashes of arrays that the caller passed."""
     content = _content(run)
     if known := run.record.get("data"):
         data = content["task"]["data"] | {"content": known["dataset"][:8]}
@@ -105,17 +105,17 @@ def _described(run: Run) -> dict[str, Any]:
     return content
 
 
-def _differing_keys(groups: Sequence[Group]) -> list[str]:
+def _differing_keys(groups: Sequence[SeedGroup]) -> list[str]:
     settings = [group.settings for group in groups]
     keys = dict.fromkeys(key for one in settings for key in one)
     differing = [key for key in keys if len({repr(one.get(key)) for one in settings}) > 1]
-    # Two data sets are told apart by their names and options where these differ.
+    # The names and options of two data sets distinguish them, if these differ.
     configured = [key for key in differing if key != CONTENT]
     return configured if any(key.startswith("task.data.") for key in configured) else differing
 
 
-def _labels(groups: list[Group]) -> list[str]:
-    """The shortest that tell them apart: by name, by what a table calls the method, by algorithm, then by setting."""
+def _labels(groups: list[SeedGroup]) -> list[str]:
+    """The shortest labels that are distinct: the name, the method's name in a table, the algorithm, then settings."""
     labels = [""] * len(groups)
     steps = [lambda g: g.first.name, lambda g: g.first.heading, lambda g: g.first.values["algorithm"]["name"]]
 

@@ -1,4 +1,4 @@
-"""Statistics of a few seeds: means, paired differences, and how sure one may be of them."""
+"""Statistics of a few seeds: means, paired differences, confidence intervals and p-values."""
 
 import math
 from collections.abc import Sequence
@@ -10,33 +10,33 @@ from scipy.stats import t as student
 
 CONFIDENCE = 0.95
 ALIKE = 1e-9
-"""Of the largest difference: a standard error below is what rounding makes of equal differences."""
+"""Relative to the largest difference: a smaller standard error is the rounding error of equal differences."""
 
 EXACT = 14
-"""Pairs up to which all patterns of signs are counted; beyond, as many are drawn."""
+"""Largest number of pairs for which all sign patterns are enumerated; for more pairs as many are drawn."""
 
 
 @dataclass(frozen=True)
-class Spread:
-    """Mean and standard deviation (of a sample: n - 1) of some values; of one value there is no deviation."""
+class MeanStd:
+    """Mean and sample standard deviation (n - 1) of some values; a single value has no deviation."""
 
     mean: float
     std: float | None
     n: int
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> "Spread":
-        """Of at least one value."""
+    def of(cls, values: Sequence[float]) -> "MeanStd":
+        """values: at least one."""
         return cls(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None, len(values))
 
 
 @dataclass(frozen=True)
 class Difference:
-    """What pairs (two at least) differ by.
+    """The mean difference of at least two pairs.
 
-    low, high: 95 % confidence interval of the mean, by Student's t, which takes the differences for normal. p: of the
-    same test that there is none. flips: p of the sign-flip test, which takes nothing but their symmetry, and cannot be
-    below `least`. Equal differences leave Student's t nothing to measure by: there is no interval, and p is `flips`.
+    low, high: 95 % confidence interval of the mean by Student's t, which assumes normal differences. p: of the t-test
+    of no difference. flips: p of the sign-flip test, which assumes only symmetry and cannot be below `least`. Equal
+    differences have no variance for a t-test: there is no interval, and p is `flips`.
     """
 
     mean: float
@@ -52,11 +52,11 @@ class Difference:
 
 
 def paired(differences: Sequence[float]) -> Difference:
-    """The statistics of paired differences."""
+    """Mean, interval and p-values of paired differences."""
     d = np.asarray(differences, dtype=float)
     n, mean = len(d), float(d.mean())
     error, flips = float(d.std(ddof=1)) / math.sqrt(n), sign_flips(d)
-    # Accuracies and rounds are discrete: two seeds that agree by chance say nothing of how far others would scatter.
+    # Accuracies and rounds are discrete: two seeds that agree by chance do not show how much others would vary.
     if error <= ALIKE * np.abs(d).max():
         return Difference(mean, None, None, flips, flips, n)
     margin = float(student.ppf((1 + CONFIDENCE) / 2, n - 1)) * error
@@ -65,22 +65,22 @@ def paired(differences: Sequence[float]) -> Difference:
 
 
 def sign_flips(differences: Sequence[float] | np.ndarray) -> float:
-    """How often signs at random make a mean as far from 0 as it is: of all patterns of signs, or of many."""
+    """The share of sign patterns, all or many at random, whose mean is as far from 0 as the observed one."""
     d = np.asarray(differences, dtype=float)
     if len(d) <= EXACT:
         signs = np.array(list(product((1.0, -1.0), repeat=len(d))))
     else:
         drawn = np.random.default_rng(0).choice((1.0, -1.0), (2**EXACT, len(d)))
-        # The pattern that was observed is one of them: no p is ever 0.
+        # The observed pattern is one of them, so p is never 0.
         signs = np.concatenate([np.ones((1, len(d))), drawn])
     sums = np.abs(signs @ d)
     return float(np.mean(sums >= sums[0] - 1e-12 * np.abs(d).sum()))
 
 
 def holm(ps: Sequence[float], of: int | None = None) -> list[float]:
-    """Holm's correction of p-values for how many are looked at, in their order.
+    """Holm's correction of p-values for multiple tests, in their order.
 
-    of: how many they were chosen from, where the same numbers chose them; None: they are all.
+    of: the number of tests that they were chosen from, if the same numbers chose them; None: all of them are given.
     """
     of = len(ps) if of is None else of
     found = [0.0] * len(ps)

@@ -1,4 +1,8 @@
-"""The figures of a report, each with the table of the numbers behind it."""
+"""The charts of a report, each with the table of its numbers.
+
+They are inline SVG, not matplotlib's: colours are variables of the page, for light and dark mode, text stays text, and
+lines scale to a phone.
+"""
 
 import math
 from collections.abc import Sequence
@@ -6,10 +10,12 @@ from dataclasses import dataclass
 from itertools import count, pairwise
 from typing import Any
 
+import numpy as np
 from markupsafe import Markup
 
-from hedgerow.reports.charts.html_table import Table, table
-from hedgerow.reports.charts.series import Series, late_start, thinned
+from hedgerow.platform.ui.plotting import COLOURS
+from hedgerow.platform.ui.series import Series
+from hedgerow.reports.charts.html_table import HtmlTable, table
 from hedgerow.reports.charts.svg import (
     BOTTOM,
     HEIGHT,
@@ -26,33 +32,30 @@ from hedgerow.reports.charts.svg import (
     spanning,
 )
 
-COLOURS = 8
-"""Of the page's style; further series repeat them, dashed."""
-
 POINTS = 300
-"""Of a line, at most: more than that no screen shows."""
+"""Points of a line, at most: a screen does not show more."""
 
 ROWS = 60
-"""Of the table behind a line, at most."""
+"""Rows of the table of a chart, at most."""
 
 _numbers = count(1)
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A picture, its legend (colour, label), the numbers behind it, and what is to be said below."""
+class Chart:
+    """A chart with its legend (colour, label), the table of its numbers, and a note below."""
 
     title: str
     svg: Markup
     legend: list[tuple[str, str]]
-    data: Table | None = None
+    data: HtmlTable | None = None
     note: str = ""
     kind: str = "figure"
 
 
 def colour(index: int) -> str:
-    """The class of a series."""
-    return f"s{index % COLOURS}" + (" dashed" if index >= COLOURS else "")
+    """The CSS class of a series: after the last colour they repeat, dashed."""
+    return f"s{index % len(COLOURS)}" + (" dashed" if index >= len(COLOURS) else "")
 
 
 def lines(
@@ -64,10 +67,10 @@ def lines(
     targets: Sequence[float] = (),
     late: bool = False,
     note: str = "",
-) -> Figure | None:
-    """Lines with bands of their spread; points that are not finite are left out. None where no point is left.
+) -> Chart | None:
+    """Lines with bands for their spread, without points that are not finite; None if no point remains.
 
-    x counts something. late: lines that rise from far below are cut off there, for the sake of their ends.
+    x is an integer. late: cut off the steep beginning of rising lines, so that their ends are distinguishable.
     """
     drawn = [one for one in (given.finite() for given in series) if one.points]
     if not drawn:
@@ -85,14 +88,14 @@ def lines(
         early = start > y.low
         top = max(values) + 0.05 * (max(values) - start)
         y = Scale(max(y.low, start), min(y.high, top), y.start, y.end, log)
-    tell = _percent if percent else short
+    text_of = _percent if percent else short
     name = f"f{next(_numbers)}"
-    frame = axes(x, y, x_label, y_label, {t: short(t) for t in x.ticks(whole=True)}, _told(y, tell))
+    frame = axes(x, y, x_label, y_label, {t: short(t) for t in x.ticks(whole=True)}, _ticks(y, text_of))
     parts: list[Markup] = []
     for target in targets:
         if y.low <= target <= y.high:
             parts.append(element("line", x1=x.start, x2=x.end, y1=y(target), y2=y(target), class_="target"))
-            parts.append(element("text", f"target {tell(target)}", x=x.start + 4, y=y(target) - 4, class_="target"))
+            parts.append(element("text", f"target {text_of(target)}", x=x.start + 4, y=y(target) - 4, class_="target"))
     for one in drawn:
         pairs = thinned(one.pairs, POINTS)
         if any(s for _, s in pairs):
@@ -103,19 +106,19 @@ def lines(
         places = [(x(a), y(v)) for a, v in thinned(one.points, POINTS)]
         kind = f"line {colour(one.index)}" + (" strong" if one.strong else "")
         if len(places) == 1:
-            (a, b), told = places[0], element("title", one.label)
-            parts.append(element("circle", told, cx=a, cy=b, r=4, class_=f"dot {colour(one.index)}"))
+            (a, b), tooltip = places[0], element("title", one.label)
+            parts.append(element("circle", tooltip, cx=a, cy=b, r=4, class_=f"dot {colour(one.index)}"))
         else:
             parts.append(element("path", element("title", one.label), d=path(places), class_=kind))
     inner = element("rect", x=x.start - 4, y=0.0, width=x.end - x.start + 8, height=y.start)
     clipped = element("g", *parts, clip_path=f"url(#{name}-inner)")
     inside = [element("clipPath", inner, id=f"{name}-inner"), frame, clipped]
-    ends = "; ".join(f"{one.label}: {tell(one.points[-1][1])}" for one in drawn[:12])
+    ends = "; ".join(f"{one.label}: {text_of(one.points[-1][1])}" for one in drawn[:12])
     text = f"{y_label} against {x_label}, {len(drawn)} line{'s' * (len(drawn) > 1)}. At the end {ends}."
     legend = [(colour(one.index) + (" strong" if one.strong else ""), one.label) for one in drawn]
-    below_it = " The first rounds lie below." if early else ""
-    return Figure(
-        title, picture(name, title, text, *inside), legend, _data(drawn, x_label, tell), (note + below_it).strip()
+    cut_off = " The first rounds are below the axis." if early else ""
+    return Chart(
+        title, picture(name, title, text, *inside), legend, _data(drawn, x_label, text_of), (note + cut_off).strip()
     )
 
 
@@ -124,9 +127,9 @@ def areas(
     rounds: Sequence[int],
     bands: Sequence[tuple[str, list[float]]],
     y_label: str,
-    indices: Sequence[int] = range(COLOURS),
-) -> Figure:
-    """Shares that add up to one, stacked; each holds from its round to the next. The last band may be the others'.
+    indices: Sequence[int] = range(len(COLOURS)),
+) -> Chart:
+    """Stacked shares that add up to one; each holds until the next round. The last band may be "n others".
 
     indices: the colours of the bands.
     """
@@ -148,17 +151,17 @@ def areas(
         )
         legend.append((kind, label))
         base = top
-    frame = axes(x, y, "round", y_label, {t: short(t) for t in x.ticks(whole=True)}, _told(y, _percent))
+    frame = axes(x, y, "round", y_label, {t: short(t) for t in x.ticks(whole=True)}, _ticks(y, _percent))
     text = "Stacked shares by round. In the last round " + "; ".join(f"{n}: {_percent(v[-1])}" for n, v in bands) + "."
     rows = [
         {"round": str(rounds[i])} | {label: f"{shares[i]:.1%}" for label, shares in bands}
         for i in thinned(list(range(len(rounds))), ROWS)
     ]
-    return Figure(title, picture(f"f{next(_numbers)}", title, text, frame, *parts), legend, table(rows))
+    return Chart(title, picture(f"f{next(_numbers)}", title, text, frame, *parts), legend, table(rows))
 
 
-def bars(title: str, rows: Sequence[tuple[str, dict[str, float]]], x_label: str, tell: Any = short) -> Figure:
-    """A bar for each row, of stacked parts."""
+def bars(title: str, rows: Sequence[tuple[str, dict[str, float]]], x_label: str, text_of: Any = short) -> Chart:
+    """A bar of stacked parts for each row."""
     names = list(dict.fromkeys(name for _, parts in rows for name in parts))
     step = 44.0
     height = TOP + step * len(rows) + BOTTOM
@@ -171,49 +174,49 @@ def bars(title: str, rows: Sequence[tuple[str, dict[str, float]]], x_label: str,
         children.append(element("text", label, x=8.0, y=place + 14))
         for name, value in parts.items():
             kind = f"bar {colour(names.index(name))}"
-            told = element("title", f"{label}, {name}: {tell(value)}")
+            tooltip = element("title", f"{label}, {name}: {text_of(value)}")
             wide = max(x(at + value) - x(at), 0.0)
-            children.append(element("rect", told, x=x(at), y=place + 19, width=wide, height=18.0, class_=kind))
+            children.append(element("rect", tooltip, x=x(at), y=place + 19, width=wide, height=18.0, class_=kind))
             at += value
-    text = "; ".join(f"{label}: " + ", ".join(f"{n} {tell(v)}" for n, v in parts.items()) for label, parts in rows)
+    text = "; ".join(f"{label}: " + ", ".join(f"{n} {text_of(v)}" for n, v in parts.items()) for label, parts in rows)
     svg = picture(f"f{next(_numbers)}", title, f"{x_label}. {text}.", *children, height=height)
     data = table(
-        [{"experiment": label} | {name: tell(parts.get(name, 0.0)) for name in names} for label, parts in rows]
+        [{"experiment": label} | {name: text_of(parts.get(name, 0.0)) for name in names} for label, parts in rows]
     )
-    return Figure(title, svg, [(colour(i), name) for i, name in enumerate(names)], data)
+    return Chart(title, svg, [(colour(i), name) for i, name in enumerate(names)], data)
 
 
 def histogram(
     title: str, edges: Sequence[float], parts: Sequence[tuple[str, Sequence[float]]], x_label: str, y_label: str,
     percent: bool = False, index: int = 0, whole: bool = False,
-) -> Figure:  # fmt: skip
-    """Counts between edges, of one or of several. index: the colour of the first. whole: what is counted is whole."""
+) -> Chart:  # fmt: skip
+    """Counts between edges, of one or more groups. index: the colour of the first. whole: ticks are integers."""
     x = Scale(edges[0], edges[-1], LEFT, WIDTH - RIGHT)
     most = max((v for _, counts in parts for v in counts), default=0) or 1
     y = Scale(0.0, most * 1.06, HEIGHT - BOTTOM, TOP)
-    tell = _percent if percent else short
-    children = [axes(x, y, x_label, y_label, {t: tell(t) for t in x.ticks(whole=whole)}, _told(y, short))]
+    text_of = _percent if percent else short
+    children = [axes(x, y, x_label, y_label, {t: text_of(t) for t in x.ticks(whole=whole)}, _ticks(y, short))]
     for i, (label, counts) in enumerate(parts):
         for low, high, value in zip(edges[:-1], edges[1:], counts, strict=True):
-            told = element("title", f"{label}, {tell(low)} to {tell(high)}: {short(value)}")
+            tooltip = element("title", f"{label}, {text_of(low)} to {text_of(high)}: {short(value)}")
             wide, tall = max(x(high) - x(low) - 1, 0.5), y.start - y(value)
             kind = f"bin {colour(index + i)}"
             if value:
-                children.append(element("rect", told, x=x(low), y=y(value), width=wide, height=tall, class_=kind))
+                children.append(element("rect", tooltip, x=x(low), y=y(value), width=wide, height=tall, class_=kind))
     rows = [
-        {x_label: f"{tell(low)} to {tell(high)}"} | {label: short(counts[i]) for label, counts in parts}
+        {x_label: f"{text_of(low)} to {text_of(high)}"} | {label: short(counts[i]) for label, counts in parts}
         for i, (low, high) in enumerate(pairwise(edges))
     ]
     text = f"{y_label} by {x_label}; the largest bin has {short(max(v for _, c in parts for v in c))}."
     legend = [(colour(index + i), label) for i, (label, _) in enumerate(parts)]
-    return Figure(title, picture(f"f{next(_numbers)}", title, text, *children), legend, table(rows))
+    return Chart(title, picture(f"f{next(_numbers)}", title, text, *children), legend, table(rows))
 
 
 LEVELS = 8
 
 
-def heat(title: str, counts: Sequence[Sequence[int]], names: Sequence[str], x_label: str, note: str = "") -> Figure:
-    """Counts by column (what x_label says) and row (a class): the more, the stronger."""
+def heat(title: str, counts: Sequence[Sequence[int]], names: Sequence[str], x_label: str, note: str = "") -> Chart:
+    """Counts by column (named by x_label) and row (a class); the colour is stronger for larger counts."""
     clients, classes = len(counts), len(names)
     step = min(22.0, max(3.0, 400.0 / classes))
     height = TOP + step * classes + BOTTOM
@@ -242,7 +245,24 @@ def heat(title: str, counts: Sequence[Sequence[int]], names: Sequence[str], x_la
         {x_label: str(i)} | {str(n): str(v) for n, v in zip(names, row, strict=True)} for i, row in enumerate(counts)
     ]
     svg = picture(f"f{next(_numbers)}", title, text, frame, *squares, height=height)
-    return Figure(title, svg, [], table(rows[:ROWS]) if classes <= 40 else None, note)
+    return Chart(title, svg, [], table(rows[:ROWS]) if classes <= 40 else None, note)
+
+
+def late_start(drawn: Sequence[Series]) -> float | None:
+    """A start of the y axis for rising lines: just below their values after the first tenth. None: no need for one."""
+    after = [value for one in drawn for _, value in one.points[len(one.points) // 10 :]]
+    ends = [one.points[-1][1] for one in drawn]
+    if len(after) < 20 or min(ends) < 2 * min(v for one in drawn for _, v in one.points):
+        return None
+    low = float(np.quantile(after, 0.02))
+    return low - 0.1 * (max(after) - low)
+
+
+def thinned(values: list[Any], most: int) -> list[Any]:
+    """At most `most` values, evenly spaced, with the first and the last."""
+    if len(values) <= most:
+        return values
+    return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
 
 
 def _end_to_end(values: Sequence[float]) -> Scale:
@@ -250,21 +270,21 @@ def _end_to_end(values: Sequence[float]) -> Scale:
     return Scale(low, high, LEFT, WIDTH - RIGHT) if high > low else Scale(low - 1, high + 1, LEFT, WIDTH - RIGHT)
 
 
-def _told(scale: Scale, tell: Any) -> dict[float, str]:
-    return {value: tell(value) for value in scale.ticks()}
+def _ticks(scale: Scale, text_of: Any) -> dict[float, str]:
+    return {value: text_of(value) for value in scale.ticks()}
 
 
 def _percent(value: float) -> str:
     return f"{100 * value:.3g}%"
 
 
-def _data(series: Sequence[Series], x_label: str, tell: Any) -> Table:
-    """The points of all lines, by x, as few as people read."""
+def _data(series: Sequence[Series], x_label: str, text_of: Any) -> HtmlTable:
+    """The points of all lines by x, thinned to ROWS rows."""
     by_x: dict[float, dict[str, str]] = {}
     for one in series:
         for (x, value), spread in one.pairs:
-            around = f" ± {tell(spread)}" if spread else ""
-            by_x.setdefault(x, {})[one.label] = f"{tell(value)}{around}"
+            around = f" ± {text_of(spread)}" if spread else ""
+            by_x.setdefault(x, {})[one.label] = f"{text_of(value)}{around}"
     labels = [one.label for one in series]
     rows = [
         {x_label: f"{x:,.4g}" if x < 1e4 else f"{x:,.0f}"} | {label: by_x[x].get(label, "-") for label in labels}

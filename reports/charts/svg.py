@@ -1,4 +1,4 @@
-"""Charts as inline SVG, drawn by hand: every colour is a variable of the page's style, light or dark; text is text."""
+"""Elements, scales and axes of inline SVG. Every colour is a variable of the page's style."""
 
 import math
 from collections.abc import Sequence
@@ -8,28 +8,28 @@ from typing import Any
 from markupsafe import Markup, escape
 
 WIDTH, HEIGHT = 480.0, 300.0
-"""Of a chart, in its own units: with letters of 13 units it is read on a telephone as on a desk."""
+"""Size of a chart in its own units. Letters of 13 units are readable on a phone."""
 
 LEFT, RIGHT, TOP, BOTTOM = 62.0, 12.0, 12.0, 48.0
 
 
 def element(tag: str, *children: Any, **attributes: Any) -> Markup:
-    """An element; what is no Markup is escaped. class_ -> class, stroke_width -> stroke-width; None is left out."""
-    told = Markup("").join(
-        Markup(' {}="{}"').format(name.rstrip("_").replace("_", "-"), _plain(value))
+    """An element; children are escaped unless they are Markup. class_ -> class, None: left out."""
+    written = Markup("").join(
+        Markup(' {}="{}"').format(name.rstrip("_").replace("_", "-"), _number(value))
         for name, value in attributes.items()
         if value is not None
     )
     inside = Markup("").join(escape(child) for child in children)
-    return Markup("<{0}{1}>{2}</{0}>").format(Markup(tag), told, inside)
+    return Markup("<{0}{1}>{2}</{0}>").format(Markup(tag), written, inside)
 
 
-def _plain(value: Any) -> Any:
+def _number(value: Any) -> Any:
     return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else value
 
 
 def picture(name: str, title: str, text: str, *children: Markup, height: float = HEIGHT) -> Markup:
-    """The whole: an image with a title and a description for those who do not see it. name: unique in the page."""
+    """The image, with a title and a description for screen readers. name: unique in the page."""
     return element(
         "svg",
         element("title", title, id=f"{name}-title"),
@@ -44,7 +44,7 @@ def picture(name: str, title: str, text: str, *children: Markup, height: float =
 
 @dataclass(frozen=True)
 class Scale:
-    """From values in [low, high] to places in [start, end]."""
+    """Maps values in [low, high] to positions in [start, end]."""
 
     low: float
     high: float
@@ -60,7 +60,7 @@ class Scale:
         return math.log10(max(value, 1e-300)) if self.log else value
 
     def ticks(self, wanted: int = 5, whole: bool = False) -> list[float]:
-        """Round numbers within the range, about so many. whole: integers alone."""
+        """About `wanted` round numbers within the range. whole: integers."""
         if self.log:
             exponents = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
             for steps in ((1,), (1, 3), (1, 2, 5)):
@@ -78,7 +78,7 @@ class Scale:
 
 
 def spanning(values: Sequence[float], start: float, end: float, log: bool = False) -> Scale:
-    """A scale with a little room around the values."""
+    """A scale with a margin around the values."""
     low, high = min(values), max(values)
     if log and low > 0:
         room = (high / low) ** 0.05 if high > low else 1.5
@@ -90,7 +90,7 @@ def spanning(values: Sequence[float], start: float, end: float, log: bool = Fals
 def axes(
     x: Scale, y: Scale, x_label: str, y_label: str, x_ticks: dict[float, str], y_ticks: dict[float, str]
 ) -> Markup:
-    """Lines of a grid, ticks and labels."""
+    """Grid lines, ticks and labels."""
     bottom, right = max(y.start, y.end), max(x.start, x.end)
     left, top = min(x.start, x.end), min(y.start, y.end)
     parts = []
@@ -109,12 +109,12 @@ def axes(
 
 
 def path(points: Sequence[tuple[float, float]], closed: bool = False) -> str:
-    """The d of a path through points."""
+    """The attribute d of a path through points."""
     return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points) + ("Z" if closed else "")
 
 
 def short(value: float) -> str:
-    """A tick: 1200000 as 1.2M, 0.05 as 0.05."""
+    """The text of a tick: 1.2M for 1200000, 0.05 for 0.05."""
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= size:
             return f"{value / (1e3 if unit == 'k' else size):.4g}{unit}"

@@ -1,4 +1,4 @@
-"""The sections of a report, in the order in which they are read."""
+"""The sections of a report, in the order of the page."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -8,9 +8,9 @@ import numpy as np
 
 from hedgerow.platform.tracking.formatting import dropped_text, size_text
 from hedgerow.reports.analysis.comparison import EXPLAINED, compare, default_metric, spread_text
-from hedgerow.reports.analysis.run_reader import Material, Run
-from hedgerow.reports.analysis.seed_groups import Group, differing, grouped
-from hedgerow.reports.analysis.statistics import Spread
+from hedgerow.reports.analysis.run_reader import ReportData, Run
+from hedgerow.reports.analysis.seed_groups import SeedGroup, differing_settings, group_by_seed
+from hedgerow.reports.analysis.statistics import MeanStd
 from hedgerow.reports.charts.charts import histogram
 from hedgerow.reports.charts.html_table import seconds_text, table
 from hedgerow.reports.sections.costs import ledger, timing
@@ -23,12 +23,12 @@ from hedgerow.searchspaces.results.trials import Trial as Configuration
 from hedgerow.searchspaces.results.trials import final_value, ranked, show
 
 HEDGE = "Hedge, expected"
-"""What a line says of Hedge's own results, which are expected values under its weights."""
+"""Label of Hedge's own results, which are expected values under its weights."""
 
 
 @dataclass(frozen=True)
-class Section:
-    """name: its address in the page. parts: figures, tables and folded texts, in their order."""
+class PageSection:
+    """A section of the page. name: its anchor. parts: charts, tables and folded texts, in their order."""
 
     name: str
     title: str
@@ -45,31 +45,31 @@ class Folded:
     kind: str = "folded"
 
 
-def sections(material: Material, groups: list[Group]) -> list[Section]:
-    """Those that have something to say."""
-    shown, learners = foremost(groups), _learners(material)
-    # Of each experiment the same colour in every figure, by its key.
+def sections(data: ReportData, groups: list[SeedGroup]) -> list[PageSection]:
+    """The sections of the page, without empty ones."""
+    shown, learners = best_groups(groups), _learners(data)
+    # An experiment has the same colour in every chart, by its key.
     places = {group.key: index for index, group in [*enumerate(shown), *enumerate(learners, SHOWN)]}
     made = [
         _summary(groups),
-        *(_table(index, result) for index, result in enumerate(material.tables, start=1)),
+        *(_table(index, result) for index, result in enumerate(data.tables, start=1)),
         _curves(groups, shown, learners),
         _targets(groups),
-        _comparison(grouped(material.compared)[0]),
-        *(_search(index, search, learners, places) for index, search in enumerate(material.searches, start=1)),
+        _comparison(group_by_seed(data.compared)[0]),
+        *(_search(index, search, learners, places) for index, search in enumerate(data.searches, start=1)),
         _fairness(shown),
-        _partition(material),
+        _partition(data),
         _shown_by_the_method(shown),
         _ledger(groups, shown),
         _time(groups, shown),
-        _environment(material),
+        _environment(data),
         _files(groups),
     ]
     return [section for section in made if section is not None]
 
 
-def foremost(groups: list[Group]) -> list[Group]:
-    """The best few, in the order of all."""
+def best_groups(groups: list[SeedGroup]) -> list[SeedGroup]:
+    """The best experiments, SHOWN at most, in their original order."""
     metric = default_metric(groups)
     by = {id(group.first.records): group for group in groups}
     order = ranked(
@@ -79,19 +79,19 @@ def foremost(groups: list[Group]) -> list[Group]:
     return [group for group in groups if group in best]
 
 
-def tiles(material: Material, groups: list[Group]) -> list[tuple[str, str, str]]:
-    """The page in a few numbers: what, how much, of whom."""
+def tiles(data: ReportData, groups: list[SeedGroup]) -> list[tuple[str, str, str]]:
+    """The main numbers of the page: name, value, and a remark."""
     metric = default_metric(groups)
-    values = [(g, of(g, lambda run: final_value(run.records, metric))) for g in groups]
+    values = [(g, seed_mean(g, lambda run: final_value(run.records, metric))) for g in groups]
     there = [(group, spread) for group, spread in values if spread is not None]
     runs = [run for group in groups for run in group.runs]
     found = []
     if there:
         sign = -1 if "loss" in metric else 1
         group, spread = max(there, key=lambda pair: sign * pair[1].mean)
-        of_whom = group.label if len(groups) > 1 else seeds_text(group)
+        remark = group.label if len(groups) > 1 else seeds_text(group)
         found.append(
-            (f"{'best ' if len(groups) > 1 else ''}{metric.replace('_', ' ')}", spread_text(spread, metric), of_whom)
+            (f"{'best ' if len(groups) > 1 else ''}{metric.replace('_', ' ')}", spread_text(spread, metric), remark)
         )
     found.append(
         (
@@ -105,24 +105,24 @@ def tiles(material: Material, groups: list[Group]) -> list[tuple[str, str, str]]
     if size := sum(run.summary["bytes"] for run in runs):
         found.append(("sent", size_text(size), "down and up, in all"))
     found.append(("time", seconds_text(sum(run.summary["seconds"] for run in runs)), "of rounds, in all"))
-    if material.searches and (hedge := material.searches[0].finished.hedge):
+    if data.searches and (hedge := data.searches[0].finished.hedge):
         found.append(("regret", show(float(hedge[-1]["regret"])), f"of Hedge, over {len(hedge)} rounds"))
     return found
 
 
-def of(group: Group, what: Callable[[Run], float | None]) -> Spread | None:
-    """Mean and deviation over the seeds; None where one has no finite number."""
-    values = [what(run) for run in group.runs]
+def seed_mean(group: SeedGroup, number_of: Callable[[Run], float | None]) -> MeanStd | None:
+    """Mean and standard deviation over the seeds; None if a run has no finite value."""
+    values = [number_of(run) for run in group.runs]
     known = [float(value) for value in values if value is not None and np.isfinite(value)]
-    return Spread.of(known) if len(known) == len(values) else None
+    return MeanStd.of(known) if len(known) == len(values) else None
 
 
-def seeds_text(group: Group) -> str:
+def seeds_text(group: SeedGroup) -> str:
     return f"{len(group.runs)} seeds" if len(group.runs) > 1 else f"seed {group.first.seed}"
 
 
-def _cell(group: Group, what: Callable[[Run], float | None], metric: str) -> str:
-    spread = of(group, what)
+def _cell(group: SeedGroup, number_of: Callable[[Run], float | None], metric: str) -> str:
+    spread = seed_mean(group, number_of)
     return "-" if spread is None else spread_text(spread, metric)
 
 
@@ -139,7 +139,7 @@ SUMMARY = {
 }
 
 
-def _summary(groups: list[Group]) -> Section:
+def _summary(groups: list[SeedGroup]) -> PageSection:
     rows = []
     stream = all(group.first.is_stream for group in groups)
     whole = all(run.is_finished for group in groups for run in group.runs)
@@ -174,25 +174,25 @@ def _summary(groups: list[Group]) -> Section:
         texts += [
             f"{group.label}, seed {run.seed}: {said}." for run in group.runs for said in run.record.get("diverged", [])
         ]
-    return Section("summary", "Summary", texts, [table(rows)])
+    return PageSection("summary", "Summary", texts, [table(rows)])
 
 
-def _table(index: int, result: Any) -> Section:
+def _table(index: int, result: Any) -> PageSection:
     remarks = Folded("Remarks", "\n".join(f"- {remark}" for remark in result.remarks))
-    return Section(f"table-{index}", result.title, [f"{result.explained}."], [table(result.rows), remarks])
+    return PageSection(f"table-{index}", result.title, [f"{result.explained}."], [table(result.rows), remarks])
 
 
-def _learners(material: Material) -> list[Group]:
-    """What Hedge itself achieved, searches that differ in their seeds together; the best few first."""
-    found = grouped(material.learners)[0]
+def _learners(data: ReportData) -> list[SeedGroup]:
+    """The results of Hedge searches, group_by_seed by seed; the best ones first."""
+    found = group_by_seed(data.learners)[0]
     if len(found) == 1:
         return [replace(found[0], label=HEDGE)]
-    best = foremost(found)
+    best = best_groups(found)
     ordered = [*best, *(group for group in found if group not in best)]
     return [replace(group, label=f"{HEDGE}: {group.label}") for group in ordered]
 
 
-def _curves(groups: list[Group], shown: list[Group], learners: list[Group]) -> Section:
+def _curves(groups: list[SeedGroup], shown: list[SeedGroup], learners: list[SeedGroup]) -> PageSection:
     texts = [
         f"The best {len(some)} of {len(every)} {what}."
         for some, every, what in ((shown, groups, "experiments"), (learners[:SHOWN], learners, "Hedge searches"))
@@ -200,105 +200,107 @@ def _curves(groups: list[Group], shown: list[Group], learners: list[Group]) -> S
     ]
     if any(len(group.runs) > 1 for group in [*shown, *learners]):
         texts.append("Lines are means over seeds, bands ± one standard deviation.")
-    return Section("curves", "Curves", texts, list(curves(shown, learners[:SHOWN])))
+    return PageSection("curves", "Curves", texts, list(curves(shown, learners[:SHOWN])))
 
 
-def _targets(groups: list[Group]) -> Section | None:
+def _targets(groups: list[SeedGroup]) -> PageSection | None:
     parts = targets(groups)
     texts = [
         "Rounds, and transmissions in units of one FedAvg round, until the target is first reached; + where a seed did "
         "not reach it. Gain: how many times the transmissions of the cheapest."
     ]
-    return Section("targets", "Transmissions to target", texts, list(parts)) if parts else None
+    return PageSection("targets", "Transmissions to target", texts, list(parts)) if parts else None
 
 
-def _comparison(groups: list[Group]) -> Section | None:
+def _comparison(groups: list[SeedGroup]) -> PageSection | None:
     if len(groups) < 2:
         return None
     texts, parts = _differences(groups)
-    keys = [{"key": str(row["key"])} | {g.label: show(row[g.label]) for g in groups} for row in differing(groups)]
+    keys = [
+        {"key": str(row["key"])} | {g.label: show(row[g.label]) for g in groups} for row in differing_settings(groups)
+    ]
     if keys:
         parts.append(table(keys, "Where their files differ"))
-    return Section("comparison", "Which differences matter", texts, parts) if texts or parts else None
+    return PageSection("comparison", "Which differences matter", texts, parts) if texts or parts else None
 
 
-def _differences(groups: list[Group]) -> tuple[list[str], list[Any]]:
-    """What `hedgerow compare` prints; nothing where no run has been evaluated yet."""
+def _differences(groups: list[SeedGroup]) -> tuple[list[str], list[Any]]:
+    """The output of `hedgerow compare`; empty if no run has been evaluated yet."""
     metric = default_metric(groups)
     if not any(metric in record for group in groups for run in group.runs for record in run.records):
         return [], []
     found = compare(groups, metric)
-    # What no statement is possible about would only fill the page.
-    told = [i for i, pair in enumerate(found.pairs) if pair.difference]
-    if not told:
+    # Pairs without a statement are left out.
+    tested = [i for i, pair in enumerate(found.pairs) if pair.difference]
+    if not tested:
         return found.notes, []
-    rows, matter = found.pair_rows(), [place for place, i in enumerate(told) if found.pairs[i].matters]
+    rows, matter = found.pair_rows(), [place for place, i in enumerate(tested) if found.pairs[i].matters]
     return [EXPLAINED, *found.notes], [
         table(found.rows(), "Experiments"),
-        table([rows[i] for i in told], "Differences, paired over seeds", matter),
+        table([rows[i] for i in tested], "Differences, paired over seeds", matter),
     ]
 
 
-def _search(index: int, search: Any, learners: list[Group], places: dict[str, int]) -> Section:
-    """A search's own section; its trials stand in the others, too."""
+def _search(index: int, search: Any, learners: list[SeedGroup], places: dict[str, int]) -> PageSection:
+    """The section of a search. Its trials are in the other sections too."""
     parts: list[Any] = [*hedge_figures(search, learners, places), *search_tables(search)]
     kind = search.finished.plan.search.kind
-    return Section(f"search-{index}", f"Search {search.folder.name} ({kind})", hedge_sentences(search), parts)
+    return PageSection(f"search-{index}", f"Search {search.folder.name} ({kind})", hedge_sentences(search), parts)
 
 
-def _partition(material: Material) -> Section | None:
-    texts, parts = partitions(material)
-    return Section("partition", "Who owns what", texts, parts) if parts else None
+def _partition(data: ReportData) -> PageSection | None:
+    texts, parts = partitions(data)
+    return PageSection("partition", "Partition", texts, parts) if parts else None
 
 
-def _ledger(groups: list[Group], shown: list[Group]) -> Section | None:
+def _ledger(groups: list[SeedGroup], shown: list[SeedGroup]) -> PageSection | None:
     parts = ledger(groups, shown)
     texts = [
-        "What the protocol sends, whatever the machine does underneath. Transmissions are in units of one FedAvg "
-        "round; exchanges are broadcasts with their answers; left out are answers of clients that diverged."
+        "Bytes that the protocol sends, not those of the machine's network. Transmissions are in units of one FedAvg "
+        "round. An exchange is a broadcast and its replies. Replies of clients that diverged are left out."
     ]
-    return Section("ledger", "Ledger", texts, parts) if parts else None
+    return PageSection("ledger", "Communication", texts, parts) if parts else None
 
 
-def _time(groups: list[Group], shown: list[Group]) -> Section:
+def _time(groups: list[SeedGroup], shown: list[SeedGroup]) -> PageSection:
     texts = [
-        "Mean over seeds. Around the rounds: starting Ray, saving checkpoints, drawing figures. Trials of a search "
-        "that run in a pack share the seconds of a round."
+        "Mean over seeds. Around: starting Ray, saving checkpoints and drawing figures. Trials of a search that run "
+        "in one pack share the seconds of a round."
     ]
-    return Section("time", "Time", texts, timing(groups, shown))
+    return PageSection("time", "Time", texts, timing(groups, shown))
 
 
-def _environment(material: Material) -> Section:
-    texts, rows, commands = environment(material)
+def _environment(data: ReportData) -> PageSection:
+    texts, rows, commands = environment(data)
     folded = [Folded("Commands", "\n".join(commands))] if commands else []
-    return Section("environment", "Environment", texts, [table(rows), *folded])
+    return PageSection("environment", "Environment", texts, [table(rows), *folded])
 
 
-def _fairness(shown: list[Group]) -> Section | None:
+def _fairness(shown: list[SeedGroup]) -> PageSection | None:
     parts = fairness(shown)
     texts = [
         "The accuracy of the model on each client's own samples (held-out ones where the partition keeps some), at the "
         "last evaluation."
     ]
-    return Section("fairness", "Clients", texts, parts) if parts else None
+    return PageSection("fairness", "Clients", texts, parts) if parts else None
 
 
-def _shown_by_the_method(shown: list[Group]) -> Section | None:
-    """Histograms that an algorithm keeps, such as the weights of samples."""
+def _shown_by_the_method(shown: list[SeedGroup]) -> PageSection | None:
+    """Histograms that an algorithm records, such as the weights of samples."""
     parts = [
         histogram(f"{title}: {group.label}", np.linspace(0, 1, len(next(iter(of.values()))) + 1).tolist(),
                   [(who, counts) for who, counts in of.items()], title, "samples")
         for group in shown
         for title, of in group.first.record.get("histograms", {}).items()
     ]  # fmt: skip
-    return Section("histograms", "What the method learnt beside", [], parts) if parts else None
+    return PageSection("histograms", "Histograms of the method", [], parts) if parts else None
 
 
-def _files(groups: list[Group]) -> Section:
-    """The resolved file of each experiment, with every default filled in."""
-    shown: Sequence[Group] = groups[:20]
-    texts = ["The resolved files: every default is filled in, and each runs again as it stands."]
+def _files(groups: list[SeedGroup]) -> PageSection:
+    """The resolved file of each experiment."""
+    shown: Sequence[SeedGroup] = groups[:20]
+    texts = ["The resolved files, with every default filled in. Each runs again as it is."]
     if len(groups) > len(shown):
         texts.append(f"The first {len(shown)} of {len(groups)}.")
     parts = [Folded(f"{g.label} (seed {g.first.seed})", g.first.folder.experiment.read_text()) for g in shown]
-    return Section("files", "Experiment files", texts, list(parts))
+    return PageSection("files", "Experiment files", texts, list(parts))

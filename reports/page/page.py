@@ -1,4 +1,4 @@
-"""From what was read to one page that needs nothing else: style, script and pictures are in it."""
+"""The report as one self-contained HTML page, with style, script and charts."""
 
 import base64
 import hashlib
@@ -9,18 +9,23 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from hedgerow.platform.tracking.run_folder import now
-from hedgerow.reports.analysis.run_reader import Material
-from hedgerow.reports.analysis.seed_groups import grouped
+from hedgerow.platform.ui.plotting import COLOURS, DARK_COLOURS
+from hedgerow.reports.analysis.run_reader import ReportData
+from hedgerow.reports.analysis.seed_groups import group_by_seed
 from hedgerow.reports.page.layout import sections, tiles
 
 FOLDER = Path(__file__).parent / "template"
 
 
-def render(material: Material) -> str:
-    """The page, as HTML. Whatever names and files say is escaped."""
-    groups, repeated = grouped([run for run in material.all_runs if run.records])
-    # The template's own texts, the only ones that are taken as they are.
+def render_page(data: ReportData) -> str:
+    """The page as HTML. All texts from names and files are escaped."""
+    groups, repeated = group_by_seed([run for run in data.all_runs if run.records])
+    # The only texts that are not escaped.
     style, script = (Markup((FOLDER / name).read_text(encoding="utf-8")) for name in ("page.css", "page.js"))
+    light, dark = (
+        "".join(f"--s{i}: {colour}; " for i, colour in enumerate(palette)) for palette in (COLOURS, DARK_COLOURS)
+    )
+    colours = Markup(f":root {{ {light}}}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark}}} }}\n")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     page = Environment(
         loader=FileSystemLoader(FOLDER),
@@ -29,24 +34,24 @@ def render(material: Material) -> str:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     ).get_template("page.html")
-    title, subtitle = _titles(material)
+    title, subtitle = _titles(data)
     return page.render(
         title=title,
         subtitle=subtitle,
-        style=style,
+        style=colours + style,
         script=script,
         script_hash=f"sha256-{digest}",
-        sections=sections(material, groups),
-        tiles=tiles(material, groups),
-        notes=material.notes + repeated,
+        sections=sections(data, groups),
+        tiles=tiles(data, groups),
+        notes=data.notes + repeated,
         version=version("hedgerow"),
         written=now().replace("T", " ")[:16],
     )
 
 
-def _titles(material: Material) -> tuple[str, str]:
-    """What the page is about: the table, or the names of experiments; and its folders."""
-    names = list(dict.fromkeys(run.name for run in material.all_runs))
-    title = material.tables[0].title if material.tables else ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
-    folders = [one.folder.name for one in material.recorded]
+def _titles(data: ReportData) -> tuple[str, str]:
+    """The title, which names the table or the experiments, and a subtitle, which names the folders."""
+    names = list(dict.fromkeys(run.name for run in data.all_runs))
+    title = data.tables[0].title if data.tables else ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+    folders = [one.folder.name for one in data.recorded]
     return title, ", ".join(folders[:3]) + (f" and {len(folders) - 3} more" if len(folders) > 3 else "")

@@ -1,24 +1,25 @@
-"""What experiments cost: what the protocol sent, and where the seconds went."""
+"""The cost of experiments: transmitted bytes, and seconds."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 from hedgerow.platform.tracking.formatting import size_text
+from hedgerow.platform.ui.series import Series, mean_series
 from hedgerow.reports.analysis.run_reader import Record, Run
-from hedgerow.reports.analysis.seed_groups import Group
+from hedgerow.reports.analysis.seed_groups import SeedGroup
 from hedgerow.reports.charts.charts import bars, lines
 from hedgerow.reports.charts.html_table import seconds_text, table
-from hedgerow.reports.charts.series import Series
 
 
-def ledger(groups: Sequence[Group], shown: Sequence[Group]) -> list[Any]:
-    """Bytes down and up, their sum by round, and all counts; nothing where nothing was transmitted."""
+def ledger(groups: Sequence[SeedGroup], shown: Sequence[SeedGroup]) -> list[Any]:
+    """Bytes down and up, their sum by round, and all counts; nothing if nothing was transmitted."""
     if not any(group.first.summary["scalars"] for group in groups):
         return []
-    sent = [Series(g.label, _by_round(g, _sent), [], i) for i, g in enumerate(shown)]
+    sent = [_mean_by_round(g, [_sent(run) for run in g.runs], i) for i, g in enumerate(shown)]
     drawn = [
         (g.label, {"down, to clients": _total(g, "bytes_down"), "up, to the server": _total(g, "bytes_up")})
         for g in shown
@@ -45,11 +46,11 @@ def ledger(groups: Sequence[Group], shown: Sequence[Group]) -> list[Any]:
     return [*(figure for figure in figures if figure), table(rows)]
 
 
-def timing(groups: Sequence[Group], shown: Sequence[Group]) -> list[Any]:
-    """Where the seconds went, how long each round took, and what the engine chose."""
+def timing(groups: Sequence[SeedGroup], shown: Sequence[SeedGroup]) -> list[Any]:
+    """Seconds by what they were spent on, seconds of each round, and the engine's plan."""
     parts = {group.label: _parts(group) for group in groups}
     drawn = [(group.label, parts[group.label]) for group in shown if parts[group.label]]
-    steps = [Series(g.label, _by_round(g, _steps), [], i) for i, g in enumerate(shown)]
+    steps = [_mean_by_round(g, [_steps(run) for run in g.runs], i) for i, g in enumerate(shown)]
     figures = [
         bars("Where the seconds went", drawn, "seconds", seconds_text) if drawn else None,
         lines("Seconds of a round", steps, "round", "seconds"),
@@ -71,20 +72,23 @@ def timing(groups: Sequence[Group], shown: Sequence[Group]) -> list[Any]:
     return [*(figure for figure in figures if figure), table(rows)]
 
 
-def _total(group: Group, key: str) -> float:
+def _total(group: SeedGroup, key: str) -> float:
     """A count over all rounds, mean over seeds."""
     return float(np.mean([sum(record.get(key, 0) for record in run.records) for run in group.runs]))
 
 
-def _spent(group: Group, name: str) -> float:
-    """What the algorithm counts besides, mean over seeds."""
+def _spent(group: SeedGroup, name: str) -> float:
+    """A count of the algorithm itself, mean over seeds."""
     return float(np.mean([run.summary["spent"].get(name, 0) for run in group.runs]))
 
 
-def _by_round(group: Group, of: Callable[[Run], list[float]]) -> list[tuple[float, float]]:
-    """Mean over the seeds of what each run has per round, as far as all of them go."""
-    rounds = [record["round"] for record in group.first.records]
-    return [(float(n), float(np.mean(v))) for n, *v in zip(rounds, *(of(run) for run in group.runs), strict=False)]
+def _mean_by_round(group: SeedGroup, values: list[list[float]], index: int) -> Series:
+    """The mean over seeds of a value per round, without a band. values: of each run."""
+    curves = [
+        {record["round"]: (record["round"], value) for record, value in zip(run.records, each, strict=True)}
+        for run, each in zip(group.runs, values, strict=True)
+    ]
+    return replace(mean_series(group.label, curves, index), spread=[])
 
 
 def _sent(run: Run) -> list[float]:
@@ -95,8 +99,8 @@ def _steps(run: Run) -> list[float]:
     return np.diff([0.0, *(record["seconds"] for record in run.records)]).tolist()
 
 
-def _parts(group: Group) -> dict[str, float]:
-    """Seconds by what they went into, as far as the runs' records say, mean over seeds."""
+def _parts(group: SeedGroup) -> dict[str, float]:
+    """Seconds by what they were spent on, if the records have them, mean over seeds."""
     records: list[Record] = [run.record for run in group.runs]
     parts: dict[str, float] = {}
     if all(record.get("clock") for record in records):
@@ -108,7 +112,7 @@ def _parts(group: Group) -> dict[str, float]:
 
 
 def _plan(run: Run) -> str:
-    """How the training step was run: what the engine measured and chose."""
+    """The engine's plan for the training step."""
     plans = run.record.get("plans", {})
     chosen = next((plan for step, plan in plans.items() if step.startswith("train")), None)
     if not chosen:

@@ -1,4 +1,4 @@
-"""How a model serves each of its clients, beyond their mean."""
+"""The accuracies of single clients, beyond their mean."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,20 +6,20 @@ from typing import Any
 import numpy as np
 
 from hedgerow.platform.tracking.formatting import percent
-from hedgerow.reports.analysis.seed_groups import Group
-from hedgerow.reports.charts.charts import Figure, histogram, lines
+from hedgerow.platform.ui.series import Series
+from hedgerow.reports.analysis.seed_groups import SeedGroup
+from hedgerow.reports.charts.charts import Chart, histogram, lines
 from hedgerow.reports.charts.html_table import table
-from hedgerow.reports.charts.series import Series
 
 EDGES = np.linspace(0, 1, 21)
 SHARES = np.linspace(0, 1, 41)
 HISTOGRAMS = 4
 
 
-def fairness(groups: Sequence[Group]) -> list[Any]:
-    """Clients from the least to the best served, the distribution of their accuracies, and its percentiles.
+def fairness(groups: Sequence[SeedGroup]) -> list[Any]:
+    """Clients from the lowest to the highest accuracy, the distribution of their accuracies, and its percentiles.
 
-    Of groups whose runs have kept them, which those of streams have not.
+    Only for runs that record the accuracies of clients; learners of a stream do not.
     """
     known = {
         (index, group.label): [np.array(run.record["client_accuracies"]) for run in group.runs]
@@ -61,7 +61,7 @@ def _mean(seeds: list[np.ndarray], of: Any) -> float:
     return float(np.mean([of(accuracies) for accuracies in seeds]))
 
 
-def _quantiles(known: dict[tuple[int, str], list[np.ndarray]]) -> Figure | None:
+def _quantiles(known: dict[tuple[int, str], list[np.ndarray]]) -> Chart | None:
     series = []
     for (index, label), seeds in known.items():
         values = np.array([np.quantile(accuracies, SHARES) for accuracies in seeds])
@@ -69,12 +69,12 @@ def _quantiles(known: dict[tuple[int, str], list[np.ndarray]]) -> Figure | None:
         points = list(zip((100 * SHARES).tolist(), values.mean(0).tolist(), strict=True))
         series.append(Series(label, points, spread, index))
     return lines(
-        "Clients from the least to the best served", series, "per cent of clients", "accuracy", True,
-        note="A flat line treats all clients alike.",
+        "Clients from the lowest to the highest accuracy", series, "% of clients", "accuracy", True,
+        note="A flat line: all clients have the same accuracy.",
     )  # fmt: skip
 
 
-def _histogram(label: str, seeds: list[np.ndarray], index: int) -> Figure:
+def _histogram(label: str, seeds: list[np.ndarray], index: int) -> Chart:
     counts = np.mean([np.histogram(accuracies, EDGES)[0] for accuracies in seeds], axis=0)
     return histogram(
         f"Clients by accuracy: {label}", EDGES.tolist(), [(label, counts.tolist())], "accuracy", "clients", True, index

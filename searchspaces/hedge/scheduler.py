@@ -15,6 +15,7 @@ from ray.tune.schedulers import TrialScheduler
 from ray.tune.utils import flatten_dict
 
 from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.ray_private import continue_trial
 from hedgerow.searchspaces.hedge.async_rounds import HedgeRounds, Record
 from hedgerow.searchspaces.hedge.weights import AdaHedge, Hedge
 from hedgerow.searchspaces.spaces.packing import members
@@ -155,8 +156,7 @@ class HedgeScheduler(TrialScheduler):
                 del self._holding[trial.trial_id]
             elif not self._must_wait(trial):
                 del self._holding[trial.trial_id]
-                # Schedulers are handed a wrapper that warns of this method, for which Tune has no public one.
-                getattr(tune_controller, "_tune_controller", tune_controller)._schedule_trial_train(trial)
+                continue_trial(tune_controller, trial)
             elif wanted:
                 del self._holding[trial.trial_id]
                 self._pausing.add(trial.trial_id)

@@ -6,7 +6,8 @@ from typing import Any, ClassVar
 
 from hedgerow.platform.tracking.formatting import dropped_text, percent
 from hedgerow.platform.tracking.run_folder import RunFolder
-from hedgerow.platform.ui.plots import STREAM_CURVES, Points, draw_streams, smoothed
+from hedgerow.platform.ui.plots import draw_streams
+from hedgerow.platform.ui.series import STREAM_CURVES, Points, smoothed
 from hedgerow.searchspaces.reproductions.row_result import CHANGED, MARK
 from hedgerow.searchspaces.reproductions.stream_row_search import StreamLine
 from hedgerow.searchspaces.results.finished_search import FinishedSearch

@@ -1,4 +1,4 @@
-"""What `hedgerow table` does, apart from parsing its arguments."""
+"""Bodies of the commands `table`, and `search` for a row of a table."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -9,7 +9,7 @@ import click
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.tracking.run_folder import RunFolder
-from hedgerow.platform.ui.command_output import Answer
+from hedgerow.platform.ui.command_output import CommandOutput
 from hedgerow.platform.ui.terminal import print_rows
 from hedgerow.searchspaces.reproductions import FAMILIES, Line, Table, find_lines
 from hedgerow.searchspaces.reproductions.row_result import LineResult, Result, all_remarks, as_document, write
@@ -18,20 +18,49 @@ from hedgerow.searchspaces.reproductions.shared_trainings import taken_over, tra
 from hedgerow.searchspaces.reproductions.stream_row_result import StreamResult, draw_results
 from hedgerow.searchspaces.reproductions.stream_row_search import StreamLine, StreamPlan, plan_streams
 from hedgerow.searchspaces.reproductions.table_plots import draw_tables
-from hedgerow.searchspaces.tune.search_command import search_table
+from hedgerow.searchspaces.tune.search_command import search_all, search_table
 from hedgerow.searchspaces.tune.search_runner import Data, check_search
 from hedgerow.searchspaces.tune.search_runner import search as run_search
 
 Plan = LinePlan | StreamPlan
 
 
-def list_lines(name: str) -> Answer:
+def search_files_or_row(
+    files: Sequence[Path], overrides: Sequence[str], data_root: Path | None, address: str | None
+) -> CommandOutput:
+    """Run searches from files, or a row of a table: a name that is no file and begins with a family of tables."""
+    if len(files) == 1 and not files[0].exists() and files[0].parts[0] in FAMILIES:
+        return run_table(plan_table(files[0].as_posix(), overrides, [], False, None), data_root, address)
+    return search_all(files, overrides, data_root, address)
+
+
+def list_show_or_run(
+    name: str,
+    overrides: Sequence[str],
+    methods: Sequence[str],
+    grid: bool,
+    show: bool,
+    report: bool,
+    output: Path | None,
+    data_root: Path | None,
+    address: str | None,
+) -> CommandOutput:
+    """List the rows of tables where `name` is a family or empty; else report, show or run a table or one row."""
+    if "/" not in name:
+        return list_lines(name)
+    if report:
+        return report_table(name, output or Path("runs"))
+    plans = plan_table(name, overrides, methods, grid, output)
+    return show_plans(plans) if show else run_table(plans, data_root, address)
+
+
+def list_lines(name: str) -> CommandOutput:
     """The lines of a family's tables, or of all. Raises UserError."""
     if name and name not in FAMILIES:
         raise UserError(f"there are no tables of {name!r} (known: {', '.join(FAMILIES)})")
     tables = [table for family in ([name] if name else FAMILIES) for table in FAMILIES[family]().values()]
 
-    def tell() -> None:
+    def render() -> None:
         for table in tables:
             click.echo(f"{table.name}: {table.title}")
             for line in table.lines:
@@ -48,7 +77,7 @@ def list_lines(name: str) -> Answer:
         }
         for table in tables
     ]
-    return Answer({"tables": documents}, tell)
+    return CommandOutput({"tables": documents}, render)
 
 
 def _what(line: Line | StreamLine) -> str:
@@ -58,10 +87,10 @@ def _what(line: Line | StreamLine) -> str:
     return f"  (targets {targets})" if targets else ""
 
 
-def show_plans(plans: Sequence[Plan]) -> Answer:
+def show_plans(plans: Sequence[Plan]) -> CommandOutput:
     """The experiment files of lines."""
     text = "---\n".join(plan.search.dump() for plan in plans)
-    return Answer({"files": [plan.search.resolved for plan in plans]}, lambda: click.echo(text, nl=False))
+    return CommandOutput({"files": [plan.search.resolved for plan in plans]}, lambda: click.echo(text, nl=False))
 
 
 def plan_table(
@@ -79,7 +108,7 @@ def plan_table(
     return [plan_line(table, line, changed, methods, grid, folder) for line in lines]
 
 
-def run_table(plans: Sequence[Plan], data_root: Path | None, address: str | None) -> Answer:
+def run_table(plans: Sequence[Plan], data_root: Path | None, address: str | None) -> CommandOutput:
     """Run the lines of a table and print it beside the published numbers; of lines that cannot run, it is told why."""
     ready: list[tuple[Plan, Data]] = []
     absent: list[str] = []
@@ -112,7 +141,7 @@ def run_table(plans: Sequence[Plan], data_root: Path | None, address: str | None
     return _closing(name, plans[0].table, results, output, absent)
 
 
-def report_table(name: str, output: Path) -> Answer:
+def report_table(name: str, output: Path) -> CommandOutput:
     """A table from the last finished run of each of its lines under `output`. Raises UserError."""
     table, found = find_results(name, output)
     return _closing(name, table, found, output)
@@ -155,14 +184,14 @@ def _latest(output: Path) -> dict[str, RunFolder]:
     return {line: folder for _, line, folder in sorted(runs, key=lambda run: run[:2])}
 
 
-def _closing(name: str, table: Table, results: list[Any], output: Path, absent: Sequence[str] = ()) -> Answer:
+def _closing(name: str, table: Table, results: list[Any], output: Path, absent: Sequence[str] = ()) -> CommandOutput:
     """The table, what was run for it, and where everything lies. absent: why some lines were not run."""
     folder = output / "tables" / name.replace("/", "-")
     write(table, results, folder)
     figures = (draw_results if isinstance(results[0], StreamResult) else draw_tables)(results, folder)
     rows, remarks = [row for result in results for row in result.rows()], all_remarks(results)
 
-    def tell() -> None:
+    def render() -> None:
         print_rows(rows, f"{table.name}: {table.title}")
         click.echo(results[0].explained)
         for remark in remarks:
@@ -181,4 +210,4 @@ def _closing(name: str, table: Table, results: list[Any], output: Path, absent: 
         "folder": folder,
         "figures": figures,
     }
-    return Answer(document, tell)
+    return CommandOutput(document, render)

@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from hedgerow.platform.ui.plots import draw_histograms, smoothed
-from hedgerow.platform.ui.plotting import COLOURS, STYLES, grid, save
+from hedgerow.platform.ui.plots import draw_histograms
+from hedgerow.platform.ui.plotting import COLOURS, STYLES, grid, save, tidy
+from hedgerow.platform.ui.series import smoothed
 from hedgerow.searchspaces.reproductions.row_result import LineResult
 
 
@@ -83,8 +84,7 @@ def draw_panel(axes: Any, result: LineResult, axis: str) -> None:
         ylabel="training loss" if loss else "test accuracy (%)" if accuracy else metric.replace("_", " "),
     )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
+    tidy(axes)
     beside: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1, 0.5), "ncols": -(-len(axes.lines) // 14)}
     within = {"loc": "upper right" if loss else "lower right"}
     axes.legend(frameon=False, fontsize="small", **(beside if len(axes.lines) > MANY else within))

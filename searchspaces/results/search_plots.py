@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from hedgerow.platform.ui.plotting import COLOURS
+from hedgerow.platform.ui.plotting import COLOURS, new_figure, tidy
+from hedgerow.searchspaces.results.hedge_curves import HedgeCurves
 from hedgerow.searchspaces.results.trials import (
     Record,
     Trial,
@@ -29,24 +30,18 @@ ABSENT = -0.14
 
 def weight_areas(hedge_records: list[Record], labels: list[str]) -> Any:
     """The experts' weights as a stacked area over the rounds (at least one)."""
-    weights = np.array([record["weights"] for record in hedge_records], dtype=float)
-    named = _prominent(weights)
-    rest = [i for i in range(len(labels)) if i not in named]
-    bands = [weights[:, i] for i in named] + ([weights[:, rest].sum(1)] if rest else [])
-    figure, axes = _axes()
-    # Each weight holds from its round until the next one, so that a single round is visible too.
-    rounds = [record["round"] for record in hedge_records]
-    edges = [*rounds, 2 * rounds[-1] - rounds[-2] if len(rounds) > 1 else rounds[-1] + 1]
+    hedge = HedgeCurves.read(hedge_records, len(EXPERTS))
+    figure, axes = _axes(grid=False)
     areas = axes.stackplot(
-        edges,
-        [np.append(band, band[-1]) for band in bands],
-        labels=[_wrap(labels[i]) for i in named] + ([_others(rest, labels)] if rest else []),
-        colors=[*EXPERTS[: len(named)], OTHERS],
+        hedge.edges,
+        [np.append(band, band[-1]) for band in hedge.bands],
+        labels=[_wrap(labels[i]) for i in hedge.named] + ([_others(hedge.others, labels)] if hedge.others else []),
+        colors=[*EXPERTS[: len(hedge.named)], OTHERS],
         step="post",
         edgecolor="white",
         linewidth=0.4,
     )
-    axes.set(xlabel="round", ylabel="weight", xlim=(edges[0], edges[-1]), ylim=(0, 1))
+    axes.set(xlabel="round", ylabel="weight", xlim=(hedge.edges[0], hedge.edges[-1]), ylim=(0, 1))
     # The legend's order is that of the areas, from the top.
     figure.legend(handles=areas[::-1], loc="outside right upper", frameon=False, fontsize="small")
     return figure
@@ -54,31 +49,26 @@ def weight_areas(hedge_records: list[Record], labels: list[str]) -> Any:
 
 def loss_lines(hedge_records: list[Record], labels: list[str]) -> Any:
     """Every expert's loss, and Hedge's expected loss on top, over the rounds; a missing loss is a gap in its line."""
-    rounds = [record["round"] for record in hedge_records]
-    losses = np.array([record["losses"] for record in hedge_records], dtype=float)
-    named = _prominent(np.array([record["weights"] for record in hedge_records], dtype=float))
-    rest = [i for i in range(len(labels)) if i not in named]
+    hedge = HedgeCurves.read(hedge_records, len(EXPERTS))
+    rounds, losses = hedge.rounds, hedge.losses
     figure, axes = _axes()
     marker = "o" if len(rounds) == 1 else None
-    # Hedge comes first in the legend, though it lies on top.
-    hedge = [record["hedge_loss"] for record in hedge_records]
-    axes.plot(rounds, hedge, color="black", linewidth=2.4, marker=marker, label="Hedge, expected", zorder=3)
-    for colour, i in zip(EXPERTS, named, strict=False):
+    # Hedge is first in the legend, though it is drawn on top.
+    axes.plot(rounds, hedge.hedge_loss, color="black", linewidth=2.4, marker=marker, label="Hedge, expected", zorder=3)
+    for colour, i in zip(EXPERTS, hedge.named, strict=False):
         axes.plot(rounds, losses[:, i], color=colour, linewidth=1.0, marker=marker, label=_wrap(labels[i]), zorder=2)
-    for i in rest:
-        label = _others(rest, labels) if i == rest[0] else None
+    for i in hedge.others:
+        label = _others(hedge.others, labels) if i == hedge.others[0] else None
         axes.plot(rounds, losses[:, i], color=OTHERS, linewidth=0.6, marker=marker, label=label, zorder=1)
     axes.set(xlabel="round", ylabel="loss")
-    axes.grid(alpha=0.25)
     figure.legend(loc="outside right upper", frameon=False, fontsize="small")
     return figure
 
 
 def regret_line(hedge_records: list[Record]) -> Any:
     """Hedge's regret against its bound, summed over the rounds."""
-    rounds = [record["round"] for record in hedge_records]
-    regret = np.array([record["regret"] for record in hedge_records], dtype=float)
-    bound = np.array([record["bound"] for record in hedge_records], dtype=float)
+    hedge = HedgeCurves.read(hedge_records, 0)
+    rounds, regret, bound = hedge.rounds, hedge.regret, hedge.bound
     figure, axes = _axes()
     marker = "o" if len(rounds) == 1 else None
     axes.plot(rounds, regret, color=COLOURS[0], linewidth=2, marker=marker, label=f"regret: {regret[-1]:.3g}")
@@ -95,7 +85,6 @@ def regret_line(hedge_records: list[Record]) -> Any:
             label += f"\n(logarithmic beyond {size:.2g})"
     axes.axhline(0, color="0.4", linewidth=0.8)
     axes.set(xlabel="round", ylabel=label)
-    axes.grid(alpha=0.25)
     axes.legend(frameon=False, fontsize="small", loc="best")
     return figure
 
@@ -108,13 +97,11 @@ def parallel_lines(trials: list[Trial], metric: str, mode: str) -> Any:
     """
     from matplotlib import colormaps
 
-    from hedgerow.platform.ui.plotting import Drawing
-
     keys = searched_keys(trials)
     names = short_names(keys)
     order = ranked(trials, metric, mode)[::-1]
     finals = [_finite(final_value(trial.records, metric)) for trial in order]
-    figure = Drawing(figsize=(max(6.0, 2.0 * len(keys) + 2), 5), layout="constrained")
+    figure = new_figure(figsize=(max(6.0, 2.0 * len(keys) + 2), 5), layout="constrained")
     axes = figure.subplots()
     heights = []
     for x, key in enumerate([*keys, metric]):
@@ -208,12 +195,6 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _prominent(weights: np.ndarray) -> list[int]:
-    """The experts with a colour of their own, by their mean and last weights. weights: rounds x experts."""
-    score = weights.mean(0) + weights[-1]
-    return [int(i) for i in np.argsort(-score, kind="stable")[: len(EXPERTS)]]
-
-
 def _others(rest: list[int], labels: list[str]) -> str:
     return f"{len(rest)} others" if len(rest) > 1 else _wrap(labels[rest[0]])
 
@@ -231,15 +212,13 @@ def _plain_ticks(axes: Any, size: float, top: float) -> None:
     axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
 
 
-def _axes() -> tuple[Any, Any]:
+def _axes(grid: bool = True) -> tuple[Any, Any]:
     # matplotlib takes a second to import, which a search need not wait for at its start.
     from matplotlib.ticker import MaxNLocator
 
-    from hedgerow.platform.ui.plotting import Drawing
-
-    figure = Drawing(figsize=(10, 4.5), layout="constrained")
+    figure = new_figure(figsize=(10, 4.5), layout="constrained")
     axes = figure.subplots()
-    axes.spines[["top", "right"]].set_visible(False)
+    tidy(axes, grid)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
     axes.margins(x=0.01)
     return figure, axes

@@ -1,4 +1,4 @@
-"""What the commands about searches do, apart from parsing their arguments."""
+"""Bodies of the commands `search`, `resume`, `push` and `show`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,9 +7,10 @@ import click
 
 from hedgerow.platform.config.loader import dump_experiment, parse_experiment, read_file
 from hedgerow.platform.runner import push as push_run
+from hedgerow.platform.runs.run_command import resume_one
 from hedgerow.platform.storage.remote import uri_of
 from hedgerow.platform.tracking.run_folder import find_run
-from hedgerow.platform.ui.command_output import Answer
+from hedgerow.platform.ui.command_output import CommandOutput
 from hedgerow.platform.ui.mlflow_server import hints
 from hedgerow.platform.ui.notebook import in_notebook
 from hedgerow.searchspaces.results.finished_search import FinishedSearch
@@ -23,55 +24,64 @@ from hedgerow.searchspaces.tune.search_runner import push as push_search
 from hedgerow.searchspaces.tune.search_runner import search as run_search
 
 
-def search_all(files: Sequence[Path], overrides: Sequence[str], data_root: Path | None, address: str | None) -> Answer:
-    """Run searches one after the other; all files are read, and their data found, before the first starts."""
+def search_all(
+    files: Sequence[Path], overrides: Sequence[str], data_root: Path | None, address: str | None
+) -> CommandOutput:
+    """Run searches one after the other. All files are read and all data are checked before the first one starts."""
     plans = [load_search(file, overrides) for file in files]
     checked = [check_search(plan, data_root) for plan in plans]
-    answers, recorded = [], []
+    outputs, recorded = [], []
     for plan, data in zip(plans, checked, strict=True):
         with search_table(plan) as table:
             finished = run_search(plan, data_root, table, address, data)
-        answers.append(closing(finished))
+        outputs.append(search_output(finished))
         recorded.append((plan.experiment, finished.folder.path))
-        # At once: the next one may take long.
-        answers[-1].tell()
-    return _all_of(answers, hints(recorded))
+        # Not at the end: the next search may take long.
+        outputs[-1].render()
+    return _searches_output(outputs, hints(recorded))
 
 
-def resume_one(name: str, address: str | None) -> Answer:
-    """Resume a search and show it as `search` does."""
-    plan = load_search(Path(name) / "experiment.yaml")
+def resume_run_or_search(name: str, address: str | None) -> CommandOutput:
+    """Resume a run or a search, with the output of `run` or `search`."""
+    folder = find_run(name)
+    if not folder.is_search:
+        return resume_one(str(folder.path), address)
+    plan = load_search(folder.experiment)
     with search_table(plan) as table:
-        finished = resume_search(name, table, address)
-    answer = closing(finished)
-    answer.tell()
-    return _all_of([answer], hints([(plan.experiment, finished.folder.path)]))
+        finished = resume_search(str(folder.path), table, address)
+    output = search_output(finished)
+    output.render()
+    return _searches_output([output], hints([(plan.experiment, finished.folder.path)]))
 
 
 class PlainNotes:
-    """A display of notes as plain lines."""
+    """Prints notes as plain lines."""
 
     def note(self, text: str) -> None:
-        """Print what is happening now."""
         click.echo(text)
 
 
-def push_one(name: str) -> None:
-    """Push a run or a search, and say so."""
+def push_run_or_search(name: str) -> CommandOutput:
+    """Upload what MLflow is missing of a run or a search."""
     folder = find_run(name)
-    for warning in (push_search if folder.is_search else push_run)(str(folder.path), PlainNotes()):
-        click.echo(f"warning: {warning}", err=True)
-    click.echo(f"{folder.path} is recorded in MLflow.")
+    warnings = (push_search if folder.is_search else push_run)(str(folder.path), PlainNotes())
+
+    def render() -> None:
+        for warning in warnings:
+            click.echo(f"warning: {warning}", err=True)
+        click.echo(f"{folder.path} is recorded in MLflow.")
+
+    return CommandOutput({"run": folder.path, "warnings": warnings}, render)
 
 
-def resolved(file: Path, overrides: Sequence[str]) -> Answer:
-    """An experiment, or a search, with every default filled in."""
+def resolved(file: Path, overrides: Sequence[str]) -> CommandOutput:
+    """An experiment or a search with every default filled in."""
     values, lines = read_file(file, overrides)
     if "search" in values:
         plan = parse_search(values, lines, str(file))
-        return Answer(plan.resolved, lambda: click.echo(plan.dump(), nl=False))
+        return CommandOutput(plan.resolved, lambda: click.echo(plan.dump(), nl=False))
     experiment = parse_experiment(values, lines, str(file))
-    return Answer(experiment.model_dump(mode="json"), lambda: click.echo(dump_experiment(experiment), nl=False))
+    return CommandOutput(experiment.model_dump(mode="json"), lambda: click.echo(dump_experiment(experiment), nl=False))
 
 
 def search_table(plan: SearchPlan) -> SearchTable:
@@ -84,18 +94,18 @@ def search_table(plan: SearchPlan) -> SearchTable:
     return kind(plan.experiment.name, plan.experiment.rounds, labels, metric=search.metric, mode=search.mode)
 
 
-def _all_of(answers: list[Answer], lines: list[str]) -> Answer:
-    """What is left to say of searches whose results were printed already."""
-    document = {"searches": [answer.document for answer in answers]}
-    return Answer(document, lambda: click.echo("\n".join(lines)) if lines else None)
+def _searches_output(outputs: list[CommandOutput], lines: list[str]) -> CommandOutput:
+    """The output of several searches whose results were printed already; prints only `lines`."""
+    document = {"searches": [output.document for output in outputs]}
+    return CommandOutput(document, lambda: click.echo("\n".join(lines)) if lines else None)
 
 
-def closing(finished: FinishedSearch) -> Answer:
-    """The closing tables, the figures, and where everything lies."""
+def search_output(finished: FinishedSearch) -> CommandOutput:
+    """The results of a search, its figures and its folder."""
     figures, path = sorted(finished.folder.figures.glob("*.png")), finished.folder.path
     copy = uri_of(finished.plan.experiment.checkpoints.storage, finished.folder.name)
 
-    def tell() -> None:
+    def render() -> None:
         closing_tables(finished.rows, finished.summary if finished.hedge else None, finished.best_rows)
         click.echo(f"search: {path} (results.csv, results.md, experts/)")
         if copy:
@@ -115,4 +125,4 @@ def closing(finished: FinishedSearch) -> Answer:
         "figures": figures,
         "warning": finished.warning,
     }
-    return Answer(document, tell)
+    return CommandOutput(document, render)

@@ -16,10 +16,10 @@ import psutil
 import pytest
 from paths import SUPPORT
 from processes import free_port, hedgerow
-from ray._raylet import GcsClient
 from ray_runs import small
 from searches import one_after_the_other, plan
 
+from hedgerow.platform.common.ray_private import gcs_client
 from hedgerow.platform.config.factory import check
 from hedgerow.platform.config.loader import dump_experiment
 from hedgerow.platform.coordinator import Coordinator, in_this_process
@@ -125,7 +125,7 @@ class Nodes:
 
     def _reached(self) -> bool:
         try:
-            self.gcs = self.gcs or GcsClient(address=self.address)
+            self.gcs = self.gcs or gcs_client(self.address)
             return bool(self.alive())
         except Exception:
             return False

@@ -12,7 +12,6 @@ from typing import Any
 
 import psutil
 import pytest
-import ray
 from families import POISON
 from ray.tune.experiment import Trial
 from ray_runs import numbers, same, small
@@ -20,6 +19,7 @@ from searches import one_after_the_other, plan
 
 from hedgerow.platform import heartbeat, runner
 from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.ray_private import known_actors
 from hedgerow.platform.config.factory import check
 from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.coordinator import in_this_process
@@ -58,8 +58,9 @@ class Freezer:
             self.freeze()
 
     def freeze(self) -> None:
-        known = ray._private.state.actors().values()
-        found = [actor for actor in known if actor["State"] == "ALIVE" and self.title in actor["ActorClassName"]]
+        found = [
+            actor for actor in known_actors() if actor["State"] == "ALIVE" and self.title in actor["ActorClassName"]
+        ]
         self.victim = psutil.Process(found[0]["Pid"])
         self.victim.send_signal(signal.SIGSTOP)
         if self.seconds:

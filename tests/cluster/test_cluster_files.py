@@ -18,13 +18,13 @@ import yaml
 from kuberay import SCHEMAS
 from mlflow.cli import server as mlflow_server
 from paths import ROOT
-from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.scripts.scripts import get_auth_token
 from ray.scripts.scripts import start as ray_start
 from ray.scripts.symmetric_run import symmetric_run
 
 from hedgerow.cli import main
 from hedgerow.cluster.submission import PACKAGES, check_command
+from hedgerow.platform.common.ray_private import check_launcher_file, prepare_launcher_file
 from hedgerow.platform.config.loader import parse_experiment
 
 FILES = ROOT / "cluster" / "files"
@@ -85,7 +85,7 @@ def clusters() -> dict[str, Any]:
 @pytest.mark.parametrize("name", LAUNCHERS)
 def test_a_launcher_file_is_what_ray_s_schema_wants(name):
     config = yaml.safe_load((FILES / name).read_text())
-    validate_config(config)
+    check_launcher_file(config)
     schema = json.loads((Path(ray.autoscaler.__file__).parent / "ray-schema.json").read_text())
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({**config, "max_worker": 3}, schema)
@@ -124,8 +124,8 @@ def test_a_launcher_file_s_commands_have_options_that_exist(name):
 def test_ray_fills_a_launcher_file_in(name, kinds):
     """What `ray up` makes of it, before it asks anybody for machines."""
     config = yaml.safe_load((FILES / name).read_text())
-    filled = prepare_config(copy.deepcopy(config))
-    validate_config(filled)
+    filled = prepare_launcher_file(copy.deepcopy(config))
+    check_launcher_file(filled)
     assert len(filled["available_node_types"]) == kinds
     (worker,) = (kind for kind in filled["available_node_types"] if kinds == 1 or kind != filled["head_node_type"])
     assert filled["available_node_types"][worker]["max_workers"] == config["max_workers"]

@@ -9,8 +9,8 @@ from paths import ROOT
 
 from hedgerow.cli import main
 from hedgerow.cluster.feasibility import place
-from hedgerow.cluster.nodes import described
-from hedgerow.cluster.round_time import Round, exchange_seconds, fitted
+from hedgerow.cluster.nodes import parse_nodes
+from hedgerow.cluster.round_time import RoundTimeModel, exchange_seconds, fitted_constants
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.resources import Resources, gpu_share
 from hedgerow.platform.placement import actors_that_fit, bundle_of, bundles, reserved, strategy
@@ -30,8 +30,8 @@ def test_described_nodes_are_those_of_the_file(tmp_path):
     (tmp_path / "nodes.yaml").write_text(
         "nodes:\n- {cpus: 4, memory: 16}\n- {count: 2, cpus: 16, gpus: 2, memory: 64}\n"
     )
-    nodes = described(MIXED)
-    assert nodes == described(str(tmp_path / "nodes.yaml"))
+    nodes = parse_nodes(MIXED)
+    assert nodes == parse_nodes(str(tmp_path / "nodes.yaml"))
     assert [node.resources["GPU"] for node in nodes] == [0, 2, 2]
     assert nodes[1].memory + nodes[1].store == pytest.approx(64e9)
 
@@ -62,7 +62,7 @@ def test_so_many_actors_share_a_gpu_and_no_more(count):
     ],
 )
 def test_actors_are_packed_or_spread_within_the_room_of_each_node(settings, expected):
-    nodes = described(MIXED)
+    nodes = parse_nodes(MIXED)
     placed = place(Resources(**settings), 12, nodes)
     assert placed == expected
     for node, actors in zip(nodes, placed, strict=True):
@@ -147,9 +147,9 @@ LACKING = [
     (("resources.gpus_per_actor=3",), MIXED, "room for 0: GPUs lack"),
     (("resources.cpus_per_actor=17",), MIXED, "CPUs lack"),
     (("resources.gpus_per_actor=1",), "1x(cpus=8,memory=9)+1x(cpus=0,gpus=1,memory=9)", "CPUs on the nodes that have"),
-    (("resources.actors=20",), "1x(cpus=20,memory=16)", "memory lacks on node 1: 20 client actors take 12 GB"),
+    (("resources.actors=20",), "1x(cpus=20,memory=16)", "not enough memory on node 1: 20 client actors take 12 GB"),
     (("resources.actors=2", "resources.memory_mb=9000"), "1x(cpus=2,memory=16)", "memory lacks on node 1"),
-    (("resources.actors=1",), "1x(cpus=2,memory=0.0006)", "lacks on node 1"),
+    (("resources.actors=1",), "1x(cpus=2,memory=0.0006)", "not enough memory on node 1"),
     (("resources.actors=20", "resources.memory_mb=5000"), MIXED, "memory lacks on node 1, node 2, node 3; lower"),
     (("resources.actors_per_node=20",), MIXED, "nodes with room for 20 (actors_per_node) lack"),
     (("resources.actors_per_node=2", "resources.placement=spread"), MIXED, "remove `placement: spread`"),
@@ -169,16 +169,16 @@ def test_what_cannot_fit_is_refused_by_the_name_of_what_lacks(settings, nodes, f
     assert fragment in text
 
 
-def test_a_round_s_seconds_are_those_that_were_fitted():
+def test_a_round_s_seconds_are_those_that_were_fitted_constants():
     measured = json.loads((ROOT / "benchmarks" / "results" / "scaling.json").read_text())
-    known = fitted()
+    known = fitted_constants()
     assert known["seconds"] == measured["seconds"]
     assert known["largest error where not fitted"] == measured["largest error where not fitted"]
     for case in measured["cases"]:
         parameters = 64 * case["hidden"] + case["hidden"] + case["hidden"] * 10 + 10
-        round = Round(parameters, case["clients"], case["actors"], steps=4, cores=measured["cores"])
+        round = RoundTimeModel(parameters, case["clients"], case["actors"], steps=4, cores=measured["cores"])
         assert 1e3 * round.seconds() == pytest.approx(case["predicted ms"], rel=5e-3)
-        assert case["fitted"] is False or round.beyond() == []
+        assert case["fitted"] is False or round.extrapolated() == []
 
 
 def test_a_prediction_says_what_it_is_based_on():
@@ -193,7 +193,7 @@ def test_a_prediction_says_what_it_is_based_on():
 
 
 def test_an_exchange_takes_what_is_left_of_a_round_without_work():
-    assert exchange_seconds(10_000, 3) == Round(10_000, 30, 3, steps=0, cores=2).seconds()
+    assert exchange_seconds(10_000, 3) == RoundTimeModel(10_000, 30, 3, steps=0, cores=2).seconds()
 
 
 def test_what_was_not_measured_before_is_measured_here():

@@ -15,7 +15,7 @@ from paths import ROOT
 from processes import free_port
 
 from hedgerow.cli import main
-from hedgerow.cluster.job_client import JobServer
+from hedgerow.cluster.job_client import JobClient
 from hedgerow.cluster.submission import stage_package
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.tracking.tracker import RunLog
@@ -66,7 +66,7 @@ def server():
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
-            JobServer(f"http://127.0.0.1:{port}")
+            JobClient(f"http://127.0.0.1:{port}")
             break
         except UserError:
             time.sleep(0.5)
@@ -116,7 +116,7 @@ def test_a_submitted_run_is_shown_leaves_its_folder_and_ends_with_its_exit_code(
 
 
 def test_exit_codes_logs_and_stopping_are_the_job_s_own(server, here):
-    jobs = JobServer(server)
+    jobs = JobClient(server)
     failing = jobs.submit("echo some words; exit 7", {}, {})
     lasting = jobs.submit("echo begun; sleep 1000", {}, {})
     done = hedgerow("logs", failing, "--follow", "--address", server)
@@ -142,14 +142,14 @@ REFUSED = [
     (("submit", "run", "exp.yaml", "--set"), "requires an argument"),
     (("submit", "run", "exp.yaml", "--rounds", "3"), "No such option"),
     (("submit", "run", "exp.yaml", "--set", "algorithm.lrr=3"), "did you mean 'lr'?"),
-    (("submit", "run", "exp.yaml", "--set", "output=runs"), "'runs' would lie in the job's own folder"),
+    (("submit", "run", "exp.yaml", "--set", "output=runs"), "'runs' would be inside the job's own folder"),
     (("submit", "run", "../exp.yaml"), "only the present folder is sent"),
     (("submit", "run", "absent.yaml"), "there is no such file"),
     (("submit", "search", "exp.yaml"), "there is no `search:` section"),
     (("submit", "search", "moml/s-mnist"), "submitted as `table moml/s-mnist`"),
     (("submit", "table", "feddyn"), "name a table that is to be run"),
     (("submit", "table", "feddyn/T2.3/mnist-iid"), "give a full path that all nodes share: --output"),
-    (("submit", "resume", "runs/sent"), "RUN: 'runs/sent' would lie"),
+    (("submit", "resume", "runs/sent"), "RUN: 'runs/sent' would be"),
     (("submit", "run", "exp.yaml", "--runtime-env", "exp.txt"), "--runtime-env exp.txt: cannot be read"),
     (("run", "exp.yaml", "--set", "resources.executor=ray", "--address", "http://head:8265"), "of a job server"),
 ]

@@ -14,16 +14,16 @@ from click.testing import Result
 from command_line import GOOD, hedgerow
 from paths import ROOT
 
-from hedgerow.cli import FAMILY, main
+from hedgerow.cli import HELP_SECTIONS, main
 from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.runner import run
 from hedgerow.platform.tracking.run_folder import RunFolder
-from hedgerow.platform.ui.command_output import Answer
+from hedgerow.platform.ui.command_output import CommandOutput
 from hedgerow.searchspaces.listing import KINDS
 from hedgerow.searchspaces.results.finished_search import FinishedSearch
 from hedgerow.searchspaces.results.trials import Trial
 from hedgerow.searchspaces.spaces.search_file import load_search
-from hedgerow.searchspaces.tune.search_command import closing
+from hedgerow.searchspaces.tune.search_command import search_output
 
 README = (ROOT / "README.md").read_text()
 COLOUR = re.compile(r"\x1b\[(\d+;)*(3\d|4\d|9\d|10\d)[;m]")
@@ -88,7 +88,7 @@ def test_options_of_one_name_are_one_option_everywhere():
 
 
 def test_the_help_shows_every_command_once_and_the_readme_its_exit_codes():
-    named = [command.name for commands in FAMILY.values() for command in commands]
+    named = [name for names in HELP_SECTIONS.values() for name in names]
     assert sorted(named) == sorted(set(named)) == sorted(main.commands)
     told = re.findall(r"^ +(\d+) {2}", hedgerow("-h").output, re.MULTILINE)
     assert told == ["0", "1", "2", "130", "143"] == re.findall(r"^\| (\d+) \|", README, re.MULTILINE)
@@ -110,7 +110,7 @@ def test_a_search_is_one_document(here, capsys):
     (here / "search.yaml").write_text((here / "good.yaml").read_text() + space)
     records = run(load_experiment("good.yaml")).records
     trials = [Trial(name, {"algorithm.lr": lr}, records) for name, lr in (("000", 0.1), ("001", 0.2))]
-    closing(FinishedSearch(RunFolder(here), load_search("search.yaml"), trials, [])).print_json()
+    search_output(FinishedSearch(RunFolder(here), load_search("search.yaml"), trials, [])).print_json()
     said = json.loads(capsys.readouterr().out)
     assert [row["algorithm.lr"] for row in said["trials"]] == [0.1, 0.2]
     assert said["folder"] == str(here)
@@ -145,11 +145,11 @@ def test_every_kind_can_be_listed(here):
 
 
 def test_documents_say_what_json_lacks_as_null():
-    answer = Answer({"loss": float("nan"), "path": Path("a"), "rows": [(1, float("inf"))]}, lambda: None)
+    output = CommandOutput({"loss": float("nan"), "path": Path("a"), "rows": [(1, float("inf"))]}, lambda: None)
     with pytest.MonkeyPatch.context() as patch:
         said: list[str] = []
         patch.setattr(click, "echo", said.append)
-        answer.print_json()
+        output.print_json()
     assert json.loads(said[0]) == {"loss": None, "path": "a", "rows": [[1, None]]}
 
 

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
+from hedgerow.platform.ui.series import Series
 from hedgerow.reports.charts.charts import areas, heat, lines
-from hedgerow.reports.charts.series import Series
 from hedgerow.reports.charts.svg import Scale, element
 
 

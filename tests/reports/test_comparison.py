@@ -16,13 +16,13 @@ from hedgerow.platform.config.loader import set_value
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.reports.analysis.comparison import compare
 from hedgerow.reports.analysis.run_reader import Run
-from hedgerow.reports.analysis.seed_groups import differing, grouped
-from hedgerow.reports.analysis.statistics import Spread, holm, paired, sign_flips
+from hedgerow.reports.analysis.seed_groups import differing_settings, group_by_seed
+from hedgerow.reports.analysis.statistics import MeanStd, holm, paired, sign_flips
 
 
 def test_the_deviation_is_a_samples_and_one_value_has_none():
-    assert Spread.of([1.0, 2.0, 3.0]) == Spread(2.0, 1.0, 3)
-    assert Spread.of([5.0]) == Spread(5.0, None, 1)
+    assert MeanStd.of([1.0, 2.0, 3.0]) == MeanStd(2.0, 1.0, 3)
+    assert MeanStd.of([5.0]) == MeanStd(5.0, None, 1)
 
 
 def test_two_pairs_follow_cauchy_and_three_have_a_closed_form_too():
@@ -114,15 +114,15 @@ def of(found, quantity: str, a: str, b: str):
 
 def test_runs_are_of_one_experiment_whatever_their_names_seeds_and_places():
     runs = [made("a", 1, [0.1]), made("b", 0, [0.2], lr=0.2), made("a-again", 0, [0.3])]
-    groups, notes = grouped(runs)
+    groups, notes = group_by_seed(runs)
     assert [group.seeds for group in groups] == [[0, 1], [0]]
     assert [group.label for group in groups] == ["a-again", "b"]
     assert not notes
-    assert differing(groups) == [{"key": "algorithm.lr", "a-again": 0.1, "b": 0.2}]
+    assert differing_settings(groups) == [{"key": "algorithm.lr", "a-again": 0.1, "b": 0.2}]
 
 
 def test_of_runs_that_repeat_a_seed_the_last_counts():
-    groups, (note,) = grouped([made("a", 0, [0.9], folder="new"), made("a", 0, [0.1], folder="middle")])
+    groups, (note,) = group_by_seed([made("a", 0, [0.9], folder="new"), made("a", 0, [0.1], folder="middle")])
     assert groups[0].runs[0].folder.path == Path("new")
     assert note.startswith("new repeats middle")
 
@@ -137,7 +137,7 @@ def test_a_finished_run_of_a_seed_counts_before_a_later_one_that_is_not():
     for later in (done, unfinished(done, 2)):
         later = replace(later, folder=RunFolder(Path("later")), record=later.record | {"created": "2026"})
         for runs in ([done, later], [later, done]):
-            groups, (note,) = grouped(runs)
+            groups, (note,) = group_by_seed(runs)
             assert groups[0].runs == [later if later.is_finished else done]
             assert note.startswith("later repeats 2025, of the same seed")
     assert note.endswith("is not finished: the earlier is shown alone.")
@@ -146,9 +146,9 @@ def test_a_finished_run_of_a_seed_counts_before_a_later_one_that_is_not():
 def test_a_run_that_has_not_ended_is_not_compared_as_if_it_had():
     better = [made("b", seed, [0.4, 0.8 + seed / 100], lr=0.2) for seed in range(4)]
     worse = [made("a", seed, [0.4, 0.5]) for seed in range(4)]
-    assert of(compare(grouped(worse + better)[0]), "final test accuracy", "a", "b").says == "b is better"
+    assert of(compare(group_by_seed(worse + better)[0]), "final test accuracy", "a", "b").says == "b is better"
     rounds = [replace(run, values=run.values | {"rounds": 100}) for run in better]
-    found = compare(grouped([*worse, unfinished(better[0], 100), *rounds[1:]])[0])
+    found = compare(group_by_seed([*worse, unfinished(better[0], 100), *rounds[1:]])[0])
     pairs = [pair for pair in found.pairs if (pair.a, pair.b) == (0, 1)]
     assert {(pair.says, pair.p) for pair in pairs} == {("not finished: no statement possible", None)}
     assert "b-0 has 2 of 100 rounds." in found.notes
@@ -158,7 +158,7 @@ def test_a_run_that_has_not_ended_is_not_compared_as_if_it_had():
 def test_the_best_of_many_is_one_that_has_ended():
     runs = [made(f"e{i}", seed, [i / 10, (i + 1) / 10], lr=i + 1) for i in range(8) for seed in (0, 1)]
     runs[15] = unfinished(runs[15], 2)
-    found = compare(grouped(runs)[0])
+    found = compare(group_by_seed(runs)[0])
     last = [pair for pair in found.pairs if pair.quantity.name == "final test accuracy"]
     assert {pair.a for pair in last} == {6}
     assert [pair.says for pair in last if pair.b == 7] == ["not finished: no statement possible"]
@@ -168,21 +168,26 @@ def test_the_best_of_many_is_one_that_has_ended():
 def test_what_differs_beside_the_method_is_told(key):
     one, other = made("a", 0, [0.1]), made("b", 0, [0.1])
     set_value(other.values, {}, tuple(key.split(".")), 8, "")
-    (note,) = (note for note in compare(grouped([one, other])[0]).notes if "method" in note)
+    (note,) = (note for note in compare(group_by_seed([one, other])[0]).notes if "method" in note)
     assert note == f"They differ in more than the method: {key}."
 
 
 def test_experiments_of_one_name_are_told_apart_by_method_then_by_setting():
     runs = [made("x", 0, [0.1], name="fedavg"), made("x", 0, [0.1], name="feddyn", alpha=0.1),
             made("x", 0, [0.1], name="feddyn", alpha=1.0), made("y", 0, [0.1], lr=0.3)]  # fmt: skip
-    assert [group.label for group in grouped(runs)[0]] == ["x fedavg", "x feddyn alpha=0.1", "x feddyn alpha=1", "y"]
-    assert [group.label for group in grouped(runs[1:3])[0]] == ["alpha=0.1", "alpha=1"]
+    assert [group.label for group in group_by_seed(runs)[0]] == [
+        "x fedavg",
+        "x feddyn alpha=0.1",
+        "x feddyn alpha=1",
+        "y",
+    ]
+    assert [group.label for group in group_by_seed(runs[1:3])[0]] == ["alpha=0.1", "alpha=1"]
 
 
 def test_pairs_are_of_the_same_seed_whatever_their_order():
     better = [made("b", seed, [0.4, 0.6 + seed / 100 + d], lr=0.2) for seed, d in ((2, 0.11), (0, 0.09), (1, 0.1))]
     worse = [made("a", seed, [0.4, 0.6 + seed / 100]) for seed in (1, 2, 0, 7)]
-    found = compare(grouped(worse + better)[0])
+    found = compare(group_by_seed(worse + better)[0])
     pair = of(found, "final test accuracy", "a", "b")
     assert pair.seeds == [0, 1, 2]
     assert pair.difference.mean == pytest.approx(0.1)
@@ -197,32 +202,32 @@ def test_pairs_are_of_the_same_seed_whatever_their_order():
 def test_transmissions_are_compared_as_ratios():
     dear = [made("dear", seed, [0.1, 0.6], cost=2.0 * (1 + seed), lr=0.2) for seed in range(3)]
     cheap = [made("cheap", seed, [0.1, 0.6], cost=1.0 + seed) for seed in range(3)]
-    found = compare(grouped(cheap + dear)[0])
+    found = compare(group_by_seed(cheap + dear)[0])
     pair = of(found, "transmissions to 50%", "cheap", "dear")
     assert (pair.text(), pair.p, pair.says) == ("×2", 2 / 8, "no difference shown")
     assert pair.quantity.text(pair.a) == "4 ± 2"
     dear[0] = made("dear", 0, [0.1, 0.6], cost=2.01, lr=0.2)
-    pair = of(compare(grouped(cheap + dear)[0]), "transmissions to 50%", "cheap", "dear")
+    pair = of(compare(group_by_seed(cheap + dear)[0]), "transmissions to 50%", "cheap", "dear")
     assert pair.text() == "×2 [1.99, 2.02]"
     assert pair.says == "cheap needs fewer"
 
 
 def test_equal_differences_matter_from_six_seeds_on():
     runs = [made(name, seed, [end], lr=lr) for name, lr, end in (("a", 1, 0.5), ("b", 2, 0.75)) for seed in range(6)]
-    five, six = (of(compare(grouped(some)[0]), "final test accuracy", "a", "b") for some in (runs[1:], runs))
+    five, six = (of(compare(group_by_seed(some)[0]), "final test accuracy", "a", "b") for some in (runs[1:], runs))
     assert (five.p, five.says, five.text()) == (2 / 32, "no difference shown", "+25 points")
     assert (six.p, six.says) == (2 / 64, "b is better")
-    json.dumps(compare(grouped(runs)[0]).as_dict(), allow_nan=False)
+    json.dumps(compare(group_by_seed(runs)[0]).as_dict(), allow_nan=False)
 
 
 def test_what_few_seeds_do_not_allow_is_said():
-    one = compare(grouped([made("a", 0, [0.1]), made("b", 0, [0.9], lr=1)])[0])
+    one = compare(group_by_seed([made("a", 0, [0.1]), made("b", 0, [0.9], lr=1)])[0])
     assert of(one, "final test accuracy", "a", "b").says == "one seed: no statement possible"
     assert any("one seed" in note for note in one.notes)
-    apart = compare(grouped([made("a", 0, [0.1]), made("b", 1, [0.9], lr=1)])[0])
+    apart = compare(group_by_seed([made("a", 0, [0.1]), made("b", 1, [0.9], lr=1)])[0])
     assert of(apart, "final test accuracy", "a", "b").says == "no seed in common: no statement possible"
     some = [made("a", seed, [0.6]) for seed in (0, 1)] + [made("b", seed, [0.45 + 0.1 * seed], lr=1) for seed in (0, 1)]
-    found = compare(grouped(some)[0])
+    found = compare(group_by_seed(some)[0])
     assert of(found, "transmissions to 50%", "a", "b").says == "not reached with every seed: no statement possible"
     assert found.rows()[1]["transmissions to 50%"] == "1 of 2 seeds"
     assert of(found, "final test accuracy", "a", "b").says == "no difference shown"
@@ -230,25 +235,25 @@ def test_what_few_seeds_do_not_allow_is_said():
 
 def test_a_run_that_diverged_hides_no_mean_behind_the_others():
     runs = [made("a", s, [0.5]) for s in (0, 1)] + [made("b", s, [0.5 if s else math.nan], lr=1) for s in (0, 1)]
-    found = compare(grouped(runs)[0])
+    found = compare(group_by_seed(runs)[0])
     assert of(found, "final test accuracy", "a", "b").says == "not every seed has it: no statement possible"
     json.dumps(found.as_dict(), allow_nan=False)
 
 
 def test_the_same_numbers_are_the_same():
     runs = [made(name, seed, [0.5], lr=lr) for name, lr in (("a", 1), ("b", 2)) for seed in (0, 1, 2)]
-    assert of(compare(grouped(runs)[0]), "final test accuracy", "a", "b").says == "the same numbers"
+    assert of(compare(group_by_seed(runs)[0]), "final test accuracy", "a", "b").says == "the same numbers"
 
 
 def test_of_many_experiments_each_is_compared_with_the_best():
     seeds = range(4)
     runs = [made(f"e{i}", seed, [i / 10 + (i + 1) * seed / 1000], lr=i + 1) for i in range(8) for seed in seeds]
-    found = compare(grouped(runs)[0])
+    found = compare(group_by_seed(runs)[0])
     first = [pair for pair in found.pairs if pair.quantity.name == "final test accuracy"]
     assert [(pair.a, pair.b) for pair in first] == [(7, i) for i in range(7)]
     assert all(pair.says == "e7 is better" for pair in first)
     # Of two seeds all that is left of it is their number.
-    few = compare(grouped([run for run in runs if run.seed < 2])[0])
+    few = compare(group_by_seed([run for run in runs if run.seed < 2])[0])
     assert {pair.says for pair in few.pairs if pair.quantity.name == "final test accuracy"} == {"no difference shown"}
 
 
@@ -257,14 +262,14 @@ def test_among_many_equal_experiments_the_best_is_seldom_taken_to_be_better():
     for _ in range(300):
         noise = rng.normal(0.5, 0.05, (groups, 4)).clip(0.01, 0.99)
         runs = [made(f"e{i}", seed, [noise[i, seed]], lr=i + 1) for i in range(groups) for seed in range(4)]
-        compared = compare(grouped(runs)[0], targets=[])
+        compared = compare(group_by_seed(runs)[0], targets=[])
         found += any(pair.matters for pair in compared.pairs if pair.quantity.name == "final test accuracy")
     # 5 % with two standard deviations of so many draws.
     assert found <= 300 * 0.05 + 2 * math.sqrt(300 * 0.05 * 0.95)
 
 
 def test_a_metric_that_is_not_there_is_refused_by_name():
-    groups = grouped([made("a", 0, [0.1]), made("b", 0, [0.9], lr=1)])[0]
+    groups = group_by_seed([made("a", 0, [0.1]), made("b", 0, [0.9], lr=1)])[0]
     with pytest.raises(UserError, match="'test_acuracy' is in none of these runs; did you mean 'test_accuracy'"):
         compare(groups, "test_acuracy")
     losses = compare(groups, "test_loss", [0.5])

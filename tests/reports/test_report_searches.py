@@ -21,9 +21,9 @@ from hedgerow.platform.tracking.mlflow_store import default_uri
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.reports.analysis.comparison import compare
 from hedgerow.reports.analysis.run_reader import read_all
-from hedgerow.reports.analysis.seed_groups import grouped
-from hedgerow.reports.page.layout import Section, sections
-from hedgerow.reports.page.page import render
+from hedgerow.reports.analysis.seed_groups import group_by_seed
+from hedgerow.reports.page.layout import PageSection, sections
+from hedgerow.reports.page.page import render_page
 from hedgerow.reports.sections.curves import curves
 
 
@@ -64,9 +64,9 @@ def searched(run: RunFolder, path: Path, experts: int, seed: int = 0, **algorith
     return str(path)
 
 
-def parts(names: list[str]) -> dict[str, Section]:
+def parts(names: list[str]) -> dict[str, PageSection]:
     material = read_all(names)
-    return {section.name: section for section in sections(material, grouped(material.all_runs)[0])}
+    return {section.name: section for section in sections(material, group_by_seed(material.all_runs)[0])}
 
 
 def test_each_hedge_search_has_a_line_of_its_own_and_seeds_a_band(run, tmp_path):
@@ -88,9 +88,9 @@ def test_each_hedge_search_has_a_line_of_its_own_and_seeds_a_band(run, tmp_path)
 def test_the_page_compares_hedge_as_the_command_does(run, tmp_path):
     names = [str(run.path), *(searched(run, tmp_path / f"s{seed}", 2, seed) for seed in (0, 1))]
     material = read_all(names)
-    found = compare(grouped(material.compared)[0])
+    found = compare(group_by_seed(material.compared)[0])
     assert [group.label for group in found.groups] == ["plain", "s0"]
-    (section,) = (one for one in sections(material, grouped(material.all_runs)[0]) if one.name == "comparison")
+    (section,) = (one for one in sections(material, group_by_seed(material.all_runs)[0]) if one.name == "comparison")
     assert section.texts == found.notes
     (files,) = section.parts
     assert [name for name, _ in files.columns] == ["key", "plain", "s0"]
@@ -112,7 +112,7 @@ def test_an_experiment_has_one_colour_in_all_figures(run, tmp_path):
     assert {"lr=0.3", "lr=0.9"} <= {label for _, label in found["curves"].parts[0].legend}
     weights = next(part for part in found["search-1"].parts if part.title == "Hedge's weights by round")
     assert [label for _, label in weights.legend] == [f"lr=0.{i}" for i in range(1, 8)] + ["2 others"]
-    text = render(read_all([name]))
+    text = render_page(read_all([name]))
     in_page = re.findall(r'<span class="swatch ([^"]*)" aria-hidden="true"></span>(.*?)</li>', text)
     assert set(in_page) <= {(kind, label) for label, kinds in colours.items() for kind in kinds}
 
@@ -122,7 +122,7 @@ def test_targets_are_drawn_where_their_metric_is(run):
     wanted = one.values["evaluation"] | {"targets": [0.15], "target_metric": "client_accuracy"}
     named = replace(one, values=one.values | {"evaluation": wanted})
     of_loss = [r | {"server_test_loss": 2.0, "client_accuracy_lowest": 0.1} for r in named.records]
-    figures = {figure.title: figure for figure in curves(grouped([replace(named, records=of_loss)])[0])}
+    figures = {figure.title: figure for figure in curves(group_by_seed([replace(named, records=of_loss)])[0])}
     assert {"Mean loss of clients by round", "Test loss of the server's model by round",
             "Lowest accuracy of a client by round"} <= set(figures)  # fmt: skip
     assert ">target 15%<" in figures["Mean accuracy of clients by round"].svg

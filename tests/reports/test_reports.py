@@ -18,9 +18,9 @@ from hedgerow.cli import main
 from hedgerow.platform.tracking.formatting import size_text
 from hedgerow.platform.tracking.mlflow_store import default_uri
 from hedgerow.platform.tracking.run_folder import RunFolder
-from hedgerow.reports.analysis.run_reader import Material, Run, read_all
-from hedgerow.reports.analysis.seed_groups import grouped
-from hedgerow.reports.charts.html_table import Table
+from hedgerow.reports.analysis.run_reader import ReportData, Run, read_all
+from hedgerow.reports.analysis.seed_groups import group_by_seed
+from hedgerow.reports.charts.html_table import HtmlTable
 from hedgerow.reports.page.layout import sections
 from hedgerow.searchspaces.reproductions.table_command import plan_table, run_table
 
@@ -103,7 +103,7 @@ def test_a_target_of_one_file_is_looked_for_in_runs_of_the_others(runs, tmp_path
     values["evaluation"]["targets"] = [0.01]
     (other / "experiment.yaml").write_text(yaml.safe_dump(values))
     material = read_all([str(runs[0].path), str(other)])
-    (section,) = (one for one in sections(material, grouped(material.runs)[0]) if one.name == "targets")
+    (section,) = (one for one in sections(material, group_by_seed(material.runs)[0]) if one.name == "targets")
     told = {part.caption: [row[1] for row in part.rows] for part in section.parts}
     assert told["To 1% test accuracy"] == ["1 of 1", "1 of 1"]
     assert told["To 99% test accuracy"] == ["0 of 1", "0 of 1"]
@@ -114,7 +114,7 @@ def without(run: Run, *keys: str) -> Run:
     return replace(run, records=[{k: v for k, v in r.items() if k not in keys} for r in run.records])
 
 
-def first_row(table: Table) -> dict[str, str]:
+def first_row(table: HtmlTable) -> dict[str, str]:
     return dict(zip((heading for heading, _ in table.columns), table.rows[0], strict=True))
 
 
@@ -123,10 +123,10 @@ def test_counts_are_means_over_seeds_as_the_page_says(runs):
     # The second has done two rounds more, and sent twice as much in each.
     more = [r | {"round": r["round"] + 2, "transmissions": r["transmissions"] + 2} for r in other.records[-2:]]
     longer = [r | {"bytes_up": 3 * r["bytes_up"]} for r in [*other.records, *more]]
-    groups = grouped([one, replace(other, records=longer)])[0]
+    groups = group_by_seed([one, replace(other, records=longer)])[0]
     spent = [run.summary["transmissions"] for run in groups[0].runs]
     assert spent[0] != spent[1]
-    found = {section.name: section for section in sections(Material(runs=groups[0].runs), groups)}
+    found = {section.name: section for section in sections(ReportData(runs=groups[0].runs), groups)}
     row, sent = (first_row(found[name].parts[-1]) for name in ("summary", "ledger"))
     assert (row["rounds"], row["transmissions"]) == ("7", f"{np.mean(spent):g}")
     assert row["sent"] == size_text(np.mean([run.summary["bytes"] for run in groups[0].runs]))
@@ -138,15 +138,15 @@ def test_counts_are_means_over_seeds_as_the_page_says(runs):
 def test_the_page_names_the_runs_that_diverged(runs):
     one, other = (run for run in read_all([str(folder.path) for folder in runs[:2]]).runs)
     warned = replace(other, record=other.record | {"diverged": ["the run diverged: its test loss is inf in round 6"]})
-    groups = grouped([one, warned])[0]
-    (summary,) = (part for part in sections(Material(runs=groups[0].runs), groups) if part.name == "summary")
+    groups = group_by_seed([one, warned])[0]
+    (summary,) = (part for part in sections(ReportData(runs=groups[0].runs), groups) if part.name == "summary")
     assert summary.texts[-1] == "plain, seed 1: the run diverged: its test loss is inf in round 6."
 
 
 def test_of_runs_that_are_not_evaluated_yet_the_page_says_where_their_files_differ(runs):
     early = [without(run, "test_accuracy") for run in read_all([str(folder.path) for folder in runs]).runs]
-    groups = grouped(early)[0]
-    (section,) = (one for one in sections(Material(runs=early), groups) if one.name == "comparison")
+    groups = group_by_seed(early)[0]
+    (section,) = (one for one in sections(ReportData(runs=early), groups) if one.name == "comparison")
     assert not section.texts
     assert [part.caption for part in section.parts] == ["Where their files differ"]
 

@@ -203,7 +203,7 @@ def test_a_job_server_that_does_not_answer_is_one_sentence(mute, monkeypatch):
     monkeypatch.setattr(job_server, "ANSWERING", 0.2)
     monkeypatch.setenv(job_server.VARIABLE, "")
     with pytest.raises(UserError, match=f"no job server answers at http://127.0.0.1:{mute};"):
-        job_server.JobServer(f"http://127.0.0.1:{mute}")
+        job_server.JobClient(f"http://127.0.0.1:{mute}")
 
 
 @pytest.mark.parametrize(

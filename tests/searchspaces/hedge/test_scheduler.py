@@ -15,6 +15,7 @@ from ray.tune.error import TuneError
 from trainables import Scripted, loss_of
 
 from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.ray_private import scheduler_of
 from hedgerow.searchspaces.hedge.async_rounds import HedgeRounds
 from hedgerow.searchspaces.hedge.scheduler import JOURNAL, HedgeScheduler
 from hedgerow.searchspaces.hedge.weights import Hedge
@@ -111,7 +112,7 @@ def restored(folder: Path, filesystem: Any = None) -> tune.Tuner:
 def finish(tuner: tune.Tuner) -> HedgeScheduler:
     """Run a restored search to its end; returns its scheduler, which Tune made anew."""
     assert not tuner.fit().errors
-    return tuner._local_tuner._tune_config.scheduler
+    return scheduler_of(tuner)
 
 
 def spread(log: Path, experts: int = EXPERTS) -> int:

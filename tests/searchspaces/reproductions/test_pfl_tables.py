@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from made_up import records
 
 from hedgerow.cli import main
-from hedgerow.platform.ui.plotting import Drawing
+from hedgerow.platform.ui.plotting import new_figure
 from hedgerow.searchspaces.reproductions import FAMILIES, find_lines
 from hedgerow.searchspaces.reproductions.row_result import LineResult
 from hedgerow.searchspaces.reproductions.row_search import plan_line
@@ -88,7 +88,7 @@ def test_curves_are_smoothed_where_the_source_draws_them_so():
     values = [0.5 + 0.4 * (i % 2) for i in range(80)]
     # The mean over a twentieth, four of them, of what goes up and down.
     for smooth, change in ((True, 0), (False, 40)):
-        axes = Drawing().subplots()
+        axes = new_figure().subplots()
         draw_panel(axes, shown(replace(line, smooth=smooth), {"PFLDyn Proto": values}), "transmissions")
         assert np.abs(np.diff(axes.lines[0].get_ydata()))[4:].max() == pytest.approx(change, abs=1e-9)
 

@@ -1,0 +1,215 @@
+"""The private names of Ray that this package uses, all of them tried with Ray 2.60.0.
+
+Ray may rename or remove them in any release. Each function says what happens then: a fallback, or a UserError that
+names the version that was tried. Ray takes a second to import, so each function imports it itself.
+"""
+
+import logging
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hedgerow.platform.common.errors import UserError
+
+TRIED = "2.60.0"
+"""The version of Ray with which all names were tried."""
+
+AUTH_MODE = "RAY_AUTH_MODE"
+"""Ray's environment variable for authentication."""
+
+REACHABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Ray's environment variable: whether processes that it starts listen to other machines."""
+
+
+def _unsupported(name: str, error: Exception) -> UserError:
+    import ray
+
+    return UserError(
+        f"Ray {ray.__version__} does not have {name} ({error}), which Hedgerow needs and Ray {TRIED} has; install that "
+        "version"
+    )
+
+
+def system_memory() -> int:
+    """Bytes of memory of this machine or container. Fallback: of the machine."""
+    try:
+        from ray._common.utils import get_system_memory
+    except ImportError:
+        import psutil
+
+        return psutil.virtual_memory().total
+    return get_system_memory()
+
+
+def default_temp_folder() -> str:
+    """The folder in which Ray makes its temporary folder. Fallback: the same rule, for Linux."""
+    try:
+        from ray._common.utils import get_default_system_temp_dir
+    except ImportError:
+        return os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or tempfile.gettempdir()
+    return get_default_system_temp_dir()
+
+
+def reread_authentication() -> None:
+    """Let Ray in this process read the environment variables of its authentication again. Without it: UserError."""
+    try:
+        from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+
+        Config.initialize("")
+        AuthenticationTokenLoader.instance().reset_cache()
+    except (ImportError, AttributeError) as error:
+        raise _unsupported("AuthenticationTokenLoader", error) from error
+
+
+def listens_by_default() -> bool:
+    """Whether Ray's processes listen to other machines by default: not on macOS and Windows. Fallback: True."""
+    from ray._private import ray_constants
+
+    return getattr(ray_constants, "ENABLE_RAY_CLUSTER", True)
+
+
+def set_listening(reachable: bool) -> None:
+    """Whether processes that Ray starts listen to other machines, or only on the loopback interface.
+
+    Ray has no argument for it: the constant is for this process, the variable for processes that it starts. Without
+    the constant: UserError, since processes would listen to other machines.
+    """
+    from ray._private import ray_constants
+
+    if not hasattr(ray_constants, "ENABLE_RAY_CLUSTER"):
+        raise _unsupported("ENABLE_RAY_CLUSTER", AttributeError("ray._private.ray_constants"))
+    ray_constants.ENABLE_RAY_CLUSTER = reachable
+    os.environ[REACHABLE] = str(int(reachable))
+
+
+def host_and_port(address: str) -> str:
+    """The address of a cluster as host:port, "auto" too. Fallback: the address as it is. Raises ValueError."""
+    try:
+        from ray._private.services import canonicalize_bootstrap_address
+    except ImportError:
+        return address
+    return canonicalize_bootstrap_address(address) or address
+
+
+def draining_nodes() -> set[str]:
+    """Ids of nodes that are about to be removed. Fallback: none, and their actors are lost with them."""
+    import ray
+
+    try:
+        return set(ray._private.state.state.get_draining_nodes())
+    except AttributeError:
+        return set()
+
+
+def free_resources() -> dict[str, dict[str, float]]:
+    """The free resources of each node by its id. Without it: UserError."""
+    import ray
+
+    try:
+        return ray._private.state.available_resources_per_node()
+    except AttributeError as error:
+        raise _unsupported("available_resources_per_node", error) from error
+
+
+def known_actors() -> list[dict[str, Any]]:
+    """The records of all actors: ActorClassName, State, Pid, Address. Fallback: none."""
+    import ray
+
+    try:
+        return list(ray._private.state.actors().values())
+    except AttributeError:
+        return []
+
+
+def actor_record(actor: Any) -> dict[str, Any]:
+    """The record of an actor: State, Pid, Address. Fallback: empty."""
+    import ray
+
+    try:
+        return ray._private.state.actors(actor._actor_id.hex())
+    except AttributeError:
+        return {}
+
+
+def started_node() -> Any:
+    """The processes of a Ray that this process has started; None if it has only connected to a Ray.
+
+    Fallback: None, and a Ray that hangs is not killed by this process.
+    """
+    import ray
+
+    try:
+        node = ray._private.worker.global_worker.node
+        return node if node is not None and node.is_head() else None
+    except AttributeError:
+        return None
+
+
+def node_processes(node: Any) -> list[Any]:
+    """The processes of the raylet and of the GCS of `started_node`. Fallback: none; they are then watched by port."""
+    try:
+        return [node.all_processes[name][0].process for name in ("raylet", "gcs_server")]
+    except (AttributeError, KeyError, IndexError):
+        return []
+
+
+def kill_node(node: Any) -> None:
+    """Kill all processes of `started_node`. Fallback: nothing; they end when this process ends."""
+    if hasattr(node, "kill_all_processes"):
+        node.kill_all_processes(check_alive=False, allow_graceful=False)
+
+
+def node_folder(node: Any) -> Path | None:
+    """The temporary folder of `started_node`. Fallback: None."""
+    return Path(node.get_temp_dir_path()) if hasattr(node, "get_temp_dir_path") else None
+
+
+def quiet_job_client() -> None:
+    """Silence loggers that report every upload and connection of Ray's job client. Fallback: they stay verbose."""
+    for name in (
+        "ray.dashboard.modules.dashboard_sdk",
+        "ray.dashboard.modules.job.sdk",
+        "ray._private.runtime_env.packaging",
+    ):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def continue_trial(controller: Any, trial: Any) -> None:
+    """Let a trial that a scheduler of Ray Tune has held train its next round. Without it: UserError.
+
+    Schedulers get a wrapper that warns of this method, for which Tune has no public one.
+    """
+    try:
+        getattr(controller, "_tune_controller", controller)._schedule_trial_train(trial)
+    except AttributeError as error:
+        raise _unsupported("_schedule_trial_train", error) from error
+
+
+# For tests, which need the names themselves: an ImportError or AttributeError if they are gone.
+
+
+def gcs_client(address: str) -> Any:
+    """A client of the control store of a cluster, which can drain nodes."""
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
+
+    return GcsClient(address=address)
+
+
+def prepare_launcher_file(values: dict[str, Any]) -> dict[str, Any]:
+    """A file of `ray up` with Ray's defaults filled in."""
+    from ray.autoscaler._private.util import prepare_config
+
+    return prepare_config(values)
+
+
+def check_launcher_file(values: dict[str, Any]) -> None:
+    """Check a file of `ray up` against Ray's schema."""
+    from ray.autoscaler._private.util import validate_config
+
+    validate_config(values)
+
+
+def scheduler_of(tuner: Any) -> Any:
+    """The scheduler of a Tuner that was restored."""
+    return tuner._local_tuner._tune_config.scheduler

@@ -1,0 +1,111 @@
+"""Curves and histograms as numbers. matplotlib draws them for a run, inline SVG draws them in a report."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+Record = dict[str, Any]
+Points = list[tuple[float, float]]
+
+AXES = {"round": "round", "traffic": "transmitted parameters (down + up)"}
+"""Quantities that curves are drawn against, with the label of their axis."""
+
+STREAM_CURVES = {
+    "ctm": "accuracy on new tasks, mean so far (CTM)",
+    "ltm": "accuracy on all tasks so far (LTM)",
+    "efficiency_points": "samples of a new task that are needed",
+}
+"""Metrics of learners of a stream that are drawn, with the label of their axis."""
+
+METRIC_LABELS = STREAM_CURVES | {
+    "test_accuracy": "test accuracy",
+    "test_loss": "test loss",
+    "train_loss": "training loss",
+    "client_accuracy": "mean accuracy of clients",
+    "client_accuracy_worst10": "accuracy of the worst 10 % of clients",
+    "client_accuracy_highest": "highest accuracy of a client",
+    "client_accuracy_lowest": "lowest accuracy of a client",
+    "client_loss": "mean loss of clients",
+    "server_test_accuracy": "test accuracy of the server's model",
+    "server_test_loss": "test loss of the server's model",
+}
+
+SMOOTHED = "efficiency_points"
+"""The metric that is drawn as a moving average."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line with a label. spread: half the height of its band at each point, if it has one. index: its colour."""
+
+    label: str
+    points: Points
+    spread: list[float] = field(default_factory=list)
+    index: int = 0
+    strong: bool = False
+
+    @property
+    def pairs(self) -> list[tuple[tuple[float, float], float]]:
+        """Each point with its spread, or with 0."""
+        return list(zip(self.points, self.spread or [0.0] * len(self.points), strict=True))
+
+    def finite(self) -> "Series":
+        """The series without points that are not finite."""
+        pairs = [(p, s) for p, s in self.pairs if math.isfinite(p[1]) and math.isfinite(s)]
+        spread = [s for _, s in pairs] if self.spread else []
+        return Series(self.label, [p for p, _ in pairs], spread, self.index, self.strong)
+
+
+def metric_label(key: str) -> str:
+    """A metric as an axis names it."""
+    return METRIC_LABELS.get(key, key.replace("_", " "))
+
+
+def of_stream(records: list[Record]) -> bool:
+    """Whether the rounds are the tasks of a stream."""
+    return bool(records) and "ctm" in records[0]
+
+
+def traffic(records: list[Record]) -> list[int]:
+    """Transmitted parameters, down and up, summed over the rounds."""
+    return list(accumulate(record.get("scalars_down", 0) + record.get("scalars_up", 0) for record in records))
+
+
+def curve(records: list[Record], key: str, by: str = "round") -> dict[int, tuple[float, float]]:
+    """The points of a metric by round, for the rounds that have it. by: a key of AXES. NaN stands for null."""
+    places = traffic(records) if by == "traffic" else [record["round"] for record in records]
+    there = [(record, place) for record, place in zip(records, places, strict=True) if key in record]
+    points = [(place, math.nan if record[key] is None else record[key]) for record, place in there]
+    shown = smoothed(points) if key == SMOOTHED else points
+    return {record["round"]: point for (record, _), point in zip(there, shown, strict=True)}
+
+
+def smoothed(points: Points) -> Points:
+    """Each value as the mean of itself and of the values before it, over a twentieth of the points."""
+    window = max(1, len(points) // 20)
+    values = [value for _, value in points]
+    return [(x, float(np.mean(values[max(0, i + 1 - window) : i + 1]))) for i, (x, _) in enumerate(points)]
+
+
+def mean_series(
+    label: str, curves: Sequence[dict[int, tuple[float, float]]], index: int, strong: bool = False
+) -> Series:
+    """The mean over seeds, with one sample standard deviation as its band; positions are means too.
+
+    The line ends with the shortest run: the mean of the others would jump.
+    """
+    rounds = sorted(round for round in curves[0] if all(round in curve for curve in curves))
+    at = [np.array([curve[round] for curve in curves], dtype=float) for round in rounds]
+    points = [(float(both[:, 0].mean()), float(both[:, 1].mean())) for both in at]
+    spread = [float(both[:, 1].std(ddof=1)) for both in at] if len(curves) > 1 else []
+    return Series(label, points, spread, index, strong)
+
+
+def integer_bins(values: np.ndarray, most: int) -> np.ndarray:
+    """Edges of at most `most` bins for integers, halfway between them."""
+    width = max(1, -(-int(np.ptp(values) + 1) // most))
+    return np.arange(values.min() - 0.5, values.max() + width, width)

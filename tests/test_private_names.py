@@ -1,0 +1,114 @@
+"""Private names of torch and Ray are used in one module each, and have a fallback or a sentence when they are gone."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from ray._private import ray_constants
+
+from hedgerow.algorithms.core import torch_private
+from hedgerow.algorithms.optim import gradient
+from hedgerow.platform.common import ray_private
+from hedgerow.platform.common.errors import UserError
+
+ROOT = Path(__file__).parent.parent
+HOMES = {"algorithms/core/torch_private.py", "platform/common/ray_private.py", "tests/test_private_names.py"}
+LATER = {f"platform/{name}.py" for name in ("engine", "placement", "ray_folder", "ray_health", "silence")}
+
+
+def private_names(file: Path) -> list[str]:
+    """Dotted names of torch and Ray with a private part that a file imports or reads."""
+    found = []
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.Attribute) and re.fullmatch(r"[\w.]+", name := ast.unparse(node)):
+            found.append(name)
+    return [
+        name
+        for name in found
+        if name.split(".")[0] in ("torch", "ray")
+        and any(part.startswith("_") and not part.startswith("__") for part in name.split("."))
+    ]
+
+
+def test_only_two_modules_use_private_names():
+    listed = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True)
+    files = set(listed.stdout.split()) - HOMES - LATER
+    assert {name: found for name in sorted(files) if (found := private_names(ROOT / name))} == {}
+    assert all(private_names(ROOT / name) for name in HOMES)
+
+
+def test_the_module_for_ray_imports_no_ray():
+    program = "import sys, hedgerow.platform.common.ray_private; assert 'ray' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_gradients_are_the_same_without_levels(monkeypatch):
+    def loss(w, x):
+        return ((w["a"] * x).sin().sum() + w["b"].square().sum(), {"x": x.sum()})
+
+    w = {"a": torch.randn(3, generator=torch.manual_seed(0)), "b": torch.ones(2)}
+    x = torch.linspace(0, 1, 3)
+    both = [gradient.gradient_and_value(loss, aux=True)(w, x)]
+    monkeypatch.setattr(gradient, "HAS_GRADIENT_LEVELS", False)
+    both.append(gradient.gradient_and_value(loss, aux=True)(w, x))
+    for mine, other in zip(*([*g.values(), value, more["x"]] for g, value, more in both), strict=True):
+        assert torch.equal(mine, other)
+
+
+@pytest.mark.parametrize(
+    ("name", "others"),
+    [("add_", [[0.5, 2.0]]), ("mul_", [0.3]), ("lerp_", [[0.5, 2.0], 0.1]), ("norm", [])],
+)
+def test_operations_on_lists_are_the_same_one_by_one(name, others):
+    def tensors() -> list[torch.Tensor]:
+        random = torch.manual_seed(0)
+        return [torch.randn(3, 5, generator=random), torch.randn(7, generator=random)]
+
+    def arguments() -> list:
+        return [
+            [torch.full_like(t, v) for t, v in zip(tensors(), one, strict=True)] if isinstance(one, list) else one
+            for one in others
+        ]
+
+    mine, other = tensors(), tensors()
+    results = (
+        getattr(torch_private, f"foreach_{name}")(mine, *arguments()),
+        torch_private._each(name, other, *arguments()),
+    )
+    if name == "norm":
+        mine, other = results
+    assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
+
+
+def test_whether_code_is_transformed(monkeypatch):
+    seen = []
+
+    def look(x):
+        seen.append(torch_private.is_transformed())
+        return x
+
+    look(torch.ones(2))
+    torch.func.vmap(look)(torch.ones(2))
+    monkeypatch.setattr(torch_private, "_peek_interpreter_stack", None)
+    look(torch.ones(2))
+    assert seen == [False, True, True]
+
+
+def test_a_name_that_ray_does_not_have_is_one_sentence(monkeypatch):
+    monkeypatch.delattr(ray_constants, "ENABLE_RAY_CLUSTER")
+    assert ray_private.listens_by_default()
+    with pytest.raises(UserError, match=r"does not have ENABLE_RAY_CLUSTER .* install that version"):
+        ray_private.set_listening(False)
+    with pytest.raises(UserError, match="_schedule_trial_train"):
+        ray_private.continue_trial(object(), None)
+    monkeypatch.setitem(sys.modules, "ray._common.utils", None)
+    assert ray_private.system_memory() > 0
+    assert Path(ray_private.default_temp_folder()).is_dir()
