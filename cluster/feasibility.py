@@ -32,8 +32,8 @@ from hedgerow.platform.placement import (
 )
 from hedgerow.platform.ui.command_output import Answer
 from hedgerow.platform.ui.terminal import print_rows
-from hedgerow.searchspaces.spaces.packing import client_actors, dealt
-from hedgerow.searchspaces.spaces.search_file import SearchPlan, load_search
+from hedgerow.searchspaces.spaces.packing import client_actors, pack_trials
+from hedgerow.searchspaces.spaces.search_file import SearchSpec, load_search
 
 PROCESS = 0.6e9
 """Bytes that a client actor's process holds once torch is imported, on a CPU (docs/performance.md, design)."""
@@ -151,7 +151,7 @@ def _answer(
     dataset: Dataset,
     partition: Partition,
     nodes: list[Node],
-    search: SearchPlan | None,
+    search: SearchSpec | None,
     measure: bool,
 ) -> Answer:
     resources, cohort = experiment.resources, experiment.cohort_size(len(partition))
@@ -220,14 +220,14 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number > 1)}"
 
 
-def _at_once(search: SearchPlan, room: int) -> int:
+def _at_once(search: SearchSpec, room: int) -> int:
     """How many trials run at once where there is room for so many."""
     section, found = search.search, search.configurations
     trials = len(found) or section.samples or room
     room = min(room, section.concurrency or room)
     if section.packed and found:
         size = None if section.packed == "auto" else section.packed
-        trials = len(dealt([search.trial(overrides) for overrides in found], room, size))
+        trials = len(pack_trials([search.trial(overrides) for overrides in found], room, size))
     return min(room, trials)
 
 

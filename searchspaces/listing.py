@@ -1,14 +1,13 @@
 """All that there is to choose from: what `hedgerow list` prints, and the documentation's reference is made of."""
 
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 
-from hedgerow.platform.config.choices import Choice, algorithms, datasets, models, paragraph, partitions
+from hedgerow.platform.config.choices import Choice, algorithms, datasets, models, partitions
 from hedgerow.platform.ui.command_output import Answer
 from hedgerow.platform.ui.terminal import print_choices
-from hedgerow.searchspaces.reproductions import FAMILIES
+from hedgerow.searchspaces.reproductions.published import all_tables
 from hedgerow.searchspaces.spaces.published_spaces import NamedSpace, named_spaces
 
 
@@ -19,11 +18,7 @@ def spaces() -> list[Choice]:
 
 def tables() -> list[Choice]:
     """By the names that `hedgerow table` takes."""
-    return [
-        Choice(table.name, table.title, _source(family))
-        for family, made in FAMILIES.items()
-        for table in made().values()
-    ]
+    return [Choice(table.name, table.title, re.split(r"; |\. |\.$", table.source)[0]) for table in all_tables()]
 
 
 KINDS: dict[str, Callable[[], list[Choice]]] = {
@@ -40,12 +35,6 @@ KINDS: dict[str, Callable[[], list[Choice]]] = {
 def _keys(space: NamedSpace) -> str:
     keys = ", ".join(key.removeprefix("algorithm.") for key in space.space)
     return f"{keys} ({space.size} configurations)" if space.size else keys
-
-
-def _source(family: str) -> str:
-    """What the file of a family's tables says first."""
-    told = paragraph(sys.modules[FAMILIES[family].__module__].__doc__)
-    return re.split(r"; |\. |\.$", told)[0]
 
 
 def list_choices(kind: str) -> Answer:

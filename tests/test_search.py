@@ -25,14 +25,14 @@ from hedgerow.searchspaces.hedge.async_rounds import HedgeRounds
 from hedgerow.searchspaces.hedge.weights import Hedge
 from hedgerow.searchspaces.results.finished_search import FinishedSearch
 from hedgerow.searchspaces.results.mlflow_search import SearchStore
-from hedgerow.searchspaces.spaces.search_file import SearchPlan, parse_search
+from hedgerow.searchspaces.spaces.search_file import SearchSpec, parse_search
 from hedgerow.searchspaces.tune.search_runner import check_search, push, resume_search, search
 
 ROUNDS = 6
 SPACE = {"algorithm.lr": [0.01, 0.3], "algorithm.pull": [0.0, 0.1], "task.partition.alpha": [0.5]}
 
 
-def plan(output: Path, **settings) -> SearchPlan:
+def plan(output: Path, **settings) -> SearchSpec:
     """Four experts with client states on digits, two at a time; nothing is left to a measurement."""
     values: dict = {
         "name": "small",
@@ -60,12 +60,12 @@ def plan(output: Path, **settings) -> SearchPlan:
     return parse_search(values)
 
 
-def one_after_the_other(plan: SearchPlan) -> list[dict]:
+def one_after_the_other(plan: SearchSpec) -> list[dict]:
     """Every expert as an ordinary run in this process, and Hedge over their accuracies."""
     records: list[dict] = []
     n = len(plan.configurations)
     averaged = ("test_accuracy", "client_accuracy", "client_accuracy_worst10", "test_loss", "client_loss")
-    buffer = HedgeRounds(Hedge(n, 0.1), "test_accuracy", "max", averaged=averaged, told=records.append)
+    buffer = HedgeRounds(Hedge(n, 0.1), "test_accuracy", "max", averaged=averaged, on_round=records.append)
     for index, overrides in enumerate(plan.configurations):
         alone = plan.trial(overrides | {"resources.executor": "inline"})
         for record in run(alone).records:

@@ -191,8 +191,8 @@ def _search(folder: RunFolder, record: Record, headings: Sequence[str]) -> Searc
 
 def _read_table(folder: Path, material: Material) -> None:
     """The runs that the table was made of lie beside the folder `tables`, two levels up."""
-    from hedgerow.searchspaces.reproductions.row_result import all_remarks
     from hedgerow.searchspaces.reproductions.table_command import find_results
+    from hedgerow.searchspaces.reproductions.table_report import all_remarks
 
     try:
         told = json.loads((folder / "table.json").read_text())
@@ -205,7 +205,7 @@ def _read_table(folder: Path, material: Material) -> None:
     for result, note in notes:
         if result in results:
             # Of a stream's line, every trial is of the same method.
-            _add(result.folder, material, note.get("headings") or [result.heading] * len(result.finished.trials))
+            _add(result.folder, material, note.get("headings") or result.headings * len(result.finished.trials))
     rows = [row for result in results for row in result.rows()]
     title = f"{table.name}: {table.title}"
     material.tables.append(TableResult(title, rows, results[0].explained, all_remarks(results)))

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from hedgerow.platform.tracking.records import RoundRecord
 from hedgerow.platform.ui.plotting import COLOURS
 from hedgerow.searchspaces.results.trials import (
-    Record,
     Trial,
     final_value,
     number,
@@ -27,7 +27,7 @@ OTHERS = "#BDBDBD"
 ABSENT = -0.14
 
 
-def weight_areas(hedge_records: list[Record], labels: list[str]) -> Any:
+def weight_areas(hedge_records: list[RoundRecord], labels: list[str]) -> Any:
     """The experts' weights as a stacked area over the rounds (at least one)."""
     weights = np.array([record["weights"] for record in hedge_records], dtype=float)
     named = _prominent(weights)
@@ -52,7 +52,7 @@ def weight_areas(hedge_records: list[Record], labels: list[str]) -> Any:
     return figure
 
 
-def loss_lines(hedge_records: list[Record], labels: list[str]) -> Any:
+def loss_lines(hedge_records: list[RoundRecord], labels: list[str]) -> Any:
     """Every expert's loss, and Hedge's expected loss on top, over the rounds; a missing loss is a gap in its line."""
     rounds = [record["round"] for record in hedge_records]
     losses = np.array([record["losses"] for record in hedge_records], dtype=float)
@@ -74,7 +74,7 @@ def loss_lines(hedge_records: list[Record], labels: list[str]) -> Any:
     return figure
 
 
-def regret_line(hedge_records: list[Record]) -> Any:
+def regret_line(hedge_records: list[RoundRecord]) -> Any:
     """Hedge's regret against its bound, summed over the rounds."""
     rounds = [record["round"] for record in hedge_records]
     regret = np.array([record["regret"] for record in hedge_records], dtype=float)
@@ -145,7 +145,7 @@ def parallel_lines(trials: list[Trial], metric: str, mode: str) -> Any:
 
 def best_runs(
     trials: list[Trial], limit: int = 7, metric: str = "test_accuracy", mode: str = "max"
-) -> dict[str, list[Record]]:
+) -> dict[str, list[RoundRecord]]:
     """The records of the best trials by what a legend calls them.
 
     They go by their names where their configurations are too long for a legend inside the axes.

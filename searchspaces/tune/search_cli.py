@@ -21,11 +21,10 @@ from hedgerow.platform.ui.command_output import Answer
 
 def complete_tables(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Names of published tables, and of their lines once a table is named."""
-    from hedgerow.searchspaces.reproductions import FAMILIES
+    from hedgerow.searchspaces.reproductions.published import all_tables
 
-    tables = [table for made in FAMILIES.values() for table in made().values()]
-    names = [table.name for table in tables]
-    names += [f"{table.name}/{line.name}" for table in tables for line in table.lines if incomplete.count("/") > 1]
+    names = [table.name for table in all_tables()]
+    names += [f"{table.name}/{row.name}" for table in all_tables() for row in table.rows if incomplete.count("/") > 1]
     return [name for name in names if name.startswith(incomplete)]
 
 
@@ -43,11 +42,11 @@ def search(files: tuple[Path, ...], overrides: tuple[str, ...], data_root: Path 
     Example: hedgerow search examples/digits_hedge.yaml --set search.gamma=0.5
     """
     reading(*files)
-    from hedgerow.searchspaces.reproductions import FAMILIES
+    from hedgerow.searchspaces.reproductions import REPRODUCTIONS
     from hedgerow.searchspaces.reproductions.table_command import plan_table, run_table
     from hedgerow.searchspaces.tune.search_command import search_all
 
-    if len(files) == 1 and not files[0].exists() and files[0].parts[0] in FAMILIES:
+    if len(files) == 1 and not files[0].exists() and files[0].parts[0] in REPRODUCTIONS:
         return run_table(plan_table(files[0].as_posix(), overrides, [], False, None), data_root, address)
     return search_all(files, overrides, data_root, address)
 
