@@ -29,6 +29,8 @@ _HOMES = {
     "load": "hedgerow.api",
     "Hedge": "hedgerow.searchspaces.hedge.weights",
     "HedgeScheduler": "hedgerow.searchspaces.hedge.scheduler",
+    "SearchKind": "hedgerow.searchspaces.spaces.search_section",
+    "SearchSetup": "hedgerow.searchspaces.spaces.search_section",
     "load_search": "hedgerow.searchspaces.spaces.search_file",
     "parse_search": "hedgerow.searchspaces.spaces.search_file",
 }

@@ -23,7 +23,7 @@ from hedgerow.platform.tracking.run_folder import RunFolder, find_run, find_unfi
 from hedgerow.platform.ui.notebook import NotebookProgress, in_notebook
 from hedgerow.platform.ui.terminal import Progress
 from hedgerow.searchspaces.results.finished_search import FinishedSearch
-from hedgerow.searchspaces.spaces.search_file import SearchPlan, load_search, parse_search
+from hedgerow.searchspaces.spaces.search_file import SearchSpec, load_search, parse_search
 
 File = str | PathLike[str]
 Show = bool | runner.Show
@@ -54,7 +54,7 @@ def run(
 
 
 def search(
-    plan: File | Mapping[str, Any] | SearchPlan,
+    plan: File | Mapping[str, Any] | SearchSpec,
     *,
     data_root: File | None = None,
     address: str | None = None,
@@ -69,7 +69,7 @@ def search(
     # Ray Tune takes seconds to import.
     from hedgerow.searchspaces.tune import search_runner as searches
 
-    if not isinstance(plan, SearchPlan) or overrides:
+    if not isinstance(plan, SearchSpec) or overrides:
         values, lines, source = _values(plan, overrides)
         if "search" not in values:
             raise UserError(f"{source}: there is no `search` section; add one, such as search={{'space': ...}}")
@@ -112,7 +112,7 @@ def _values(given: Any, overrides: dict[str, Any], without: str = "") -> tuple[d
     lines: Lines = {}
     if isinstance(given, Experiment):
         values, source = given.model_dump(mode="json"), "experiment"
-    elif isinstance(given, SearchPlan):
+    elif isinstance(given, SearchSpec):
         values, source = given.values | {"search": given.search.model_dump(mode="json", exclude_none=True)}, "search"
     elif isinstance(given, Mapping):
         values, source = dict(given), "experiment"
@@ -136,7 +136,7 @@ def _progress(experiment: Experiment, show: Show) -> AbstractContextManager[Any]
     return (NotebookProgress if in_notebook() else Progress)(experiment.name, experiment.rounds)
 
 
-def _table(plan: SearchPlan, show: bool) -> AbstractContextManager[Any]:
+def _table(plan: SearchSpec, show: bool) -> AbstractContextManager[Any]:
     from hedgerow.searchspaces.tune.search_command import search_table
 
     return search_table(plan) if show else nullcontext()

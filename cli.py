@@ -120,11 +120,10 @@ def search(
 
 def complete_tables(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Names of published tables, and of their rows once a table is named."""
-    from hedgerow.searchspaces.reproductions import FAMILIES
+    from hedgerow.searchspaces.reproductions.published import all_tables
 
-    tables = [table for made in FAMILIES.values() for table in made().values()]
-    names = [table.name for table in tables]
-    names += [f"{table.name}/{line.name}" for table in tables for line in table.lines if incomplete.count("/") > 1]
+    names = [table.name for table in all_tables()]
+    names += [f"{table.name}/{row.name}" for table in all_tables() for row in table.rows if incomplete.count("/") > 1]
     return [name for name in names if name.startswith(incomplete)]
 
 

@@ -19,7 +19,7 @@ from ray.tune.experiment import Trial
 from hedgerow.platform.placement import ray_session
 from hedgerow.platform.runner import run
 from hedgerow.searchspaces.hedge.scheduler import HedgeScheduler
-from hedgerow.searchspaces.spaces.search_file import SearchPlan, parse_search
+from hedgerow.searchspaces.spaces.search_file import SearchSpec, parse_search
 from hedgerow.searchspaces.tune.search_runner import search
 
 EXPERTS = 200
@@ -59,7 +59,7 @@ def scheduler_cost(rounds: int = 50) -> dict[str, float]:
     return {"experts": EXPERTS, "ms per report": round(1e3 * mean, 4), "longest, ms": round(1e3 * max(spent), 2)}
 
 
-def plan(output: str, rounds: int, engine: dict[str, Any] | None = None, **search: Any) -> SearchPlan:
+def plan(output: str, rounds: int, engine: dict[str, Any] | None = None, **search: Any) -> SearchSpec:
     """Twelve experts of FedProx on digits, each with the same work per round."""
     return parse_search(
         {
@@ -95,7 +95,7 @@ class Clock:
     def hedge(self, record: dict[str, Any]) -> None: ...
 
 
-def timed(chosen: SearchPlan) -> dict[str, float]:
+def timed(chosen: SearchSpec) -> dict[str, float]:
     """A search: its wall time, its start-up, its memory, and the time of all rounds at its steady pace."""
     clock = Clock()
     began = time.perf_counter()

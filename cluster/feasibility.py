@@ -13,7 +13,10 @@ from hedgerow.platform.common.memory import gigabytes
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.data import Dataset, Partition
-from hedgerow.platform.placement import actors_that_fit, reserved_memory
+from hedgerow.platform.placement import (
+    actors_that_fit,
+    reserved_memory,
+)
 
 PROCESS = 0.6e9
 """Bytes of a client actor's process on a CPU, with torch imported (docs/performance.md, design)."""

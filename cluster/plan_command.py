@@ -21,8 +21,8 @@ from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.placement import actors_that_fit, count_actors, ray_session, shares_of_a_gpu, starts_here
 from hedgerow.platform.ui.command_output import CommandOutput
 from hedgerow.platform.ui.terminal import print_rows
-from hedgerow.searchspaces.spaces.packing import client_actors, dealt
-from hedgerow.searchspaces.spaces.search_file import SearchPlan, load_search
+from hedgerow.searchspaces.spaces.packing import client_actors, pack_trials
+from hedgerow.searchspaces.spaces.search_file import SearchSpec, load_search
 
 
 def plan_file(
@@ -51,7 +51,7 @@ def _plan(
     dataset: Dataset,
     partition: Partition,
     nodes: list[Node],
-    search: SearchPlan | None,
+    search: SearchSpec | None,
     measure: bool,
 ) -> CommandOutput:
     resources, cohort = experiment.resources, experiment.cohort_size(len(partition))
@@ -120,14 +120,14 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number > 1)}"
 
 
-def _at_once(search: SearchPlan, room: int) -> int:
+def _at_once(search: SearchSpec, room: int) -> int:
     """The number of trials that run at once, if there is room for `room`."""
     section, configurations = search.search, search.configurations
     trials = len(configurations) or section.samples or room
     room = min(room, section.concurrency or room)
     if section.packed and configurations:
         size = None if section.packed == "auto" else section.packed
-        trials = len(dealt([search.trial(overrides) for overrides in configurations], room, size))
+        trials = len(pack_trials([search.trial(overrides) for overrides in configurations], room, size))
     return min(room, trials)
 
 

@@ -16,7 +16,7 @@ from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.config.yaml_reader import parse_yaml
 from hedgerow.platform.storage.remote import is_uri
 from hedgerow.platform.tracking.run_folder import COMMIT, SOURCE, git_commit, source_commit
-from hedgerow.searchspaces.reproductions import FAMILIES
+from hedgerow.searchspaces.reproductions import REPRODUCTIONS
 from hedgerow.searchspaces.reproductions.table_command import plan_table
 from hedgerow.searchspaces.spaces.search_file import load_search
 
@@ -98,7 +98,7 @@ def check_command(arguments: Sequence[str], group: click.Group, ships: bool) -> 
 
 
 def _check_file(command: str, file: Path, overrides: Sequence[str]) -> None:
-    if command == "search" and not file.exists() and file.parts[0] in FAMILIES:
+    if command == "search" and not file.exists() and file.parts[0] in REPRODUCTIONS:
         raise UserError(f"submit search: a published table is submitted as `table {file}`, which takes --output")
     if file.is_absolute() or ".." in file.parts:
         raise UserError(f"{file}: only the present folder is sent; name a file in it by a relative path")

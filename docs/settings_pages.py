@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from hedgerow.algorithms import ALGORITHMS
 from hedgerow.platform.config.experiment import Experiment, TaskConfig
 from hedgerow.platform.simulation import Simulation
-from hedgerow.searchspaces.spaces.search_section import Entry, SearchFile
+from hedgerow.searchspaces.spaces.search_section import Dimension, search_file
 
 BOUNDS = {"exclusiveMinimum": ">", "minimum": "≥", "exclusiveMaximum": "<", "maximum": "≤"}
 TYPES = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true, false", "null": "null"}
@@ -156,9 +156,9 @@ def experiment_file() -> str:
         text += _chapter(simulation, f"simulation.{name}", simulation.schema["properties"][name], 3)
     for name in ("evaluation", "resources", "engine", "checkpoints", "tracking"):
         text += _chapter(described, name, top[name], 2)
-    search = Described(SearchFile)
+    search = Described(search_file())
     text += _chapter(search, "search", search.schema["properties"]["search"], 2)
-    values = Described(Entry)
+    values = Described(Dimension)
     text += "### A key of `search.space`\n\n" + paragraphs(values.schema["description"]) + "\n\n"
     return text + values.table(values.schema)
 

@@ -1,14 +1,13 @@
 """Body of the command `list`: everything that an experiment can name. The reference pages are made from it."""
 
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 
-from hedgerow.platform.config.choices import Choice, algorithms, datasets, models, paragraph, partitions
+from hedgerow.platform.config.choices import Choice, algorithms, datasets, models, partitions
 from hedgerow.platform.ui.command_output import CommandOutput
 from hedgerow.platform.ui.terminal import print_choices
-from hedgerow.searchspaces.reproductions import FAMILIES
+from hedgerow.searchspaces.reproductions.published import all_tables
 from hedgerow.searchspaces.spaces.published_spaces import NamedSpace, named_spaces
 
 
@@ -18,12 +17,8 @@ def spaces() -> list[Choice]:
 
 
 def tables() -> list[Choice]:
-    """Published tables, by the names that `hedgerow table` accepts."""
-    return [
-        Choice(table.name, table.title, _source(family))
-        for family, made in FAMILIES.items()
-        for table in made().values()
-    ]
+    """By the names that `hedgerow table` takes."""
+    return [Choice(table.name, table.title, re.split(r"; |\. |\.$", table.source)[0]) for table in all_tables()]
 
 
 KINDS: dict[str, Callable[[], list[Choice]]] = {
@@ -42,13 +37,7 @@ def _keys(space: NamedSpace) -> str:
     return f"{keys} ({space.size} configurations)" if space.size else keys
 
 
-def _source(family: str) -> str:
-    """The first clause of the docstring of the family's module, which names the paper."""
-    about = paragraph(sys.modules[FAMILIES[family].__module__].__doc__)
-    return re.split(r"; |\. |\.$", about)[0]
-
-
 def list_choices(kind: str) -> CommandOutput:
-    """Everything of a kind."""
+    """What there is of a kind."""
     choices = KINDS[kind]()
     return CommandOutput({kind: [asdict(choice) for choice in choices]}, lambda: print_choices(choices))

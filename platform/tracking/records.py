@@ -10,6 +10,9 @@ from hedgerow.platform.common.errors import UserError, first_line
 from hedgerow.platform.config.experiment import StepPlan
 from hedgerow.platform.config.validation_errors import objection
 
+RoundRecord = dict[str, Any]
+"""What is reported of one round: name -> number; of a round of Hedge, also lists."""
+
 AGAIN = "restore it from a copy, or run the experiment again"
 """Advice about a damaged file."""
 
@@ -79,7 +82,7 @@ class TrialRecord(Ended):
     overrides: dict[str, Any]
 
 
-class RoundRecord(Record):
+class LoggedRound(Record):
     """Numbers about one round."""
 
     __pydantic_extra__: dict[str, float] = Field(init=False)
@@ -87,7 +90,7 @@ class RoundRecord(Record):
     round: int = Field(ge=1)
 
 
-class RunRound(RoundRecord):
+class RunRound(LoggedRound):
     """One line of metrics.jsonl: a round of a run."""
 
     seconds: float

@@ -190,9 +190,9 @@ def _search(folder: RunFolder, record: Record, headings: Sequence[str]) -> Searc
 
 
 def _read_table(folder: Path, data: ReportData) -> None:
-    """Add a table and its runs, which are in the folder two levels up, next to `tables`."""
-    from hedgerow.searchspaces.reproductions.row_result import all_remarks
+    """The runs that the table was made of lie beside the folder `tables`, two levels up."""
     from hedgerow.searchspaces.reproductions.table_command import find_results
+    from hedgerow.searchspaces.reproductions.table_report import all_remarks
 
     try:
         document = json.loads((folder / "table.json").read_text())
@@ -204,8 +204,8 @@ def _read_table(folder: Path, data: ReportData) -> None:
     results = [result for result, note in notes if note["line"] in lines]
     for result, note in notes:
         if result in results:
-            # All trials of a row of streams have the same method.
-            _add(result.folder, data, note.get("headings") or [result.heading] * len(result.finished.trials))
+            # Of a stream's line, every trial is of the same method.
+            _add(result.folder, data, note.get("headings") or result.headings * len(result.finished.trials))
     rows = [row for result in results for row in result.rows()]
     title = f"{table.name}: {table.title}"
     data.tables.append(TableResult(title, rows, results[0].explained, all_remarks(results)))

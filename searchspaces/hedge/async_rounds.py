@@ -11,10 +11,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.tracking.records import JournalEntry, read_objects
+from hedgerow.platform.tracking.records import JournalEntry, RoundRecord, read_objects
 from hedgerow.searchspaces.hedge.weights import AdaHedge, Hedge
-
-Record = dict[str, Any]
 
 SOME = 10
 """Rounds from which on the losses of one of them may be too far apart."""
@@ -58,7 +56,7 @@ class HedgeRounds:
     A metric that is not finite is the worst loss: 1, or without a range the largest loss so far.
     missing: what an expert that died costs in every later round: the worst loss ("penalise"), or nothing, its weight
     resting as it is ("skip"). averaged: metrics whose weighted mean is recorded. journal: file to which every report
-    is appended, and from which an interrupted search goes on. told: called with the record of every complete round.
+    is appended, and from which an interrupted search goes on. on_round: called with the record of every complete round.
     Raises UserError when `mode`, `range` and `hedge` do not go together.
     """
 
@@ -71,15 +69,15 @@ class HedgeRounds:
         missing: Literal["penalise", "skip"] = "penalise",
         averaged: Sequence[str] = (),
         journal: Path | None = None,
-        told: Callable[[Record], None] | None = None,
+        on_round: Callable[[RoundRecord], None] | None = None,
     ):
         check_range(mode, range, isinstance(hedge, AdaHedge))
         self.hedge, self.metric, self.mode, self.range, self.missing = hedge, metric, mode, range, missing
         self.averaged = list(dict.fromkeys([metric, *averaged]))
-        self.told = told
+        self.on_round = on_round
         self.latest = np.zeros(hedge.experts, dtype=np.int64)
         self.retired: dict[int, bool] = {}
-        self._waiting: dict[int, dict[int, Record]] = {}
+        self._waiting: dict[int, dict[int, RoundRecord]] = {}
         self._worst = 1.0 if mode == "max" or range else -math.inf
         self._seen = self._clipped = 0
         self._spread = Spread()
@@ -95,7 +93,7 @@ class HedgeRounds:
         damaged or belongs to another search.
         """
         self.journal = journal
-        entries: list[Record] = []
+        entries: list[RoundRecord] = []
         if journal.exists():
             torn = journal.read_bytes().rpartition(b"\n")[2]
             if torn:  # by a crash while the line was written
@@ -115,7 +113,7 @@ class HedgeRounds:
         elif known != configuration:
             raise self._stranger(f"expert {expert} has another configuration there")
 
-    def report(self, expert: int, round: int, metrics: Record) -> None:
+    def report(self, expert: int, round: int, metrics: RoundRecord) -> None:
         """An expert's metrics of one round.
 
         A round that the expert reported before, a round without the metric, and an expert that retired are passed over.
@@ -184,7 +182,7 @@ class HedgeRounds:
 
     # ---- rounds -------------------------------------------------------------------------------------------------
 
-    def _take(self, expert: int, round: int, kept: Record) -> None:
+    def _take(self, expert: int, round: int, kept: RoundRecord) -> None:
         self.latest[expert] = round
         self._waiting.setdefault(round, {})[expert] = kept
         self._complete()
@@ -201,7 +199,7 @@ class HedgeRounds:
                 return
             self._one_round(round, self._waiting.pop(round))
 
-    def _one_round(self, round: int, row: dict[int, Record]) -> None:
+    def _one_round(self, round: int, row: dict[int, RoundRecord]) -> None:
         n = len(self.latest)
         if self.mode == "min" and self.range is None:
             values = [kept[self.metric] for kept in row.values()]
@@ -220,9 +218,9 @@ class HedgeRounds:
         entropy = self.hedge.entropy
         self._spread = self._spread.after(round, losses[awake])
         hedge_loss = self.hedge.update(losses, awake)
-        if self.told is None:
+        if self.on_round is None:
             return
-        self.told(
+        self.on_round(
             {
                 "round": round,
                 "weights": weights.tolist(),
@@ -261,7 +259,7 @@ class HedgeRounds:
                 "min` for a loss)"
             )
 
-    def _mean(self, name: str, row: dict[int, Record]) -> float | None:
+    def _mean(self, name: str, row: dict[int, RoundRecord]) -> float | None:
         """The mean of a metric under p^t, over the experts that reported it as a finite number."""
         known = np.array([math.isfinite(row.get(i, {}).get(name, math.nan)) for i in range(len(self.latest))])
         if not known.any():
@@ -270,17 +268,17 @@ class HedgeRounds:
 
     # ---- the journal --------------------------------------------------------------------------------------------
 
-    def _write(self, entry: Record) -> None:
+    def _write(self, entry: RoundRecord) -> None:
         if self.journal is not None:
             with self.journal.open("a") as file:
                 file.write(json.dumps(entry) + "\n")
 
     @property
-    def _head(self) -> Record:
+    def _head(self) -> RoundRecord:
         bounds = list(self.range) if self.range else None
         return {"experts": len(self.latest), "metric": self.metric, "mode": self.mode, "range": bounds}
 
-    def _replay(self, entry: Record) -> None:
+    def _replay(self, entry: RoundRecord) -> None:
         expert = entry.get("expert", 0)
         other = [key for key, value in self._head.items() if "experts" in entry and entry.get(key) != value]
         if other:

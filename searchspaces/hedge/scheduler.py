@@ -16,7 +16,8 @@ from ray.tune.utils import flatten_dict
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.ray_private import continue_trial
-from hedgerow.searchspaces.hedge.async_rounds import HedgeRounds, Record
+from hedgerow.platform.tracking.records import RoundRecord
+from hedgerow.searchspaces.hedge.async_rounds import HedgeRounds
 from hedgerow.searchspaces.hedge.weights import AdaHedge, Hedge
 from hedgerow.searchspaces.spaces.packing import members
 
@@ -35,7 +36,7 @@ class HedgeScheduler(TrialScheduler):
 
         tune.Tuner(trainable, tune_config=tune.TuneConfig(scheduler=HedgeScheduler(8, metric="loss", mode="min")), ...)
 
-    experts: how many there will be; as a rule each is a trial. metric, mode, range, missing, averaged, told: see
+    experts: how many there will be; as a rule each is a trial. metric, mode, range, missing, averaged, on_round: see
     HedgeRounds. hedge: the rate; None: `Hedge(experts, gamma)` with gamma 0.1, or, for a metric to be minimised
     without `range` and `gamma`, `AdaHedge(experts)`. ahead: with more trials than the cluster has room for, the rounds
     that one may be ahead of another; then it is paused (with a checkpoint), and the one that is least far takes its
@@ -65,7 +66,7 @@ class HedgeScheduler(TrialScheduler):
         prune: float = 0.0,
         time_attr: str = TRAINING_ITERATION,
         journal: Path | None = None,
-        told: Callable[[Record], None] | None = None,
+        on_round: Callable[[RoundRecord], None] | None = None,
         warn: Callable[[str], None] = LOG.warning,
     ):
         super().__init__()
@@ -74,7 +75,7 @@ class HedgeScheduler(TrialScheduler):
         if hedge is None:
             scale_free = mode == "min" and range is None and gamma is None
             hedge = AdaHedge(experts) if scale_free else Hedge(experts, 0.1 if gamma is None else gamma)
-        self.rounds = HedgeRounds(hedge, metric, mode, range, missing, averaged, told=told)
+        self.rounds = HedgeRounds(hedge, metric, mode, range, missing, averaged, on_round=on_round)
         self.error: UserError | None = None
         """What ended the search, if the trials reported nonsense: Tune itself passes on only its traceback."""
         self._journal, self._opened = journal, False
@@ -95,7 +96,7 @@ class HedgeScheduler(TrialScheduler):
         if self._opened:
             self._enter(trial)
 
-    def on_trial_result(self, tune_controller: Any, trial: Trial, result: Record) -> str:
+    def on_trial_result(self, tune_controller: Any, trial: Trial, result: RoundRecord) -> str:
         self._open(tune_controller)
         self._report(trial, result)
         experts = experts_of(trial)
@@ -111,7 +112,7 @@ class HedgeScheduler(TrialScheduler):
             return TrialScheduler.NOOP
         return TrialScheduler.CONTINUE
 
-    def on_trial_complete(self, tune_controller: Any, trial: Trial, result: Record) -> None:
+    def on_trial_complete(self, tune_controller: Any, trial: Trial, result: RoundRecord) -> None:
         self._open(tune_controller)
         if result:
             self._report(trial, result)
@@ -172,7 +173,7 @@ class HedgeScheduler(TrialScheduler):
 
     # ---- reports and the journal --------------------------------------------------------------------------------
 
-    def _report(self, trial: Trial, result: Record) -> None:
+    def _report(self, trial: Trial, result: RoundRecord) -> None:
         try:
             for expert, round, record in self._rounds_of(trial, result):
                 self.rounds.report(expert, round, record)
@@ -180,7 +181,7 @@ class HedgeScheduler(TrialScheduler):
             self.error = error
             raise
 
-    def _rounds_of(self, trial: Trial, result: Record) -> Iterator[tuple[int, int, Record]]:
+    def _rounds_of(self, trial: Trial, result: RoundRecord) -> Iterator[tuple[int, int, RoundRecord]]:
         """Expert, number and metrics of each round of a result."""
         for record in result.get("records", [result]):
             round = int(record.get(ROUND, record.get(self.time_attr, 0)))
@@ -267,7 +268,7 @@ def _journal_of(trials: list[Trial]) -> Path:
     return journal
 
 
-def _fingerprint(config: Record) -> str:
+def _fingerprint(config: RoundRecord) -> str:
     """What identifies a configuration: objects in it count by their type."""
     text = json.dumps(config, default=lambda value: getattr(value, "tolist", lambda: type(value).__qualname__)())
     return hashlib.sha256(text.encode()).hexdigest()[:16]

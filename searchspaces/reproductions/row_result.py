@@ -1,36 +1,114 @@
-"""A table as it was run, beside the published numbers."""
+"""A row of a table as it was run, next to the published numbers."""
 
-import json
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from hedgerow.platform.tracking.formatting import dropped_text, percent
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.summary import first_to, summarise, target_heading, target_label
 from hedgerow.platform.ui.plots import Histograms
-from hedgerow.searchspaces.reproductions.published import Line, Table
+from hedgerow.platform.ui.series import Points, smoothed
 from hedgerow.searchspaces.reproductions.standing import after, devices, standing
+from hedgerow.searchspaces.reproductions.table_file import Cells, TableRow, load_function
 from hedgerow.searchspaces.results.finished_search import FinishedSearch
-from hedgerow.searchspaces.results.trials import Trial, cost_text, markdown_table, trial_labels
+from hedgerow.searchspaces.results.trials import Trial, cost_text, final_value, show, trial_labels
 
 MARK = "†"
 """At cells of runs in which clients diverged."""
 
 CHANGED = "*"
-"""At lines that were not run as the source has them."""
+"""At rows that were not run as the source has them."""
 
 
 @dataclass(frozen=True)
-class Cell:
+class RowResult:
+    """What a search of a row found. Rows about streams have a result for each method."""
+
+    row: TableRow
+    folder: RunFolder
+    finished: FinishedSearch
+    headings: list[str]
+    changed: list[str]
+    grid: bool = False
+
+    @classmethod
+    def read(cls, row: TableRow, folder: RunFolder, heading: str = "") -> "RowResult":
+        """From the folder of a search. heading: the method, of a row about a stream."""
+        note, finished = folder.record()["table"], FinishedSearch.read(folder)
+        if row.is_stream:
+            return HedgeResult(row, folder, finished, [heading], note["changed"])
+        return SweepResult(row, folder, finished, note["headings"], note["changed"], note["grid"])
+
+    @property
+    def explained(self) -> str:
+        """What the cells are."""
+        raise NotImplementedError
+
+    @property
+    def title(self) -> str:
+        """What remarks begin with."""
+        return self.row.title
+
+    def rows(self) -> list[dict[str, str]]:
+        """As a person reads them: what was measured, and in brackets what was published."""
+        raise NotImplementedError
+
+    def remarks(self) -> list[str]:
+        """What was run: data, rounds, changes, and the run's name."""
+        raise NotImplementedError
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, for JSON."""
+        raise NotImplementedError
+
+    @property
+    def taken_from(self) -> dict[str, str]:
+        """By the number of a trial: the run that it continued from, see `shared_trainings`."""
+        return self.folder.record()["table"].get("taken_from", {})
+
+    @property
+    def _setting(self) -> str:
+        return f"{self.row.title} {CHANGED}" if self.changed else self.row.title
+
+    @property
+    def _data(self) -> str:
+        """The data set, and the folder of one's own."""
+        section = self.finished.plan.experiment.task.data
+        data = section.model_dump(mode="json", exclude_defaults=True)
+        return " ".join(str(data[key]) for key in ("name", "path") if key in data) or section.name
+
+    @property
+    def _changes(self) -> list[str]:
+        if not self.changed:
+            return []
+        return [f"{CHANGED} {self.title}: changed from the source: {', '.join(self.changed)}"]
+
+    @property
+    def _origin(self) -> dict[str, Any]:
+        """Which row was run, and by which versions."""
+        record = self.folder.record()
+        return {
+            "line": record["table"]["line"],
+            "changed": self.changed,
+            "taken_from": self.taken_from,
+            "versions": record["versions"],
+            "git_commit": record["git_commit"],
+        }
+
+
+# ---- sweeps over methods ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MethodCost:
     """What one method needed for one target.
 
-    transmissions: in FedAvg rounds, or in rounds where the line counts these; None where the target was not reached
-    within `spent`. reference: those of the line's first method. best_accuracy: of the line's metric, where that is an
-    accuracy. configuration: the one that is shown, of those that ran. dropped: answers left out.
+    transmissions: in FedAvg rounds, or in rounds where the row counts these; None where the target was not reached
+    within `spent`. reference: those of the row's first method. best_accuracy: of the row's metric, where that is an
+    accuracy. configuration: the one that is shown, of those that ran. dropped: client results left out.
     """
 
     heading: str
@@ -50,37 +128,9 @@ class Cell:
         return (cost if targeted else percent(self.best_accuracy)) + (MARK if self.dropped else "")
 
 
-class Result(Protocol):
-    """What was run of a line, as a table shows it."""
-
-    @property
-    def explained(self) -> str:
-        """What the cells are."""
-        ...
-
-    @property
-    def line(self) -> Any: ...
-    def rows(self) -> list[dict[str, str]]: ...
-    def remarks(self) -> list[str]: ...
-    def as_dict(self) -> dict[str, Any]: ...
-
-
 @dataclass(frozen=True)
-class LineResult:
-    """A line that was run: its cells by target and method."""
-
-    line: Line
-    folder: RunFolder
-    finished: FinishedSearch
-    headings: list[str]
-    changed: list[str]
-    grid: bool
-
-    @classmethod
-    def read(cls, line: Line, folder: RunFolder) -> "LineResult":
-        """From the folder of its search."""
-        note = folder.record()["table"]
-        return cls(line, folder, FinishedSearch.read(folder), note["headings"], note["changed"], note["grid"])
+class SweepResult(RowResult):
+    """A row that was run as a sweep over its methods: its cells by target and method."""
 
     @property
     def targets(self) -> list[float]:
@@ -94,12 +144,8 @@ class LineResult:
     def explained(self) -> str:
         if not self.targets:
             return "test accuracy of each method's best configuration; what it reports and counts, at its end"
-        unit = "rounds" if self.line.unit == "rounds" else "transmissions, in FedAvg rounds,"
+        unit = "rounds" if self.row.unit == "rounds" else "transmissions, in FedAvg rounds,"
         return f"{unit} to the target: measured (against the first method) [published]; + not reached"
-
-    @property
-    def _setting(self) -> str:
-        return f"{self.line.title} {CHANGED}" if self.changed else self.line.title
 
     def best(self, heading: str) -> tuple[Trial, str] | None:
         """The trial of a method that reached the first target with the fewest transmissions, then the next, then the
@@ -113,78 +159,75 @@ class LineResult:
             reached = [first_to(trial.records, target, self.metric) for target in self.targets]
             sign = 1 if "loss" in self.metric else -1
             seen = [sign * r[self.metric] for r in trial.records if math.isfinite(r.get(self.metric, math.nan))]
-            return (*(r[self.line.unit] if r else math.inf for r in reached), min(seen, default=math.inf))
+            return (*(r[self.row.unit] if r else math.inf for r in reached), min(seen, default=math.inf))
 
         labels = dict(zip((t.name for t in mine), trial_labels(mine), strict=True))
         best = min(mine, key=cost)
         return best, labels[best.name] if len(mine) > 1 else ""
 
-    @property
-    def taken_from(self) -> dict[str, str]:
-        """By the number of a trial: the run of another row that it continued from, as `tables.sharing` found it."""
-        return self.folder.record()["table"].get("taken_from", {})
-
     def histograms(self, heading: str) -> Histograms:
-        """Those of a method's best configuration, as `platform.figures` draws them."""
+        """Those of a method's best configuration, as `draw_histograms` takes them."""
         expert = self.expert(heading)
         return {} if expert is None else expert.record().get("histograms", {})
 
-    def cells(self, target: float | None) -> list[Cell]:
-        """One per method that ran. target: None where the line has none: then the accuracies count."""
-        found: list[Cell] = []
+    def costs(self, target: float | None) -> list[MethodCost]:
+        """One per method that ran. target: None where the row has none: then the accuracies count."""
+        found: list[MethodCost] = []
         reference = None
         counted = self.metric if "accuracy" in self.metric else "test_accuracy"
-        for heading in self.line.methods:
+        for heading in self.row.methods:
             if not (best := self.best(heading)):
                 continue
             trial, configuration = best
             summary = summarise(trial.records, [])
-            accuracy = max((r[counted] for r in trial.records if counted in r), default=None)
             reached = None if target is None else first_to(trial.records, target, self.metric)
-            needed = reached[self.line.unit] if reached else None
-            if heading == next(iter(self.line.methods)):
+            needed = reached[self.row.unit] if reached else None
+            if heading == next(iter(self.row.methods)):
                 reference = needed
-            spent, rounds = summary[self.line.unit], summary["rounds"]
-            dropped, seconds = summary["dropped"], summary["seconds"]
-            status = trial.status
             found.append(
-                Cell(heading, needed, spent, reference, accuracy, configuration, status, rounds, dropped, seconds)
+                MethodCost(
+                    heading,
+                    needed,
+                    spent=summary[self.row.unit],
+                    reference=reference,
+                    best_accuracy=max((r[counted] for r in trial.records if counted in r), default=None),
+                    configuration=configuration,
+                    status=trial.status,
+                    rounds=summary["rounds"],
+                    dropped=summary["dropped"],
+                    seconds=summary["seconds"],
+                )
             )
         return found
 
     def rows(self) -> list[dict[str, str]]:
-        """As a person reads them: what was measured, and in brackets what was published."""
         rows = []
         targets: list[float | None] = [*self.targets]
         for target in targets or [None]:
             heading = "best" if target is None else target_heading(target_label(target, self.metric))
-            cells = {cell.heading: cell.text(target is not None) for cell in self.cells(target)}
-            printed = self.line.published.get(target, {})
-            row = {"setting": self._setting, "target": heading}
-            for method in self.line.methods:
-                row[method] = _beside(cells.get(method, "-"), printed.get(method))
-            rows.append(row)
-        return rows + self._told()
+            cells = {cost.heading: cost.text(target is not None) for cost in self.costs(target)}
+            rows.append(self._as_row(heading, cells, self.row.published.get(target, {})))
+        return rows + self._further_rows()
 
-    def _told(self) -> list[dict[str, str]]:
+    def _further_rows(self) -> list[dict[str, str]]:
         """What else there is to compare."""
-        best = {heading: trial[0].records for heading in self.line.methods if (trial := self.best(heading))}
-        found = after(best, self.line.after) | (devices(best) if self.targets else standing(best)) | self._studied
-        printed = self.line.published | {f"after {n} rounds": cells for n, cells in self.line.after.items()}
-        return [
-            {"setting": self._setting, "target": what}
-            | {h: _beside(cells.get(h, "-"), printed.get(what, {}).get(h)) for h in self.line.methods}
-            for what, cells in found.items()
-        ]
+        best = {heading: trial[0].records for heading in self.row.methods if (trial := self.best(heading))}
+        found = after(best, self.row.after) | (devices(best) if self.targets else standing(best)) | self._studied
+        printed = self.row.published | {f"after {n} rounds": cells for n, cells in self.row.after.items()}
+        return [self._as_row(what, cells, printed.get(what, {})) for what, cells in found.items()]
+
+    def _as_row(self, target: str, cells: Cells, printed: Cells) -> dict[str, str]:
+        both = {heading: _with_published(cells.get(heading, "-"), printed.get(heading)) for heading in self.row.methods}
+        return {"setting": self._setting, "target": target, **both}
 
     @cached_property
-    def _studied(self) -> dict[str, dict[str, str]]:
-        return self.line.studies(self.experts) if self.line.studies else {}
+    def _studied(self) -> dict[str, Cells]:
+        return load_function(self.row.studies)(self.experts) if self.row.studies else {}
 
     @property
     def experts(self) -> dict[str, RunFolder]:
         """The folders of the methods' best configurations."""
-        return {heading: expert for heading in self.line.methods if (expert := self.expert(heading))}
+        return {heading: expert for heading in self.row.methods if (expert := self.expert(heading))}
 
     def expert(self, heading: str) -> RunFolder | None:
         """The folder of a method's best configuration."""
@@ -192,70 +235,154 @@ class LineResult:
         return None if best is None else RunFolder(self.folder.path / "experts" / best[0].name)
 
     def remarks(self) -> list[str]:
-        """What was run: data, rounds, changes, and where it lies."""
-        experiment, title = self.finished.plan.experiment, self.line.title
-        data = experiment.task.data.model_dump(mode="json", exclude_defaults=True)
-        source = " ".join(str(data[key]) for key in ("name", "path") if key in data) or experiment.task.data.name
-        cells = self.cells(self.targets[0] if self.targets else None)
-        told = ", ".join(f"{cell.heading} {cell.rounds}" for cell in cells)
-        notes = [f"{title}: data {source}; rounds run (of {experiment.rounds}): {told}; run {self.folder.name}"]
-        if self.changed:
-            notes.append(f"{CHANGED} {title}: changed from the source: {', '.join(self.changed)}")
-        notes += [f"{title}: {c.heading}: {c.configuration}" for c in cells if c.configuration]
+        experiment, title = self.finished.plan.experiment, self.title
+        costs = self.costs(self.targets[0] if self.targets else None)
+        rounds = ", ".join(f"{cost.heading} {cost.rounds}" for cost in costs)
+        notes = [f"{title}: data {self._data}; rounds run (of {experiment.rounds}): {rounds}; run {self.folder.name}"]
+        notes += self._changes
+        notes += [f"{title}: {c.heading}: {c.configuration}" for c in costs if c.configuration]
         taken = {heading: self.taken_from.get(str(int(run.path.name))) for heading, run in self.experts.items()}
         notes += [f"{title}: {heading}: trained once, as {run}" for heading, run in taken.items() if run]
-        notes += [f"{title}: {c.heading}: the run {c.status} before its end" for c in cells if c.status != "finished"]
-        return notes + [f"{MARK} {title}, {c.heading}: {dropped_text(c.dropped)}" for c in cells if c.dropped]
+        notes += [f"{title}: {c.heading}: the run {c.status} before its end" for c in costs if c.status != "finished"]
+        return notes + [f"{MARK} {title}, {c.heading}: {dropped_text(c.dropped)}" for c in costs if c.dropped]
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, for JSON."""
-        record = self.folder.record()
+        command = self.folder.record()["command"]
         return {
-            "line": record["table"]["line"],
-            "changed": self.changed,
+            **self._origin,
             "grid": self.grid,
-            "taken_from": self.taken_from,
-            "versions": record["versions"],
-            "git_commit": record["git_commit"],
             # Of folders, and of the program, only the names.
-            "command": " ".join(Path(part).name if Path(part).exists() else part for part in record["command"]),
-            "unit": self.line.unit,
+            "command": " ".join(Path(part).name if Path(part).exists() else part for part in command),
+            "unit": self.row.unit,
             "targets": {
                 target_label(target, self.metric): {
-                    "measured": [asdict(cell) for cell in self.cells(target)],
-                    "published": self.line.published.get(target, {}),
+                    "measured": [asdict(cost) for cost in self.costs(target)],
+                    "published": self.row.published.get(target, {}),
                 }
                 for target in self.targets
             },
-            "best_accuracy": {cell.heading: cell.best_accuracy for cell in self.cells(None)},
-            "standing": {row["target"]: row for row in self._told()},
+            "best_accuracy": {cost.heading: cost.best_accuracy for cost in self.costs(None)},
+            "standing": {row["target"]: row for row in self._further_rows()},
         }
 
 
-def _beside(measured: str, published: str | None) -> str:
+def _with_published(measured: str, published: str | None) -> str:
     return measured if published is None else f"{measured} [{published}]"
 
 
-def all_remarks(results: Sequence[Result]) -> list[str]:
-    """Those of every line, then what the source leaves open, once."""
-    found = [remark for result in results for remark in result.remarks()]
-    return found + list(dict.fromkeys(result.line.remark for result in results if result.line.remark))
+# ---- methods on streams, each under its own Hedge --------------------------------------------------------------------
 
 
-def to_markdown(table: Table, results: Sequence[Result]) -> str:
-    """The table and what stands below it."""
-    rows = [row for result in results for row in result.rows()]
-    remarks = "".join(f"- {remark}\n" for remark in all_remarks(results))
-    return f"# {table.name}: {table.title}\n\n{markdown_table(rows)}\n{results[0].explained}\n\n{remarks}"
+@dataclass(frozen=True)
+class HedgeResult(RowResult):
+    """One method on a stream."""
 
+    @property
+    def explained(self) -> str:
+        return (
+            "accuracy under Hedge's weights [published]: CTM, of each new task before it is learnt; LTM, of all tasks "
+            "at the end. In hindsight: the expert with the least loss, its CTM and LTM. Regret: against it, in sum; "
+            "its bound. Kept: models and past tasks, of one expert. Points needed: of a new task, to the threshold, in "
+            "the last tenth of the tasks"
+        )
 
-def as_document(table: Table, results: Sequence[Result]) -> dict[str, Any]:
-    """Everything, for JSON."""
-    return {"table": table.name, "title": table.title, "lines": [result.as_dict() for result in results]}
+    @property
+    def heading(self) -> str:
+        return self.headings[0]
 
+    @property
+    def title(self) -> str:
+        return f"{self.row.title}, {self.heading}"
 
-def write(table: Table, results: Sequence[Result], folder: Path) -> None:
-    """table.md and table.json in `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "table.md").write_text(to_markdown(table, results), encoding="utf-8")
-    (folder / "table.json").write_text(json.dumps(as_document(table, results), indent=2) + "\n")
+    @property
+    def ctm(self) -> float:
+        """The mean over the rounds of the accuracies' mean under that round's weights."""
+        return self.curve("ctm")[-1][1]
+
+    @property
+    def ltm(self) -> float | None:
+        """After the last round, under its weights."""
+        points = self.curve("ltm")
+        return points[-1][1] if points else None
+
+    def curve(self, metric: str) -> Points:
+        """(round, value) of "ctm", the mean so far, of "ltm", or of the samples needed, "efficiency_points"."""
+        name = "test_accuracy" if metric == "ctm" else metric
+        points = [(r["round"], r["expected"][name]) for r in self.finished.hedge if name in r["expected"]]
+        if metric != "ctm":
+            return smoothed(points) if metric == "efficiency_points" else points
+        sums, found = 0.0, []
+        for count, (round, value) in enumerate(points, start=1):
+            sums += value
+            found.append((round, sums / count))
+        return found
+
+    def _late(self, metric: str) -> float | None:
+        """The mean over the last tenth of the rounds, where it was measured."""
+        values = [record["expected"][metric] for record in self.finished.hedge if metric in record["expected"]]
+        late = values[-max(1, len(values) // 10) :]
+        return sum(late) / len(late) if late else None
+
+    def values(self) -> dict[str, Any]:
+        """Everything that the table says, unrounded."""
+        last, trials = self.finished.hedge[-1], self.finished.trials
+        ran = [trial for trial in trials if trial.records]
+        labels = trial_labels(trials)
+        best = trials[last["best"]]
+        printed = {metric: cells for metric, cells in self.row.published.items() if self.heading in cells}
+        return {
+            "method": self.heading,
+            "ctm": self.ctm,
+            "ltm": self.ltm,
+            "published": {metric: cells[self.heading] for metric, cells in printed.items()},
+            "experts": len(trials),
+            "argmax": labels[last["leader"]],
+            "argmax_weight": last["weights"][last["leader"]],
+            "best": labels[last["best"]],
+            "best_ctm": final_value(best.records, "ctm"),
+            "best_ltm": final_value(best.records, "ltm"),
+            "regret": last["regret"],
+            "bound": last["bound"],
+            "rounds": last["round"],
+            "memory_bytes": final_value(best.records, "memory_bytes"),
+            "memory_vectors": final_value(best.records, "memory_vectors"),
+            "memory_tasks": final_value(best.records, "memory_tasks"),
+            "points": self._late("efficiency_points"),
+            "reached": self._late("efficiency_reached"),
+            "dropped": sum(record["dropped"] for trial in ran for record in trial.records),
+            "died": len(trials) - len(ran),
+            "seconds": max(trial.records[-1]["seconds"] for trial in ran),
+            "run": self.folder.name,
+        }
+
+    def rows(self) -> list[dict[str, str]]:
+        v = self.values()
+        row = {
+            "stream": self._setting,
+            "method": self.heading + (MARK if v["dropped"] else ""),
+            "CTM": _with_published(percent(v["ctm"]), v["published"].get("ctm")),
+            "LTM": _with_published(percent(v["ltm"]), v["published"].get("ltm")),
+            "experts": str(v["experts"]),
+            "argmax": f"{v['argmax']} ({percent(v['argmax_weight'])})",
+            "best in hindsight": f"{v['best']}: {percent(v['best_ctm'])}, {percent(v['best_ltm'])}",
+            "regret": f"{v['regret']:.2f} (≤ {v['bound']:.3g})",
+            "kept": f"{show(v['memory_vectors'])} models, {v['memory_tasks']} tasks",
+        }
+        if v["points"] is not None:
+            row["points needed"] = f"{v['points']:.0f} (reached: {v['reached']:.0%})"
+        return [row]
+
+    def remarks(self) -> list[str]:
+        v, title = self.values(), self.title
+        notes = [f"{title}: data {self._data}, {v['rounds']} tasks; run {v['run']}", *self._changes]
+        if taken := self.taken_from:
+            runs = sorted({Path(run).parts[0] for run in taken.values()})
+            notes.append(f"{title}: {len(taken)} experts were trained once, in {', '.join(runs)}")
+        if v["died"]:
+            notes.append(f"{title}: {v['died']} experts died before their first round")
+        if v["dropped"]:
+            notes.append(f"{MARK} {title}: {dropped_text(v['dropped'])}")
+        return notes
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**self._origin, **self.values()}

@@ -1,4 +1,4 @@
-"""From a line of a table to the sweep that runs it."""
+"""From a row of a table to the searches that run it: one sweep, or of a stream one search under Hedge per method."""
 
 from collections.abc import Sequence
 from copy import deepcopy
@@ -10,64 +10,75 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.registry import nearest
 from hedgerow.platform.config.loader import apply_override
 from hedgerow.platform.config.yaml_reader import Lines
-from hedgerow.searchspaces.reproductions.published import Line, Table
 from hedgerow.searchspaces.reproductions.shared_trainings import trainings
+from hedgerow.searchspaces.reproductions.table_file import ConfigDict, PublishedTable, TableRow
 from hedgerow.searchspaces.spaces.published_spaces import named_space
-from hedgerow.searchspaces.spaces.search_file import SearchPlan, parse_search
+from hedgerow.searchspaces.spaces.search_file import SearchSpec, parse_search
 from hedgerow.searchspaces.spaces.space import frozen, with_overrides
+
+GAMMA = 0.1
+"""Of Hedge, in every published number about streams."""
 
 
 @dataclass(frozen=True)
-class LinePlan:
-    """A line, ready to run. headings: the method of each configuration of the search."""
+class RowSearch:
+    """A search of a row, ready to run. headings: the method of each of its configurations; of a stream all the same."""
 
-    table: Table
-    line: Line
-    search: SearchPlan
+    table: PublishedTable
+    row: TableRow
+    search: SearchSpec
     headings: list[str]
     changed: list[str]
-    grid: bool
+    grid: bool = False
 
     @property
     def name(self) -> str:
-        return f"{self.table.name}/{self.line.name}"
+        name = f"{self.table.name}/{self.row.name}"
+        return f"{name}/{self.headings[0]}" if self.row.is_stream else name
 
     @property
     def note(self) -> dict[str, Any]:
         """What the run folder remembers, so that the table can be printed again."""
-        return {
-            "line": self.name,
-            "headings": self.headings,
-            "changed": self.changed,
-            "grid": self.grid,
-            "trainings": trainings(self.search),
-        }
+        ran = {} if self.row.is_stream else {"headings": self.headings, "grid": self.grid}
+        return {"line": self.name, "changed": self.changed, "trainings": trainings(self.search), **ran}
 
 
-def plan_line(
-    table: Table,
-    line: Line,
+def plan_row(
+    table: PublishedTable,
+    row: TableRow,
     changed: Sequence[str] = (),
     methods: Sequence[str] = (),
     grid: bool = False,
     output: str | None = None,
-) -> LinePlan:
-    """The sweep over the methods of a line.
+) -> list[RowSearch]:
+    """The searches over the methods of a row.
 
     changed: "key=value" each, applied to every method's experiment. methods: headings, in any case; none: all of them.
-    grid: each method with every configuration of its published grid, if there is one. output: folder of the runs.
-    Raises UserError.
+    grid: each method with every configuration of its published grid, if there is one; a stream has these anyway.
+    output: folder of the runs. Raises UserError.
     """
-    name = f"{table.name}/{line.name}"
+    wanted = _wanted_methods(table.name, list(row.methods), methods)
+    if row.is_stream:
+        if grid:
+            raise UserError(
+                f"--grid: the experts of {table.name} are its published grids already; leave the option out"
+            )
+        return [_hedge_search(table, row, heading, changed, output) for heading in wanted]
+    return [_sweep(table, row, wanted, changed, grid, output)]
+
+
+def _sweep(
+    table: PublishedTable, row: TableRow, wanted: list[str], changed: Sequence[str], grid: bool, output: str | None
+) -> RowSearch:
+    name = f"{table.name}/{row.name}"
     lines: Lines = {}
-    found: dict[Any, tuple[str, dict[str, Any]]] = {}
-    base: dict[str, Any] = {}
-    wanted = wanted_methods(table.name, list(line.methods), methods)
-    if grid and not any(heading in line.grids for heading in wanted):
-        raise UserError(f"--grid: no grid is published for {', '.join(wanted)} on {line.title}; leave the option out")
+    found: dict[Any, tuple[str, ConfigDict]] = {}
+    base: ConfigDict = {}
+    if grid and not any(heading in row.grids for heading in wanted):
+        raise UserError(f"--grid: no grid is published for {', '.join(wanted)} on {row.title}; leave the option out")
     for heading in wanted:
-        for section in _sections(line, heading, grid):
-            values = deepcopy(line.values) | {"name": name.replace("/", "-"), "algorithm": section}
+        for section in _sections(row, heading, grid):
+            values = deepcopy(row.values) | {"name": name.replace("/", "-"), "algorithm": section}
             for override in changed:
                 apply_override(values, lines, override)
             base = base or values
@@ -80,27 +91,44 @@ def plan_line(
     evaluation = base.get("evaluation")
     metric = evaluation.get("target_metric", "test_accuracy") if isinstance(evaluation, dict) else "test_accuracy"
     space = {"algorithm": {"grid": [section for _, section in found.values()]}}
-    # Which method a trial belongs to is told by its place in the grid.
+    # Which method a trial belongs to follows from its place in the grid.
     search = {"metric": metric, **given, "kind": "grid", "space": space}
-    plan = parse_search(base | {"search": search}, lines, name)
-    assert len(plan.configurations) == len(found)
-    return LinePlan(table, line, plan, [heading for heading, _ in found.values()], told(changed), grid)
+    spec = parse_search(base | {"search": search}, lines, name)
+    assert len(spec.configurations) == len(found)
+    return RowSearch(table, row, spec, [heading for heading, _ in found.values()], _reported(changed), grid)
 
 
-def _note(found: dict[Any, tuple[str, dict[str, Any]]], heading: str, section: Any, name: str) -> None:
+def _hedge_search(
+    table: PublishedTable, row: TableRow, heading: str, changed: Sequence[str], output: str | None
+) -> RowSearch:
+    name = f"{table.name}/{row.name}/{heading}"
+    values: ConfigDict = deepcopy(row.values) | {
+        "name": name.replace("/", "-").replace(" ", "-").replace("=", ""),
+        "algorithm": dict(row.methods[heading]),
+        "search": {"kind": "hedge", "gamma": GAMMA, "space": row.grids[heading]},
+    }
+    lines: Lines = {}
+    for override in changed:
+        apply_override(values, lines, override)
+    if output:
+        values["output"] = output
+    return RowSearch(table, row, parse_search(values, lines, name), [heading], _reported(changed))
+
+
+def _note(found: dict[Any, tuple[str, ConfigDict]], heading: str, section: Any, name: str) -> None:
     """Add a configuration of a method, unless it is there; `--set` may have made two alike. Raises UserError."""
     twin, _ = found.setdefault(frozen(section), (heading, section))
     if twin != heading:
         raise UserError(f"{name}: with these --set, {heading} is the same as {twin}; leave one out with --methods")
 
 
-def told(changed: Sequence[str]) -> list[str]:
+def _reported(changed: Sequence[str]) -> list[str]:
     """Those of the changes that may change the numbers."""
     elsewhere = ("output", "tracking", "resources")
     return [one for one in changed if one.partition("=")[0].partition(".")[0] not in elsewhere]
 
 
-def wanted_methods(table: str, headings: list[str], methods: Sequence[str]) -> list[str]:
+def _wanted_methods(table: str, headings: list[str], methods: Sequence[str]) -> list[str]:
     """The headings that are named, in any case; all of them where none is. Raises UserError."""
     known = {heading.lower(): heading for heading in headings}
     for method in methods:
@@ -112,11 +140,11 @@ def wanted_methods(table: str, headings: list[str], methods: Sequence[str]) -> l
     return [heading for heading in headings if not chosen or heading in chosen]
 
 
-def _sections(line: Line, heading: str, grid: bool) -> list[dict[str, Any]]:
-    section = line.methods[heading]
-    if not grid or heading not in line.grids:
+def _sections(row: TableRow, heading: str, grid: bool) -> list[ConfigDict]:
+    section = row.methods[heading]
+    if not grid or heading not in row.grids:
         return [section]
-    space = named_space(line.grids[heading])
+    space = named_space(row.grids[heading])
     keys = [key for key, entry in space.items() if "grid" in entry]
     return [
         with_overrides({"algorithm": section}, dict(zip(keys, values, strict=True)))["algorithm"]

@@ -17,7 +17,7 @@ from hedgerow.platform.tracking.run_folder import RunFolder, source_commit, vers
 from hedgerow.platform.tracking.summary import is_done
 from hedgerow.platform.tracking.tracker import RunLog
 from hedgerow.searchspaces.results.trials import expert_folder
-from hedgerow.searchspaces.spaces.search_file import SearchPlan
+from hedgerow.searchspaces.spaces.search_file import SearchSpec
 
 SCORING: Any = {"name": True, "output": True, "tracking": True, "evaluation": {"targets", "target_metric", "stop"}}
 """Keys of an experiment that do not change its rounds, only how they are named, scored and recorded, and how many
@@ -30,7 +30,7 @@ def training(experiment: Experiment) -> str:
     return hashlib.sha256(values.encode()).hexdigest()
 
 
-def trainings(search: SearchPlan) -> list[str]:
+def trainings(search: SearchSpec) -> list[str]:
     """The fingerprint of each configuration of a search."""
     return [training(search.trial(overrides)) for overrides in search.configurations]
 
@@ -71,7 +71,7 @@ def trained_before(output: Path, lines: Sequence[str]) -> dict[str, RunFolder]:
     return found
 
 
-def taken_over(search: SearchPlan, data: Data, found: Mapping[str, RunFolder]) -> dict[int, RunFolder]:
+def taken_over(search: SearchSpec, data: Data, found: Mapping[str, RunFolder]) -> dict[int, RunFolder]:
     """The run that each trial continues instead of being trained, by the trial's number, where there is one."""
     trials = [search.trial(overrides) for overrides in search.configurations]
     runs = {number: found.get(training(trial)) for number, trial in enumerate(trials)}

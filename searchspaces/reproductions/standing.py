@@ -1,15 +1,14 @@
 """How methods stand where no target is set: at equal rounds, at equal traffic, and in what they report and compute."""
 
 from collections.abc import Iterable
-from typing import Any
 
 from hedgerow.platform.tracking.formatting import percent
+from hedgerow.platform.tracking.records import RoundRecord
 from hedgerow.platform.tracking.summary import reported, summarise
+from hedgerow.searchspaces.reproductions.table_file import Cells
 
-Record = dict[str, Any]
 
-
-def standing(runs: dict[str, list[Record]]) -> dict[str, dict[str, str]]:
+def standing(runs: dict[str, list[RoundRecord]]) -> dict[str, Cells]:
     """Row by row: what it is -> method -> its cell. runs: a method's best records, by its heading.
 
     Methods that transmit nothing stand only at equal rounds. Traffic is what the least of them sends; where some count
@@ -44,7 +43,7 @@ def standing(runs: dict[str, list[Record]]) -> dict[str, dict[str, str]]:
     return rows
 
 
-def after(runs: dict[str, list[Record]], rounds: Iterable[int]) -> dict[str, dict[str, str]]:
+def after(runs: dict[str, list[RoundRecord]], rounds: Iterable[int]) -> dict[str, Cells]:
     """The same of accuracies at some rounds, of those that ran so long."""
     rows = {}
     for number in rounds:
@@ -53,7 +52,7 @@ def after(runs: dict[str, list[Record]], rounds: Iterable[int]) -> dict[str, dic
     return {what: cells for what, cells in rows.items() if cells}
 
 
-def devices(runs: dict[str, list[Record]]) -> dict[str, dict[str, str]]:
+def devices(runs: dict[str, list[RoundRecord]]) -> dict[str, Cells]:
     """The same of what personal models achieve in the end: on average, the highest, the lowest device."""
     ends = {heading: summarise(records, []) for heading, records in runs.items()}
     names = {"average": "client_accuracy", **{w: f"client_accuracy_{w}" for w in ("highest", "lowest")}}
@@ -64,7 +63,7 @@ def devices(runs: dict[str, list[Record]]) -> dict[str, dict[str, str]]:
     }
 
 
-def _last(records: list[Record], axis: str, most: float) -> float | None:
+def _last(records: list[RoundRecord], axis: str, most: float) -> float | None:
     """The last accuracy that came at no more rounds, or transmissions."""
     seen = [
         record["test_accuracy"] for record in records if "test_accuracy" in record and record[axis] <= most * 1.0001

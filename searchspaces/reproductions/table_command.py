@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -11,25 +10,24 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.ui.command_output import CommandOutput
 from hedgerow.platform.ui.terminal import print_rows
-from hedgerow.searchspaces.reproductions import FAMILIES, Line, Table, find_lines
-from hedgerow.searchspaces.reproductions.row_result import LineResult, Result, all_remarks, as_document, write
-from hedgerow.searchspaces.reproductions.row_search import LinePlan, plan_line
+from hedgerow.searchspaces.reproductions import REPRODUCTIONS
+from hedgerow.searchspaces.reproductions.published import family_tables, find_rows
+from hedgerow.searchspaces.reproductions.row_result import RowResult
+from hedgerow.searchspaces.reproductions.row_search import RowSearch, plan_row
 from hedgerow.searchspaces.reproductions.shared_trainings import taken_over, trained, trained_before
-from hedgerow.searchspaces.reproductions.stream_row_result import StreamResult, draw_results
-from hedgerow.searchspaces.reproductions.stream_row_search import StreamLine, StreamPlan, plan_streams
-from hedgerow.searchspaces.reproductions.table_plots import draw_tables
+from hedgerow.searchspaces.reproductions.table_file import PublishedTable, TableRow
+from hedgerow.searchspaces.reproductions.table_plots import draw_table
+from hedgerow.searchspaces.reproductions.table_report import all_remarks, table_document, write_table
 from hedgerow.searchspaces.tune.search_command import search_all, search_table
 from hedgerow.searchspaces.tune.search_runner import Data, check_search
 from hedgerow.searchspaces.tune.search_runner import search as run_search
-
-Plan = LinePlan | StreamPlan
 
 
 def search_files_or_row(
     files: Sequence[Path], overrides: Sequence[str], data_root: Path | None, address: str | None
 ) -> CommandOutput:
     """Run searches from files, or a row of a table: a name that is no file and begins with a family of tables."""
-    if len(files) == 1 and not files[0].exists() and files[0].parts[0] in FAMILIES:
+    if len(files) == 1 and not files[0].exists() and files[0].parts[0] in REPRODUCTIONS:
         return run_table(plan_table(files[0].as_posix(), overrides, [], False, None), data_root, address)
     return search_all(files, overrides, data_root, address)
 
@@ -56,23 +54,23 @@ def list_show_or_run(
 
 def list_lines(name: str) -> CommandOutput:
     """The lines of a family's tables, or of all. Raises UserError."""
-    if name and name not in FAMILIES:
-        raise UserError(f"there are no tables of {name!r} (known: {', '.join(FAMILIES)})")
-    tables = [table for family in ([name] if name else FAMILIES) for table in FAMILIES[family]().values()]
+    if name and name not in REPRODUCTIONS:
+        raise UserError(f"there are no tables of {name!r} (known: {', '.join(REPRODUCTIONS)})")
+    tables = [table for family in ([name] if name else REPRODUCTIONS) for table in family_tables(family).values()]
 
     def render() -> None:
         for table in tables:
             click.echo(f"{table.name}: {table.title}")
-            for line in table.lines:
-                click.echo(f"  {table.name}/{line.name}{_what(line)}")
+            for row in table.rows:
+                click.echo(f"  {table.name}/{row.name}{_about(row)}")
 
     documents = [
         {
             "name": table.name,
             "title": table.title,
             "lines": [
-                {"name": f"{table.name}/{line.name}", "title": line.title, "methods": list(line.methods)}
-                for line in table.lines
+                {"name": f"{table.name}/{row.name}", "title": row.title, "methods": list(row.methods)}
+                for row in table.rows
             ],
         }
         for table in tables
@@ -80,14 +78,14 @@ def list_lines(name: str) -> CommandOutput:
     return CommandOutput({"tables": documents}, render)
 
 
-def _what(line: Line | StreamLine) -> str:
-    if isinstance(line, StreamLine):
-        return f"  ({', '.join(line.methods)})"
-    targets = ", ".join(f"{target:g}" for target in line.published if isinstance(target, float))
+def _about(row: TableRow) -> str:
+    if row.is_stream:
+        return f"  ({', '.join(row.methods)})"
+    targets = ", ".join(f"{target:g}" for target in row.published if isinstance(target, float))
     return f"  (targets {targets})" if targets else ""
 
 
-def show_plans(plans: Sequence[Plan]) -> CommandOutput:
+def show_plans(plans: Sequence[RowSearch]) -> CommandOutput:
     """The experiment files of lines."""
     text = "---\n".join(plan.search.dump() for plan in plans)
     return CommandOutput({"files": [plan.search.resolved for plan in plans]}, lambda: click.echo(text, nl=False))
@@ -95,27 +93,21 @@ def show_plans(plans: Sequence[Plan]) -> CommandOutput:
 
 def plan_table(
     name: str, changed: Sequence[str], methods: Sequence[str], grid: bool, output: Path | None
-) -> Sequence[Plan]:
-    """The sweeps of a table's lines, or of one line; see `plan_line` and `plan_streams`. Raises UserError."""
-    table, lines = find_lines(name, FAMILIES)
+) -> list[RowSearch]:
+    """The searches of a table's rows, or of one row; see `plan_row`. Raises UserError."""
+    table, rows = find_rows(name)
     folder = str(output) if output else None
-    if isinstance(lines[0], StreamLine):
-        if grid:
-            raise UserError(
-                f"--grid: the experts of {table.name} are its published grids already; leave the option out"
-            )
-        return [plan for line in lines for plan in plan_streams(table, line, changed, methods, folder)]
-    return [plan_line(table, line, changed, methods, grid, folder) for line in lines]
+    return [plan for row in rows for plan in plan_row(table, row, changed, methods, grid, folder)]
 
 
-def run_table(plans: Sequence[Plan], data_root: Path | None, address: str | None) -> CommandOutput:
+def run_table(plans: Sequence[RowSearch], data_root: Path | None, address: str | None) -> CommandOutput:
     """Run the lines of a table and print it beside the published numbers; of lines that cannot run, it is told why."""
-    ready: list[tuple[Plan, Data]] = []
+    ready: list[tuple[RowSearch, Data]] = []
     absent: list[str] = []
     for plan in plans:
         try:
             # All methods of a stream learn the same one: it is made once.
-            same = ready and isinstance(plan, StreamPlan) and ready[-1][0].line is plan.line
+            same = ready and ready[-1][0].row is plan.row
             ready.append((plan, ready[-1][1] if same else check_search(plan.search, data_root)))
         except UserError as error:
             absent.append(f"{plan.name}: {error}")
@@ -131,12 +123,12 @@ def run_table(plans: Sequence[Plan], data_root: Path | None, address: str | None
         with search_table(plan.search) as shown:
             finished = run_search(plan.search, data_root, shown, address, data, {"table": note}, begun=taken)
         found |= trained(finished.folder)
-        results.append(_read(plan, finished.folder))
+        results.append(RowResult.read(plan.row, finished.folder, plan.headings[0]))
         if finished.warning:
             click.echo(f"  warning: {finished.warning}", err=True)
     for sentence in absent:
         click.echo(f"not run: {sentence}", err=True)
-    lines = list(dict.fromkeys(plan.line.name for plan in plans))
+    lines = list(dict.fromkeys(plan.row.name for plan in plans))
     name = plans[0].table.name + (f"/{lines[0]}" if len(lines) == 1 else "")
     return _closing(name, plans[0].table, results, output, absent)
 
@@ -147,29 +139,20 @@ def report_table(name: str, output: Path) -> CommandOutput:
     return _closing(name, table, found, output)
 
 
-def find_results(name: str, output: Path) -> tuple[Table, list[Any]]:
-    """A table, and the last finished runs of its lines under `output`. Raises UserError when there are none."""
-    table, lines = find_lines(name, FAMILIES)
+def find_results(name: str, output: Path) -> tuple[PublishedTable, list[RowResult]]:
+    """A table, and the last finished runs of its rows under `output`. Raises UserError when there are none."""
+    table, rows = find_rows(name)
     latest = _latest(output)
-    found: list[Any] = []
-    for line in lines:
-        full = f"{table.name}/{line.name}"
-        if isinstance(line, StreamLine):
-            ran = [heading for heading in line.methods if f"{full}/{heading}" in latest]
-            found += [StreamResult.read(line, heading, latest[f"{full}/{heading}"]) for heading in ran]
-        elif full in latest:
-            found.append(LineResult.read(line, latest[full]))
+    found: list[RowResult] = []
+    for row in rows:
+        full = f"{table.name}/{row.name}"
+        names = {heading: f"{full}/{heading}" for heading in row.methods} if row.is_stream else {"": full}
+        found += [RowResult.read(row, latest[name], heading) for heading, name in names.items() if name in latest]
     if not found:
         raise UserError(
             f"{name}: no finished run of it lies under {output}; run it first, or name the folder: --output"
         )
     return table, found
-
-
-def _read(plan: Plan, folder: RunFolder) -> Result:
-    if isinstance(plan, StreamPlan):
-        return StreamResult.read(plan.line, plan.heading, folder)
-    return LineResult.read(plan.line, folder)
 
 
 def _latest(output: Path) -> dict[str, RunFolder]:
@@ -184,11 +167,13 @@ def _latest(output: Path) -> dict[str, RunFolder]:
     return {line: folder for _, line, folder in sorted(runs, key=lambda run: run[:2])}
 
 
-def _closing(name: str, table: Table, results: list[Any], output: Path, absent: Sequence[str] = ()) -> CommandOutput:
+def _closing(
+    name: str, table: PublishedTable, results: list[RowResult], output: Path, absent: Sequence[str] = ()
+) -> CommandOutput:
     """The table, what was run for it, and where everything lies. absent: why some lines were not run."""
     folder = output / "tables" / name.replace("/", "-")
-    write(table, results, folder)
-    figures = (draw_results if isinstance(results[0], StreamResult) else draw_tables)(results, folder)
+    write_table(table, results, folder)
+    figures = draw_table(results, folder)
     rows, remarks = [row for result in results for row in result.rows()], all_remarks(results)
 
     def render() -> None:
@@ -202,7 +187,7 @@ def _closing(name: str, table: Table, results: list[Any], output: Path, absent: 
                 click.echo(f"  figure: {figure}")
 
     document = {
-        **as_document(table, results),
+        **table_document(table, results),
         "rows": rows,
         "explained": results[0].explained,
         "remarks": remarks,

@@ -1,69 +1,88 @@
-"""The curves of a table: one panel per line."""
+"""The figures of a table: curves with one panel per row, and what else the row has."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hedgerow.platform.ui.plots import draw_histograms
+from hedgerow.platform.ui.plots import draw_histograms, draw_streams
 from hedgerow.platform.ui.plotting import COLOURS, STYLES, grid, save, tidy
-from hedgerow.platform.ui.series import smoothed
-from hedgerow.searchspaces.reproductions.row_result import LineResult
+from hedgerow.platform.ui.series import STREAM_CURVES, Points, smoothed
+from hedgerow.searchspaces.reproductions.row_result import HedgeResult, RowResult, SweepResult
+from hedgerow.searchspaces.reproductions.table_file import load_function
 
 
-def draw_tables(results: list[LineResult], folder: Path) -> list[Path]:
+def draw_table(results: Sequence[RowResult], folder: Path) -> list[Path]:
+    """The figures of the rows of one table, as PNG and SVG in `folder`."""
+    sweeps = [result for result in results if isinstance(result, SweepResult)]
+    hedges = [result for result in results if isinstance(result, HedgeResult)]
+    return (_draw_sweeps(sweeps, folder) if sweeps else []) + (_draw_hedges(hedges, folder) if hedges else [])
+
+
+def _draw_sweeps(results: list[SweepResult], folder: Path) -> list[Path]:
     """The curves; and of each method's best configuration the histograms, where it has some."""
     several = len(results) > 1
     histograms = {
-        f"{result.line.title}: {heading}" if several else heading: result.histograms(heading)
+        f"{result.row.title}: {heading}" if several else heading: result.histograms(heading)
         for result in results
-        for heading in result.line.methods
+        for heading in result.row.methods
     }
     drawn = _draw_curves(results, folder) + draw_histograms(histograms, folder)
     for result in results:
-        drawn += result.line.draws(result.experts, folder / result.line.name) if result.line.draws else []
+        if result.row.draws:
+            drawn += load_function(result.row.draws)(result.experts, folder / result.row.name)
     return drawn
 
 
+def _draw_hedges(results: list[HedgeResult], folder: Path) -> list[Path]:
+    """CTM and LTM of every method, a row of panels per stream."""
+    streams: dict[str, dict[str, dict[str, Points]]] = {}
+    for result in results:
+        curves = {key: result.curve(key) for key in STREAM_CURVES}
+        streams.setdefault(result.row.title, {})[result.heading] = curves
+    return draw_streams(streams, folder / "curves")
+
+
 MANY = 8
-"""Curves whose names still find room within a panel; those of more stand beside it."""
+"""Most curves whose legend fits into a panel; a longer legend stands next to it."""
 
 
-def _draw_curves(results: list[LineResult], folder: Path) -> list[Path]:
+def _draw_curves(results: list[SweepResult], folder: Path) -> list[Path]:
     """The metric of the targets against transmissions, each method's best configuration; PNG and SVG in `folder`.
 
     Where no target is set, and some transmit, also against rounds.
     """
     wanted = [(result, axis) for result in results for axis in _axes(result)]
-    many = max(len(result.line.methods) for result in results) > MANY
+    many = max(len(result.row.methods) for result in results) > MANY
     figure, panels = grid(len(wanted), 6.2 if many else 4.6, 3.4, columns=2 if len(wanted) == 4 else 3)
     for panel, (result, axis) in zip(panels, wanted, strict=True):
         draw_panel(panel, result, axis)
     return save(figure, folder / "curves")
 
 
-def _axes(result: LineResult) -> list[str]:
-    best = [found[0].records[-1] for heading in result.line.methods if (found := result.best(heading))]
+def _axes(result: SweepResult) -> list[str]:
+    best = [found[0].records[-1] for heading in result.row.methods if (found := result.best(heading))]
     if result.targets:
-        return ["round" if result.line.unit == "rounds" else "transmissions"]
+        return ["round" if result.row.unit == "rounds" else "transmissions"]
     if not any(record["transmissions"] for record in best):
         return ["transmissions"]
     return ["round", "transmissions"]
 
 
-def draw_panel(axes: Any, result: LineResult, axis: str) -> None:
+def draw_panel(axes: Any, result: SweepResult, axis: str) -> None:
     # Takes a second to import.
     from matplotlib.ticker import MaxNLocator
 
-    metric = result.line.shows or result.metric
+    metric = result.row.shows or result.metric
     loss, accuracy = "loss" in metric, "accuracy" in metric
     scale = 100 if accuracy else 1
-    for index, heading in enumerate(result.line.methods):
+    for index, heading in enumerate(result.row.methods):
         if not (best := result.best(heading)):
             continue
         if axis == "transmissions" and "round" in _axes(result) and not best[0].records[-1]["transmissions"]:
             continue
         # A centralised run transmits nothing: its rounds are epochs.
         points = [(r[axis] or r["round"], scale * r[metric]) for r in best[0].records if metric in r]
-        drawn = smoothed(points) if result.line.smooth else points
+        drawn = smoothed(points) if result.row.smooth else points
         axes.plot(
             *zip(*drawn, strict=True), label=heading, linewidth=1.4, color=COLOURS[index % len(COLOURS)],
             linestyle=STYLES[index % len(STYLES)], marker="o" if len(points) == 1 else None,
@@ -80,7 +99,7 @@ def draw_panel(axes: Any, result: LineResult, axis: str) -> None:
         bottom = max(0, min(100 * min(result.targets) - 6, min(ends) - 2))
         axes.set_ylim(bottom=bottom if max(seen) > bottom else None)
     axes.set(
-        title=result.line.title,
+        title=result.row.title,
         ylabel="training loss" if loss else "test accuracy (%)" if accuracy else metric.replace("_", " "),
     )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

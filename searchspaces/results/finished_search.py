@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Self
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Evaluation
 from hedgerow.platform.runs.finished_run import page, rounds_frame
-from hedgerow.platform.tracking.records import HedgeRecord
+from hedgerow.platform.tracking.records import HedgeRecord, RoundRecord
 from hedgerow.platform.tracking.run_folder import RunFolder
-from hedgerow.platform.tracking.tracker import Record, RunLog
+from hedgerow.platform.tracking.tracker import RunLog
 from hedgerow.platform.ui.plots import curve_figures
 from hedgerow.platform.ui.plotting import save
 from hedgerow.searchspaces.results.search_plots import best_runs, loss_lines, parallel_lines, regret_line, weight_areas
@@ -26,7 +26,7 @@ from hedgerow.searchspaces.results.trials import (
     to_markdown,
     trial_labels,
 )
-from hedgerow.searchspaces.spaces.search_file import SearchPlan, read_search
+from hedgerow.searchspaces.spaces.search_file import SearchSpec, read_search
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -41,9 +41,9 @@ class FinishedSearch:
     """
 
     folder: RunFolder
-    plan: SearchPlan
+    plan: SearchSpec
     trials: list[Trial]
-    hedge: list[Record]
+    hedge: list[RoundRecord]
     warning: str | None = None
 
     @classmethod

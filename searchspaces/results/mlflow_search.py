@@ -7,12 +7,12 @@ from mlflow.tracking import MlflowClient
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.tracking.mlflow_store import MlflowPlace, MlflowStore, experiment_id
+from hedgerow.platform.tracking.records import RoundRecord
 from hedgerow.platform.tracking.run_description import NOTE, run_text, sentence, settings, tags
 from hedgerow.platform.tracking.run_folder import RunFolder
-from hedgerow.platform.tracking.tracker import Record
 from hedgerow.searchspaces.results.search_table import hedge_sentences
 from hedgerow.searchspaces.results.trials import Trial, expert_folder, searched_keys, short_names, trial_label
-from hedgerow.searchspaces.spaces.search_file import SearchPlan
+from hedgerow.searchspaces.spaces.search_file import SearchSpec
 
 PARENT = "mlflow.parentRunId"
 
@@ -26,7 +26,7 @@ class ParentStore(MlflowStore):
 class SearchStore:
     """Sorts records by their "expert" into the child runs; those of expert None are Hedge's own."""
 
-    def __init__(self, folder: RunFolder, plan: SearchPlan):
+    def __init__(self, folder: RunFolder, plan: SearchSpec):
         self.folder, self.plan = folder, plan
         self.record = folder.record()
         values = plan.experiment.model_dump(mode="json") | {"search": plan.search.model_dump(mode="json")}
@@ -42,9 +42,9 @@ class SearchStore:
         """The published table of which this search is a line, as in "feddyn/T2.3"."""
         return "/".join(self.record["table"]["line"].split("/")[:2]) if "table" in self.record else None
 
-    def log(self, records: list[Record]) -> None:
+    def log(self, records: list[RoundRecord]) -> None:
         """Record rounds of the experts and of Hedge."""
-        sorted_: dict[int | None, list[Record]] = {}
+        sorted_: dict[int | None, list[RoundRecord]] = {}
         for record in records:
             rest = {key: value for key, value in record.items() if key != "expert"}
             sorted_.setdefault(record["expert"], []).append(rest)
@@ -106,13 +106,13 @@ class SearchStore:
         self.parent.end(status)
 
 
-def search_text(folder: RunFolder, plan: SearchPlan) -> str:
+def search_text(folder: RunFolder, plan: SearchSpec) -> str:
     """The description of a search; with its result, once it has one."""
     keys = ", ".join(f"`{key}`" for key in plan.search.space)
     text = sentence(folder.record(), plan.experiment)
     text += f"\nSearch `{plan.search.kind}` over {keys}, by `{plan.search.metric}`.\n"
     summary, results = folder.record().get("summary"), folder.path / "results.md"
-    if summary and plan.search.kind == "hedge":
+    if summary and plan.search.weighs_rounds:
         text += f"\n{hedge_sentences(summary)}\n"
     if results.exists():
         _title, _, tables = results.read_text(encoding="utf-8").partition("\n\n")
@@ -132,7 +132,7 @@ def table_run(client: MlflowClient, experiment: Experiment, table: str) -> str:
     return run.info.run_id
 
 
-def _flat(record: Record) -> Record:
+def _flat(record: RoundRecord) -> RoundRecord:
     """One of Hedge's records as MLflow's metrics."""
     flat = {key: value for key, value in record.items() if isinstance(value, (int, float))}
     flat |= {f"expected_{name}": value for name, value in record["expected"].items()}

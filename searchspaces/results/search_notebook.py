@@ -3,9 +3,9 @@
 from html import escape
 
 from hedgerow.platform.tracking.formatting import percent
+from hedgerow.platform.tracking.records import RoundRecord
 from hedgerow.platform.ui.notebook import Display, bar
 from hedgerow.searchspaces.results.search_table import SearchTable
-from hedgerow.searchspaces.results.trials import Record
 
 LIMIT = 20
 """Trials that are shown, the heaviest or best."""
@@ -27,7 +27,7 @@ class NotebookTable(SearchTable):
         self._note = ""
         self._display.show(self._html, now=True)
 
-    def trial(self, index: int, record: Record) -> None:
+    def trial(self, index: int, record: RoundRecord) -> None:
         super().trial(index, record)
         self._display.show(self._html)
 
@@ -35,7 +35,7 @@ class NotebookTable(SearchTable):
         super().state(index, text)
         self._display.show(self._html)
 
-    def hedge(self, record: Record) -> None:
+    def hedge(self, record: RoundRecord) -> None:
         super().hedge(record)
         self._display.show(self._html)
 

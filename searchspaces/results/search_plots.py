@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from hedgerow.platform.tracking.records import RoundRecord
 from hedgerow.platform.ui.plotting import COLOURS, new_figure, tidy
 from hedgerow.searchspaces.results.hedge_curves import HedgeCurves
 from hedgerow.searchspaces.results.trials import (
-    Record,
     Trial,
     final_value,
     number,
@@ -28,7 +28,7 @@ OTHERS = "#BDBDBD"
 ABSENT = -0.14
 
 
-def weight_areas(hedge_records: list[Record], labels: list[str]) -> Any:
+def weight_areas(hedge_records: list[RoundRecord], labels: list[str]) -> Any:
     """The experts' weights as a stacked area over the rounds (at least one)."""
     hedge = HedgeCurves.read(hedge_records, len(EXPERTS))
     figure, axes = _axes(grid=False)
@@ -47,7 +47,7 @@ def weight_areas(hedge_records: list[Record], labels: list[str]) -> Any:
     return figure
 
 
-def loss_lines(hedge_records: list[Record], labels: list[str]) -> Any:
+def loss_lines(hedge_records: list[RoundRecord], labels: list[str]) -> Any:
     """Every expert's loss, and Hedge's expected loss on top, over the rounds; a missing loss is a gap in its line."""
     hedge = HedgeCurves.read(hedge_records, len(EXPERTS))
     rounds, losses = hedge.rounds, hedge.losses
@@ -65,7 +65,7 @@ def loss_lines(hedge_records: list[Record], labels: list[str]) -> Any:
     return figure
 
 
-def regret_line(hedge_records: list[Record]) -> Any:
+def regret_line(hedge_records: list[RoundRecord]) -> Any:
     """Hedge's regret against its bound, summed over the rounds."""
     hedge = HedgeCurves.read(hedge_records, 0)
     rounds, regret, bound = hedge.rounds, hedge.regret, hedge.bound
@@ -132,7 +132,7 @@ def parallel_lines(trials: list[Trial], metric: str, mode: str) -> Any:
 
 def best_runs(
     trials: list[Trial], limit: int = 7, metric: str = "test_accuracy", mode: str = "max"
-) -> dict[str, list[Record]]:
+) -> dict[str, list[RoundRecord]]:
     """The records of the best trials by what a legend calls them.
 
     They go by their names where their configurations are too long for a legend inside the axes.

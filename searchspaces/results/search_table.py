@@ -9,8 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from hedgerow.platform.tracking.formatting import percent
+from hedgerow.platform.tracking.records import RoundRecord
 from hedgerow.platform.ui.terminal import draw_table, wide_console
-from hedgerow.searchspaces.results.trials import Record, Row, display, number
+from hedgerow.searchspaces.results.trials import Row, display, number
 
 BAR = 10
 EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -36,9 +37,9 @@ class SearchTable:
         self.name, self.rounds, self.labels, self.metric = name, rounds, labels, metric
         self.console = console or Console()
         self._sign = -1 if mode == "max" else 1
-        self._seen: list[Record] = [{"round": 0} for _ in labels]
+        self._seen: list[RoundRecord] = [{"round": 0} for _ in labels]
         self._states = ["waiting"] * len(labels)
-        self._hedge: Record | None = None
+        self._hedge: RoundRecord | None = None
         self._best: tuple[float, str] | None = None
         self._done = self._printed = 0
         # The table is only made when it is drawn: a record costs no more than keeping it.
@@ -57,7 +58,7 @@ class SearchTable:
         elif self._hedge is None and self._done > self._printed:
             self._print(self._sweep_line())
 
-    def trial(self, index: int, record: Record) -> None:
+    def trial(self, index: int, record: RoundRecord) -> None:
         """A round of one trial."""
         self._done += record["round"] - self._seen[index]["round"]
         self._seen[index].update(record)
@@ -75,7 +76,7 @@ class SearchTable:
         """What one trial does: running, waiting, finished, died."""
         self._states[index] = text
 
-    def hedge(self, record: Record) -> None:
+    def hedge(self, record: RoundRecord) -> None:
         """One of Hedge's rounds."""
         self._hedge = record
         round_ = record["round"]
@@ -106,7 +107,7 @@ class SearchTable:
         value = self._seen[leading].get(self.metric)
         return line if value is None else f"{line}, best {number(self.metric, value)} ({self.labels[leading]})"
 
-    def _figures(self, record: Record) -> str:
+    def _figures(self, record: RoundRecord) -> str:
         expected = record["expected"].get(self.metric)
         metric = self.metric.removeprefix("test_").replace("_", " ")
         parts = [] if expected is None else [f"expected {metric} {number(self.metric, expected)}"]
@@ -203,7 +204,7 @@ def bar(share: float) -> str:
 
 
 def closing_tables(
-    rows: list[Row], summary: Record | None, best: list[Row], console: Console | None = None, limit: int = 20
+    rows: list[Row], summary: RoundRecord | None, best: list[Row], console: Console | None = None, limit: int = 20
 ) -> None:
     """The trials, the best of them by each metric, and what Hedge did.
 
@@ -243,7 +244,7 @@ def _draw(title: str, texts: list[dict[str, str]], console: Console) -> None:
     draw_table(texts, title, console, [*first, *targets, *last])
 
 
-def hedge_sentences(summary: Record) -> str:
+def hedge_sentences(summary: RoundRecord) -> str:
     """`report.hedge_summary` in words."""
     metric, bound, certain = summary["metric"], summary["bound"], summary["certain"]
     verdict = (

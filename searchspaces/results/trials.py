@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from hedgerow.platform.tracking.formatting import loss_text, percent
+from hedgerow.platform.tracking.records import RoundRecord
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.summary import first_to, target_heading, target_label
-
-Record = dict[str, Any]
-
 
 Row = dict[str, Any]
 
@@ -34,7 +32,7 @@ class Trial:
 
     name: str
     overrides: dict[str, Any]
-    records: list[Record]
+    records: list[RoundRecord]
     status: str = "finished"
 
     @property
@@ -98,7 +96,7 @@ def trial_label(trial: Trial, names: dict[str, str]) -> str:
     return short_label({key: value for key, value in trial.settings.items() if key in names}, names)
 
 
-def final_value(records: list[Record], metric: str) -> float | None:
+def final_value(records: list[RoundRecord], metric: str) -> float | None:
     """The metric in the last round that has it."""
     return next((record[metric] for record in reversed(records) if record.get(metric) is not None), None)
 
@@ -123,7 +121,7 @@ def sweep_rows(
     metric: str,
     mode: str,
     targets: list[float],
-    hedge_records: list[Record] | None = None,
+    hedge_records: list[RoundRecord] | None = None,
     target_metric: str = "test_accuracy",
 ) -> list[Row]:
     """One row per trial, by `ranked`: not the best round decides but the last one, which nobody chose by looking at it.
@@ -268,8 +266,8 @@ def markdown_table(texts: list[dict[str, str]]) -> str:
 
 
 def hedge_summary(
-    hedge_records: list[Record], labels: list[str], metric: str, trials: list[Trial] | None = None
-) -> Record:
+    hedge_records: list[RoundRecord], labels: list[str], metric: str, trials: list[Trial] | None = None
+) -> RoundRecord:
     """What Hedge paid in its rounds (at least one), against the best expert in hindsight.
 
     Losses are averages over the rounds, regret and bound are sums over them. "certain" is the first round in which a

@@ -18,7 +18,7 @@ from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import algorithm_class
 from hedgerow.searchspaces.spaces.published_spaces import named_spaces
 from hedgerow.searchspaces.spaces.search_file import SEARCHABLE
-from hedgerow.searchspaces.spaces.search_section import FORMS, SearchConfig
+from hedgerow.searchspaces.spaces.search_section import FORMS, any_search
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 DOTTED = r"^[^.\s]+(\.[^.\s]+)+$"
@@ -41,7 +41,10 @@ def experiment_schema(own: Sequence[str] = ()) -> Node:
     file = create_model(
         "ExperimentFile",
         __base__=Experiment[algorithm],
-        search=(SearchConfig, Field(None, description="what `hedgerow search` tries; a plain run leaves it out")),
+        search=(
+            any_search() | None,
+            Field(None, description="what `hedgerow search` tries; a plain run leaves it out"),
+        ),
     )
     schema = _tidy(file.model_json_schema())
     kinds, properties = schema["$defs"], schema["properties"]
@@ -98,10 +101,10 @@ def _unknown(own: list[str]) -> Node:
 
 def _search(kinds: Node) -> None:
     """What the loader takes of a search before pydantic sees it: lists, names of spaces, and YAML's `off`."""
-    entry = kinds["Entry"]
+    entry = kinds["Dimension"]
     entry["oneOf"] = [{"required": [form], "properties": {form: {"not": {"type": "null"}}}} for form in FORMS]
     every = {"type": "array", "minItems": 1, "description": "every one of these values"}
-    kinds["Entry"] = {"anyOf": [every, entry]}
+    kinds["Dimension"] = {"anyOf": [every, entry]}
     keys = "|".join(map(re.escape, SEARCHABLE))
     for section in kinds.values():
         properties = section.get("properties", {})

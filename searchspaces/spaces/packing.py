@@ -28,14 +28,14 @@ def members(trial_id: str, config: dict[str, Any]) -> Members:
     return [(counted, config.get("overrides", {}))]
 
 
-def dealt(experiments: Sequence[Experiment], room: int, size: int | None) -> list[list[int]]:
+def pack_trials(experiments: Sequence[Experiment], room: int, size: int | None) -> list[list[int]]:
     """Deal experts into packs: lists of their numbers, in order.
 
     room: trials that the cluster holds at once. size: experts in a pack at most; None: as many as leave no room empty.
     """
     alike: dict[str, list[int]] = {}
     for number, experiment in enumerate(experiments):
-        alike.setdefault(_kin(experiment), []).append(number)
+        alike.setdefault(_fusion_key(experiment), []).append(number)
     packs = []
     for numbers in alike.values():
         parts = -(-len(numbers) // size) if size else min(room, len(numbers))
@@ -43,7 +43,7 @@ def dealt(experiments: Sequence[Experiment], room: int, size: int | None) -> lis
     return sorted(packs)
 
 
-def _kin(experiment: Experiment) -> str:
+def _fusion_key(experiment: Experiment) -> str:
     """What experts of one pack have in common: everything but the floats of their algorithm."""
     blank = experiment.algorithm.with_floats(dict.fromkeys(experiment.algorithm.floats(), "a float"))
     values = experiment.model_dump(mode="json", exclude={"algorithm", "name"})

@@ -8,22 +8,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from hedgerow.platform.common.errors import UserError, mistakes
-from hedgerow.platform.common.registry import nearest
+from hedgerow.platform.common.registry import WITHOUT_IMPORTS, nearest
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import parse_experiment, read_experiment, read_file
 from hedgerow.platform.config.validation_errors import explain
 from hedgerow.platform.config.yaml_reader import Lines, dump_values
 from hedgerow.platform.data import Stream
-from hedgerow.searchspaces.hedge.async_rounds import check_range
 from hedgerow.searchspaces.spaces.published_spaces import named_space
-from hedgerow.searchspaces.spaces.search_section import (
-    ACCURACIES,
-    LOSSES,
-    HedgeSearch,
-    PbtSearch,
-    SearchFile,
-    SearchSection,
-)
+from hedgerow.searchspaces.spaces.search_section import ACCURACIES, LOSSES, SearchKind, search_file
 from hedgerow.searchspaces.spaces.space import Overrides, Space, configurations, corners, frozen, with_overrides
 
 SEARCHABLE = (
@@ -34,11 +26,11 @@ SEARCHABLE = (
 
 
 @dataclass(frozen=True)
-class SearchPlan:
+class SearchSpec:
     """A search, ready to run. values: the experiment file without `search`. configurations: known before it starts."""
 
     experiment: Experiment
-    search: SearchSection
+    search: SearchKind
     values: dict[str, Any]
     configurations: list[Overrides]
 
@@ -57,7 +49,7 @@ class SearchPlan:
         return dump_values(self.resolved)
 
 
-def load_search(path: str | Path, overrides: Sequence[str] = ()) -> SearchPlan:
+def load_search(path: str | Path, overrides: Sequence[str] = ()) -> SearchSpec:
     """Read and validate an experiment file with a `search` section.
 
     overrides: "key.key=value" each, as given to --set. Raises UserError with all mistakes of the file.
@@ -66,16 +58,17 @@ def load_search(path: str | Path, overrides: Sequence[str] = ()) -> SearchPlan:
     return parse_search(values, lines, str(path))
 
 
-def read_search(path: str | Path) -> SearchPlan:
+def read_search(path: str | Path) -> SearchSpec:
     """What the file of a search that was begun says, for those who do not go on with it.
 
     Nothing that it names is imported, and its configurations are not tried anew. Raises UserError.
     """
     values, lines = _read(path)
-    search, experiment = _search_section(values.pop("search"), lines, str(path)), read_experiment(path)
+    section = _search_section(values.pop("search"), lines, str(path), imports=False)
+    search, experiment = section, read_experiment(path)
     resolved = experiment.model_dump(mode="json")
     found = configurations(search.space, resolved, search.samples, experiment.seed)
-    return SearchPlan(experiment, search, values, [] if search.kind == "optuna" else found)
+    return SearchSpec(experiment, search, values, [] if search.proposes else found)
 
 
 def _read(path: str | Path, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], Lines]:
@@ -85,7 +78,7 @@ def _read(path: str | Path, overrides: Sequence[str] = ()) -> tuple[dict[str, An
     return values, lines
 
 
-def parse_search(values: dict[str, Any], lines: Lines | None = None, source: str = "experiment") -> SearchPlan:
+def parse_search(values: dict[str, Any], lines: Lines | None = None, source: str = "experiment") -> SearchSpec:
     """Validate plain values, `search` among them. lines, source: where they stand, for messages. Raises UserError."""
     lines = lines or {}
     base = {key: value for key, value in values.items() if key != "search"}
@@ -101,6 +94,7 @@ def parse_search(values: dict[str, Any], lines: Lines | None = None, source: str
     try:
         _check_metric(search, experiment)
         _check_space(search, experiment)
+        search.check(experiment)
         resolved = experiment.model_dump(mode="json")
         found = configurations(search.space, resolved, search.samples, experiment.seed)
         _check_conditions(search.space, found)
@@ -110,10 +104,10 @@ def parse_search(values: dict[str, Any], lines: Lines | None = None, source: str
     each = {frozen(overrides): overrides for overrides in (*corners(search.space, resolved), *found)}
     for overrides in each.values():
         _check_trial(base, overrides, lines, source)
-    return SearchPlan(experiment, search, base, [] if search.kind == "optuna" else found)
+    return SearchSpec(experiment, search, base, [] if search.proposes else found)
 
 
-def _search_section(section: Any, lines: Lines, source: str) -> SearchSection:
+def _search_section(section: Any, lines: Lines, source: str, imports: bool = True) -> SearchKind:
     if isinstance(section, dict) and isinstance(section.get("space"), str):
         place = lines.get(("search", "space"), source)
         try:
@@ -123,9 +117,11 @@ def _search_section(section: Any, lines: Lines, source: str) -> SearchSection:
     if isinstance(section, dict) and "kind" not in section:
         section = {"kind": "hedge", **section}
     try:
-        return SearchFile.model_validate({"search": section}, strict=True).search
+        context = None if imports else WITHOUT_IMPORTS
+        file: Any = search_file().model_validate({"search": section}, strict=True, context=context)
     except ValidationError as error:
-        raise explain(error, SearchFile, {"search": section}, lines, source) from None
+        raise explain(error, search_file(), {"search": section}, lines, source) from None
+    return file.search
 
 
 def _check_trial(base: dict[str, Any], overrides: Overrides, lines: Lines, source: str) -> None:
@@ -137,8 +133,8 @@ def _check_trial(base: dict[str, Any], overrides: Overrides, lines: Lines, sourc
     parse_experiment(with_overrides(base, overrides), places, source)
 
 
-def _check_space(search: SearchSection, experiment: Experiment) -> None:
-    for key, entry in search.space.items():
+def _check_space(search: SearchKind, experiment: Experiment) -> None:
+    for key in search.space:
         if not any(key == known or key.startswith(f"{known}.") for known in SEARCHABLE):
             raise UserError(
                 f"search.space.{key} cannot be searched{nearest(key, SEARCHABLE)}: it is the same for all trials "
@@ -146,40 +142,28 @@ def _check_space(search: SearchSection, experiment: Experiment) -> None:
             )
         if key.startswith("task.partition") and isinstance(experiment.task.partition, Stream):
             raise UserError(f"search.space.{key} cannot be searched: the stream is the same for all trials")
-        if search.kind == "grid" and entry.form != "grid":
-            raise UserError(f"search.space.{key}: kind grid takes lists only; give one, or take `kind: random`")
-        if isinstance(search, PbtSearch) and entry.when:
-            raise UserError(f"search.space.{key}: kind pbt takes no conditions; remove `when`")
     if experiment.resources.actors_per_node:
         raise UserError(
             "resources.actors_per_node is for single runs; a search places the client actors of each trial by "
             "resources.placement: remove it"
         )
-    if isinstance(search, HedgeSearch) and experiment.evaluation.stop:
-        raise UserError(
-            "evaluation.stop does not go with kind hedge, which weighs all experts in every round; remove it"
-        )
-    if isinstance(search, HedgeSearch) and search.rate == "tuned" and experiment.evaluation.every > experiment.rounds:
-        raise UserError("search.rate: `tuned` needs at least one evaluated round; lower evaluation.every")
 
 
 def _check_conditions(space: Space, found: list[Overrides]) -> None:
     for key, entry in space.items():
         if entry.form == "grid" and not any(key in overrides for overrides in found):
-            raise UserError(f"search.space.{key}: its condition {entry.when} never holds; mend or remove `when`")
+            raise UserError(f"search.space.{key}: its condition {entry.when} never holds; fix or remove `when`")
 
 
-def _check_metric(search: SearchSection, experiment: Experiment) -> None:
+def _check_metric(search: SearchKind, experiment: Experiment) -> None:
     known = list(dict.fromkeys([*ACCURACIES, *LOSSES, experiment.evaluation.target_metric]))
     if isinstance(experiment.task.partition, Stream):
         # Hedge weighs what was suffered in each round; the others look at the last.
-        known = ["test_accuracy", "test_loss"] if isinstance(search, HedgeSearch) else ["ctm", "ltm", "ltm_loss"]
+        known = ["test_accuracy", "test_loss"] if search.weighs_rounds else ["ctm", "ltm", "ltm_loss"]
     if search.metric not in known and not search.metric.startswith("train_"):
         raise UserError(
             f"search.metric: {search.metric!r} is not reported{nearest(search.metric, known)} (allowed: "
             f"{', '.join(known)}, or train_... for a metric of the algorithm)"
         )
-    if isinstance(search, HedgeSearch):
-        check_range(search.mode, search.range, search.rate == "adahedge")
     if search.metric.startswith("client_") and not experiment.evaluation.clients:
         raise UserError(f"search.metric: {search.metric} needs evaluation.clients above 0")

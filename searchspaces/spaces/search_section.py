@@ -1,16 +1,30 @@
-"""The `search` section of an experiment file: every key, its type, its bounds, its default."""
+"""The `search` section of an experiment file: what all kinds of search have in common."""
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, create_model, field_validator, model_validator
 
+from hedgerow.platform.common.registry import Registry
 from hedgerow.platform.common.section import Section
+from hedgerow.platform.config.experiment import Experiment
+from hedgerow.searchspaces.spaces import SEARCH_KINDS
+
+if TYPE_CHECKING:
+    from ray.tune.schedulers import TrialScheduler
+    from ray.tune.search import Searcher
+
+Overrides = dict[str, Any]
+"""Values by the dotted key that they replace in the experiment file: {"algorithm.lr": 0.1}."""
 
 FORMS = ("grid", "choice", "uniform", "loguniform", "integers")
 """How a key's values are given; `grid` lists all, the others are drawn from."""
 
 
-class Entry(Section):
+class Dimension(Section):
     """The values of one key of the experiment file. A plain list stands for `grid`."""
 
     grid: list[Any] | None = Field(None, min_length=1, description="every one of these values")
@@ -58,17 +72,43 @@ LOSSES = ("test_loss", "client_loss")
 
 
 STREAM = ("ctm", "ltm", "ltm_loss", "efficiency_points", "efficiency_reached")
-"""What learners of streams report beside test_accuracy and test_loss, which are of the round's own task."""
-
-ALONE = ("asha", "pbt", "optuna")
-"""Kinds of search that start, stop or change each trial by itself."""
+"""What learners of streams report in addition to test_accuracy and test_loss, which are of the round's own task."""
 
 
-class SearchSection(Section):
-    """What all kinds of search have in common."""
+@dataclass(frozen=True)
+class SearchSetup:
+    """What a kind of search builds its searcher and scheduler from.
+
+    values: the experiment file without `search`. configurations: of the trials, by number; where they are proposed one
+    by one, those that an interrupted search has tried. journal: file that a scheduler may write. on_round: takes
+    records of the search's own rounds. warn: takes sentences for the user.
+    """
+
+    experiment: Experiment
+    values: dict[str, Any]
+    configurations: list[Overrides]
+    journal: Path
+    on_round: Callable[[dict[str, Any]], None]
+    warn: Callable[[str], None]
+
+
+class SearchKind(Section):
+    """A kind of search: its keys, and how Ray Tune carries it out. Derive from it for a kind of your own."""
+
+    treats_trials_alone: ClassVar[bool] = False
+    """Whether it starts, stops or changes each trial by itself, so that trials cannot be packed."""
+
+    pauses_trials: ClassVar[bool] = False
+    """Whether its scheduler pauses trials. Tune counts these as running, so it is given no limit then."""
+
+    proposes: ClassVar[bool] = False
+    """Whether a searcher proposes the configurations one by one; else all are known before the search starts."""
+
+    weighs_rounds: ClassVar[bool] = False
+    """Whether it compares trials in every round, and not only at their end."""
 
     kind: Any
-    space: dict[str, Entry] = Field(description="keys of this file and their values, or the name of a known space")
+    space: dict[str, Dimension] = Field(description="keys of this file and their values, or the name of a known space")
     metric: str = Field("test_accuracy", description="what is optimised: a metric of the evaluated rounds")
     mode: Literal["max", "min"] = Field("max", description="whether more or less of it is better")
     samples: int | None = Field(None, ge=1, description="draws of the keys that are not grids")
@@ -91,14 +131,14 @@ class SearchSection(Section):
     @classmethod
     def _mode_by_metric(cls, values: Any) -> Any:
         if isinstance(values, dict) and "mode" not in values:
-            values = {**values, "mode": _mode_of(str(values.get("metric", "accuracy"))) or "max"}
+            values = {**values, "mode": mode_of(str(values.get("metric", "accuracy"))) or "max"}
         return values
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if not self.space:
             raise ValueError("`space` is empty; name at least one key, such as `algorithm.lr: [0.01, 0.1]`")
-        natural = _mode_of(self.metric)
+        natural = mode_of(self.metric)
         if natural and natural != self.mode:
             raise ValueError(
                 f"`mode: {self.mode}` contradicts `metric: {self.metric}`, of which {natural} is better; set "
@@ -107,114 +147,55 @@ class SearchSection(Section):
         drawn = [key for key, entry in self.space.items() if entry.form != "grid"]
         if drawn and self.samples is None:
             raise ValueError(f"`samples` is missing: how many draws of {', '.join(drawn)}? Add `samples: 10`")
-        if not drawn and self.samples is not None and self.kind != "optuna":
+        if not drawn and self.samples is not None and not self.proposes:
             raise ValueError("`samples` has nothing to draw: every key of the space is a grid; remove it")
         return self
 
     @model_validator(mode="after")
     def _packs_where_trials_end_together(self) -> Self:
-        if self._alone and isinstance(self.pack, int):
-            raise ValueError(f"`pack: {self.pack}` does not go with {self._alone}, which treats each trial alone")
+        if self.alone_by and isinstance(self.pack, int):
+            raise ValueError(f"`pack: {self.pack}` does not go with {self.alone_by}, which treats each trial alone")
         return self
 
+    def build(self, setup: SearchSetup) -> "tuple[Searcher | None, TrialScheduler | None]":
+        """Ray Tune's searcher and scheduler.
+
+        Without a searcher, the trials are the configurations of the file; without a scheduler, each runs to its end. A
+        reported result has the entries `round`, those of the round's record, and `done`.
+        """
+        raise NotImplementedError
+
+    def check(self, experiment: Experiment) -> None:
+        """Check what depends on the experiment, before any work. Raises UserError."""
+
     @property
-    def _alone(self) -> str | None:
-        """What keeps the trials apart, if anything does."""
-        return f"kind {self.kind}" if self.kind in ALONE else None
+    def alone_by(self) -> str | None:
+        """The setting that keeps the trials apart, if there is one."""
+        return f"kind {self.kind}" if self.treats_trials_alone else None
 
     @property
     def packed(self) -> int | Literal["auto"] | None:
         """Configurations in a trial at most; None: one, which is on its own."""
-        return None if self.pack == "off" or self._alone else self.pack
+        return None if self.pack == "off" or self.alone_by else self.pack
 
 
-def _mode_of(metric: str) -> str | None:
+def mode_of(metric: str) -> str | None:
+    """Whether more ("max") or less ("min") of a metric is better, where its name says it."""
     return next((mode for part, mode in MODES.items() if part in metric.split("_")), None)
 
 
-class HedgeSearch(SearchSection):
-    """Online search: every configuration is an expert, weighted round by round (thesis, Algorithm 10)."""
-
-    kind: Literal["hedge"] = "hedge"
-    gamma: float = Field(0.1, gt=0, lt=1, description="weights shrink by gamma^loss each round (rate: fixed)")
-    rate: Literal["fixed", "tuned", "anytime", "adahedge", "fixed_share", "leader"] = Field(
-        "fixed",
-        description="how fast the weights follow the losses; default for a loss without `range` and `gamma`: adahedge",
-    )
-    share: float = Field(0.01, gt=0, lt=1, description="what rate fixed_share gives back to all experts each round")
-    range: list[float] | None = Field(
-        None, description="[low, high] of a metric to be minimised; null: any, which only rate adahedge takes"
-    )
-    missing: Literal["penalise", "skip"] = Field(
-        "penalise", description="an expert that died for good: the worst loss in every round, or asleep"
-    )
-    ahead: int = Field(20, ge=1, description="with more experts than room, rounds that one may be ahead of another")
-    prune: float = Field(0.0, ge=0, lt=1, description="experts whose weight falls below this are stopped; 0: none")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _range_and_rate(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values
-        values = dict(values)
-        # The key of files written before `range` existed.
-        clip = values.pop("clip", None)
-        if clip is not None:
-            if "range" in values:
-                raise ValueError("`clip: c` means `range: [0, c]`; remove `clip`")
-            values["range"] = [0.0, clip]
-        lower = values.get("mode") == "min" or _mode_of(str(values.get("metric"))) == "min"
-        if lower and values.get("range") is None and not {"rate", "gamma"} & values.keys():
-            values["rate"] = "adahedge"
-        return values
-
-    @property
-    def _alone(self) -> str | None:
-        return "`prune`" if self.prune else None
+KINDS = Registry(SEARCH_KINDS, SearchKind, "search.kind")
+"""What `search.kind` takes: a built-in name, or the dotted path of the user's own SearchKind."""
 
 
-class GridSearch(SearchSection):
-    """Every combination of the grids."""
-
-    kind: Literal["grid"] = "grid"
-
-
-class RandomSearch(SearchSection):
-    """Configurations drawn at random."""
-
-    kind: Literal["random"] = "random"
+@cache
+def any_search() -> Any:
+    """The type of the section `search`: one of the kinds. A function, since the kinds import this module."""
+    return KINDS.union()
 
 
-class AshaSearch(SearchSection):
-    """Random or grid search that stops the weaker trials early (Tune's ASHAScheduler; Li et al. 2020)."""
-
-    kind: Literal["asha"] = "asha"
-    grace: int = Field(10, ge=1, description="rounds that every trial gets")
-    reduction: int = Field(3, ge=2, description="one of so many goes on at every rung")
-
-
-class PbtSearch(SearchSection):
-    """Population based training (Tune's PopulationBasedTraining; Jaderberg et al. 2017)."""
-
-    kind: Literal["pbt"] = "pbt"
-    interval: int = Field(10, ge=1, description="rounds between two exchanges")
-    quantile: float = Field(0.25, gt=0, le=0.5, description="share of the population that is replaced by the best")
-    resample: float = Field(0.25, ge=0, le=1, description="chance that a key is drawn anew instead of nudged")
-
-
-class OptunaSearch(SearchSection):
-    """Optuna's sampler (TPE) proposes the configurations, one after the other."""
-
-    kind: Literal["optuna"] = "optuna"
-    samples: int = Field(description="how many configurations are tried", ge=1)
-
-
-SearchConfig = Annotated[
-    HedgeSearch | GridSearch | RandomSearch | AshaSearch | PbtSearch | OptunaSearch, Field(discriminator="kind")
-]
-
-
-class SearchFile(Section):
-    """The part of an experiment file that a plain run leaves out."""
-
-    search: SearchConfig
+@cache
+def search_file() -> type[Section]:
+    """The part of an experiment file that a plain run leaves out: a section with the one key `search`."""
+    search: Any = (any_search(), Field())
+    return create_model("SearchFile", __base__=Section, search=search)

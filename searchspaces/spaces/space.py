@@ -10,12 +10,9 @@ from ray import tune
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import alternatives
-from hedgerow.searchspaces.spaces.search_section import Entry
+from hedgerow.searchspaces.spaces.search_section import Dimension, Overrides
 
-Space = dict[str, Entry]
-
-Overrides = dict[str, Any]
-"""Values by the dotted key that they replace in the experiment file: {"algorithm.lr": 0.1}."""
+Space = dict[str, Dimension]
 
 MOST = 100_000
 """Configurations of a search. Each of them is checked before the search starts."""
@@ -23,7 +20,7 @@ MOST = 100_000
 _MISSING = object()
 
 
-def domain(entry: Entry) -> Any:
+def domain(entry: Dimension) -> Any:
     """The distribution of an entry, as Tune has it; a grid counts as a choice."""
     match entry.form:
         case "uniform":

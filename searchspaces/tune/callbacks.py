@@ -17,12 +17,13 @@ from hedgerow.platform.ray_health import LOOK, RayHealth
 from hedgerow.platform.silence import Signs, Silence, Watch
 from hedgerow.platform.storage.checkpoint import checkpoints, read_progress
 from hedgerow.platform.storage.run_lock import RunLock
+from hedgerow.platform.tracking.records import RoundRecord
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.summary import is_done, kept, summarise
-from hedgerow.platform.tracking.tracker import Record, RunLog, Tracker
+from hedgerow.platform.tracking.tracker import RunLog, Tracker
 from hedgerow.searchspaces.results.trials import expert_folder, short_label
 from hedgerow.searchspaces.spaces.packing import members
-from hedgerow.searchspaces.spaces.search_file import SearchPlan
+from hedgerow.searchspaces.spaces.search_file import SearchSpec
 from hedgerow.searchspaces.tune.trainable import signs_file
 
 SAVING = 30.0
@@ -34,12 +35,12 @@ class ShowSearch(Protocol):
 
     labels: list[str]
 
-    def trial(self, index: int, record: Record) -> None: ...
+    def trial(self, index: int, record: RoundRecord) -> None: ...
     def state(self, index: int, text: str) -> None: ...
-    def hedge(self, record: Record) -> None: ...
+    def hedge(self, record: RoundRecord) -> None: ...
 
 
-class Listener(tune.Callback):
+class SearchCallback(tune.Callback):
     """Passes on what the trials and Hedge report, and keeps the records of the trials' run folders.
 
     folder: the search's. lock: the one of that folder. notify: takes sentences for the user on trials that are silent.
@@ -48,7 +49,7 @@ class Listener(tune.Callback):
     def __init__(
         self,
         folder: Path,
-        plan: SearchPlan,
+        plan: SearchSpec,
         lock: RunLock,
         show: ShowSearch | None,
         tracker: Tracker | None,
@@ -76,7 +77,7 @@ class Listener(tune.Callback):
         left_out = dict.fromkeys(("lock", "show", "tracker", "notify", "health", "termination", "is_idle"))
         return self.__dict__ | left_out | {"_started": {}, "_watches": {}}
 
-    def hedge(self, record: Record) -> None:
+    def hedge(self, record: RoundRecord) -> None:
         """One of Hedge's rounds is complete."""
         self.log.append(record)
         if self.show:
@@ -142,7 +143,9 @@ class Listener(tune.Callback):
         self._watches[trial.trial_id] = self._watch(trial)
         self._state(trial, "running")
 
-    def on_trial_result(self, iteration: int, trials: list[Trial], trial: Trial, result: Record, **info: Any) -> None:
+    def on_trial_result(
+        self, iteration: int, trials: list[Trial], trial: Trial, result: RoundRecord, **info: Any
+    ) -> None:
         self.lock.claim.check()
         self.warnings |= dict.fromkeys(result["warnings"])
         for told in result["records"]:
@@ -195,7 +198,7 @@ class Listener(tune.Callback):
             self.show.state(index, status)
 
     def _data(self, trial: Experiment) -> dict[str, Any] | None:
-        """Entry `data` of a trial's run.json: the search's, without what the trial draws or builds itself."""
+        """Dimension `data` of a trial's run.json: the search's, without what the trial draws or builds itself."""
         known, whole = RunFolder(self.folder).record().get("data"), self.plan.experiment
         if known is None:
             return known

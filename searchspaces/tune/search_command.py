@@ -17,8 +17,7 @@ from hedgerow.searchspaces.results.finished_search import FinishedSearch
 from hedgerow.searchspaces.results.search_notebook import NotebookTable
 from hedgerow.searchspaces.results.search_table import SearchTable, closing_tables
 from hedgerow.searchspaces.results.trials import Trial, trial_labels
-from hedgerow.searchspaces.spaces.search_file import SearchPlan, load_search, parse_search
-from hedgerow.searchspaces.spaces.search_section import OptunaSearch
+from hedgerow.searchspaces.spaces.search_file import SearchSpec, load_search, parse_search
 from hedgerow.searchspaces.tune.search_runner import check_search, resume_search
 from hedgerow.searchspaces.tune.search_runner import push as push_search
 from hedgerow.searchspaces.tune.search_runner import search as run_search
@@ -84,12 +83,12 @@ def resolved(file: Path, overrides: Sequence[str]) -> CommandOutput:
     return CommandOutput(experiment.model_dump(mode="json"), lambda: click.echo(dump_experiment(experiment), nl=False))
 
 
-def search_table(plan: SearchPlan) -> SearchTable:
+def search_table(plan: SearchSpec) -> SearchTable:
     """The live table of a search."""
     search = plan.search
     labels = trial_labels([Trial("", overrides, []) for overrides in plan.configurations])
-    if isinstance(search, OptunaSearch):
-        labels = ["to be proposed"] * search.samples
+    if search.proposes:
+        labels = ["to be proposed"] * (search.samples or 1)
     kind = NotebookTable if in_notebook() else SearchTable
     return kind(plan.experiment.name, plan.experiment.rounds, labels, metric=search.metric, mode=search.mode)
 

@@ -34,12 +34,13 @@ from hedgerow.platform.tracking.tracker import RunLog, Tracker
 from hedgerow.searchspaces.hedge.scheduler import HedgeScheduler
 from hedgerow.searchspaces.results.finished_search import FinishedSearch, read_trials
 from hedgerow.searchspaces.results.trials import expert_folder
-from hedgerow.searchspaces.spaces.packing import client_actors, dealt
-from hedgerow.searchspaces.spaces.search_file import SearchPlan, load_search
+from hedgerow.searchspaces.spaces.packing import client_actors, pack_trials
+from hedgerow.searchspaces.spaces.search_file import SearchSpec, load_search
+from hedgerow.searchspaces.spaces.search_section import SearchSetup
 from hedgerow.searchspaces.spaces.space import Overrides
-from hedgerow.searchspaces.tune.callbacks import Listener, ShowSearch
-from hedgerow.searchspaces.tune.search_kinds import tuning
-from hedgerow.searchspaces.tune.trainable import Expert, Shared, trial_resources
+from hedgerow.searchspaces.tune.callbacks import SearchCallback, ShowSearch
+from hedgerow.searchspaces.tune.trainable import FederatedTrainable, Shared, trial_resources
+from hedgerow.searchspaces.tune.tuner_spec import tuner_spec
 
 TUNE_SETTINGS = {
     # Trials log into their run folders, and go on from there.
@@ -54,7 +55,7 @@ TUNE_SETTINGS = {
 
 
 def search(
-    plan: SearchPlan,
+    plan: SearchSpec,
     data_root: Path | None = None,
     show: ShowSearch | None = None,
     address: str | None = None,
@@ -97,7 +98,7 @@ def resume_search(
         return _execute(plan, folder, lock, data, show, address)
 
 
-def check_search(plan: SearchPlan, data_root: Path | None, given: Data | None = None) -> Data:
+def check_search(plan: SearchSpec, data_root: Path | None, given: Data | None = None) -> Data:
     """Find out all that can be wrong before any work starts; returns the data and the partition of the file itself.
 
     given: data and partition in place of those that the file names. Raises UserError when a configuration does not fit
@@ -108,7 +109,7 @@ def check_search(plan: SearchPlan, data_root: Path | None, given: Data | None = 
     return data
 
 
-def _check_trials(plan: SearchPlan, dataset: Dataset) -> None:
+def _check_trials(plan: SearchSpec, dataset: Dataset) -> None:
     known = {_shape(plan.experiment)}
     for overrides in plan.configurations:
         trial = plan.trial(overrides)
@@ -125,7 +126,7 @@ def _shape(experiment: Experiment) -> str:
 
 
 def _execute(
-    plan: SearchPlan, folder: RunFolder, lock: RunLock, data: Data, show: ShowSearch | None, address: str | None
+    plan: SearchSpec, folder: RunFolder, lock: RunLock, data: Data, show: ShowSearch | None, address: str | None
 ) -> FinishedSearch:
     with Mirror(folder.path, plan.experiment.checkpoints.storage) as mirror:
         finished = _carry_out(plan, folder, lock, data, show, address)
@@ -133,12 +134,12 @@ def _execute(
 
 
 def _carry_out(
-    plan: SearchPlan, folder: RunFolder, lock: RunLock, data: Data, show: ShowSearch | None, address: str | None
+    plan: SearchSpec, folder: RunFolder, lock: RunLock, data: Data, show: ShowSearch | None, address: str | None
 ) -> FinishedSearch:
     tracking = plan.experiment.tracking
     tracker = Tracker(lambda: open_search_store(folder), tracking.patience) if tracking.enabled else None
     warnings = unhashed(folder)
-    listener = Listener(folder.path.absolute(), plan, lock, show, tracker, notifier(folder, warnings))
+    listener = SearchCallback(folder.path.absolute(), plan, lock, show, tracker, notifier(folder, warnings))
     folder.keep_partition(partition_record(data[1], data[0]))
     folder.update(status="running")
     if show:
@@ -173,7 +174,7 @@ def _carry_out(
     return replace(finished, warning="; ".join(warnings) or None)
 
 
-def _tune(plan: SearchPlan, folder: RunFolder, data: Data, listener: Listener) -> list[str]:
+def _tune(plan: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallback) -> list[str]:
     """Drive the trials to their end; returns sentences about losses that were clipped, and trials that failed.
 
     Raises UserError when they report nonsense or do not fit on the cluster.
@@ -194,11 +195,12 @@ def _tune(plan: SearchPlan, folder: RunFolder, data: Data, listener: Listener) -
     )
     known = known_configurations(folder, plan)
     packs, journal, warnings = packs_of(folder, plan, known, room), here / "losses.jsonl", list[str]()
-    chosen = tuning(plan, known, packs, room, journal, listener.hedge, warnings.append)
+    setup = SearchSetup(plan.experiment, plan.values, known, journal, listener.hedge, warnings.append)
+    chosen = tuner_spec(plan.search, setup, packs, room)
     # Whatever Tune kept of an interrupted search: the trials go on from their run folders.
     shutil.rmtree(here / "tune", ignore_errors=True)
     tuner = tune.Tuner(
-        tune.with_resources(tune.with_parameters(Expert, shared=shared), request),
+        tune.with_resources(tune.with_parameters(FederatedTrainable, shared=shared), request),
         param_space=chosen.space,
         tune_config=chosen.config,
         run_config=tune.RunConfig(
@@ -236,7 +238,7 @@ def _tune(plan: SearchPlan, folder: RunFolder, data: Data, listener: Listener) -
     return warnings
 
 
-def known_configurations(folder: RunFolder, plan: SearchPlan) -> list[Overrides]:
+def known_configurations(folder: RunFolder, plan: SearchSpec) -> list[Overrides]:
     """The configurations that the file lists, then those that an interrupted search came upon by itself."""
     known = list(plan.configurations)
     for trial in read_trials(folder):
@@ -245,14 +247,14 @@ def known_configurations(folder: RunFolder, plan: SearchPlan) -> list[Overrides]
     return known
 
 
-def packs_of(folder: RunFolder, plan: SearchPlan, known: list[Overrides], room: int) -> list[list[int]] | None:
+def packs_of(folder: RunFolder, plan: SearchSpec, known: list[Overrides], room: int) -> list[list[int]] | None:
     """Which experts share a trial: as an interrupted search had it, so that it goes on with the same numbers."""
     if plan.search.packed is None:
         return None
     record = folder.record()
     if "packs" not in record:
         size = None if plan.search.packed == "auto" else plan.search.packed
-        folder.update(packs=dealt([plan.trial(overrides) for overrides in known], room, size))
+        folder.update(packs=pack_trials([plan.trial(overrides) for overrides in known], room, size))
     return folder.record()["packs"]
 
 

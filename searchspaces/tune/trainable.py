@@ -17,13 +17,13 @@ from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.coordinator import Coordinator
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.heartbeat import listen
-from hedgerow.platform.learner import Record
 from hedgerow.platform.placement import bundles
 from hedgerow.platform.process import settle
 from hedgerow.platform.ray_executor import Hosting, RayExecutor
 from hedgerow.platform.silence import Signs
 from hedgerow.platform.storage.checkpoint import DamagedCheckpoint
 from hedgerow.platform.storage.run_lock import Claim
+from hedgerow.platform.tracking.records import RoundRecord
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.tracker import RunLog
 from hedgerow.searchspaces.results.trials import expert_folder
@@ -49,7 +49,7 @@ class Shared:
 
 
 @dataclass
-class Member:
+class TrialRun:
     """One expert of a trial: its run folder is its state, so that whatever dies goes on from there."""
 
     number: int
@@ -63,7 +63,7 @@ class Member:
     """Opened by the process that really runs the trial."""
 
 
-class Expert(tune.Trainable):
+class FederatedTrainable(tune.Trainable):
     """Runs rounds of one expert, or of a pack of them, and reports them.
 
     config: see `packs.members`. The trial's process is the coordinator; with one client actor, which is what
@@ -85,7 +85,7 @@ class Expert(tune.Trainable):
         self._open(new_config)
         return True
 
-    def step(self) -> Record:
+    def step(self) -> RoundRecord:
         """Run to the next report; the result holds the new records, each with the number of its expert."""
         run = self.coordinator.run
         for member, learner in zip(self.members, run.learners, strict=True):
@@ -155,11 +155,11 @@ class Expert(tune.Trainable):
         folders = [member.folder.checkpoints for member in self.members]
         self.coordinator = Coordinator(values, self.dataset, partition, executor, folders, self.shared.claim)
 
-    def _member(self, number: int, overrides: Overrides) -> Member:
+    def _member(self, number: int, overrides: Overrides) -> TrialRun:
         folder = expert_folder(self.shared.folder, number)
         folder.checkpoints.mkdir(parents=True, exist_ok=True)
         stopped = folder.exists and folder.record()["status"] == "stopped"
-        return Member(number, folder, parse_experiment(with_overrides(self.shared.values, overrides)), stopped)
+        return TrialRun(number, folder, parse_experiment(with_overrides(self.shared.values, overrides)), stopped)
 
     def _partition(self, experiment: Experiment) -> Partition:
         same = experiment.task.partition == self.base.task.partition and experiment.seed == self.base.seed

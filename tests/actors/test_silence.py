@@ -29,7 +29,7 @@ from hedgerow.platform.ray_executor import Hosting
 from hedgerow.platform.runner import run
 from hedgerow.platform.silence import Signs, Silence, Watch
 from hedgerow.searchspaces.hedge.scheduler import HedgeScheduler
-from hedgerow.searchspaces.tune.callbacks import Listener
+from hedgerow.searchspaces.tune.callbacks import SearchCallback
 from hedgerow.searchspaces.tune.search_runner import search
 
 ROUNDS = 8
@@ -165,7 +165,7 @@ def test_automatic_silence_is_ten_times_the_longest_exchange_and_a_minute_at_lea
 def test_a_trial_that_waits_for_others_is_not_silent(tmp_path):
     resources = {"silence": 0.05, "actor_timeout": 0.1}
     wanted, said = plan(tmp_path, resources=resources), []
-    listener = Listener(tmp_path, wanted, None, None, None, said.append)
+    listener = SearchCallback(tmp_path, wanted, None, None, None, said.append)
     listener.health = SimpleNamespace(check=lambda: True)
     scheduler = HedgeScheduler(1)
     listener.is_idle = scheduler.is_holding

@@ -17,7 +17,7 @@ from paths import ROOT
 from hedgerow.cli import main
 from hedgerow.platform.config.loader import load_experiment, parse_experiment
 from hedgerow.searchspaces.spaces.search_file import load_search
-from hedgerow.searchspaces.spaces.search_section import Entry
+from hedgerow.searchspaces.spaces.search_section import Dimension
 
 PAGES = [page for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if blocks(page)]
 
@@ -76,7 +76,7 @@ class Reader:
             (load_search if "search" in values else load_experiment)(block.file)
         elif block.title == "search.space":
             for entry in values.values():
-                Entry.model_validate(entry, strict=True)
+                Dimension.model_validate(entry, strict=True)
         elif example:
             whole = yaml.safe_load(Path(example[1]).read_text())
             assert within(values, whole) if example[2] else values == whole

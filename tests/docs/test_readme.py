@@ -1,7 +1,5 @@
 """The README tells the truth: its files parse, its algorithm is FedDyn. Its blocks are run by test_docs.py."""
 
-from typing import get_args
-
 import pytest
 import yaml
 from fences import blocks
@@ -14,7 +12,7 @@ from hedgerow.platform.config.experiment import EngineConfig, Evaluation
 from hedgerow.platform.config.loader import load_experiment, parse_experiment
 from hedgerow.platform.models import MODELS
 from hedgerow.searchspaces.spaces.search_file import SEARCHABLE, load_search
-from hedgerow.searchspaces.spaces.search_section import FORMS, Entry, SearchFile
+from hedgerow.searchspaces.spaces.search_section import FORMS, KINDS, Dimension
 
 README = (ROOT / "README.md").read_text()
 BLOCKS = [(block.language, block.text) for block in blocks(ROOT / "README.md")]
@@ -35,13 +33,13 @@ def test_the_search_of_the_readme_is_the_example():
 
 def test_every_form_of_the_readme_is_a_form_of_the_space():
     (block,) = (text for kind, text in BLOCKS if kind == "yaml" and "loguniform" in text)
-    entries = [Entry.model_validate(entry, strict=True) for entry in yaml.safe_load(block).values()]
+    entries = [Dimension.model_validate(entry, strict=True) for entry in yaml.safe_load(block).values()]
     assert {entry.form for entry in entries} == set(FORMS)
 
 
 def test_every_kind_and_every_key_of_a_search_is_told():
     text = README[README.index("## Searching") : README.index("## Your own algorithm")]
-    for kind in get_args(SearchFile.model_fields["search"].annotation):
+    for kind in map(KINDS.section, KINDS.names()):
         for key in kind.model_fields:
             assert f"`{key}`" in text or f"{key}:" in text, key
         assert f"`{kind.model_fields['kind'].default}`" in text

@@ -20,7 +20,7 @@ from toys import Stateful
 from hedgerow.cli import main
 from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.storage.checkpoint import latest_checkpoint, prune, read_checkpoint, write_checkpoint
-from hedgerow.platform.tracking.records import RoundRecord
+from hedgerow.platform.tracking.records import LoggedRound
 from hedgerow.platform.tracking.tracker import RunLog
 
 
@@ -141,7 +141,7 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path):
 
 
 def test_a_torn_last_line_of_metrics_is_left_out(tmp_path):
-    log = RunLog(tmp_path / "metrics.jsonl", RoundRecord)
+    log = RunLog(tmp_path / "metrics.jsonl", LoggedRound)
     log.append({"round": 1, "x": 0.1})
     log.append({"round": 2, "x": np.nan})
     with log.path.open("a") as file:

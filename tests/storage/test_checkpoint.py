@@ -39,7 +39,7 @@ from hedgerow.platform.storage.checkpoint import (
 from hedgerow.platform.tracking.history import History
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.tracker import RunLog
-from hedgerow.searchspaces.tune.trainable import Expert
+from hedgerow.searchspaces.tune.trainable import FederatedTrainable
 
 
 def start(folder: Path | None, rounds: int = 6, **settings):
@@ -298,14 +298,14 @@ def test_a_trial_takes_a_newer_checkpoint_of_another_one_where_that_one_has_gone
     )
     token = {"folder": str(tmp_path / "theirs"), "checkpoint": str(parent / "round-00000003"), "reported": 3}
     (tmp_path / "experts.json").write_text(json.dumps([token]))
-    Expert.load_checkpoint(trial, tmp_path)
+    FederatedTrainable.load_checkpoint(trial, tmp_path)
     assert (mine.round, trial.members[0].reported) == (4, 3)
     assert [folder.name for folder in checkpoints(tmp_path / "mine" / "checkpoints")] == [gone.name]
     # One that is damaged is no reason to take another one.
     flip(good / "server.safetensors")
     (tmp_path / "experts.json").write_text(json.dumps([token | {"checkpoint": str(good)}]))
     with pytest.raises(DamagedCheckpoint):
-        Expert.load_checkpoint(trial, tmp_path)
+        FederatedTrainable.load_checkpoint(trial, tmp_path)
 
 
 def test_a_checkpoint_that_cannot_be_written_says_what_helps(tmp_path):

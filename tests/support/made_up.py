@@ -2,6 +2,8 @@
 
 import math
 
+from hedgerow.searchspaces.reproductions.row_search import RowSearch, plan_row
+from hedgerow.searchspaces.reproductions.table_file import PublishedTable, TableRow
 from hedgerow.searchspaces.results.trials import Trial
 
 NAN = float("nan")
@@ -85,3 +87,9 @@ def hand_made() -> list[dict]:
         }
         out.append(record)
     return out
+
+
+def sweep_of(table: PublishedTable, row: TableRow, *options, **more) -> RowSearch:
+    """The one search that runs a row of a table."""
+    (search,) = plan_row(table, row, *options, **more)
+    return search

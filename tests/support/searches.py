@@ -5,13 +5,13 @@ from pathlib import Path
 from hedgerow.platform.runner import run
 from hedgerow.searchspaces.hedge.async_rounds import HedgeRounds
 from hedgerow.searchspaces.hedge.weights import Hedge
-from hedgerow.searchspaces.spaces.search_file import SearchPlan, parse_search
+from hedgerow.searchspaces.spaces.search_file import SearchSpec, parse_search
 
 ROUNDS = 6
 SPACE = {"algorithm.lr": [0.01, 0.3], "algorithm.pull": [0.0, 0.1], "task.partition.alpha": [0.5]}
 
 
-def plan(output: Path, **settings) -> SearchPlan:
+def plan(output: Path, **settings) -> SearchSpec:
     """Four experts with client states on digits, two at a time; nothing is left to a measurement."""
     values: dict = {
         "name": "small",
@@ -39,7 +39,7 @@ def plan(output: Path, **settings) -> SearchPlan:
     return parse_search(values)
 
 
-def one_after_the_other(plan: SearchPlan) -> list[dict]:
+def one_after_the_other(plan: SearchSpec) -> list[dict]:
     """Every expert as an ordinary run in this process, and Hedge over their accuracies."""
     records: list[dict] = []
     n = len(plan.configurations)

@@ -39,7 +39,7 @@ Rows = dict[str, dict[str, str]]
 """What is told -> method -> cell."""
 
 
-class Ended:
+class FinishedToy:
     """A run of models side by side on a toy, as it ended."""
 
     def __init__(self, folder: RunFolder):
@@ -136,7 +136,7 @@ def study_toys(runs: dict[str, RunFolder]) -> Rows:
     the line, around the centres in the plane.
     """
     with torch.no_grad():
-        ended = {heading: Ended(folder) for heading, folder in runs.items()}
+        ended = {heading: FinishedToy(folder) for heading, folder in runs.items()}
         minima = {heading: str(local_minima(run.surface())) for heading, run in ended.items()}
         rows: Rows = {"local minima of the loss, on the figure's grid": minima}
         for heading, run in ended.items():
@@ -157,7 +157,7 @@ def _excused(x: np.ndarray, g: np.ndarray) -> dict[str, float]:
 
 def draw_toys(runs: dict[str, RunFolder], path: Path) -> list[Path]:
     """A surface for each method; where one has a guide, another panel of whom it excuses. PNG and SVG."""
-    ended = {heading: Ended(folder) for heading, folder in runs.items()}
+    ended = {heading: FinishedToy(folder) for heading, folder in runs.items()}
     guides = {heading: g for heading, run in ended.items() if (g := run.excused()) is not None}
     figure, panels = grid(len(ended) + len(guides), 4.6, 3.8, columns=4)
     with torch.no_grad():
@@ -168,7 +168,7 @@ def draw_toys(runs: dict[str, RunFolder], path: Path) -> list[Path]:
     return save(figure, path)
 
 
-def _surface(figure: Any, axes: Any, heading: str, run: Ended) -> None:
+def _surface(figure: Any, axes: Any, heading: str, run: FinishedToy) -> None:
     first, second, _, students, names = run.plane()
     surface = run.surface()
     drawn = axes.contourf(first, second, surface.T, levels=24, cmap="viridis")
@@ -177,7 +177,7 @@ def _surface(figure: Any, axes: Any, heading: str, run: Ended) -> None:
     axes.set(title=f"{heading}: {local_minima(surface)} local minima on the grid", xlabel=names[0], ylabel=names[1])
 
 
-def _guide(figure: Any, axes: Any, heading: str, run: Ended, g: np.ndarray) -> None:
+def _guide(figure: Any, axes: Any, heading: str, run: FinishedToy, g: np.ndarray) -> None:
     x, y = run.x.numpy(), run.y.numpy()
     title, told = f"{heading}: the guide", _excused(x, g)
     if x.shape[1] == 1:

@@ -12,16 +12,15 @@ from hedgerow.platform.data.sources.toy_data import CENTRES
 from hedgerow.platform.models import build_model
 from hedgerow.platform.models.toy_models import ENDS, Intervals, StaticMLP
 from hedgerow.platform.runner import run
-from hedgerow.searchspaces.reproductions import find_lines
 from hedgerow.searchspaces.reproductions.papers.disk_plots import (
-    Ended,
+    FinishedToy,
     draw_toys,
     excused_around,
     excused_within,
     local_minima,
     study_toys,
 )
-from hedgerow.searchspaces.reproductions.papers.disk_tables import disk_tables
+from hedgerow.searchspaces.reproductions.published import find_rows
 
 
 def blue(x):
@@ -80,7 +79,7 @@ def test_students_are_counted_by_where_they_ended():
 def test_minima_of_the_loss_on_the_line_are_those_of_the_accuracy(name):
     """Cross-entropy leaves a student that begins beside one of them there, and as accurate as it can be there."""
     data = IntervalsData(samples=1000, test_samples=20_000).load(None)
-    line = find_lines("disk/6.1/intervals", {"disk": disk_tables})[1][0]
+    line = find_rows("disk/6.1/intervals")[1][0]
     config = parse_experiment({**line.values, "name": "t", "algorithm": line.methods["CE"]}, source="t").task.model
     model = build_model(config, data.sample_shape, data.classes)
     x, y = torch.from_numpy(data.x_train), torch.from_numpy(data.y_train)
@@ -146,7 +145,7 @@ def test_intervals_are_on_a_line():
 @pytest.mark.grid(keep=1)
 @pytest.mark.parametrize("data", ["intervals", "gaussians"])
 def test_a_toy_is_run_counted_and_drawn(data, tmp_path):
-    line = find_lines(f"disk/6.1/{data}", {"disk": disk_tables})[1][0]
+    line = find_rows(f"disk/6.1/{data}")[1][0]
     runs = {}
     for heading, section in line.methods.items():
         values = {**line.values, "name": "toy", "output": str(tmp_path), "algorithm": {**section, "starts": 4}}
@@ -162,13 +161,13 @@ def test_a_toy_is_run_counted_and_drawn(data, tmp_path):
     written = draw_toys(runs, tmp_path / data)
     assert [file.suffix for file in written] == [".png", ".svg"]
     assert all(file.stat().st_size > 10_000 for file in written)
-    ended = Ended(runs["DiSK"])
+    ended = FinishedToy(runs["DiSK"])
     g = ended.excused()
     assert g.shape == (1000,)
     assert bool(((g > 0) & (g < 1)).all())
     told = study_toys(runs)
     minima = told.pop("local minima of the loss, on the figure's grid")
-    assert minima == {heading: str(local_minima(Ended(folder).surface())) for heading, folder in runs.items()}
+    assert minima == {heading: str(local_minima(FinishedToy(folder).surface())) for heading, folder in runs.items()}
     if data == "intervals":
         # A, B and C are minima of the cross-entropy.
         assert int(minima["CE"]) >= 3
@@ -183,12 +182,12 @@ def test_a_toy_is_run_counted_and_drawn(data, tmp_path):
 
 def test_students_are_looked_at_as_they_learn(tmp_path):
     """Their losses are those of the lesson, with the temperature that the file gives them."""
-    line = find_lines("disk/6.1/gaussians", {"disk": disk_tables})[1][0]
+    line = find_rows("disk/6.1/gaussians")[1][0]
     section = {**line.methods["DiSK"], "starts": 3, "tau": 4.0, "student_tau": 2.0, "alpha": 0.0, "top_k": 1}
     values = {**line.values, "name": "toy", "output": str(tmp_path), "algorithm": section, "rounds": 1}
     values |= {"resources": {"executor": "inline"}, "tracking": {"enabled": False}, "evaluation": {"clients": 1}}
     values["task"] = {**values["task"], "teacher": {**values["task"]["teacher"], "epochs": 2}}
-    ended = Ended(run(parse_experiment(values, source="t")).folder)
+    ended = FinishedToy(run(parse_experiment(values, source="t")).folder)
     learner, server, batch = ended.learner, ended.server, ended.batch
     says = learner.says(server, batch)
     target = (says.logits / 4).softmax(-1)

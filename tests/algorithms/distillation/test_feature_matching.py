@@ -21,7 +21,9 @@ from hedgerow.algorithms.nn.features import asked, inside, shapes
 from hedgerow.platform.models import build_model
 from hedgerow.platform.models.preact_resnet import preact_resnet
 from hedgerow.platform.models.torchvision_nets import resnet
-from hedgerow.searchspaces.reproductions.papers.disk_tables import MODELS as NAMED
+from hedgerow.searchspaces.reproductions.published import family_tables
+
+NAMED = {row.title.rpartition(" / ")[2]: row.values["task"]["model"] for row in family_tables("disk")["6.2"].rows}
 
 METHODS = ("kd", "disk", "fitnet", "semckd", "simkd", "simkd_disk")
 BATCH = Batch(torch.from_numpy(IMAGES.x_train[:12]), torch.from_numpy(IMAGES.y_train[:12]))

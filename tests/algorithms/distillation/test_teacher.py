@@ -14,8 +14,7 @@ from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.runner import run as run_file
 from hedgerow.platform.tracking.formatting import summary_cells
 from hedgerow.platform.tracking.summary import summarise
-from hedgerow.searchspaces.reproductions import find_lines
-from hedgerow.searchspaces.reproductions.papers.disk_tables import disk_tables
+from hedgerow.searchspaces.reproductions.published import find_rows
 from hedgerow.searchspaces.reproductions.standing import standing
 
 
@@ -70,7 +69,7 @@ def test_a_teacher_is_scored_when_it_is_made_and_then_never_again(name):
 @pytest.mark.parametrize("data", ["intervals", "gaussians"])
 def test_a_teacher_of_a_toy_knows_its_classes(data, tmp_path):
     """At its full schooling, on the table's 1000 samples; scored on more, since 100 tell no better than to 2 %."""
-    line = find_lines(f"disk/6.1/{data}", {"disk": disk_tables})[1][0]
+    line = find_rows(f"disk/6.1/{data}")[1][0]
     values = {**line.values, "name": "teacher", "output": str(tmp_path), "rounds": 1, "algorithm": {"name": "kd"}}
     values |= {"resources": {"executor": "inline"}, "tracking": {"enabled": False}}
     values["task"] = {**values["task"], "data": {"name": data, "test_samples": 3000}}

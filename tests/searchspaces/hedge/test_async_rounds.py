@@ -18,7 +18,7 @@ LOSSES = np.array([[0.1, 0.5, 0.9], [0.2, 0.4, 0.9], [0.3, 0.3, 0.8], [0.0, 0.6,
 
 def rounds(n: int = 3, **settings) -> tuple[HedgeRounds, list[dict]]:
     records: list[dict] = []
-    settings = {"metric": "loss", "mode": "min", "range": (0, 1), "told": records.append} | settings
+    settings = {"metric": "loss", "mode": "min", "range": (0, 1), "on_round": records.append} | settings
     return HedgeRounds(Hedge(n, 0.1), **settings), records
 
 
@@ -148,7 +148,7 @@ class TestWithoutARange:
 
     def scale_free(self, n: int = 3, **settings) -> tuple[HedgeRounds, list[dict]]:
         records: list[dict] = []
-        return HedgeRounds(AdaHedge(n), "loss", "min", told=records.append, **settings), records
+        return HedgeRounds(AdaHedge(n), "loss", "min", on_round=records.append, **settings), records
 
     def test_the_cross_entropies_of_ten_classes_move_the_weights(self):
         buffer, records = self.scale_free()

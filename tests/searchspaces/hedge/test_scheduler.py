@@ -33,7 +33,7 @@ SUMS = [sum(loss_of(expert, round) for round in range(1, ROUNDS + 1)) for expert
 def sequential(experts: int = EXPERTS, rounds: int = ROUNDS) -> list[dict]:
     """One expert after the other in this process: what every search must equal."""
     records: list[dict] = []
-    buffer = HedgeRounds(Hedge(experts, 0.1), "loss", "min", range=(0, 1), told=records.append)
+    buffer = HedgeRounds(Hedge(experts, 0.1), "loss", "min", range=(0, 1), on_round=records.append)
     for expert in range(experts):
         for round in range(1, rounds + 1):
             buffer.report(expert, round, {"loss": loss_of(expert, round)})
@@ -83,7 +83,7 @@ def search(
     slow to start. run: further arguments of Tune's RunConfig.
     """
     told = Told()
-    scheduler = HedgeScheduler(experts, told=told, **{"range": (0, 1)} | settings)
+    scheduler = HedgeScheduler(experts, on_round=told, **{"range": (0, 1)} | settings)
     configs = [
         {"expert": i, "rounds": ROUNDS, "log": str(folder / "log"), **(special or {}).get(i, {})}
         for i in range(experts)

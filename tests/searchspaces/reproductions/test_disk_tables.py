@@ -5,34 +5,34 @@ import math
 import pytest
 import yaml
 from click.testing import CliRunner
+from made_up import sweep_of
 
 from hedgerow.cli import main
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import parse_experiment
-from hedgerow.searchspaces.reproductions import FAMILIES, find_lines
-from hedgerow.searchspaces.reproductions.row_search import plan_line
+from hedgerow.searchspaces.reproductions.published import family_tables, find_rows
 from hedgerow.searchspaces.spaces.published_spaces import named_space
 from hedgerow.searchspaces.spaces.space import with_overrides
 
-TABLES = FAMILIES["disk"]()
+TABLES = family_tables("disk")
 PAIR = "cifar100-resnet10-l-resnet10-m"
 
 
 def line_of(name):
-    return find_lines(f"disk/{name}", FAMILIES)[1][0]
+    return find_rows(f"disk/{name}")[1][0]
 
 
 def sections(name):
     """The resolved hyperparameters of each method of a line."""
-    table, (line,) = find_lines(f"disk/{name}", FAMILIES)
-    made = plan_line(table, line)
+    table, (line,) = find_rows(f"disk/{name}")
+    made = sweep_of(table, line)
     assert made.headings == list(line.methods)
     trials = [made.search.trial(overrides) for overrides in made.search.configurations]
     return dict(zip(made.headings, (trial.algorithm.model_dump() for trial in trials), strict=True))
 
 
 def gains(table, one, other):
-    cells = [line.published[None] for line in TABLES[table].lines]
+    cells = [line.published[None] for line in TABLES[table].rows]
     return [f"{float(cell[one][:-1]) - float(cell[other][:-1]):.2f}" for cell in cells]
 
 
@@ -49,12 +49,12 @@ def test_the_printed_gains_are_the_differences_of_the_printed_accuracies():
 
 def test_students_alone_are_the_same_in_all_tables_but_one():
     """Of the CE column; WRN-16-2 is printed as 74.29 in the appendix and as 74.26 in table 6.4."""
-    alone = {line.name: line.published[None]["CE"] for line in TABLES["6.2"].lines}
+    alone = {line.name: line.published[None]["CE"] for line in TABLES["6.2"].rows}
     assert len(alone) == 23
     others = set()
     for table, known in (("6.3", 24), ("6.4", 8)):
-        assert len(TABLES[table].lines) == known
-        for line in TABLES[table].lines:
+        assert len(TABLES[table].rows) == known
+        for line in TABLES[table].rows:
             data, _, rest = line.name.partition("-")
             (student,) = (name for name in alone if name.startswith(f"{data}-") and rest.endswith(name[len(data) :]))
             if alone[student] != line.published[None]["CE"]:
@@ -102,7 +102,7 @@ def test_an_ablation_changes_one_part_of_disk(part):
 
 
 def test_every_ablation_is_there_for_digits_too():
-    names = [line.name for line in TABLES["ablations"].lines]
+    names = [line.name for line in TABLES["ablations"].rows]
     assert names == [f"{data}-{part}" for data in ("cifar100", "digits") for part in ABLATIONS]
     whole = sections("small/digits")["DiSK"]
     for part in ABLATIONS:
@@ -135,11 +135,11 @@ def test_teachers_are_trained_by_the_recipe_and_printed_beside_their_scores():
     """SGD, 200 epochs along a cosine, as the students (4.3)."""
     wanted = {"epochs": 200, "lr": 0.1, "lr_cosine": 200, "momentum": 0.9, "weight_decay": 5e-4, "batch_size": 200}
     for name in ("6.3", "6.4", "A.13", "A.14"):
-        for line in TABLES[name].lines:
+        for line in TABLES[name].rows:
             values = {**line.values, "name": "x", "algorithm": line.methods["KD"]}
             plan = parse_experiment(values, source=line.name).task.teacher.schooling
             assert {key: getattr(plan, key) for key in wanted} == wanted
-    printed = {line.name: set(line.published["teacher"].values()) for line in TABLES["6.3"].lines}
+    printed = {line.name: set(line.published["teacher"].values()) for line in TABLES["6.3"].rows}
     assert printed[PAIR] == {"71.99%"}
     assert printed["tiny-resnet34-resnet10-xxs"] == {"63.06%"}
     assert "CE" not in line_of(f"6.3/{PAIR}").published["teacher"]
@@ -169,7 +169,7 @@ GRIDS = {
 @pytest.mark.parametrize("name", GRIDS)
 def test_grids_are_the_published_ones(name):
     """KD's as `--grid --show` prints it; of DiSK's thousands the corners."""
-    assert all(line.grids for line in TABLES[name.split("/")[0]].lines)
+    assert all(line.grids for line in TABLES[name.split("/")[0]].rows)
     line = line_of(name)
     assert line.grids == {"KD": f"kd/{GRIDS[name]}", "DiSK": f"disk/{GRIDS[name]}"}
     told = CliRunner().invoke(main, ["table", f"disk/{name}", "--methods", "KD", "--grid", "--show"])
@@ -188,8 +188,8 @@ def test_grids_are_the_published_ones(name):
 
 
 def test_the_whole_grid_of_disk_is_a_sweep():
-    table, (line,) = find_lines(f"disk/6.3/{PAIR}", FAMILIES)
-    made = plan_line(table, line, grid=True)
+    table, (line,) = find_rows(f"disk/6.3/{PAIR}")
+    made = sweep_of(table, line, grid=True)
     assert {heading: made.headings.count(heading) for heading in made.headings} == {"CE": 1, "KD": 5, "DiSK": 6300}
     assert len(made.search.configurations) == 6306
     own = [one["algorithm"] for one in made.search.configurations if one["algorithm"]["name"] == "disk"]
@@ -198,6 +198,6 @@ def test_the_whole_grid_of_disk_is_a_sweep():
 
 def test_what_has_no_published_grid_says_so():
     for name in ("6.2/cifar100-resnet10", "small/digits", "searched/intervals", "ablations/digits-delta"):
-        table, (line,) = find_lines(f"disk/{name}", FAMILIES)
+        table, (line,) = find_rows(f"disk/{name}")
         with pytest.raises(UserError, match="no grid is published"):
-            plan_line(table, line, grid=True)
+            sweep_of(table, line, grid=True)

@@ -6,9 +6,9 @@ import pytest
 from click.testing import CliRunner
 
 from hedgerow.cli import main
-from hedgerow.searchspaces.reproductions import FAMILIES
+from hedgerow.searchspaces.reproductions.published import family_tables
 
-TABLES = FAMILIES["fedhen"]()
+TABLES = family_tables("fedhen")
 
 PRINTED = """
 T4.1 simple cifar10 84.4 289 943 805
@@ -31,7 +31,7 @@ T4.2 complex cifar100 43.8 372 754 456
 
 
 def line_of(table, name):
-    (line,) = (line for line in TABLES[table].lines if line.name == name)
+    (line,) = (line for line in TABLES[table].rows if line.name == name)
     return line
 
 
@@ -40,7 +40,7 @@ def test_the_published_numbers_are_those_of_the_source():
     printed = {(table, f"{data}-{which}"): {} for table, which, data, *_ in rows}
     for table, which, data, target, *cells in rows:
         printed[table, f"{data}-{which}"][round(float(target) / 100, 3)] = cells
-    found = {(table, line.name): line for table in ("T4.1", "T4.2") for line in TABLES[table].lines if line.published}
+    found = {(table, line.name): line for table in ("T4.1", "T4.2") for line in TABLES[table].rows if line.published}
     assert found.keys() == printed.keys()
     for key, line in found.items():
         assert {target: list(cells.values()) for target, cells in line.published.items()} == printed[key]
@@ -50,7 +50,7 @@ def test_the_published_numbers_are_those_of_the_source():
 
 
 def test_the_networks_alone():
-    assert {line.name: line.published[None]["central"] for line in TABLES["central"].lines if line.published} == {
+    assert {line.name: line.published[None]["central"] for line in TABLES["central"].rows if line.published} == {
         "cifar10-complex-all": "93%", "cifar100-complex-all": "73.5%",
         "cifar10-complex-half": "90.5%", "cifar100-complex-half": "62.6%",
         "cifar10-simple-all": "86%", "cifar100-simple-all": "63.2%",

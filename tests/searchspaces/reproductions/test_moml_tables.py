@@ -11,20 +11,18 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.tracking.records import HedgeRecord
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.tracker import RunLog
-from hedgerow.searchspaces.reproductions.papers.moml_tables import moml_tables
-from hedgerow.searchspaces.reproductions.published import find_lines
-from hedgerow.searchspaces.reproductions.stream_row_search import plan_streams
+from hedgerow.searchspaces.reproductions.published import family_tables, find_rows
+from hedgerow.searchspaces.reproductions.row_search import plan_row
 
-TABLES = moml_tables()
-LINES = [(table, line) for table in TABLES.values() for line in table.lines]
+TABLES = family_tables("moml")
+LINES = [(table, line) for table in TABLES.values() for line in table.rows]
 EXPERTS = {"toe": 8, "fs": 4, "mogd": 8, "ftml": 8, "moml": 24, "b_moml": 24, "moml_zero": 24}
-FAMILIES = {"moml": moml_tables}
 
 
 @pytest.mark.parametrize(("table", "line"), LINES, ids=lambda one: one.name)
 def test_every_method_of_a_line_has_the_experts_of_the_thesis_and_its_own_hedge(table, line):
-    plans = plan_streams(table, line)
-    assert [plan.heading for plan in plans] == list(line.methods)
+    plans = plan_row(table, line)
+    assert [plan.headings[0] for plan in plans] == list(line.methods)
     for plan in plans:
         assert len(plan.search.configurations) == EXPERTS[plan.search.experiment.algorithm.name]
         assert (plan.search.search.kind, plan.search.search.gamma, plan.search.search.rate) == ("hedge", 0.1, "fixed")
@@ -38,8 +36,8 @@ def test_every_method_of_a_line_has_the_experts_of_the_thesis_and_its_own_hedge(
     [("s-mnist", 1000, 60, 10), ("cifar100-5way", 200, 250, 20), ("miniimagenet-5way", 100, 250, 50)],
 )
 def test_streams_are_those_of_the_thesis(name, tasks, train, batch):
-    (line,) = find_lines(f"moml/5.1/{name}", FAMILIES)[1]
-    experiment = plan_streams(TABLES["5.1"], line, methods=["MOML"])[0].search.experiment
+    (line,) = find_rows(f"moml/5.1/{name}")[1]
+    experiment = plan_row(TABLES["5.1"], line, methods=["MOML"])[0].search.experiment
     assert (experiment.rounds, experiment.task.partition.train, experiment.algorithm.batch_size) == (
         tasks,
         train,
@@ -71,10 +69,10 @@ def test_every_published_number_is_that_of_the_thesis():
     expected = {cell.rpartition(" ")[0].rpartition(" ")[0]: tuple(cell.split()[-2:])
                 for row in SECTION_6.split("\n") for cell in row.split("|") if cell}  # fmt: skip
     found = {
-        f"{name} {line.name} {method}": (cells["ctm"], cells["ltm"])
+        f"{name} {line.name} {method}": (line.published["ctm"][method], line.published["ltm"][method])
         for name, table in TABLES.items()
-        for line in table.lines
-        for method, cells in line.published.items()
+        for line in table.rows
+        for method in line.published.get("ctm", {})
     }
     assert found == expected
 
@@ -90,10 +88,10 @@ def test_a_search_by_the_name_of_a_line_is_the_table_s(tmp_path):
 
 
 def test_the_first_table_that_has_a_line_may_be_left_out():
-    table, lines = find_lines("moml/s-mnist", FAMILIES)
+    table, lines = find_rows("moml/s-mnist")
     assert (table.name, [line.name for line in lines]) == ("moml/5.1", ["s-mnist"])
     with pytest.raises(UserError, match=r"there is no such table; did you mean '5.1'"):
-        find_lines("moml/5.11", FAMILIES)
+        find_rows("moml/5.11")
 
 
 def test_a_line_runs_and_is_reported_again(ray_here, tmp_path):

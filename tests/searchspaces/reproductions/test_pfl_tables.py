@@ -8,39 +8,38 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from made_up import records
+from made_up import records, sweep_of
 
 from hedgerow.cli import main
 from hedgerow.platform.ui.plotting import new_figure
-from hedgerow.searchspaces.reproductions import FAMILIES, find_lines
-from hedgerow.searchspaces.reproductions.row_result import LineResult
-from hedgerow.searchspaces.reproductions.row_search import plan_line
+from hedgerow.searchspaces.reproductions.published import family_tables, find_rows
+from hedgerow.searchspaces.reproductions.row_result import SweepResult
 from hedgerow.searchspaces.reproductions.standing import devices
 from hedgerow.searchspaces.reproductions.table_plots import draw_panel
 from hedgerow.searchspaces.results.trials import Trial
 
-TABLES = FAMILIES["pfl"]()
+TABLES = family_tables("pfl")
 PRINTED = ("T3.1", "T3.2", "TA.5", "TA.6", "TA.7")
 
 
 def line_of(name: str):
-    return find_lines(f"pfl/{name}", FAMILIES)[1][0]
+    return find_rows(f"pfl/{name}")[1][0]
 
 
 def sections(name: str) -> dict[str, dict]:
-    table, (line,) = find_lines(f"pfl/{name}", FAMILIES)
-    made = plan_line(table, line)
+    table, (line,) = find_rows(f"pfl/{name}")
+    made = sweep_of(table, line)
     trials = [made.search.trial(overrides) for overrides in made.search.configurations]
     return dict(zip(made.headings, (trial.algorithm.model_dump() for trial in trials), strict=True))
 
 
 def test_every_line_of_the_specification_is_there():
-    assert {name: len(TABLES[name].lines) for name in PRINTED} == {
+    assert {name: len(TABLES[name].rows) for name in PRINTED} == {
         "T3.1": 6, "T3.2": 6, "TA.5": 12, "TA.6": 12, "TA.7": 3,
     }  # fmt: skip
     assert set(TABLES) == {*PRINTED, "small", "alpha", "plain", "oracle"}
     for name in PRINTED:
-        for line in TABLES[name].lines:
+        for line in TABLES[name].rows:
             assert len(line.published) == 2
             assert all(list(cells) == list(line.methods) for cells in line.published.values())
             assert all(re.fullmatch(r"~?\d+\+?", cell) for cells in line.published.values() for cell in cells.values())
@@ -64,14 +63,14 @@ def test_the_published_numbers_are_those_of_the_source(name, target, cells):
     assert list(line_of(name).published[target].values()) == cells.split()
 
 
-def shown(line, accuracies: dict[str, list[float]]) -> LineResult:
+def shown(line, accuracies: dict[str, list[float]]) -> SweepResult:
     """As if it had been run."""
     trials = [
         Trial(f"{i:03d}", {}, [r | {"client_accuracy": r["test_accuracy"]} for r in records(values, 1)], "finished")
         for i, values in enumerate(accuracies.values())
     ]
-    finished = SimpleNamespace(plan=plan_line(TABLES["T3.1"], line).search, trials=trials)
-    return LineResult(line, SimpleNamespace(name="x"), finished, list(accuracies), [], False)  # type: ignore[arg-type]
+    finished = SimpleNamespace(plan=sweep_of(TABLES["T3.1"], line).search, trials=trials)
+    return SweepResult(line, SimpleNamespace(name="x"), finished, list(accuracies), [], False)  # type: ignore[arg-type]
 
 
 def test_gains_are_per_fedavgs_cost_in_that_of_pfldyn():
@@ -102,7 +101,7 @@ def test_hyperparameters_and_settings_are_those_of_the_source():
         assert [section["adapt"] for section in found.values()] == ["proto", "maml", "proto", "maml", "proto", "maml"]
         assert {section["alpha"] for section in found.values() if "alpha" in section} == {0.1}
     line = line_of("TA.6/cifar100-7-lowest")
-    made = plan_line(TABLES["TA.6"], line).search.experiment
+    made = sweep_of(TABLES["TA.6"], line).search.experiment
     assert (made.rounds, made.participation, made.evaluation.target_metric) == (1000, 0.1, "client_accuracy_lowest")
     dealt = made.task.partition
     assert (dealt.kind, dealt.clients, dealt.labels_per_client, dealt.train, dealt.test) == ("alid", 100, 7, 500, 100)
@@ -110,7 +109,7 @@ def test_hyperparameters_and_settings_are_those_of_the_source():
 
 
 def test_grids_are_the_published_ones():
-    made = plan_line(TABLES["T3.1"], line_of("T3.1/cifar10-5"), grid=True)
+    made = sweep_of(TABLES["T3.1"], line_of("T3.1/cifar10-5"), grid=True)
     assert {heading: made.headings.count(heading) for heading in made.headings} == {
         "PFLDyn Proto": 2, "PFLDyn MAML": 8, "PFLScaf Proto": 1, "PFLScaf MAML": 4, "P-Avg Proto": 1, "Per-FedAvg": 4,
     }  # fmt: skip
@@ -129,7 +128,7 @@ def test_studies_have_the_variants_of_the_source():
         *((name, "proto", "inference") for name in ("per_fedavg", "pfldyn", "pflscaf")),
         *((name, "maml", "inference") for name in ("per_fedavg", "pfldyn", "pflscaf")),
     ]
-    assert [line.published[None]["oracle"] for line in TABLES["oracle"].lines] == ["89.8%", "90.0%", "89.7%"]
+    assert [line.published[None]["oracle"] for line in TABLES["oracle"].rows] == ["89.8%", "90.0%", "89.7%"]
 
 
 def test_devices_are_told_of_where_models_are_personal():

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
-from made_up import records
+from made_up import records, sweep_of
 from paths import ROOT
 
 from hedgerow.algorithms.optim.local_sgd import LearningRate
@@ -15,19 +15,18 @@ from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.data import load_dataset
 from hedgerow.platform.runner import run
 from hedgerow.platform.storage.checkpoint import latest_checkpoint, read_checkpoint
-from hedgerow.searchspaces.reproductions import FAMILIES
-from hedgerow.searchspaces.reproductions.row_result import LineResult
-from hedgerow.searchspaces.reproductions.row_search import plan_line
+from hedgerow.searchspaces.reproductions.published import family_tables
+from hedgerow.searchspaces.reproductions.row_result import SweepResult
 from hedgerow.searchspaces.results.trials import Trial
 
-TABLES = FAMILIES["side"]()
-LINES = [(table, line) for table in TABLES.values() for line in table.lines]
+TABLES = family_tables("side")
+LINES = [(table, line) for table in TABLES.values() for line in table.rows]
 MODEL = {"name": "mlp", "hidden": [4]}
 
 
 def test_the_published_numbers_are_those_of_the_source():
     """Check 10: the gains are those that are printed."""
-    (line,) = (line for line in TABLES["T7.1"].lines if line.name == "cifar100-iid")
+    (line,) = (line for line in TABLES["T7.1"].rows if line.name == "cifar100-iid")
     gains = {
         target: [f"{int(cells['FedAvg CE']) / int(cell):.2f}" for cell in cells.values()]
         for target, cells in line.published.items()
@@ -37,13 +36,13 @@ def test_the_published_numbers_are_those_of_the_source():
         0.66: ["1.00", "2.68", "2.81", "1.44", "4.44"],
     }
     assert set(line.methods) - set(line.published[0.67]) == {"FedAvg both", "FedDyn distillation", "FedDyn robustness"}
-    (central,) = (line for line in TABLES["central"].lines if line.name == "cifar100")
+    (central,) = (line for line in TABLES["central"].rows if line.name == "cifar100")
     assert central.published == {None: {"CE": "74.2%", "distillation": "81.2%", "robustness": "77.8%"}}
 
 
 @pytest.mark.parametrize(("table", "line"), LINES, ids=[f"{t.name}/{line.name}" for t, line in LINES])
 def test_every_line_is_a_valid_sweep(table, line):
-    made = plan_line(table, line)
+    made = sweep_of(table, line)
     assert made.headings == list(line.methods)
     for trial in (made.search.trial(one) for one in made.search.configurations):
         side = trial.algorithm.side
@@ -52,8 +51,8 @@ def test_every_line_is_a_valid_sweep(table, line):
 
 
 def test_hyperparameters_are_those_of_the_source():
-    (line,) = (line for line in TABLES["T7.1"].lines if line.name == "cifar100-iid")
-    made = plan_line(TABLES["T7.1"], line)
+    (line,) = (line for line in TABLES["T7.1"].rows if line.name == "cifar100-iid")
+    made = sweep_of(TABLES["T7.1"], line)
     trials = [made.search.trial(one) for one in made.search.configurations]
     sections = dict(zip(made.headings, (trial.algorithm.model_dump() for trial in trials), strict=True))
     common = {"batch_size": 50, "epochs": 5, "lr": 0.1, "lr_decay": 0.998, "weight_decay": 5e-4, "momentum": 0.0}
@@ -68,8 +67,8 @@ def test_hyperparameters_are_those_of_the_source():
 
 def test_accuracies_stand_beside_the_rounds_to_the_targets():
     """Rows 1 to 15: those who reach both targets go on to round 1200, where the source prints accuracies."""
-    (line,) = (line for line in TABLES["T7.1"].lines if line.name == "cifar100-iid")
-    made = plan_line(TABLES["T7.1"], line)
+    (line,) = (line for line in TABLES["T7.1"].rows if line.name == "cifar100-iid")
+    made = sweep_of(TABLES["T7.1"], line)
     trials = [made.search.trial(one) for one in made.search.configurations]
     assert all(trial.evaluation.targets == [0.67, 0.66] and not trial.evaluation.stop for trial in trials)
     assert all(trial.rounds >= 1200 and trial.evaluation.every == 1 for trial in trials)
@@ -77,7 +76,7 @@ def test_accuracies_stand_beside_the_rounds_to_the_targets():
     finished = SimpleNamespace(
         plan=made.search, trials=[Trial(f"{i:03d}", {}, told) for i, told in enumerate(runs.values())]
     )
-    shown = LineResult(line, SimpleNamespace(name="x"), finished, list(runs), [], False)  # type: ignore[arg-type]
+    shown = SweepResult(line, SimpleNamespace(name="x"), finished, list(runs), [], False)  # type: ignore[arg-type]
     high, low, after = shown.rows()
     assert [high["FedDyn CE"], low["FedDyn CE"], high["FedAvg robustness"]] == ["419 [419]", "419 [399]", "1199+ [808]"]
     assert after["target"] == "after 1200 rounds"
@@ -88,8 +87,8 @@ def test_accuracies_stand_beside_the_rounds_to_the_targets():
 
 @pytest.mark.parametrize(("data", "error"), [("cifar100", 0.34), ("cifar10", 0.6), ("digits", 0.1)])
 def test_a_guide_may_excuse_about_as_much_as_fedavg_errs(data, error):
-    (line,) = (line for line in TABLES["next"].lines if line.name == f"{data}-disk")
-    made = plan_line(TABLES["next"], line)
+    (line,) = (line for line in TABLES["next"].rows if line.name == f"{data}-disk")
+    made = sweep_of(TABLES["next"], line)
     sides = {
         h: made.search.trial(o).algorithm.side for h, o in zip(made.headings, made.search.configurations, strict=True)
     }
@@ -107,7 +106,7 @@ def test_a_guide_may_excuse_about_as_much_as_fedavg_errs(data, error):
 @pytest.mark.parametrize("data", ["cifar100", "cifar10", "digits"])
 def test_synthetic_samples_are_added_in_every_ratio(data):
     """Part A: q of 0, 0.5, 1 and 2 for either method."""
-    (line,) = (line for line in TABLES["next"].lines if line.name == f"{data}-synthetic")
+    (line,) = (line for line in TABLES["next"].rows if line.name == f"{data}-synthetic")
     ratios = [(section["name"], section.get("side", {}).get("ratio", 0)) for section in line.methods.values()]
     assert sorted(ratios) == [(method, q) for method in ("fedavg", "feddyn") for q in (0, 0.5, 1, 2)]
 
@@ -121,7 +120,7 @@ def test_the_lines_on_cifar10_fit_a_laptop():
     ]  # fmt: skip
     folder = "task.data={name: image_folder, path: cifar10.zip}"
     for name, (table, line) in lines.items():
-        made = plan_line(table, line, [folder])
+        made = sweep_of(table, line, [folder])
         trials = [made.search.trial(one) for one in made.search.configurations]
         assert all(trial.task.data.name == "image_folder" and trial.rounds <= 30 for trial in trials)
         assert all(sum(trial.task.model.channels) < 200 for trial in trials)

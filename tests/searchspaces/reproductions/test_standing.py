@@ -4,7 +4,7 @@ import pytest
 from made_up import records
 
 from hedgerow.platform.config.loader import parse_experiment
-from hedgerow.searchspaces.reproductions import FAMILIES
+from hedgerow.searchspaces.reproductions.published import family_tables
 from hedgerow.searchspaces.reproductions.standing import after, standing
 from hedgerow.searchspaces.spaces.published_spaces import named_spaces
 
@@ -49,8 +49,8 @@ def test_one_method_has_nobody_to_stand_beside():
 FAMILY_LINES = [
     pytest.param(family, line, id=f"{table.name}/{line.name}")
     for family in ("fedbio", "comm_fedbio", "fedsep", "fedhen", "pfl", "side", "disk")
-    for table in FAMILIES[family]().values()
-    for line in table.lines
+    for table in family_tables(family).values()
+    for line in table.rows
 ]
 
 

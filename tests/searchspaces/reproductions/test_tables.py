@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
+from made_up import sweep_of
 
 from hedgerow.cli import main
 from hedgerow.platform.common.errors import UserError
@@ -17,23 +18,23 @@ from hedgerow.platform.config.factory import check
 from hedgerow.platform.runner import run
 from hedgerow.platform.tracking import run_folder as runs
 from hedgerow.platform.tracking.run_folder import SOURCE, RunFolder, git_commit, source_commit, versions
-from hedgerow.searchspaces.reproductions import FAMILIES, find_lines
+from hedgerow.searchspaces.reproductions import REPRODUCTIONS
 from hedgerow.searchspaces.reproductions import shared_trainings as sharing
-from hedgerow.searchspaces.reproductions.row_result import LineResult
-from hedgerow.searchspaces.reproductions.row_search import plan_line
+from hedgerow.searchspaces.reproductions.published import family_tables, find_rows
+from hedgerow.searchspaces.reproductions.row_result import SweepResult
+from hedgerow.searchspaces.reproductions.row_search import plan_row
 from hedgerow.searchspaces.reproductions.shared_trainings import taken_over, trained_before, training
-from hedgerow.searchspaces.reproductions.stream_row_search import StreamLine, plan_streams
 from hedgerow.searchspaces.results.trials import Trial
 from hedgerow.searchspaces.spaces.search_file import load_search
 
-TABLES = FAMILIES["feddyn"]()
-LINES = [(table, line) for table in TABLES.values() for line in table.lines]
+TABLES = family_tables("feddyn")
+LINES = [(table, line) for table in TABLES.values() for line in table.rows]
 PRINTED = ("T2.1", "T2.2", "T2.3", "TA.2", "TA.3", "TA.4")
 
 
 def plan(name: str, *changed: str, methods=(), grid=False):
-    table, (line,) = find_lines(f"feddyn/{name}", FAMILIES)
-    return plan_line(table, line, changed, methods, grid)
+    table, (line,) = find_rows(f"feddyn/{name}")
+    return sweep_of(table, line, changed, methods, grid)
 
 
 def sections(name: str, **options) -> dict[str, dict]:
@@ -44,11 +45,11 @@ def sections(name: str, **options) -> dict[str, dict]:
 
 
 def test_every_line_of_the_specification_is_there():
-    counts = {name: len(TABLES[name].lines) for name in PRINTED}
+    counts = {name: len(TABLES[name].rows) for name in PRINTED}
     assert counts == {"T2.1": 8, "T2.2": 14, "T2.3": 10, "TA.2": 8, "TA.3": 14, "TA.4": 4}
     assert set(TABLES) == {*PRINTED, "A1", "A2", "A11", "central"}
     for name in PRINTED:
-        for line in TABLES[name].lines:
+        for line in TABLES[name].rows:
             assert list(line.methods) == ["FedDyn", "SCAFFOLD", "FedAvg", "FedProx"]
             assert len(line.published) == (1 if name == "TA.4" else 2)
             for cells in line.published.values():
@@ -68,22 +69,22 @@ def test_every_line_of_the_specification_is_there():
     ],
 )
 def test_the_published_numbers_are_those_of_the_source(name, target, cells):
-    _, (line,) = find_lines(f"feddyn/{name}", FAMILIES)
+    _, (line,) = find_rows(f"feddyn/{name}")
     assert list(line.published[target].values()) == cells
 
 
 @pytest.mark.parametrize(("table", "line"), LINES, ids=[f"{t.name}/{line.name}" for t, line in LINES])
 def test_every_line_is_a_valid_sweep_with_and_without_its_grids(table, line):
-    made = plan_line(table, line)
+    made = sweep_of(table, line)
     assert made.headings == list(line.methods)
     assert len(made.search.configurations) == len(line.methods)
     if line.grids:
-        searched = plan_line(table, line, grid=True)
+        searched = sweep_of(table, line, grid=True)
         assert set(searched.headings) == set(line.methods)
         assert len(searched.headings) == len(searched.search.configurations) >= len(line.methods)
     else:
         with pytest.raises(UserError, match="no grid is published"):
-            plan_line(table, line, grid=True)
+            sweep_of(table, line, grid=True)
 
 
 def test_hyperparameters_are_those_of_the_source():
@@ -165,14 +166,14 @@ def curve(values: list[float], units: int = 1, metric: str = "test_accuracy", **
     ]  # fmt: skip
 
 
-def result(name: str, trials: list[tuple[str, list[dict], str]]) -> LineResult:
-    _, (line,) = find_lines(f"feddyn/{name}", FAMILIES)
+def result(name: str, trials: list[tuple[str, list[dict], str]]) -> SweepResult:
+    _, (line,) = find_rows(f"feddyn/{name}")
     finished = SimpleNamespace(
         plan=plan(name).search,
         trials=[Trial(f"{i:03d}", {"algorithm": {"lr": i}}, r, status) for i, (_, r, status) in enumerate(trials)],
     )
     folder = SimpleNamespace(name="x", path=Path("x"), record=lambda: {"table": {}})
-    return LineResult(line, folder, finished, [heading for heading, *_ in trials], [], False)  # type: ignore[arg-type]
+    return SweepResult(line, folder, finished, [heading for heading, *_ in trials], [], False)  # type: ignore[arg-type]
 
 
 def test_a_methods_best_configuration_reaches_the_first_target_first():
@@ -238,18 +239,12 @@ def test_a_line_runs_and_is_printed_beside_the_published_numbers(ray_here, tmp_p
     assert (tmp_path / "tables" / "feddyn-T2.3" / "table.md").read_text() == text
 
 
-def plans_of(table) -> list:
-    if isinstance(table.lines[0], StreamLine):
-        return [plan for line in table.lines for plan in plan_streams(table, line)]
-    return [plan_line(table, line) for line in table.lines]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", REPRODUCTIONS)
 def test_no_table_trains_the_same_experiment_twice(family):
-    for table in FAMILIES[family]().values():
+    for table in family_tables(family).values():
         found: dict = {}
         done: list[str] = []
-        for plan in plans_of(table):
+        for plan in [plan for row in table.rows for plan in plan_row(table, row)]:
             fingerprints = plan.note["trainings"]
             done += [one for one in fingerprints if one not in found]
             found |= dict.fromkeys(fingerprints, plan.name)

@@ -12,7 +12,7 @@ from hedgerow.algorithms import FedAvg, FedProx
 from hedgerow.algorithms.core.hyperparameters import HyperParameters
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Checkpoints, EngineConfig
-from hedgerow.searchspaces.spaces.packing import dealt, members
+from hedgerow.searchspaces.spaces.packing import members, pack_trials
 from hedgerow.searchspaces.spaces.search_file import load_search
 from hedgerow.searchspaces.tune.search_runner import search
 
@@ -125,14 +125,14 @@ def test_experts_are_dealt_by_what_they_have_in_common(tmp_path):
     chosen = plan(tmp_path, search__space=space)
     trials = [chosen.trial(overrides) for overrides in chosen.configurations]
     # Rates go together; batch sizes and seeds draw other mini-batches.
-    packs = dealt(trials, room=1, size=None)
+    packs = pack_trials(trials, room=1, size=None)
     assert sorted(len(one) for one in packs) == [3, 3, 3, 3]
     for one in packs:
         assert len({(trials[i].algorithm.batch_size, trials[i].seed) for i in one}) == 1
     assert sorted(i for one in packs for i in one) == list(range(12))
-    assert sorted(map(len, dealt(trials, room=2, size=None))) == [1] * 4 + [2] * 4
-    assert sorted(map(len, dealt(trials, room=9, size=2))) == [1] * 4 + [2] * 4
-    assert dealt(trials[:1], room=4, size=None) == [[0]]
+    assert sorted(map(len, pack_trials(trials, room=2, size=None))) == [1] * 4 + [2] * 4
+    assert sorted(map(len, pack_trials(trials, room=9, size=2))) == [1] * 4 + [2] * 4
+    assert pack_trials(trials[:1], room=4, size=None) == [[0]]
 
 
 def test_who_is_in_a_trial():

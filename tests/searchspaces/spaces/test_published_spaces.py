@@ -12,7 +12,7 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.searchspaces.spaces import published_spaces as named
 from hedgerow.searchspaces.spaces.published_spaces import SPACES, named_space, named_spaces
 from hedgerow.searchspaces.spaces.search_file import parse_search
-from hedgerow.searchspaces.spaces.search_section import Entry
+from hedgerow.searchspaces.spaces.search_section import Dimension
 
 KNOWN = named_spaces()
 HERE = [name for name in KNOWN if name.split("/")[0] in ALGORITHMS]
@@ -122,7 +122,7 @@ def test_every_space_has_a_plain_name_a_source_and_valid_entries(name):
     assert re.fullmatch(r"[a-z0-9_]+/[a-z0-9_]+", name)
     assert KNOWN[name].source
     for key, entry in KNOWN[name].space.items():
-        values = Entry.model_validate(entry, strict=True).values
+        values = Dimension.model_validate(entry, strict=True).values
         assert key.startswith("algorithm.")
         assert all(type(value) in (int, float) for value in values)
         assert len(set(values)) == len(values)
@@ -138,7 +138,7 @@ def test_every_key_is_a_hyperparameter_that_is_here_or_in_the_table_of_those_to_
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_values_are_those_of_the_source(name):
-    given = {key.removeprefix("algorithm."): Entry(**entry).values for key, entry in KNOWN[name].space.items()}
+    given = {key.removeprefix("algorithm."): Dimension(**entry).values for key, entry in KNOWN[name].space.items()}
     assert given == {key: pytest.approx(values, rel=1e-12) for key, values in EXPECTED[name].items()}
 
 

@@ -1,0 +1,30 @@
+"""ASHA: the weaker trials are stopped early."""
+
+from typing import ClassVar
+
+from pydantic import Field
+from ray.tune.schedulers import ASHAScheduler
+
+from hedgerow.searchspaces.hedge.scheduler import ROUND
+from hedgerow.searchspaces.spaces.search_section import SearchKind, SearchSetup
+
+
+class AshaSearch(SearchKind):
+    """Random or grid search that stops the weaker trials early (Tune's ASHAScheduler; Li et al. 2020)."""
+
+    treats_trials_alone: ClassVar[bool] = True
+
+    grace: int = Field(10, ge=1, description="rounds that every trial gets")
+    reduction: int = Field(3, ge=2, description="one of so many goes on at every rung")
+
+    def build(self, setup: SearchSetup) -> tuple[None, ASHAScheduler]:
+        """Tune's scheduler over the rounds of the experiment."""
+        rounds = setup.experiment.rounds
+        return None, ASHAScheduler(
+            time_attr=ROUND,
+            max_t=rounds,
+            grace_period=min(self.grace, rounds),
+            reduction_factor=self.reduction,
+            metric=self.metric,
+            mode=self.mode,
+        )

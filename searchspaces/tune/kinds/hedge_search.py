@@ -1,0 +1,92 @@
+"""Hedge: all configurations run side by side, and are weighted round by round."""
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.experiment import Experiment
+from hedgerow.platform.data import Stream
+from hedgerow.searchspaces.hedge.async_rounds import check_range
+from hedgerow.searchspaces.hedge.scheduler import ROUND, HedgeScheduler
+from hedgerow.searchspaces.hedge.weights import Hedge, make_hedge
+from hedgerow.searchspaces.spaces.search_section import ACCURACIES, LOSSES, STREAM, SearchKind, SearchSetup, mode_of
+
+
+class HedgeSearch(SearchKind):
+    """Online search: every configuration is an expert, weighted round by round (thesis, Algorithm 10)."""
+
+    pauses_trials: ClassVar[bool] = True
+    weighs_rounds: ClassVar[bool] = True
+
+    gamma: float = Field(0.1, gt=0, lt=1, description="weights shrink by gamma^loss each round (rate: fixed)")
+    rate: Literal["fixed", "tuned", "anytime", "adahedge", "fixed_share", "leader"] = Field(
+        "fixed",
+        description="how fast the weights follow the losses; default for a loss without `range` and `gamma`: adahedge",
+    )
+    share: float = Field(0.01, gt=0, lt=1, description="what rate fixed_share gives back to all experts each round")
+    range: list[float] | None = Field(
+        None, description="[low, high] of a metric to be minimised; null: any, which only rate adahedge takes"
+    )
+    missing: Literal["penalise", "skip"] = Field(
+        "penalise", description="an expert that died for good: the worst loss in every round, or asleep"
+    )
+    ahead: int = Field(20, ge=1, description="with more experts than room, rounds that one may be ahead of another")
+    prune: float = Field(0.0, ge=0, lt=1, description="experts whose weight falls below this are stopped; 0: none")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _range_and_rate(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        values = dict(values)
+        # The key of files written before `range` existed.
+        clip = values.pop("clip", None)
+        if clip is not None:
+            if "range" in values:
+                raise ValueError("`clip: c` means `range: [0, c]`; remove `clip`")
+            values["range"] = [0.0, clip]
+        lower = values.get("mode") == "min" or mode_of(str(values.get("metric"))) == "min"
+        if lower and values.get("range") is None and not {"rate", "gamma"} & values.keys():
+            values["rate"] = "adahedge"
+        return values
+
+    def build(self, setup: SearchSetup) -> tuple[None, HedgeScheduler]:
+        """The scheduler that the file asks for."""
+        experts = len(setup.configurations)
+        return None, HedgeScheduler(
+            experts,
+            self.metric,
+            self.mode,
+            hedge=self._hedge(setup.experiment, experts),
+            range=(self.range[0], self.range[1]) if self.range else None,
+            missing=self.missing,
+            averaged=(*ACCURACIES, *LOSSES, *STREAM),
+            ahead=self.ahead,
+            prune=self.prune,
+            time_attr=ROUND,
+            journal=setup.journal,
+            on_round=setup.on_round,
+            warn=setup.warn,
+        )
+
+    def check(self, experiment: Experiment) -> None:
+        """Raises UserError where the losses have no range, or the rounds do not fit."""
+        check_range(self.mode, self.range, self.rate == "adahedge")
+        if experiment.evaluation.stop:
+            raise UserError(
+                "evaluation.stop does not go with kind hedge, which weighs all experts in every round; remove it"
+            )
+        if self.rate == "tuned" and experiment.evaluation.every > experiment.rounds:
+            raise UserError("search.rate: `tuned` needs at least one evaluated round; lower evaluation.every")
+
+    @property
+    def alone_by(self) -> str | None:
+        """A trial of several experts cannot be stopped for one of them."""
+        return "`prune`" if self.prune else None
+
+    def _hedge(self, experiment: Experiment, experts: int) -> Hedge:
+        """Hedge with the rate of the file, over its evaluated rounds; of a stream every round has a loss."""
+        stream = isinstance(experiment.task.partition, Stream)
+        rounds = -(-experiment.rounds // (1 if stream else experiment.evaluation.every))
+        return make_hedge(self.rate, experts, self.gamma, rounds, self.share)

@@ -1,0 +1,159 @@
+"""Kinds of search, by name and by the user's own dotted path: each builds Tune's searcher and scheduler."""
+
+import ast
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
+from test_search import plan
+
+from hedgerow.cli import main
+from hedgerow.platform.common.errors import UserError
+from hedgerow.searchspaces.hedge.scheduler import HedgeScheduler
+from hedgerow.searchspaces.results.finished_search import FinishedSearch
+from hedgerow.searchspaces.spaces import SEARCH_KINDS
+from hedgerow.searchspaces.spaces.search_file import read_search
+from hedgerow.searchspaces.spaces.search_section import KINDS, SearchKind, SearchSetup
+from hedgerow.searchspaces.tune import kinds
+from hedgerow.searchspaces.tune.search_runner import search
+from hedgerow.searchspaces.tune.tuner_spec import tuner_spec
+
+OWN = '''
+"""A kind of search in one file."""
+
+from typing import ClassVar
+
+from pydantic import Field
+from ray.tune.schedulers import FIFOScheduler, TrialScheduler
+
+from hedgerow import SearchKind, SearchSetup, UserError
+
+
+class FirstOnly(FIFOScheduler):
+    """Lets the first trial run to its end, and stops the others early."""
+
+    def __init__(self, rounds):
+        super().__init__()
+        self.rounds = rounds
+
+    def on_trial_result(self, controller, trial, result):
+        first = trial.trial_id.endswith("_00000")
+        return TrialScheduler.CONTINUE if first or result["round"] < self.rounds else TrialScheduler.STOP
+
+
+class FirstSearch(SearchKind):
+    """The first configuration is the one that counts."""
+
+    treats_trials_alone: ClassVar[bool] = True
+
+    patience: int = Field(2, ge=1, description="rounds of the others")
+
+    def build(self, setup: SearchSetup):
+        return None, FirstOnly(self.patience)
+
+    def check(self, experiment):
+        if experiment.rounds < self.patience:
+            raise UserError("search.patience is more than the rounds; lower it")
+
+
+class NoSearch:
+    """Is none."""
+'''
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """The user's file, where Python finds it."""
+    (tmp_path / "my_search.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    sys.modules.pop("my_search", None)
+
+
+def own_plan(folder: Path, **settings):
+    section = {"kind": "my_search.FirstSearch", "space": {"algorithm.lr": [0.01, 0.3]}, "report_every": 1, **settings}
+    return plan(folder / "runs", rounds=4, search=section)
+
+
+def test_every_kind_is_a_class_in_a_file_of_its_own_and_stands_in_the_table():
+    files = {file.stem for file in Path(kinds.__file__).parent.glob("*.py")} - {"__init__"}
+    assert files == {path.partition(":")[0].rpartition(".")[2] for path in SEARCH_KINDS.values()}
+    for name in SEARCH_KINDS:
+        kind = KINDS.resolve(name)
+        assert issubclass(kind, SearchKind)
+        assert kind.build is not SearchKind.build
+        section = KINDS.section(name)
+        assert section.model_fields["kind"].default == name
+        tree = ast.parse(Path(importlib.import_module(kind.__module__).__file__).read_text())
+        classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+        assert kind.__name__ in [node.name for node in classes]
+
+
+@pytest.mark.parametrize(
+    ("kind", "scheduler", "limited"),
+    [
+        ("hedge", HedgeScheduler, False),
+        ("grid", None, True),
+        ("random", None, True),
+        ("asha", ASHAScheduler, True),
+        ("pbt", PopulationBasedTraining, False),
+    ],
+)
+def test_a_kind_builds_its_scheduler(tmp_path, kind, scheduler, limited):
+    spec = plan(tmp_path, search={"kind": kind, "space": {"algorithm.lr": [0.01, 0.3]}})
+    setup = SearchSetup(spec.experiment, spec.values, spec.configurations, tmp_path / "j", lambda record: None, print)
+    made = tuner_spec(spec.search, setup, None, room=3)
+    assert type(made.config.scheduler) is (scheduler or type(None))
+    assert made.config.search_alg is None
+    assert made.config.max_concurrent_trials == (3 if limited else None)
+    assert made.space == {"overrides": {"grid_search": spec.configurations}}
+
+
+def test_a_kind_that_proposes_has_a_searcher_and_no_space(tmp_path):
+    spec = plan(tmp_path, search={"kind": "optuna", "samples": 5, "space": {"algorithm.lr": [0.01, 0.3]}})
+    setup = SearchSetup(spec.experiment, spec.values, [], tmp_path / "j", lambda record: None, print)
+    made = tuner_spec(spec.search, setup, None, room=3)
+    assert (made.config.num_samples, made.space, spec.search.packed) == (5, None, None)
+    assert made.config.search_alg is not None
+
+
+def test_a_kind_of_the_users_own_runs_a_search(ray_here, own):
+    finished = search(own_plan(own))
+    assert [(trial.status, len(trial.records)) for trial in finished.trials] == [("finished", 4), ("stopped", 2)]
+    assert finished.plan.search.kind == "my_search.FirstSearch"
+    written = yaml.safe_load(finished.folder.experiment.read_text())["search"]
+    assert (written["kind"], written["patience"]) == ("my_search.FirstSearch", 2)
+    # What it left can be read where the file is not.
+    (own / "my_search.py").unlink()
+    sys.modules.pop("my_search")
+    assert [trial.status for trial in FinishedSearch.read(finished.folder).trials] == ["finished", "stopped"]
+    assert read_search(finished.folder.experiment).search.metric == "test_accuracy"
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"kind": "my_search.FirstSerch"}, r"module 'my_search' has no 'FirstSerch'; did you mean 'FirstSearch'\?"),
+        ({"kind": "my_search.NoSearch"}, "'my_search.NoSearch' is not a search kind; name a class that derives from"),
+        ({"kind": "no_such_file.MySearch"}, "cannot import 'no_such_file.MySearch': no module named 'no_such_file'"),
+        ({"kind": "hegde"}, r"search.kind: 'hegde' is not known; did you mean 'hedge'\?"),
+        ({"patience": 0}, "search.patience must be at least 1, not 0"),
+        ({"patiense": 3}, r"search.patiense is not a key here; did you mean 'patience'\?"),
+        ({"patience": 9}, "search.patience is more than the rounds; lower it"),
+        ({"pack": 2}, "`pack: 2` does not go with kind my_search.FirstSearch, which treats each trial alone"),
+    ],
+)
+def test_mistakes_about_a_kind_are_one_sentence(own, settings, sentence):
+    with pytest.raises(UserError, match=sentence):
+        own_plan(own, **settings)
+
+
+def test_an_own_kind_is_shown_by_the_command_line(own, monkeypatch):
+    monkeypatch.chdir(own)
+    (own / "search.yaml").write_text(own_plan(own).dump())
+    shown = CliRunner().invoke(main, ["show", "search.yaml"], catch_exceptions=False).stdout
+    assert yaml.safe_load(shown)["search"]["kind"] == "my_search.FirstSearch"
