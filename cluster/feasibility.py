@@ -15,6 +15,8 @@ from hedgerow.algorithms.core.pytree import leaves
 from hedgerow.cluster.measured_time import measured
 from hedgerow.cluster.nodes import Node, described, present, this_machine
 from hedgerow.cluster.round_time import Round, fitted
+from hedgerow.platform.actors.placement import actors_that_fit, count_actors, reserved_memory, shares_of_a_gpu
+from hedgerow.platform.actors.session import ray_session, starts_here
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.memory import gigabytes
 from hedgerow.platform.config.experiment import Experiment
@@ -22,14 +24,6 @@ from hedgerow.platform.config.factory import build_algorithms, check
 from hedgerow.platform.config.loader import load_experiment, read_file
 from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.data import Dataset, Partition
-from hedgerow.platform.placement import (
-    actors_that_fit,
-    count_actors,
-    ray_session,
-    reserved_memory,
-    shares_of_a_gpu,
-    starts_here,
-)
 from hedgerow.platform.ui.command_output import Answer
 from hedgerow.platform.ui.terminal import print_rows
 from hedgerow.searchspaces.spaces.packing import client_actors, dealt

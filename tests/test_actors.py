@@ -10,7 +10,7 @@ from test_ray import at_once, numbers, same, small
 from test_simulation import EVERYTHING
 
 from hedgerow.platform.config.loader import parse_experiment
-from hedgerow.platform.runner import run
+from hedgerow.platform.runs.runner import run
 
 pytestmark = pytest.mark.usefixtures("kept")
 

@@ -10,8 +10,8 @@ import pytest
 from test_ray import run, same, small
 from test_search import plan
 
-from hedgerow.platform import runner
-from hedgerow.platform.crew import keeping, let_go
+from hedgerow.platform.actors.actor_pool import keep_warm, shutdown_idle
+from hedgerow.platform.runs import runner
 from hedgerow.searchspaces.tune.search_runner import search
 
 
@@ -43,10 +43,10 @@ def scaffold(output, **settings):
 def shared() -> Iterator[None]:
     """As in a command whose runs all have others after them."""
     try:
-        with keeping():
+        with keep_warm():
             yield
     finally:
-        let_go()
+        shutdown_idle()
 
 
 @pytest.fixture

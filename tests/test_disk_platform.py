@@ -5,7 +5,7 @@ import pytest
 from test_ray import _hosts_coordinator, at_once, same, small
 from test_search import one_after_the_other, plan
 
-from hedgerow.platform.runner import run
+from hedgerow.platform.runs.runner import run
 from hedgerow.searchspaces.tune.search_runner import search
 
 TASK = {

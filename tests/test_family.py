@@ -10,12 +10,12 @@ from pathlib import Path
 import click
 import pytest
 from click.shell_completion import ShellComplete
-from click.testing import CliRunner, Result
+from click.testing import Aggregate, CliRunner
 from test_cli import GOOD
 
 from hedgerow.cli import FAMILY, main
 from hedgerow.platform.config.loader import load_experiment
-from hedgerow.platform.runner import run
+from hedgerow.platform.runs.runner import run
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.ui.command_output import Answer
 from hedgerow.searchspaces.listing import KINDS
@@ -28,7 +28,7 @@ README = (Path(__file__).parent.parent / "README.md").read_text()
 COLOUR = re.compile(r"\x1b\[(\d+;)*(3\d|4\d|9\d|10\d)[;m]")
 
 
-def hedgerow(*arguments: object, **env: str) -> Result:
+def hedgerow(*arguments: object, **env: str) -> Aggregate:
     return CliRunner(env=env).invoke(main, [str(argument) for argument in arguments])
 
 
@@ -157,7 +157,7 @@ def test_documents_say_what_json_lacks_as_null():
 
 
 def test_exit_codes(here):
-    def ended(*arguments: str) -> Result:
+    def ended(*arguments: str) -> Aggregate:
         return hedgerow("run", "good.yaml", *arguments)
 
     broken = ended("--set", "algorithm.name=endings.Broken")
@@ -179,7 +179,7 @@ def test_no_colour_where_none_is_wanted(here):
     assert coloured.exit_code == plain.exit_code == 0
     assert COLOUR.search(coloured.output)
     assert not COLOUR.search(plain.output)
-    assert "Results" in plain.output
+    assert "Aggregates" in plain.output
 
 
 def completions(*words: str) -> list[str]:

@@ -16,7 +16,7 @@ from test_search import plan
 from test_tracking import small
 
 from hedgerow.cli import main
-from hedgerow.platform.runner import run
+from hedgerow.platform.runs.runner import run
 from hedgerow.platform.tracking.run_folder import RunFolder
 
 ROW = re.compile(r"^\| (`[^|]+`) \| (.+?) \|$", re.MULTILINE)

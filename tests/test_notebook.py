@@ -13,9 +13,9 @@ from nbclient import NotebookClient
 
 import hedgerow
 from hedgerow import Interrupted, UserError
-from hedgerow.platform import runner
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.yaml_reader import dump_values
+from hedgerow.platform.runs import runner
 
 START = Path(__file__).parent.parent / "examples" / "start.ipynb"
 

@@ -12,10 +12,10 @@ from test_search import plan
 
 import hedgerow
 from hedgerow.cli import main
-from hedgerow.platform import runner
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.factory import build_partition
 from hedgerow.platform.data.content_hash import content_hash
+from hedgerow.platform.runs import runner
 from hedgerow.platform.tracking.own_data import data_record
 from hedgerow.platform.tracking.run_description import data_digest, run_text, tags
 from hedgerow.platform.tracking.run_folder import RunFolder, new_run

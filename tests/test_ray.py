@@ -13,7 +13,7 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.resources import Resources
-from hedgerow.platform.runner import FinishedRun, run
+from hedgerow.platform.runs.runner import FinishedRun, run
 
 DETERMINISTIC = ("seconds",)
 
@@ -155,7 +155,7 @@ def _hosts_coordinator(process: psutil.Process) -> bool:
 
 
 def test_how_many_actors_fit():
-    from hedgerow.platform.placement import actors_that_fit
+    from hedgerow.platform.actors.placement import actors_that_fit
 
     nodes = [{"CPU": 4.0, "GPU": 2.0}, {"CPU": 16.0}, {"CPU": 1.0, "GPU": 1.0}]
     assert actors_that_fit(Resources(cpus_per_actor=1), nodes) == 21

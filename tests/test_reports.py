@@ -15,7 +15,7 @@ from mlflow.tracking import MlflowClient
 
 from hedgerow.cli import main
 from hedgerow.platform.config.loader import parse_experiment
-from hedgerow.platform.runner import run
+from hedgerow.platform.runs.runner import run
 from hedgerow.platform.tracking.formatting import size_text
 from hedgerow.platform.tracking.mlflow_store import default_uri
 from hedgerow.platform.tracking.run_folder import RunFolder

@@ -17,7 +17,7 @@ from mlflow.tracking import MlflowClient
 from test_resume import hedgerow
 
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.runner import run
+from hedgerow.platform.runs.runner import run
 from hedgerow.platform.tracking.mlflow_store import default_uri
 from hedgerow.platform.tracking.records import HedgeRecord
 from hedgerow.platform.tracking.tracker import RunLog

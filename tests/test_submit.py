@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Aggregate, CliRunner
 
 from hedgerow.cli import main
 from hedgerow.cluster.job_client import JobServer
@@ -97,7 +97,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def hedgerow(*arguments: object) -> Result:
+def hedgerow(*arguments: object) -> Aggregate:
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 

@@ -182,6 +182,9 @@ def sections_at(model: type[BaseModel], location: Keys) -> list[type[BaseModel]]
     """Section classes that a location may have."""
     sections: list[type[BaseModel]] = [model]
     for step in location:
+        if isinstance(step, int):
+            # A place in a list.
+            continue
         deeper = [
             c for s in sections if step in s.model_fields for c in section_classes(s.model_fields[str(step)].annotation)
         ]

@@ -13,7 +13,7 @@ import click
 
 from hedgerow import __version__
 from hedgerow.platform.common.errors import Interrupted, UserError
-from hedgerow.platform.notices import handling, interrupt, signal_of
+from hedgerow.platform.runs.signals import handling, interrupt, signal_of
 from hedgerow.platform.ui.command_output import Answer
 
 FILE = click.Path(path_type=Path)

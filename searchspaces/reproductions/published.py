@@ -17,14 +17,15 @@ from hedgerow.platform.tracking.run_folder import RunFolder
 class Line:
     """One line of a table. Its name is unique within the table.
 
-    values: its experiment file, without `algorithm`. methods: heading -> `algorithm` section; the first is what the
-    others' gains refer to. published: target, as in `evaluation.targets`, or None for the best accuracy, or the name
-    of what methods report -> heading -> what was printed, such as "637" or "1000+". grids: heading -> the named space
-    that was searched. remark: what the source leaves open. shows: what the curves are of, where that is not the
-    accuracy or the loss. smooth: whether the source smooths its curves. unit: what costs are counted in: FedAvg's
-    rounds, by their traffic, or rounds as they are. after: round -> heading -> the accuracy that was printed there,
-    which is compared beside the targets, of those that ran so long. draws: a figure of its own, of the runs by heading,
-    at a path without its ending. studies: rows of its own, of the same runs: what is told -> heading -> cell.
+    values: its experiment file, without `algorithm`. methods: heading -> `algorithm` section, which may hold slots such
+    as `objective`; the first is what the others' gains refer to. published: target, as in `evaluation.targets`, or None
+    for the best accuracy, or the name of what methods report -> heading -> what was printed, such as "637" or "1000+".
+    grids: heading -> the named space that was searched. remark: what the source leaves open. shows: what the curves are
+    of, where that is not the accuracy or the loss. smooth: whether the source smooths its curves. unit: what costs are
+    counted in: FedAvg's rounds, by their traffic, or rounds as they are. after: round -> heading -> the accuracy that
+    was printed there, which is compared beside the targets, of those that ran so long. draws: a figure of its own, of
+    the runs by heading, at a path without its ending. studies: rows of its own, of the same runs: what is told ->
+    heading -> cell.
     """
 
     name: str

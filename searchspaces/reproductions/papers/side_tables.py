@@ -17,7 +17,7 @@ Section = dict[str, Any]
 
 FEDAVG: Section = {"name": "fedavg"}
 FEDDYN: Section = {"name": "feddyn", "alpha": 0.1}
-SIDES: dict[str, Section] = {
+OBJECTIVES: dict[str, Section] = {
     "distillation": {"kind": "distillation", "alpha": 0.1},
     "robustness": {"kind": "robustness", "alpha": 0.5},
     "both": {"kind": "both", "alpha": 0.1},
@@ -31,28 +31,28 @@ SIDES: dict[str, Section] = {
 PRINTED: dict[str, Section] = {
     "FedAvg CE": FEDAVG,
     "FedDyn CE": FEDDYN,
-    "FedAvg distillation": {**FEDAVG, "side": SIDES["distillation"]},
-    "FedAvg robustness": {**FEDAVG, "side": SIDES["robustness"]},
-    "FedDyn both": {**FEDDYN, "side": SIDES["both"]},
+    "FedAvg distillation": {**FEDAVG, "objective": OBJECTIVES["distillation"]},
+    "FedAvg robustness": {**FEDAVG, "objective": OBJECTIVES["robustness"]},
+    "FedDyn both": {**FEDDYN, "objective": OBJECTIVES["both"]},
 }
 ADDED: dict[str, Section] = {
-    "FedAvg both": {**FEDAVG, "side": SIDES["both"]},
-    "FedDyn distillation": {**FEDDYN, "side": SIDES["distillation"]},
-    "FedDyn robustness": {**FEDDYN, "side": SIDES["robustness"]},
+    "FedAvg both": {**FEDAVG, "objective": OBJECTIVES["both"]},
+    "FedDyn distillation": {**FEDDYN, "objective": OBJECTIVES["distillation"]},
+    "FedDyn robustness": {**FEDDYN, "objective": OBJECTIVES["robustness"]},
 }
 NEXT: dict[str, Section] = {
     "FedAvg CE": FEDAVG,
     "FedDyn CE": FEDDYN,
-    "FedAvg limited": {**FEDAVG, "side": SIDES["limited"]},
-    "FedDyn limited": {**FEDDYN, "side": SIDES["limited"]},
-    "FedAvg stability": {**FEDAVG, "side": SIDES["stability"]},
-    "FedDyn stability": {**FEDDYN, "side": SIDES["stability"]},
+    "FedAvg limited": {**FEDAVG, "objective": OBJECTIVES["limited"]},
+    "FedDyn limited": {**FEDDYN, "objective": OBJECTIVES["limited"]},
+    "FedAvg stability": {**FEDAVG, "objective": OBJECTIVES["stability"]},
+    "FedDyn stability": {**FEDDYN, "objective": OBJECTIVES["stability"]},
 }
 SYNTHETIC: dict[str, Section] = {
     "FedAvg none": FEDAVG,
     "FedDyn none": FEDDYN,
     **{
-        f"{name} Gaussian {ratio:g}": {**section, "side": {**SIDES["synthetic"], "ratio": ratio}}
+        f"{name} Gaussian {ratio:g}": {**section, "objective": {**OBJECTIVES["synthetic"], "ratio": ratio}}
         for name, section in (("FedAvg", FEDAVG), ("FedDyn", FEDDYN))
         for ratio in (0.5, 1.0, 2.0)
     },
@@ -60,17 +60,17 @@ SYNTHETIC: dict[str, Section] = {
 GUIDED: dict[str, Section] = {
     "FedAvg CE": FEDAVG,
     "FedDyn CE": FEDDYN,
-    "FedAvg distillation": {**FEDAVG, "side": SIDES["distillation"]},
-    "FedAvg DiSK": {**FEDAVG, "side": SIDES["disk"]},
-    "FedDyn DiSK": {**FEDDYN, "side": SIDES["disk"]},
-    "FedAvg SimKD": {**FEDAVG, "side": SIDES["simkd"]},
-    "FedDyn SimKD": {**FEDDYN, "side": SIDES["simkd"]},
-    "FedAvg SimKD+DiSK": {**FEDAVG, "side": SIDES["simkd_disk"]},
-    "FedDyn SimKD+DiSK": {**FEDDYN, "side": SIDES["simkd_disk"]},
+    "FedAvg distillation": {**FEDAVG, "objective": OBJECTIVES["distillation"]},
+    "FedAvg DiSK": {**FEDAVG, "objective": OBJECTIVES["disk"]},
+    "FedDyn DiSK": {**FEDDYN, "objective": OBJECTIVES["disk"]},
+    "FedAvg SimKD": {**FEDAVG, "objective": OBJECTIVES["simkd"]},
+    "FedDyn SimKD": {**FEDDYN, "objective": OBJECTIVES["simkd"]},
+    "FedAvg SimKD+DiSK": {**FEDAVG, "objective": OBJECTIVES["simkd_disk"]},
+    "FedDyn SimKD+DiSK": {**FEDDYN, "objective": OBJECTIVES["simkd_disk"]},
 }
 CENTRAL: dict[str, Section] = {
     "CE": {},
-    **{kind: {"side": SIDES[kind]} for kind in ("distillation", "robustness", "both")},
+    **{kind: {"objective": OBJECTIVES[kind]} for kind in ("distillation", "robustness", "both")},
 }
 ROUNDS: dict[float, list[str]] = {
     0.67: ["1634", "419", "403", "808", "250"],
@@ -228,9 +228,9 @@ def _federated(
 
 def _budgeted(section: Section, size: Size) -> Section:
     """With what a guide may excuse from, where there is one, and the multiplier's highest in a client's last lesson."""
-    side = section.get("side", {})
+    objective = section.get("objective", {})
     guide = {"delta": size.error, "lambda_period": min(50, round(size.rounds * PARTICIPATION))}
-    return {**section, "side": {**side, "guide": guide}} if side.get("kind") in GUIDES else section
+    return {**section, "objective": {**objective, "guide": guide}} if objective.get("kind") in GUIDES else section
 
 
 def _central(data: str) -> Line:
@@ -259,7 +259,7 @@ def _pooled(data: str) -> Section:
 
 def _values(data: str, rounds: int, partition: Section, methods: dict[str, Section]) -> Section:
     task = {**TASKS[data], "partition": partition}
-    if any(section.get("side", {}).get("kind") in TAUGHT for section in methods.values()):
+    if any(section.get("objective", {}).get("kind") in TAUGHT for section in methods.values()):
         task["teacher"] = {"run": f"runs/side-teacher-{data}"}
     return {
         "rounds": rounds,
