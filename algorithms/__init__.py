@@ -10,10 +10,8 @@ from hedgerow.algorithms.bilevel.lfednest import LFedNest
 from hedgerow.algorithms.bilevel.local_bo import LocalBO
 from hedgerow.algorithms.bilevel.mrbo import MRBO
 from hedgerow.algorithms.bilevel.stocbio import StocBiO
-from hedgerow.algorithms.compressed.fedavg_topk import FedAvgTopK
 from hedgerow.algorithms.compressed.fedsep_bilevel import FedSepBilevel
 from hedgerow.algorithms.compressed.fedsep_lasso import FedSepLasso
-from hedgerow.algorithms.compressed.fetchsgd import FetchSGD
 from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.distillation.disk import DiSK
 from hedgerow.algorithms.distillation.ds_fl import DSFL
@@ -109,8 +107,6 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "fedavg_oracle": FedAvgOracle,
     "focus": Focus,
     "preprocess": Preprocess,
-    "fedavg_topk": FedAvgTopK,
-    "fetchsgd": FetchSGD,
     "fedsep": FedSepLasso,
     "fedsep_bilevel": FedSepBilevel,
     "heterofl": HeteroFL,
@@ -128,3 +124,6 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "ds_fl": DSFL,
     "fed_et": FedET,
 }
+
+ALIASES = {"fedavg_topk": "fedavg", "fetchsgd": "fedavg"}
+"""Names that experiment files may use for an algorithm with a transform: `top_k` and `sketch`."""

@@ -21,7 +21,7 @@ from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.core.pytree import tree_map
 from hedgerow.platform.config.factory import build_algorithms, build_data
 from hedgerow.platform.config.loader import parse_experiment
-from hedgerow.platform.coordinator import Coordinator
+from hedgerow.platform.runtime.launch import build_coordinator
 
 CLIENTS, STEPS, BATCH = 10, 5, 32
 MODELS = {"logreg": {"name": "logreg"}, "mlp": {"name": "mlp", "hidden": [200]}, "cnn": {"name": "small_cnn"}}
@@ -52,8 +52,8 @@ def rounds_of(wanted: dict[str, Any], folder: Any) -> float:
     """Seconds of a steady round."""
     experiment = parse_experiment(wanted)
     dataset, partition = build_data(experiment, None)
-    run = Coordinator([experiment.model_dump(mode="json")], dataset, partition, None, [folder]).run
-    ends = [next(run)[0]["seconds"] for _ in range(experiment.rounds - 1)]
+    run = build_coordinator([experiment], dataset, partition, None, [folder])
+    ends = [run.next_round()[0]["seconds"] for _ in range(experiment.rounds - 1)]
     return median(b - a for a, b in pairwise(ends[2:]))
 
 

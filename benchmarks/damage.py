@@ -33,7 +33,7 @@ from measuring import conditions, write_results
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import parse_experiment
-from hedgerow.platform.runner import resume, run
+from hedgerow.platform.runs.runner import resume, run
 from hedgerow.platform.storage.checkpoint import checkpoints, latest_checkpoint
 from hedgerow.platform.tracking.tracker import RunLog
 

@@ -24,8 +24,8 @@ from hedgerow.platform.config.factory import build_algorithms
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.data import make_partition
-from hedgerow.platform.engine import Plan
-from hedgerow.platform.worker import Order, Worker
+from hedgerow.platform.runtime.shards import ExecutionPlan, WorkShard
+from hedgerow.platform.runtime.worker import Worker
 
 PEAK = {
     "H100": {"float32": 67e12, "tf32": 494e12, "bf16": 989e12},
@@ -67,18 +67,18 @@ def worker_of(name: str, clients: int, device: str) -> tuple[Worker, dict[str, A
     return worker, {"w": worker.algorithms[0].init_server()["w"]}
 
 
-def order_of(worker: Worker, clients: int, plan: Plan, number: int) -> Order:
+def shard_of(worker: Worker, clients: int, plan: ExecutionPlan, number: int) -> WorkShard:
     ids = np.arange(clients)
     batches = worker.algorithms[0].hyper.batches
-    return Order(number, 0, "train", "clients", ids, {}, np.ones(clients), batches, "mean", plan)
+    return WorkShard("train", ids, round=number, weights=np.ones(clients), batches=batches, plan=plan)
 
 
-def clients_per_second(worker: Worker, down: dict[str, Any], clients: int, plan: Plan, repeats: int) -> float:
+def clients_per_second(worker: Worker, down: dict[str, Any], clients: int, plan: ExecutionPlan, repeats: int) -> float:
     """The median of some rounds; the answers' way back to the host is part of each."""
     seconds = []
     for number in range(1, repeats + 3):
         start = time.perf_counter()
-        worker.run([order_of(worker, clients, plan, number)], [down])
+        worker.run([shard_of(worker, clients, plan, number)], [down])
         seconds.append(time.perf_counter() - start)
     return clients / median(seconds[2:])
 
@@ -86,14 +86,14 @@ def clients_per_second(worker: Worker, down: dict[str, Any], clients: int, plan:
 def flops_per_client(worker: Worker, down: dict[str, Any]) -> float:
     """Floating-point operations of one client's round, forward and backward."""
     with FlopCounterMode(display=False) as counter:
-        worker.run([order_of(worker, 1, Plan("loop"), 1)], [down])
+        worker.run([shard_of(worker, 1, ExecutionPlan("loop"), 1)], [down])
     return float(counter.get_total_flops())
 
 
-def plans(clients: int) -> list[Plan]:
+def plans(clients: int) -> list[ExecutionPlan]:
     chunks = [chunk for chunk in CHUNKS if chunk <= clients]
-    batched = [Plan("vmap", chunk) for chunk in chunks if chunk > 1]
-    return [Plan("loop"), *batched, *(replace(plan, compiled=True) for plan in batched[-2:])]
+    batched = [ExecutionPlan("vmap", chunk) for chunk in chunks if chunk > 1]
+    return [ExecutionPlan("loop"), *batched, *(replace(plan, compiled=True) for plan in batched[-2:])]
 
 
 def by_chunk(name: str, clients: int, device: str, repeats: int) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def by_precision(name: str, clients: int, device: str, repeats: int, card: str) 
     """Clients per second and the share of the card's peak, with the largest chunk that fits the cohort."""
     worker, down = worker_of(name, clients, device)
     work = flops_per_client(worker, down)
-    plan = Plan("vmap", max(chunk for chunk in CHUNKS if chunk <= min(clients, 64)))
+    plan = ExecutionPlan("vmap", max(chunk for chunk in CHUNKS if chunk <= min(clients, 64)))
     found: dict[str, Any] = {"GFLOP per client": round(work / 1e9, 3)}
     for precision, (products, context) in PRECISIONS.items():
         torch.set_float32_matmul_precision(products)
@@ -136,10 +136,10 @@ def by_precision(name: str, clients: int, device: str, repeats: int, card: str) 
     return found
 
 
-def _serve(pipe: Any, name: str, clients: int, device: str, plan: Plan) -> None:
+def _serve(pipe: Any, name: str, clients: int, device: str, plan: ExecutionPlan) -> None:
     worker, down = worker_of(name, clients, device)
     while (number := pipe.recv()) is not None:
-        worker.run([order_of(worker, clients, plan, number)], [down])
+        worker.run([shard_of(worker, clients, plan, number)], [down])
         pipe.send(number)
 
 
@@ -152,7 +152,7 @@ def by_processes(name: str, clients: int, device: str, repeats: int, counts: tup
         pipes, processes = [], []
         for _ in range(count):
             here, there = context.Pipe()
-            plan = Plan("vmap", min(64, share))
+            plan = ExecutionPlan("vmap", min(64, share))
             processes.append(context.Process(target=_serve, args=(there, name, share, device, plan), daemon=True))
             processes[-1].start()
             pipes.append(here)

@@ -11,6 +11,7 @@ Writes benchmarks/results/hypergradients.json.
 """
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,9 @@ from hedgerow.algorithms.optim.hypergradient import conjugate_gradient
 from hedgerow.algorithms.problems.cleaning import detection
 from hedgerow.platform.config.factory import build_algorithms, build_data
 from hedgerow.platform.config.loader import parse_experiment
-from hedgerow.platform.dispatch import Dispatcher
-from hedgerow.platform.executors import InlineExecutor
-from hedgerow.platform.learner import Learner, Request
-from hedgerow.platform.ledger import Ledger
-from hedgerow.platform.worker import Worker
+from hedgerow.platform.runtime.communication import CommunicationCost
+from hedgerow.platform.runtime.executor import Executor
+from hedgerow.platform.runtime.worker import Worker
 
 ESTIMATORS: dict[str, dict[str, Any]] = {
     "uncompressed": {"name": "comm_fedbio_topk", "compressor": "random_k", "compression": 1},
@@ -71,22 +70,26 @@ class Bench:
         self.dataset, self.partition = build_data(self.experiment, data_root)
         worker = Worker(self._algorithms(), self.dataset, self.partition, 0, self.experiment.resources)
         self.algorithm: Any = self._algorithms()[0]
-        self.learner = Learner(self.experiment, self.algorithm, self.partition, 0)
-        self.dispatcher = Dispatcher([self.learner], InlineExecutor(worker))
-        self.cohort = Cohort(1, np.arange(10), self.partition.train_sizes, 10)
+        self.executor = Executor([self.experiment], worker)
+        self.cohort = self.cohort_of(1)
+
+    def cohort_of(self, round: int) -> Cohort:
+        sizes = self.partition.train_sizes
+        return Cohort(round, np.arange(10), sizes, 10, population_sizes=sizes)
 
     def _algorithms(self) -> list[Any]:
         return build_algorithms([self.experiment], self.dataset, self.partition)
 
-    def drive(self, generator: Exchanges) -> tuple[Any, Ledger]:
+    def drive(self, generator: Exchanges) -> tuple[Any, CommunicationCost]:
         """Carry out a generator's exchanges; what it returns, and what it transmitted."""
-        ledger, reply = Ledger(), None
+        cost, reply = CommunicationCost(), None
         for number in range(10_000):
             try:
                 exchange = generator.send(reply)
             except StopIteration as stop:
-                return stop.value, ledger
-            reply = self.dispatcher.carry_out([(0, Request(exchange, self.cohort, number, 0, ledger))])[0]
+                return stop.value, cost
+            reply = self.executor.run([replace(exchange, cohort=self.cohort, position=number)])[0]
+            cost.add([reply.cost])
         raise AssertionError
 
     def estimate(self, y: Tree, b: Tensor) -> Exchanges:
@@ -168,9 +171,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     arguments = parser.parse_args()
     trainer = Bench(arguments.data_root, PLAIN)
-    server, states = trainer.learner.server, {}
+    server, states = trainer.algorithm.init_server(), {}
     for round in range(1, max(arguments.rounds) + 1):
-        trainer.cohort = Cohort(round, np.arange(10), trainer.partition.train_sizes, 10)
+        trainer.cohort = trainer.cohort_of(round)
         server, _ = trainer.drive(trainer.algorithm.round(server, trainer.cohort))
         states[round] = server["w"]
     results: dict[str, Any] = {}
@@ -186,7 +189,7 @@ def main() -> None:
                     continue
                 steps = {} if heading == "Non-iter" else {"u_steps": arguments.steps}
                 one = Bench(arguments.data_root, {**ROBUST, "compression": rate, **section, **steps})
-                found, ledger = one.drive(one.estimate(states[round], system.b))
+                found, cost = one.drive(one.estimate(states[round], system.b))
                 name = heading if "compression" in section else f"{heading}, rate {rate}"
                 if found is None:
                     rows[name] = "grew without bound"
@@ -196,7 +199,7 @@ def main() -> None:
                 estimate = -one.algorithm.task.collect(crosses, cohort.clients, weights)["weights"]
                 rows[name] = judged(estimate, system.hypergradient, one.algorithm.task.wrong)
                 # Without the model of the local steps.
-                rows[name]["sent by a client, in models"] = ledger.scalars_up / 10 / len(system.b) - 1
+                rows[name]["sent by a client, in models"] = cost.scalars_up / 10 / len(system.b) - 1
                 print(round, name, rows[name], flush=True)
         results[f"after {round} rounds"] = rows
     write_results("hypergradients", conditions() | {"results": results})

@@ -28,12 +28,12 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 from workloads import WORKLOADS, Workload
 
+from hedgerow.platform.actors.session import ray_session
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.factory import build_data, build_module, build_partition, task_on
-from hedgerow.platform.coordinator import Coordinator
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.data.sampling import steps_per_client
-from hedgerow.platform.placement import ray_session
+from hedgerow.platform.runtime.launch import build_coordinator
 
 HERE = Path(__file__).parent / "contenders"
 
@@ -86,20 +86,20 @@ def half_a_round(experiment: Experiment, dataset: Dataset, partition: Partition)
         "clients_per_round": experiment.clients_per_round // 2,
         "resources": experiment.resources.model_copy(update={"executor": "inline"}),
     }
-    values = experiment.model_copy(update=update).model_dump(mode="json")
+    half = experiment.model_copy(update=update)
     with tempfile.TemporaryDirectory() as folder:
-        coordinator = Coordinator([values], dataset, partition, None, [Path(folder)])
-        coordinator.one_round()
+        coordinator = build_coordinator([half], dataset, partition, None, [Path(folder)])
+        coordinator.run_round()
         seconds = []
         for _ in range(ROUNDS - 3):
             start = time.perf_counter()
-            coordinator.one_round()
+            coordinator.run_round()
             seconds.append(time.perf_counter() - start)
         with profile(activities=[ProfilerActivity.CPU]) as recorded:
             start = time.perf_counter()
-            coordinator.one_round()
+            coordinator.run_round()
             whole = time.perf_counter() - start
-    return median(seconds), shares(recorded, whole), coordinator.run.learners[0].plans
+    return median(seconds), shares(recorded, whole), coordinator.executor.plans[0]
 
 
 def shares(recorded: profile, whole: float) -> dict[str, float]:

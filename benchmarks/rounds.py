@@ -25,8 +25,8 @@ from measuring import PeakMemory, conditions, write_results
 from hedgerow.platform.config.factory import build_data
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.data import Dataset
-from hedgerow.platform.drivers import open_driver
 from hedgerow.platform.models import build_model
+from hedgerow.platform.runs.runner import open_coordinator
 
 DIGITS = {
     "task": {
@@ -79,7 +79,7 @@ def hedgerow_rounds(values: dict[str, Any], dataset: Dataset, clients: Any, roun
     experiment = settings(values, rounds)
     with (
         tempfile.TemporaryDirectory() as folder,
-        open_driver(experiment, dataset, clients, Path(folder), None) as driver,
+        open_coordinator(experiment, dataset, clients, Path(folder), None) as driver,
     ):
         records, done = [], False
         while not done:

@@ -20,9 +20,9 @@ from rounds import DIGITS, hedgerow_rounds, settings
 from scipy.optimize import nnls
 
 from hedgerow.cluster.round_time import RoundTimeModel
+from hedgerow.platform.actors.session import ray_session
 from hedgerow.platform.config.factory import build_data
 from hedgerow.platform.data import make_partition
-from hedgerow.platform.placement import ray_session
 
 STEPS = 4
 """Mini-batches of 8 of each client's 16 samples, in two epochs."""

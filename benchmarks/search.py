@@ -16,8 +16,8 @@ from typing import Any
 from measuring import PeakMemory, conditions, write_results
 from ray.tune.experiment import Trial
 
-from hedgerow.platform.placement import ray_session
-from hedgerow.platform.runner import run
+from hedgerow.platform.actors.session import ray_session
+from hedgerow.platform.runs.runner import run
 from hedgerow.searchspaces.hedge.scheduler import HedgeScheduler
 from hedgerow.searchspaces.spaces.search_file import SearchSpec, parse_search
 from hedgerow.searchspaces.tune.search_runner import search

@@ -25,8 +25,8 @@ from measuring import PeakMemory, conditions, write_results
 from rounds import noise, settings
 
 from hedgerow.platform.data import Partition
-from hedgerow.platform.drivers import open_driver
-from hedgerow.platform.states import ClientStates
+from hedgerow.platform.runs.runner import open_coordinator
+from hedgerow.platform.runtime.client_states import ClientStates
 
 COHORT = 1000
 MEMORY_MB = 33.0
@@ -85,7 +85,7 @@ def measure(population: int, rounds: int) -> dict[str, Any]:
         records: list[dict] = []
         with (
             PeakMemory() as peak,
-            open_driver(experiment, dataset, clients, Path(folder), None) as driver,
+            open_coordinator(experiment, dataset, clients, Path(folder), None) as driver,
         ):
             records += driver.advance(1.0)[0]
             first, used = len(records), cpu_seconds()

@@ -17,8 +17,9 @@ from measuring import RESULTS, conditions, write_results
 from torch import Tensor, nn
 
 from hedgerow.algorithms import PerFedAvg, PFLDyn
+from hedgerow.algorithms.core.algorithm import Aggregate
 from hedgerow.algorithms.core.client_data import Batch, ClientData
-from hedgerow.algorithms.core.messages import Cohort, Result
+from hedgerow.algorithms.core.messages import Cohort
 from hedgerow.algorithms.core.task import Params, Task
 
 STEP, ROUNDS = 0.3, 60
@@ -62,9 +63,9 @@ def path(kind: Any, settings: dict[str, float]) -> np.ndarray:
         twice = torch.zeros(hyper.steps, 2, dtype=torch.long), torch.ones(hyper.steps, 2, dtype=torch.bool)
         sample, label = torch.tensor([float(device)]), torch.zeros(1, dtype=torch.long)
         data = ClientData(sample, label, lambda x: x, {"train": twice}, batched=False)
-        up, states[device], _ = exchange.step(hyper, exchange.down, states[device], data)
+        up, states[device], _ = exchange.step(hyper, exchange.broadcast, states[device], data)
         try:
-            rounds.send(Result(up, np.ones(1, bool), {}))
+            rounds.send(Aggregate(up, np.ones(1, bool), {}))
         except StopIteration as stop:
             server = stop.value
         models.append(server["w"]["x"].numpy())

@@ -8,15 +8,12 @@ import numpy as np
 from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.pytree import leaves
 from hedgerow.cluster.nodes import Node
+from hedgerow.platform.actors.placement import actors_that_fit, reserved_memory
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.memory import gigabytes
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.data import Dataset, Partition
-from hedgerow.platform.placement import (
-    actors_that_fit,
-    reserved_memory,
-)
 
 PROCESS = 0.6e9
 """Bytes of a client actor's process on a CPU, with torch imported (docs/performance.md, design)."""

@@ -9,11 +9,11 @@ import ray
 import torch
 from pydantic import Field, ValidationError
 
+from hedgerow.platform.actors.session import local_resources, memory_of
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.section import Section
 from hedgerow.platform.config.validation_errors import explain
 from hedgerow.platform.config.yaml_reader import Lines, parse_yaml
-from hedgerow.platform.placement import local_resources, memory_of
 
 _GROUP = re.compile(r"(\d+)x\(([^()]*)\)")
 

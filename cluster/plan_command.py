@@ -12,13 +12,14 @@ from hedgerow.algorithms.core.pytree import leaves
 from hedgerow.cluster.feasibility import MemoryEstimate, check_memory, estimate_memory, place
 from hedgerow.cluster.nodes import Node, cluster_nodes, local_node, parse_nodes
 from hedgerow.cluster.round_time import measure_round_time, predict_round_time
+from hedgerow.platform.actors.placement import actors_that_fit, count_actors, shares_of_a_gpu
+from hedgerow.platform.actors.session import ray_session, starts_here
 from hedgerow.platform.common.memory import gigabytes
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.factory import build_algorithms, check
 from hedgerow.platform.config.loader import load_experiment, read_file
 from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.data import Dataset, Partition
-from hedgerow.platform.placement import actors_that_fit, count_actors, ray_session, shares_of_a_gpu, starts_here
 from hedgerow.platform.ui.command_output import CommandOutput
 from hedgerow.platform.ui.terminal import print_rows
 from hedgerow.searchspaces.spaces.packing import client_actors, pack_trials

@@ -24,8 +24,8 @@ import torch
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Checkpoints, Experiment, Tracking
-from hedgerow.platform.coordinator import Coordinator
 from hedgerow.platform.data import Dataset, Partition
+from hedgerow.platform.runtime.launch import build_coordinator
 
 CHUNK = 25
 """Largest number of clients at once in the measurements."""
@@ -144,8 +144,8 @@ def measure_round_time(
         }
     )
     with tempfile.TemporaryDirectory() as folder:
-        coordinator = Coordinator([alone.model_dump(mode="json")], dataset, partition, None, [Path(folder)])
-        records = [coordinator.one_round()[0] for _ in range(ROUNDS - 1)]
+        coordinator = build_coordinator([alone], dataset, partition, None, [Path(folder)])
+        records = [coordinator.run_round()[0] for _ in range(ROUNDS - 1)]
     clock = [record["seconds"] for record in records]
     work = min(later - before for before, later in pairwise(clock))
     exchanges = records[-1]["exchanges"]

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from hedgerow.algorithms import ALGORITHMS
 from hedgerow.platform.config.experiment import Experiment, TaskConfig
-from hedgerow.platform.simulation import Simulation
+from hedgerow.platform.config.system_heterogeneity import Simulation
 from hedgerow.searchspaces.spaces.search_section import Dimension, search_file
 
 BOUNDS = {"exclusiveMinimum": ">", "minimum": "≥", "exclusiveMaximum": "<", "maximum": "≤"}

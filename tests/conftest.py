@@ -65,7 +65,7 @@ def ray_here():
     """Ray, started once, as a run starts it: but four CPUs, whatever the machine has."""
     import ray
 
-    from hedgerow.platform.placement import local_ray
+    from hedgerow.platform.actors.session import local_ray
 
     with local_ray(reachable=True, num_cpus=4):
         yield ray
@@ -74,11 +74,11 @@ def ray_here():
 @pytest.fixture(scope="module")
 def kept(ray_here):
     """Runs of a module share processes, as those of one command do."""
-    from hedgerow.platform.crew import keeping, let_go
+    from hedgerow.platform.actors.actor_pool import keep_warm, shutdown_idle
 
-    with keeping():
+    with keep_warm():
         yield
-    let_go()
+    shutdown_idle()
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from paths import ROOT
 from ray._private import ray_constants
 
 from hedgerow.algorithms.core import torch_private
@@ -15,8 +16,7 @@ from hedgerow.algorithms.optim import gradient
 from hedgerow.platform.common import ray_private
 from hedgerow.platform.common.errors import UserError
 
-ROOT = Path(__file__).parent.parent
-HOMES = {"algorithms/core/torch_private.py", "platform/common/ray_private.py", "tests/test_private_names.py"}
+HOMES = {"algorithms/core/torch_private.py", "platform/common/ray_private.py", "test_private_names.py"}
 LATER = {f"platform/{name}.py" for name in ("engine", "placement", "ray_folder", "ray_health", "silence")}
 
 

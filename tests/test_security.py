@@ -57,7 +57,7 @@ def listening(process: psutil.Process) -> set[str]:
 
 def test_ray_that_is_started_here_listens_on_the_loopback_interface_alone():
     session = (
-        "import sys, ray; from hedgerow.platform.placement import ray_session\n"
+        "import sys, ray; from hedgerow.platform.actors.session import ray_session\n"
         "with ray_session():\n"
         "    ray.get(ray.remote(lambda: 1).remote()); print('there', flush=True); sys.stdin.read()"
     )

@@ -1,1 +1,8 @@
-"""Rules by which the server combines client updates."""
+"""Rules that combine the clients' updates.
+
+`AGGREGATORS` names the classes that `aggregation.rule.kind` takes, next to dotted paths of the user's own.
+"""
+
+AGGREGATORS = {
+    "mean": "hedgerow.algorithms.aggregators.mean:Mean",
+}

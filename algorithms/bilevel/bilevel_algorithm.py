@@ -150,6 +150,9 @@ class Bilevel(Algorithm):
         """Where z descends along, of z's shape; and f."""
         return oracles.directions(z, draw)
 
+    def project(self, server: Tree) -> Tree:
+        return {**server, "x": self.task.project(server["x"])} if "x" in server else server
+
     def evaluate_params(self, server: Tree) -> Tree:
         """The model; where clients have their own y, with y as it was at first."""
         return self.task.params(server["x"], server.get("y") or self.task.start()["y"])

@@ -8,6 +8,7 @@ from hedgerow.algorithms.bilevel.bilevel_algorithm import Bilevel, LinearSGD
 from hedgerow.algorithms.bilevel.derivatives import Oracles
 from hedgerow.algorithms.core.client_data import ClientData
 from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
+from hedgerow.algorithms.core.parts import Part, Parts
 from hedgerow.algorithms.core.pytree import Tree
 
 
@@ -16,6 +17,16 @@ class FedBiO(Bilevel):
 
     Clients take I local steps on all three; then all three are averaged.
     """
+
+    @property
+    def parts(self) -> Parts:  # type: ignore[override]
+        """In `train_u` clients receive no u, of which the answer would be a difference."""
+        values = {name: Part(name, "value") for name in self.shared}
+        last = {
+            "train_xy": {name: values[name] for name in values if name != "u"},
+            "train_u": {"u": Part("u", "opaque")},
+        }
+        return {"train": values} | (last if "u" in values else {})
 
     class Hyper(LinearSGD):
         name: Literal["fedbio"] = "fedbio"
@@ -42,7 +53,7 @@ class FedBiO(Bilevel):
     def _u_last(self, server: Tree, cohort: Cohort) -> Exchanges:
         batches = self.batches(self.hyper.steps)
         moved = yield Exchange(self.train_xy, server, cohort.clients, batches=batches)
-        solved = yield Exchange(self.train_u, moved.up, cohort.clients[moved.kept], batches=self.batches(1))
+        solved = yield Exchange(self.train_u, moved.up, cohort.clients[moved.contributed], batches=self.batches(1))
         return {**moved.up, **solved.up}
 
     def train_xy(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:

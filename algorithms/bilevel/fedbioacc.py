@@ -30,7 +30,7 @@ class FedBiOAcc(Bilevel):
         step, size = (self.begin, hyper.first_batch_size) if first else (self.estimate, hyper.batch_size)
         estimated = yield Exchange(step, server, cohort.clients, batches=self.batches(1, size))
         momenta = {} if first and not hyper.sync_init else estimated.up
-        there = cohort.clients[estimated.kept]
+        there = cohort.clients[estimated.contributed]
         moved = yield Exchange(self.move, momenta, there, batches=self.batches(hyper.steps - 1))
         return moved.up
 

@@ -39,7 +39,7 @@ class FedNest(Bilevel):
             z = z | moved.up
         u = yield from self._solve(z, cohort)
         mean = yield Exchange(self.slope_x, {**z, "u": u}, everybody, batches=self.batches(1, hyper.anchor_batch_size))
-        there = everybody[mean.kept]
+        there = everybody[mean.contributed]
         moved = yield Exchange(self.train_x, mean.up, there, batches=self.batches(hyper.steps))
         return z | moved.up
 

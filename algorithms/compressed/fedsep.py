@@ -2,22 +2,16 @@
 2023): its Algorithm 1, without decoders and encoders, which have files of their own.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.client_data import SCORED, Batch, Batches, ClientData
 from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
+from hedgerow.algorithms.core.parts import Part, Parts
 from hedgerow.algorithms.core.pytree import Tree, sub
-from hedgerow.algorithms.optim.local_sgd import LocalOptimizer, minimise
-from hedgerow.algorithms.optim.server_optimizer import ServerStep
-
-
-class Separated(LocalOptimizer):
-    """Hyperparameters of FedSep, whatever is decoded: those of the learning stage, and the server's step."""
-
-    server: ServerStep = ServerStep()
+from hedgerow.algorithms.optim.local_sgd import minimise
 
 
 class FedSep(Algorithm):
@@ -26,9 +20,11 @@ class FedSep(Algorithm):
     `encode` returns -(dy/dx)' v, which for a descent v is a gradient: the server subtracts the clients' mean.
     """
 
+    parts: ClassVar[Parts] = {"train": {"x": Part("x", "difference")}}
+    optimizes = "x"
+
     def init_server(self) -> Tree:
-        x = self.start()
-        return {"x": x, "optimizer": self.hyper.server.init(x)}
+        return {"x": self.start()}
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         x = server["x"]
@@ -37,10 +33,9 @@ class FedSep(Algorithm):
             {"x": x},
             cohort.clients,
             batches=self.batches,
-            known_per_client={"own": self.own(cohort.clients)},
+            local_inputs_per_client={"own": self.own(cohort.clients)},
         )
-        x, optimizer = self.hyper.server.step(x, sub(x, found.up["x"]), server["optimizer"])
-        return {"x": x, "optimizer": optimizer}
+        return {"x": sub(x, found.up["x"])}
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         x = {**down["x"], **down["own"]}
@@ -59,7 +54,7 @@ class FedSep(Algorithm):
         return (
             yield [
                 Exchange(self.score, {}, np.arange(0), on="test"),
-                Exchange(self.score_decoded, {"x": server["x"]}, clients, batches=batches, known_per_client=own),
+                Exchange(self.score_decoded, {"x": server["x"]}, clients, batches=batches, local_inputs_per_client=own),
             ]
         )
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 from torch import Tensor
 
-from hedgerow.algorithms.compressed.fedsep import FedSep, Separated
+from hedgerow.algorithms.compressed.fedsep import FedSep
 from hedgerow.algorithms.core.client_data import Batch, Batches, ClientData
 from hedgerow.algorithms.core.pytree import Tree, add, dot
 from hedgerow.algorithms.optim.gradient import gradient_and_value
@@ -21,6 +21,7 @@ from hedgerow.algorithms.optim.hypergradient import (
     neumann,
     solve,
 )
+from hedgerow.algorithms.optim.local_sgd import LocalOptimizer
 from hedgerow.algorithms.problems.bilevel_task import BilevelTask
 
 
@@ -34,7 +35,7 @@ class FedSepBilevel(FedSep):
     has_two_levels = needs_validation = True
     is_personal = True
 
-    class Hyper(Separated):
+    class Hyper(LocalOptimizer):
         name: Literal["fedsep_bilevel"] = "fedsep_bilevel"
         decode_steps: int = Field(10, ge=1, description="I_dec, steps of the decoder")
         decode_lr: float = Field(0.1, gt=0, description="their size, gamma; at most 1 / L")

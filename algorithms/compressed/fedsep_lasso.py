@@ -8,12 +8,13 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from hedgerow.algorithms.compressed.fedsep import FedSep, Separated
+from hedgerow.algorithms.compressed.fedsep import FedSep
 from hedgerow.algorithms.core.algorithm import beyond
 from hedgerow.algorithms.core.client_data import Batch, ClientData
 from hedgerow.algorithms.core.pytree import Tree, add, count, flat, like, tree_map
 from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.optim.hypergradient import conjugate_gradient
+from hedgerow.algorithms.optim.local_sgd import LocalOptimizer
 from hedgerow.algorithms.transforms.random_projection import GaussianRows, HashedRows
 
 DENSE = 5000
@@ -36,7 +37,7 @@ class FedSepLasso(FedSep):
     `encode` has the sign that makes the server's step a descent, where Eq. 5 prints the other.
     """
 
-    class Hyper(Separated):
+    class Hyper(LocalOptimizer):
         alternatives = (("decode_lr", "decode_lr_scale"),)
 
         name: Literal["fedsep"] = "fedsep"

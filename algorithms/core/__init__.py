@@ -1,1 +1,0 @@
-"""What an algorithm is: messages, client data, hyperparameters, trees of tensors."""

@@ -4,21 +4,22 @@ Nothing here knows Ray, MLflow or files. An executor drives the generator:
 
     generator = algorithm.round(server, cohort)
     exchange = next(generator)            # what the server sends, and to whom
-    ...                                   # the clients work, their answers are reduced
-    exchange = generator.send(result)     # until the generator returns the new server state
+    ...                                   # the clients work, their updates are aggregated
+    exchange = generator.send(aggregate)  # until the generator returns the new server state
 """
 
-from collections.abc import Callable, Generator
-from dataclasses import replace
+from collections.abc import Generator
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hedgerow.algorithms.core.client_data import SCORED, Batch, Batches, ClientData
+from hedgerow.algorithms.core.client_data import SCORED, Batches, ClientData
 from hedgerow.algorithms.core.hyperparameters import HyperParameters
-from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges, Result
+from hedgerow.algorithms.core.messages import ClientStep, Cohort, Exchange, Exchanges, Weighting
+from hedgerow.algorithms.core.parts import Parts
 from hedgerow.algorithms.core.pytree import Tree, count, tree_map
 from hedgerow.algorithms.core.task import Task
 
@@ -27,6 +28,25 @@ def beyond(tree: Tree, key: str, number: int) -> str | None:
     """The objection to a hyperparameter that counts parameters of `tree` and asks for more than there are."""
     d = count(tree)
     return None if number <= d else f"algorithm.{key}: {number} is more than the model's {d} parameters; lower it"
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """What came back from one exchange."""
+
+    up: Tree
+    """The reduced tree; empty when nobody was addressed or the step sends nothing up. A stack has one row per client
+    that contributed."""
+    contributed: np.ndarray
+    """Per addressed client, in the order of `Exchange.clients`: whether it entered the reduction (bool). A client that
+    diverged, with NaN or infinity in its answer, did not."""
+    metrics: dict[str, np.ndarray]
+    """One number per addressed client."""
+    client_model_delta: Tree = field(default_factory=dict)
+    """Where client models are tracked (`evaluation.model: clients`): the sum, over the clients that contributed, of how
+    far each one's own model has moved since it last took part."""
+    cost: Any = None
+    """What the exchange transmitted, for the server's record (a CommunicationCost)."""
 
 
 class Algorithm:
@@ -52,12 +72,32 @@ class Algorithm:
     is_personal: bool = False
     """Whether clients have models of their own, which are scored on what each holds out, and no common one."""
 
-    takes_side: ClassVar[bool] = False
-    """Whether it learns with the side loss that its hyperparameters may name."""
-
     has_client_models: ClassVar[bool] = False
     """Whether the training step shows each client's own model among its metrics, under `MODEL`; `w` of the server's
     state is then a model of the same kind, in whose place their average can be scored."""
+
+    learns_stream: ClassVar[bool] = False
+    """Whether it learns a stream of tasks, one in each round."""
+
+    parts: ClassVar[Parts] = {}
+    """Step -> entry of its answer -> what it is, of steps whose answers are averaged: what slots need to know, such as
+    aggregation rules and transforms. All entries of such a step are named. {}: there are no slots around it."""
+
+    training_steps: ClassVar[tuple[str, ...]] = ()
+    """Steps that minimise `task.loss`, which an objective may replace. Clients show their models under `MODEL`."""
+
+    optimizes: ClassVar[str | None] = None
+    """The entry of the server's state on which a server optimiser may act after each round; None: there is none."""
+
+    weighting: ClassVar[Weighting | None] = None
+    """How clients count in its means unless `Cohort.weighting` says otherwise; None: as `Exchange.weights` has it."""
+
+    accumulates: ClassVar[bool] = False
+    """Whether the server adds up what clients send from round to round. Rules other than the mean, weights by samples
+    and noise on the server would bias or disturb that memory for good, and are refused."""
+
+    refuses_server_momentum: ClassVar[bool] = False
+    """Whether it diverges with server momentum."""
 
     def __init__(self, hyper: Any, task: Task):
         self.hyper = hyper
@@ -74,6 +114,27 @@ class Algorithm:
         """
         return {}
 
+    def remember(self, hp: Any, down: Tree, sent: Tree, state: Tree) -> Tree:
+        """Entries of a client's new state that depend on what it sent: `sent`, in the form of its answer.
+
+        state: before the step. Where transforms change an answer, these replace the entries that the step returned.
+        """
+        return {}
+
+    def project(self, server: Tree) -> Tree:
+        """The nearest feasible server state. Also given parts of it: the entries of an aggregate."""
+        return server
+
+    @property
+    def inner(self) -> "Algorithm":
+        """The algorithm inside its slots; itself where none is filled."""
+        return self
+
+    def client_step(self, name: str) -> ClientStep:
+        """The client step of that name: exchanges name their steps, since methods do not travel."""
+        step: ClientStep = getattr(self, name)
+        return step
+
     @property
     def needs_public(self) -> int:
         """How many public samples it needs, at least; 0: none."""
@@ -83,10 +144,6 @@ class Algorithm:
         """Why it cannot learn this task, and the mend, in a sentence; None: it can."""
         return None
 
-    def objective(self, hp: Any) -> Callable[[Any, Batch], Tensor]:
-        """What a client minimises on a mini-batch, (w, batch) -> a 0-d tensor."""
-        return self.task.loss
-
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         """One round: yields exchanges, returns the new server state. A function of its arguments alone."""
         raise NotImplementedError
@@ -94,7 +151,7 @@ class Algorithm:
     def evaluate(self, server: Tree, cohort: Cohort) -> Exchanges:
         """Score the server's model on the shared test set, unless models are personal, and on `cohort.clients`.
 
-        Returns the two Results.
+        Returns the two Aggregates.
         """
         down = self.scored(server)
         down = {**down, "w": (yield from self.settled(down["w"], cohort))}
@@ -131,7 +188,7 @@ class Algorithm:
         """The parameters that are reported and saved as the run's model."""
         return server["w"]
 
-    def found(self, server: Tree, test: Result) -> dict[str, float]:
+    def found(self, server: Tree, test: Aggregate) -> dict[str, float]:
         """What else the scores say, by name. test: of the shards of the test set, or of personal models' owners."""
         return {}
 

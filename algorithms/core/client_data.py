@@ -106,6 +106,9 @@ class ClientData:
     """What makes the views of raw samples: (samples, key, rows) -> samples."""
     narrow: bool = False
     """Whether the model needs the default layout, see `is_narrow`."""
+    key: Tensor | None = None
+    """(2,) 64 random bits, as two int64 of 32 bits each, from seed, round, exchange and client alone, for anything
+    random in a step; `chance.py` makes numbers of them. None: the exchange is not `keyed`."""
 
     def batches(self, stream: str = "train") -> Iterator[Batch]:
         """The mini-batches of a stream, in order."""

@@ -75,7 +75,9 @@ class HyperParameters(Settings):
         return self
 
     def floats(self) -> dict[str, Any]:
-        """Every float by its dotted path, those of nested sections too: what may be batched over experts."""
+        """Every float by its dotted path, those of nested sections and of lists of sections too (`transforms.0.norm`):
+        what may be batched over experts.
+        """
         return _floats(self)
 
     def with_floats(self, values: Mapping[str, Any]) -> Self:
@@ -86,19 +88,29 @@ class HyperParameters(Settings):
 def _floats(section: BaseModel) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in section:
-        if isinstance(value, BaseModel):
-            found |= {f"{name}.{path}": inner for path, inner in _floats(value).items()}
-        elif isinstance(value, float):
+        if isinstance(value, float):
             found[name] = value
+            continue
+        numbered = enumerate(value) if isinstance(value, list | tuple) else ()
+        inner = {name: value} | {f"{name}.{i}": one for i, one in numbered}
+        for place, one in inner.items():
+            if isinstance(one, BaseModel):
+                found |= {f"{place}.{path}": number for path, number in _floats(one).items()}
     return found
 
 
 def _with_floats(section: Any, values: Mapping[str, Any]) -> Any:
+    if isinstance(section, list | tuple):
+        return [_with_floats(one, _below(values, str(i))) for i, one in enumerate(section)]
     update: dict[str, Any] = {path: value for path, value in values.items() if "." not in path}
     for name in {path.partition(".")[0] for path in values if "." in path}:
-        inner = {path.partition(".")[2]: value for path, value in values.items() if path.startswith(f"{name}.")}
-        update[name] = _with_floats(getattr(section, name), inner)
+        update[name] = _with_floats(getattr(section, name), _below(values, name))
     return section.model_copy(update=update) if update else section
+
+
+def _below(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Of values by dotted path, those under `name`."""
+    return {path.partition(".")[2]: value for path, value in values.items() if path.startswith(f"{name}.")}
 
 
 def enabled(value: Any) -> bool:

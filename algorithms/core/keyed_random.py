@@ -8,6 +8,27 @@ from torch import Tensor
 STRIDE = 0x9E3779B9
 
 
+def subkey(key: Tensor, purpose: int) -> Tensor:
+    """Another key of 64 bits, (2,), for a purpose (32 bits). key: `ClientData.key`."""
+    first, second = key.unbind(0)
+    first = scattered(scattered(first ^ purpose) ^ second)
+    return torch.stack([first, scattered(first ^ second ^ STRIDE)])
+
+
+def bits(key: Tensor, n: int, purpose: int = 0) -> Tensor:
+    """32 random bits each, held in int64, (n,). key: (2,), of 64 bits."""
+    first, second = key.unbind(0)
+    at = torch.arange(n, device=key.device)
+    return scattered(scattered(scattered(scattered(at) ^ first) ^ second) ^ ((purpose * STRIDE) & WORD))
+
+
+def gaussian(key: Tensor, n: int, purpose: int = 0) -> Tensor:
+    """Standard normal numbers (n,), float32 (Box and Muller, 1958). key: (2,), of 64 bits."""
+    first = (bits(key, n, 2 * purpose).double() + 0.5) / 2**32
+    second = bits(key, n, 2 * purpose + 1).double() / 2**32
+    return ((-2 * first.log()).sqrt() * (2 * math.pi * second).cos()).float()
+
+
 def words(key: Tensor, at: Tensor, purpose: int) -> Tensor:
     """32 random bits, held in int64, for each entry of `at`.
 

@@ -8,6 +8,7 @@ from zlib import crc32
 import numpy as np
 
 from hedgerow.algorithms.core.client_data import Batches, ClientData
+from hedgerow.algorithms.core.parts import MessageSize
 from hedgerow.algorithms.core.pytree import Tree
 
 MODEL = "model"
@@ -18,6 +19,10 @@ SPENT = "spent_"
 """How those of a client step's metrics begin that count what it computed: of each, the mean over an exchange's clients
 adds up over exchanges and rounds.
 """
+
+
+Weighting = Literal["uniform", "samples"]
+"""Weight of a client in a mean: equal, or its number of training samples."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,13 @@ class Cohort:
     seed: int = 0
     """The experiment's."""
     sampled: np.ndarray | None = None
-    """Those of whom these are what is left; None: themselves."""
+    """Clients sampled before dropouts; None: the same as `clients`."""
+    population_sizes: np.ndarray | None = None
+    """Number of training samples of each client of the population."""
+    is_stateless: bool = False
+    """Whether clients keep nothing from round to round, so that any worker may run any client."""
+    weighting: Weighting | None = None
+    """How clients count in means, as the experiment file has it; None: as the algorithm does by default."""
 
     def among(self, kept: np.ndarray) -> "Cohort":
         """Those of them that are kept (bool)."""
@@ -71,64 +82,59 @@ class Exchange:
     """One broadcast - client work - reduction.
 
     step: a method of the algorithm, `(hp, down, state, data) -> (up, state, metrics)`, written for one client.
-    down: the tree that every addressed client receives.
+    broadcast: the tree that every addressed client receives.
     clients: the addressed ids, ascending.
-    per_client: a tree whose leaves have a leading client dimension; client i also receives row i, merged into `down`.
+    per_client: a tree whose leaves have a leading client dimension; client i also receives row i, merged into
+        `broadcast`.
     batches: the index streams to draw, by name.
     reduce: "mean" (weighted), "sum" (weighted) or "stack" (every client's answer, in the order of `clients`).
     weights: one number per addressed client; None: all equal.
-    known: what every addressed client receives as well, merged into `down`, but which is not transmitted: each could
-        make it for itself, such as hash functions, from the seed that all have in common.
-    known_per_client: the same of what differs from client to client, in the form of `per_client`.
+    local_inputs: a tree that every addressed client receives as well, merged into `broadcast`, and that is not
+        transmitted: each could make it for itself, such as hash functions, from the seed that all have in common.
+    local_inputs_per_client: the same for what differs from client to client, in the form of `per_client`.
     padding_down, padding_up: how many numbers of what each client receives, and of its answer, are there only to make
         clients alike, or to stand for zeros, and are not transmitted.
     on: "clients"; "test" for the shards of the shared test set; "pool" for one pseudo-client, 0, that has all clients'
         samples for training and for validation, and the public ones. To the last two nothing is transmitted.
+    keyed: whether the step draws random numbers from `data.key`.
+    wire: what each client sends, where the trees of its answer do not show it.
+
+    The server adds, before it hands the exchange on: cohort, that of its round; position within the round;
+    committed_round, the last one whose client states are final; variant, its number among variants of an experiment.
     """
 
     step: ClientStep
-    down: Tree
+    broadcast: Tree
     clients: np.ndarray
     per_client: Tree = field(default_factory=dict)
     batches: Mapping[str, Batches] = field(default_factory=dict)
     reduce: Reduction = "mean"
     weights: np.ndarray | None = None
-    known: Tree = field(default_factory=dict)
-    known_per_client: Tree = field(default_factory=dict)
+    local_inputs: Tree = field(default_factory=dict)
+    local_inputs_per_client: Tree = field(default_factory=dict)
     padding_down: np.ndarray | None = None
     padding_up: np.ndarray | None = None
     on: Literal["clients", "test", "pool"] = "clients"
+    keyed: bool = False
+    wire: MessageSize | None = None
+    cohort: Cohort | None = None
+    position: int = 0
+    committed_round: int = 0
+    variant: int = 0
 
     @property
     def received(self) -> Tree:
         """What every addressed client is given, transmitted or not."""
-        return {**self.down, **self.known}
+        return {**self.broadcast, **self.local_inputs}
 
     @property
     def received_per_client(self) -> Tree:
-        """What each one is given beside, a row for each, transmitted or not."""
-        return {**self.per_client, **self.known_per_client}
-
-
-@dataclass(frozen=True)
-class Result:
-    """What came back from one exchange."""
-
-    up: Tree
-    """The reduced tree; empty when nobody was addressed or the step sends nothing up. A stack has one row per kept
-    client."""
-    kept: np.ndarray
-    """Per addressed client, in the order of `Exchange.clients`: whether it entered the reduction (bool). A client that
-    diverged, with NaN or infinity in its answer, did not."""
-    metrics: dict[str, np.ndarray]
-    """One number per addressed client."""
-    moved: Tree = field(default_factory=dict)
-    """Where client models are followed (`evaluation.model: clients`): the sum, over the kept clients, of how far each
-    one's own model lies from where it was when it last took part."""
+        """What each one is given in addition, a row for each, transmitted or not."""
+        return {**self.per_client, **self.local_inputs_per_client}
 
 
 Exchanges = Generator[Exchange | list[Exchange], Any, Any]
-"""The server's half: yields one exchange (and is sent its Result), or a list of them (and is sent their Results)."""
+"""The server's half: yields an exchange and is sent its Aggregate, or a list of them and is sent their Aggregates."""
 
 
 POOL = np.zeros(1, int)

@@ -1,6 +1,7 @@
 """The task as the mathematics sees it: a functional model and its loss."""
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -30,6 +31,7 @@ class Task:
     augment: what training samples go through, as they are stored: (samples, key, rows) -> samples; None: nothing.
     teacher: another model of the same classes, which learns nothing here.
     schooling: how it is trained before it teaches, a `teacher.Schooling`; None: it has learnt already.
+    guide: network of DiSK's guide of a client, without numbers: its parameters are client state; None: there is none.
     """
 
     module: nn.Module
@@ -40,6 +42,7 @@ class Task:
     augment: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
     teacher: nn.Module | None = None
     schooling: Any = None
+    guide: nn.Module | None = None
 
     is_scored: ClassVar[bool] = True
     """Whether there are predictions to be scored."""
@@ -98,6 +101,12 @@ class Task:
     def loss(self, w: Params, batch: "Batch") -> Tensor:
         """Mean cross-entropy over the real samples of a batch; a 0-d tensor."""
         return self.criterion(self.logits(w, batch.x), batch)
+
+    def with_loss(self, loss: Callable[[Params, "Batch"], Tensor]) -> Self:
+        """The same task, whose `loss` is another function."""
+        other = copy(self)
+        object.__setattr__(other, "loss", loss)
+        return other
 
     def criterion(self, logits: Tensor, batch: "Batch") -> Tensor:
         """The same of the batch's logits (samples, classes)."""

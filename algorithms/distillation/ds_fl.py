@@ -54,20 +54,22 @@ class DSFL(Prototypes):
         public = {"public": Batches(size=open_set.batch_size, steps=open_set.batches, share="public")}
         known = [{"channels": group.channels} for group in groups]
         results = yield [
-            Exchange(self.label, {}, group.clients, known=own, batches={**self.hyper.batches, **public}, reduce="sum")
+            Exchange(
+                self.label, {}, group.clients, local_inputs=own, batches={**self.hyper.batches, **public}, reduce="sum"
+            )
             for group, own in zip(groups, known, strict=True)
         ]
-        voices = sum(int(result.kept.sum()) for result in results)
-        mean = torch.stack([result.up["labels"] for result in results if result.kept.any()]).sum(0) / voices
+        voices = sum(int(result.contributed.sum()) for result in results)
+        mean = torch.stack([result.up["labels"] for result in results if result.contributed.any()]).sum(0) / voices
         down = {"labels": sharpened(mean, self.hyper.sharpen)}
         *_, learnt = yield [
             *(
-                Exchange(self.learn, down, group.clients, known=own, batches=public)
+                Exchange(self.learn, down, group.clients, local_inputs=own, batches=public)
                 for group, own in zip(groups, known, strict=True)
             ),
             Exchange(self.follow, {**down, "w": server["w"]}, np.zeros(1, int), batches=public, on="pool"),
         ]
-        return learnt.up if learnt.kept.all() else server
+        return learnt.up if learnt.contributed.all() else server
 
     def label(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """Update, then predict: soft labels (mini-batches, samples, classes)."""

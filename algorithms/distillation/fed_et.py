@@ -2,7 +2,7 @@
 Federated Learning", 2022, Algorithm 1).
 """
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -12,10 +12,10 @@ from torch.nn import functional as F  # noqa: N812
 
 from hedgerow.algorithms.aggregators.masked_mean import over_holders
 from hedgerow.algorithms.core.client_data import Batch, ClientData
-from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
+from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges, Weighting
 from hedgerow.algorithms.core.pytree import Tree, add, scale, tree_map, zeros_like
 from hedgerow.algorithms.core.task import Params
-from hedgerow.algorithms.heterogeneous.model_families import Prototypes, Received, Weighted
+from hedgerow.algorithms.heterogeneous.model_families import Prototyped, Prototypes, Received
 from hedgerow.algorithms.nn.submodel import OUTPUTS
 from hedgerow.algorithms.objectives.distillation_loss import (
     Distillation,
@@ -39,7 +39,9 @@ class FedET(Prototypes):
     parameter by parameter over those who have it, distils, and hands back each prototype its part.
     """
 
-    class Hyper(Weighted):
+    weighting: ClassVar[Weighting | None] = "samples"
+
+    class Hyper(Prototyped):
         name: Literal["fed_et"] = "fed_et"
         diversity: float = Field(0.05, ge=0, description="lambda, weight of those who disagree")
         distillation: Distillation = Distillation()

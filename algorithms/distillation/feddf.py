@@ -2,15 +2,15 @@
 Algorithms 1 and 3).
 """
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
 from hedgerow.algorithms.core.client_data import ClientData
-from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
+from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges, Weighting
 from hedgerow.algorithms.core.pytree import Tree
-from hedgerow.algorithms.heterogeneous.model_families import Prototypes, Weighted
+from hedgerow.algorithms.heterogeneous.model_families import Prototyped, Prototypes
 from hedgerow.algorithms.objectives.distillation_loss import (
     Distillation,
     distil,
@@ -29,7 +29,9 @@ class FedDF(Prototypes):
     models of a round left out. The model that is scored is the largest.
     """
 
-    class Hyper(Weighted):
+    weighting: ClassVar[Weighting | None] = "samples"
+
+    class Hyper(Prototyped):
         name: Literal["feddf"] = "feddf"
         temperature: float = Field(1.0, gt=0, description="of the teachers' and the students' probabilities")
         distillation: Distillation = Distillation()

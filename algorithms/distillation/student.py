@@ -34,7 +34,7 @@ class Student(Taught, Central):
         def at(self, round: int) -> Self:
             return super().at(round - self.warm_start if round > self.warm_start else round)
 
-    takes_side = False
+    training_steps = ()
 
     learns: ClassVar[tuple[str, ...]] = ("w",)
     """The branches of the server's state that the student's lessons move."""
@@ -54,7 +54,7 @@ class Student(Taught, Central):
             teacher = yield from self.teacher(cohort)
             server = self.remembering({"w": server["w"], "teacher": teacher, **self.beside(cohort)})
         known = self.known(cohort.round - self.hyper.warm_start)
-        learnt = yield Exchange(self.train, server, POOL, batches=self.batches(cohort), on="pool", known=known)
+        learnt = yield Exchange(self.train, server, POOL, batches=self.batches(cohort), on="pool", local_inputs=known)
         if begins:
             # After the lesson, whose mini-batches are drawn by the number of its exchange.
             yield self.exam(server["teacher"], cohort)

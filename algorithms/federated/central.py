@@ -7,14 +7,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm
 from hedgerow.algorithms.core.client_data import Batch, Batches, ClientData
-from hedgerow.algorithms.core.messages import POOL, Cohort, Exchange, Exchanges, Result
+from hedgerow.algorithms.core.messages import POOL, Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import Tree, stack, tree_map, zeros_like
-from hedgerow.algorithms.objectives.side import Sided, WithSide
 from hedgerow.algorithms.optim.local_sgd import LocalOptimizer, minimise
 
 
-class Central(Sided):
+class Central(Algorithm):
     """A round is `epochs` passes over the pooled data. Nothing is transmitted, and nobody is sampled. Momentum lasts
     from round to round, as in one run of SGD.
 
@@ -23,11 +23,12 @@ class Central(Sided):
     """
 
     in_one_place = True
+    training_steps: ClassVar[tuple[str, ...]] = ("train",)
 
     moved: ClassVar[tuple[str, ...]] = ("w",)
     """The branches of the server's state that learn, each with its momentum."""
 
-    class Hyper(WithSide, LocalOptimizer):
+    class Hyper(LocalOptimizer):
         name: Literal["central"] = "central"
         momentum: float = Field(0.0, ge=0, lt=1, description="heavy-ball momentum, which lasts from round to round")
         starts: int = Field(
@@ -37,12 +38,6 @@ class Central(Sided):
     def objection(self) -> str | None:
         if self.hyper.starts > 1 and self.hyper.clip_norm is not None:
             return "algorithm.clip_norm: models that start side by side would be clipped together; set it to null"
-        if self.hyper.side and self.hyper.side.limit is not None:
-            return "algorithm.side.limit: central has no clients with multipliers; give `alpha`"
-        if self.hyper.side and (self.hyper.side.guided or self.hyper.side.reuses):
-            return f"algorithm.side: in one place {self.hyper.side.kind} is an algorithm; choose it by `algorithm.name`"
-        if self.hyper.side and self.hyper.side.kind == "synthetic" and self.hyper.starts > 1:
-            return "algorithm.starts: synthetic samples are made for one model; set it to 1"
         return super().objection()
 
     def init_server(self) -> Tree:
@@ -65,13 +60,9 @@ class Central(Sided):
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         memory = dict(down["momentum"]["w"]) if "momentum" in down else None
         lasting = {} if memory is None else {"momentum": {"w": memory}}
-        if hp.starts == 1:
-            w, value, *_ = self.learn(hp, down["w"], state, data, memory=memory)
-            return {"w": w, **lasting}, state, {"loss": value}
-        loss = self.objective(hp)
 
         def total(w: Tree, batch: Batch) -> Tensor:
-            return self.each(lambda w: loss(w, batch), w).sum()
+            return self.each(lambda w: self.task.loss(w, batch), w).sum()
 
         w, value = minimise(total, down["w"], data, hp, memory=memory)
         return {"w": w, **lasting}, state, {"loss": value / hp.starts}
@@ -114,7 +105,7 @@ class Central(Sided):
         metrics = {"loss": loss.mean(), "correct": correct.mean(), "samples": samples.mean()}
         return {"correct": correct, "samples": samples}, state, metrics
 
-    def found(self, server: Tree, test: Result) -> dict[str, float]:
+    def found(self, server: Tree, test: Aggregate) -> dict[str, float]:
         """Of models side by side: how many have ended in which minimum, where the model knows its minima by name."""
         minima = getattr(self.task.module, "minima", None)
         if minima is None or self.hyper.starts == 1:

@@ -1,26 +1,30 @@
 """FedDyn (Acar et al., "Federated Learning Based on Dynamic Regularization", 2021; thesis, Algorithm 1)."""
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.client_data import ClientData
 from hedgerow.algorithms.core.messages import MODEL, Cohort, Exchange, Exchanges
+from hedgerow.algorithms.core.parts import Part, Parts
 from hedgerow.algorithms.core.pytree import Tree, add, scale, sub, zeros_like
-from hedgerow.algorithms.objectives.side import Sided, WithSide
-from hedgerow.algorithms.optim.local_sgd import LocalSolver, Proximal
+from hedgerow.algorithms.optim.local_sgd import LocalSolver, Proximal, minimise
 
 
-class FedDyn(Sided):
+class FedDyn(Algorithm):
     """Each client's objective is regularised anew every round, so that its minimiser agrees with the global one.
 
     g, a client's state, is the gradient of its loss at its latest model; h, the server's, is their mean over all
     clients. Neither is ever transmitted.
     """
 
-    has_client_models = True
+    has_client_models = accumulates = refuses_server_momentum = True
+    parts: ClassVar[Parts] = {"train": {"w": Part("w", "value")}}
+    training_steps: ClassVar[tuple[str, ...]] = ("train",)
+    optimizes = "w"
 
-    class Hyper(WithSide, LocalSolver):
+    class Hyper(LocalSolver):
         name: Literal["feddyn"] = "feddyn"
         alpha: float = Field(0.01, gt=0, description="weight of the quadratic penalty")
 
@@ -29,19 +33,24 @@ class FedDyn(Sided):
         return {"w": w, "h": zeros_like(w)}
 
     def init_client(self) -> Tree:
-        return {"g": zeros_like(self.task.init()), **super().init_client()}
+        return {"g": zeros_like(self.task.init())}
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         alpha = self.hyper.alpha
         result = yield Exchange(self.train, {"w": server["w"]}, cohort.clients, batches=self.hyper.batches)
         moved = sub(result.up["w"], server["w"])
-        h = add(server["h"], moved, -alpha * int(result.kept.sum()) / cohort.population)
+        h = add(server["h"], moved, -alpha * int(result.contributed.sum()) / cohort.population)
         return {"w": add(result.up["w"], h, -1 / alpha), "h": h}
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        # -<g, w> + alpha/2 ||w - w_server||^2 with its square completed. At the minimum the loss's gradient is what
-        # remains of g: g - alpha (w - w_server) = alpha (centre - w).
-        centre = add(down["w"], state["g"], 1 / hp.alpha)
-        w, loss, side, told = self.learn(hp, down["w"], state, data, proximal=Proximal(hp.alpha, centre))
-        g = scale(sub(centre, w), hp.alpha)
-        return {"w": w}, {"g": g, **side}, {"loss": loss, MODEL: w, **told}
+        centre = self.centre(hp, down, state)
+        w, loss = minimise(self.task.loss, down["w"], data, hp, proximal=Proximal(hp.alpha, centre))
+        return {"w": w}, self.remember(hp, down, {"w": w}, state), {"loss": loss, MODEL: w}
+
+    def centre(self, hp: Any, down: Tree, state: Tree) -> Tree:
+        """That of -<g, w> + alpha/2 ||w - w_server||^2 = alpha/2 ||w - centre||^2 + a constant."""
+        return add(down["w"], state["g"], 1 / hp.alpha)
+
+    def remember(self, hp: Any, down: Tree, sent: Tree, state: Tree) -> Tree:
+        """At the minimum the loss's gradient is g - alpha (w - w_server) = alpha (centre - w)."""
+        return {"g": scale(sub(self.centre(hp, down, state), sent["w"]), hp.alpha)}

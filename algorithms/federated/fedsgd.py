@@ -1,6 +1,6 @@
 """Distributed SGD, also FedSGD (McMahan et al., 2017, section 2; thesis, chapter 2)."""
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -8,14 +8,17 @@ from pydantic import Field
 from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.client_data import Batches, ClientData
 from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
+from hedgerow.algorithms.core.parts import Part, Parts
 from hedgerow.algorithms.core.pytree import Tree, add, leaves, scale, zeros_like
 from hedgerow.algorithms.optim.gradient import gradient_and_value
 from hedgerow.algorithms.optim.local_sgd import LearningRate, clip_factor
-from hedgerow.algorithms.optim.server_optimizer import ServerStep
 
 
 class FedSGD(Algorithm):
     """Each active client sends the gradient of its local loss at the server's model; the server steps along it."""
+
+    parts: ClassVar[Parts] = {"gradient": {"gradient": Part("w", "difference")}}
+    optimizes = "w"
 
     class Hyper(LearningRate):
         name: Literal["fedsgd"] = "fedsgd"
@@ -26,27 +29,16 @@ class FedSGD(Algorithm):
         clip_norm: float | None = Field(
             None, gt=0, description="largest norm of a client's gradient; null: no clipping"
         )
-        weighting: Literal["uniform", "samples"] = Field(
-            "uniform", description="weight of a client in the mean: equal, or its number of training samples"
-        )
-        server: ServerStep = ServerStep()
-
-    def init_server(self) -> Tree:
-        w = self.task.init()
-        return {"w": w, "optimizer": self.hyper.server.init(w)}
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         w = server["w"]
         result = yield Exchange(
             self.gradient,
-            down={"w": w},
+            broadcast={"w": w},
             clients=cohort.clients,
             batches={"train": Batches(size=self.hyper.batch_size, shuffle=False)},
-            weights=cohort.sizes if self.hyper.weighting == "samples" else None,
         )
-        target = add(w, result.up["gradient"], -self.hyper.at(cohort.round).lr)
-        w, optimizer = self.hyper.server.step(w, target, server["optimizer"])
-        return {"w": w, "optimizer": optimizer}
+        return {"w": add(w, result.up["gradient"], -self.hyper.at(cohort.round).lr)}
 
     def gradient(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         total, loss, samples = (

@@ -1,44 +1,55 @@
 """FedSplit (Pathak and Wainwright, 2020), adapted to partial participation as in the thesis, appendix A.1.1."""
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.client_data import ClientData
 from hedgerow.algorithms.core.messages import MODEL, Cohort, Exchange, Exchanges
+from hedgerow.algorithms.core.parts import Part, Parts
 from hedgerow.algorithms.core.pytree import Tree, add, scale, sub, tree_map
-from hedgerow.algorithms.objectives.side import Sided, WithSide
-from hedgerow.algorithms.optim.local_sgd import LocalSolver, Proximal
+from hedgerow.algorithms.optim.local_sgd import LocalSolver, Proximal, minimise
 
 
-class FedSplit(Sided):
+class FedSplit(Algorithm):
     """Peaceman-Rachford splitting: each client reflects the server's model at its own z and takes a proximal step.
 
     The server's model is the mean of z over all clients, of which those that are inactive keep theirs, or over the
     active ones. With all clients active these are the same.
     """
 
-    has_client_models = True
+    has_client_models = accumulates = True
+    training_steps: ClassVar[tuple[str, ...]] = ("train",)
+    optimizes = "w"
 
-    class Hyper(WithSide, LocalSolver):
+    class Hyper(LocalSolver):
         name: Literal["fedsplit"] = "fedsplit"
         step_size: float = Field(1.0, gt=0, description="s: the proximal term is 1/(2s) ||u - (2x - z)||^2")
         average: Literal["all", "active"] = Field("all", description="over which clients the server averages z")
 
+    @property
+    def parts(self) -> Parts:  # type: ignore[override]
+        active = self.hyper.average == "active"
+        return {"train": {"z": Part("w", "value")} if active else {"moved": Part("w", "difference")}}
+
     def init_client(self) -> Tree:
-        return {"z": self.task.init(), **super().init_client()}
+        return {"z": self.task.init()}
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         result = yield Exchange(self.train, {"w": server["w"]}, cohort.clients, batches=self.hyper.batches)
         if self.hyper.average == "active":
             return {"w": result.up["z"]}
-        return {"w": add(server["w"], result.up["moved"], int(result.kept.sum()) / cohort.population)}
+        return {"w": add(server["w"], result.up["moved"], int(result.contributed.sum()) / cohort.population)}
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         reflected = tree_map(lambda x, z: 2 * x - z, down["w"], state["z"])
         penalty = Proximal(1 / hp.step_size, reflected)
-        half, loss, side, told = self.learn(hp, down["w"], state, data, proximal=penalty)
+        half, loss = minimise(self.task.loss, down["w"], data, hp, proximal=penalty)
         moved = scale(sub(half, down["w"]), 2)
         z = add(state["z"], moved)
         up = {"z": z} if hp.average == "active" else {"moved": moved}
-        return up, {"z": z, **side}, {"loss": loss, MODEL: half, **told}
+        return up, {"z": z}, {"loss": loss, MODEL: half}
+
+    def remember(self, hp: Any, down: Tree, sent: Tree, state: Tree) -> Tree:
+        return {"z": sent["z"] if "z" in sent else add(state["z"], sent["moved"])}

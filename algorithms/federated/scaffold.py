@@ -1,24 +1,28 @@
 """SCAFFOLD (Karimireddy et al., 2020), with the update that the thesis compares with (option II of the paper)."""
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
+from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.client_data import ClientData
 from hedgerow.algorithms.core.messages import MODEL, Cohort, Exchange, Exchanges
+from hedgerow.algorithms.core.parts import Part, Parts
 from hedgerow.algorithms.core.pytree import Tree, add, scale, sub, zeros_like
-from hedgerow.algorithms.objectives.side import Sided, WithSide
-from hedgerow.algorithms.optim.local_sgd import LocalSGD, plain_steps
+from hedgerow.algorithms.optim.local_sgd import LocalSGD, minimise, plain_steps
 
 
-class Scaffold(Sided):
+class Scaffold(Algorithm):
     """Local steps are corrected by the difference of the server's and the client's control variates, c - c_k.
 
     Both travel with the model, in both directions: a round costs two of FedAvg's. c_k is the mean of the gradients of a
     client's steps; with local momentum, which the paper does not have, a weighted mean.
     """
 
-    has_client_models = True
+    has_client_models = accumulates = True
+    parts: ClassVar[Parts] = {"train": {"w": Part("w", "value"), "change": Part("c", "difference")}}
+    training_steps: ClassVar[tuple[str, ...]] = ("train",)
+    optimizes = "w"
 
-    class Hyper(WithSide, LocalSGD):
+    class Hyper(LocalSGD):
         name: Literal["scaffold"] = "scaffold"
 
     def init_server(self) -> Tree:
@@ -26,19 +30,23 @@ class Scaffold(Sided):
         return {"w": w, "c": zeros_like(w)}
 
     def init_client(self) -> Tree:
-        return {"c": zeros_like(self.task.init()), **super().init_client()}
+        return {"c": zeros_like(self.task.init())}
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         result = yield Exchange(
             self.train, {"w": server["w"], "c": server["c"]}, cohort.clients, batches=self.hyper.batches
         )
-        share = int(result.kept.sum()) / cohort.population
+        share = int(result.contributed.sum()) / cohort.population
         return {"w": result.up["w"], "c": add(server["c"], result.up["change"], share)}
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        w, loss, side, told = self.learn(hp, down["w"], state, data, linear=sub(down["c"], state["c"]))
+        w, loss = minimise(self.task.loss, down["w"], data, hp, linear=sub(down["c"], state["c"]))
         # c_k+ - c_k = (w_server - w) / (K lr) - c, with K the steps that this client took. Momentum moves the model
         # farther than K plain steps: without the correction c_k would be about 1 / (1 - momentum) times the gradient.
         steps = plain_steps(hp, data.steps("train"))
         change = add(scale(down["c"], -1), sub(down["w"], w), 1 / (steps * hp.lr))
-        return {"w": w, "change": change}, {"c": add(state["c"], change), **side}, {"loss": loss, MODEL: w, **told}
+        up = {"w": w, "change": change}
+        return up, self.remember(hp, down, up, state), {"loss": loss, MODEL: w}
+
+    def remember(self, hp: Any, down: Tree, sent: Tree, state: Tree) -> Tree:
+        return {"c": add(state["c"], sent["change"])}

@@ -37,7 +37,7 @@ class Stem(Algorithm):
         one, more = {"train": Batches(size, steps=1)}, {"train": Batches(hyper.batch_size, steps=hyper.steps - 1)}
         estimated = yield Exchange(step, server, cohort.clients, batches=one)
         momentum = {} if first and not hyper.sync_init else estimated.up
-        moved = yield Exchange(self.move, momentum, cohort.clients[estimated.kept], batches=more)
+        moved = yield Exchange(self.move, momentum, cohort.clients[estimated.contributed], batches=more)
         return moved.up
 
     def begin(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from hedgerow.algorithms.core.messages import Result
+from hedgerow.algorithms.core.algorithm import Aggregate
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.heterogeneous.early_exits import TwoArchitectures, TwoExits, learnt, mean
 
@@ -15,5 +15,5 @@ class Decouple(TwoExits):
     class Hyper(TwoArchitectures):
         name: Literal["decouple"] = "decouple"
 
-    def aggregate(self, server: Tree, few: Result, many: Result) -> Tree:
+    def aggregate(self, server: Tree, few: Aggregate, many: Aggregate) -> Tree:
         return {"w": mean(server["w"], learnt(many)), "simple": mean(server["simple"], learnt(few))}

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.func import functional_call
 
 from hedgerow.algorithms.aggregators.masked_mean import over_holders
-from hedgerow.algorithms.core.algorithm import Algorithm
+from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm
 from hedgerow.algorithms.core.client_data import Batch, ClientData
-from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges, Result
+from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import Tree, add, count, sub, tree_map, zeros_like
 from hedgerow.algorithms.core.task import Params
 from hedgerow.algorithms.nn.submodel import named
@@ -85,7 +85,7 @@ class TwoExits(Algorithm):
         """The simple model."""
         return self.early(server["w"]) if self.shares else server["simple"]
 
-    def aggregate(self, server: Tree, few: Result, many: Result) -> Tree:
+    def aggregate(self, server: Tree, few: Aggregate, many: Aggregate) -> Tree:
         """The server's models after the round: the mean of all clients' shared parameters, of complex ones' others.
 
         few, many: the sums of what simple and complex clients learnt.
@@ -140,9 +140,9 @@ class TwoExits(Algorithm):
         return up, state, {**metrics, "simple_loss": total[0], "simple_correct": total[1]}
 
 
-def _moved(average: Params, result: Result, clients: int) -> Params:
+def _moved(average: Params, result: Aggregate, clients: int) -> Params:
     """The average of all clients' latest models, after those of the round have moved."""
-    return add(average, result.up["change"], 1 / clients) if result.kept.any() else average
+    return add(average, result.up["change"], 1 / clients) if result.contributed.any() else average
 
 
 def mean(w: Params, *answers: tuple[Params, int]) -> Params:
@@ -156,6 +156,6 @@ def mean(w: Params, *answers: tuple[Params, int]) -> Params:
     return over_holders(w, totals, holders)
 
 
-def learnt(result: Result) -> tuple[Params, int]:
+def learnt(result: Aggregate) -> tuple[Params, int]:
     """The sum of what clients learnt, and how many they are."""
-    return (result.up["w"], int(result.kept.sum())) if result.kept.any() else ({}, 0)
+    return (result.up["w"], int(result.contributed.sum())) if result.contributed.any() else ({}, 0)

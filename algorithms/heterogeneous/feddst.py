@@ -4,15 +4,16 @@ Learning Better", 2022), with a density per client.
 
 from dataclasses import replace
 from math import cos, pi
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from hedgerow.algorithms.core.algorithm import Aggregate
 from hedgerow.algorithms.core.client_data import Batches, ClientData
-from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges, Result
+from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges, Weighting
 from hedgerow.algorithms.core.pytree import Tree, add, count, sub, tree_map, zeros_like
 from hedgerow.algorithms.core.task import Params
 from hedgerow.algorithms.heterogeneous.capacities import masked_loss
@@ -47,11 +48,10 @@ class FedDST(SparseTraining):
     keeps its value, so that density 1 is FedAvg.
     """
 
+    weighting: ClassVar[Weighting | None] = "samples"
+
     class Hyper(Sparse):
         name: Literal["feddst"] = "feddst"
-        weighting: Literal["uniform", "samples"] = Field(
-            "samples", description="weight of a client in the means: equal, or its number of training samples"
-        )
         layers: Literal["erk", "uniform"] = Field(
             "erk", description="densities of the layers: small layers denser (Erdos-Renyi kernel), or all alike"
         )
@@ -110,11 +110,11 @@ class FedDST(SparseTraining):
             ),
         )
 
-    def next_mask(self, w: Params, server: Tree, groups: list[Group], results: list[Result]) -> Params:
+    def next_mask(self, w: Params, server: Tree, groups: list[Group], results: list[Aggregate]) -> Params:
         """The server's, from the averages w and the clients' own masks."""
         votes, trained = zeros_like(server["mask"]), zeros_like(server["mask"])
         for group, result in zip(groups, results, strict=True):
-            if result.kept.any():
+            if result.contributed.any():
                 votes, trained = add(votes, result.up["mask"]), add(trained, group.masks)
         ones = self.server_ones(server)
         return {

@@ -81,7 +81,7 @@ class FedSepMasks(PartialTraining):
         ]
         results = yield [self.ask(w, group, solves) for group, solves in asked]
         for (group, solves), result in zip(asked, results, strict=True):
-            clients = torch.from_numpy(group.clients[result.kept])
+            clients = torch.from_numpy(group.clients[result.contributed])
             age[clients] = 1 if solves else age[clients] + 1
         return {"w": self.average(w, [group for group, _ in asked], results), "age": age}
 
@@ -106,7 +106,7 @@ class FedSepMasks(PartialTraining):
             self.train if solves else self.train_again,
             {"w": w},
             group.clients,
-            known={
+            local_inputs={
                 **self.known(group.capacity, self.macs(group)),
                 "capacity": torch.tensor(group.capacity),
                 "first": group.channels,

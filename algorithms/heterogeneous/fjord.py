@@ -37,7 +37,7 @@ class FjORD(HeteroFL):
         shape = (len(group.clients), train.steps or passes)
         rng = np.random.default_rng([cohort.draw("widths"), int(1e6 * group.capacity)])
         widths = torch.from_numpy(rng.choice(self._smaller(group), shape)).float()
-        return replace(exchange, known_per_client={"widths": widths})
+        return replace(exchange, local_inputs_per_client={"widths": widths})
 
     def macs(self, group: Group) -> float:
         """Of a step, on average."""

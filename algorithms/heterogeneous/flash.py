@@ -67,8 +67,8 @@ class Flash(FedDST):
             replace(self.exchange(server["w"], group), step=self.warm_up, batches=warm, padding_up=None)
             for group in groups
         ]
-        everybody = sum(g.weights[result.kept].sum() for g, result in zip(groups, results, strict=True))
-        found = [result.up["profile"] for result in results if result.kept.any()]
+        everybody = sum(g.weights[result.contributed].sum() for g, result in zip(groups, results, strict=True))
+        found = [result.up["profile"] for result in results if result.contributed.any()]
         if found:
             profile = {name: sum(one[name] for one in found) / float(everybody) for name in self.sizes}
             server = {**server, "profile": profile}

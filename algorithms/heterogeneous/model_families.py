@@ -2,7 +2,7 @@
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,14 +27,6 @@ class Prototyped(LocalOptimizer):
         min_length=1,
         description="shares of each layer's channels that the clients' models have; a client has one of them for good, "
         "drawn uniformly",
-    )
-
-
-class Weighted(Prototyped):
-    """The same where the server averages the models of one shape."""
-
-    weighting: Literal["samples", "uniform"] = Field(
-        "samples", description="weight of a client in its prototype's mean: its number of training samples, or equal"
     )
 
 
@@ -96,14 +88,15 @@ class Prototypes(ByLayers):
             for group in groups
         ]
         return [
-            Received(group, result.up["w"], self.weights(cohort, group.clients[result.kept]))
+            Received(group, result.up["w"], self.weights(cohort, group.clients[result.contributed]))
             for group, result in zip(groups, results, strict=True)
-            if result.kept.any()
+            if result.contributed.any()
         ]
 
     def weights(self, cohort: Cohort, clients: np.ndarray) -> Tensor:
         sizes = cohort.sizes[np.searchsorted(cohort.clients, clients)]
-        return torch.from_numpy(sizes if self.hyper.weighting == "samples" else np.ones(len(clients))).float()
+        samples = (cohort.weighting or self.weighting) == "samples"
+        return torch.from_numpy(sizes if samples else np.ones(len(clients))).float()
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         w, loss = minimise(self.task.loss, down["w"], data, hp)

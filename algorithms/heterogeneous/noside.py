@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from hedgerow.algorithms.core.messages import Result
+from hedgerow.algorithms.core.algorithm import Aggregate
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.heterogeneous.early_exits import TwoArchitectures, TwoExits, learnt, mean
 from hedgerow.algorithms.nn.submodel import named
@@ -24,7 +24,7 @@ class NoSide(TwoExits):
             "which do not train theirs; or of the simple ones alone",
         )
 
-    def aggregate(self, server: Tree, few: Result, many: Result) -> Tree:
+    def aggregate(self, server: Tree, few: Aggregate, many: Aggregate) -> Tree:
         if self.hyper.exit == "all":
             return super().aggregate(server, few, many)
         sums, number = learnt(many)

@@ -9,8 +9,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from hedgerow.algorithms.core.algorithm import Aggregate
 from hedgerow.algorithms.core.client_data import Batch, ClientData
-from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges, Result
+from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import Tree, add, stack, sub, tree_map, unstack, zeros_like
 from hedgerow.algorithms.core.task import Params
 from hedgerow.algorithms.heterogeneous.capacities import (
@@ -83,7 +84,7 @@ class PartialTraining(ByLayers):
         return groups
 
     def exchange(self, w: Params, group: Group, cohort: Cohort) -> Exchange:
-        common = {"known": self.known(group.capacity, self.macs(group)), "batches": self.hyper.batches}
+        common = {"local_inputs": self.known(group.capacity, self.macs(group)), "batches": self.hyper.batches}
         if self.alike:
             down = {"w": self.layout.part(w, group.channels)}
             return Exchange(self.train, down, group.clients, reduce="sum", **common)
@@ -102,7 +103,7 @@ class PartialTraining(ByLayers):
         """Multiply-adds of one sample in the group's sub-model."""
         return self.layout.macs({space: kept.shape[-1] for space, kept in group.channels.items()})
 
-    def average(self, w: Params, groups: list[Group], results: list[Result]) -> Params:
+    def average(self, w: Params, groups: list[Group], results: list[Aggregate]) -> Params:
         """w, moved by what came back: parameter by parameter the mean over those who trained it, or over all."""
         moves, holders, everybody = zeros_like(w), zeros_like(w), 0
         for group, result in zip(groups, results, strict=True):
@@ -115,9 +116,9 @@ class PartialTraining(ByLayers):
                 everybody += number
         return averaged(self.hyper, w, moves, holders, everybody)
 
-    def _answers(self, group: Group, result: Result) -> Iterator[tuple[Channels, Tree, int]]:
+    def _answers(self, group: Group, result: Aggregate) -> Iterator[tuple[Channels, Tree, int]]:
         """(channels, sum of the answers, how many they are): of the group, or of each of its clients."""
-        kept = torch.from_numpy(result.kept)
+        kept = torch.from_numpy(result.contributed)
         if not kept.any():
             return
         own = result.up.get("channels") or (None if self.alike else tree_map(lambda c: c[kept], group.channels))

@@ -9,15 +9,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, prod
-from typing import Any, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from hedgerow.algorithms.core.algorithm import Aggregate
 from hedgerow.algorithms.core.client_data import Batch, ClientData
-from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges, Result
+from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges, Weighting
 from hedgerow.algorithms.core.pytree import Tree, add, count, sub, tree_map, zeros_like
 from hedgerow.algorithms.core.task import Params, Task
 from hedgerow.algorithms.heterogeneous.capacities import (
@@ -46,9 +47,6 @@ class Sparse(Heterogeneous):
         description="densities, shares of the sparse layers' weights; a client has one of them, drawn uniformly",
     )
     dense_output: bool = Field(True, description="the output layer is dense too, as biases and norms are")
-    weighting: Literal["uniform", "samples"] = Field(
-        "uniform", description="weight of a client in the means: equal, or its number of training samples"
-    )
 
 
 @dataclass(frozen=True)
@@ -73,6 +71,8 @@ class SparseTraining(ByLayers):
     a mask's ones, those of all that is dense, and, where anything is masked, the mask itself: one bit per weight of the
     sparse layers, so 1/32 of a number. That trees hold zeros beside these is the simulation's affair (`padding`).
     """
+
+    weighting: ClassVar[Weighting | None] = "uniform"
 
     def __init__(self, hyper: Any, task: Task):
         super().__init__(hyper, task)
@@ -115,7 +115,8 @@ class SparseTraining(ByLayers):
         groups = []
         for density, clients in by_capacity(cohort, self.hyper.capacities, self.hyper.redraw):
             mine = np.isin(cohort.clients, clients)
-            weights = cohort.sizes[mine] if self.hyper.weighting == "samples" else np.ones(len(clients))
+            samples = (cohort.weighting or self.weighting) == "samples"
+            weights = cohort.sizes[mine] if samples else np.ones(len(clients))
             ones = spread(density, self.sizes, self.profile(server))
             groups.append(Group(density, clients, weights, ones, self.masks(server, ones)))
         return groups
@@ -131,7 +132,7 @@ class SparseTraining(ByLayers):
             batches=self.hyper.batches,
             reduce="sum",
             weights=group.weights,
-            known={"ones": counts, "macs": torch.tensor(self.macs(group.ones)), **known},
+            local_inputs={"ones": counts, "macs": torch.tensor(self.macs(group.ones)), **known},
             padding_down=np.full(len(group.clients), count(down) - self.sent_down(group)),
             # The moves, and over whom they are averaged.
             padding_up=np.full(len(group.clients), 2 * count(w) - self.sent_up(group)),
@@ -164,13 +165,13 @@ class SparseTraining(ByLayers):
             )
         )
 
-    def average(self, w: Params, groups: list[Group], results: list[Result]) -> Params:
+    def average(self, w: Params, groups: list[Group], results: list[Aggregate]) -> Params:
         """w, moved by what came back: weight by weight the mean over those who trained it, or over all."""
         moves, holders, everybody = zeros_like(w), zeros_like(w), 0.0
         for group, result in zip(groups, results, strict=True):
-            if result.kept.any():
+            if result.contributed.any():
                 moves, holders = add(moves, result.up["moved"]), add(holders, result.up["held"])
-                everybody += float(group.weights[result.kept].sum())
+                everybody += float(group.weights[result.contributed].sum())
         return averaged(self.hyper, w, moves, holders, everybody)
 
     # ---- the client's half ------------------------------------------------------------------------------------------

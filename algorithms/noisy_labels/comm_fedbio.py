@@ -3,7 +3,7 @@
 Its main loop, without the estimators of the hypergradient, which have files of their own.
 """
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from hedgerow.algorithms.bilevel.derivatives import Oracles
 from hedgerow.algorithms.core.algorithm import beyond
 from hedgerow.algorithms.core.client_data import Batches, ClientData
 from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
+from hedgerow.algorithms.core.parts import Part, Parts
 from hedgerow.algorithms.core.pytree import Tree, flat, like, scale, sub
 
 
@@ -48,6 +49,7 @@ class CommFedBiO(Bilevel):
     """
 
     variables = shared = ("x", "y")
+    parts: ClassVar[Parts] = {"train": {"y": Part("y", "value")}}
 
     def init_server(self) -> Tree:
         return super().init_server() | {"failed": torch.zeros(())}
@@ -57,7 +59,7 @@ class CommFedBiO(Bilevel):
         moved = yield self._training(server, cohort)
         z = server | moved.up
         outer = yield Exchange(self.outer, self.common(z), np.zeros(1, int), batches=everything, on="pool")
-        found = yield from self.crosses(z["y"], flat(outer.up["y"]), cohort.among(moved.kept))
+        found = yield from self.crosses(z["y"], flat(outer.up["y"]), cohort.among(moved.contributed))
         if found is None:
             # The estimate grew without bound: x stays where it is.
             return {**z, "failed": z["failed"] + 1}
@@ -88,7 +90,7 @@ class CommFedBiO(Bilevel):
             self.finish,
             down,
             cohort.clients,
-            known=known,
+            local_inputs=known,
             batches=WHOLE,
             reduce="stack",
             padding_up=self.task.padding(cohort.clients),

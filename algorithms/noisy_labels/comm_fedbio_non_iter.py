@@ -44,10 +44,10 @@ class CommFedBiONonIter(CommFedBiO):
             batches=self.products | (WHOLE if one_round else {}),
             reduce="stack" if one_round else "mean",
             weights=cohort.sizes,
-            known={"s1": s1.tree, "s2": s2.tree},
+            local_inputs={"s1": s1.tree, "s2": s2.tree},
             padding_up=r1 * self.task.padding(cohort.clients) if one_round else None,
         )
-        cohort = cohort.among(found.kept)
+        cohort = cohort.among(found.contributed)
         a = torch.tensordot(shares_of(cohort), found.up["a"].double(), 1) if one_round else found.up["a"].double()
         w = torch.linalg.lstsq(a, s2.apply(b).double()[:, None], rcond=ROUGHLY, driver="gelsd").solution[:, 0].to(b)
         if not torch.isfinite(w).all():
@@ -55,7 +55,7 @@ class CommFedBiONonIter(CommFedBiO):
         if one_round:
             return tree_map(lambda leaf: torch.einsum("cr...,r->c...", leaf, w.to(leaf)), found.up["along"]), cohort
         crossed = yield self.crossing({"w": w}, {"s1": s1.tree}, cohort)
-        return crossed.up, cohort.among(crossed.kept)
+        return crossed.up, cohort.among(crossed.contributed)
 
     def size(self, d: int) -> int:
         """r1."""

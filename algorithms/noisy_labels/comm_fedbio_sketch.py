@@ -59,16 +59,16 @@ class CommFedBiOSketch(Solver):
         seed = cohort.draw(f"hashes {step.number if fresh else 0}")
         sketch = CountSketch.draw(len(b), self.hyper.rows, self.width(self.hyper, len(b)), seed)
         k = self.hyper.recovered or (sketch.width if fresh else max(1, sketch.width // 60))
-        known = {**last.known, **step.known, "hashes": sketch.tree}
+        known = {**last.local_inputs, **step.local_inputs, "hashes": sketch.tree}
         sent = yield Exchange(
-            self.table, last.down, cohort.clients, batches=self.products, weights=cohort.sizes, known=known
+            self.table, last.broadcast, cohort.clients, batches=self.products, weights=cohort.sizes, local_inputs=known
         )
-        cohort = cohort.among(sent.kept)
+        cohort = cohort.among(sent.contributed)
         if fresh:
             at = sketch.heavy(sent.up["table"], k)["indices"]
             asked = yield Exchange(self.values, {"at": at}, cohort.clients, weights=cohort.sizes)
             change = dense({**asked.up, "indices": at}, len(b))
-            return Change(change, {"change": asked.up}, {"change_at": at}, cohort.among(asked.kept))
+            return Change(change, {"change": asked.up}, {"change_at": at}, cohort.among(asked.contributed))
         table = sent.up["table"] + last.rest
         if not self.sends_b:
             table = table - step.alpha * sketch.sketch(b)

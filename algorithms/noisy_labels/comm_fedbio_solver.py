@@ -56,7 +56,7 @@ class Step(NamedTuple):
     share: float
 
     @property
-    def known(self) -> Tree:
+    def local_inputs(self) -> Tree:
         return {"alpha": exactly(self.alpha), "share": exactly(self.share)}
 
 
@@ -67,8 +67,8 @@ class Change(NamedTuple):
     """
 
     change: Tensor
-    down: Tree
-    known: Tree
+    broadcast: Tree
+    local_inputs: Tree
     cohort: Cohort
     rest: Tensor | float = 0.0
 
@@ -87,16 +87,16 @@ class Solver(CommFedBiO):
         alpha = self.hyper.u_lr or self.caution / max(float(began.up["curvature"]), 1e-12)
         # What clients cannot know by themselves is sent to them.
         found = {} if self.hyper.u_lr else {"first_alpha": torch.tensor(alpha)}
-        v, walked, last = torch.zeros_like(b), 0.0, Change(b, found, {}, cohort.among(began.kept))
+        v, walked, last = torch.zeros_like(b), 0.0, Change(b, found, {}, cohort.among(began.contributed))
         convexity = max(self.hyper.ridge + self.hyper.damping, 1e-12)
         for step in self.schedule(alpha):
             last = yield from self.step(step, last, b)
             v, walked = self.moved(self.hyper, v, last.change, b, step.alpha), walked + step.alpha
             if not v.norm() <= GROWN * min(walked, 1 / convexity) * b.norm():
                 return None
-            last = last._replace(known={**last.known, "alpha_before": exactly(step.alpha)})
-        crossed = yield self.crossing(last.down, last.known, last.cohort)
-        return crossed.up, last.cohort.among(crossed.kept)
+            last = last._replace(local_inputs={**last.local_inputs, "alpha_before": exactly(step.alpha)})
+        crossed = yield self.crossing(last.broadcast, last.local_inputs, last.cohort)
+        return crossed.up, last.cohort.among(crossed.contributed)
 
     def step(self, step: Step, last: Change, b: Tensor) -> Exchanges:
         """Tell the clients of the last change, and return the next one."""
@@ -118,7 +118,7 @@ class Solver(CommFedBiO):
         start = torch.randn(b.shape, generator=torch.Generator().manual_seed(cohort.draw("power"))).to(b)
         down = {"y": y} | ({"b": b} if self.sends_b else {})
         batches, known = self.products, {"start": start}
-        return Exchange(self.begin, down, cohort.clients, batches=batches, weights=cohort.sizes, known=known)
+        return Exchange(self.begin, down, cohort.clients, batches=batches, weights=cohort.sizes, local_inputs=known)
 
     @staticmethod
     def moved(hp: Any, v: Tensor, change: Tensor, b: Tensor | None, alpha: Any) -> Tensor:

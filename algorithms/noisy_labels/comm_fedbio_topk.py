@@ -28,13 +28,13 @@ class CommFedBiOTopK(Solver):
         )
 
     def step(self, step: Step, last: Change, b: Tensor) -> Exchanges:
-        cohort, known = last.cohort, {**last.known, **step.known}
+        cohort, known = last.cohort, {**last.local_inputs, **step.local_inputs}
         if self.hyper.compressor == "random_k":
             known["at"] = some_k(len(b), self.entries(self.hyper, len(b)), cohort.draw(f"indices {step.number}"))
         sent = yield Exchange(
-            self.sparsify, last.down, cohort.clients, batches=self.products, known=known, reduce="stack"
+            self.sparsify, last.broadcast, cohort.clients, batches=self.products, local_inputs=known, reduce="stack"
         )
-        there = cohort.among(sent.kept)
+        there = cohort.among(sent.contributed)
         values = shares_of(there)[:, None].to(b) * sent.up["values"]
         if "at" in known:
             total = {"values": values.sum(0), "indices": known["at"]}

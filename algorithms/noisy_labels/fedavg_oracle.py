@@ -4,11 +4,10 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from hedgerow.algorithms.core.client_data import Batch, ClientData
-from hedgerow.algorithms.core.messages import MODEL, Cohort
+from hedgerow.algorithms.core.messages import MODEL, Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.federated.fedavg import FedAvg
 from hedgerow.algorithms.optim.local_sgd import minimise
@@ -16,20 +15,29 @@ from hedgerow.algorithms.problems.cleaning import NEEDED, Cleaning, only
 
 
 class FedAvgOracle(FedAvg):
-    """FedAvg where each mini-batch's loss is the mean over its samples with right labels."""
+    """FedAvg where each mini-batch's loss is the mean over its samples with right labels, by whose number clients
+    count.
+    """
 
-    takes_side = False
+    training_steps = ()
 
     class Hyper(FedAvg.Hyper):
         name: Literal["fedavg_oracle"] = "fedavg_oracle"  # type: ignore[assignment]
-        weighting: Literal["uniform", "samples"] = Field(
-            "samples", description="weight of a client in the mean: equal, or its number of samples with right labels"
-        )
 
     task: Cleaning
 
     def objection(self) -> str | None:
         return None if isinstance(self.task, Cleaning) else NEEDED.format("fedavg_oracle")
+
+    def round(self, server: Tree, cohort: Cohort) -> Exchanges:
+        result = yield Exchange(
+            self.train,
+            {"w": server["w"]},
+            cohort.clients,
+            batches=self.hyper.batches,
+            weights=self.right_labels(cohort),
+        )
+        return {"w": result.up["w"]}
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         right = ~self.task.wrong
@@ -40,10 +48,8 @@ class FedAvgOracle(FedAvg):
         w, value = minimise(loss, down["w"], data, hp)
         return {"w": w}, state, {"loss": value, MODEL: w}
 
-    def weights(self, cohort: Cohort) -> np.ndarray | None:
-        """By numbers of right labels, where FedAvg weighs by those of samples."""
-        if self.hyper.weighting != "samples":
-            return None
+    def right_labels(self, cohort: Cohort) -> np.ndarray | None:
+        """Their number, of each client; None where there are none."""
         # No sample stands past the last.
         right = torch.cat([~self.task.wrong, torch.zeros(1, dtype=torch.bool)])
         counts = right[self.task.blocks[cohort.clients]].sum(1).numpy()

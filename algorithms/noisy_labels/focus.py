@@ -1,7 +1,7 @@
 """FOCUS (Chen et al., "FOCUS: Dealing with Label Quality Disparity in Federated Learning", 2020)."""
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -9,6 +9,7 @@ from pydantic import Field
 
 from hedgerow.algorithms.core.client_data import Batches, ClientData
 from hedgerow.algorithms.core.messages import MODEL, Cohort, Exchange, Exchanges
+from hedgerow.algorithms.core.parts import Parts
 from hedgerow.algorithms.core.pytree import Tree, tree_map
 from hedgerow.algorithms.federated.fedavg import FedAvg
 from hedgerow.algorithms.optim.local_sgd import minimise
@@ -27,11 +28,11 @@ class Focus(FedAvg):
     """
 
     needs_validation = True
-    takes_side = False
+    parts: ClassVar[Parts] = {}
+    training_steps = ()
 
     class Hyper(FedAvg.Hyper):
         name: Literal["focus"] = "focus"  # type: ignore[assignment]
-        weighting: Literal["samples"] = Field("samples", description="by numbers of samples, times the credibilities")
         alpha: float = Field(1.0, ge=0, description="how much errors count; 0 is FedAvg")
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
@@ -39,10 +40,9 @@ class Focus(FedAvg):
         found = yield Exchange(self.train, {"w": server["w"]}, cohort.clients, batches=batches, reduce="stack")
         judged = yield Exchange(self.judge, found.up["w"], np.zeros(1, int), batches={"all": VALIDATION}, on="pool")
         errors = found.up["error"].double() + judged.up["errors"].double()
-        weights = torch.from_numpy(cohort.sizes[found.kept]) * credibilities(errors, self.hyper.alpha)
+        weights = torch.from_numpy(cohort.sizes[found.contributed]) * credibilities(errors, self.hyper.alpha)
         mean = tree_map(lambda leaf: torch.tensordot((weights / weights.sum()).to(leaf), leaf, 1), found.up["w"])
-        w, optimizer = self.hyper.server.step(server["w"], mean, server["optimizer"])
-        return {"w": w, "optimizer": optimizer}
+        return {"w": mean}
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         error = self.mean_loss(down["w"], data)

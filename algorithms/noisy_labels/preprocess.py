@@ -25,17 +25,14 @@ class Preprocess(FedAvg):
     """FedAvg on the samples that a benchmark model finds plausible: those whose loss under it is at most `threshold`.
 
     The server trains the benchmark model on its samples for validation, the pool of all clients', and sends it to each
-    client once, when it first takes part.
+    client once, when it first takes part. Clients count by their numbers of samples that are kept.
     """
 
     needs_validation = True
-    takes_side = False
+    training_steps = ()
 
     class Hyper(FedAvg.Hyper):
         name: Literal["preprocess"] = "preprocess"  # type: ignore[assignment]
-        weighting: Literal["uniform", "samples"] = Field(
-            "samples", description="weight of a client in the mean: equal, or its number of samples that are kept"
-        )
         threshold: float = Field(
             1.5, ge=0, description="largest loss, under the benchmark model, of a sample that is kept"
         )
@@ -65,15 +62,14 @@ class Preprocess(FedAvg):
         if len(new):
             sifted = yield Exchange(self.sift, {"w": server["benchmark"]}, new, batches=EVERYTHING, reduce="stack")
             counts = [float(sifted.metrics[name].sum()) for name in COUNTS]
-            sizes = server["sizes"].index_put((torch.from_numpy(new[sifted.kept]),), sifted.up["kept"])
+            sizes = server["sizes"].index_put((torch.from_numpy(new[sifted.contributed]),), sifted.up["kept"])
             server = {**server, "sizes": sizes, "counts": server["counts"] + torch.tensor(counts)}
         sizes = server["sizes"][cohort.clients].clamp(min=0.0).numpy()
-        weights = sizes if self.hyper.weighting == "samples" and sizes.any() else None
+        weights = sizes if sizes.any() else None
         result = yield Exchange(
             self.train, {"w": server["w"]}, cohort.clients, batches=self.hyper.batches, weights=weights
         )
-        w, optimizer = self.hyper.server.step(server["w"], result.up["w"], server["optimizer"])
-        return {**server, "w": w, "optimizer": optimizer}
+        return {**server, "w": result.up["w"]}
 
     @property
     def _benchmark_batches(self) -> dict[str, Batches]:

@@ -1,28 +1,36 @@
-"""DiSK as a side loss (thesis, 7.2, which names it as a next step): each client has a guide of its own.
+"""DiSK on the clients: each client has a guide, which selects what the teacher's predictions are learnt from.
 
-A lesson is a round in which the client takes part. Lines 2 to 4 of Algorithm 7 are one: the guide learns against the
-model that was received, the client's model learns with its excuses, the multiplier moves on. The guide and the number
-of lessons are the client's state and never transmitted. Nothing is said of it in the source; there is no warm start
-here. Beside SimKD the guide learns in the same way, under a multiplier that stays, and excuses from its distance of
-maps.
+    disk        L_dist of DiSK (thesis, Eq. 6.4)
+    simkd_disk  mean (1 - g) ||Psi(f) - f_t||^2, SimKD with a guide (Eq. A.1)
+
+The thesis (7.2) names both as next steps without details. Here lines 2 to 4 of Algorithm 7 are one round in which the
+client takes part, a lesson: the guide learns against the received model, the model learns with the guide as it is, and
+the multiplier moves on. The guide and the number of lessons are client state and are never transmitted. There is no
+warm start.
 """
 
-from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from hedgerow.algorithms.core.client_data import Batch, ClientData
+from hedgerow.algorithms.core.client_data import SCORED, Batch, Batches, ClientData
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.core.static_batch_norm import StaticBatchNorm2d
 from hedgerow.algorithms.core.task import Params, Task, drawn, mean_over
 from hedgerow.algorithms.nn.feature_maps import apart
-from hedgerow.algorithms.nn.features import Inside, asked, shapes
+from hedgerow.algorithms.nn.features import Inside, asked, inside, shapes
+from hedgerow.algorithms.objectives.auxiliary import Temperature
 from hedgerow.algorithms.objectives.distillation_loss import soft_labels
+from hedgerow.algorithms.objectives.distilled import FromTeacher
+from hedgerow.algorithms.objectives.feature_reuse import ReusedTeacher
 from hedgerow.algorithms.objectives.guide import (
+    Guidance,
     distance,
     excuses,
     fitted_temperature,
@@ -32,79 +40,134 @@ from hedgerow.algorithms.objectives.guide import (
 )
 from hedgerow.algorithms.optim.local_sgd import minimise
 
-Far = Callable[[Inside, Batch], Tensor]
-"""(what a model makes of a mini-batch, mini-batch) -> how far it is from the teacher, with excuses; 0-d."""
+
+class Lesson(NamedTuple):
+    """What a client's guide learnt in a round. student_tau: temperature of the student."""
+
+    guide: Params
+    student_tau: Any
+    metrics: dict[str, Tensor]
 
 
-class ClientGuide:
-    """A client's guide. It normalises statically, as the source's does, where the model does; else each sample by
-    itself, since mini-batches of clients may be padded.
+class Guided(FromTeacher):
+    """An objective with a guide per client, which learns before the model in every round that the client takes part in.
+
+    The guide normalises statically, as in the thesis, where the model does; else each sample by itself, since
+    mini-batches of clients may be padded.
     """
 
-    def __init__(self, task: Task, side: Any):
-        """side: a Side."""
-        self.reuses = side.reuses
+    is_algorithm = True
+
+    temperature: Temperature = 3.5
+    guide: Guidance = Field(Guidance(), description="each client's guide")
+
+    @model_validator(mode="after")
+    def _has_a_budget(self) -> Self:
+        if self.limit is not None:
+            raise ValueError(f"`limit`: {self.kind} has a budget of its own, `guide.delta`; give `alpha`")
+        return self
+
+    def distance(self, own: Any, seen: Inside, teacher: Inside, g: Tensor, batch: Batch, student_tau: Any) -> Tensor:
+        """The student's distance from the teacher with excuses g; 0-d."""
+        return guided_distance(own, seen.logits, teacher, g, batch, student_tau)
+
+    def task(self, task: Task) -> Task:
         seen = shapes(task.master)
         norm = StaticBatchNorm2d if task.is_static else partial(nn.GroupNorm, 1)
         with torch.device("meta"):
-            self.network = guide_network(seen.features.shape[-1] + seen.logits.shape[-1], side.guide.guide_hidden, norm)
+            network = guide_network(seen.features.shape[-1] + seen.logits.shape[-1], self.guide.guide_hidden, norm)
+        return replace(super().task(task), guide=network)
 
-    def init(self) -> Tree:
-        """A client's state before its first lesson: the same guide for everybody."""
-        return {"guide": drawn(self.network, torch.Generator().manual_seed(0)), "lessons": torch.zeros(())}
+    def batches(self, specs: Mapping[str, Batches]) -> dict[str, Batches]:
+        found = super().batches(specs)
+        fit = {"fit": Batches(SCORED, shuffle=False)} if self.guide.student_tau == "fit" else {}
+        return {**found, "guide": found["train"], **fit}
 
-    def lesson(
-        self, task: Task, hp: Any, w: Params, state: Tree, data: ClientData
-    ) -> tuple[Far, Tree, dict[str, Tensor]]:
-        """The guide's part of a lesson: the distance with its excuses, the client's state, and what to say of it."""
-        side, own = hp.side, hp.side.guide
-        softness = _softness(task, side, w, data)
-        number = state["lessons"] + 1
-        weight = multiplier(number, own.lambda_min, own.lambda_max, own.lambda_period)
+    def at(self, round: int, initial: Any, now: Any) -> Self:
+        """The guide's learning rate follows the schedule of the model's."""
+        if self.guide.guide_lr is None:
+            return self
+        rate = self.guide.guide_lr * now.lr / initial.lr
+        return self.model_copy(update={"guide": self.guide.model_copy(update={"guide_lr": rate})})
 
-        def loss(guide: Params, batch: Batch) -> Tensor:
+    def init_client(self, task: Task) -> Tree:
+        """The same guide for all clients, and no lesson yet."""
+        return {"guide": drawn(guide_of(task), torch.Generator().manual_seed(0)), "lessons": torch.zeros(())}
+
+    def prepare(self, task: Task, hp: Any, down: Tree, state: Tree, data: ClientData) -> Lesson:
+        """The guide learns against the received model (line 2)."""
+        own, guide, w, network = hp.objective, hp.objective.guide, down["w"], guide_of(task)
+        student_tau = _student_temperature(task, own, w, data)
+        weight = multiplier(state["lessons"] + 1, guide.lambda_min, guide.lambda_max, guide.lambda_period)
+
+        def loss(params: Params, batch: Batch) -> Tensor:
             logits, teacher = task.logits(w, batch.x), asked(task, batch.x)
-            g = excuses(self.network, guide, teacher)
-            spent = overspent(logits, g, batch, own.delta, own.budget_over, own.budget_of)
-            return (1 - side.alpha) * _distance(side, logits, teacher, g, batch, softness) + weight * spent
+            g = excuses(network, params, teacher)
+            spent = overspent(logits, g, batch, guide.delta, guide.budget_over, guide.budget_of)
+            return (1 - own.alpha) * guided_distance(own, logits, teacher, g, batch, student_tau) + weight * spent
 
-        rate = hp.lr if own.guide_lr is None else own.guide_lr
-        steps = SimpleNamespace(lr=rate, momentum=hp.momentum, weight_decay=hp.weight_decay, clip_norm=hp.clip_norm)
-        guide, value = minimise(loss, state["guide"], data, steps, batches=data.batches("guide"))
+        sgd = hp.algorithm
+        rate = sgd.lr if guide.guide_lr is None else guide.guide_lr
+        steps = SimpleNamespace(lr=rate, momentum=sgd.momentum, weight_decay=sgd.weight_decay, clip_norm=sgd.clip_norm)
+        learnt, value = minimise(loss, state["guide"], data, steps, batches=data.batches("guide"))
         first = next(data.batches("guide"))
-        excused = mean_over(excuses(self.network, guide, asked(task, first.x)), first)
-        far = self.far(task, side, guide, softness)
-        return far, {"guide": guide, "lessons": number}, {"guide_loss": value, "excused": excused}
+        excused = mean_over(excuses(network, learnt, asked(task, first.x)), first)
+        return Lesson(learnt, student_tau, {"guide_loss": value, "excused": excused})
 
-    def far(self, task: Task, side: Any, guide: Params, softness: Any) -> Far:
-        """With the excuses of a guide."""
+    def terms(self, own: Any, task: Task, w: Params, batch: Batch, prepared: Lesson) -> tuple[Tensor, Tensor]:
+        seen, teacher = inside(task, w, batch.x), asked(task, batch.x)
+        g = excuses(guide_of(task), prepared.guide, teacher)
+        return seen.logits, self.distance(own, seen, teacher, g, batch, prepared.student_tau)
 
-        def excused(seen: Inside, batch: Batch) -> Tensor:
-            teacher = asked(task, batch.x)
-            g = excuses(self.network, guide, teacher)
-            if self.reuses:
-                return mean_over((1 - g) * apart(seen, teacher), batch)
-            return _distance(side, seen.logits, teacher, g, batch, softness)
-
-        return excused
+    def end(
+        self, task: Task, hp: Any, w: Params, state: Tree, context: Lesson, data: ClientData
+    ) -> tuple[Tree, dict[str, Tensor]]:
+        return {"guide": context.guide, "lessons": state["lessons"] + 1}, context.metrics
 
 
-def _distance(side: Any, logits: Tensor, teacher: Inside, g: Tensor, batch: Batch, softness: Any) -> Tensor:
-    """L_dist."""
-    target = soft_labels(teacher.logits, side.temperature)
-    return distance(logits, target, g, batch, side.temperature, softness, side.guide.top_k)
+class GuidedDistillation(Guided):
+    """Distillation with a guide: where the guide excuses a sample, the teacher's predictions of it count less."""
 
 
-def _softness(task: Task, side: Any, w: Params, data: ClientData) -> Any:
-    """tau_s."""
-    given = side.temperature if side.guide.student_tau == "teacher" else side.guide.student_tau
+class SimKDGuidance(Guidance):
+    """A guide next to SimKD. A client has few lessons, and does not move while all samples are excused: the weight of
+    the budget is high from the first one on.
+    """
+
+    lambda_min: float = Field(50.0, ge=0, description="weight of the budget in the first round")
+
+
+class GuidedFeatureReuse(Guided, ReusedTeacher):
+    """SimKD with a guide, which learns as that of `disk`, from the logits of the teacher's last layer."""
+
+    guide: SimKDGuidance = Field(SimKDGuidance(), description="each client's guide")
+
+    def distance(self, own: Any, seen: Inside, teacher: Inside, g: Tensor, batch: Batch, student_tau: Any) -> Tensor:
+        return mean_over((1 - g) * apart(seen, teacher), batch)
+
+
+def guide_of(task: Task) -> nn.Module:
+    """The network of the guide."""
+    assert task.guide is not None
+    return task.guide
+
+
+def guided_distance(own: Any, logits: Tensor, teacher: Inside, g: Tensor, batch: Batch, student_tau: Any) -> Tensor:
+    """L_dist; 0-d."""
+    target = soft_labels(teacher.logits, own.temperature)
+    return distance(logits, target, g, batch, own.temperature, student_tau, own.guide.top_k)
+
+
+def _student_temperature(task: Task, own: Any, w: Params, data: ClientData) -> Any:
+    """tau_s: given, or fitted on all samples of the client."""
+    given = own.temperature if own.guide.student_tau == "teacher" else own.guide.student_tau
     if given != "fit":
         return given
-    said, answers = [], []
+    targets, logits = [], []
     with torch.no_grad():
         for batch in data.batches("fit"):
-            # Without logits a sample draws the temperature nowhere.
+            # A sample without logits does not change the temperature.
             real = 1.0 if batch.mask is None else batch.mask[:, None]
-            said.append(soft_labels(asked(task, batch.x).logits, side.temperature))
-            answers.append(real * task.logits(w, batch.x))
-        return fitted_temperature(torch.cat(said), torch.cat(answers))
+            targets.append(soft_labels(asked(task, batch.x).logits, own.temperature))
+            logits.append(real * task.logits(w, batch.x))
+        return fitted_temperature(torch.cat(targets), torch.cat(logits))

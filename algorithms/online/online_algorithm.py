@@ -32,6 +32,8 @@ class Online(Adapting):
     where `learn` names them: those it must keep.
     """
 
+    learns_stream = True
+
     Hyper: ClassVar[type[OnlineSGD]] = OnlineSGD
 
     def learn(self, down: Tree, cohort: Cohort, tasks: Sequence[int] | None = None) -> Exchange:
@@ -56,7 +58,7 @@ class Online(Adapting):
         return 0
 
     def efficiency(self, server: Tree, cohort: Cohort, points: Sequence[int]) -> Exchanges:
-        """Score U(w) with the first so many of the task's training samples; returns one Result per number."""
+        """Score U(w) with the first so many of the task's training samples; returns one Aggregate per number."""
         down = {"w": self.evaluate_params(server)}
         test = Batches(SCORED, shuffle=False, share="held_out")
         return (

@@ -23,6 +23,11 @@ class ServerStep(Settings):
     beta2: float = Field(0.99, ge=0, lt=1, description="decay of the second moment (adam, yogi)")
     tau: float = Field(1e-3, gt=0, description="adaptivity: added to the root of the second moment")
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is plain averaging."""
+        return self.optimizer == "sgd" and self.lr == 1.0 and not self.momentum
+
     def init(self, w: Tree) -> Tree:
         """The optimiser's state at parameters `w`."""
         state = {"momentum": zeros_like(w)} if self.momentum else {}
@@ -32,7 +37,7 @@ class ServerStep(Settings):
 
     def step(self, w: Tree, mean: Tree, state: Tree) -> tuple[Tree, Tree]:
         """One server step from `w` towards `mean`; returns the new parameters and the new state."""
-        if self.optimizer == "sgd" and self.lr == 1.0 and not self.momentum:
+        if self.is_plain:
             return mean, state
         delta = sub(mean, w)
         new = dict(state)

@@ -23,6 +23,7 @@ class Adapting(Algorithm):
     """Its hyperparameters are an Adaptation."""
 
     def objective(self, hp: Any) -> Loss:
+        """What is minimised on a mini-batch, (w, batch) -> 0-d."""
         return lambda w, batch: meta_loss(self.task, w, batch, hp)
 
     def objection(self) -> str | None:
@@ -47,7 +48,7 @@ class Adapting(Algorithm):
         return None
 
     def evaluate(self, server: Tree, cohort: Cohort) -> Exchanges:
-        """Score U(w) on what the cohort holds out; returns an empty Result for the shared test set."""
+        """Score U(w) on what the cohort holds out; returns an empty Aggregate for the shared test set."""
         batches = {"support": Batches(shuffle=False), "test": Batches(SCORED, shuffle=False, share="held_out")}
         down = {"w": self.evaluate_params(server)}
         nothing = Exchange(self.score, {}, np.zeros(0, int))

@@ -1,11 +1,13 @@
 """Personalised federated learning (PFL thesis, chapter 3): clients learn, and are scored, through an adaptation."""
 
+from copy import copy
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from hedgerow.algorithms.core.client_data import Batches
+from hedgerow.algorithms.core.client_data import Batches, ClientData
+from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.optim.local_sgd import LocalSGD, Loss
 from hedgerow.algorithms.personalized.adaptation import Adaptation, Adapting
 
@@ -43,7 +45,13 @@ class Personal(Adapting):
     """
 
     is_personal = True
-    takes_side = False
+    training_steps: ClassVar[tuple[str, ...]] = ()
 
     def objective(self, hp: Any) -> Loss:
         return self.task.loss if hp.adapt_in == "inference" else super().objective(hp)
+
+    def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        """The training step of the algorithm, on f_i o T_i."""
+        adapted = copy(self)
+        adapted.task = self.task.with_loss(self.objective(hp))
+        return super(Personal, adapted).train(hp, down, state, data)  # type: ignore[misc]

@@ -2,7 +2,7 @@
 
 A compressed message is a tree like any other, and the ledger charges what it holds: of a sparse vector the values and
 their indices, of a sketch its table. What is drawn from a common seed, such as hash functions, is not sent: it is known
-(`Exchange.known`). All of it runs under vmap.
+(`Exchange.local_inputs`). All of it runs under vmap.
 """
 
 from typing import NamedTuple, Self

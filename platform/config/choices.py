@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hedgerow.algorithms import ALGORITHMS
-from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.platform.common.section import section_classes, tag
+from hedgerow.platform.config.old_spellings import TRANSFORMED
+from hedgerow.platform.config.slots_section import TRANSFORM, built_in
 from hedgerow.platform.data import DataConfig, PartitionConfig
 from hedgerow.platform.models import MODELS
 
@@ -24,7 +25,9 @@ class Choice:
 
 def algorithms() -> list[Choice]:
     """By the names that `algorithm.name` takes."""
-    return [Choice(name, said(kind), source(kind)) for name, kind in ALGORITHMS.items()]
+    own = [Choice(name, said(kind), source(kind)) for name, kind in ALGORITHMS.items()]
+    transforms = {alias: built_in(TRANSFORM, kind) for alias, (kind, _) in TRANSFORMED.items()}
+    return own + [Choice(alias, said(transform), source(transform)) for alias, transform in transforms.items()]
 
 
 def datasets() -> list[Choice]:
@@ -47,9 +50,9 @@ def said(kind: type) -> str:
     return paragraph(vars(kind).get("__doc__"))
 
 
-def source(algorithm: type[Algorithm]) -> str:
-    """Where an algorithm comes from: the first paragraph of its file, on one line."""
-    return paragraph(sys.modules[algorithm.__module__].__doc__)
+def source(kind: type) -> str:
+    """Where an algorithm or a transform comes from: the first paragraph of its file, on one line."""
+    return paragraph(sys.modules[kind.__module__].__doc__)
 
 
 def _sections(union: Any) -> list[Choice]:

@@ -6,16 +6,18 @@ from typing import Generic, Literal, Self, TypeVar
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from hedgerow.algorithms.core.hyperparameters import HyperParameters
+from hedgerow.algorithms.core.slots import Slots, SlottedHyper
 from hedgerow.platform.common.section import Section
 from hedgerow.platform.config.problem_section import ProblemConfig, Quadratic
 from hedgerow.platform.config.resources import Resources
+from hedgerow.platform.config.slots_section import AggregationConfig, ObjectiveConfig, TransformConfig
+from hedgerow.platform.config.system_heterogeneity import Simulation
 from hedgerow.platform.config.teacher_section import Teacher
 from hedgerow.platform.data import ACID, DataConfig, PartitionConfig, Public, Stream
 from hedgerow.platform.data.augmentation import Augmentation
 from hedgerow.platform.data.sources.source import QuadraticData
 from hedgerow.platform.models import ModelConfig
 from hedgerow.platform.models.model import QuadraticXY
-from hedgerow.platform.simulation import Simulation
 from hedgerow.platform.storage.remote import is_uri, uri_objection
 
 
@@ -190,6 +192,13 @@ class Experiment(Section, Generic[H]):
     clients_per_round: int | None = Field(None, ge=1, description="their number, in place of `participation`")
     task: TaskConfig
     algorithm: SerializeAsAny[H]
+    aggregation: AggregationConfig = AggregationConfig()
+    transforms: list[TransformConfig] = Field(
+        [], description="what happens to a client's update before it is sent, in this order"
+    )
+    objective: ObjectiveConfig | None = Field(
+        None, description="what clients minimise in place of the task's loss; null: that loss"
+    )
     simulation: Simulation | None = Field(
         None, description="clients that are slow, away, or lost in the middle of a round; null: all take part in time"
     )
@@ -236,6 +245,14 @@ class Experiment(Section, Generic[H]):
         return self
 
     @model_validator(mode="after")
+    def _objectives_need_steps(self) -> Self:
+        if self.objective and getattr(self.algorithm, "solver", "sgd") == "newton":
+            raise ValueError(
+                "`objective` draws anew in every local step, and `algorithm.solver: newton` has none; set it to sgd"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _quadratic_throughout(self) -> Self:
         task = self.task
         said = {
@@ -257,6 +274,16 @@ class Experiment(Section, Generic[H]):
                 f"`task.model.upper: {task.model.upper}` is not `task.data.upper: {task.data.upper}`; set it to that"
             )
         return self
+
+    @property
+    def slots(self) -> Slots:
+        """What stands around the algorithm."""
+        return Slots.model_construct(aggregation=self.aggregation, transforms=self.transforms, objective=self.objective)
+
+    @property
+    def hyper(self) -> SlottedHyper:
+        """All hyperparameters that trials of a pack may differ in, by the dotted paths of the file."""
+        return SlottedHyper.of(self.algorithm, self.slots)
 
     def cohort_size(self, population: int) -> int:
         """How many of the `population` clients take part in a round: at least one. Of a stream, all tasks: they are

@@ -3,11 +3,13 @@
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
+from typing import cast
 
 import numpy as np
 import torch
 
 from hedgerow.algorithms.core.algorithm import Algorithm
+from hedgerow.algorithms.core.slotted import Slotted
 from hedgerow.algorithms.core.task import Task
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.memory import fits, require
@@ -15,7 +17,6 @@ from hedgerow.platform.common.quiet import quiet_libraries
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import algorithm_class, load_experiment
 from hedgerow.platform.config.teacher_section import Teacher, with_parameters
-from hedgerow.platform.contract import check_contract
 from hedgerow.platform.data import (
     ACID,
     Dataset,
@@ -32,6 +33,7 @@ from hedgerow.platform.data.sampling import steps_per_client
 from hedgerow.platform.models import ModelConfig, build_model
 from hedgerow.platform.models.model import CustomModel
 from hedgerow.platform.models.vmap_check import compare_constants, fingerprint
+from hedgerow.platform.runtime.contract_check import check_contract
 from hedgerow.platform.storage.remote import check_storage
 from hedgerow.platform.tracking.run_folder import RunFolder
 
@@ -106,6 +108,8 @@ def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -
     _check_plans(experiment, algorithm)
     if objection := algorithm.objection():
         raise UserError(objection)
+    if objection := experiment.aggregation.rule.incompatibility(experiment.cohort_size(len(partition))):
+        raise UserError(f"aggregation.rule.{objection}")
     if algorithm.needs_everybody and experiment.cohort_size(len(partition)) < len(partition):
         raise UserError(f"participation: {name} needs all clients in every round; set it to 1.0")
     if experiment.simulation and (algorithm.needs_everybody or algorithm.in_one_place):
@@ -170,7 +174,10 @@ def _check_repeats(experiment: Experiment, dataset: Dataset) -> None:
 def _check_streams(experiment: Experiment, partition: Partition) -> None:
     """Raises UserError where the indices of the samples that one client draws in a round do not fit into memory."""
     batches = getattr(experiment.algorithm, "batches", {})
-    for spec in batches.values() if isinstance(batches, dict) else ():
+    batches = batches if isinstance(batches, dict) else {}
+    if experiment.objective is not None and "train" in batches:
+        batches = experiment.objective.batches(batches)
+    for spec in batches.values():
         sizes = partition.shares()[spec.share].sizes
         steps = int(steps_per_client(spec, sizes).max(initial=0))
         require(
@@ -181,10 +188,8 @@ def _check_streams(experiment: Experiment, partition: Partition) -> None:
 
 
 def _check_losses(experiment: Experiment, dataset: Dataset, algorithm: Algorithm) -> None:
-    """Raises UserError when the side loss does not fit the algorithm, or the augmentation the samples."""
+    """Raises UserError when the augmentation does not fit the samples or the algorithm."""
     name, augment = experiment.algorithm.name, experiment.task.augment
-    if getattr(experiment.algorithm, "side", None) and not algorithm.takes_side:
-        raise UserError(f"algorithm.side: {name} has a loss of its own, with nothing beside it; remove it")
     if augment is None:
         return
     shape, images = dataset.sample_shape, dataset.x_train.dtype == np.uint8 and not dataset.is_tokens
@@ -267,4 +272,8 @@ def build_algorithms(experiments: list[Experiment], dataset: Dataset, partition:
     )
     if first.task.problem:
         task = first.task.problem.build(task, dataset, partition)
-    return [algorithm_class(one.algorithm.name)(one.algorithm, task) for one in experiments]
+    algorithms = [algorithm_class(one.algorithm.name)(one.algorithm, task) for one in experiments]
+    if not any(one.slots.are_filled for one in experiments):
+        return algorithms
+    # Experts of a pack have the same form, though a float of one may leave its slots empty.
+    return [cast(Algorithm, Slotted(inner, one.slots)) for inner, one in zip(algorithms, experiments, strict=True)]

@@ -1,5 +1,6 @@
-"""Reads experiment files: YAML in, a validated experiment out, or one sentence that says what to mend."""
+"""Reads experiment files: YAML in, a validated experiment out, or one sentence that says what to fix."""
 
+import copyreg
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -10,15 +11,16 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, create_model
 
-from hedgerow.algorithms import ALGORITHMS
+from hedgerow.algorithms import ALGORITHMS, ALIASES
 from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.hyperparameters import HyperParameters, Settings
-from hedgerow.algorithms.online.online_algorithm import Online
 from hedgerow.platform.common.errors import UserError, mistakes
 from hedgerow.platform.common.registry import import_object, nearest
 from hedgerow.platform.config.experiment import Experiment
+from hedgerow.platform.config.old_spellings import is_slot_key, modern_key, modernize
 from hedgerow.platform.config.problem_section import Quadratic
-from hedgerow.platform.config.validation_errors import dotted, explain, sections_at
+from hedgerow.platform.config.slots_section import own_sections, with_own_sections
+from hedgerow.platform.config.validation_errors import Keys, dotted, explain, sections_at
 from hedgerow.platform.config.yaml_reader import Lines, dump_values, parse_yaml
 from hedgerow.platform.data import Stream
 
@@ -32,7 +34,9 @@ class Override(str):
 class _SomeAlgorithm(HyperParameters, extra="allow"):
     """Stands in where no algorithm is named, and only the name is at fault; or where it is not to be imported."""
 
-    name: str = Field(description=f"one of {', '.join(sorted(ALGORITHMS))}, or the dotted path of your own")
+    name: str = Field(
+        description=f"one of {', '.join(sorted({*ALGORITHMS, *ALIASES}))}, or the dotted path of your own"
+    )
 
 
 def load_experiment(path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
@@ -53,6 +57,7 @@ def read_experiment(path: str | Path) -> Experiment:
     """
     values, lines = read_file(Path(path))
     values.pop("search", None)
+    modernize(values, lines, imports=False)
     return _validated(values, _SomeAlgorithm, lines, str(path))
 
 
@@ -66,11 +71,13 @@ def read_file(path: Path, overrides: Sequence[str] = ()) -> tuple[dict[str, Any]
 
 def parse_experiment(values: dict[str, Any], lines: Lines | None = None, source: str = "experiment") -> Experiment:
     """Validate plain values. lines, source: where they stand, for messages. Raises UserError."""
-    lines = lines or {}
+    values, lines = dict(values), dict(lines or {})
+    modernize(values, lines)
     section = values.get("algorithm")
     name = section.get("name") if isinstance(section, dict) else None
     hyper: type[HyperParameters] = _SomeAlgorithm
     algorithm = None
+    own = own_sections(values, lambda keys: lines.get(keys, source))
     if isinstance(name, str):
         place = lines.get(("algorithm", "name"), source)
         try:
@@ -82,31 +89,37 @@ def parse_experiment(values: dict[str, Any], lines: Lines | None = None, source:
                 raise mistakes(source, error.sentences + others.sentences) from None
             raise
         hyper = _named(algorithm.Hyper, name)
-    experiment = _validated(values, hyper, lines, source)
+    experiment = _validated(values, hyper, lines, source, own)
     if experiment.evaluation.follows and algorithm and not algorithm.has_client_models:
         place = lines.get(("evaluation", "model"), source)
         raise UserError(f"{place}: evaluation.model: {name} has no models of clients to average; set it to server")
     if algorithm:
         _fits_its_loop(experiment, algorithm, lines.get(("algorithm", "name"), source))
+        copyreg.pickle(type(experiment), _reduce)
     return experiment
 
 
-def _validated(values: dict[str, Any], hyper: type[HyperParameters], lines: Lines, source: str) -> Experiment:
-    model = Experiment[hyper]  # type: ignore[valid-type]
+def _validated(
+    values: dict[str, Any], hyper: type[HyperParameters], lines: Lines, source: str, own: Any = None
+) -> Experiment:
+    model: Any = Experiment[hyper]  # type: ignore[valid-type]
+    if own:
+        model = with_own_sections(model, own)
     try:
-        return model.model_validate(values, strict=True)
+        experiment: Experiment = model.model_validate(values, strict=True)
+        return experiment
     except ValidationError as error:
         raise explain(error, model, values, lines, source) from None
 
 
 def _fits_its_loop(experiment: Experiment, algorithm: type[Algorithm], place: str) -> None:
     """Learners of streams need one, and others none; those of two levels a problem. Raises UserError."""
-    online, stream = issubclass(algorithm, Online), isinstance(experiment.task.partition, Stream)
+    online, stream = algorithm.learns_stream, isinstance(experiment.task.partition, Stream)
     name = experiment.algorithm.name
     if online and not stream:
         raise UserError(f"{place}: algorithm.name: {name} learns a stream of tasks; set `task.partition.kind: stream`")
     if stream and not online:
-        known = ", ".join(sorted(name for name, kind in ALGORITHMS.items() if issubclass(kind, Online)))
+        known = ", ".join(sorted(name for name, kind in ALGORITHMS.items() if kind.learns_stream))
         raise UserError(f"{place}: algorithm.name: {name} does not learn streams; choose one of {known}")
     problem, bilevel = experiment.task.problem, algorithm.has_two_levels
     if bilevel and problem is None:
@@ -121,6 +134,11 @@ def _fits_its_loop(experiment: Experiment, algorithm: type[Algorithm], place: st
 def dump_experiment(experiment: Experiment) -> str:
     """The experiment as YAML with every default filled in; reads back as an equal experiment."""
     return dump_values(experiment.model_dump(mode="json"))
+
+
+def _reduce(experiment: Experiment) -> tuple[Any, ...]:
+    """How pickle stores an experiment: as plain values, since the classes of its sections may be made for it alone."""
+    return parse_experiment, (experiment.model_dump(mode="json"),)
 
 
 @cache
@@ -165,6 +183,7 @@ def apply_override(values: dict[str, Any], lines: Lines, override: str) -> None:
     keys = tuple(key.strip() for key in path.split("."))
     if not equals or not all(keys):
         raise UserError(f"{place}: write --set KEY=VALUE, such as --set algorithm.lr=0.05")
+    keys = modern_key(keys, values)
     value, inner = parse_yaml(text, lambda line: place, keys)
     set_value(values, lines, keys, value, place, "--set ")
     lines.update(inner)
@@ -178,32 +197,51 @@ def set_value(
     A key of which the section may have only one with this one is reset, unless an override has set it too.
     word: what stands before KEY=VALUE where it is written.
     """
+    keys = modern_key(keys, values)
+    if is_slot_key(keys):
+        # What stands there under its old name is set with the new one.
+        modernize(values, lines)
     others = alternatives(values, keys) if value is not None else ()
-    for stale in [known for known in lines if known[: len(keys)] == keys]:
-        del lines[stale]
-    for depth, key in enumerate(keys[:-1], start=1):
-        child = values.get(key)
-        if child is not None and not isinstance(child, dict):
-            raise UserError(
-                f"{place}: {dotted(keys[:depth])} is not a section; set it as a whole: {word}{dotted(keys[:depth])}=..."
-            )
+    node: Any = values
+    path: Keys = ()
+    for key in keys[:-1]:
+        path = (*path, _step(node, key, path, place, word))
+        at: Any = path[-1]
+        child = node[at] if isinstance(node, list) else node.get(key)
+        is_list = isinstance(child, list) and bool(child) and all(isinstance(one, dict) for one in child)
+        if child is not None and not is_list and not isinstance(child, dict):
+            raise UserError(f"{place}: {dotted(path)} is not a section; set it as a whole: {word}{dotted(path)}=...")
         # Copied: an alias in the file may name the same section elsewhere.
-        values[key] = dict(child or {})
-        values = values[key]
-        lines.setdefault(keys[:depth], place)
-    values[keys[-1]] = value
-    lines[keys] = place
+        node[at] = node = list(child) if is_list else dict(child or {})
+        lines.setdefault(path, place)
+    path = (*path, _step(node, keys[-1], path, place, word))
+    for stale in [known for known in lines if known[: len(path)] == path]:
+        del lines[stale]
+    node[path[-1]] = value
+    lines[path] = place
     for other in others:
-        if not isinstance(lines.get((*keys[:-1], other)), Override):
-            values.pop(other, None)
-            lines.pop((*keys[:-1], other), None)
+        if not isinstance(lines.get((*path[:-1], other)), Override):
+            node.pop(other, None)
+            lines.pop((*path[:-1], other), None)
+
+
+def _step(node: Any, key: str, path: Keys, place: str, word: str) -> str | int:
+    """A key as an index where the node is a list: `transforms.0.norm`. Raises UserError."""
+    if not isinstance(node, list):
+        return key
+    if key.isdecimal() and int(key) < len(node):
+        return int(key)
+    raise UserError(
+        f"{place}: {dotted(path)} is a list of {len(node)} entries, without {key!r}; set it as a whole: "
+        f"{word}{dotted(path)}=..."
+    )
 
 
 def alternatives(values: dict[str, Any], keys: tuple[str, ...]) -> tuple[str, ...]:
     """Keys of the same section that must be null where this one has a value. values: of the whole file."""
     section = values.get("algorithm")
     name = section.get("name") if isinstance(section, dict) else None
-    return _alternatives(name if isinstance(name, str) else None, keys)
+    return _alternatives(ALIASES.get(name, name) if isinstance(name, str) else None, keys)
 
 
 @cache
@@ -218,11 +256,12 @@ def _alternatives(algorithm: str | None, keys: tuple[str, ...]) -> tuple[str, ..
 
 def algorithm_class(name: str, place: str = "algorithm.name") -> type[Algorithm]:
     """The algorithm of that name, or at that dotted path. Raises UserError."""
-    if name in ALGORITHMS:
-        return ALGORITHMS[name]
+    if ALIASES.get(name, name) in ALGORITHMS:
+        return ALGORITHMS[ALIASES.get(name, name)]
     if "." in name:
         return import_object(name, Algorithm, "an algorithm", place)
+    known = {**ALGORITHMS, **ALIASES}
     raise UserError(
-        f"{place}: {name!r} is not an algorithm{nearest(name, ALGORITHMS)} (allowed: {', '.join(sorted(ALGORITHMS))}, "
+        f"{place}: {name!r} is not an algorithm{nearest(name, known)} (allowed: {', '.join(sorted(known))}, "
         "or the dotted path of your own)"
     )

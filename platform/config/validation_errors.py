@@ -192,6 +192,9 @@ def sections_at(model: type[BaseModel], location: Keys, values: Any = None) -> l
     """
     sections: list[type[BaseModel]] = [model]
     for step in location:
+        if isinstance(step, int):
+            # A place in a list.
+            continue
         deeper = [
             c for s in sections if step in s.model_fields for c in section_classes(s.model_fields[str(step)].annotation)
         ]

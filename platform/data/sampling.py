@@ -32,6 +32,15 @@ def view_keys(spec: Batches, key: tuple[int | str, ...], clients: np.ndarray, st
     return (drawn >> np.uint64(32)).astype(np.int64)
 
 
+def client_keys(key: tuple[int | str, ...], clients: np.ndarray) -> np.ndarray:
+    """64 random bits for each client of an exchange, as two words of 32 bits in int64: (C, 2).
+
+    key: seed, round and number of the exchange.
+    """
+    drawn = keyed_hash(*key, "client", clients)
+    return np.stack([drawn >> np.uint64(32), drawn & np.uint64(2**32 - 1)], axis=1).astype(np.int64)
+
+
 def sample_clients(seed: int, round: int, population: int, count: int) -> np.ndarray:
     """The cohort of a round: `count` of `population` ids, uniform without replacement, ascending.
 

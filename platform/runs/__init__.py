@@ -1,1 +1,1 @@
-"""Running and resuming experiments."""
+"""Runs of one experiment: begun, resumed and recorded."""

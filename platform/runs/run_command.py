@@ -10,9 +10,9 @@ from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.factory import build_data, check
 from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.data.partition_summary import partition_table
-from hedgerow.platform.runner import FinishedRun
-from hedgerow.platform.runner import resume as resume_run
-from hedgerow.platform.runner import run as run_experiment
+from hedgerow.platform.runs.runner import FinishedRun
+from hedgerow.platform.runs.runner import resume as resume_run
+from hedgerow.platform.runs.runner import run as run_experiment
 from hedgerow.platform.storage.remote import uri_of
 from hedgerow.platform.tracking.run_folder import find_run
 from hedgerow.platform.tracking.summary import meta_regret
@@ -84,14 +84,14 @@ def _session(experiments: Sequence[Experiment], address: str | None) -> Iterator
     if not any(_on_ray(experiment) for experiment in experiments):
         yield
         return
-    from hedgerow.platform.crew import let_go
-    from hedgerow.platform.placement import ray_starting
+    from hedgerow.platform.actors.actor_pool import shutdown_idle
+    from hedgerow.platform.actors.session import ray_starting
 
     with ray_starting(address):
         try:
             yield
         finally:
-            let_go()
+            shutdown_idle()
 
 
 @contextmanager
@@ -100,9 +100,9 @@ def _kept_for(following: Experiment | None) -> Iterator[None]:
     if following is None or not _on_ray(following):
         yield
         return
-    from hedgerow.platform.crew import keeping
+    from hedgerow.platform.actors.actor_pool import keep_warm
 
-    with keeping():
+    with keep_warm():
         yield
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, BinaryIO
 
-from hedgerow.platform.heartbeat import beat
+from hedgerow.platform.common.heartbeat import beat
 
 CHUNK = 2**20
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hedgerow.platform.common.section import Section
+from hedgerow.algorithms.core.hyperparameters import Settings
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.tracking.formatting import summary_cells
@@ -77,6 +77,13 @@ def settings(experiment: Experiment) -> str:
     task = experiment.task
     sections = {"algorithm": experiment.algorithm, "model": task.model, "data": task.data, "partition": task.partition}
     rows = {name: text for name, section in sections.items() if (text := _settings(section))}
+    if experiment.aggregation.is_filled:
+        rows["aggregation"] = _settings(experiment.aggregation)
+    slots: dict[str, Settings] = {f"transforms.{i}": transform for i, transform in enumerate(experiment.transforms)}
+    slots |= {} if experiment.objective is None else {"objective": experiment.objective}
+    rows |= {
+        name: ", ".join(filter(None, [getattr(slot, "kind", ""), _settings(slot)])) for name, slot in slots.items()
+    }
     return f"\n## Settings\n\n{markdown_pairs(rows)}" if rows else ""
 
 
@@ -86,7 +93,7 @@ def markdown_pairs(rows: dict[str, str]) -> str:
     return "".join(["| | |\n", "|---|---|\n", *lines])
 
 
-def _settings(section: Section) -> str:
+def _settings(section: Settings) -> str:
     values = section.model_dump(mode="json", exclude_defaults=True, exclude={"name", "kind"})
     return ", ".join(f"{key} = {json.dumps(value)}" for key, value in values.items())
 

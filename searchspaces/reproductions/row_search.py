@@ -9,12 +9,13 @@ from typing import Any
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.registry import nearest
 from hedgerow.platform.config.loader import apply_override
+from hedgerow.platform.config.old_spellings import SLOTS
 from hedgerow.platform.config.yaml_reader import Lines
 from hedgerow.searchspaces.reproductions.shared_trainings import trainings
 from hedgerow.searchspaces.reproductions.table_file import ConfigDict, PublishedTable, TableRow
 from hedgerow.searchspaces.spaces.published_spaces import named_space
 from hedgerow.searchspaces.spaces.search_file import SearchSpec, parse_search
-from hedgerow.searchspaces.spaces.space import frozen, with_overrides
+from hedgerow.searchspaces.spaces.space import frozen, with_overrides, without_slots
 
 GAMMA = 0.1
 """Of Hedge, in every published number about streams."""
@@ -78,11 +79,12 @@ def _sweep(
         raise UserError(f"--grid: no grid is published for {', '.join(wanted)} on {row.title}; leave the option out")
     for heading in wanted:
         for section in _sections(row, heading, grid):
-            values = deepcopy(row.values) | {"name": name.replace("/", "-"), "algorithm": section}
+            values = deepcopy(row.values) | {"name": name.replace("/", "-")} | without_slots(section)
             for override in changed:
                 apply_override(values, lines, override)
+            slots = {key: values.pop(key) for key in SLOTS if key in values}
             base = base or values
-            _note(found, heading, values["algorithm"], name)
+            _note(found, heading, {**values["algorithm"], **slots} if slots else values["algorithm"], name)
     if output:
         base["output"] = output
     given = base.pop("search", {})

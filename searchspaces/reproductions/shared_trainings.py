@@ -103,4 +103,6 @@ def _names_own_class(run: RunFolder) -> bool:
     experiment = read_experiment(run.experiment)
     task = experiment.task
     sections = [experiment.algorithm, task.model, task.problem, task.teacher and task.teacher.model]
-    return any("." in getattr(section, "name", "") for section in sections)
+    slots = [experiment.aggregation.rule, *experiment.transforms, experiment.objective]
+    named = [getattr(section, "name", "") for section in sections]
+    return any("." in name for name in [*named, *(slot.kind for slot in slots if slot)])

@@ -44,10 +44,11 @@ def pack_trials(experiments: Sequence[Experiment], room: int, size: int | None) 
 
 
 def _fusion_key(experiment: Experiment) -> str:
-    """What experts of one pack have in common: everything but the floats of their algorithm."""
-    blank = experiment.algorithm.with_floats(dict.fromkeys(experiment.algorithm.floats(), "a float"))
-    values = experiment.model_dump(mode="json", exclude={"algorithm", "name"})
-    return json.dumps(values | {"algorithm": blank.model_dump(mode="json", warnings=False)}, sort_keys=True)
+    """What experts of one pack have in common: everything but the floats of their algorithm and its slots."""
+    hyper = experiment.hyper
+    blank = hyper.with_floats(dict.fromkeys(hyper.floats(), "a float")).model_dump(mode="json", warnings=False)
+    values = experiment.model_dump(mode="json", exclude={*blank})
+    return json.dumps(values | blank, sort_keys=True)
 
 
 def client_actors(resources: Resources) -> int:

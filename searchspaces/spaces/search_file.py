@@ -11,6 +11,7 @@ from hedgerow.platform.common.errors import UserError, mistakes
 from hedgerow.platform.common.registry import WITHOUT_IMPORTS, nearest
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import parse_experiment, read_experiment, read_file
+from hedgerow.platform.config.old_spellings import SLOTS, modernize
 from hedgerow.platform.config.validation_errors import explain
 from hedgerow.platform.config.yaml_reader import Lines, dump_values
 from hedgerow.platform.data import Stream
@@ -20,7 +21,7 @@ from hedgerow.searchspaces.spaces.space import Overrides, Space, configurations,
 
 SEARCHABLE = (
     *("algorithm", "task.model", "task.partition", "seed", "participation", "clients_per_round"),
-    *("simulation", "engine"),
+    *("aggregation", "transforms", "objective", "simulation", "engine"),
 )
 """What may differ between the trials of one search: they share data, rounds, evaluation and resources."""
 
@@ -40,9 +41,19 @@ class SearchSpec:
 
     @property
     def resolved(self) -> dict[str, Any]:
-        """The file with every default filled in."""
+        """The file with every default filled in; what it has under old names, as it stands.
+
+        Configurations may replace the whole algorithm, and with it what its old keys say.
+        """
         search = self.search.model_dump(mode="json", exclude_none=True)
-        return self.experiment.model_dump(mode="json") | {"search": search}
+        resolved = self.experiment.model_dump(mode="json") | {"search": search}
+        modern = dict(self.values)
+        modernize(modern)
+        if modern != self.values:
+            for key in ("algorithm", *SLOTS):
+                resolved.pop(key)
+                resolved |= {key: self.values[key]} if key in self.values else {}
+        return resolved
 
     def dump(self) -> str:
         """The resolved file as YAML, which reads back as the same search."""

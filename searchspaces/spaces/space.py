@@ -9,7 +9,9 @@ import numpy as np
 from ray import tune
 
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.config.loader import alternatives
+from hedgerow.platform.config.loader import Override, set_value
+from hedgerow.platform.config.old_spellings import SLOTS, modern_key
+from hedgerow.platform.config.yaml_reader import Lines
 from hedgerow.searchspaces.spaces.search_section import Dimension, Overrides
 
 Space = dict[str, Dimension]
@@ -111,10 +113,13 @@ def corners(space: Space, values: dict[str, Any]) -> Iterator[Overrides]:
 def value_at(values: dict[str, Any], key: str) -> Any:
     """The value at a dotted key, or a value equal to nothing."""
     node: Any = values
-    for part in key.split("."):
-        if not isinstance(node, dict) or part not in node:
+    for part in modern_key(tuple(key.split(".")), values):
+        if isinstance(node, list) and part.isdecimal() and int(part) < len(node):
+            node = node[int(part)]
+        elif isinstance(node, dict) and part in node:
+            node = node[part]
+        else:
             return _MISSING
-        node = node[part]
     return node
 
 
@@ -126,20 +131,22 @@ def frozen(value: Any) -> Any:
 
 
 def with_overrides(values: dict[str, Any], overrides: Overrides) -> dict[str, Any]:
-    """A copy of the experiment's values with the overrides in place."""
+    """A copy of the experiment's values with the overrides in place. Raises UserError."""
     out = dict(values)
-    for key, value in overrides.items():
-        node = out
-        *parents, last = key.split(".")
-        for part in parents:
-            inner = node.get(part)
-            node[part] = dict(inner) if isinstance(inner, dict) else {}
-            node = node[part]
-        node[last] = value
-        for other in alternatives(out, tuple(key.split("."))) if value is not None else ():
-            if ".".join([*parents, other]) not in overrides:
-                node.pop(other, None)
+    if isinstance(section := overrides.get("algorithm"), dict):
+        overrides = {**overrides, **without_slots(section)}
+    # Alternatives that are both overridden stay, and are refused when the experiment is parsed.
+    lines: Lines = {modern_key(tuple(key.split(".")), values): Override(key) for key in overrides}
+    # The algorithm comes first: it decides what the other keys mean.
+    for key in sorted(overrides, key=lambda key: key not in ("algorithm", "algorithm.name")):
+        set_value(out, lines, tuple(key.split(".")), overrides[key], Override(f"search.space.{key}"))
     return out
+
+
+def without_slots(section: dict[str, Any]) -> dict[str, Any]:
+    """A section `algorithm` that holds its slots, as one among the values of a search may, apart from them."""
+    algorithm = {key: value for key, value in section.items() if key not in SLOTS}
+    return {"algorithm": algorithm} | {key: section[key] for key in SLOTS if key in section}
 
 
 def _plain(value: Any) -> Any:

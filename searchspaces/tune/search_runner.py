@@ -14,15 +14,18 @@ import ray
 from ray import tune
 from ray.tune.error import TuneError
 
+from hedgerow.platform.actors.actor_pool import shutdown_idle
+from hedgerow.platform.actors.placement import cpu_share, trials_that_fit
+from hedgerow.platform.actors.ray_health import RayHealth
+from hedgerow.platform.actors.session import ray_session
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.factory import Data, build_partition, check, check_task
-from hedgerow.platform.crew import let_go
+from hedgerow.platform.config.old_spellings import SLOTS
 from hedgerow.platform.data import Dataset
 from hedgerow.platform.data.partition_summary import partition_record
-from hedgerow.platform.placement import cpu_share, ray_session, trials_that_fit
-from hedgerow.platform.ray_health import RayHealth
-from hedgerow.platform.runner import PUSHES, close_tracking, finish_push, notifier, recorded, save_final_model
 from hedgerow.platform.runs.finished_run import last_parameters
+from hedgerow.platform.runs.mlflow_sync import PUSHES, close_tracking, finish_push, save_final_model
+from hedgerow.platform.runs.runner import notifier, recorded
 from hedgerow.platform.storage.checkpoint import latest_checkpoint, tell_flaws
 from hedgerow.platform.storage.mirror import Mirror
 from hedgerow.platform.storage.run_lock import RunLock
@@ -122,6 +125,9 @@ def _shape(experiment: Experiment) -> str:
     """What decides whether an experiment fits its data."""
     keys = {"task", "seed", "participation", "clients_per_round", "simulation"}
     values = experiment.model_dump(mode="json", include=keys) | {"algorithm": experiment.algorithm.name}
+    hyper = experiment.hyper
+    blank = hyper.with_floats(dict.fromkeys(hyper.floats())).model_dump(mode="json", warnings=False)
+    values |= {key: blank[key] for key in SLOTS}
     return json.dumps(values, sort_keys=True)
 
 
@@ -181,7 +187,7 @@ def _tune(plan: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
     """
     for name, value in TUNE_SETTINGS.items():
         os.environ.setdefault(name, value)
-    let_go()
+    shutdown_idle()
     dataset, partition = data
     here, resources = folder.path.absolute(), plan.experiment.resources
     room = trials_that_fit(resources, client_actors(resources))
@@ -259,7 +265,7 @@ def packs_of(folder: RunFolder, plan: SearchSpec, known: list[Overrides], room: 
 
 
 def push(name: str, show: object = None) -> list[str]:
-    """Send a search's local record to MLflow; see `platform.runner.push`."""
+    """Send a search's local record to MLflow; see `platform.runs.mlflow_sync.push`."""
     folder = find_run(name)
     plan = load_search(folder.experiment)
     tracker = Tracker(lambda: open_search_store(folder), PUSHES * plan.experiment.tracking.patience)

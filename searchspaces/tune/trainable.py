@@ -10,17 +10,17 @@ import ray
 from ray import tune
 from ray.tune import PlacementGroupFactory
 
+from hedgerow.platform.actors.client_actor import ActorSpec, RayExecutor
+from hedgerow.platform.actors.placement import bundles
+from hedgerow.platform.actors.silence import Signs
+from hedgerow.platform.common.heartbeat import listen
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.factory import build_partition
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.resources import Resources
-from hedgerow.platform.coordinator import Coordinator
 from hedgerow.platform.data import Dataset, Partition
-from hedgerow.platform.heartbeat import listen
-from hedgerow.platform.placement import bundles
-from hedgerow.platform.process import settle
-from hedgerow.platform.ray_executor import Hosting, RayExecutor
-from hedgerow.platform.silence import Signs
+from hedgerow.platform.runtime.launch import build_coordinator
+from hedgerow.platform.runtime.process import init_process
 from hedgerow.platform.storage.checkpoint import DamagedCheckpoint
 from hedgerow.platform.storage.run_lock import Claim
 from hedgerow.platform.tracking.records import RoundRecord
@@ -71,7 +71,7 @@ class FederatedTrainable(tune.Trainable):
     """
 
     def setup(self, config: dict[str, Any], shared: Shared) -> None:  # type: ignore[override]
-        settle(1, shared.import_path)
+        init_process(1, shared.import_path)
         self.shared = shared
         # Views of the object store: one copy of the data per node, whatever the number of trials.
         self.dataset = Dataset.from_arrays(ray.get(shared.data))
@@ -87,31 +87,31 @@ class FederatedTrainable(tune.Trainable):
 
     def step(self) -> RoundRecord:
         """Run to the next report; the result holds the new records, each with the number of its expert."""
-        run = self.coordinator.run
-        for member, learner in zip(self.members, run.learners, strict=True):
+        run = self.coordinator
+        for member, server in zip(self.members, run.servers, strict=True):
             if member.log is None:
                 # Only now: Tune may set up a second process for a trial that another one serves, and drop it.
                 member.log = RunLog(member.folder.metrics)
-                member.log.replace(learner.history)
+                member.log.replace(server.history)
         stopped = all(member.stopped for member in self.members)
         until = min(self.members[0].experiment.rounds, run.round + self.stride - run.round % self.stride)
         while run.round < until and not run.done and not stopped:
-            for i, record in self.coordinator.one_round().items():
+            for i, record in run.run_round().items():
                 log = self.members[i].log
                 assert log is not None
                 log.append(record)
         records = []
-        for member, learner in zip(self.members, run.learners, strict=True):
-            records += [{"expert": member.number, **record} for record in learner.history[member.reported :]]
-            member.reported = len(learner.history)
+        for member, server in zip(self.members, run.servers, strict=True):
+            records += [{"expert": member.number, **record} for record in server.history[member.reported :]]
+            member.reported = len(server.history)
         # What schedulers that know single experts only look at.
-        last = next((record for record in reversed(run.learners[0].history) if "test_accuracy" in record), {})
-        told = {"records": records, "warnings": run.warnings, "done": run.done or stopped}
+        last = next((record for record in reversed(run.servers[0].history) if "test_accuracy" in record), {})
+        told = {"records": records, "warnings": run.warnings(), "done": run.done or stopped}
         return {**last, "round": run.round, **told}
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Make sure that the run folders hold this round, and tell where they are."""
-        saved = self.coordinator.run.save()
+        saved = self.coordinator.save()
         tokens = [
             {"folder": str(member.folder.path), "checkpoint": str(checkpoint), "reported": member.reported}
             for member, checkpoint in zip(self.members, saved, strict=True)
@@ -121,7 +121,7 @@ class FederatedTrainable(tune.Trainable):
     def load_checkpoint(self, checkpoint_dir: Any) -> None:
         """Go on from a checkpoint: this trial's own, or, in population based training, another trial's."""
         tokens = json.loads((Path(checkpoint_dir) / "experts.json").read_text())
-        run = self.coordinator.run
+        run = self.coordinator
         for i, (member, token) in enumerate(zip(self.members, tokens, strict=True)):
             if token["folder"] != str(member.folder.path):
                 checkpoint = Path(token["checkpoint"])
@@ -133,11 +133,11 @@ class FederatedTrainable(tune.Trainable):
                         raise
                 run.save()
             # A run folder that is ahead of what Tune knows reports the rest again; what is known twice does no harm.
-            member.reported = min(token["reported"], len(run.learners[i].history))
+            member.reported = min(token["reported"], len(run.servers[i].history))
 
     def save_run(self) -> None:
         """Make sure that the run folders hold this round."""
-        self.coordinator.run.save()
+        self.coordinator.save()
 
     def cleanup(self) -> None:
         if self.clients is not None:
@@ -149,11 +149,10 @@ class FederatedTrainable(tune.Trainable):
         every = experiments[0].evaluation.every
         self.stride = math.ceil(self.shared.report_every / every) * every
         partition = self._partition(experiments[0])
-        values = [experiment.model_dump(mode="json") for experiment in experiments]
         listen(Signs(signs_file(self.members[0].folder)).alive)
-        executor = self._executor(experiments[0], values, partition)
+        executor = self._executor(experiments, partition)
         folders = [member.folder.checkpoints for member in self.members]
-        self.coordinator = Coordinator(values, self.dataset, partition, executor, folders, self.shared.claim)
+        self.coordinator = build_coordinator(experiments, self.dataset, partition, executor, folders, self.shared.claim)
 
     def _member(self, number: int, overrides: Overrides) -> TrialRun:
         folder = expert_folder(self.shared.folder, number)
@@ -165,26 +164,24 @@ class FederatedTrainable(tune.Trainable):
         same = experiment.task.partition == self.base.task.partition and experiment.seed == self.base.seed
         return self.base_partition if same else build_partition(experiment, self.dataset)
 
-    def _executor(
-        self, experiment: Experiment, values: list[dict[str, Any]], partition: Partition
-    ) -> RayExecutor | None:
+    def _executor(self, experiments: list[Experiment], partition: Partition) -> RayExecutor | None:
         """Client actors in the trial's placement group; None: this process hosts the clients."""
-        resources, shared = experiment.resources, self.shared
+        resources, shared = experiments[0].resources, self.shared
         actors = client_actors(resources)
         if actors == 1:
             return None
         drawn = shared.partition if partition is self.base_partition else ray.put(partition.arrays())
-        hosting = Hosting(values, shared.import_path, shared.data, drawn)
+        spec = ActorSpec(experiments, shared.import_path, shared.data, drawn)
         signs = Signs(signs_file(self.members[0].folder))
         if self.clients is None:
             group = ray.util.get_current_placement_group()
             assert group is not None, "Tune gives every trial its placement group"
             # The last bundles: a first one, for this process, is there only where it reserves anything.
             bundles = list(range(group.bundle_count - actors, group.bundle_count))
-            self.clients = RayExecutor(hosting, group, bundles, signs)
+            self.clients = RayExecutor(spec, group, bundles, signs)
         else:
             self.clients.signs = signs
-            self.clients.host(hosting)
+            self.clients.load_run(spec)
         return self.clients
 
 

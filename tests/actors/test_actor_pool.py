@@ -10,9 +10,9 @@ import pytest
 from ray_runs import same, small
 from searches import plan
 
-from hedgerow.platform import runner
-from hedgerow.platform.crew import keeping, let_go
-from hedgerow.platform.runner import run
+from hedgerow.platform.actors.actor_pool import keep_warm, shutdown_idle
+from hedgerow.platform.runs import runner
+from hedgerow.platform.runs.runner import run
 from hedgerow.searchspaces.tune.search_runner import search
 
 
@@ -44,10 +44,10 @@ def scaffold(output, **settings):
 def shared() -> Iterator[None]:
     """As in a command whose runs all have others after them."""
     try:
-        with keeping():
+        with keep_warm():
             yield
     finally:
-        let_go()
+        shutdown_idle()
 
 
 @pytest.fixture

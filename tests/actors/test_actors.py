@@ -7,7 +7,7 @@ from noisy import ESTIMATORS
 from ray_runs import at_once, numbers, same, small
 
 from hedgerow.platform.config.loader import parse_experiment
-from hedgerow.platform.runner import run
+from hedgerow.platform.runs.runner import run
 
 pytestmark = pytest.mark.usefixtures("kept")
 

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import contextmanager
 
@@ -15,29 +14,22 @@ from ray_runs import numbers, same, small
 
 from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.optim.gradient import gradient_and_value
+from hedgerow.platform.actors.server_actor import CoordinatorHandle
 from hedgerow.platform.common.errors import RayLost, UserError
 from hedgerow.platform.config.factory import check
-from hedgerow.platform.coordinator import Coordinator, in_this_process
-from hedgerow.platform.drivers import open_driver
-from hedgerow.platform.local_first import LocalFirst
-from hedgerow.platform.runner import FinishedRun, resume, run
+from hedgerow.platform.runs.runner import FinishedRun, resume, run
+from hedgerow.platform.runtime.launch import build_coordinator, inline_executor
 from hedgerow.platform.storage.checkpoint import checkpoints, round_of
 
 
 @contextmanager
-def local_first(experiment, folder, ready, actors=2, on_ray=None):
-    """As `open_driver` makes it, with a Ray that is there when the test says so."""
+def local_first(experiment, folder, ready, actors=2, kind=CoordinatorHandle):
+    """As a run has it that starts Ray, with a Ray that is there when the test says so."""
     dataset, partition = check(experiment, None)
-    values = experiment.model_dump(mode="json")
-    executor = in_this_process([experiment], dataset, partition, actors, measures=False)
-    local = Coordinator([values], dataset, partition, executor, [folder])
-
-    @contextmanager
-    def driver_on_ray(needless):
-        with open_driver(experiment, dataset, partition, folder, None) as driver:
-            yield driver
-
-    with LocalFirst(local, ready, on_ray or driver_on_ray) as first:
+    executor = inline_executor([experiment], dataset, partition, actors, measures=False)
+    local = build_coordinator([experiment], dataset, partition, executor, [folder])
+    run = experiment, dataset, partition, folder, actors, actors, pytest.fail, None, ready, local
+    with kind(*run) as first:
         try:
             yield first
         finally:
@@ -70,7 +62,7 @@ def test_whoever_runs_a_round_its_bits_are_the_same(local_rounds, whole, tmp_pat
         assert len(records) == local_rounds
         ready.set_result(None)
         if local_rounds < 6:
-            while not (driver._remote.done() and driver._there().is_ready()):
+            while not driver.is_ready():
                 time.sleep(0.01)
             finish(driver, records)
             assert driver.local is None
@@ -116,12 +108,12 @@ def test_rounds_before_one_that_needs_a_measurement_are_told(tmp_path):
 
 def test_rounds_that_a_lost_coordinator_ran_and_did_not_tell_are_told_by_the_next(tmp_path):
     experiment = small(tmp_path, rounds=6, resources__executor="inline")
-    values, data = [experiment.model_dump(mode="json")], check(experiment, None)
-    lost = Coordinator(values, *data, None, [tmp_path / "checkpoints"])
+    data = check(experiment, None)
+    lost = build_coordinator([experiment], *data, None, [tmp_path / "checkpoints"])
     assert [record["round"] for record in lost.advance(0.0, 0)[0]] == [1]
     for _ in range(3):
-        lost.one_round()
-    following = Coordinator(values, *data, None, [tmp_path / "checkpoints"])
+        lost.run_round()
+    following = build_coordinator([experiment], *data, None, [tmp_path / "checkpoints"])
     records, done = following.advance(60.0, 1)
     assert [record["round"] for record in records] == [2, 3, 4, 5, 6]
     assert done
@@ -135,9 +127,9 @@ def test_a_run_that_ends_before_ray_is_there_leaves_nothing_behind(tmp_path):
         assert len(finish(driver, [])) == 4
         assert set(driver.parameters()) == {"1.weight", "1.bias", "3.weight", "3.bias"}
         # Ray comes up only now; nobody wants its actors any more.
-        driver._wanted = False
+        driver._is_needed = False
         ready.set_result(None)
-    assert driver._remote.result() is None
+    assert not driver._is_started
 
 
 @pytest.mark.timeout(60)
@@ -150,7 +142,7 @@ def test_a_ray_that_does_not_start_is_told(tmp_path):
         with pytest.raises(UserError, match="no Ray cluster answers"):
             finish(driver, [])
         # The rounds that were run here are not lost.
-        assert rounds_saved(tmp_path) == driver.local.run.round > 0
+        assert rounds_saved(tmp_path) == driver.local.round > 0
 
 
 def rounds_saved(tmp_path) -> int:
@@ -159,29 +151,27 @@ def rounds_saved(tmp_path) -> int:
 
 @pytest.mark.parametrize("seen_by", ["the driver", "the thread of its health"])
 def test_rounds_that_were_run_here_are_saved_when_ray_is_lost(seen_by, tmp_path):
-    class Lost:
-        needless: Callable[[RayLost], bool]
+    class Lost(CoordinatorHandle):
+        def _start_actors(self) -> None:
+            self._ready.result()
 
         def is_ready(self) -> bool:
+            if not self._ready.done():
+                return False
             if seen_by == "the driver":
                 raise RayLost("Ray has ended")
             # The local coordinator is not at work now.
-            assert self.needless(RayLost("Ray has ended")) is False
-            return False
-
-    @contextmanager
-    def on_ray(needless):
-        Lost.needless = staticmethod(needless)
-        yield Lost()
+            assert self._works_without_ray(RayLost("Ray has ended")) is False
+            return super().is_ready()
 
     experiment = small(tmp_path / "runs", rounds=10**6, resources__actors=2, checkpoints__every=0)
     ready: Future[None] = Future()
-    with local_first(experiment, tmp_path / "checkpoints", ready, on_ray=on_ray) as driver:
+    with local_first(experiment, tmp_path / "checkpoints", ready, kind=Lost) as driver:
         driver.advance(0.0)
         ready.set_result(None)
         with pytest.raises(RayLost, match="Ray has ended"):
             finish(driver, [])
-        assert rounds_saved(tmp_path) == driver.local.run.round > 0
+        assert rounds_saved(tmp_path) == driver.local.round > 0
 
 
 def test_the_loss_of_ray_does_not_end_a_process_that_runs_rounds_itself(tmp_path):
@@ -192,13 +182,13 @@ def test_the_loss_of_ray_does_not_end_a_process_that_runs_rounds_itself(tmp_path
         advance = driver.local.advance
 
         def meddle(seconds):
-            answers.append(driver._needless(RayLost("Ray has ended")))
+            answers.append(driver._works_without_ray(RayLost("Ray has ended")))
             return advance(seconds)
 
         driver.local.advance = meddle
         driver.advance(0.0)
         assert answers == [True]
-        assert driver._needless(RayLost("Ray has ended")) is False
+        assert driver._works_without_ray(RayLost("Ray has ended")) is False
 
 
 def test_a_ray_that_cannot_start_ends_in_a_sentence_and_the_run_resumes(ray_here, tmp_path):

@@ -22,7 +22,7 @@ from searches import one_after_the_other, plan
 from hedgerow.platform.common.ray_private import gcs_client
 from hedgerow.platform.config.factory import check
 from hedgerow.platform.config.loader import dump_experiment
-from hedgerow.platform.coordinator import Coordinator, in_this_process
+from hedgerow.platform.runtime.launch import build_coordinator, inline_executor
 from hedgerow.platform.storage.checkpoint import latest_checkpoint, read_checkpoint, round_of
 from hedgerow.platform.tracking.records import HedgeRecord
 from hedgerow.platform.tracking.tracker import RunLog
@@ -204,17 +204,15 @@ def test_nodes_are_lost_join_and_are_taken_and_the_run_has_the_same_bits(nodes, 
     assert json.loads((folder / "run.json").read_text())["client_actors"] == [2, 1, 2, 1]
 
     data = check(experiment, None)
-    calm = Coordinator(
-        [experiment.model_dump(mode="json")], *data, in_this_process([experiment], *data, 2), [tmp_path / "calm"]
-    )
+    calm = build_coordinator([experiment], *data, inline_executor([experiment], *data, 2), [tmp_path / "calm"])
     calm.advance(1e6)
-    (learner,) = calm.run.learners
+    (learner,) = calm.servers
     records = RunLog(folder / "metrics.jsonl").read()
     assert [r | {"seconds": 0} for r in records] == [r | {"seconds": 0} for r in learner.history]
     last = latest_checkpoint(folder / "checkpoints")
     assert last is not None
     server, _ = read_checkpoint(last[0])
-    assert all(np.array_equal(server["w"][name], value) for name, value in learner.server["w"].items())
+    assert all(np.array_equal(server["w"][name], value) for name, value in learner.state["w"].items())
 
 
 SEARCH = {

@@ -16,7 +16,7 @@ import yaml
 from paths import SUPPORT
 from ray_runs import small
 
-from hedgerow.platform.ray_folder import SETTLED, _sweep, private_folder
+from hedgerow.platform.actors.ray_folder import SETTLED, _sweep, private_folder
 
 RAY = Path(sys.executable).with_name("ray")
 
@@ -34,7 +34,9 @@ def short(monkeypatch):
     shutil.rmtree(folder, ignore_errors=True)
 
 
-SESSION = "import ray; from hedgerow.platform.placement import ray_session\nwith ray_session(): ray.cluster_resources()"
+SESSION = (
+    "import ray; from hedgerow.platform.actors.session import ray_session\nwith ray_session(): ray.cluster_resources()"
+)
 
 
 @pytest.mark.exhaustive("processes")
@@ -91,7 +93,7 @@ def test_ray_keeps_no_history_of_calls():
 
 def test_folders_of_killed_processes_are_removed_and_those_of_living_ones_stay(short):
     hold = (
-        "import os, signal, sys\nfrom hedgerow.platform.ray_folder import private_folder\n"
+        "import os, signal, sys\nfrom hedgerow.platform.actors.ray_folder import private_folder\n"
         "with private_folder() as folder:\n    print(folder, flush=True); signal.pause()"
     )
     living, killed = (

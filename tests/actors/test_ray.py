@@ -11,7 +11,7 @@ from ray_runs import at_once, hosts_coordinator, numbers, same, small
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.resources import Resources
-from hedgerow.platform.runner import FinishedRun, run
+from hedgerow.platform.runs.runner import FinishedRun, run
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ class TestOnRay:
 
 
 def test_how_many_actors_fit():
-    from hedgerow.platform.placement import actors_that_fit
+    from hedgerow.platform.actors.placement import actors_that_fit
 
     nodes = [{"CPU": 4.0, "GPU": 2.0}, {"CPU": 16.0}, {"CPU": 1.0, "GPU": 1.0}]
     assert actors_that_fit(Resources(cpus_per_actor=1), nodes) == 21

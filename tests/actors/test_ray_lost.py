@@ -15,11 +15,11 @@ from processes import hedgerow
 from ray_runs import same, small
 from searches import one_after_the_other, plan
 
-from hedgerow.platform import ray_health
+from hedgerow.platform.actors import ray_health
+from hedgerow.platform.actors.ray_health import RayHealth, Server
 from hedgerow.platform.common.errors import RayLost
 from hedgerow.platform.config.loader import dump_experiment
-from hedgerow.platform.ray_health import RayHealth, Server
-from hedgerow.platform.runner import resume, run
+from hedgerow.platform.runs.runner import resume, run
 from hedgerow.platform.storage.run_lock import RunLock
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.searchspaces.tune.search_runner import resume_search

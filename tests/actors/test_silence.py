@@ -17,17 +17,18 @@ from ray.tune.experiment import Trial
 from ray_runs import numbers, same, small
 from searches import one_after_the_other, plan
 
-from hedgerow.platform import heartbeat, runner
+from hedgerow.platform.actors.client_actor import ActorSpec
+from hedgerow.platform.actors.server_actor import CoordinatorActor, CoordinatorHandle
+from hedgerow.platform.actors.silence import Signs, Silence, Watch
+from hedgerow.platform.common import heartbeat
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.ray_private import known_actors
 from hedgerow.platform.config.factory import check
 from hedgerow.platform.config.resources import Resources
-from hedgerow.platform.coordinator import in_this_process
-from hedgerow.platform.dispatch import NO_MATTER
-from hedgerow.platform.ray_driver import CoordinatorActor, RayDriver
-from hedgerow.platform.ray_executor import Hosting
-from hedgerow.platform.runner import run
-from hedgerow.platform.silence import Signs, Silence, Watch
+from hedgerow.platform.runs import runner
+from hedgerow.platform.runs.runner import run
+from hedgerow.platform.runtime.executor import NO_MATTER
+from hedgerow.platform.runtime.launch import inline_executor
 from hedgerow.searchspaces.hedge.scheduler import HedgeScheduler
 from hedgerow.searchspaces.tune.callbacks import SearchCallback
 from hedgerow.searchspaces.tune.search_runner import search
@@ -129,7 +130,7 @@ def test_a_driver_that_cannot_begin_leaves_no_thread_behind_that_ends_this_proce
     def busy(*arguments):
         raise UserError("the cluster is busy")
 
-    monkeypatch.setattr(RayDriver, "_gather", busy)
+    monkeypatch.setattr(CoordinatorHandle, "_gather", busy)
     with pytest.raises(UserError, match="the cluster is busy"):
         run(small(tmp_path, resources__executor="ray"))
     for thread in threading.enumerate():
@@ -190,11 +191,11 @@ def test_a_trial_that_waits_for_others_is_not_silent(tmp_path):
 
 def test_hashing_and_writing_a_checkpoint_and_verifying_it_are_signs_of_life(tmp_path):
     experiment = small(tmp_path, resources__executor="inline")
-    values, (dataset, partition) = experiment.model_dump(mode="json"), check(experiment, None)
-    executor = in_this_process([experiment], dataset, partition)
+    dataset, partition = check(experiment, None)
+    executor = inline_executor([experiment], dataset, partition)
     executor.signs = Signs(tmp_path / "signs")
     executor.signs.begin()
-    hosting = Hosting([values], sys.path, None, None)
+    spec = ActorSpec([experiment], sys.path, None, None)
     coordinator = object.__new__(CoordinatorActor)
 
     def gives_a_sign(action: Callable[[], Any]) -> bool:
@@ -204,8 +205,8 @@ def test_hashing_and_writing_a_checkpoint_and_verifying_it_are_signs_of_life(tmp
         return executor.signs.file.stat().st_mtime > 0
 
     try:
-        coordinator.begin(hosting, dataset.arrays(), partition.arrays(), executor, tmp_path / "checkpoints", None)
-        assert gives_a_sign(coordinator.one_round)
+        coordinator.load_run(spec, dataset.arrays(), partition.arrays(), executor, tmp_path / "checkpoints", None)
+        assert gives_a_sign(coordinator.run_round)
         assert gives_a_sign(coordinator.save)
         assert gives_a_sign(coordinator.reload)
         # A file that is gone must not end the work.

@@ -11,10 +11,10 @@ from hedgerow.cli import main
 from hedgerow.cluster.feasibility import place
 from hedgerow.cluster.nodes import parse_nodes
 from hedgerow.cluster.round_time import RoundTimeModel, exchange_seconds, fitted_constants
+from hedgerow.platform.actors.placement import actors_that_fit, bundle_of, bundles, reserved, strategy
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.resources import Resources, gpu_share
-from hedgerow.platform.placement import actors_that_fit, bundle_of, bundles, reserved, strategy
-from hedgerow.platform.runner import run
+from hedgerow.platform.runs.runner import run
 
 DIGITS = str(ROOT / "examples" / "digits_fedavg.yaml")
 MIXED = "1x(cpus=4,memory=16) + 2x(cpus=16,gpus=2,memory=64)"

@@ -16,7 +16,7 @@ from paths import ROOT
 
 from hedgerow.cli import HELP_SECTIONS, main
 from hedgerow.platform.config.loader import load_experiment
-from hedgerow.platform.runner import run
+from hedgerow.platform.runs.runner import run
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.ui.command_output import CommandOutput
 from hedgerow.searchspaces.listing import KINDS
@@ -176,7 +176,7 @@ def test_no_colour_where_none_is_wanted(here):
     assert coloured.exit_code == plain.exit_code == 0
     assert COLOUR.search(coloured.output)
     assert not COLOUR.search(plain.output)
-    assert "Results" in plain.output
+    assert "Aggregates" in plain.output
 
 
 def completions(*words: str) -> list[str]:

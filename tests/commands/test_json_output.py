@@ -16,7 +16,7 @@ from searches import plan
 from tracked_runs import small
 
 from hedgerow.cli import main
-from hedgerow.platform.runner import run
+from hedgerow.platform.runs.runner import run
 from hedgerow.platform.tracking.run_folder import RunFolder
 
 ROW = re.compile(r"^\| (`[^|]+`) \| (.+?) \|$", re.MULTILINE)

@@ -1,6 +1,6 @@
 """What there is to choose from says what it is, and whence."""
 
-from hedgerow.algorithms import ALGORITHMS
+from hedgerow.algorithms import ALGORITHMS, ALIASES
 from hedgerow.platform.models import MODELS
 from hedgerow.searchspaces.listing import KINDS
 from hedgerow.searchspaces.spaces.published_spaces import named_spaces
@@ -19,7 +19,7 @@ def test_everything_is_listed_once_and_says_what_it_is():
 
 def test_names_are_those_that_files_take():
     names = {kind: [choice.name for choice in listed()] for kind, listed in KINDS.items()}
-    assert names["algorithms"] == list(ALGORITHMS)
+    assert names["algorithms"] == [*ALGORITHMS, *ALIASES]
     assert names["models"] == list(MODELS)
     assert names["spaces"] == list(named_spaces())
     assert {"digits", "quadratic", "text"} < set(names["datasets"])

@@ -107,6 +107,10 @@ GOOD_FILES = {
     "steps": change(("epochs: 2", "steps: 5")),
     "fedprox": change(("name: fedavg", "name: fedprox\n  mu: 1e-5")),
     "server": add("  server: {optimizer: yogi, lr: 3e-2, tau: 1E-9}"),
+    "slots": add(
+        "aggregation: {weighting: samples, server_optimizer: {optimizer: yogi, lr: 3e-2, tau: 1E-9}}\n"
+        "transforms: [{kind: clip, norm: 1e-1}, {kind: top_k, entries: 10}]"
+    ),
     "synthetic": change(("name: digits}", "name: synthetic, gamma1: 1}"), ("kind: dirichlet", "kind: natural"))
     .replace("    clients: 100\n", "")
     .replace("    alpha: 0.3\n", ""),
@@ -139,7 +143,7 @@ def test_the_dump_shows_every_default_in_the_order_of_the_schema(tmp_path):
     values = yaml.safe_load(dump_experiment(experiment))
     assert list(values) == list(type(experiment).model_fields)
     assert list(values["algorithm"]) == list(type(experiment.algorithm).model_fields)
-    assert values["algorithm"]["server"] == {
+    assert values["aggregation"]["server_optimizer"] == {
         "optimizer": "sgd",
         "lr": 1.0,
         "momentum": 0.0,
@@ -163,8 +167,9 @@ def test_whole_numbers_may_stand_for_floats_and_are_grouped_with_underscores(tmp
 
 
 def test_aliases_and_merges_work(tmp_path):
-    text = change(("  lr: 0.1\n", "  lr: &lr 0.25\n")) + "  server: {<<: {momentum: 0.5}, lr: *lr}\n"
-    server = load_experiment(write(tmp_path, text)).algorithm.server
+    slot = "aggregation: {server_optimizer: {<<: {momentum: 0.5}, lr: *lr}}\n"
+    text = change(("  lr: 0.1\n", "  lr: &lr 0.25\n")) + slot
+    server = load_experiment(write(tmp_path, text)).aggregation.server_optimizer
     assert (server.lr, server.momentum) == (0.25, 0.5)
 
 
@@ -174,17 +179,20 @@ def test_overrides_change_what_they_name_and_nothing_else(tmp_path):
         "rounds=7",
         "task.model.hidden=[3, 4]",
         " evaluation.every = 2",
-        "algorithm.server={lr: 0.5}",
+        "aggregation.server_optimizer={lr: 0.5}",
         "name=x",
     ]
     changed, plain = load_experiment(path, overrides).model_dump(), load_experiment(path).model_dump()
     assert changed["rounds"] == 7
     assert changed["task"]["model"]["hidden"] == [3, 4]
     assert changed["evaluation"] == {**plain["evaluation"], "every": 2}
-    assert changed["algorithm"] == {**plain["algorithm"], "server": {**plain["algorithm"]["server"], "lr": 0.5}}
+    assert changed["aggregation"] == {
+        **plain["aggregation"],
+        "server_optimizer": {**plain["aggregation"]["server_optimizer"], "lr": 0.5},
+    }
     plain["task"]["model"]["hidden"] = [3, 4]
     assert changed["task"] == plain["task"]
-    same = set(plain) - {"rounds", "task", "evaluation", "algorithm", "name"}
+    same = set(plain) - {"rounds", "task", "evaluation", "aggregation", "name"}
     assert {key: changed[key] for key in same} == {key: plain[key] for key in same}
 
 
@@ -213,7 +221,7 @@ def test_an_override_leaves_aliases_of_its_section_alone(tmp_path):
         ("rounds=", "rounds must be a whole number, not null"),
         ("algorithm.lrr=0.5", "algorithm.lrr is not a key here; did you mean 'lr'? (allowed: batch_size,"),
         ("algoritm.lr=0.5", "algoritm is not a key here; did you mean 'algorithm'?"),
-        ("algorithm.server.lrr=0.5", "algorithm.server.lrr is not a key here; did you mean 'lr'?"),
+        ("algorithm.server.lrr=0.5", "aggregation.server_optimizer.lrr is not a key here; did you mean 'lr'?"),
         ("rounds.x=3", "rounds is not a section; set it as a whole: --set rounds=..."),
         ("task.model.hidden.0=3", "task.model.hidden is not a section; set it as a whole: --set task.model.hidden=..."),
         ("task.model={name: mlp, hidden: [0]}", "task.model.hidden.0 must be at least 1, not 0"),
@@ -272,11 +280,11 @@ def test_an_override_without_set_is_recognised(tmp_path):
 
 
 def test_setting_one_of_two_alternatives_resets_the_other(tmp_path):
-    path = write(tmp_path, GOOD + "  side: {kind: robustness, alpha: 0.5}\n")
-    changed = load_experiment(path, ["clients_per_round=3", "algorithm.steps=5", "algorithm.side.limit=0.1"])
+    path = write(tmp_path, GOOD + "objective: {kind: robustness, alpha: 0.5}\n")
+    changed = load_experiment(path, ["clients_per_round=3", "algorithm.steps=5", "objective.limit=0.1"])
     assert (changed.participation, changed.clients_per_round) == (None, 3)
     assert (changed.algorithm.epochs, changed.algorithm.steps) == (None, 5)
-    assert (changed.algorithm.side.alpha, changed.algorithm.side.limit) == (None, 0.1)
+    assert (changed.objective.alpha, changed.objective.limit) == (None, 0.1)
     assert "give either `epochs` or `steps`" in refusal(path, "algorithm.steps=5", "algorithm.epochs=1")
     values, _, _ = _values(load_experiment(path), {"clients_per_round": 3})
     assert parse_experiment(values).participation is None

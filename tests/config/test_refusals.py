@@ -18,7 +18,7 @@ from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.factory import check
 from hedgerow.platform.config.loader import load_experiment, parse_experiment
 from hedgerow.platform.config.yaml_reader import REPEATED, parse_yaml
-from hedgerow.platform.runner import run
+from hedgerow.platform.runs.runner import run
 from hedgerow.platform.ui.starter_files import complete
 from hedgerow.searchspaces.hedge.async_rounds import HedgeRounds
 from hedgerow.searchspaces.hedge.weights import Hedge

@@ -12,7 +12,7 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.data import DataConfig, load_dataset
 from hedgerow.platform.data.sources.text import LETTERS, speakers
-from hedgerow.platform.runner import run
+from hedgerow.platform.runs.runner import run
 
 PLAY = (
     "First Citizen:\nBefore we proceed,\nhear me.\n\nAll:\nSpeak, speak: now.\n\n"

@@ -9,8 +9,9 @@ from hedgerow.algorithms.core.pytree import flatten
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.factory import build_data, build_module, check
 from hedgerow.platform.config.loader import parse_experiment
-from hedgerow.platform.coordinator import Coordinator
-from hedgerow.platform.runner import run, save_final_model
+from hedgerow.platform.runs.mlflow_sync import save_final_model
+from hedgerow.platform.runs.runner import run
+from hedgerow.platform.runtime.launch import build_coordinator
 
 TRAINED, ALL = 170, 1210
 
@@ -56,10 +57,10 @@ def experiment(name, hyper, model="toys.FrozenFirst", mode="vmap", **more):
 def done(tmp_path, *args, **kwargs):
     """(the learner after its rounds, the module of its worker)."""
     wanted = experiment(*args, **kwargs)
-    coordinator = Coordinator([wanted.model_dump(mode="json")], *build_data(wanted, None), None, [tmp_path])
-    while not coordinator.run.done:
-        next(coordinator.run)
-    return coordinator.run.learners[0], coordinator.run.executor.worker.algorithms[0].task.module
+    coordinator = build_coordinator([wanted], *build_data(wanted, None), None, [tmp_path])
+    while not coordinator.done:
+        coordinator.next_round()
+    return coordinator.servers[0], coordinator.executor.worker.algorithms[0].task.module
 
 
 def without_clock(history):
@@ -76,27 +77,27 @@ def test_frozen_parameters_are_constants_of_the_model(name, tmp_path):
     for layer in ("weight", "bias"):
         assert torch.equal(getattr(module[1], layer), getattr(fresh[1], layer))
     assert sum(p.numel() for p in module.parameters()) == ALL
-    assert set(frozen.algorithm.evaluate_params(frozen.server)) == {"3.weight", "3.bias"}
-    server, other = flatten(frozen.server), flatten(constant.server)
+    assert set(frozen.algorithm.evaluate_params(frozen.state)) == {"3.weight", "3.bias"}
+    server, other = flatten(frozen.state), flatten(constant.state)
     assert server.keys() == other.keys()
     assert all(torch.equal(server[key], other[key]) for key in server)
     assert without_clock(frozen.history) == without_clock(constant.history)
-    looped = flatten(ran["loop"][0].server)
+    looped = flatten(ran["loop"][0].state)
     assert max(float((looped[key] - server[key]).abs().max()) for key in server) < 1e-4
     if name in ("fedavg", "feddyn", "per_fedavg", "scaffold"):
         units = 2 if name == "scaffold" else 1
         record = frozen.history[-1]
         assert record["scalars_up"] == record["scalars_down"] == 6 * units * TRAINED
         assert record["transmissions"] == 2 * units
-    learnt, start = frozen.algorithm.evaluate_params(frozen.server), module[3]
+    learnt, start = frozen.algorithm.evaluate_params(frozen.state), module[3]
     assert not torch.equal(learnt["3.weight"], start.weight)
 
 
 def test_a_frozen_last_layer_serves_those_that_look_at_it(tmp_path):
     learner, _ = done(tmp_path, "fedavg", METHODS["fedavg-synthetic"], model="toys.FrozenLast")
-    assert set(learner.server["w"]) == {"1.weight", "1.bias"}
+    assert set(learner.state["w"]) == {"1.weight", "1.bias"}
     learner, _ = done(tmp_path, "pfldyn", {"adapt": "proto", "proto_layer": "features"}, model="toys.FrozenLast")
-    assert set(learner.server["w"]) == {"1.weight", "1.bias"}
+    assert set(learner.state["w"]) == {"1.weight", "1.bias"}
 
 
 def test_the_recorded_model_and_a_teacher_keep_what_was_frozen(tmp_path):
@@ -115,15 +116,15 @@ def test_the_recorded_model_and_a_teacher_keep_what_was_frozen(tmp_path):
     assert predicted == pytest.approx(expected.numpy(), abs=1e-5)
     # As a teacher the run is the same model.
     taught = {"kind": "distillation", "alpha": 0.0, "temperature": 1.0}
-    after = experiment("fedavg", {"lr": 0.1, "side": taught}, model="toys.FrozenFirst")
+    after = experiment("fedavg", {"lr": 0.1}, model="toys.FrozenFirst", objective=taught)
     after = after.model_copy(update={"seed": 6})
     values = after.model_dump(mode="json")
     values["task"]["teacher"] = {"run": str(finished.folder.path)}
-    coordinator = Coordinator([values], *build_data(after, None), None, [tmp_path])
-    teacher = coordinator.run.learners[0].algorithm.task.teacher
+    coordinator = build_coordinator([parse_experiment(values)], *build_data(after, None), None, [tmp_path])
+    teacher = coordinator.servers[0].algorithm.task.teacher
     with torch.no_grad():
         assert torch.equal(teacher(x), expected)
-    next(coordinator.run)
+    coordinator.next_round()
 
 
 def test_a_model_that_differs_each_time_it_is_built_is_refused():
@@ -149,29 +150,30 @@ def test_frozen_parameters_that_change_during_a_run_are_refused(tmp_path):
     folder.update(status="interrupted")
 
     file.write_text("0.25")
-    taught = experiment("fedavg", {"lr": 0.1, "side": {"kind": "distillation", "alpha": 0.0, "temperature": 1.0}})
-    taught = taught.model_dump(mode="json")
+    distillation = {"kind": "distillation", "alpha": 0.0, "temperature": 1.0}
+    taught = experiment("fedavg", {"lr": 0.1}, objective=distillation).model_dump(mode="json")
     taught["task"]["teacher"] = {"run": str(folder.path)}
     attempts = (
         lambda: hedgerow.resume(folder.path, show=False),
         lambda: hedgerow.load(folder.path).parameters,
         lambda: save_final_model(wanted, data[0], finished.parameters, tmp_path / "model", folder.constants),
         lambda: check(parse_experiment(taught), None),
-        lambda: Coordinator([values], *data, None, [folder.checkpoints]).one_round(),
+        lambda: build_coordinator([three], *data, None, [folder.checkpoints]).run_round(),
     )
-    values = wanted.model_copy(update={"rounds": 3}).model_dump(mode="json")
+    three = wanted.model_copy(update={"rounds": 3})
     for attempt in attempts:
         with pytest.raises(UserError, match=said):
             attempt()
 
     file.write_text("0.5")
-    coordinator = Coordinator([values], *data, None, [folder.checkpoints])
-    assert coordinator.one_round()[0]["round"] == 3
+    coordinator = build_coordinator([three], *data, None, [folder.checkpoints])
+    assert coordinator.run_round()[0]["round"] == 3
     # Another process has built another model.
-    coordinator = Coordinator([values | {"rounds": 4}], *data, None, [folder.checkpoints])
-    coordinator.run.executor.worker.algorithms[0].task.module.constants = "0" * 64
+    four = wanted.model_copy(update={"rounds": 4})
+    coordinator = build_coordinator([four], *data, None, [folder.checkpoints])
+    coordinator.executor.worker.algorithms[0].task.module.constants = "0" * 64
     with pytest.raises(UserError, match=said):
-        coordinator.one_round()
+        coordinator.run_round()
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,11 @@ from processes import hedgerow
 from ray_runs import numbers, same, small
 from searches import one_after_the_other, plan
 
-from hedgerow.platform import runner
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.factory import check
-from hedgerow.platform.coordinator import Coordinator
-from hedgerow.platform.runner import resume, run
+from hedgerow.platform.runs import runner
+from hedgerow.platform.runs.runner import resume, run
+from hedgerow.platform.runtime.launch import build_coordinator
 from hedgerow.platform.storage.checkpoint import latest_checkpoint
 from hedgerow.platform.tracking.records import HedgeRecord
 from hedgerow.platform.tracking.tracker import RunLog
@@ -127,14 +127,14 @@ def test_a_client_that_kills_its_actor_each_time_is_left_out_and_the_others_go_o
     assert [record.get("quarantined", 0) for record in numbers(finished)] == [0, 0, 1, 1, 1, 1]
     assert [record["participants"] for record in numbers(finished)] == [12, 12, 11, 11, 11, 11]
     # The same as if it had been known beforehand, on one worker that nothing happens to.
-    values = small(tmp_path / "known", resources__executor="inline", **POISON).model_dump(mode="json")
-    known = Coordinator([values], *check(experiment, None), None, [tmp_path / "known"])
-    known.run.learners[0].quarantined = {5: 3}
+    inline = small(tmp_path / "known", resources__executor="inline", **POISON)
+    known = build_coordinator([inline], *check(experiment, None), None, [tmp_path / "known"])
+    known.servers[0].quarantined = {5: 3}
     known.advance(1e6)
-    learner = known.run.learners[0]
+    learner = known.servers[0]
     assert [record["participants"] for record in learner.history] == [12, 12, 11, 11, 11, 11]
     for name, value in finished.parameters.items():
-        assert np.abs(value - learner.server["w"][name].numpy()).max() < 1e-6
+        assert np.abs(value - learner.state["w"][name].numpy()).max() < 1e-6
 
 
 @pytest.mark.exhaustive("kills")

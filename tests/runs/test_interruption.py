@@ -19,9 +19,9 @@ from ray_runs import small
 from searches import plan
 
 from hedgerow.cluster import job_client as job_server
+from hedgerow.platform.actors.cluster_probe import trouble_at
+from hedgerow.platform.actors.session import ray_starting
 from hedgerow.platform.common.errors import Interrupted, UserError
-from hedgerow.platform.placement import ray_starting
-from hedgerow.platform.probe import trouble_at
 from hedgerow.platform.storage.checkpoint import latest_checkpoint
 from hedgerow.platform.tracking.tracker import RunLog
 from hedgerow.searchspaces.tune.search_runner import search

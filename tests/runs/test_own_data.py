@@ -12,15 +12,15 @@ from searches import plan
 
 import hedgerow
 from hedgerow.cli import main
-from hedgerow.platform import runner
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.factory import build_partition
 from hedgerow.platform.data.content_hash import content_hash
+from hedgerow.platform.runs import runner
 from hedgerow.platform.tracking.own_data import data_record
 from hedgerow.platform.tracking.run_description import data_digest, run_text, tags
 from hedgerow.platform.tracking.run_folder import RunFolder, new_run
 from hedgerow.reports.analysis.run_reader import read_all
-from hedgerow.reports.analysis.seed_groups import grouped
+from hedgerow.reports.analysis.seed_groups import group_by_seed
 
 SETTINGS = {
     "rounds": 6,
@@ -136,7 +136,7 @@ def test_runs_are_of_one_experiment_when_their_arrays_are_equal(tmp_path):
     for name, seed, arrays in (("a", 0, 0), ("b", 1, 0), ("c", 1, 5)):
         experiment = small(tmp_path / name, seed=seed, **(SETTINGS | {"rounds": 1}))
         runs[name] = hedgerow.run(experiment, data=own(experiment, arrays), show=False).folder
-    groups, notes = grouped(read_all([str(folder) for folder in runs.values()]).runs)
+    groups, notes = group_by_seed(read_all([str(folder) for folder in runs.values()]).runs)
     assert [[run.folder.path for run in group.runs] for group in groups] == [
         [runs["a"].path, runs["b"].path],
         [runs["c"].path],

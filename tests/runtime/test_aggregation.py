@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from hedgerow.platform.reduce import WIDENED, Partial, combine, finite_clients
+from hedgerow.platform.runtime.aggregation import WIDENED, PartialAggregate, combine, finite_clients
 
 CLIENTS = 7
 WEIGHTS = torch.tensor([1.0, 2.0, 0.5, 3.0, 1.0, 4.0, 2.5], dtype=torch.float64)
@@ -21,7 +21,7 @@ def reduced(up: dict, groups: list[list[int]], kind: str = "mean") -> dict:
     """The clients of each group as a worker of their own, one chunk per client."""
     partials = []
     for group in groups:
-        partial = Partial(kind)
+        partial = PartialAggregate(kind)
         for client in group:
             chunk = {"w": {name: leaf[[client]] for name, leaf in up["w"].items()}, "none": up["none"][[client]]}
             partial.add(chunk, WEIGHTS[[client]], finite_clients(chunk, 1))
@@ -35,7 +35,7 @@ def mean(values: torch.Tensor, clients: list[int]) -> np.ndarray:
 
 def test_a_weighted_mean_is_that_of_float64():
     up = answers()
-    partial = Partial("mean")
+    partial = PartialAggregate("mean")
     partial.add(up, WEIGHTS, finite_clients(up, CLIENTS))
     found = combine([partial.to_wire()], np.arange(CLIENTS))
     everybody = list(range(CLIENTS))
@@ -57,7 +57,7 @@ def test_a_client_that_diverged_counts_for_nothing():
     up = answers()
     up["w"]["wide"][2, 1, 5] = float("nan")
     up["w"]["scalar"][4] = float("inf")
-    partial = Partial("mean")
+    partial = PartialAggregate("mean")
     finite = finite_clients(up, CLIENTS)
     assert finite.tolist() == [True, True, False, True, False, True, True]
     partial.add(up, WEIGHTS, finite)

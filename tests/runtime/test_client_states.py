@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from toys import Stateful
 
 from hedgerow.algorithms.core.pytree import flatten, tree_map
-from hedgerow.platform import states as states_module
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.config.resources import Resources
-from hedgerow.platform.executors import WorkerLost
-from hedgerow.platform.states import ClientStates
+from hedgerow.platform.runtime import client_states as states_module
+from hedgerow.platform.runtime.client_states import ClientStates
+from hedgerow.platform.runtime.shards import WorkerLost
 from hedgerow.platform.storage.checkpoint import latest_checkpoint
 from hedgerow.platform.storage.row_file import Rows, spill_folder
 
@@ -194,7 +194,7 @@ def stateful(folder=None, mode="vmap", resources=TINY, rounds=8):
 
 def numbers(run) -> list[dict]:
     """The records without the clock."""
-    return [{k: v for k, v in record.items() if k != "seconds"} for record in run.learners[0].history]
+    return [{k: v for k, v in record.items() if k != "seconds"} for record in run.servers[0].history]
 
 
 @pytest.mark.parametrize("mode", ["loop", "vmap"])
@@ -212,11 +212,11 @@ def test_a_worker_that_is_lost_with_its_spilled_states_changes_nothing(tmp_path)
     calm, disturbed = stateful(), stateful(tmp_path)
     list(calm)
     worker = disturbed.executor.worker
-    run_orders, answered = worker.run, []
+    run_shards, answered = worker.run, []
 
-    def dies_once(orders, downs):
-        answers = run_orders(orders, downs)
-        answered.append(orders)
+    def dies_once(shards, broadcasts):
+        answers = run_shards(shards, broadcasts)
+        answered.append(shards)
         if len(answered) == 12:
             # In the middle of a round, with a new process's empty states.
             disturbed.states.clear()
@@ -252,10 +252,11 @@ def test_a_checkpoint_in_many_files_resumes_with_any_budget_and_any_number_of_wo
     everybody, shared = np.arange(10), []
     worker = stateful().executor.worker
     (states,) = worker.states
-    worker.load_states(checkpoint, 0)
+    worker.load_states(0, checkpoint)
     whole = states.read(everybody)
     for rank in range(3):
-        worker.load_states(checkpoint, 0, lambda clients, rank=rank: clients % 3 == rank)
+        worker.owns = lambda clients, rank=rank: clients % 3 == rank
+        worker.load_states(0, checkpoint)
         assert (states.committed.written() % 3 == rank).all()
         mine = everybody[everybody % 3 == rank]
         assert equal(states.read(mine), tree_map(lambda leaf, mine=mine: leaf[mine], whole))

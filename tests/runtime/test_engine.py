@@ -12,9 +12,9 @@ from hedgerow.algorithms.core.pytree import leaves
 from hedgerow.algorithms.core.torch_private import count_compilations
 from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.config.resources import Resources
-from hedgerow.platform.dispatch import longest_first
-from hedgerow.platform.engine import Plan
-from hedgerow.platform.planning import MEASURED_STEPS, Cost, Load, choose, options
+from hedgerow.platform.runtime.assignment import longest_first
+from hedgerow.platform.runtime.autotune import MEASURED_STEPS, Measurement, Workload, candidate_plans, tune_plan
+from hedgerow.platform.runtime.shards import ExecutionPlan
 
 DATA = blobs()
 RAGGED = partition(np.array([3, 60, 17, 1, 40, 59]), seed=1)
@@ -50,7 +50,7 @@ def test_a_round_with_one_client_after_the_other_is_the_same_round(algorithm):
     together, apart = (run_inline(algorithm, small_task(DATA), DATA, RAGGED, {}, rounds=2, engine=LOOP) for _ in "ab")
     for _ in range(2):
         next(together)
-        apart._one_round([0], apart._dispatcher.one_by_one)
+        apart._run_in_lockstep([0], apart.executor.run_one_by_one)
     for mine, theirs in zip(leaves(together.server), leaves(apart.server), strict=True):
         assert torch.allclose(mine, theirs, atol=1e-6)
 
@@ -165,22 +165,26 @@ def test_the_plan_is_measured_once_and_remembered(tmp_path, monkeypatch):
 
     def measure(plan, steps=MEASURED_STEPS):
         calls.append(plan)
-        return Cost(1.0 if plan.mode == "loop" else 2.0)
+        return Measurement(1.0 if plan.mode == "loop" else 2.0)
 
     # Eight clients: eight loops take 8 s, one chunk of eight 2 s.
-    assert choose(EngineConfig(), None, Load(8), {"k": 1}, measure) == Plan("vmap", 8)
-    assert choose(EngineConfig(), None, Load(8), {"k": 1}, measure) == Plan("vmap", 8)
-    assert calls == [Plan("loop"), Plan("vmap", 4), Plan("vmap", 8)]
-    assert choose(EngineConfig(), "no batching rule", Load(8), {"k": 1}, measure) == Plan("loop")
-    assert choose(EngineConfig(mode="vmap", chunk=3), None, Load(8), {"k": 1}, measure) == Plan("vmap", 3)
-    assert choose(EngineConfig(mode="loop"), None, Load(8), {"k": 1}, measure) == Plan("loop")
-    assert choose(EngineConfig(), None, Load(1), {"k": 1}, measure) == Plan("loop")
+    assert tune_plan(EngineConfig(), None, Workload(8), {"k": 1}, measure) == ExecutionPlan("vmap", 8)
+    assert tune_plan(EngineConfig(), None, Workload(8), {"k": 1}, measure) == ExecutionPlan("vmap", 8)
+    assert calls == [ExecutionPlan("loop"), ExecutionPlan("vmap", 4), ExecutionPlan("vmap", 8)]
+    assert tune_plan(EngineConfig(), "no batching rule", Workload(8), {"k": 1}, measure) == ExecutionPlan("loop")
+    assert tune_plan(EngineConfig(mode="vmap", chunk=3), None, Workload(8), {"k": 1}, measure) == ExecutionPlan(
+        "vmap", 3
+    )
+    assert tune_plan(EngineConfig(mode="loop"), None, Workload(8), {"k": 1}, measure) == ExecutionPlan("loop")
+    assert tune_plan(EngineConfig(), None, Workload(1), {"k": 1}, measure) == ExecutionPlan("loop")
     assert len(calls) == 3
     # Where batching is slower, larger chunks are not even tried: they cost memory.
     tried = []
-    slow = choose(EngineConfig(), None, Load(8), {"k": 2}, lambda plan: tried.append(plan) or Cost(plan.chunk**4))
-    assert slow == Plan("loop")
-    assert tried == [Plan("loop"), Plan("vmap", 4)]
+    slow = tune_plan(
+        EngineConfig(), None, Workload(8), {"k": 2}, lambda plan: tried.append(plan) or Measurement(plan.chunk**4)
+    )
+    assert slow == ExecutionPlan("loop")
+    assert tried == [ExecutionPlan("loop"), ExecutionPlan("vmap", 4)]
 
 
 def test_what_a_client_costs_once_does_not_decide_between_plans_that_are_close(tmp_path, monkeypatch):
@@ -190,13 +194,13 @@ def test_what_a_client_costs_once_does_not_decide_between_plans_that_are_close(t
     def measure(plan, steps=MEASURED_STEPS):
         tried.append((plan.mode, steps))
         # In a loop a client costs 3 s once, and 1 s for each mini-batch; batched 1 s once, and 1.6 s for each.
-        return Cost(3.0 + steps if plan.mode == "loop" else plan.chunk * (1.0 + 1.6 * steps))
+        return Measurement(3.0 + steps if plan.mode == "loop" else plan.chunk * (1.0 + 1.6 * steps))
 
-    assert choose(EngineConfig(), None, Load(8, steps=2), {"steps": 2}, measure) == Plan("vmap", 4)
+    assert tune_plan(EngineConfig(), None, Workload(8, steps=2), {"steps": 2}, measure) == ExecutionPlan("vmap", 4)
     assert tried == [("loop", 2), ("vmap", 2), ("vmap", 2)]
-    assert choose(EngineConfig(), None, Load(8, steps=5), {"steps": 5}, measure) == Plan("loop")
+    assert tune_plan(EngineConfig(), None, Workload(8, steps=5), {"steps": 5}, measure) == ExecutionPlan("loop")
     assert tried[6:] == [("loop", 5), ("vmap", 5), ("vmap", 5)]
-    assert choose(EngineConfig(), None, Load(8, steps=500), {"steps": 500}, measure) == Plan("loop")
+    assert tune_plan(EngineConfig(), None, Workload(8, steps=500), {"steps": 500}, measure) == ExecutionPlan("loop")
     assert tried[-1] == ("vmap", 10)
 
 
@@ -205,18 +209,18 @@ def test_a_client_with_a_large_state_is_measured_by_its_mini_batches_too(tmp_pat
 
     def measure(plan, steps=MEASURED_STEPS):
         # In a loop a client costs 0.1 s once and 0.01 s for each mini-batch; batched 0.01 s once, and twice as much.
-        return Cost(0.1 + 0.01 * steps if plan.mode == "loop" else plan.chunk * (0.01 + 0.02 * steps))
+        return Measurement(0.1 + 0.01 * steps if plan.mode == "loop" else plan.chunk * (0.01 + 0.02 * steps))
 
     # From two mini-batches alone it would look as if batching were 2.4 times as fast.
-    assert choose(EngineConfig(), None, Load(8, steps=8), {"steps": 8}, measure).mode == "vmap"
-    assert choose(EngineConfig(), None, Load(8, steps=60), {"steps": 60}, measure) == Plan("loop")
+    assert tune_plan(EngineConfig(), None, Workload(8, steps=8), {"steps": 8}, measure).mode == "vmap"
+    assert tune_plan(EngineConfig(), None, Workload(8, steps=60), {"steps": 60}, measure) == ExecutionPlan("loop")
 
 
 @pytest.mark.parametrize(
     ("share", "chunks"), [(1, []), (3, [3]), (5, [3, 5]), (50, [4, 8, 13, 25, 50]), (5000, [4, 8, 16, 32, 64, 125])]
 )
 def test_chunks_cut_a_share_evenly(share, chunks):
-    assert [plan.chunk for plan in options(EngineConfig(), share) if plan.mode == "vmap"] == chunks
+    assert [plan.chunk for plan in candidate_plans(EngineConfig(), share) if plan.mode == "vmap"] == chunks
 
 
 def test_chunks_keep_within_the_memory_that_there_is(tmp_path, monkeypatch):
@@ -225,9 +229,9 @@ def test_chunks_keep_within_the_memory_that_there_is(tmp_path, monkeypatch):
 
     def measure(plan, steps=MEASURED_STEPS):
         tried.append(plan.chunk)
-        return Cost(1.0, at_rest=500.0, more=10.0 * plan.chunk)
+        return Measurement(1.0, at_rest=500.0, more=10.0 * plan.chunk)
 
-    assert choose(EngineConfig(), None, Load(64, megabytes=700.0), {}, measure) == Plan("vmap", 16)
+    assert tune_plan(EngineConfig(), None, Workload(64, megabytes=700.0), {}, measure) == ExecutionPlan("vmap", 16)
     assert tried == [1, 4, 8, 16]
 
 
@@ -237,25 +241,27 @@ def test_a_long_run_is_compiled_where_that_is_faster(tmp_path, monkeypatch):
 
     def measure(plan, steps=MEASURED_STEPS):
         assert steps is None or not plan.compiled
-        return Cost(seconds["compiled"] if plan.compiled else seconds["eager"] + plan.chunk / 10_000)
+        return Measurement(seconds["compiled"] if plan.compiled else seconds["eager"] + plan.chunk / 10_000)
 
     def chosen(case, rounds=10_000, steps=10, **config):
-        load = Load(8, rounds, steps or 10, alike=steps is not None)
-        return choose(EngineConfig(**config), None, load, {"case": case}, measure)
+        load = Workload(8, rounds, steps or 10, alike=steps is not None)
+        return tune_plan(EngineConfig(**config), None, load, {"case": case}, measure)
 
-    assert chosen("long") == Plan("vmap", 8, compiled=True)
-    assert chosen("short", rounds=10) == Plan("vmap", 8)
-    assert chosen("ragged", steps=None) == Plan("vmap", 8)
-    assert chosen("many steps", steps=1000) == Plan("vmap", 8)
-    assert chosen("not wanted", compile=False) == Plan("vmap", 8)
-    assert chosen("wanted", rounds=1, compile=True) == Plan("vmap", 8, compiled=True)
-    assert chosen("wanted, fixed", rounds=1, compile=True, mode="vmap", chunk=5) == Plan("vmap", 5, compiled=True)
-    assert chosen("fixed", mode="vmap", chunk=5) == Plan("vmap", 5)
+    assert chosen("long") == ExecutionPlan("vmap", 8, compiled=True)
+    assert chosen("short", rounds=10) == ExecutionPlan("vmap", 8)
+    assert chosen("ragged", steps=None) == ExecutionPlan("vmap", 8)
+    assert chosen("many steps", steps=1000) == ExecutionPlan("vmap", 8)
+    assert chosen("not wanted", compile=False) == ExecutionPlan("vmap", 8)
+    assert chosen("wanted", rounds=1, compile=True) == ExecutionPlan("vmap", 8, compiled=True)
+    assert chosen("wanted, fixed", rounds=1, compile=True, mode="vmap", chunk=5) == ExecutionPlan(
+        "vmap", 5, compiled=True
+    )
+    assert chosen("fixed", mode="vmap", chunk=5) == ExecutionPlan("vmap", 5)
     seconds["compiled"] = 0.03
-    assert chosen("slower") == Plan("vmap", 8)
+    assert chosen("slower") == ExecutionPlan("vmap", 8)
     # Ten mini-batches of 20 ms each: to compile them could take minutes, whatever it gained.
     seconds |= {"compiled": 0.01, "eager": 0.2}
-    assert chosen("heavy") == Plan("vmap", 8)
+    assert chosen("heavy") == ExecutionPlan("vmap", 8)
 
 
 def test_a_machine_without_a_compiler_goes_on_without(tmp_path, monkeypatch):
@@ -264,9 +270,9 @@ def test_a_machine_without_a_compiler_goes_on_without(tmp_path, monkeypatch):
     def measure(plan, steps=MEASURED_STEPS):
         if plan.compiled:
             raise RuntimeError("no working C++ compiler")
-        return Cost(1.0)
+        return Measurement(1.0)
 
-    assert choose(EngineConfig(), None, Load(8, 1000, 10, alike=True), {}, measure) == Plan("vmap", 8)
+    assert tune_plan(EngineConfig(), None, Workload(8, 1000, 10, alike=True), {}, measure) == ExecutionPlan("vmap", 8)
 
 
 def test_a_worker_tells_what_memory_a_chunk_takes():
@@ -281,7 +287,7 @@ def test_a_worker_tells_what_memory_a_chunk_takes():
     )
     next(run)
     # Not even two clients at once fit into a megabyte, which the process itself exceeds.
-    assert run.learners[0].plans["train/clients"] == Plan("loop")
+    assert run.executor.plans[0]["train/clients"] == ExecutionPlan("loop")
 
 
 @pytest.mark.exhaustive("compiler")
@@ -298,7 +304,7 @@ def test_compiled_it_learns_the_same():
     list(eager)
     before = count_compilations()
     list(compiled)
-    assert compiled.learners[0].plans["train/clients"] == Plan("vmap", 3, compiled=True)
+    assert compiled.executor.plans[0]["train/clients"] == ExecutionPlan("vmap", 3, compiled=True)
     assert distance(model(compiled), model(eager)) < 1e-6
     # Three rounds of two chunks with three learning rates: one compilation.
     assert count_compilations() - before == 1
@@ -318,7 +324,7 @@ def test_chunks_hold_clients_of_similar_size():
     run = run_inline(FedAvg, small_task(DATA), DATA, RAGGED, {"batch_size": 8}, rounds=1)
     seen = []
     worker_run = run.executor.worker.run
-    run.executor.worker.run = lambda orders, downs: seen.append(orders[0]) or worker_run(orders, downs)
+    run.executor.worker.run = lambda shards, broadcasts: seen.append(shards[0]) or worker_run(shards, broadcasts)
     next(run)
     assert RAGGED.sizes[seen[0].clients].tolist() == [60, 59, 40, 17, 3, 1]
 

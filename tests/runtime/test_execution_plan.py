@@ -11,8 +11,9 @@ from ray_runs import hosts_coordinator, numbers, same, small
 from hedgerow.api import run as run_again
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.factory import check
-from hedgerow.platform.coordinator import Coordinator
-from hedgerow.platform.runner import resume, run
+from hedgerow.platform.runs.runner import resume, run
+from hedgerow.platform.runtime.launch import build_coordinator
+from hedgerow.platform.runtime.server import Coordinator
 
 MEASURED = {"engine": {"mode": "auto"}, "rounds": 6, "checkpoints__every": 1000}
 
@@ -68,10 +69,7 @@ def test_a_run_resumed_before_its_first_checkpoint_keeps_its_plan(tmp_path, cach
 
 
 def test_experts_of_a_trial_keep_their_plans(tmp_path, cache):
-    experiments = [
-        small(tmp_path, **MEASURED, resources__executor="inline", algorithm__lr=lr).model_dump(mode="json")
-        for lr in (0.1, 0.2)
-    ]
+    experiments = [small(tmp_path, **MEASURED, resources__executor="inline", algorithm__lr=lr) for lr in (0.1, 0.2)]
     (tmp_path / "run.json").write_text("{}")
     folders = [tmp_path / "experts" / name for name in ("000", "001")]
     for folder in folders:
@@ -80,18 +78,18 @@ def test_experts_of_a_trial_keep_their_plans(tmp_path, cache):
     data = check(small(tmp_path), None)
 
     def start() -> Coordinator:
-        return Coordinator(experiments, *data, None, [folder / "checkpoints" for folder in folders])
+        return build_coordinator(experiments, *data, None, [folder / "checkpoints" for folder in folders])
 
     first = start()
-    first.one_round()
+    first.run_round()
     recorded = [json.loads((folder / "run.json").read_text()) for folder in folders]
     assert recorded[0] == recorded[1]
     assert "train/clients" in recorded[0]["plans"]
     turn_over(cache)
     second = start()
-    second.one_round()
-    for one, other in zip(first.run.learners, second.run.learners, strict=True):
-        assert one.plans == other.plans
+    second.run_round()
+    assert first.executor.plans == second.executor.plans
+    for one, other in zip(first.servers, second.servers, strict=True):
         assert clockless(one.history) == clockless(other.history)
     assert [json.loads((folder / "run.json").read_text()) for folder in folders] == recorded
 

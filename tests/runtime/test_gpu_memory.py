@@ -8,10 +8,10 @@ from helpers import blobs, partition, run_inline, small_task
 from hedgerow.algorithms import FedAvg
 from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.config.resources import Resources, gpu_share
-from hedgerow.platform.engine import Plan
-from hedgerow.platform.executors import InlineExecutor
-from hedgerow.platform.planning import Cost, Load, choose
-from hedgerow.platform.process import CONTEXT, memory_fraction, settle
+from hedgerow.platform.runtime.autotune import Measurement, Workload, tune_plan
+from hedgerow.platform.runtime.executor import Executor
+from hedgerow.platform.runtime.process import CONTEXT, init_process, memory_fraction
+from hedgerow.platform.runtime.shards import ExecutionPlan
 
 DATA = blobs()
 
@@ -35,32 +35,31 @@ def test_a_chunk_too_large_for_the_gpu_ends_the_measurement(tmp_path, monkeypatc
     def measure(plan, steps=2):
         if plan.chunk > most:
             raise torch.OutOfMemoryError("no room")
-        return Cost(1.0)
+        return Measurement(1.0)
 
     most = 4
-    assert choose(EngineConfig(), None, Load(8, steps=2), {"most": most}, measure) == Plan("vmap", 4)
+    assert tune_plan(EngineConfig(), None, Workload(8, steps=2), {"most": most}, measure) == ExecutionPlan("vmap", 4)
     most = 0
     with pytest.raises(torch.OutOfMemoryError):
-        choose(EngineConfig(), None, Load(8, steps=2), {"most": most}, measure)
+        tune_plan(EngineConfig(), None, Workload(8, steps=2), {"most": most}, measure)
 
 
-class OnGpu(InlineExecutor):
+class OnGpu(Executor):
     """Of which every answer comes from a worker that has held so many MB of a GPU."""
 
-    def run(self, orders, downs):
-        answers = super().run(orders, downs)
-        for mine in answers:
-            for answer in mine:
-                assert answer.gpu_peak_mb == 0
-                answer.gpu_peak_mb = 123.0
+    def _send(self, method, arguments, broadcasts=None):
+        answers = super()._send(method, arguments, broadcasts)
+        for partials in answers if method == "run" else ():
+            for partial in partials:
+                assert partial.gpu_peak_mb == 0
+                partial.gpu_peak_mb = 123.0
         return answers
 
 
 def test_the_peak_is_a_metric_of_the_rounds_and_without_a_gpu_there_is_none():
     clients = partition(np.full(3, 20), seed=0)
     calm, stamped = (run_inline(FedAvg, small_task(DATA), DATA, clients, {"batch_size": 8}) for _ in range(2))
-    worker = stamped.executor.worker
-    stamped.executor = stamped._dispatcher.executor = OnGpu(worker)
+    stamped.executor = OnGpu(stamped.executor.experiments, stamped.executor.worker)
     without, having = next(calm), next(stamped)
     assert "gpu_peak_mb" not in without
     assert having.pop("gpu_peak_mb") == 123.0
@@ -69,7 +68,7 @@ def test_the_peak_is_a_metric_of_the_rounds_and_without_a_gpu_there_is_none():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_process_is_held_to_its_share_and_its_peak_is_measured():
-    settle(1, gpus=0.25)
+    init_process(1, gpus=0.25)
     total = torch.cuda.get_device_properties(0).total_memory
     with pytest.raises(torch.OutOfMemoryError):
         torch.empty(int(0.3 * total), dtype=torch.uint8, device="cuda")

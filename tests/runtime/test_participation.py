@@ -18,8 +18,9 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.config.factory import build_data, check_task
 from hedgerow.platform.config.loader import parse_experiment
-from hedgerow.platform.executors import InlineExecutor
-from hedgerow.platform.simulation import Simulation, turnout
+from hedgerow.platform.config.system_heterogeneity import Simulation
+from hedgerow.platform.runtime.executor import Executor
+from hedgerow.platform.runtime.participation import participation
 from hedgerow.searchspaces.tune.search_runner import search
 
 DATA = blobs()
@@ -80,7 +81,7 @@ def test_clients_are_there_as_often_as_they_should(availability, expected):
     wanted = simulation(availability=availability)
     rates = []
     for round in range(1, 7):
-        found = turnout(wanted, cohort(MANY, round), np.ones(MANY), MANY)
+        found = participation(wanted, cohort(MANY, round), np.ones(MANY), MANY)
         chance = expected(round)
         assert abs(found.answers.mean() - chance) <= 4 * math.sqrt(chance * (1 - chance) / MANY)
         assert (found.answers == ~found.unavailable).all()
@@ -92,7 +93,7 @@ def test_clients_are_there_as_often_as_they_should(availability, expected):
 
 def test_dropouts_are_as_many_as_they_should_among_those_that_are_there():
     wanted = simulation(availability={"kind": "bernoulli", "probability": 0.5}, dropout=0.2)
-    found = turnout(wanted, cohort(MANY), np.ones(MANY), MANY)
+    found = participation(wanted, cohort(MANY), np.ones(MANY), MANY)
     assert not (found.dropped_out & found.unavailable).any()
     assert abs(found.dropped_out.sum() / (~found.unavailable).sum() - 0.2) < 4 * math.sqrt(0.16 / (MANY / 2))
     assert (found.answers ^ found.unavailable ^ found.dropped_out).all()
@@ -129,7 +130,7 @@ TIMES = np.array([3.0, 1.0, 5.0, 2.0, 4.0])
     ],
 )
 def test_the_first_that_finish_by_the_deadline_count(deadline, wanted, answers, seconds):
-    found = turnout(simulation(deadline=deadline), cohort(5), TIMES, wanted)
+    found = participation(simulation(deadline=deadline), cohort(5), TIMES, wanted)
     assert np.flatnonzero(found.answers).tolist() == answers
     assert (found.late == ~found.answers).all()
     assert found.seconds == seconds
@@ -137,7 +138,7 @@ def test_the_first_that_finish_by_the_deadline_count(deadline, wanted, answers, 
 
 def test_the_server_does_not_wait_for_who_is_away_or_has_dropped_out():
     wanted = simulation(availability={"kind": "bernoulli", "probability": 0.7}, dropout=0.5, deadline=1e9)
-    found = turnout(wanted, cohort(200), np.arange(200.0), 200)
+    found = participation(wanted, cohort(200), np.arange(200.0), 200)
     assert not found.late.any()
     assert 0 < found.answers.sum() < 200
     assert found.seconds == np.flatnonzero(found.answers).max()
@@ -146,7 +147,7 @@ def test_the_server_does_not_wait_for_who_is_away_or_has_dropped_out():
 def test_chance_decides_among_equals():
     firsts = np.zeros(10)
     for round in range(1, 2001):
-        firsts += turnout(simulation(), cohort(10, round), np.ones(10), 3).answers
+        firsts += participation(simulation(), cohort(10, round), np.ones(10), 3).answers
     assert np.abs(firsts / 2000 - 0.3).max() < 4 * math.sqrt(0.21 / 2000)
 
 
@@ -261,19 +262,19 @@ def test_a_pack_loses_the_clients_that_each_would_lose_alone():
     hypers = [{"pull": pull, "batch_size": 8} for pull in (0.0, 0.3)]
     packed = pack(Stateful, hypers, **settings)
     list(packed)
-    for learner, hyper in zip(packed.learners, hypers, strict=True):
+    for learner, hyper in zip(packed.servers, hypers, strict=True):
         alone = inline(Stateful, hyper, **settings)
         for record, other in zip(list(alone), learner.history, strict=True):
             assert {name: record[name] for name in (*LOST, "simulated_seconds")} == {
                 name: other[name] for name in (*LOST, "simulated_seconds")
             }
-        assert distance(learner.server["w"], alone.server["w"]) < 1e-6
+        assert distance(learner.state["w"], alone.server["w"]) < 1e-6
 
 
 def test_the_share_of_three_workers_loses_the_same_clients():
     settings = {"rounds": 4, "participation": 0.5, "simulation": simulation(**EVERYTHING)}
     one, three = (inline(Stateful, {"batch_size": 8}, **settings) for _ in range(2))
-    three.executor = three._dispatcher.executor = InlineExecutor(three.executor.worker, 3)
+    three.executor = Executor(three.executor.experiments, three.executor.worker, 3)
     for record, other in zip(without_clock(list(one)), without_clock(list(three)), strict=True):
         assert record == pytest.approx(other, abs=1e-6)
     assert distance(model(one), model(three)) < 1e-6

@@ -58,7 +58,7 @@ def left_after(run, *rounds: int) -> None:
 
 
 def clockless(run) -> list[dict]:
-    return [{k: v for k, v in record.items() if k != "seconds"} for record in run.learners[0].history]
+    return [{k: v for k, v in record.items() if k != "seconds"} for record in run.servers[0].history]
 
 
 def put(file: Path, raw: bytes) -> None:
@@ -134,7 +134,7 @@ def test_a_learner_goes_on_from_the_checkpoint_before_the_damaged_one(saved, tmp
     run = start(tmp_path / "checkpoints")
     assert run.round == 2
     reason = "states-0000.safetensors does not match its SHA-256"
-    assert run.warnings == [f"the checkpoint {bad} is damaged ({reason}) and passed over"]
+    assert run.warnings() == [f"the checkpoint {bad} is damaged ({reason}) and passed over"]
     left_after(run, 4, 6)
     calm = start(None)
     list(calm)
@@ -158,7 +158,7 @@ def test_damage_that_comes_after_the_check_is_found_where_the_states_are_used(sa
     run.executor.load_states = damaged_meanwhile
     run.reload()
     assert run.round == 2
-    assert len(run.warnings) == 1
+    assert len(run.warnings()) == 1
     list(run)
     calm = start(None)
     list(calm)
@@ -197,14 +197,14 @@ def test_checkpoints_of_earlier_versions_are_read_with_a_word(tmp_path):
     calm = start(None)
     for _ in range(3):
         next(calm)
-    state = calm.learners[0].state_dict()
+    state = calm.servers[0].state_dict()
     folder = tmp_path / "round-00000003"
     folder.mkdir()
     save_tree(state["server"], folder / "server.safetensors")
     calm.executor.save_states(0, folder, 3)
     sizes = {file.name: file.stat().st_size for file in folder.iterdir()}
     branches = [key for key, child in state["server"].items() if child == {}]
-    rest = {"history": list(calm.learners[0].history), "empty_branches": branches, "files": sizes}
+    rest = {"history": list(calm.servers[0].history), "empty_branches": branches, "files": sizes}
     (folder / "progress.json").write_text(json.dumps(state["progress"] | rest))
     (told,) = tell_flaws(tmp_path)
     assert told == (
@@ -272,7 +272,7 @@ def test_a_checkpoint_that_was_deleted_for_a_newer_one_is_not_called_damaged(sav
             prune(parent, 1)
 
     run = start(parent)
-    assert (run.round, run.warnings) == (6, [])
+    assert (run.round, run.warnings()) == (6, [])
     # The folder goes between a look at its entries and one at its files.
     folder = parent / "round-00000006"
 
@@ -285,7 +285,7 @@ def test_a_checkpoint_that_was_deleted_for_a_newer_one_is_not_called_damaged(sav
     with pytest.raises(DamagedCheckpoint, match=r"progress\.json is missing"):
         read_checkpoint(folder)
     monkeypatch.undo()
-    assert start(parent).warnings == []
+    assert start(parent).warnings() == []
 
 
 def test_a_trial_takes_a_newer_checkpoint_of_another_one_where_that_one_has_gone_on(saved, tmp_path):
@@ -293,9 +293,7 @@ def test_a_trial_takes_a_newer_checkpoint_of_another_one_where_that_one_has_gone
     shutil.copytree(saved, parent)
     good, gone = checkpoints(parent)
     mine = start(tmp_path / "mine" / "checkpoints")
-    trial = SimpleNamespace(
-        coordinator=SimpleNamespace(run=mine), members=[SimpleNamespace(folder=RunFolder(tmp_path / "mine"))]
-    )
+    trial = SimpleNamespace(coordinator=mine, members=[SimpleNamespace(folder=RunFolder(tmp_path / "mine"))])
     token = {"folder": str(tmp_path / "theirs"), "checkpoint": str(parent / "round-00000003"), "reported": 3}
     (tmp_path / "experts.json").write_text(json.dumps([token]))
     FederatedTrainable.load_checkpoint(trial, tmp_path)
@@ -492,7 +490,7 @@ def test_records_follow_the_state_of_another_run_and_its_own_later_rounds_are_le
     shutil.rmtree(tmp_path / "theirs")
     again = start(tmp_path / "mine")
     assert again.round == 3
-    assert [record["round"] for record in again.learners[0].history] == [1, 2, 3]
+    assert [record["round"] for record in again.servers[0].history] == [1, 2, 3]
     left_after(again, 4)
     assert [folder.name[-1] for folder in checkpoints(tmp_path / "mine")] == ["3", "4"]
     assert len(list((tmp_path / "mine").glob("records-*.jsonl"))) == 1

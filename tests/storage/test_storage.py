@@ -22,8 +22,8 @@ from hedgerow.cli import main
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.factory import check
 from hedgerow.platform.config.loader import load_experiment
-from hedgerow.platform.coordinator import Coordinator
-from hedgerow.platform.runner import resume, run
+from hedgerow.platform.runs.runner import resume, run
+from hedgerow.platform.runtime.launch import build_coordinator
 from hedgerow.platform.storage.checkpoint import latest_checkpoint, prune, read_checkpoint, save_tree, write_checkpoint
 from hedgerow.platform.storage.mirror import Mirror
 from hedgerow.platform.storage.remote import Storage, check_storage, inside, uri_of
@@ -249,11 +249,11 @@ def test_a_driver_killed_outright_goes_on_elsewhere(tmp_path):
     (copied,) = (tmp_path / "killed").iterdir()
     assert f"copy: {uri(copy)}" in result.output
     calm = load_experiment(file)
-    undisturbed = Coordinator([calm.model_dump(mode="json")], *check(calm, None), None, [tmp_path / "calm"])
+    undisturbed = build_coordinator([calm], *check(calm, None), None, [tmp_path / "calm"])
     undisturbed.advance(math.inf)
     records, parameters = outcome(copied)
-    assert records == [{k: v for k, v in r.items() if k != "seconds"} for r in undisturbed.run.learners[0].history]
-    assert identical(parameters, undisturbed.run.learners[0].server["w"])
+    assert records == [{k: v for k, v in r.items() if k != "seconds"} for r in undisturbed.servers[0].history]
+    assert identical(parameters, undisturbed.servers[0].state["w"])
 
 
 def test_a_storage_that_fails_on_the_way_ends_no_run(tmp_path):

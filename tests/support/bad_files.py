@@ -90,7 +90,7 @@ BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
     ("number as key", add("1: 2"), (":19: YAML does not read the key '1' as text; put it in quotes",)),
     ("truth as key", add("on: 2"), (":19: YAML does not read the key 'on' as text",)),
     ("list as key", add("? [a]\n: 2"), (":19: a list or section cannot be a key",)),
-    ("key of two lines", add('"a\\nb": 2'), (":19: a b is not a key here (allowed: algorithm,",)),
+    ("key of two lines", add('"a\\nb": 2'), (":19: a b is not a key here (allowed: aggregation,",)),
     (
         "misspelt",
         change(("lr: 0.1", "lrr: 0.1")),
@@ -103,14 +103,18 @@ BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
         change(("algorithm", "algoritm")),
         (":14: algoritm is not a key", "did you mean 'algorithm'?"),
     ),
-    ("unknown", add("gpu: true"), (":19: gpu is not a key here (allowed: algorithm, checkpoints,",)),
+    ("unknown", add("gpu: true"), (":19: gpu is not a key here (allowed: aggregation, algorithm, checkpoints,",)),
     (
         "of another kind",
         change(("dirichlet", "iid")),
         (":10: task.partition.alpha is not a key here (allowed: clients,",),
     ),
     ("of another model", change(("hidden: [200]", "kernel: 5")), (":13: task.model.kernel", "(allowed: hidden, name)")),
-    ("of the server's step", add("  server: {lrate: 1}"), (":19: algorithm.server.lrate", "(allowed: beta2, lr, mom")),
+    (
+        "of the server's step",
+        add("  server: {lrate: 1}"),
+        (":19: aggregation.server_optimizer.lrate", "(allowed: beta2, lr, mom"),
+    ),
     ("of another algorithm", add("  mu: 0.1"), (":19: algorithm.mu is not a key here (allowed: batch_size,",)),
     # What is missing.
     (
@@ -271,17 +275,32 @@ BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
         (":19: resources.executor must be auto, ray or inline, not 'rya'", "'ray'?"),
     ),
     ("actors", add("resources: {actors: autoo}"), (":19: resources.actors must be a whole number or auto", "'auto'?")),
-    ("optimiser", add("  server: {optimizer: adm}"), (":19: algorithm.server.optimizer must be sgd,", "mean 'adam'?")),
+    (
+        "optimiser",
+        add("  server: {optimizer: adm}"),
+        (":19: aggregation.server_optimizer.optimizer must be sgd,", "mean 'adam'?"),
+    ),
     # Values that contradict each other.
     (
-        "side loss by two weights",
-        add("  side: {kind: robustness, alpha: 0.5, limit: 0.1}"),
-        (":19: algorithm.side: give either `alpha` or `limit`, and set the other to null",),
+        "auxiliary loss by two weights",
+        add("objective: {kind: robustness, alpha: 0.5, limit: 0.1}"),
+        (":19: objective: give either `alpha` or `limit`, and set the other to null",),
     ),
     (
-        "a side loss of exact solutions",
-        add("  solver: newton\n  side: {kind: stability}"),
-        (":14: algorithm: `side` draws anew in every step, and `solver: newton` has none; set it to sgd",),
+        "an objective of exact solutions",
+        add("  solver: newton\nobjective: {kind: stability}"),
+        (":1: `objective` draws anew in every local step, and `algorithm.solver: newton` has none; set it to sgd",),
+    ),
+    ("objective", add("objective: {kind: robustnes}"), (":19: objective.kind: 'robustnes'", "mean 'robustness'?")),
+    (
+        "a key of another objective",
+        add("objective: {kind: stability, ratio: 2.0}"),
+        (":19: objective.ratio is not a key here (allowed: alpha, detach_target, dual_lr, kind, limit, noise, temp",),
+    ),
+    (
+        "both spellings of an objective",
+        add("  side: {kind: stability}\nobjective: {kind: stability}"),
+        (":19: algorithm.side is the old name of objective, which is given too; remove one of them",),
     ),
     ("two participations", add("clients_per_round: 3"), (":1: give either `participation` or `clients_per_round`",)),
     (

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from hedgerow.algorithms import FedBiO
 from hedgerow.algorithms.bilevel.derivatives import Draw, Oracles
-from hedgerow.algorithms.core.algorithm import Algorithm
+from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm
 from hedgerow.algorithms.core.client_data import Batch, Batches, ClientData
-from hedgerow.algorithms.core.messages import Cohort, Exchange, Result
+from hedgerow.algorithms.core.messages import Cohort, Exchange
 from hedgerow.algorithms.core.pytree import Tree, leaves, tree_map
 from hedgerow.algorithms.problems import Quadratic, QuadraticModel
 from hedgerow.platform.data.sources.quadratic_data import generate
@@ -125,7 +125,7 @@ class Run:
         """||grad h||^2 at the server's x."""
         return float(self.problem.task.hypergradient(self.server["x"]["x"]).square().sum())
 
-    def carry_out(self, exchange: Exchange) -> Result:
+    def carry_out(self, exchange: Exchange) -> Aggregate:
         pooled = exchange.on == "pool"
         self.exchanges += not pooled
         rows = self.problem.rows.flatten(0, 1)[None] if pooled else self.problem.rows[exchange.clients]
@@ -155,7 +155,7 @@ class Run:
             weights = (np.ones(len(rows)) if exchange.weights is None else exchange.weights.astype(float))[kept]
             shares = torch.from_numpy(weights / weights.sum())
             up = tree_map(lambda leaf: torch.tensordot(shares, leaf, 1), up)
-        return Result(up, kept, {})
+        return Aggregate(up, kept, {})
 
     def streams(self, rows: Tensor, batches: Mapping[str, Batches]) -> dict[str, tuple[Tensor, Tensor]]:
         """Mini-batches drawn independently, with replacement; or all samples, in order."""

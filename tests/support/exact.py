@@ -9,9 +9,9 @@ import torch
 from helpers import QuadraticTask
 from torch import Tensor
 
-from hedgerow.algorithms.core.algorithm import Algorithm
+from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm
 from hedgerow.algorithms.core.client_data import Batch, ClientData
-from hedgerow.algorithms.core.messages import MODEL, Cohort, Result
+from hedgerow.algorithms.core.messages import MODEL, Cohort
 from hedgerow.algorithms.core.pytree import Tree, tree_map
 from hedgerow.algorithms.core.task import Params, Task
 
@@ -69,13 +69,16 @@ class Exact:
             ups = []
             for k in exchange.clients:
                 up, new.clients[k], metrics = exchange.step(
-                    self.algorithm.hyper.at(new.round), exchange.down, state.clients[k], self.data(k, exchange.batches)
+                    self.algorithm.hyper.at(new.round),
+                    exchange.broadcast,
+                    state.clients[k],
+                    self.data(k, exchange.batches),
                 )
                 new.models[k] = metrics[MODEL]["x"].numpy()
                 ups.append(up)
             mean = tree_map(lambda *parts: torch.stack(parts).mean(0), *ups)
             try:
-                exchange = generator.send(Result(mean, np.ones(len(ups), bool), {}))
+                exchange = generator.send(Aggregate(mean, np.ones(len(ups), bool), {}))
             except StopIteration as stop:
                 new.server = stop.value
                 return new
@@ -173,7 +176,9 @@ class ExactStream(Exact):
                     server = stop.value
                     break
                 data = self.data(task, exchange.batches)
-                reply = Result(exchange.step(self.algorithm.hyper, exchange.down, {}, data)[0], np.ones(1, bool), {})
+                reply = Aggregate(
+                    exchange.step(self.algorithm.hyper, exchange.broadcast, {}, data)[0], np.ones(1, bool), {}
+                )
             steps.append(Step(shown, server))
         return steps
 

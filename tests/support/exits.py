@@ -5,7 +5,7 @@ import torch
 from helpers import dataset, partition, run_inline
 
 from hedgerow.algorithms import ALGORITHMS
-from hedgerow.algorithms.core.messages import Result
+from hedgerow.algorithms.core.messages import Aggregate
 from hedgerow.algorithms.core.task import Task
 from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.models.early_exit import EarlyExit
@@ -37,4 +37,4 @@ def answered(one, values, part):
     w = one.task.init()
     w = one.early(w) if part else w
     sums = {key: torch.full_like(p, float(sum(values))) for key, p in w.items()}
-    return Result({"w": sums}, np.ones(len(values), bool), {})
+    return Aggregate({"w": sums}, np.ones(len(values), bool), {})

@@ -1,7 +1,7 @@
 """Small tasks with known answers, and short ways to run an algorithm on them."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -10,15 +10,20 @@ from torch import Tensor, nn
 from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.core.pytree import flatten
+from hedgerow.algorithms.core.slots import Slots
+from hedgerow.algorithms.core.slotted import Slotted
 from hedgerow.algorithms.core.task import Params, Task
+from hedgerow.platform.common.section import Section
 from hedgerow.platform.config.experiment import Checkpoints, EngineConfig, Evaluation, Experiment, TaskConfig
+from hedgerow.platform.config.old_spellings import SLOTS
 from hedgerow.platform.config.resources import Resources
+from hedgerow.platform.config.slots_section import AggregationConfig, ObjectiveConfig, TransformConfig
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.data.partition import Natural
-from hedgerow.platform.executors import InlineExecutor
-from hedgerow.platform.federated import FederatedRun
-from hedgerow.platform.learner import Learner, Record
-from hedgerow.platform.worker import Worker
+from hedgerow.platform.runtime.executor import Executor
+from hedgerow.platform.runtime.server import Coordinator, FederatedServer
+from hedgerow.platform.runtime.worker import Worker
+from hedgerow.platform.tracking.history import Record
 
 
 class QuadraticTask(Task):
@@ -114,20 +119,63 @@ def experiment(hyper: Any, **settings: Any) -> Experiment:
     return Experiment.model_construct(**{**values, **settings})
 
 
-class SingleRun(FederatedRun):
-    """A run of one learner, which yields its records."""
+class PackRun(Coordinator):
+    """Rounds of some servers on one worker: an iterator that yields the record of each, by number."""
 
-    def __next__(self) -> Record:  # type: ignore[override]
+    def __init__(self, servers: list[FederatedServer], worker: Worker, folders: list[Any], num_shards: int = 1):
+        super().__init__(servers, Executor([server.experiment for server in servers], worker, num_shards), folders)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        if self.done:
+            raise StopIteration
+        return self.next_round()
+
+
+class SingleRun(PackRun):
+    """A run of one server, which yields its records."""
+
+    def __next__(self) -> Record:
         return super().__next__()[0]
 
     @property
     def server(self) -> Any:
-        return self.learners[0].server
+        return self.servers[0].state
 
     @property
     def states(self) -> Any:
         """The client states of its only worker."""
         return self.executor.worker.states[0]
+
+
+def objective(**values: Any) -> Any:
+    """The section `objective` of an experiment file with these keys."""
+    return _Slots(objective=values).objective
+
+
+def objection(algorithm: type[Algorithm], task: Task, objective: Any) -> str | None:
+    """Why an algorithm cannot learn a task with an objective."""
+    return Slotted(algorithm(algorithm.Hyper(), task), Slots(objective=objective)).objection()
+
+
+class _Slots(Section):
+    aggregation: AggregationConfig = AggregationConfig()
+    transforms: list[TransformConfig] = []  # noqa: RUF012
+    objective: ObjectiveConfig | None = None
+
+
+def slots_of(section: dict[str, Any]) -> Slots:
+    """The slots that a section names next to the keys of its algorithm."""
+    return Slots.model_construct(**dict(_Slots(**{key: section[key] for key in SLOTS if key in section})))
+
+
+def build(kind: type[Algorithm], section: dict[str, Any], task: Task, always: bool = False) -> Any:
+    """An algorithm with its slots, as the platform builds it. always: also where no slot is filled."""
+    inner = kind(kind.Hyper(**{key: value for key, value in section.items() if key not in SLOTS}), task)
+    slots = slots_of(section)
+    return Slotted(inner, slots) if always or slots.are_filled else inner
 
 
 def run_inline(
@@ -139,16 +187,15 @@ def run_inline(
     folder: Any = None,
     **settings: Any,
 ) -> SingleRun:
-    """The inline run of an algorithm, ready to be iterated."""
-    values = algorithm.Hyper(**hyper)
-    wanted = experiment(values, **settings)
+    """The inline run of an algorithm, ready to be iterated. hyper: its section, and those of its slots."""
+    hosted, driven = build(algorithm, hyper, task), build(algorithm, hyper, task)
+    wanted = experiment(hosted.inner.hyper, **settings)
     follow = wanted.evaluation.follows
-    worker = Worker([algorithm(values, task)], data, clients, wanted.seed, wanted.resources, follow)
-    learner = Learner(wanted, algorithm(values, task), clients, len(data.y_test))
-    return SingleRun([learner], InlineExecutor(worker), [folder])
+    worker = Worker([hosted], data, clients, wanted.seed, wanted.resources, follow)
+    return SingleRun([FederatedServer(wanted, driven, clients, len(data.y_test))], worker, [folder])
 
 
-def model(run: FederatedRun) -> dict[str, Tensor]:
+def model(run: SingleRun) -> dict[str, Tensor]:
     """The server's parameters."""
     return run.server["w"]
 

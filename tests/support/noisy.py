@@ -1,14 +1,14 @@
 """Runs with wrong labels, small."""
 
-from helpers import SingleRun, blobs, experiment
+from helpers import SingleRun, blobs, experiment, slots_of
 
 from hedgerow.algorithms import ALGORITHMS
 from hedgerow.platform.config.experiment import EngineConfig, TaskConfig
 from hedgerow.platform.config.factory import build_algorithms
+from hedgerow.platform.config.old_spellings import SLOTS
 from hedgerow.platform.data.partition import IID, make_partition
-from hedgerow.platform.executors import InlineExecutor
-from hedgerow.platform.learner import Learner
-from hedgerow.platform.worker import Worker
+from hedgerow.platform.runtime.server import FederatedServer
+from hedgerow.platform.runtime.worker import Worker
 
 DATA = blobs(samples=200)
 ESTIMATORS = {
@@ -26,7 +26,7 @@ EVERYTHING = {"name": "comm_fedbio_topk", "compressor": "random_k", "compression
 SOLVERS = {name: {**section, "u_lr": 0.3} for name, section in ESTIMATORS.items() if "u_steps" in section}
 ALL = ESTIMATORS | SOLVERS
 BASELINES = {
-    name: {"name": name, "epochs": None, "steps": 3, "batch_size": 16, "weighting": "samples"}
+    name: {"name": name, "epochs": None, "steps": 3, "batch_size": 16}
     for name in ("fedavg_oracle", "focus", "preprocess")
 }
 
@@ -47,12 +47,13 @@ def noisy(
     config = kind or IID(clients=4, unbalanced=0.3, validation=0.2, label_noise=noise)
     clients = make_partition(config, data.y_train, data.classes, None, 0)
     section = {"lr": 0.2, **({"steps": 3, "batch_size": 16} if "comm" in section["name"] else {}), **section}
-    hyper = ALGORITHMS[section["name"]].Hyper(**section)
+    own = {key: value for key, value in section.items() if key not in SLOTS}
+    hyper = ALGORITHMS[section["name"]].Hyper(**own)
     task = {"data": {"name": "digits"}, "partition": config, "model": model or {"name": "mlp", "hidden": [4]}}
     task |= {"problem": problem or {"kind": "cleaning", "weights": "clipped"}}
     engine = EngineConfig(mode=mode[0], chunk=mode[1])
-    values = {"rounds": rounds, "engine": engine, "task": TaskConfig(**task)} | settings
+    values = {"rounds": rounds, "engine": engine, "task": TaskConfig(**task)} | dict(slots_of(section)) | settings
     wanted = experiment(hyper, **values)
     one, two = build_algorithms([wanted], data, clients), build_algorithms([wanted], data, clients)
     worker = Worker(one, data, clients, 0, wanted.resources)
-    return SingleRun([Learner(wanted, two[0], clients, len(data.y_test))], InlineExecutor(worker), [folder])
+    return SingleRun([FederatedServer(wanted, two[0], clients, len(data.y_test))], worker, [folder])

@@ -1,21 +1,24 @@
 """Packs of experts that differ in floats."""
 
 import numpy as np
-from helpers import blobs, experiment, partition, small_task
+from helpers import PackRun, blobs, build, experiment, partition, slots_of, small_task
 
-from hedgerow.platform.executors import InlineExecutor
-from hedgerow.platform.federated import FederatedRun
-from hedgerow.platform.learner import Learner
-from hedgerow.platform.worker import Worker
+from hedgerow.platform.runtime.server import FederatedServer
+from hedgerow.platform.runtime.worker import Worker
 
 DATA = blobs()
 RAGGED = partition(np.array([3, 60, 17, 1, 40, 59]), seed=1)
 
 
-def pack(algorithm, hypers, folders=None, **settings) -> FederatedRun:
+def pack(algorithm, hypers, folders=None, **settings) -> PackRun:
     """An inline run of several experts."""
-    values = [algorithm.Hyper(**hyper) for hyper in hypers]
-    wanted = [experiment(value, **settings) for value in values]
-    worker = Worker([algorithm(value, small_task(DATA)) for value in values], DATA, RAGGED, 0)
-    learners = [Learner(one, algorithm(one.algorithm, small_task(DATA)), RAGGED, len(DATA.y_test)) for one in wanted]
-    return FederatedRun(learners, InlineExecutor(worker), folders or [None] * len(values))
+    filled = any(slots_of(hyper).are_filled for hyper in hypers)
+
+    def built():
+        return [build(algorithm, hyper, small_task(DATA), always=filled) for hyper in hypers]
+
+    worker = Worker(built(), DATA, RAGGED, 0)
+    servers = [
+        FederatedServer(experiment(one.inner.hyper, **settings), one, RAGGED, len(DATA.y_test)) for one in built()
+    ]
+    return PackRun(servers, worker, folders or [None] * len(hypers))

@@ -8,7 +8,8 @@ import psutil
 
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import parse_experiment
-from hedgerow.platform.runner import FinishedRun, run
+from hedgerow.platform.runs.finished_run import FinishedRun
+from hedgerow.platform.runs.runner import run
 
 DETERMINISTIC = ("seconds",)
 

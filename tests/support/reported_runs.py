@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from hedgerow.platform.config.loader import parse_experiment
-from hedgerow.platform.runner import run
+from hedgerow.platform.runs.runner import run
 
 
 def small(output: Path, name: str, seed: int, /, tracked: bool = False, **algorithm):

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from hedgerow.platform.runner import run
+from hedgerow.platform.runs.runner import run
 from hedgerow.searchspaces.hedge.async_rounds import HedgeRounds
 from hedgerow.searchspaces.hedge.weights import Hedge
 from hedgerow.searchspaces.spaces.search_file import SearchSpec, parse_search

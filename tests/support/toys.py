@@ -68,7 +68,7 @@ class TwoPhases(Algorithm):
 
     def round(self, server, cohort):
         first = yield Exchange(self.note, {"w": server["w"]}, cohort.clients, batches=WHOLE, reduce="sum")
-        assert first.kept.all()
+        assert first.contributed.all()
         second, none = yield [
             Exchange(self.recall, {}, cohort.clients, batches=WHOLE, reduce="sum"),
             Exchange(self.recall, {}, cohort.clients[:0], batches=WHOLE),
@@ -96,7 +96,7 @@ class Stacker(Algorithm):
             {"common": torch.tensor([100.0])},
             cohort.clients,
             per_client={"own": torch.from_numpy(cohort.clients.astype(np.float32))[:, None]},
-            known_per_client={"twice": torch.from_numpy(2 * cohort.clients)[:, None]},
+            local_inputs_per_client={"twice": torch.from_numpy(2 * cohort.clients)[:, None]},
             batches=WHOLE,
             reduce="stack",
         )
@@ -134,7 +134,7 @@ class Poisonous(Stateful):
         ids = {"id": torch.from_numpy(cohort.clients)}
         sent = {"w": server["w"]}
         result = yield Exchange(self.train, sent, cohort.clients, per_client=ids, batches=self.hyper.batches)
-        return {"w": result.up["w"], "optimizer": server["optimizer"]}
+        return {"w": result.up["w"]}
 
     def train(self, hp, down, state, data):
         if not data.batched and down["id"] == hp.victim and state["times"] == 2:

@@ -15,12 +15,11 @@ from ray_runs import small
 from searches import plan
 
 from hedgerow.cli import main
-from hedgerow.platform import runner
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.factory import check
-from hedgerow.platform.coordinator import Coordinator
-from hedgerow.platform.drivers import open_driver
-from hedgerow.platform.runner import resume, run
+from hedgerow.platform.runs import runner
+from hedgerow.platform.runs.runner import open_coordinator, resume, run
+from hedgerow.platform.runtime.launch import build_coordinator
 from hedgerow.platform.storage import run_lock
 from hedgerow.platform.storage.run_lock import RunLock
 from hedgerow.platform.tracking.run_folder import new_run
@@ -230,7 +229,9 @@ def test_a_coordinator_on_ray_writes_nothing_once_its_run_was_taken_over(tmp_pat
     experiment = small(tmp_path)
     with RunLock(tmp_path) as lock:
         settings = {"notify": pytest.fail, "claim": lock.claim}
-        with open_driver(experiment, *check(experiment, None), tmp_path / "checkpoints", None, **settings) as driver:
+        with open_coordinator(
+            experiment, *check(experiment, None), tmp_path / "checkpoints", None, **settings
+        ) as driver:
             driver.advance(0.0)
             driver.save()
             before = {path.name for path in (tmp_path / "checkpoints").iterdir()}
@@ -243,20 +244,19 @@ def test_a_coordinator_on_ray_writes_nothing_once_its_run_was_taken_over(tmp_pat
 def test_the_rounds_of_another_process_stay_when_this_one_was_suspended_in_a_write(tmp_path):
     wanted = small(tmp_path, **INLINE)
     with RunLock(tmp_path) as lock:
-        values = [wanted.model_dump(mode="json")]
-        coordinator = Coordinator(values, *check(wanted, None), None, [tmp_path / "checkpoints"], lock.claim)
-        coordinator.one_round()
+        coordinator = build_coordinator([wanted], *check(wanted, None), None, [tmp_path / "checkpoints"], lock.claim)
+        coordinator.run_round()
         coordinator.save()
-        save_states = coordinator.run.executor.save_states
+        save_states = coordinator.executor.save_states
 
         def suspended(expert, folder, round):
             save_states(expert, folder, round)
             (tmp_path / ".lock" / "00000002").write_text("{}\n")
             shutil.copytree(tmp_path / "checkpoints" / "round-00000001", tmp_path / "checkpoints" / "round-00000020")
 
-        coordinator.run.executor.save_states = suspended
+        coordinator.executor.save_states = suspended
         with pytest.raises(UserError, match="was taken over by another process"):
-            coordinator.one_round()
+            coordinator.run_round()
     assert (tmp_path / "checkpoints" / "round-00000020").exists()
 
 

@@ -19,10 +19,11 @@ import torch
 from mlflow.tracking import MlflowClient
 from tracked_runs import small
 
-from hedgerow.platform import runner
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import dump_experiment
-from hedgerow.platform.runner import push, run
+from hedgerow.platform.runs import runner
+from hedgerow.platform.runs.mlflow_sync import push
+from hedgerow.platform.runs.runner import run
 from hedgerow.platform.tracking.mlflow_store import default_uri
 from hedgerow.platform.tracking.tracker import RunLog, Tracker, flatten_params
 from hedgerow.platform.ui.mlflow_server import PAGE_SETTINGS

@@ -14,9 +14,9 @@ from paths import ROOT
 
 import hedgerow
 from hedgerow import Interrupted, UserError
-from hedgerow.platform import runner
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.yaml_reader import dump_values
+from hedgerow.platform.runs import runner
 
 START = ROOT / "examples" / "start.ipynb"
 

@@ -38,7 +38,7 @@ class MyAverage(Algorithm):
         """The server's half: every `yield` is a broadcast, the clients' work, and the mean of their answers."""
         result = yield Exchange(
             self.train,
-            down={"w": server["w"]},
+            broadcast={"w": server["w"]},
             clients=cohort.clients,
             batches=self.hyper.batches,
         )

@@ -55,7 +55,7 @@ class FinishedToy:
         """Of some models on all training samples, (models,), with the guide of one student."""
         learner, hyper = self.learner, self.learner.hyper
         if not isinstance(learner, Student):
-            return vmap(lambda w: learner.objective(hyper)(w, self.batch))(models)
+            return vmap(lambda w: learner.task.loss(w, self.batch))(models)
         aids: Tree = {}
         if isinstance(learner, DiSK):
             own = tree_map(lambda p: p[whose], self.server["guide"])

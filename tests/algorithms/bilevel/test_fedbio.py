@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from bilevels import Run, problem
 from families import RATES, section
-from helpers import SingleRun, blobs, check_resuming, distance, experiment
+from helpers import SingleRun, blobs, check_resuming, distance, experiment, slots_of
 
 from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.bilevel.bilevel_algorithm import Bilevel
@@ -14,9 +14,8 @@ from hedgerow.platform.config.experiment import EngineConfig, TaskConfig
 from hedgerow.platform.config.factory import build_algorithms, build_data, check_task
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.data.partition import IID, make_partition
-from hedgerow.platform.executors import InlineExecutor
-from hedgerow.platform.learner import Learner
-from hedgerow.platform.worker import Worker
+from hedgerow.platform.runtime.server import FederatedServer
+from hedgerow.platform.runtime.worker import Worker
 
 DATA = blobs(samples=160)
 BILEVEL = [
@@ -35,13 +34,15 @@ def on_blobs(name, kind="cleaning", mode=("vmap", 3), rounds=3, folder=None, **c
     noise = 0.4 if kind == "cleaning" else 0.0
     config = IID(clients=5, unbalanced=0.5, validation=0.3, holdout=0.2, label_noise=noise)
     clients = make_partition(config, DATA.y_train, DATA.classes, None, 0)
-    hyper = ALGORITHMS[name].Hyper(**section(name, **change))
+    slots = dict(slots_of(change))
+    own = {key: value for key, value in change.items() if key not in slots}
+    hyper = ALGORITHMS[name].Hyper(**section(name, **own))
     task = {"data": {"name": "digits"}, "partition": config, "model": {"name": "mlp", "hidden": [6]}}
     engine = EngineConfig(mode=mode[0], chunk=mode[1])
-    wanted = experiment(hyper, rounds=rounds, engine=engine, task=TaskConfig(**task, problem={"kind": kind}))
+    wanted = experiment(hyper, rounds=rounds, engine=engine, task=TaskConfig(**task, problem={"kind": kind}), **slots)
     one, two = build_algorithms([wanted], DATA, clients), build_algorithms([wanted], DATA, clients)
     worker = Worker(one, DATA, clients, 0, wanted.resources)
-    return SingleRun([Learner(wanted, two[0], clients, len(DATA.y_test))], InlineExecutor(worker), [folder])
+    return SingleRun([FederatedServer(wanted, two[0], clients, len(DATA.y_test))], worker, [folder])
 
 
 @pytest.mark.parametrize("share", [True, False])
@@ -81,8 +82,8 @@ def test_the_platform_runs_what_the_analysis_is_about(name):
     dataset, partition = build_data(wanted, None)
     algorithms = build_algorithms([wanted], dataset, partition)
     worker = Worker(algorithms, dataset, partition, 0, wanted.resources)
-    learner = Learner(wanted, build_algorithms([wanted], dataset, partition)[0], partition, 0)
-    platform = SingleRun([learner], InlineExecutor(worker), [None])
+    learner = FederatedServer(wanted, build_algorithms([wanted], dataset, partition)[0], partition, 0)
+    platform = SingleRun([learner], worker, [None])
     records = list(platform)
     plain = Run(ALGORITHMS[name], problem(clients=5), **settings).rounds(4)
     assert float((platform.server["x"]["x"] - plain.server["x"]["x"]).abs().max()) < 1e-5
@@ -103,7 +104,7 @@ def test_scalars_per_client_and_round(name):
         clients = 4
     else:
         runs = on_blobs(name, kind_of(name))
-        start = runs.learners[0].algorithm.task.start()
+        start = runs.servers[0].algorithm.task.start()
         p, d = (sum(leaf.numel() for leaf in start[part].values()) for part in "xy")
         wanted = {"fedbio": p + 2 * d, "fedbioacc": 2 * p + 4 * d, "fedbioacc_local": 2 * p}[name]
         records, clients = list(runs), 5
@@ -125,15 +126,15 @@ def test_experts_in_a_pack_are_what_they_are_alone(name):
     alone = [on_blobs(name, kind_of(name), **{"upper_lr_factor": 0.5, **change}) for change in changes]
     for one in alone:
         list(one)
-    learners = [on_blobs(name, kind_of(name), **{"upper_lr_factor": 0.5, **change}).learners[0] for change in changes]
+    learners = [on_blobs(name, kind_of(name), **{"upper_lr_factor": 0.5, **change}).servers[0] for change in changes]
     config = learners[0].experiment.task.partition
     clients = make_partition(config, DATA.y_train, DATA.classes, None, 0)
     algorithms = build_algorithms([learner.experiment for learner in learners], DATA, clients)
-    pack = SingleRun(learners, InlineExecutor(Worker(algorithms, DATA, clients, 0)), [None, None])
+    pack = SingleRun(learners, Worker(algorithms, DATA, clients, 0), [None, None])
     while not pack.done:
         next(pack)
-    for learner, one in zip(pack.learners, alone, strict=True):
-        assert distance(flatten(learner.server), flatten(one.server)) < 1e-5
+    for learner, one in zip(pack.servers, alone, strict=True):
+        assert distance(flatten(learner.state), flatten(one.server)) < 1e-5
 
 
 def test_wrong_labels_are_found():
@@ -262,6 +263,6 @@ def test_a_personal_model_needs_samples_to_be_scored_on():
 
 def test_the_head_is_the_last_layer():
     runs = on_blobs("fedbio", "hyper_representation")
-    start = runs.learners[0].algorithm.task.start()
+    start = runs.servers[0].algorithm.task.start()
     assert [tuple(leaf.shape) for leaf in start["y"].values()] == [(3, 6), (3,)]
     assert [tuple(leaf.shape) for leaf in start["x"].values()] == [(6, 6), (6,)]

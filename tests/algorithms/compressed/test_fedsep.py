@@ -18,7 +18,7 @@ from hedgerow.algorithms.problems.bilevel_task import BilevelTask
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.factory import build_data, check_task
 from hedgerow.platform.config.loader import parse_experiment
-from hedgerow.platform.runner import run
+from hedgerow.platform.runs.runner import run
 
 
 def separated(problem: Problem, **hyper):

@@ -236,7 +236,7 @@ def test_where_nothing_is_compressed_it_is_fedavg():
     d = sum(p.numel() for p in task.init().values())
     runs = on_blobs(sketch_size=d, decoder="linear", batch_size=None)
     orthonormal = Given(torch.linalg.qr(torch.randn(d, d))[0])
-    for algorithm in (*runs.executor.worker.algorithms, runs.learners[0].algorithm):
+    for algorithm in (*runs.executor.worker.algorithms, runs.servers[0].algorithm):
         algorithm.sketch = orthonormal
     plain = run_inline(
         ALGORITHMS["fedavg"],
@@ -247,7 +247,7 @@ def test_where_nothing_is_compressed_it_is_fedavg():
         rounds=3,
     )
     [list(one) for one in (runs, plain)]
-    found = runs.learners[0].algorithm.evaluate_params(runs.server)
+    found = runs.servers[0].algorithm.evaluate_params(runs.server)
     assert distance(found, plain.server["w"]) < 1e-4
 
 

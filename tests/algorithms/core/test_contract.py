@@ -8,11 +8,11 @@ import torch
 from command_line import hedgerow
 
 from hedgerow.algorithms import ALGORITHMS
-from hedgerow.platform import contract
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.factory import build_algorithms, build_data, check
 from hedgerow.platform.config.loader import parse_experiment
-from hedgerow.platform.runner import run
+from hedgerow.platform.runs.runner import run
+from hedgerow.platform.runtime import contract_check as contract
 from hedgerow.platform.ui.starter_files import complete
 
 BROKEN = [

@@ -8,8 +8,8 @@ from torch import nn
 from torch.func import functional_call
 
 from hedgerow.algorithms import ALGORITHMS
+from hedgerow.algorithms.core.algorithm import Aggregate
 from hedgerow.algorithms.core.client_data import Batch
-from hedgerow.algorithms.core.messages import Result
 from hedgerow.algorithms.core.static_batch_norm import StaticBatchNorm2d, statistics
 from hedgerow.algorithms.core.task import Task
 from hedgerow.platform.config.experiment import EngineConfig
@@ -60,8 +60,8 @@ def test_scored_is_what_torch_scores_with_cumulative_statistics():
 def test_statistics_are_averages_over_clients_by_their_samples():
     clients = partition(np.array([40, 20]))
     both = run(clients, rounds=1)
-    algorithm, w = both.learners[0].algorithm, both.server["w"]
-    exchange = next(algorithm.settled(w, both.learners[0]._cohort(1, np.arange(2))))
+    algorithm, w = both.servers[0].algorithm, both.server["w"]
+    exchange = next(algorithm.settled(w, both.servers[0]._cohort(1, np.arange(2))))
     assert exchange.weights.tolist() == [40, 20]
     record = next(both)
     scored = {**both.server["w"]}
@@ -88,9 +88,9 @@ def test_a_single_value_is_its_own_mean():
 def test_a_model_whose_statistics_are_not_finite_is_recorded_and_not_the_end():
     far = run(partition(np.array([60])), rounds=1)
     far.server["w"]["0.weight"] = torch.full_like(far.server["w"]["0.weight"], 1e30)
-    generator = far.learners[0]._score(far.server, 1, np.arange(1))
+    generator = far.servers[0]._score(far.server, 1, np.arange(1))
     request = next(generator)[0]
-    gone = Result({}, np.zeros(len(request.exchange.clients), bool), {})
+    gone = Aggregate({}, np.zeros(len(request.exchange.clients), bool), {})
     with pytest.raises(StopIteration) as stop:
         generator.send([gone])
     assert np.isnan(stop.value.value["test_accuracy"])

@@ -189,7 +189,7 @@ def guides(**hyper):
     """What the guide excuses in the end."""
     done = run("disk", rounds=40, alpha=0.0, guide_lr=0.5, **hyper)
     list(done)
-    learner, server = done.learners[0].algorithm, done.server
+    learner, server = done.servers[0].algorithm, done.server
     seen = inside(learner.master, server["teacher"], batch_of(learner).x)
     return excuses(learner.guide, server["guide"], seen)
 
@@ -210,11 +210,11 @@ def test_what_is_excused_is_told_and_a_slow_guide_is_not_stuck():
         done = run("disk", rounds=12, guide_hidden=[64, 128], lambda_period=12, batch_size=None, steps=20, epochs=None,
                    delta=0.1, **given)  # fmt: skip
         list(done)
-        learner, server = done.learners[0].algorithm, done.server
+        learner, server = done.servers[0].algorithm, done.server
         assert learner.hyper.guide_lr == rate
         everybody = replace(batch_of(learner), x=learner.task.prepare(torch.from_numpy(DATA.x_train)))
         g = excuses(learner.guide, server["guide"], inside(learner.master, server["teacher"], everybody.x))
-        told[rate] = [record["train_excused"] for record in done.learners[0].history]
+        told[rate] = [record["train_excused"] for record in done.servers[0].history]
         assert told[rate][-1] == pytest.approx(float(g.detach().mean()), abs=1e-5)
     assert min(told[None]) > 0.999
     assert told[0.001][0] > 0.9 > 0.5 > told[0.001][-1]
@@ -235,7 +235,7 @@ def test_the_teacher_is_trained_once_and_never_again():
     next(done)
     before = tree_map(torch.clone, done.server["teacher"])
     assert {"1.mean", "1.variance"} < set(before)
-    assert not torch.equal(before["0.weight"], done.learners[0].algorithm.master.init()["0.weight"])
+    assert not torch.equal(before["0.weight"], done.servers[0].algorithm.master.init()["0.weight"])
     next(done)
     assert identical(before, done.server["teacher"])
 
@@ -244,7 +244,7 @@ def test_nothing_that_learns_has_a_slope_by_the_teacher():
     """Check 8."""
     done = run("disk", rounds=1)
     list(done)
-    learner, server = done.learners[0].algorithm, done.server
+    learner, server = done.servers[0].algorithm, done.server
     w, guide, teacher = (
         tree_map(lambda p: p.clone().requires_grad_(), server[key]) for key in ("w", "guide", "teacher")
     )
@@ -267,16 +267,16 @@ def test_rounds_before_the_teacher_are_cross_entropy():
 def test_models_side_by_side_are_models_alone(name):
     together = run(name, rounds=2, starts=3)
     list(together)
-    assert together.learners[0].history[-1]["test_accuracy"] > 0
-    learner = together.learners[0].algorithm
-    first = learner.started(learner.init_server(), together.learners[0]._cohort(1, torch.zeros(1, dtype=int).numpy()))
+    assert together.servers[0].history[-1]["test_accuracy"] > 0
+    learner = together.servers[0].algorithm
+    first = learner.started(learner.init_server(), together.servers[0]._cohort(1, torch.zeros(1, dtype=int).numpy()))
     branches = ["w", "guide"] if name == "disk" else ["w"]
     for number, start in enumerate(unstack(first["w"])):
         if name == "disk" and number:
             # Its guide is another one than a student's alone.
             continue
         alone = run(name, rounds=2)
-        alone.learners[0].server = {"w": start}
+        alone.servers[0].state = {"w": start}
         list(alone)
         for branch in branches:
             mine = unstack(together.server[branch])[number]

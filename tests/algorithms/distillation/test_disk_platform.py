@@ -5,7 +5,7 @@ import pytest
 from ray_runs import at_once, hosts_coordinator, same, small
 from searches import one_after_the_other, plan
 
-from hedgerow.platform.runner import run
+from hedgerow.platform.runs.runner import run
 from hedgerow.searchspaces.tune.search_runner import search
 
 TASK = {

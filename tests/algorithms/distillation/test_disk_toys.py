@@ -11,7 +11,7 @@ from hedgerow.platform.data.sources.source import Gaussians, IntervalsData
 from hedgerow.platform.data.sources.toy_data import CENTRES
 from hedgerow.platform.models import build_model
 from hedgerow.platform.models.toy_models import ENDS, Intervals, StaticMLP
-from hedgerow.platform.runner import run
+from hedgerow.platform.runs.runner import run
 from hedgerow.searchspaces.reproductions.papers.disk_plots import (
     FinishedToy,
     draw_toys,

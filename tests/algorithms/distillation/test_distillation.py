@@ -9,8 +9,9 @@ from helpers import SingleRun, blobs, check_resuming, dataset, distance, experim
 from torch import nn
 
 from hedgerow.algorithms import ALGORITHMS
+from hedgerow.algorithms.core.algorithm import Aggregate
 from hedgerow.algorithms.core.client_data import Batch, ClientData
-from hedgerow.algorithms.core.messages import Cohort, Result
+from hedgerow.algorithms.core.messages import Cohort
 from hedgerow.algorithms.core.pytree import stack, tree_map
 from hedgerow.algorithms.core.static_batch_norm import StaticBatchNorm2d
 from hedgerow.algorithms.core.task import Task
@@ -26,9 +27,8 @@ from hedgerow.algorithms.objectives.distillation_loss import (
     soft_labels,
 )
 from hedgerow.platform.config.experiment import EngineConfig
-from hedgerow.platform.executors import InlineExecutor
-from hedgerow.platform.learner import Learner
-from hedgerow.platform.worker import Worker
+from hedgerow.platform.runtime.server import FederatedServer
+from hedgerow.platform.runtime.worker import Worker
 
 METHODS = ("feddf", "ds_fl", "fed_et")
 DATA = blobs(samples=240, classes=4)
@@ -166,8 +166,8 @@ def test_one_worker_is_as_good_as_two(name):
     def by(workers):
         kind = ALGORITHMS[name]
         worker = Worker([kind(values, task())], DATA, CLIENTS, wanted.seed, wanted.resources)
-        learner = Learner(wanted, kind(values, task()), CLIENTS, len(DATA.y_test))
-        one = SingleRun([learner], InlineExecutor(worker, workers), [None])
+        learner = FederatedServer(wanted, kind(values, task()), CLIENTS, len(DATA.y_test))
+        one = SingleRun([learner], worker, [None], workers)
         list(one)
         return one.server
 
@@ -203,7 +203,7 @@ def test_models_that_normalise_statically_learn_too(name):
 @pytest.mark.parametrize("name", METHODS)
 def test_what_is_transmitted(name):
     one = run(name, rounds=1)
-    groups = one.learners[0].algorithm.groups(Cohort(1, np.arange(5), np.ones(5), 5, seed=0))
+    groups = one.servers[0].algorithm.groups(Cohort(1, np.arange(5), np.ones(5), 5, seed=0))
     record = next(one)
     models = sum(len(group.clients) * NUMBERS[group.capacity] for group in groups)
     assert len(groups) == 2
@@ -230,9 +230,10 @@ def test_models_without_sub_models_and_capacities_that_leave_the_server_out_are_
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 def test_feddf_of_one_shape_without_distillation_is_fedavg(weighting):
-    own = {"capacities": [1.0], "distillation": {"steps": 0}, "weighting": weighting}
-    fused = run("feddf", **own)
-    local = {key: value for key, value in LOCAL.items() if key != "capacities"} | {"weighting": weighting}
+    own = {"capacities": [1.0], "distillation": {"steps": 0}}
+    weighted = {"aggregation": {"weighting": weighting}}
+    fused = run("feddf", **own, **weighted)
+    local = {key: value for key, value in LOCAL.items() if key != "capacities"} | weighted
     plain = run_inline(ALGORITHMS["fedavg"], task(), DATA, CLIENTS, local, rounds=2)
     [list(one) for one in (fused, plain)]
     assert distance(fused.server["w"], plain.server["w"]) < 1e-6
@@ -260,14 +261,14 @@ def test_a_step_of_feddf_goes_from_the_average_towards_the_mean_logits():
     exchanges = next(generator)
     torch.manual_seed(1)
     models = [
-        stack(*(tree_map(lambda p: p + 0.3 * torch.randn_like(p), exchange.down["w"]) for _ in exchange.clients))
+        stack(*(tree_map(lambda p: p + 0.3 * torch.randn_like(p), exchange.broadcast["w"]) for _ in exchange.clients))
         for exchange in exchanges
     ]
     kept = [np.ones(len(exchange.clients), bool) for exchange in exchanges]
-    pool = generator.send([Result({"w": w}, k, {}) for w, k in zip(models, kept, strict=True)])
-    students = pool.down["students"]
+    pool = generator.send([Aggregate({"w": w}, k, {}) for w, k in zip(models, kept, strict=True)])
+    students = pool.broadcast["students"]
     sizes = torch.from_numpy(CLIENTS.train_sizes[exchanges[0].clients]).float()
-    first = exchanges[0].down["w"]
+    first = exchanges[0].broadcast["w"]
     mean = tree_map(lambda p: torch.tensordot(sizes / sizes.sum(), p, 1), models[0])
     assert first["0.weight"].shape == (8, 6)
     assert distance(students["w"], mean) < 1e-6
@@ -276,9 +277,9 @@ def test_a_step_of_feddf_goes_from_the_average_towards_the_mean_logits():
     samples = run_.executor.worker.samples["pool"]
     streams = samples.streams(pool.batches, (0, 1, 9), pool.clients)
     data = ClientData(samples.x, samples.y, samples.prepare, {k: (i[0], m[0]) for k, (i, m) in streams.items()}, False)
-    learnt, _, _ = one.fuse(one.hyper, pool.down, {}, data)
+    learnt, _, _ = one.fuse(one.hyper, pool.broadcast, {}, data)
     x = torch.from_numpy(DATA.x_train[CLIENTS.public])
-    target = soft_labels(ensemble(one.task, pool.down["teachers"], x).mean(0), 2.0)
+    target = soft_labels(ensemble(one.task, pool.broadcast["teachers"], x).mean(0), 2.0)
     for name, w in students.items():
         w = {key: p.clone().requires_grad_() for key, p in w.items()}
         divergence(target, one.task.logits(w, x), batch(60), 2.0).backward()
@@ -305,21 +306,21 @@ def test_soft_labels_are_averaged_over_whoever_answered_and_sharpened():
     one = algorithm("ds_fl")
     generator = one.round({"w": one.task.init()}, Cohort(1, np.arange(10), np.ones(10, int), 10, seed=0))
     exchanges = next(generator)
-    assert all(exchange.down == {} for exchange in exchanges)
+    assert all(exchange.broadcast == {} for exchange in exchanges)
     torch.manual_seed(0)
     said = [torch.rand(len(exchange.clients), 4, 10, 4).softmax(-1) for exchange in exchanges]
     kept = [np.arange(len(s)) > 0 for s in said[:1]] + [np.ones(len(said[1]), bool)]
     assert kept[0].any()
-    results = [Result({"labels": s[torch.from_numpy(k)].sum(0)}, k, {}) for s, k in zip(said, kept, strict=True)]
+    results = [Aggregate({"labels": s[torch.from_numpy(k)].sum(0)}, k, {}) for s, k in zip(said, kept, strict=True)]
     *_, server = generator.send(results)
     wanted = torch.cat([said[0][1:], said[1]]).mean(0)
-    assert torch.allclose(server.down["labels"], sharpened(wanted, 0.1), atol=1e-6)
+    assert torch.allclose(server.broadcast["labels"], sharpened(wanted, 0.1), atol=1e-6)
     assert server.on == "pool"
 
 
 def test_clients_keep_models_of_their_capacity():
     one = run("ds_fl", rounds=2)
-    groups = one.learners[0].algorithm.groups(Cohort(1, np.arange(5), np.ones(5), 5, seed=0))
+    groups = one.servers[0].algorithm.groups(Cohort(1, np.arange(5), np.ones(5), 5, seed=0))
     list(one)
     for group in groups:
         w = one.states.read(group.clients)["w"]
@@ -333,7 +334,7 @@ def test_clients_keep_models_of_their_capacity():
 
 
 def test_the_servers_representation_is_the_mean_over_those_who_have_it_and_its_last_layer_its_own():
-    one = algorithm("fed_et", capacities=[0.75, 0.5], weighting="uniform")
+    one = algorithm("fed_et", capacities=[0.75, 0.5])
     w = one.task.init()
     clients = {0.75: np.arange(2), 0.5: np.arange(2, 3)}
     groups = [Group(capacity, ids, one.layout.nested(capacity)) for capacity, ids in clients.items()]
@@ -358,7 +359,7 @@ def test_the_servers_representation_is_the_mean_over_those_who_have_it_and_its_l
 
 def test_the_representation_goes_back_and_small_models_keep_their_last_layers():
     one = run("fed_et", rounds=2)
-    layout = one.learners[0].algorithm.layout
+    layout = one.servers[0].algorithm.layout
     list(one)
     for capacity in (1.0, 0.5):
         mine, part = one.server[f"w_{capacity:g}"], layout.part(one.server["w"], layout.nested(capacity))

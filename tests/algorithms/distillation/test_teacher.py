@@ -11,7 +11,7 @@ from torch import nn
 from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.optim.pretraining import Schooling
 from hedgerow.platform.config.loader import parse_experiment
-from hedgerow.platform.runner import run as run_file
+from hedgerow.platform.runs.runner import run as run_file
 from hedgerow.platform.tracking.formatting import summary_cells
 from hedgerow.platform.tracking.summary import summarise
 from hedgerow.searchspaces.reproductions.published import find_rows
@@ -47,7 +47,7 @@ def test_a_teacher_learns_as_torchs_sgd_does(cosine):
 def test_a_teacher_is_scored_when_it_is_made_and_then_never_again(name):
     done = run(name, warm_start=1)
     first, second, third = list(done)
-    teacher = done.learners[0].algorithm.master
+    teacher = done.servers[0].algorithm.master
     x, y = teacher.prepare(torch.from_numpy(DATA.x_test)), torch.from_numpy(DATA.y_test)
     logits = teacher.logits(done.server["teacher"], x)
     assert second["teacher_test_accuracy"] == pytest.approx(float((logits.argmax(-1) == y).float().mean()))

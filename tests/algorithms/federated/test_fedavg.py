@@ -44,7 +44,7 @@ def test_fedavg_with_one_client_and_one_full_step_is_gradient_descent(mode):
 @pytest.mark.parametrize("clients", [EQUAL, RAGGED], ids=["equal", "ragged"])
 @pytest.mark.parametrize("batch_size", [None, 7])
 def test_fedsgd_with_all_clients_is_gradient_descent_on_the_pooled_loss(clients, batch_size):
-    hyper = {"lr": 0.3, "weighting": "samples", "batch_size": batch_size}
+    hyper = {"lr": 0.3, "aggregation": {"weighting": "samples"}, "batch_size": batch_size}
     run = run_inline(FedSGD, small_task(DATA), DATA, clients, hyper, rounds=5)
     list(run)
     assert distance(model(run), pooled_descent(0.3, 5)) < 1e-6
@@ -143,7 +143,7 @@ def test_learning_rate_decays_from_round_to_round():
 
 def test_weights_by_samples_are_those_of_the_pooled_mean():
     # One full-batch step per client, weighted by samples, is one step on the pooled loss.
-    hyper = {"lr": 0.3, "steps": 1, "batch_size": None, "weighting": "samples"}
+    hyper = {"lr": 0.3, "steps": 1, "batch_size": None, "aggregation": {"weighting": "samples"}}
     run = run_inline(FedAvg, small_task(DATA), DATA, RAGGED, hyper, rounds=5)
     list(run)
     assert distance(model(run), pooled_descent(0.3, 5)) < 1e-6

@@ -19,7 +19,7 @@ from toys import Diverging
 from hedgerow.algorithms import Central, FedAvg, FedDyn, FedProx, FedSGD, FedSplit, Scaffold
 from hedgerow.algorithms.core.pytree import count, tree_map
 from hedgerow.platform.config.experiment import EngineConfig, Evaluation
-from hedgerow.platform.worker import LATEST
+from hedgerow.platform.runtime.worker import LATEST_CLIENT_MODEL
 
 DATA = blobs()
 SAMPLES = len(DATA.y_train)
@@ -62,7 +62,7 @@ def test_scaffold_counts_the_steps_that_each_client_took():
     start = small_task(DATA).init()
     for k, state in states_of(first).items():
         steps = 2 * -(-int(RAGGED.train_sizes[k]) // 8)
-        expected = {name: (start[name] - p) / (steps * 0.2) for name, p in state[LATEST].items()}
+        expected = {name: (start[name] - p) / (steps * 0.2) for name, p in state[LATEST_CLIENT_MODEL].items()}
         assert distance(state["c"], expected) < 1e-6
 
 
@@ -75,8 +75,8 @@ def test_feddyns_clients_are_fedproxs_in_the_first_round():
     [list(r) for r in runs]
     dyn, prox, without = (states_of(r) for r in runs)
     for k in dyn:
-        assert distance(dyn[k][LATEST], prox[k][LATEST]) < 1e-6
-    assert max(distance(dyn[k][LATEST], without[k][LATEST]) for k in dyn) > 1e-2
+        assert distance(dyn[k][LATEST_CLIENT_MODEL], prox[k][LATEST_CLIENT_MODEL]) < 1e-6
+    assert max(distance(dyn[k][LATEST_CLIENT_MODEL], without[k][LATEST_CLIENT_MODEL]) for k in dyn) > 1e-2
 
 
 def test_fedsplit_averages_all_or_the_active_which_is_the_same_when_all_are():
@@ -157,7 +157,7 @@ def test_newton_solves_the_local_problem_exactly(mode):
     list(one)
     for k, state in states_of(one).items():
         rows = torch.from_numpy(RAGGED.samples(k))
-        w = {name: p.clone().requires_grad_() for name, p in state[LATEST].items()}
+        w = {name: p.clone().requires_grad_() for name, p in state[LATEST_CLIENT_MODEL].items()}
         logits = task.logits(w, task.prepare(torch.from_numpy(DATA.x_train)[rows]))
         loss = torch.nn.functional.cross_entropy(logits, torch.from_numpy(DATA.y_train)[rows])
         slope = dict(zip(w, torch.autograd.grad(loss, list(w.values())), strict=True))
@@ -187,7 +187,7 @@ def test_the_reported_model_is_the_average_of_all_clients_latest_models(kind):
     records, others = list(reported), list(plain)
     states = states_of(reported)
     start = small_task(DATA).init()
-    latest = [states[k][LATEST] if k in states else start for k in range(6)]
+    latest = [states[k][LATEST_CLIENT_MODEL] if k in states else start for k in range(6)]
     mean = {name: torch.stack([one[name] for one in latest]).mean(0) for name in start}
     assert distance(reported.server["client_average"], mean) < 1e-6
     # Training is not altered by it, and the server's own model is scored beside it.
@@ -208,7 +208,7 @@ def test_a_client_that_diverged_keeps_its_latest_model():
     records = list(run)
     assert 0 < sum(r["dropped"] for r in records) < 15
     states, start = states_of(run), small_task(ones).init()
-    latest = [states[k][LATEST] if k in states else start for k in range(6)]
+    latest = [states[k][LATEST_CLIENT_MODEL] if k in states else start for k in range(6)]
     mean = {name: torch.stack([one[name] for one in latest]).mean(0) for name in start}
     assert distance(run.server["client_average"], mean) < 1e-6
 

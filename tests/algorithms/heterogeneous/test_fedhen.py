@@ -10,8 +10,8 @@ from helpers import dataset, distance, identical, partition, run_inline
 from torch import nn
 
 from hedgerow.algorithms import ALGORITHMS
+from hedgerow.algorithms.core.algorithm import Aggregate
 from hedgerow.algorithms.core.client_data import Batch
-from hedgerow.algorithms.core.messages import Result
 from hedgerow.algorithms.core.pytree import count, tree_map
 from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.optim.local_sgd import clip_factor
@@ -82,7 +82,7 @@ def test_the_server_averages_as_written(name):
         assert all((p == 17 / 4).all() for p in simple.values())
         assert all((p == 8).all() for key, p in after["w"].items() if key not in one.task.module.early)
         assert identical(one.early(after["w"]), simple)
-    nobody = Result({}, np.zeros(0, bool), {})
+    nobody = Aggregate({}, np.zeros(0, bool), {})
     assert identical(one.aggregate(server, nobody, nobody)["w"], server["w"])
     only = one.aggregate(server, answered(one, [5], True), nobody)
     assert all((p == 5).all() for p in one.simple(only).values())
@@ -113,11 +113,11 @@ def test_with_one_architecture_they_are_fedavg(name):
     """CK-REDUCTION."""
     simple = run(name, simple=1.0)
     alone = Task(Simple(task().module), torch.zeros(()), torch.ones(()), sample_shape=(2, 6, 6))
-    hyper = {**LOCAL, "weighting": "uniform"}
+    hyper = {**LOCAL, "aggregation": {"weighting": "uniform"}}
     settings = {"rounds": 3, "engine": EngineConfig(mode="loop", chunk=1)}
     plain = run_inline(ALGORITHMS["fedavg"], alone, DATA, CLIENTS, hyper, **settings)
     [list(one) for one in (simple, plain)]
-    found = simple.learners[0].algorithm.simple(simple.server)
+    found = simple.servers[0].algorithm.simple(simple.server)
     assert distance(found, {key: plain.server["w"][f"whole.{key}"] for key in found}) < 1e-6
     if name != "fedhen":
         # Mini-batches are other ones in another exchange of the round: whole local data.
@@ -156,7 +156,7 @@ def test_a_client_that_diverged_is_left_out(name):
     assert 0 < record["dropped"] < 6
     assert all(torch.isfinite(p).all() for p in one.server["w"].values())
     assert np.isfinite(record["test_loss"])
-    algorithm, start = one.learners[0].algorithm, task().init()
+    algorithm, start = one.servers[0].algorithm, task().init()
     complex_ = [w for w in others if w.keys() == start.keys()]
     shared = complex_ if name == "decouple" else others
     for key, p in one.server["w"].items():
@@ -256,7 +256,7 @@ def test_averages_of_latest_models():
     """CK-REPORT: over all clients of an architecture; who has not taken part yet counts with the initial model."""
     one = run("decouple", latest=True, participation=0.5, rounds=3)
     list(one)
-    states, server, algorithm = one.states.read(np.arange(6))["latest"], one.server, one.learners[0].algorithm
+    states, server, algorithm = one.states.read(np.arange(6))["latest"], one.server, one.servers[0].algorithm
     for key, p in server["latest"]["simple"].items():
         assert torch.allclose(p, states[key][:3].mean(0), atol=1e-6)
     for key, p in server["latest"]["complex"].items():

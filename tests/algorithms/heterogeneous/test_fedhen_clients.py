@@ -105,7 +105,7 @@ def test_with_complex_clients_alone_fedhen_is_fedavg_on_the_summed_loss():
         Summed(**task().fields),
         DATA,
         CLIENTS,
-        {**LOCAL, **whole, "weighting": "uniform"},
+        {**LOCAL, **whole, "aggregation": {"weighting": "uniform"}},
         rounds=3,
         engine=EngineConfig(mode="loop", chunk=1),
     )

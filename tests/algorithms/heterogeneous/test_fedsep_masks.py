@@ -243,7 +243,7 @@ def test_a_budget_of_multiply_adds_takes_the_root_of_the_channels():
     kept = [{space: len(first) for space, first in one.groups(everybody)[0].channels.items()} for one in (macs, width)]
     assert kept == [{"0": 4, "2": 3}, {"0": 2, "2": 2}]
     # What scalers divide by, and what the resource loss compares with.
-    known = [one.ask(one.task.init(), one.groups(everybody)[0], True).known for one in (macs, width)]
+    known = [one.ask(one.task.init(), one.groups(everybody)[0], True).local_inputs for one in (macs, width)]
     assert [(float(k["width"]), float(k["capacity"])) for k in known] == [(0.5, 0.25), (0.25, 0.25)]
 
 

@@ -10,8 +10,9 @@ from helpers import blobs, distance, identical, partition, run_inline
 from torch import nn
 
 from hedgerow.algorithms import ALGORITHMS
+from hedgerow.algorithms.core.algorithm import Aggregate
 from hedgerow.algorithms.core.client_data import Batch
-from hedgerow.algorithms.core.messages import Cohort, Result
+from hedgerow.algorithms.core.messages import Cohort
 from hedgerow.algorithms.core.pytree import stack, sub, tree_map
 from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.heterogeneous.partial_training import Group, _on
@@ -117,7 +118,7 @@ def test_sub_models_that_share_nothing_move_by_all_or_half():
         parts = [one.layout.part(w, half) for half in halves]
         up = stack(*(tree_map(lambda p, i=i: torch.full_like(p, 1.0 + i), part) for i, part in enumerate(parts)))
         group = Group(0.5, np.arange(2), stack(*halves))
-        after = one.average(w, [group], [Result({"moved": up}, np.ones(2, bool), {})])
+        after = one.average(w, [group], [Aggregate({"moved": up}, np.ones(2, bool), {})])
         moved[average] = sub(after, w)
     assert torch.allclose(
         moved["holders"]["0.weight"], torch.tensor([1.0, 2.0]).repeat_interleave(4)[:, None].expand(8, 6)
@@ -156,7 +157,7 @@ def test_fjord_with_one_width_is_heterofl_and_with_several_is_not():
     """Ordered dropout draws among the capacities up to the client's: the smallest clients have no choice."""
     hyper = {"scaler": False}
     smallest = {name: run(name, capacities=[0.5, 1.0], redraw=False, **hyper) for name in ("fjord", "heterofl")}
-    groups = smallest["fjord"].learners[0].algorithm.groups(cohort(clients=5))
+    groups = smallest["fjord"].servers[0].algorithm.groups(cohort(clients=5))
     assert {group.capacity for group in groups} == {0.5, 1.0}
     [list(one) for one in smallest.values()]
     assert distance(smallest["fjord"].server["w"], smallest["heterofl"].server["w"]) > 1e-3
@@ -168,7 +169,7 @@ def test_fjord_with_one_width_is_heterofl_and_with_several_is_not():
 @pytest.mark.parametrize("name", METHODS)
 def test_what_is_transmitted_is_the_sub_models(name):
     one = run(name, rounds=1, capacities=[0.5, 1.0])
-    groups = one.learners[0].algorithm.groups(Cohort(1, np.arange(5), np.ones(5), 5, seed=0))
+    groups = one.servers[0].algorithm.groups(Cohort(1, np.arange(5), np.ones(5), 5, seed=0))
     of = {0.5: 4 * 6 + 4 + 3 * 4 + 3 + 4 * 3 + 4, 1.0: 8 * 6 + 8 + 6 * 8 + 6 + 4 * 6 + 4}
     record = next(one)
     down = sum(len(group.clients) * of[group.capacity] for group in groups)
@@ -186,7 +187,7 @@ def test_a_group_that_diverged_leaves_the_others_their_round():
 
     hyper = {**LOCAL, "capacities": [0.5, 1.0], "redraw": False}
     broken = run_inline(Breaking, task(), DATA, CLIENTS, hyper, rounds=1)
-    small = [g for g in broken.learners[0].algorithm.groups(Cohort(1, np.arange(5), np.ones(5), 5)) if g.capacity < 1]
+    small = [g for g in broken.servers[0].algorithm.groups(Cohort(1, np.arange(5), np.ones(5), 5)) if g.capacity < 1]
     start = broken.server["w"]
     record = next(broken)
     assert record["dropped"] == len(small[0].clients) > 0
@@ -225,7 +226,8 @@ def test_a_step_of_fjord_trains_the_first_channels_of_its_width():
     everybody = cohort()
     exchanges = [(group, one.exchange(w, group, everybody)) for group in one.groups(everybody)]
     widths = {
-        group.capacity: set(exchange.known_per_client["widths"].flatten().tolist()) for group, exchange in exchanges
+        group.capacity: set(exchange.local_inputs_per_client["widths"].flatten().tolist())
+        for group, exchange in exchanges
     }
     assert widths == {0.5: {0.5}, 1.0: {0.5, 1.0}}
     for width in (0.5, 1.0):

@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from hedgerow.algorithms import ALGORITHMS
-from hedgerow.algorithms.core.messages import Cohort, Result
+from hedgerow.algorithms.core.algorithm import Aggregate
+from hedgerow.algorithms.core.messages import Cohort
 from hedgerow.algorithms.core.pytree import tree_map, zeros_like
 from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.heterogeneous.feddst import chosen, readjusted
@@ -102,7 +103,7 @@ def test_ones_are_spread_over_layers():
 def test_masks_have_the_promised_ones_and_lie_in_each_other(name, more):
     one = run(name, rounds=5, capacities=[0.75, 0.5, 0.25], redraw=False, **more)
     for _ in one:
-        algorithm, server = one.learners[0].algorithm, one.server
+        algorithm, server = one.servers[0].algorithm, one.server
         assert ones(server["mask"]) == algorithm.server_ones(server)
         assert sum(ones(server["mask"]).values()) == pytest.approx(0.75 * 96, abs=1)
         assert all((server["w"][layer][mask == 0] == 0).all() for layer, mask in server["mask"].items())
@@ -255,7 +256,7 @@ def test_averages_by_hand(average):
         group.weights[:] = [sent] + [0] * (len(group.clients) - 1)
         up = {"moved": tree_map(lambda h, s=sent * move: s * h, held), "held": tree_map(lambda h, s=sent: s * h, held)}
         kept = np.arange(len(group.clients)) == 0
-        results.append(Result(up, kept, {}))
+        results.append(Aggregate(up, kept, {}))
     moved = tree_map(torch.sub, one.average(w, groups, results), w)
     both, alone = 0.5 * (1 * 1 + 3 * 5) / 4, 0.5 * 1 / (1 if average == "holders" else 4)
     assert torch.allclose(moved["0.weight"], torch.tensor([both] * 3 + [alone] * 3).expand(8, 6), atol=1e-6)
@@ -356,7 +357,7 @@ def test_what_is_transmitted(name, more, masked_loss):
     classes = 4 * masked_loss
     for number in (1, 2):
         record = next(one)
-        groups = one.learners[0].algorithm.groups(one.server, cohort(number))
+        groups = one.servers[0].algorithm.groups(one.server, cohort(number))
         down = up = 0
         for group in groups:
             values = DENSE + (48 if group.density < 1 else 96)

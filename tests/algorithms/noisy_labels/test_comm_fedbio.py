@@ -13,10 +13,10 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Evaluation
 from hedgerow.platform.config.factory import build_algorithms, build_data, check_task
 from hedgerow.platform.config.loader import parse_experiment
+from hedgerow.platform.config.slots_section import AggregationConfig
 from hedgerow.platform.data.partition import make_partition
-from hedgerow.platform.executors import InlineExecutor
-from hedgerow.platform.learner import Learner
-from hedgerow.platform.worker import Worker
+from hedgerow.platform.runtime.server import FederatedServer
+from hedgerow.platform.runtime.worker import Worker
 
 # ---- the platform ---------------------------------------------------------------------------------------------------
 
@@ -56,15 +56,15 @@ def test_experts_in_a_pack_are_what_they_are_alone():
     alone = [noisy({**SOLVERS["two_round"], **change}) for change in changes]
     for one in alone:
         list(one)
-    learners = [noisy({**SOLVERS["two_round"], **change}).learners[0] for change in changes]
+    learners = [noisy({**SOLVERS["two_round"], **change}).servers[0] for change in changes]
     config = learners[0].experiment.task.partition
     clients = make_partition(config, DATA.y_train, DATA.classes, None, 0)
     algorithms = build_algorithms([learner.experiment for learner in learners], DATA, clients)
-    pack = SingleRun(learners, InlineExecutor(Worker(algorithms, DATA, clients, 0)), [None, None])
+    pack = SingleRun(learners, Worker(algorithms, DATA, clients, 0), [None, None])
     while not pack.done:
         next(pack)
-    for learner, one in zip(pack.learners, alone, strict=True):
-        assert distance(flatten(learner.server), flatten(one.server)) < 1e-4
+    for learner, one in zip(pack.servers, alone, strict=True):
+        assert distance(flatten(learner.state), flatten(one.server)) < 1e-4
 
 
 # ---- what is transmitted (section 2.5) ------------------------------------------------------------------------------
@@ -76,9 +76,9 @@ def test_scalars_per_client(name):
     sizes."""
     section, steps, m = ALL[name], 3, 4
     runs = noisy(section, rounds=2)
-    sizes = runs.learners[0].sizes
+    sizes = runs.servers[0].sizes
     assert len(set(sizes)) > 1
-    n, d = sizes.mean(), sum(leaf.numel() for leaf in runs.learners[0].algorithm.start()["y"].values())
+    n, d = sizes.mean(), sum(leaf.numel() for leaf in runs.servers[0].algorithm.start()["y"].values())
     assert d == 6 * 4 + 4 + 4 * 3 + 3
     record = list(runs)[-1]
     up, down = record["scalars_up"] / m - d - n, record["scalars_down"] / m - d - n
@@ -108,8 +108,8 @@ def test_scalars_per_client(name):
 
 def test_the_first_round_is_fedavgs():
     """All weights are 1: local steps with weight decay, averaged by numbers of samples."""
-    settings = {"epochs": None, "steps": 3, "batch_size": None, "weighting": "samples", "weight_decay": 0.01}
-    plain = noisy({"name": "fedavg", **settings}, rounds=1)
+    settings = {"epochs": None, "steps": 3, "batch_size": None, "weight_decay": 0.01}
+    plain = noisy({"name": "fedavg", **settings, "aggregation": {"weighting": "samples"}}, rounds=1)
     robust = noisy({**ESTIMATORS["topk"], "batch_size": None, "ridge": 0.01}, rounds=1)
     [list(one) for one in (plain, robust)]
     assert distance(plain.server["w"], robust.server["y"]) < 1e-6
@@ -146,7 +146,7 @@ def test_the_oracle_trains_as_if_wrong_samples_were_not_there():
     settings = {"batch_size": None}
     oracle = noisy({**BASELINES["fedavg_oracle"], **settings})
     list(oracle)
-    config = oracle.learners[0].experiment.task.partition
+    config = oracle.servers[0].experiment.task.partition
     clients = make_partition(config, DATA.y_train, DATA.classes, None, 0)
     # The same clients without those samples.
     rows = [clients.order[o : o + n] for o, n in zip(*clients.shares()["train"], strict=True)]
@@ -155,10 +155,11 @@ def test_the_oracle_trains_as_if_wrong_samples_were_not_there():
     sizes = np.array([len(some) for some in right])
     clean = type(clients)(np.concatenate(right), np.concatenate([[0], np.cumsum(sizes)]), sizes)
     hyper = ALGORITHMS["fedavg"].Hyper(**{**BASELINES["focus"], "name": "fedavg", "lr": 0.2, **settings})
-    wanted = experiment(hyper, task=oracle.learners[0].experiment.task)
+    weighted = AggregationConfig(weighting="samples")
+    wanted = experiment(hyper, task=oracle.servers[0].experiment.task, aggregation=weighted)
     algorithms = [build_algorithms([wanted], DATA, clients) for _ in range(2)]
     worker = Worker(algorithms[0], DATA, clean, 0, wanted.resources)
-    plain = SingleRun([Learner(wanted, algorithms[1][0], clean, len(DATA.y_test))], InlineExecutor(worker), [None])
+    plain = SingleRun([FederatedServer(wanted, algorithms[1][0], clean, len(DATA.y_test))], worker, [None])
     list(plain)
     assert distance(plain.server["w"], oracle.server["w"]) < 1e-6
 
@@ -167,8 +168,8 @@ def test_focus_weighs_by_samples_and_credibilities():
     """A round by hand: E_m is the server's model on the client's samples plus the client's on the server's."""
     section = {**BASELINES["focus"], "batch_size": None, "alpha": 2.0}
     runs = noisy(section, rounds=1)
-    task, samples = runs.learners[0].algorithm.task, runs.executor.worker.samples["clients"]
-    config = runs.learners[0].experiment.task.partition
+    task, samples = runs.servers[0].algorithm.task, runs.executor.worker.samples["clients"]
+    config = runs.servers[0].experiment.task.partition
     clients = make_partition(config, DATA.y_train, DATA.classes, None, 0)
     start, own = runs.server["w"], torch.from_numpy(clients.rows("validation"))
     models, errors, sizes = [], [], clients.train_sizes

@@ -8,7 +8,8 @@ import pytest
 import torch
 from bilevels import EXACT, Solving, linear, relative, spectrum, system
 
-from hedgerow.algorithms.core.messages import Cohort, Result
+from hedgerow.algorithms.core.algorithm import Aggregate
+from hedgerow.algorithms.core.messages import Cohort
 from hedgerow.algorithms.noisy_labels.comm_fedbio_sketch import CommFedBiOSketch
 from hedgerow.algorithms.noisy_labels.comm_fedbio_solver import Change
 from hedgerow.algorithms.noisy_labels.comm_fedbio_topk import CommFedBiOTopK
@@ -145,12 +146,12 @@ def on_a_diagonal(recovered, **hyper):
     v, left, last, errors = torch.zeros_like(b), torch.zeros_like(b), Change(torch.zeros_like(b), {}, {}, cohort), []
     for step in algorithm.schedule(hyper.u_lr):
         generator = algorithm.step(step, last, b)
-        hashes = CountSketch(**next(generator).known["hashes"], width=algorithm.width(hyper, 1500))
+        hashes = CountSketch(**next(generator).local_inputs["hashes"], width=algorithm.width(hyper, 1500))
         p = step.alpha * (h * v - b) + left if hyper.recovery == "two_round" else step.alpha * h * v
         try:
-            asked = generator.send(Result({"table": hashes.sketch(p)}, one, {})).down["at"].long()
+            asked = generator.send(Aggregate({"table": hashes.sketch(p)}, one, {})).broadcast["at"].long()
             left = p.scatter(0, asked, 0.0)
-            generator.send(Result({"values": p[asked]}, one, {}))
+            generator.send(Aggregate({"values": p[asked]}, one, {}))
         except StopIteration as stop:
             last = stop.value
         v = v - last.change

@@ -77,8 +77,8 @@ def test_what_clients_send_makes_the_hypergradient(scale):
     """Uncompressed and solved: x's step is the exact hypergradient's, with clients of different sizes."""
     section = {**EVERYTHING, "u_lr": None, "u_steps": 150, "ridge": 0.3, "upper_scale": scale, "upper_lr": 1e-3}
     runs = noisy({**section, "lr": 1e-9}, rounds=1, model={"name": "logreg"})
-    config = runs.learners[0].experiment.task.partition
-    clients, task = make_partition(config, DATA.y_train, DATA.classes, None, 0), runs.learners[0].algorithm.task
+    config = runs.servers[0].experiment.task.partition
+    clients, task = make_partition(config, DATA.y_train, DATA.classes, None, 0), runs.servers[0].algorithm.task
     rows, own = (torch.from_numpy(clients.rows(share)) for share in ("train", "validation"))
     samples, x = torch.from_numpy(DATA.x_train), task.start()["x"]
     train = Batch(samples[rows], torch.from_numpy(clients.labels)[rows], rows=rows)
@@ -159,7 +159,7 @@ def on_gaussians():
     return last
 
 
-FED = {"epochs": None, "weight_decay": 0.01, "weighting": "samples"}
+FED = {"epochs": None, "weight_decay": 0.01, "aggregation": {"weighting": "samples"}}
 ROBUST = {"ridge": 0.01, "curvature": "hessian"}
 
 
@@ -214,8 +214,8 @@ def test_other_problems_keep_their_hypergradient_as_it_is():
 def test_the_histogram_of_the_weights_is_kept_and_drawn(tmp_path):
     runs = noisy({**ESTIMATORS["topk"], "upper_lr": 1.0}, rounds=5)
     list(runs)
-    shown = runs.learners[0].state_dict()["progress"]["histograms"]["sample weight"]
-    weights, wrong = runs.server["x"]["weights"], runs.learners[0].algorithm.task.wrong
+    shown = runs.servers[0].state_dict()["progress"]["histograms"]["sample weight"]
+    weights, wrong = runs.server["x"]["weights"], runs.servers[0].algorithm.task.wrong
     assert sum(shown["right label"]) == int((~wrong).sum())
     assert sum(shown["wrong label"]) == int(wrong.sum())
     assert shown["right label"][0] + shown["wrong label"][0] == int((weights < 0.05).sum()) > 0

@@ -1,19 +1,30 @@
-"""DiSK and SimKD as side losses of federated methods: what they are in one place, with one client; their states."""
+"""DiSK and SimKD as objectives of federated methods: they equal the algorithms in one place; their client states."""
 
 import numpy as np
 import pytest
 import torch
-from helpers import check_resuming, dataset, distance, identical, model, partition, run_inline
+from helpers import (
+    check_resuming,
+    dataset,
+    distance,
+    identical,
+    model,
+    objection,
+    objective,
+    partition,
+    run_inline,
+)
 from torch import nn
 
 from hedgerow.algorithms import ALGORITHMS, FedAvg, FedDyn
 from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.core.pytree import flatten, tree_map
+from hedgerow.algorithms.core.slots import Slots, SlottedHyper
 from hedgerow.algorithms.core.static_batch_norm import StaticBatchNorm2d
 from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.nn.feature_maps import apart, under_its_teacher
 from hedgerow.algorithms.nn.features import asked, inside
-from hedgerow.algorithms.objectives.side import Side
+from hedgerow.algorithms.objectives.client_guide import Lesson
 from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.data.augmentation import Augmentation
 from hedgerow.platform.models.preact_resnet import preact_resnet
@@ -47,7 +58,7 @@ def task(norm=False, augment=None, **parts):
 
 
 def run(kind, side=None, mode=("loop", 1), on=None, clients=CLIENTS, folder=None, rounds=3, **hyper):
-    values = {"lr": 0.05, "batch_size": 8, "epochs": 2, **({"side": side} if side else {}), **hyper}
+    values = {"lr": 0.05, "batch_size": 8, "epochs": 2, "objective": side, **hyper}
     settings = {"rounds": rounds, "engine": EngineConfig(mode=mode[0], chunk=mode[1])}
     settings["participation"] = 1.0 if clients is ALONE else 0.5
     return run_inline(kind, on or task(), DATA, clients, values, folder, **settings)
@@ -79,10 +90,11 @@ def test_disk_with_one_client_is_disk(softness):
     step = {"lr": 0.1, "batch_size": None, "epochs": None, "steps": 2}
     guide = {**GUIDE, "student_tau": softness, "guide_lr": 0.2}
     central = run(ALGORITHMS["disk"], on=task(norm=True), clients=ALONE, alpha=0.3, tau=2.0, **guide, **step)
-    learner = central.learners[0]
+    learner = central.servers[0]
     first = learner.algorithm.beside(learner._cohort(1, np.zeros(1, int)))
     federated = run(FedAvg, {**DISK, "guide": guide}, on=task(norm=True), clients=ALONE, **step)
-    federated.states.load(np.zeros(1, int), tree_map(lambda p: p[None], first | {"lessons": torch.zeros(())}))
+    lessons = {"objective": first | {"lessons": torch.zeros(())}}
+    federated.states.load(np.zeros(1, int), tree_map(lambda p: p[None], lessons))
     before = tree_map(torch.clone, federated.server["w"])
     for _ in range(3):
         next(central)
@@ -90,7 +102,7 @@ def test_disk_with_one_client_is_disk(softness):
         assert distance(federated.server["w"], central.server["w"]) < 1e-5
     assert distance(federated.server["w"], before) > 1e-2
     federated.states.enter(4, 0, 3)
-    state = tree_map(lambda p: p[0], federated.states.read(np.zeros(1, int)))
+    state = tree_map(lambda p: p[0], federated.states.read(np.zeros(1, int)))["objective"]
     assert distance(state["guide"], central.server["guide"]) < 1e-5
     assert distance(state["guide"], first["guide"]) > 1e-2
     assert state["lessons"] == 3
@@ -101,17 +113,17 @@ def test_simkd_with_one_client_is_simkd():
     central, federated = (
         run(kind, side, clients=ALONE, **step) for kind, side in ((ALGORITHMS["simkd"], None), (FedAvg, SIMKD))
     )
-    learner = central.learners[0]
-    first = learner.algorithm.started(learner.server, learner._cohort(1, np.zeros(1, int)))["w"]
+    learner = central.servers[0]
+    first = learner.algorithm.started(learner.state, learner._cohort(1, np.zeros(1, int)))["w"]
     assert set(first) == set(federated.server["w"])
-    federated.learners[0].server["w"] = tree_map(torch.clone, first)
+    federated.servers[0].state["w"] = tree_map(torch.clone, first)
     list(central), list(federated)
     assert distance(federated.server["w"], central.server["w"]) < 1e-5
     assert distance(federated.server["w"], first) > 1e-3
-    mine, theirs = (one.learners[0].history[-1]["test_loss"] for one in (federated, central))
+    mine, theirs = (one.servers[0].history[-1]["test_loss"] for one in (federated, central))
     assert mine == pytest.approx(theirs, rel=1e-4)
     # Saved is the model that the task names.
-    assert set(federated.learners[0].algorithm.evaluate_params(federated.server)) == set(task().init())
+    assert set(federated.servers[0].algorithm.evaluate_params(federated.server)) == set(task().init())
 
 
 def test_simkd_and_disk_together_with_one_client_are_simkd_disk():
@@ -120,36 +132,36 @@ def test_simkd_and_disk_together_with_one_client_are_simkd_disk():
     guide = {**GUIDE, "guide_lr": 0.2}
     on = task(module=resnet(1, 3, 2, [2, 4], [1, 1], StaticBatchNorm2d))
     central = run(ALGORITHMS["simkd_disk"], on=on, clients=ALONE, alpha=0.0, tau=2.0, **guide, **step)
-    learner = central.learners[0]
+    learner = central.servers[0]
     cohort = learner._cohort(1, np.zeros(1, int))
-    first, beside = learner.algorithm.started(learner.server, cohort)["w"], learner.algorithm.beside(cohort)
+    first, beside = learner.algorithm.started(learner.state, cohort)["w"], learner.algorithm.beside(cohort)
     federated = run(FedAvg, {**TOGETHER, "guide": guide}, on=on, clients=ALONE, **step)
     assert set(first) == set(federated.server["w"])
-    federated.learners[0].server["w"] = tree_map(torch.clone, first)
-    federated.states.load(np.zeros(1, int), tree_map(lambda p: p[None], beside | {"lessons": torch.zeros(())}))
+    federated.servers[0].state["w"] = tree_map(torch.clone, first)
+    lessons = {"objective": beside | {"lessons": torch.zeros(())}}
+    federated.states.load(np.zeros(1, int), tree_map(lambda p: p[None], lessons))
     list(central), list(federated)
     assert distance(federated.server["w"], central.server["w"]) < 1e-5
     assert distance(federated.server["w"], first) > 1e-3
     federated.states.enter(4, 0, 3)
-    state = tree_map(lambda p: p[0], federated.states.read(np.zeros(1, int)))
+    state = tree_map(lambda p: p[0], federated.states.read(np.zeros(1, int)))["objective"]
     assert distance(state["guide"], central.server["guide"]) < 1e-5
     assert distance(state["guide"], beside["guide"]) > 1e-2
 
 
 def test_a_guide_beside_simkd_excuses_from_its_distance():
     """Eq. A.1: with g = 0 it is SimKD's, with g = 1 nothing."""
-    on = task()
-    algorithm = FedAvg(FedAvg.Hyper(side=TOGETHER), on)
-    of, network = algorithm.task, algorithm.client_guide.network
+    own = objective(**TOGETHER)
+    of = own.task(task())
+    network = of.guide
     batch = Batch(torch.from_numpy(X[:6]) / 100.0, torch.from_numpy(Y[:6]))
     seen = inside(of, of.init(), batch.x)
     plain = apart(seen, asked(of, batch.x)).mean()
-    side = algorithm.hyper.side
     for bias, wanted in ((-1e4, plain), (1e4, torch.zeros(()))):
-        guide = tree_map(torch.zeros_like, algorithm.client_guide.init()["guide"])
+        guide = tree_map(torch.zeros_like, own.init_client(of)["guide"])
         guide[[name for name, _ in network.named_parameters()][-1]] += bias
-        far = algorithm.client_guide.far(of, side, guide, side.temperature)
-        torch.testing.assert_close(far(seen, batch), wanted)
+        lesson = Lesson(guide, own.temperature, {})
+        torch.testing.assert_close(own.terms(own, of, of.init(), batch, lesson)[1], wanted)
     assert plain > 0
 
 
@@ -174,7 +186,7 @@ def test_whoever_learns_leaves_the_teacher_alone(side, mode):
     on.teacher.requires_grad_(True)
     before = tree_map(torch.clone, on.teacher.state_dict())
     done = finished(FedDyn, side, mode, on=on)
-    of = done.learners[0].algorithm.task
+    of = done.servers[0].algorithm.task
     assert distance(done.server["w"], of.init()) > 1e-3
     assert identical(on.teacher.state_dict(), before)
     assert all(p.grad is None for p in on.teacher.parameters())
@@ -193,7 +205,7 @@ def test_a_guide_lasts_and_counts_its_own_lessons():
     for number in range(1, 5):
         next(one)
         one.states.enter(number + 1, 0, number)
-        states = one.states.read(everybody)
+        states = one.states.read(everybody)["objective"]
         took_part = states["lessons"].numpy() > had
         assert took_part.sum() == 2
         had += took_part
@@ -218,7 +230,7 @@ def test_a_multiplier_lasts_from_round_to_round():
 
 
 def test_a_guide_is_not_transmitted_and_a_projector_is():
-    plain, guided, reusing = (finished(FedAvg, side, rounds=1).learners[0].history[-1] for side in (None, DISK, SIMKD))
+    plain, guided, reusing = (finished(FedAvg, side, rounds=1).servers[0].history[-1] for side in (None, DISK, SIMKD))
     assert guided["transmissions"] == plain["transmissions"] == 1
     assert reusing["transmissions"] > 1
     assert np.isfinite(guided["train_guide_loss"])
@@ -240,32 +252,32 @@ def test_a_run_is_resumed_as_if_it_had_never_stopped(tmp_path):
 
 
 def test_the_guides_learning_rate_falls_with_the_models():
-    hyper = FedAvg.Hyper(lr=0.1, lr_decay=0.5, side={**DISK, "guide": {**GUIDE, "guide_lr": 0.4}})
-    assert [hyper.at(t).side.guide.guide_lr for t in (1, 2, 3)] == pytest.approx([0.4, 0.2, 0.1])
-    own = FedAvg.Hyper(side={**DISK, "guide": {**GUIDE, "guide_lr": None}})
-    assert own.at(2).side.guide.guide_lr is None
+    def hyper(guide_lr, **values):
+        given = {**DISK, "guide": {**GUIDE, "guide_lr": guide_lr}}
+        return SlottedHyper.of(FedAvg.Hyper(**values), Slots(objective=objective(**given)))
+
+    decaying = hyper(0.4, lr=0.1, lr_decay=0.5)
+    assert [decaying.at(t).objective.guide.guide_lr for t in (1, 2, 3)] == pytest.approx([0.4, 0.2, 0.1])
+    assert hyper(None).at(2).objective.guide.guide_lr is None
 
 
 def test_what_does_not_fit_is_refused():
-    def objection(side, method="fedavg", **parts):
-        kind = ALGORITHMS[method]
-        return kind(kind.Hyper(side=side), task(**parts)).objection()
+    def refusal(side, method="fedavg", **parts):
+        return objection(ALGORITHMS[method], task(**parts), objective(**side))
 
-    assert "disk needs a teacher" in objection(DISK, teacher=None)
-    assert "simkd matches feature maps" in objection(SIMKD, module=nn.Sequential(nn.Flatten(), nn.Linear(16, 3)))
-    assert "it normalises by statistics of samples" in objection(DISK, teacher=net(1, [4], norm=True))
-    assert "in one place disk is an algorithm" in objection(DISK, "central")
-    with pytest.raises(ValueError, match="`guide` is what `kind: disk` has"):
-        Side(kind="simkd", guide=GUIDE)
+    assert "disk needs a teacher" in refusal(DISK, teacher=None)
+    assert "simkd matches feature maps" in refusal(SIMKD, module=nn.Sequential(nn.Flatten(), nn.Linear(16, 3)))
+    assert "it normalises by statistics of samples" in refusal(DISK, teacher=net(1, [4], norm=True))
+    assert "in one place disk is an algorithm" in refusal(DISK, "central")
+    with pytest.raises(ValueError, match="guide\n  Extra inputs are not permitted"):
+        objective(kind="simkd", guide=GUIDE)
     with pytest.raises(ValueError, match="disk has a budget of its own"):
-        Side(kind="disk", limit=1.0)
-    assert Side(kind="disk").guide.top_k == 20
-    assert "simkd_disk needs a teacher" in objection(TOGETHER, teacher=None)
-    assert "simkd_disk matches feature maps" in objection(
-        TOGETHER, module=nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
-    )
-    assert "in one place simkd_disk is an algorithm" in objection(TOGETHER, "central")
+        objective(kind="disk", limit=1.0)
+    assert objective(kind="disk").guide.top_k == 20
+    assert "simkd_disk needs a teacher" in refusal(TOGETHER, teacher=None)
+    assert "simkd_disk matches feature maps" in refusal(TOGETHER, module=nn.Sequential(nn.Flatten(), nn.Linear(16, 3)))
+    assert "in one place simkd_disk is an algorithm" in refusal(TOGETHER, "central")
     with pytest.raises(ValueError, match="simkd_disk has a budget of its own"):
-        Side(kind="simkd_disk", limit=1.0)
-    assert (Side(kind="simkd_disk").guide.lambda_min, Side(**TOGETHER).guide.lambda_min) == (50.0, 1.0)
-    assert Side(kind="simkd_disk", guide={"delta": 0.3}).guide.lambda_min == 50.0
+        objective(kind="simkd_disk", limit=1.0)
+    assert (objective(kind="simkd_disk").guide.lambda_min, objective(**TOGETHER).guide.lambda_min) == (50.0, 1.0)
+    assert objective(kind="simkd_disk", guide={"delta": 0.3}).guide.lambda_min == 50.0

@@ -1,4 +1,4 @@
-"""Side losses: the numerical checks of side_losses.md, section 3, and the mechanism that gives them to the methods."""
+"""Auxiliary losses: the numerical checks of side_losses.md, section 3, and the objectives of the methods."""
 
 import math
 from dataclasses import replace
@@ -7,7 +7,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers import check_resuming, dataset, distance, identical, model, partition, run_inline
+from helpers import (
+    check_resuming,
+    dataset,
+    distance,
+    identical,
+    model,
+    objection,
+    objective,
+    partition,
+    run_inline,
+)
 from torch import nn
 
 from hedgerow.algorithms import ALGORITHMS, FedAvg, FedDyn
@@ -15,7 +25,7 @@ from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.core.keyed_random import uniform
 from hedgerow.algorithms.core.pytree import tree_map
 from hedgerow.algorithms.core.task import Task
-from hedgerow.algorithms.objectives.side import Side, side_loss
+from hedgerow.algorithms.objectives.distilled import divergence_from_teacher
 from hedgerow.algorithms.objectives.synthetic_samples import Gaussians, nearness, synthetic_loss
 from hedgerow.algorithms.optim.gradient import gradient_and_value
 from hedgerow.platform.config.experiment import EngineConfig
@@ -44,7 +54,7 @@ def task(augment=AUGMENT, teacher=1):
 
 
 def run(kind, side=None, mode=("loop", 1), rounds=3, folder=None, on=None, **hyper):
-    values = {"lr": 0.1, "batch_size": 8, "epochs": 2, "side": side, **hyper}
+    values = {"lr": 0.1, "batch_size": 8, "epochs": 2, "objective": side, **hyper}
     engine = EngineConfig(mode=mode[0], chunk=mode[1])
     settings = {"rounds": rounds, "engine": engine, "participation": 0.6}
     return run_inline(kind, on or task(), DATA, CLIENTS, values, folder, **settings)
@@ -62,7 +72,8 @@ def views(batch_size=7, augment=AUGMENT):
 
 
 def value(of, w, batch, **side):
-    return side_loss(of, w, of.logits(w, batch.x), batch, Side(**side))
+    own = objective(**side)
+    return own.terms(own, of, w, batch, None)[1]
 
 
 def gradient(of, w, batch, **side):
@@ -109,8 +120,8 @@ def test_at_high_temperatures_distillation_matches_logits():
     batch = Batch(torch.zeros(5, 1), torch.zeros(5).long())
     fixed, gaps = SimpleNamespace(taught=lambda x: taught), []
     for tau in (1e2, 1e3):
-        side = Side(kind="distillation", temperature=tau)
-        slope, _ = gradient_and_value(lambda z, s=side: side_loss(fixed, {}, z["z"], batch, s))({"z": student})
+        own = objective(kind="distillation", temperature=tau)
+        slope, _ = gradient_and_value(lambda z, o=own: divergence_from_teacher(o, fixed, z["z"], batch))({"z": student})
         gaps.append(float((5 * slope["z"] - (student - taught) / 4).abs().max()))
     assert gaps[0] < 0.05
     assert gaps[1] < gaps[0] / 5
@@ -124,8 +135,9 @@ def test_both_is_the_sum():
     assert float(value(of, w, batch, kind="both")) == pytest.approx(sum(parts), rel=1e-6)
     losses = {}
     for kind in ("distillation", "both"):
-        algorithm = FedAvg(FedAvg.Hyper(side={"kind": kind, "alpha": 0.1}), of)
-        losses[kind] = float(algorithm.objective(algorithm.hyper)(w, batch))
+        own = objective(kind=kind, alpha=0.1)
+        loss, _ = own.begin(of, SimpleNamespace(objective=own), {"w": w}, {}, None)
+        losses[kind] = float(loss(w, batch))
     assert losses["both"] == pytest.approx(losses["distillation"] + 0.9 * parts[1], rel=1e-6)
 
 
@@ -300,19 +312,16 @@ def test_a_run_is_resumed_as_if_it_had_never_stopped(tmp_path):
 
 
 def test_what_does_not_fit_is_refused():
-    def objection(side, method="fedavg", **of):
-        kind = ALGORITHMS[method]
-        return kind(kind.Hyper(side=side), task(**of)).objection()
+    def refusal(side, method="fedavg", **of):
+        return objection(ALGORITHMS[method], task(**of), objective(**side))
 
-    assert "give `task.augment`" in objection({"kind": "robustness"}, augment=None)
-    assert "give `task.teacher`" in objection({"kind": "both"}, teacher=None)
-    assert "no clients with multipliers" in objection({"kind": "stability", "limit": 1.0}, "central")
-    assert objection({"kind": "stability"}, augment=None, teacher=None) is None
+    assert "give `task.augment`" in refusal({"kind": "robustness"}, augment=None)
+    assert "give `task.teacher`" in refusal({"kind": "both"}, teacher=None)
+    assert "no clients with multipliers" in refusal({"kind": "stability", "limit": 1.0}, "central")
+    assert refusal({"kind": "stability"}, augment=None, teacher=None) is None
     whole = task()
     object.__setattr__(whole, "module", nn.Linear(36, 3))
-    assert "ends in a linear layer" in FedAvg(FedAvg.Hyper(side={"kind": "synthetic"}), whole).objection()
+    assert "ends in a linear layer" in objection(FedAvg, whole, objective(kind="synthetic"))
     with pytest.raises(ValueError, match="give either `alpha` or `limit`"):
-        Side(kind="both", alpha=0.5, limit=1.0)
-    with pytest.raises(ValueError, match="`solver: newton` has none"):
-        FedAvg.Hyper(solver="newton", side={"kind": "stability"})
-    assert math.isclose(Side(kind="both").alpha, 0.5)
+        objective(kind="both", alpha=0.5, limit=1.0)
+    assert math.isclose(objective(kind="both").alpha, 0.5)

@@ -23,9 +23,10 @@ from hedgerow.cli import main
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.factory import build_data
 from hedgerow.platform.config.loader import parse_experiment
-from hedgerow.platform.coordinator import Coordinator
 from hedgerow.platform.data.sampling import draw_of
-from hedgerow.platform.runner import resume, run
+from hedgerow.platform.runs.runner import resume, run
+from hedgerow.platform.runtime.launch import build_coordinator
+from hedgerow.platform.runtime.server import Coordinator
 from hedgerow.platform.tracking.summary import meta_regret
 from hedgerow.platform.tracking.tracker import RunLog
 from hedgerow.searchspaces.spaces.search_file import parse_search
@@ -36,15 +37,16 @@ EVERYBODY = np.zeros(1, int)
 
 def learnt(values: dict | list[dict]) -> Coordinator:
     several = values if isinstance(values, list) else [values]
-    dataset, partition = build_data(parse_experiment(several[0]), None)
-    coordinator = Coordinator(several, dataset, partition, None, [Path("not-saved")] * len(several))
+    experiments = [parse_experiment(one) for one in several]
+    dataset, partition = build_data(experiments[0], None)
+    coordinator = build_coordinator(experiments, dataset, partition, None, [Path("not-saved")] * len(several))
     for _ in range(several[0]["rounds"]):
-        next(coordinator.run)
+        coordinator.next_round()
     return coordinator
 
 
 def final(coordinator: Coordinator, expert: int = 0) -> dict[str, torch.Tensor]:
-    return coordinator.run.learners[expert].server["w"]
+    return coordinator.servers[expert].state["w"]
 
 
 # ---- every learner ------------------------------------------------------------------------------------------------
@@ -57,10 +59,10 @@ def test_loop_and_batch_learn_the_same(name, adapt):
     loop = learnt(values | {"engine": {"mode": "loop"}})
     batch = learnt(values)
     assert distance(final(loop), final(batch)) < 1e-5
-    for mine, theirs in zip(*(c.run.learners[0].history for c in (loop, batch)), strict=True):
+    for mine, theirs in zip(*(c.servers[0].history for c in (loop, batch)), strict=True):
         assert mine["test_loss"] == pytest.approx(theirs["test_loss"], rel=1e-4)
         assert mine.get("ltm_loss", 0) == pytest.approx(theirs.get("ltm_loss", 0), rel=1e-4)
-    start = loop.run.learners[0].algorithm.init_server()["w"]
+    start = loop.servers[0].algorithm.init_server()["w"]
     assert distance(final(loop), start) > 1e-4
 
 
@@ -70,7 +72,7 @@ def test_loop_and_batch_learn_the_same_where_samples_do_not_come_out_even(train)
     values["task"] = values["task"] | {"partition": values["task"]["partition"] | {"train": train}}
     loop, batch = learnt(values | {"engine": {"mode": "loop"}}), learnt(values)
     assert distance(final(loop), final(batch)) < 1e-5
-    for mine, theirs in zip(*(c.run.learners[0].history for c in (loop, batch)), strict=True):
+    for mine, theirs in zip(*(c.servers[0].history for c in (loop, batch)), strict=True):
         assert mine["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-4)
 
 
@@ -80,7 +82,7 @@ def test_prototypes_are_learnt():
         "partition": {"kind": "stream", "tasks": 40, "train": 60, "test": 50},
         "model": {"name": "mlp", "hidden": [32]},
     }
-    history = learnt(values).run.learners[0].history
+    history = learnt(values).servers[0].history
     scores = [record["test_accuracy"] for record in history]
     assert np.mean(scores[-10:]) > max(0.75, scores[0] + 0.1)
 
@@ -98,8 +100,8 @@ def test_nobody_looks_at_test_samples_or_at_tasks_to_come(name):
         x[hidden] = np.random.default_rng(task).integers(0, 17, x[hidden].shape)
     models = []
     for data in (dataset, replace(dataset, x_train=x)):
-        coordinator = Coordinator([stream(settings_of(name), rounds=3)], data, partition, None, [Path("not-saved")])
-        models.append([next(coordinator.run) and final(coordinator) for _ in range(3)][-1])
+        coordinator = build_coordinator([experiment], data, partition, None, [Path("not-saved")])
+        models.append([coordinator.next_round() and final(coordinator) for _ in range(3)][-1])
     assert identical(*models)
 
 
@@ -121,13 +123,13 @@ def test_experts_that_differ_in_floats_learn_as_alone(name, key, floats):
 
 def test_a_task_is_scored_before_it_is_learnt():
     # The first score is that of the initial model, whatever the learner does; the second not.
-    first, second = (learnt(stream(settings_of("mogd", lr=lr))).run.learners[0].history for lr in (0.1, 0.4))
+    first, second = (learnt(stream(settings_of("mogd", lr=lr))).servers[0].history for lr in (0.1, 0.4))
     assert first[0]["test_loss"] == second[0]["test_loss"]
     assert first[1]["test_loss"] != second[1]["test_loss"]
 
 
 def test_ctm_is_the_mean_so_far_and_ltm_comes_on_schedule():
-    history = learnt(stream(settings_of("moml"))).run.learners[0].history
+    history = learnt(stream(settings_of("moml"))).servers[0].history
     scores = [record["test_accuracy"] for record in history]
     assert [record["ctm"] for record in history] == pytest.approx([np.mean(scores[: t + 1]) for t in range(5)])
     assert [record["round"] for record in history if "ltm" in record] == [2, 4, 5]
@@ -136,13 +138,13 @@ def test_ctm_is_the_mean_so_far_and_ltm_comes_on_schedule():
 def test_ltm_is_the_accuracy_on_all_tasks_so_far_adapted_anew():
     # A learner that hardly moves shows one and the same model to all tasks.
     coordinator = learnt(stream(settings_of("mogd", lr=1e-30)))
-    history = coordinator.run.learners[0].history
+    history = coordinator.servers[0].history
     assert history[-1]["ltm"] == pytest.approx(history[-1]["ctm"])
     assert history[-1]["ltm_loss"] == pytest.approx(np.mean([record["test_loss"] for record in history]), rel=1e-5)
 
 
 def test_what_is_kept_is_told():
-    values = {name: learnt(stream(settings_of(name))).run.learners[0].history for name in ONLINE}
+    values = {name: learnt(stream(settings_of(name))).servers[0].history for name in ONLINE}
     sample = 8 * 8 + 8  # uint8 pixels and an int64 label
     model = 64 * 12 + 12 + 12 * 4 + 4
     for name, (vectors, tasks) in {
@@ -177,21 +179,21 @@ def test_efficiency_is_the_fewest_samples_that_suffice():
         learnt(stream(settings_of("moml"), evaluation={"efficiency": {"threshold": t, "points": points}}))
         for t in (0.01, 0.999)
     )
-    found = [record["efficiency_points"] for record in easy.run.learners[0].history]
+    found = [record["efficiency_points"] for record in easy.servers[0].history]
     assert set(found) <= set(points)
     assert min(found) == 0
-    assert {record["efficiency_reached"] for record in easy.run.learners[0].history} == {1.0}
-    for record in hard.run.learners[0].history:
+    assert {record["efficiency_reached"] for record in easy.servers[0].history} == {1.0}
+    for record in hard.servers[0].history:
         assert (record["efficiency_points"], record["efficiency_reached"]) == (26, 0.0)
     # All samples of the task score as the task's own score does.
     whole = learnt(stream(settings_of("moml"), evaluation={"efficiency": {"threshold": 0.3, "points": [26]}}))
-    for record in whole.run.learners[0].history:
+    for record in whole.servers[0].history:
         assert record["efficiency_reached"] == (record["test_accuracy"] >= 0.3)
 
 
 def test_from_scratch_draws_a_new_model_each_round():
     coordinator = learnt(stream(settings_of("fs")))
-    algorithm, models = coordinator.run.learners[0].algorithm, []
+    algorithm, models = coordinator.servers[0].algorithm, []
     for number in (1, 2, 2):
         generator = algorithm.round({}, Cohort(number, EVERYBODY, EVERYBODY, 6))
         with pytest.raises(StopIteration) as stop:

@@ -55,7 +55,7 @@ def test_each_client_is_scored_on_its_own_samples_with_what_all_its_others_make_
     record, task, accuracies = list(one)[-1], small_task(DATA), []
     for k in range(6):
         rows = RAGGED.samples(k)
-        predictor, u = adapted(task, model(one), samples(rows[: TRAIN[k]]), one.learners[0].algorithm.hyper)
+        predictor, u = adapted(task, model(one), samples(rows[: TRAIN[k]]), one.servers[0].algorithm.hyper)
         own = samples(rows[TRAIN[k] :])
         accuracies.append(float((predictor.logits(u, own.x).argmax(-1) == own.y).float().mean()))
     assert record["client_accuracy"] == pytest.approx(np.mean(accuracies))
@@ -71,10 +71,10 @@ def test_the_average_of_all_clients_models_is_what_is_adapted_where_it_is_asked_
     assert identical(model(plain), model(followed))
     assert distance(followed.server["client_average"], model(followed)) > 1e-3
     assert [r["client_loss"] for r in records] != [r["client_loss"] for r in others]
-    again = followed.learners[0]
-    again.server = {**again.server, "w": again.server["client_average"]}
-    requests = again._score(again.server, 4, np.arange(6))
-    answers = followed._dispatcher.carry_out([(0, request) for request in next(requests)])
+    again = followed.servers[0]
+    again.state = {**again.state, "w": again.state["client_average"]}
+    requests = again._score(again.state, 4, np.arange(6))
+    answers = followed.executor.run(next(requests))
     with pytest.raises(StopIteration) as stop:
         requests.send(answers)
     assert stop.value.value == {name: others[-1][name] for name in stop.value.value}
@@ -115,7 +115,7 @@ def test_traffic_is_two_models_per_client_and_pflscafs_is_twice_that(kind, units
 def test_each_mini_batch_of_the_oracle_is_of_one_client_and_nothing_is_transmitted():
     one = ragged(PFLOracle, {"adapt": "proto", "epochs": None, "steps": 60})
     assert list(one)[-1]["transmissions"] == 0
-    worker, algorithm = one.executor.worker, one.learners[0].algorithm
+    worker, algorithm = one.executor.worker, one.servers[0].algorithm
     wanted = algorithm.batches(Cohort(1, np.arange(3), TRAIN[:3], 6))
     rows, mask = worker.samples["pool"].streams(wanted, (0, 1, 0), np.zeros(1, int))["train"]
     owner = np.zeros(180, int) - 1

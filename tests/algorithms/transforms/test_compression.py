@@ -7,7 +7,7 @@ import torch
 from hedgerow.algorithms.core.pytree import leaves
 from hedgerow.algorithms.transforms.sketches import CountSketch, GaussianSketch, SparseEmbedding
 from hedgerow.algorithms.transforms.sparse_vectors import dense, some_k, top_k
-from hedgerow.platform.ledger import Ledger
+from hedgerow.platform.runtime.communication import CommunicationCost
 
 
 def vector(d, seed=0):
@@ -40,10 +40,10 @@ def test_random_k_keeps_what_the_seed_chooses():
 
 
 def test_what_a_message_costs():
-    u, ledger = vector(1000).float(), Ledger()
-    ledger.charge_down(top_k(u, 10), 1)
+    u, ledger = vector(1000).float(), CommunicationCost()
+    ledger.add_download(top_k(u, 10), 1)
     assert (ledger.scalars_down, ledger.bytes_down) == (20, 80)
-    ledger.charge_down({"table": CountSketch.draw(1000, 5, 20, 0).sketch(u)}, 1)
+    ledger.add_download({"table": CountSketch.draw(1000, 5, 20, 0).sketch(u)}, 1)
     assert ledger.scalars_down == 120
 
 

@@ -64,7 +64,8 @@ def test_hashed_entries_are_gaussian_and_differ_by_seed():
 def test_sketches_of_their_own():
     """S^m is a number that is not transmitted; each client's model is scored on what it holds out."""
     data, sizes = blobs(samples=160), partition(np.array([30, 25, 25, 20, 20]), seed=0)
-    section = {"sketch_size": 20, "sketch": "own", "steps": 3, "batch_size": 8, "lr": 0.2, "server": {"lr": 3.0}}
+    section = {"sketch_size": 20, "sketch": "own", "steps": 3, "batch_size": 8, "lr": 0.2}
+    section["aggregation"] = {"server_optimizer": {"lr": 3.0}}
     loop, vmap = (
         run_inline(FedSepLasso, small_task(data), data, sizes, section, rounds=20, engine=EngineConfig(**engine))
         for engine in ({"mode": "loop", "chunk": 1}, {"mode": "vmap", "chunk": 3})
@@ -75,7 +76,7 @@ def test_sketches_of_their_own():
     assert records[1][-1]["client_loss"] < 0.8 * records[1][0]["client_loss"]
     assert records[1][-1]["test_loss"] == pytest.approx(records[0][-1]["test_loss"], abs=1e-4)
     # What is scored is what client m decodes with S^m; here by hand.
-    algorithm, omega = vmap.learners[0].algorithm, vmap.server["x"]["omega"]
+    algorithm, omega = vmap.servers[0].algorithm, vmap.server["x"]["omega"]
     seeds = algorithm.own(np.arange(5))["seed"]
     assert len(set(seeds.tolist())) == 5
     assert torch.equal(algorithm.own(np.array([3]))["seed"], seeds[3:4])

@@ -1,4 +1,4 @@
-"""The tables of side losses, and runs that learn from the model that another one left."""
+"""The tables of auxiliary losses, and runs that learn from the model that another one left."""
 
 from types import SimpleNamespace
 
@@ -13,13 +13,14 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.factory import build_algorithms, build_module, check
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.data import load_dataset
-from hedgerow.platform.runner import run
+from hedgerow.platform.runs.runner import run
 from hedgerow.platform.storage.checkpoint import latest_checkpoint, read_checkpoint
 from hedgerow.searchspaces.reproductions.published import family_tables
 from hedgerow.searchspaces.reproductions.row_result import SweepResult
 from hedgerow.searchspaces.results.trials import Trial
 
 TABLES = family_tables("side")
+TAUGHT = ("distillation", "both", "disk", "simkd", "simkd_disk")
 LINES = [(table, line) for table in TABLES.values() for line in table.rows]
 MODEL = {"name": "mlp", "hidden": [4]}
 
@@ -45,9 +46,8 @@ def test_every_line_is_a_valid_sweep(table, line):
     made = sweep_of(table, line)
     assert made.headings == list(line.methods)
     for trial in (made.search.trial(one) for one in made.search.configurations):
-        side = trial.algorithm.side
         assert trial.task.augment is not None
-        assert trial.task.teacher is not None or not (side and side.taught)
+        assert trial.task.teacher is not None or not (trial.objective and trial.objective.kind in TAUGHT)
 
 
 def test_hyperparameters_are_those_of_the_source():
@@ -58,7 +58,8 @@ def test_hyperparameters_are_those_of_the_source():
     common = {"batch_size": 50, "epochs": 5, "lr": 0.1, "lr_decay": 0.998, "weight_decay": 5e-4, "momentum": 0.0}
     assert all(section | common == section for section in sections.values())
     assert sections["FedDyn both"]["alpha"] == 0.1
-    weights = {name: (s["side"]["alpha"], s["side"]["temperature"]) for name, s in sections.items() if s["side"]}
+    sides = zip(made.headings, (trial.objective for trial in trials), strict=True)
+    weights = {heading: (side.alpha, side.temperature) for heading, side in sides if side}
     assert weights["FedAvg robustness"] == weights["FedDyn robustness"] == (0.5, 3.5)
     assert weights["FedAvg distillation"] == weights["FedAvg both"] == (0.1, 3.5)
     assert trials[0].task.augment.model_dump() == {"crop": 4, "flip": True, "auto": True, "cutout": 16}
@@ -89,10 +90,8 @@ def test_accuracies_stand_beside_the_rounds_to_the_targets():
 def test_a_guide_may_excuse_about_as_much_as_fedavg_errs(data, error):
     (line,) = (line for line in TABLES["next"].rows if line.name == f"{data}-disk")
     made = sweep_of(TABLES["next"], line)
-    sides = {
-        h: made.search.trial(o).algorithm.side for h, o in zip(made.headings, made.search.configurations, strict=True)
-    }
-    guides = {heading: side.guide for heading, side in sides.items() if side and side.guide}
+    sides = {h: made.search.trial(o).objective for h, o in zip(made.headings, made.search.configurations, strict=True)}
+    guides = {heading: side.guide for heading, side in sides.items() if hasattr(side, "guide")}
     assert set(guides) == {f"{method} {kind}" for method in ("FedAvg", "FedDyn") for kind in ("DiSK", "SimKD+DiSK")}
     assert all(guide.delta == error for guide in guides.values())
     assert f"{error} on" in line.remark
@@ -107,7 +106,7 @@ def test_a_guide_may_excuse_about_as_much_as_fedavg_errs(data, error):
 def test_synthetic_samples_are_added_in_every_ratio(data):
     """Part A: q of 0, 0.5, 1 and 2 for either method."""
     (line,) = (line for line in TABLES["next"].rows if line.name == f"{data}-synthetic")
-    ratios = [(section["name"], section.get("side", {}).get("ratio", 0)) for section in line.methods.values()]
+    ratios = [(section["name"], section.get("objective", {}).get("ratio", 0)) for section in line.methods.values()]
     assert sorted(ratios) == [(method, q) for method in ("fedavg", "feddyn") for q in (0, 0.5, 1, 2)]
 
 
@@ -214,9 +213,9 @@ def test_what_cannot_teach_is_refused(taught, tmp_path):
 
 
 def test_what_cannot_be_augmented_is_refused(tmp_path):
-    def refusal(algorithm=None, **task):
+    def refusal(algorithm=None, objective=None, **task):
         values = experiment(tmp_path, **task).model_dump(mode="json")
-        values["algorithm"] = algorithm or values["algorithm"]
+        values |= {"algorithm": algorithm or values["algorithm"], "objective": objective}
         with pytest.raises(UserError) as refused:
             check(parse_experiment(values), None)
         return str(refused.value)
@@ -227,9 +226,8 @@ def test_what_cannot_be_augmented_is_refused(tmp_path):
     assert "synthetic has no images" in refusal(
         augment={"crop": 1}, data={"name": "synthetic"}, partition={"kind": "natural"}, model={"name": "logreg"}
     )
-    side = {"kind": "stability"}
-    assert "pfldyn has a loss of its own" in refusal({"name": "pfldyn", "adapt": "none", "side": side})
-    assert "compares two augmentations" in refusal({"name": "fedavg", "side": {"kind": "robustness"}})
+    assert "pfldyn has a loss of its own" in refusal({"name": "pfldyn", "adapt": "none"}, {"kind": "stability"})
+    assert "compares two augmentations" in refusal({"name": "fedavg"}, {"kind": "robustness"})
 
 
 def test_group_norm_has_no_running_statistics(tmp_path):

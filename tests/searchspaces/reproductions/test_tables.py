@@ -15,8 +15,8 @@ from made_up import sweep_of
 from hedgerow.cli import main
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.factory import check
-from hedgerow.platform.runner import run
-from hedgerow.platform.tracking import run_folder as runs
+from hedgerow.platform.runs.runner import run
+from hedgerow.platform.tracking import run_folder
 from hedgerow.platform.tracking.run_folder import SOURCE, RunFolder, git_commit, source_commit, versions
 from hedgerow.searchspaces.reproductions import REPRODUCTIONS
 from hedgerow.searchspaces.reproductions import shared_trainings as sharing
@@ -383,7 +383,7 @@ def test_the_commit_of_the_source_is_that_of_the_package_and_not_of_the_working_
     assert here
     assert real != here
     # An environment inside another project's repository has no commit, unless the package is tracked there.
-    monkeypatch.setattr(runs, "__file__", str(package / "platform" / "runs.py"))
+    monkeypatch.setattr(run_folder, "__file__", str(package / "platform" / "run_folder.py"))
     assert source_commit() is None
     git("add", "-f", "env")
     assert source_commit() == f"{here}-dirty"

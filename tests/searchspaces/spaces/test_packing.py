@@ -28,11 +28,13 @@ PACKS = [
     (FedAvg, [{"lr": lr, "batch_size": 8} for lr in (0.01, 0.1, 0.5)]),
     (FedAvg, [{"lr": 0.1, "momentum": m, "weight_decay": d, "clip_norm": c, "lr_decay": q, "batch_size": 8}
               for m, d, c, q in ((0.0, 0.0, 0.1, 1.0), (0.9, 0.0, 1.0, 0.5), (0.5, 0.01, 10.0, 0.9))]),
-    (FedAvg, [{"batch_size": 8, "server": {"lr": lr}} for lr in (0.5, 1.0)]),
+    (FedAvg, [{"batch_size": 8, "aggregation": {"server_optimizer": {"lr": lr}}} for lr in (0.5, 1.0)]),
+    (FedAvg, [{"batch_size": 8, "transforms": [{"kind": "clip", "norm": norm}, {"kind": "top_k", "entries": 20}]}
+              for norm in (0.01, 0.1, 10.0)]),
     (FedProx, [{"mu": mu, "batch_size": 8, "epochs": 2} for mu in (0.0, 0.1, 1.0, 5.0)]),
-    (FedAvg, [{"batch_size": 8, "side": {"kind": "stability", "temperature": 1.0, **weight}}
+    (FedAvg, [{"batch_size": 8, "objective": {"kind": "stability", "temperature": 1.0, **weight}}
               for weight in ({"alpha": 0.2}, {"alpha": 0.9}, {"alpha": 0.5, "noise": 1.0})]),
-    (FedAvg, [{"batch_size": 8, "side": {"kind": "stability", "temperature": 1.0, "noise": 1.0, "limit": limit}}
+    (FedAvg, [{"batch_size": 8, "objective": {"kind": "stability", "temperature": 1.0, "noise": 1.0, "limit": limit}}
               for limit in (0.0, 0.2)]),
     (Stateful, [{"pull": pull, "batch_size": 8} for pull in (0.0, 0.1, 0.3)]),
 ]  # fmt: skip
@@ -45,13 +47,13 @@ def test_every_expert_learns_what_it_learns_alone(algorithm, hypers, engine):
     packed = pack(algorithm, hypers, **settings)
     rounds = list(packed)
     assert [sorted(records) for records in rounds] == [list(range(len(hypers)))] * 4
-    models = [learner.server["w"] for learner in packed.learners]
+    models = [learner.state["w"] for learner in packed.servers]
     assert distance(models[0], models[1]) > 1e-4
-    for learner, hyper in zip(packed.learners, hypers, strict=True):
+    for learner, hyper in zip(packed.servers, hypers, strict=True):
         single, records = alone(algorithm, hyper, **settings)
         if engine is LOOP:
-            assert identical(learner.server["w"], single.server["w"])
-        assert distance(learner.server["w"], single.server["w"]) < 1e-6
+            assert identical(learner.state["w"], single.server["w"])
+        assert distance(learner.state["w"], single.server["w"]) < 1e-6
         for mine, theirs in zip(learner.history, records, strict=True):
             for key in theirs.keys() - {"seconds"}:
                 assert mine[key] == pytest.approx(theirs[key], abs=1e-5), key
@@ -62,25 +64,25 @@ def test_an_expert_that_diverges_disturbs_nobody():
     hypers = [{"weight_decay": decay, "batch_size": None, "steps": 5} for decay in (0.0, 1e30, 0.01)]
     packed = pack(FedAvg, hypers, rounds=2)
     list(packed)
-    assert [learner.history[-1]["dropped"] for learner in packed.learners] == [0, 6, 0]
-    assert identical(packed.learners[1].server["w"], small_task(DATA).init())
+    assert [learner.history[-1]["dropped"] for learner in packed.servers] == [0, 6, 0]
+    assert identical(packed.servers[1].state["w"], small_task(DATA).init())
     for expert in (0, 2):
         single, _ = alone(FedAvg, hypers[expert], rounds=2)
-        assert distance(packed.learners[expert].server["w"], single.server["w"]) < 1e-6
+        assert distance(packed.servers[expert].state["w"], single.server["w"]) < 1e-6
 
 
 def test_experts_whose_exchanges_differ_are_driven_side_by_side():
     # With `everybody` a round of one expert ends early; lock step goes on with the others.
     packed = pack(Diverging, [{"everybody": True}, {"everybody": False}], rounds=2, engine=LOOP)
     list(packed)
-    assert [learner.round for learner in packed.learners] == [2, 2]
-    assert [learner.committed for learner in packed.learners] == [0, 2]
+    assert [learner.round for learner in packed.servers] == [2, 2]
+    assert [learner.committed for learner in packed.servers] == [0, 2]
 
 
 def test_scratch_states_of_experts_do_not_mix():
     packed = pack(TwoPhases, [{}, {}], rounds=2)
     list(packed)
-    assert [float(learner.server["second"]) for learner in packed.learners] == [360, 360]
+    assert [float(learner.state["second"]) for learner in packed.servers] == [360, 360]
 
 
 def test_a_pack_goes_on_from_checkpoints_of_different_rounds(tmp_path):
@@ -97,10 +99,10 @@ def test_a_pack_goes_on_from_checkpoints_of_different_rounds(tmp_path):
     first.folders = [folders[0], tmp_path / "lost"]
     first.save()
     again = pack(Stateful, hypers, folders, **settings)
-    assert [learner.round for learner in again.learners] == [2, 1]
+    assert [learner.round for learner in again.servers] == [2, 1]
     assert [sorted(records) for records in again] == [[1], [0, 1], [0, 1], [0, 1], [0, 1]]
-    for mine, theirs in zip(again.learners, calm.learners, strict=True):
-        assert identical(mine.server["w"], theirs.server["w"])
+    for mine, theirs in zip(again.servers, calm.servers, strict=True):
+        assert identical(mine.state["w"], theirs.state["w"])
 
 
 def test_floats_are_found_and_replaced_in_nested_sections_too():

@@ -18,7 +18,7 @@ from processes import hedgerow
 from searches import ROUNDS, one_after_the_other, plan
 
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.runner import run
+from hedgerow.platform.runs.runner import run
 from hedgerow.platform.tracking.mlflow_store import default_uri
 from hedgerow.platform.tracking.records import HedgeRecord
 from hedgerow.platform.tracking.tracker import RunLog

@@ -1,0 +1,70 @@
+"""What may stand around an algorithm, as the experiment file has it: aggregation, transforms, an objective."""
+
+from typing import Any, Self
+
+from pydantic import Field, SerializeAsAny
+
+from hedgerow.algorithms.aggregators.aggregator import Aggregator
+from hedgerow.algorithms.aggregators.mean import Mean
+from hedgerow.algorithms.core.hyperparameters import HyperParameters, Settings
+from hedgerow.algorithms.core.messages import Weighting
+from hedgerow.algorithms.objectives.objective import Objective
+from hedgerow.algorithms.optim.server_optimizer import ServerStep
+from hedgerow.algorithms.transforms.transform import Transform
+
+
+class Aggregation(Settings):
+    """How the server combines what clients send, and the step that it takes."""
+
+    weighting: Weighting | None = Field(
+        None,
+        description="weight of a client: equal, or its number of training samples; null: as the algorithm has it",
+    )
+    rule: SerializeAsAny[Aggregator] = Field(Mean(kind="mean"), description="how the clients' updates are combined")
+    server_optimizer: ServerStep = Field(ServerStep(), description="the server's step towards the model of the round")
+
+    @property
+    def is_filled(self) -> bool:
+        return self.weighting is not None or not self.rule.is_mean or not self.server_optimizer.is_plain
+
+
+class Slots(Settings):
+    """All slots of an experiment."""
+
+    aggregation: Aggregation = Aggregation()
+    transforms: list[SerializeAsAny[Transform]] = Field([])
+    objective: SerializeAsAny[Objective] | None = None
+
+    @property
+    def are_filled(self) -> bool:
+        """Whether anything differs from the algorithm alone."""
+        return self.aggregation.is_filled or bool(self.transforms) or self.objective is not None
+
+
+class SlottedHyper(HyperParameters):
+    """The hyperparameters of an algorithm and of its slots, named as in the experiment file: `algorithm.lr`,
+    `aggregation.server_optimizer.lr`, `transforms.0.norm`, `objective.alpha`.
+    """
+
+    algorithm: SerializeAsAny[HyperParameters]
+    aggregation: SerializeAsAny[Aggregation]
+    transforms: list[SerializeAsAny[Transform]]
+    objective: SerializeAsAny[Objective] | None
+
+    @classmethod
+    def of(cls, hyper: Any, slots: Slots) -> "SlottedHyper":
+        """Both are valid already."""
+        return cls.model_construct(
+            name=hyper.name,
+            algorithm=hyper,
+            aggregation=slots.aggregation,
+            transforms=slots.transforms,
+            objective=slots.objective,
+        )
+
+    def at(self, round: int) -> Self:
+        now = self.algorithm.at(round)
+        update: dict[str, Any] = {"algorithm": now}
+        if self.objective is not None:
+            update["objective"] = self.objective.at(round, self.algorithm, now)
+        return self.model_copy(update=update)

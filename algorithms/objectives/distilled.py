@@ -1,0 +1,66 @@
+"""Distillation on the clients: the task's teacher predicts the samples of each mini-batch (thesis, 7.2).
+
+    distillation  tau^2 KL(wbar^tau(x_a), w^tau(x_a)) (Eq. 7.3)
+    both          its sum with the robustness term (Eq. 7.4)
+
+wbar is the teacher, which is evaluated with its own statistics and without gradients.
+"""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from hedgerow.algorithms.core.client_data import Batch
+from hedgerow.algorithms.core.task import Params, Task
+from hedgerow.algorithms.objectives.auxiliary import AuxiliaryLoss, Temperature
+from hedgerow.algorithms.objectives.consistency import Robustness
+from hedgerow.algorithms.objectives.distillation_loss import between
+
+
+class FromTeacher(AuxiliaryLoss):
+    """An auxiliary loss that needs the task's teacher, which every client is assumed to have."""
+
+    is_algorithm: ClassVar[bool] = False
+    """Whether an algorithm of the same name does it in one place."""
+
+    def incompatibility(self, task: Task) -> str | None:
+        if task.teacher is None or task.schooling is not None:
+            return f"objective: {self.kind} needs a teacher; give `task.teacher`, a run"
+        if task.master.is_static:
+            return (
+                f"task.teacher: it normalises by statistics of samples, and the mini-batches of clients have too few "
+                f"of them for {self.kind}; choose a teacher with GroupNorm, such as preact_resnet"
+            )
+        return super().incompatibility(task)
+
+    def centralized_incompatibility(self, hyper: Any) -> str | None:
+        if self.is_algorithm:
+            return f"objective: in one place {self.kind} is an algorithm; choose it by `algorithm.name`"
+        return super().centralized_incompatibility(hyper)
+
+
+class PlainDistillation(FromTeacher):
+    """The model has the predictions of the teacher."""
+
+    temperature: Temperature = 3.5
+
+    def terms(self, own: Any, task: Task, w: Params, batch: Batch, prepared: Any) -> tuple[Tensor, Tensor]:
+        logits = task.logits(w, batch.x)
+        return logits, divergence_from_teacher(own, task, logits, batch)
+
+
+class DistillationRobustness(FromTeacher, Robustness):
+    """The sum of `distillation` and `robustness`."""
+
+    def terms(self, own: Any, task: Task, w: Params, batch: Batch, prepared: Any) -> tuple[Tensor, Tensor]:
+        logits = task.logits(w, batch.x)
+        from_teacher = divergence_from_teacher(own, task, logits, batch)
+        return logits, from_teacher + self.disagreement(own, task, w, logits, batch)
+
+
+def divergence_from_teacher(own: Any, task: Task, logits: Tensor, batch: Batch) -> Tensor:
+    """tau^2 KL(teacher, student); 0-d. logits: the student's."""
+    with torch.no_grad():
+        target = task.taught(batch.x)
+    return between(target, logits, batch, own.temperature)

@@ -1,0 +1,67 @@
+"""Count sketches of updates (Rothchild et al., "FetchSGD: Communication-Efficient Federated Learning with Sketching",
+2020).
+"""
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from hedgerow.algorithms.core.parts import Wire
+from hedgerow.algorithms.core.pytree import Tree, count, flat
+from hedgerow.algorithms.core.pytree import like as shaped
+from hedgerow.algorithms.transforms.sketches import CountSketch
+from hedgerow.algorithms.transforms.sparse_vectors import dense
+from hedgerow.algorithms.transforms.sparsify import beyond
+from hedgerow.algorithms.transforms.transform import Transform
+
+
+class Sketch(Transform):
+    """Clients send count sketches of their updates. Momentum and what was left out stay on the server, as sketches,
+    from which it takes the k largest entries.
+    """
+
+    encodes = True
+
+    rows: int = Field(2, ge=1, description="rows of a sketch")
+    columns: int = Field(500, ge=1, description="columns of a sketch")
+    entries: int = Field(100, ge=1, description="k, entries of the aggregated update")
+    server_lr: float = Field(1.0, gt=0, description="eta, of the server's step")
+    server_momentum: float = Field(0.9, ge=0, lt=1, description="rho")
+    sketch_seed: int = Field(0, ge=0, description="seed of the hash functions, which all clients know")
+
+    def incompatibility(self, like: Tree) -> str | None:
+        return beyond(like, "entries", self.entries)
+
+    def init_server(self, like: Tree) -> Tree:
+        empty = torch.zeros(self.rows, self.columns)
+        return {"momentum": empty, "error": empty}
+
+    def client(self, hp: Any, update: Tree, state: Tree, key: Tensor | None) -> tuple[Tree, Tree]:
+        u = flat(update)
+        return {"table": self._hashes(len(u), u.device).sketch(u)}, state
+
+    def server(self, update: Tree, state: Tree, like: Tree, key: int, clients: int) -> tuple[Tree, Tree]:
+        hashes = self._hashes(count(like), torch.device("cpu"))
+        momentum = self.server_momentum * state["momentum"] + update["table"]
+        error = state["error"] + self.server_lr * momentum
+        heavy = hashes.heavy(error, self.entries)
+        moved = dense(heavy, count(like))
+        # Momentum of entries that have just been taken would move them again.
+        momentum = momentum.scatter(1, hashes.buckets[:, heavy["indices"].long()], 0.0)
+        return shaped(moved, like), {"momentum": momentum, "error": error - hashes.sketch(moved)}
+
+    def wire(self, wire: Wire) -> Wire:
+        return wire._replace(values=self.rows * self.columns)
+
+    def _hashes(self, d: int, device: torch.device) -> CountSketch:
+        return drawn_hashes(d, self.rows, self.columns, self.sketch_seed, device)
+
+
+@lru_cache(maxsize=8)
+def drawn_hashes(d: int, rows: int, columns: int, seed: int, device: torch.device) -> CountSketch:
+    """The hash functions, which every process draws from the seed."""
+    hashes = CountSketch.draw(d, rows, columns, seed)
+    return hashes._replace(buckets=hashes.buckets.to(device), signs=hashes.signs.to(device))

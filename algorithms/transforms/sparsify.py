@@ -1,0 +1,49 @@
+"""Sparse updates (Stich et al., "Sparsified SGD with Memory", 2018)."""
+
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from hedgerow.algorithms.core.parts import Wire
+from hedgerow.algorithms.core.pytree import Tree, count, flat, like, zeros_like
+from hedgerow.algorithms.transforms.sparse_vectors import top_k
+from hedgerow.algorithms.transforms.transform import Transform
+
+
+class TopK(Transform):
+    """Keeps the K entries of an update with the largest magnitudes; the others are remembered for the next time."""
+
+    entries: int = Field(1000, ge=1, description="K, entries that a client sends, with their indices")
+    error_feedback: bool = Field(True, description="remember what was left out; else it is lost")
+
+    @property
+    def has_error_feedback(self) -> bool:
+        return self.error_feedback
+
+    def incompatibility(self, like: Tree) -> str | None:
+        return beyond(like, "entries", self.entries)
+
+    def init_client(self, like: Tree) -> Tree:
+        return {"residual": zeros_like(flat(like))} if self.error_feedback else {}
+
+    def client(self, hp: Any, update: Tree, state: Tree, key: Tensor | None) -> tuple[Tree, Tree]:
+        whole = flat(update)
+        if self.error_feedback:
+            whole = whole + state["residual"]
+        message = top_k(whole, hp.entries)
+        sent = torch.zeros_like(whole).scatter(0, message["indices"].long(), message["values"])
+        return like(sent, update), {"residual": whole - sent} if self.error_feedback else {}
+
+    def wire(self, wire: Wire) -> Wire:
+        """Values, and their indices as 32-bit integers."""
+        return wire._replace(
+            values=self.entries, others=wire.others + self.entries, other_bits=wire.other_bits + 32 * self.entries
+        )
+
+
+def beyond(tree: Tree, key: str, number: int) -> str | None:
+    """Why a number of entries is too large for a tree; None: it is not."""
+    d = count(tree)
+    return None if number <= d else f"{key}: {number} is more than the {d} entries of an update; lower it"

@@ -1,0 +1,1 @@
+"""The same processes on Ray: everything in the platform that imports it."""

@@ -1,0 +1,151 @@
+"""The processes of a run on Ray: started, and kept warm for the next run of the same command."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group_table
+
+from hedgerow.platform.actors.client_actor import ActorSpec, RayExecutor
+from hedgerow.platform.actors.placement import PATIENCE, bundle_of, bundles, reserved
+from hedgerow.platform.actors.ray_health import gcs_answers
+from hedgerow.platform.actors.silence import Signs
+from hedgerow.platform.common.errors import UserError
+
+Nodes = dict[str, dict[str, float]]
+"""The resources of nodes, by their ids."""
+
+BRIEFLY = 5.0
+"""Seconds to wait for room that others may be using, where fewer actors will do."""
+
+
+@dataclass
+class ActorGroup:
+    """A coordinator and its client actors, with the places that are reserved for them.
+
+    Processes take seconds to start, most of it to import torch. purpose: what they can serve; equal where they can
+    serve the same. bundles: what is reserved. unloaded: the client actors, once they and the coordinator hold nothing
+    of the run that has ended; the coordinator may have replaced some.
+    """
+
+    purpose: Any
+    placement_group: PlacementGroup
+    bundles: list[dict[str, float]]
+    reservation: ExitStack
+    executor: RayExecutor
+    coordinator: Any
+    unloaded: Any = None
+
+    def hosts(self) -> dict[int, str]:
+        """The node of each bundle that has one."""
+        return placement_group_table(self.placement_group)["bundles_to_node_id"]
+
+    def freed(self, free: Nodes) -> Nodes:
+        """What will be free on nodes once this group has ended."""
+        after = {node: dict(resources) for node, resources in free.items()}
+        for index, node in self.hosts().items():
+            if node in after:
+                for kind, amount in self.bundles[index].items():
+                    after[node][kind] = after[node].get(kind, 0.0) + amount
+        return after
+
+    def unload_run(self) -> None:
+        """Hold nothing of the run that has ended: there may not be room for two data sets."""
+        self.unloaded = self.coordinator.unload_run.remote()
+        del self.executor.spec, self.executor.experiments
+
+    def close(self) -> None:
+        """End the processes and give back their places."""
+        if not gcs_answers():
+            # They end with their Ray. To remove a placement group would take for ever.
+            return
+        ray.kill(self.coordinator)
+        self.executor.close()
+        self.reservation.close()
+
+
+def start_group(
+    spec: ActorSpec,
+    signs: Signs,
+    num_shards: int,
+    room: int,
+    least: int,
+    purpose: Any,
+    start_coordinator: Callable[[RayExecutor], Any],
+) -> ActorGroup:
+    """Start as many client actors as there is room for, `least` at least, and their coordinator.
+
+    Raises UserError when the cluster's resources stay in use for too long.
+    """
+    actors, resources = max(least, min(room, num_shards)), spec.resources
+    with ExitStack() as stack:
+        try:
+            patience = PATIENCE if actors == least else BRIEFLY
+            group = stack.enter_context(reserved(resources, actors, patience))
+        except UserError:
+            if actors == least:
+                raise
+            # Others were faster.
+            actors = least
+            group = stack.enter_context(reserved(resources, actors))
+        places = [bundle_of(resources, rank) for rank in range(actors)]
+        executor = RayExecutor(spec, group, places, signs, num_shards)
+        coordinator, sizes = start_coordinator(executor), bundles(resources, actors)
+        return ActorGroup(purpose, group, sizes, stack.pop_all(), executor, coordinator)
+
+
+_lock = threading.Lock()
+_idle: list[ActorGroup] = []
+_keeps_warm = False
+
+
+@contextmanager
+def keep_warm() -> Iterator[None]:
+    """Meanwhile groups whose run ends are kept for other runs, until they are shut down."""
+    global _keeps_warm
+    before, _keeps_warm = _keeps_warm, True
+    try:
+        yield
+    finally:
+        _keeps_warm = before
+
+
+def release(group: ActorGroup) -> None:
+    """Keep a group whose run has ended well, where groups are kept; else close it."""
+    if not _keeps_warm:
+        group.close()
+        return
+    group.unload_run()
+    with _lock:
+        _idle.append(group)
+
+
+def acquire(purpose: Any) -> ActorGroup | None:
+    """An idle group that serves the purpose; where there is none all are closed, since their places may be needed."""
+    with _lock:
+        for group in _idle:
+            if group.purpose == purpose:
+                _idle.remove(group)
+                return group
+    shutdown_idle()
+    return None
+
+
+def freed_by_idle(free: Nodes) -> Nodes:
+    """What will be free on nodes once all idle groups are closed."""
+    for group in list(_idle):
+        free = group.freed(free)
+    return free
+
+
+def shutdown_idle() -> None:
+    """Close all idle groups."""
+    with _lock:
+        ended = list(_idle)
+        _idle.clear()
+    if ray.is_initialized():
+        for group in ended:
+            group.close()

@@ -1,0 +1,218 @@
+"""Client actors: workers in processes of their own, and the executor that sends them their shares of the work."""
+
+import pickle
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import ray
+from ray.exceptions import NodeDiedError, ObjectLostError, OutOfMemoryError, RayActorError, RayError, RayTaskError
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from hedgerow.algorithms.core.pytree import Tree, leaves, tree_map
+from hedgerow.platform.actors.silence import BEAT, Signs, Silence, Watch
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.experiment import Experiment
+from hedgerow.platform.config.resources import Resources
+from hedgerow.platform.data import Dataset, Partition
+from hedgerow.platform.runtime.assignment import owner_of
+from hedgerow.platform.runtime.executor import Executor
+from hedgerow.platform.runtime.launch import worker_arguments
+from hedgerow.platform.runtime.process import free_memory, init_process
+from hedgerow.platform.runtime.shards import WorkerLost
+from hedgerow.platform.runtime.worker import Worker
+
+SMALL = 100_000
+"""Bytes up to which Ray sends an argument along with the call."""
+
+LOST = (RayActorError, NodeDiedError, ObjectLostError, OutOfMemoryError)
+"""What Ray raises when an actor is gone, or what it has answered."""
+
+
+@dataclass(frozen=True)
+class ActorSpec:
+    """What the actors of a run serve. Data and partition are in Ray's object store, once per node."""
+
+    experiments: list[Experiment]
+    """Several ones differ in floats of their algorithm only."""
+    import_path: list[str]
+    data: Any
+    partition: Any
+
+    @property
+    def resources(self) -> Resources:
+        return self.experiments[0].resources
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "experiments": pickle.dumps(self.experiments)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # An experiment may name classes of the user, which only the import path leads to.
+        sys.path[:0] = [entry for entry in state["import_path"] if entry not in sys.path]
+        self.__dict__.update({**state, "experiments": pickle.loads(state["experiments"])})
+
+
+class ClientActor(Worker):
+    """A worker in a process of its own, on the CPUs and GPUs that Ray reserves for it."""
+
+    def __init__(
+        self,
+        spec: ActorSpec,
+        data: dict[str, Any],
+        partition: dict[str, Any],
+        rank: int,
+        owns: Callable[[np.ndarray], np.ndarray],
+    ):
+        self.rank, self.owns = rank, owns
+        self.load_run(spec, data, partition)
+
+    def load_run(self, spec: ActorSpec, data: dict[str, Any], partition: dict[str, Any]) -> None:
+        """Serve an experiment, with all its clients at their initial states."""
+        init_process(spec.resources.threads, gpus=spec.resources.gpu)
+        clients = Partition.from_arrays(partition)
+        arguments = worker_arguments(spec.experiments, Dataset.from_arrays(data), clients)
+        Worker.__init__(self, *arguments, name=f"states-{self.rank:04d}", owns=self.owns)
+
+    def unload_run(self) -> None:
+        """Hold neither data nor states until the next `load_run`."""
+        del self.algorithms, self.samples, self.states
+        free_memory()
+
+    def ready(self) -> int:
+        return self.rank
+
+
+class RayExecutor(Executor):
+    """Carries out exchanges on client actors in the bundles of a placement group.
+
+    Actors that die or are silent for too long are replaced.
+
+    bundles: that of each actor. signs: where notices of silent actors go, and signs of life of the process that waits
+    for them. num_shards: shares of the work; None: one for each actor. Where they are more, share i is carried out by
+    actor i modulo their number, with the same bits.
+    """
+
+    def __init__(
+        self, spec: ActorSpec, group: PlacementGroup, bundles: list[int], signs: Signs, num_shards: int | None = None
+    ):
+        super().__init__(spec.experiments, None, num_shards or len(bundles))
+        self.spec, self.group, self.bundles, self.signs = spec, group, bundles, signs
+        self.silence = Silence(spec.resources)
+        self.actors = [self._spawn(rank) for rank in range(len(bundles))]
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The spec brings the experiments along, after its import path.
+        return {name: value for name, value in self.__dict__.items() if name != "experiments"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update({**state, "experiments": state["spec"].experiments})
+
+    @property
+    def num_workers(self) -> int:
+        return len(self.actors)
+
+    def load_run(self, spec: ActorSpec) -> None:
+        """Let the same processes serve another experiment on the same resources. A dead one is replaced."""
+        self.spec, self.silence = spec, Silence(spec.resources)
+        self.begin(spec.experiments)
+        with suppress(WorkerLost):
+            self._all(self._each("load_run", spec, spec.data, spec.partition))
+
+    def unload_run(self) -> list[Any]:
+        """Let the actors hold nothing of an experiment that has ended. Returns them, when they do not."""
+        calls = self._each("unload_run")
+        self._wait(calls)
+        for call in calls.values():
+            # A dead one is replaced when there is something to serve.
+            with suppress(*LOST):
+                ray.get(call)
+        return self.actors
+
+    def close(self) -> None:
+        """End the actors."""
+        for actor in self.actors:
+            ray.kill(actor)
+
+    def _send(self, method: str, arguments: dict[int, tuple], broadcasts: list[Tree] | None = None) -> list[Any]:
+        shared = {} if broadcasts is None else {"broadcasts": _broadcast(broadcasts)}
+        calls = {rank: getattr(self.actors[rank], method).remote(*mine, **shared) for rank, mine in arguments.items()}
+        return self._all(calls)
+
+    def _each(self, method: str, *arguments: Any) -> dict[int, Any]:
+        """Calls of a method of all actors, by rank."""
+        return {rank: getattr(actor, method).remote(*arguments) for rank, actor in enumerate(self.actors)}
+
+    def _all(self, calls: dict[int, Any]) -> list[Any]:
+        """Wait for calls to actors, by rank. Lost actors are replaced; then raises WorkerLost."""
+        answers: list[Any] = []
+        lost: RayError | None = None
+        silent = self._wait(calls)
+        for call in calls.values():
+            try:
+                answers.append(ray.get(call))
+            except LOST as error:
+                end_if_broken(error)
+                lost = error
+            except RayTaskError as error:
+                if isinstance(error.cause, UserError):
+                    raise error.cause from None
+                raise
+        if lost is not None:
+            self._replace_dead()
+            reason = f"{', '.join(silent)} silent for too long (resources.actor_timeout)" if silent else str(lost)
+            raise WorkerLost(reason) from lost
+        return answers
+
+    def _wait(self, calls: dict[int, Any]) -> list[str]:
+        """Wait until calls have ended. Actors that are silent for too long are killed; returns their names."""
+        self.signs.alive()
+        begun = time.monotonic()
+        watches = {rank: Watch(f"client actor {rank}", self.actors[rank], self.silence) for rank in calls}
+        while pending := ray.wait(list(calls.values()), num_returns=len(calls), timeout=BEAT)[1]:
+            self.signs.alive()
+            for rank, call in calls.items():
+                if call in pending:
+                    watches[rank].look(self.signs.notice)
+        if not any(watch.noticed or watch.killed for watch in watches.values()):
+            self.silence.ended(time.monotonic() - begun)
+        return [watch.who for watch in watches.values() if watch.killed]
+
+    def _replace_dead(self) -> None:
+        calls = self._each("ready")
+        self._wait(calls)
+        for rank, call in calls.items():
+            try:
+                ray.get(call)
+            except LOST:
+                self.actors[rank] = self._spawn(rank)
+
+    def _spawn(self, rank: int) -> Any:
+        strategy = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=self.bundles[rank])
+        spec, resources = self.spec, self.spec.resources
+        cpus, gpus = resources.cpus_per_actor, resources.gpus_per_actor
+        actor = ray.remote(ClientActor).options(num_cpus=cpus, num_gpus=gpus, scheduling_strategy=strategy)
+        owns = partial(_owns, rank=rank, actors=len(self.bundles), shards=self.num_shards)
+        return actor.remote(spec, spec.data, spec.partition, rank, owns)
+
+
+def _owns(clients: np.ndarray, rank: int, actors: int, shards: int) -> np.ndarray:
+    """Which of the clients (ids) have their states on the actor of that rank."""
+    return owner_of(clients, shards) % actors == rank
+
+
+def end_if_broken(error: RayError) -> None:
+    """Raise RuntimeError for an actor that did not die but could not even begin: another one could not either."""
+    if isinstance(error, RayActorError) and error.actor_init_failed:
+        raise RuntimeError(f"a process could not start: {str(error).strip().splitlines()[-1]}") from error
+
+
+def _broadcast(downs: list[Tree]) -> Any:
+    """Trees for all actors: once in the object store, or, where that would cost more than it saves, as they are."""
+    arrays = [tree_map(lambda leaf: np.asarray(leaf.numpy(), order="C"), down) for down in downs]
+    return arrays if sum(leaf.nbytes for down in arrays for leaf in leaves(down)) < SMALL else ray.put(arrays)

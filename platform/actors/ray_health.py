@@ -1,0 +1,190 @@
+"""Detection of a Ray whose own processes have died, before Ray ends this process for it."""
+
+import os
+import shutil
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+
+from hedgerow.platform.actors.ray_folder import PREFIX
+from hedgerow.platform.common.errors import RayLost
+from hedgerow.platform.storage.run_lock import Claim
+from hedgerow.platform.tracking.run_folder import RunFolder
+
+LOOK = 1.0
+"""Seconds between two looks."""
+
+PATIENCE = 50.0
+"""Seconds in which the GCS of a cluster may come back. Ray ends every process that has missed it for 60 s."""
+
+REFUSALS = 3
+"""Refused connections in a row after which a raylet counts as ended."""
+
+LEAVE = 20.0
+"""Seconds that a run is given to end in order once its Ray is lost."""
+
+GCS_ENDED, RAYLET_ENDED = "Ray's control store (GCS) has ended", "the raylet of this node has ended"
+
+
+class Server:
+    """A process of Ray that accepts connections, and since when it has not.
+
+    refusals: number in a row that proves its end; None: only `PATIENCE` seconds without a connection do.
+    """
+
+    def __init__(self, address: tuple[str, int], refusals: int | None = None):
+        self.address, self.refusals = address, refusals
+        self._refused = 0
+        self._down: float | None = None
+
+    def look(self) -> bool:
+        """Return whether it accepts connections."""
+        answer, now = _accepts(*self.address), time.monotonic()
+        self._refused = self._refused + 1 if answer is False else 0
+        self._down = None if answer else self._down or now
+        return bool(answer)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it counts as ended after the looks so far."""
+        refused = self.refusals is not None and self._refused >= self.refusals
+        return refused or (self._down is not None and time.monotonic() >= self._down + PATIENCE)
+
+
+class RayHealth:
+    """Looks whether Ray's control store (GCS) and the raylet of this node accept connections.
+
+    Many calls to a Ray that has lost its GCS do not return, and after 60 s Ray ends the process. So every loop that
+    waits for Ray calls `check` first. Where a run hangs in such a call all the same, a thread ends the process.
+
+    folder: of the run that is interrupted when Ray is lost, unless `claim`, on that folder, is lost, too. needless:
+    called by the thread with the error each time it finds Ray lost; returns whether this process works without Ray at
+    the moment, and so does not hang.
+    """
+
+    def __init__(self, folder: Path, claim: Claim | None, needless: Callable[[RayLost], bool] = lambda error: False):
+        self.folder, self.claim, self.needless = folder, claim, needless
+        self._children: list[psutil.Process] = []
+        self.gcs = Server(_gcs())
+        if _accepts(*self.gcs.address) is False:
+            raise self._lost(GCS_ENDED)
+        context = ray.get_runtime_context()
+        mine = next(known for known in ray.nodes() if known["NodeID"] == context.get_node_id())
+        self.raylet = Server((mine["NodeManagerAddress"], mine["NodeManagerPort"]), REFUSALS)
+        self._node = _started_here()
+        self._own = (
+            [self._node.all_processes[name][0].process for name in ("raylet", "gcs_server")] if self._node else []
+        )
+        self._children = psutil.Process(self._own[0].pid).children(recursive=True) if self._own else []
+        self._looked, self._answers = time.monotonic(), True
+        self._ended = threading.Event()
+        threading.Thread(target=self._end_in_time, name="ray-health", daemon=True).start()
+
+    def check(self) -> bool:
+        """Whether Ray answers. Raises RayLost when it is lost."""
+        if self._ended.is_set():
+            return True
+        # These are not started again, and no call finds out sooner.
+        for process, sentence in zip(self._own, (RAYLET_ENDED, GCS_ENDED), strict=False):
+            if process.poll() is not None:
+                raise self._lost(sentence)
+        if not self._own and time.monotonic() >= self._looked + LOOK:
+            self._look()
+        return self._answers
+
+    def _look(self) -> None:
+        self._looked = time.monotonic()
+        answers = [server.look() for server in (self.raylet, self.gcs)]
+        for server, sentence in ((self.raylet, RAYLET_ENDED), (self.gcs, GCS_ENDED)):
+            if server.has_ended:
+                raise self._lost(sentence)
+        self._answers = all(answers)
+
+    def close(self) -> None:
+        """Stop looking."""
+        self._ended.set()
+
+    def _lost(self, what: str) -> RayLost:
+        # The agents of a raylet look for their GCS for another minute.
+        for process in self._children:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        return RayLost(f"{what}; `hedgerow resume {self.folder}` continues from the last checkpoint")
+
+    def _end_in_time(self) -> None:
+        left = LEAVE
+        while not self._ended.wait(LOOK):
+            try:
+                self.check()
+            except RayLost as error:
+                if not self.needless(error):
+                    left -= LOOK
+                if left <= 0:
+                    self._end(error)
+                    return
+
+    def _end(self, error: RayLost) -> None:
+        """End the process from here: the thread that should do so hangs in a call to Ray. A finished run stays so."""
+        folder = RunFolder(self.folder)
+        with suppress(Exception):
+            if folder.record()["status"] == "finished":
+                # Nothing is interrupted, so the process is none of this thread's business.
+                return
+        try:
+            # On a full disk, say, the process ends all the same.
+            with suppress(Exception):
+                if not (self.claim and self.claim.is_lost):
+                    folder.update(status="interrupted")
+            with suppress(Exception):
+                print(f"hedgerow: {error}", file=sys.stderr, flush=True)
+            with suppress(Exception):
+                self._remove_ray()
+        finally:
+            os._exit(2)
+
+    def _remove_ray(self) -> None:
+        """End the processes of a Ray that was started here, and remove its folder."""
+        if not self._node:
+            return
+        self._node.kill_all_processes(check_alive=False, allow_graceful=False)
+        folder = Path(self._node.get_temp_dir_path()).parent
+        if folder.name.startswith(PREFIX):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _started_here() -> Any:
+    """The processes of a Ray that this process has started; None: of one that it has found."""
+    node = ray._private.worker.global_worker.node
+    return node if node is not None and node.is_head() else None
+
+
+def gcs_answers() -> bool:
+    """Whether the GCS of the Ray that this process uses accepts connections."""
+    return _accepts(*_gcs()) is True
+
+
+def _gcs() -> tuple[str, int]:
+    host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _accepts(host: str, port: int) -> bool | None:
+    """Whether a port accepts connections; None where that is not known.
+
+    An attempt may time out, or fail on this side, without file descriptors or ports.
+    """
+    try:
+        socket.create_connection((host, port), timeout=2 * LOOK).close()
+    except (ConnectionRefusedError, ConnectionResetError):
+        return False
+    except OSError:
+        return None
+    return True

@@ -1,0 +1,430 @@
+"""The coordinator as a Ray actor, and the handle by which a run calls its coordinator wherever that is."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Self
+
+import ray
+from ray.exceptions import GetTimeoutError, RayTaskError
+from ray.util.placement_group import placement_group_table
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from hedgerow.algorithms.core.pytree import Tree
+from hedgerow.platform.actors.actor_pool import ActorGroup, Nodes, acquire, freed_by_idle, release, start_group
+from hedgerow.platform.actors.client_actor import LOST, ActorSpec, RayExecutor, end_if_broken
+from hedgerow.platform.actors.placement import PATIENCE, actors_that_fit, count_actors
+from hedgerow.platform.actors.ray_health import RayHealth
+from hedgerow.platform.actors.session import lasting_nodes, local_resources, ray_starting, starts_here
+from hedgerow.platform.actors.silence import Signs, Silence, Watch
+from hedgerow.platform.common.errors import RayLost
+from hedgerow.platform.common.heartbeat import listen
+from hedgerow.platform.config.experiment import Experiment
+from hedgerow.platform.data import Dataset, Partition
+from hedgerow.platform.runtime.executor import PlanNotTuned
+from hedgerow.platform.runtime.launch import build_coordinator, build_servers, inline_executor
+from hedgerow.platform.runtime.process import free_memory, init_process
+from hedgerow.platform.runtime.server import Coordinator
+from hedgerow.platform.storage.checkpoint import latest_checkpoint, round_of
+from hedgerow.platform.storage.run_lock import Claim
+from hedgerow.platform.tracking.history import Record
+
+REPLACEMENTS = 3
+"""How often a dead coordinator is replaced."""
+
+LOOK = 1.0
+"""Seconds between two looks at the cluster."""
+
+HOMELESS = 5.0
+"""Seconds that Ray is given to find another node for actors that were lost with theirs."""
+
+
+class CoordinatorActor(Coordinator):
+    """A coordinator in a process of its own; data and partition come from the object store."""
+
+    def __init__(
+        self,
+        spec: ActorSpec,
+        data: dict[str, Any],
+        partition: dict[str, Any],
+        executor: RayExecutor,
+        checkpoints: Path,
+        claim: Claim | None,
+    ):
+        self.load_run(spec, data, partition, executor, checkpoints, claim)
+
+    def load_run(
+        self,
+        spec: ActorSpec,
+        data: dict[str, Any],
+        partition: dict[str, Any],
+        executor: Any,
+        checkpoints: Path,
+        claim: Claim | None,
+    ) -> None:
+        """Drive a run, its first or another one."""
+        init_process(1)
+        listen(executor.signs.alive)
+        servers = build_servers(spec.experiments, Dataset.from_arrays(data), Partition.from_arrays(partition))
+        Coordinator.__init__(self, servers, executor, [checkpoints], claim)
+
+    def unload_run(self) -> list[Any]:
+        """Hold nothing of a run that has ended, here and in the client actors, until the next one begins.
+
+        Returns those actors.
+        """
+        assert isinstance(self.executor, RayExecutor)
+        actors = self.executor.unload_run()
+        del self.servers, self.executor
+        listen(None)
+        free_memory()
+        return actors
+
+
+class CoordinatorHandle:
+    """The methods of a run's coordinator, which is in this process until client actors are ready, and then an actor.
+
+    Ray and its processes take some ten seconds to start; a small run is done by then. In whatever process a round runs,
+    its numbers are the same bits, because the local coordinator keeps the actors' shares apart. Plans are measured on
+    the actors, with all of them at work: a run whose plans are not known yet waits for them. Where Ray does not start,
+    or is lost, the rounds that were run here are saved first.
+
+    On Ray, client actors and their coordinator start together, or those that an earlier run has left are used. A
+    coordinator that dies is replaced, and continues from its last checkpoint. As nodes join and leave, actors are
+    gathered anew. Checkpoints are on this node's disk, so the coordinator is kept on this node.
+
+    num_shards: number of shares of the work, which decides the numbers. There is a client actor for each, or fewer that
+    carry out several. least: how many are needed to start. notify: takes sentences for the user on processes that are
+    silent. claim: see Coordinator. ready: Ray. local: the coordinator here; None: there is none.
+    """
+
+    group: ActorGroup
+    health: RayHealth
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        dataset: Dataset,
+        partition: Partition,
+        checkpoints: Path,
+        num_shards: int,
+        least: int,
+        notify: Callable[[str], None],
+        claim: Claim | None,
+        ready: Future[None],
+        local: Coordinator | None = None,
+    ):
+        self.experiment, self.dataset, self.partition = experiment, dataset, partition
+        self.resources = experiment.resources
+        self.checkpoints, self.claim = checkpoints.absolute(), claim
+        self.notify, self.silence = notify, Silence(self.resources)
+        self.signs = Signs(self.checkpoints.parent / ".signs")
+        self.num_shards, self.least, self.local = num_shards, least, local
+        # Earlier ones are known to the process that continues the run.
+        found = latest_checkpoint(checkpoints)
+        self._last_reported = len(local.servers[0].history) if local else round_of(found[0]) if found else 0
+        # Whether Ray was wanted or found is all the same to the processes.
+        self._purpose = self.resources.model_dump(exclude={"executor"}), num_shards, tuple(sys.path)
+        self._actor_counts: list[int] = []
+        self._lost: RayLost | None = None
+        self._is_needed, self._is_started, self._is_computing = True, False, False
+        self._ready = ready
+        self._thread: ThreadPoolExecutor | None = None
+
+    def __enter__(self) -> Self:
+        if self.local is None:
+            self._start_actors()
+        else:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="client-actors")
+            self._start = self._thread.submit(self._start_actors)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *raised: Any) -> None:
+        self._is_needed = False
+        if self._thread:
+            self._thread.shutdown()
+        if self._is_started:
+            self._stop_looking()
+            if kind is None:
+                release(self.group)
+            else:
+                self.group.close()
+            # The object store holds the data as long as a reference to them is left.
+            del self.spec
+
+    def advance(self, seconds: float) -> tuple[list[Record], bool]:
+        """As Coordinator.advance; between rounds it looks which nodes have joined and which are about to leave."""
+        if self.local is not None:
+            if not self._can_hand_over():
+                records, done = self._advance_here(self.local, seconds)
+                if records:
+                    # Those before a round that needs a measurement, too.
+                    return records, done
+            self._hand_over(self.local)
+        room = self._room_elsewhere()
+        if room:
+            self.save()
+            self._gather_anew(room)
+        # By number: a coordinator that died may have run rounds that it has not reported, or reported some that are run
+        # again.
+        records, done = self._ask("advance", seconds, self._last_reported)
+        self._last_reported = max([self._last_reported, *(record["round"] for record in records)])
+        return records, done
+
+    def save(self) -> None:
+        self._ask("save")
+
+    def plans(self) -> dict[str, Any]:
+        return self._ask("plans")
+
+    def warnings(self) -> list[str]:
+        return self._ask("warnings")
+
+    def parameters(self) -> Tree:
+        return self._ask("parameters")
+
+    @property
+    def actor_counts(self) -> list[int]:
+        """The number of client actors, for each time that they were gathered from the nodes there were."""
+        return [] if self.local is not None else self._actor_counts
+
+    # ---- in this process --------------------------------------------------------------------------------------------
+
+    def is_ready(self) -> bool:
+        """Whether the coordinator and the client actors have started. Does not wait. Raises RayLost, or what else has
+        kept them from starting.
+        """
+        if self._lost:
+            raise self._lost
+        if not self._start.done():
+            return False
+        self._start.result()
+        return self.health.check() and bool(ray.wait([self._first_answer], timeout=0)[0])
+
+    def _can_hand_over(self) -> bool:
+        """As `is_ready`. Saves the rounds that were run here where Ray fails."""
+        try:
+            return self.is_ready()
+        except Exception:
+            self._save_here()
+            raise
+
+    def _advance_here(self, local: Coordinator, seconds: float) -> tuple[list[Record], bool]:
+        """Run rounds here; no records where the next round needs a measurement."""
+        try:
+            with self._at_work():
+                _, done = local.advance(seconds)
+        except PlanNotTuned:
+            done = False
+        records = local.servers[0].history[self._last_reported :]
+        self._last_reported += len(records)
+        return records, done
+
+    def _hand_over(self, local: Coordinator) -> None:
+        """Continue on Ray, from a checkpoint of the rounds that were run here. Waits for the actors."""
+        # Saved before the wait: Ray may fail meanwhile.
+        self._save_here()
+        self._start.result()
+        self.local = None
+        if local.round:
+            self._ask("reload")
+
+    def _save_here(self) -> None:
+        if self.local is not None and self.local.round:
+            with self._at_work():
+                self.local.save()
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """Meanwhile this process is not ended for the loss of Ray."""
+        self._is_computing = True
+        try:
+            yield
+        finally:
+            self._is_computing = False
+
+    def _works_without_ray(self, error: RayLost) -> bool:
+        """Take note that Ray is lost; returns whether this process runs or saves rounds itself. In another thread."""
+        self._lost = error
+        return self._is_computing
+
+    # ---- the actors -------------------------------------------------------------------------------------------------
+
+    def _start_actors(self) -> None:
+        """Start the actors once Ray is there, unless the run has ended before."""
+        self._ready.result()
+        if not self._is_needed:
+            return
+        self.health = RayHealth(self.checkpoints.parent, self.claim, self._works_without_ray)
+        with ExitStack() as begun:
+            # Without this, the thread of `health` would later take any end of this Ray for the loss of a run.
+            begun.callback(self._stop_looking)
+            self.signs.begin()
+            arrays = ray.put(self.dataset.arrays()), ray.put(self.partition.arrays())
+            self.spec = ActorSpec([self.experiment], sys.path, *arrays)
+            nodes = lasting_nodes()
+            self._seen, self._looked = set(nodes), time.monotonic()
+            room = actors_that_fit(self.resources, list(freed_by_idle(nodes).values()))
+            if not self._take_over_idle(set(nodes)):
+                self._gather(room, self.least)
+            begun.callback(self.group.close)
+            self._first_answer = self.group.coordinator.plans.remote()
+            begun.pop_all()
+        self._is_started = True
+
+    def _take_over_idle(self, nodes: set[str]) -> bool:
+        """Use the processes that another run has left on nodes that stay, if there are any; returns whether it does."""
+        group = acquire(self._purpose)
+        if group is None:
+            return False
+        self.group, usable = group, False
+        group.executor.signs = self.signs
+        try:
+            if len(group.executor.actors) == self.num_shards and set(group.hosts().values()) <= nodes:
+                with suppress(*LOST, RayTaskError, GetTimeoutError):
+                    group.executor.actors = ray.get(group.unloaded, timeout=PATIENCE)
+                    group.executor.load_run(self.spec)
+                    begun = group.coordinator.load_run.remote(*self._run_of(group.executor))
+                    if self._is_answered(begun):
+                        ray.get(begun)
+                        usable = True
+        finally:
+            if not usable:
+                group.close()
+        if usable:
+            self._actor_counts.append(self.num_shards)
+        return usable
+
+    def _gather(self, room: int, least: int) -> None:
+        """Start client actors and their coordinator. For the arguments see `start_group`."""
+        self.group = start_group(
+            self.spec, self.signs, self.num_shards, room, least, self._purpose, self._start_coordinator
+        )
+        self._actor_counts.append(len(self.group.executor.actors))
+
+    def _gather_anew(self, room: int) -> None:
+        self.group.close()
+        self._gather(room, self.resources.min_actors or 1)
+
+    def _start_coordinator(self, executor: RayExecutor) -> Any:
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        actor = ray.remote(CoordinatorActor).options(num_cpus=0, scheduling_strategy=here)
+        return actor.remote(*self._run_of(executor))
+
+    def _run_of(self, executor: RayExecutor) -> tuple[Any, ...]:
+        """The arguments of CoordinatorActor."""
+        return self.spec, self.spec.data, self.spec.partition, executor, self.checkpoints, self.claim
+
+    def _room_elsewhere(self) -> int:
+        """Where nodes have joined or are about to leave: how many client actors have room now, if that is of use.
+
+        It is where there are more than now, or enough to leave a node that is about to go.
+        """
+        if time.monotonic() < self._looked + LOOK or not self.health.check():
+            return 0
+        nodes, self._looked = lasting_nodes(), time.monotonic()
+        if set(nodes) == self._seen:
+            return 0
+        self._seen = set(nodes)
+        room, running = self._room(nodes), len(self.group.executor.actors)
+        leaving = not set(self.group.hosts().values()) <= set(nodes)
+        of_use = room > running < self.num_shards or (leaving and room >= (self.resources.min_actors or 1))
+        return room if of_use else 0
+
+    def _room(self, nodes: Nodes) -> int:
+        """How many client actors the nodes hold, with what is free there and what those have that are there now."""
+        return actors_that_fit(self.resources, list(self.group.freed(nodes).values()))
+
+    # ---- calls ------------------------------------------------------------------------------------------------------
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        """Call the coordinator. An actor that died is replaced, and continues from its last checkpoint."""
+        if self.local is not None:
+            with self._at_work():
+                return getattr(self.local, method)(*arguments)
+        lost: Exception | None = None
+        for _ in range(REPLACEMENTS):
+            call = getattr(self.group.coordinator, method).remote(*arguments)
+            try:
+                if self._is_answered(call):
+                    return ray.get(call)
+                self._gather_anew(self._room(lasting_nodes()))
+            except LOST as error:
+                self.health.check()
+                end_if_broken(error)
+                lost = error
+                self.group.coordinator = self._start_coordinator(self.group.executor)
+            except RayTaskError as error:
+                raise error.cause from error
+        raise RuntimeError(f"the coordinator or its nodes were lost {REPLACEMENTS} times in a row") from lost
+
+    def _is_answered(self, call: Any) -> bool:
+        """Wait for an answer; False when a client actor that was lost has had no place to start again for too long.
+
+        A coordinator that is silent for too long is killed.
+        """
+        until, watch = None, Watch("the coordinator", self.group.coordinator, self.silence, self.signs.file)
+        while not ray.wait([call], timeout=LOOK)[0]:
+            if not self.health.check():
+                continue
+            self._pass_on_notices()
+            if watch.look(self.notify):
+                # The call fails.
+                return True
+            if placement_group_table(self.group.placement_group)["state"] == "CREATED":
+                until = None
+            elif until is None:
+                until = time.monotonic() + HOMELESS
+            elif time.monotonic() > until:
+                return False
+        watch.sign()
+        self._pass_on_notices()
+        return True
+
+    def _pass_on_notices(self) -> None:
+        for sentence in self.signs.news():
+            self.notify(sentence)
+
+    def _stop_looking(self) -> None:
+        self.health.close()
+        self._pass_on_notices()
+        self.signs.remove()
+
+
+@contextmanager
+def coordinator_on_ray(
+    experiment: Experiment,
+    dataset: Dataset,
+    partition: Partition,
+    checkpoints: Path,
+    address: str | None,
+    num_shards: int | None,
+    notify: Callable[[str], None],
+    claim: Claim | None,
+) -> Iterator[CoordinatorHandle]:
+    """The coordinator of a run on the Ray at `address`; it begins in this process where Ray has to be started first.
+
+    num_shards: of a run that goes on, as it was begun, however many actors there is room for now; None: of a new one.
+    """
+    resources = experiment.resources
+    if num_shards:
+        # It may go on with fewer actors.
+        resources = resources.model_copy(update={"actors": num_shards, "min_actors": resources.min_actors or 1})
+    cohort = experiment.cohort_size(len(partition))
+    with ray_starting(address) as ready:
+        here = resources.executor == "auto" and not resources.gpus_per_actor and starts_here(address)
+        local = None
+        if here and not ready.done():
+            shards = count_actors(resources, cohort, [local_resources()])
+            executor = inline_executor([experiment], dataset, partition, shards, measures=False)
+            local = build_coordinator([experiment], dataset, partition, executor, [checkpoints], claim)
+        else:
+            ready.result()
+            shards = count_actors(resources, cohort)
+        least = resources.min_actors or shards
+        run = experiment, dataset, partition, checkpoints, shards, least, notify, claim, ready, local
+        with CoordinatorHandle(*run) as handle:
+            yield handle

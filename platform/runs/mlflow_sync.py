@@ -1,0 +1,156 @@
+"""Sends the records of a run to MLflow, while it runs and afterwards, and its final model."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from hedgerow.algorithms.core.pytree import Tree
+from hedgerow.platform.common.errors import Interrupted, UserError, first_line
+from hedgerow.platform.config.experiment import Experiment
+from hedgerow.platform.config.factory import build_module, task_on
+from hedgerow.platform.config.loader import load_experiment
+from hedgerow.platform.data import Dataset
+from hedgerow.platform.models.vmap_check import compare_constants
+from hedgerow.platform.runs.finished_run import last_parameters
+from hedgerow.platform.runs.signals import signal_of
+from hedgerow.platform.tracking.own_data import same_data
+from hedgerow.platform.tracking.run_description import NOTE, run_text, tags
+from hedgerow.platform.tracking.run_folder import RunFolder, find_run
+from hedgerow.platform.tracking.tracker import RunLog, Tracker
+
+PUSHES = 10
+"""How many times `tracking.patience` a push waits: it may have all rounds to send."""
+
+RECORDING = "recording in MLflow ... (Ctrl-C ends the wait)"
+
+
+@runtime_checkable
+class Noted(Protocol):
+    """A display that also shows a sentence about what is happening now."""
+
+    def note(self, text: str) -> None: ...
+
+
+def open_store(folder: RunFolder) -> Any:
+    """The MLflow run of a run folder, made on the first call and remembered in run.json."""
+    # mlflow takes seconds to import: only here, in the tracker's thread.
+    from hedgerow.platform.tracking.mlflow_store import MlflowStore
+
+    experiment, record = load_experiment(folder.experiment), folder.record()
+    said = tags(record, experiment) | {NOTE: run_text(folder)}
+    return MlflowStore(experiment, folder.name, experiment.model_dump(mode="json"), said, folder)
+
+
+def push(name: str, show: object = None) -> list[str]:
+    """Send a run's local record to MLflow: what an unreachable server missed, and the final model of a finished run.
+
+    show: see `close_tracking`. Returns a sentence if the final model could not be made. Raises UserError when MLflow
+    does not take the rest.
+    """
+    folder = find_run(name)
+    experiment = load_experiment(folder.experiment)
+    tracker = Tracker(lambda: open_store(folder), PUSHES * experiment.tracking.patience)
+    for record in RunLog(folder.metrics).read():
+        tracker.log(record)
+
+    def save(target: Path) -> None:
+        data = same_data(folder, experiment, None, fix="load")
+        save_final_model(experiment, data[0], last_parameters(experiment, folder, data), target)
+
+    return finish_push(tracker, folder, save, partial(log_result, folder=folder), show)
+
+
+def finish_push(
+    tracker: Tracker, folder: RunFolder, save: Callable[[Path], None], result: Callable[[Any], None], show: object
+) -> list[str]:
+    """Close the store as the run ended. For the arguments see `close_tracking`, for the rest `push`."""
+    status = folder.record()["status"]
+    ended = {"finished": "FINISHED", "failed": "FAILED"}.get(status, "KILLED")
+    try:
+        warnings = _finish(tracker, ended, save if status == "finished" else None, result, show)
+    except KeyboardInterrupt as error:
+        raise Interrupted(folder, signal_of(error), f"`hedgerow push {folder.path}` continues") from None
+    if tracker.error:
+        raise UserError(
+            f"tracking.uri: MLflow did not take the run ({tracker.error}); check that the server is up, then "
+            f"`hedgerow push {folder.path}` continues"
+        )
+    return warnings
+
+
+def close_tracking(
+    tracker: Tracker,
+    folder: RunFolder,
+    save: Callable[[Path], None] | None,
+    result: Callable[[Any], None],
+    show: object,
+) -> list[str]:
+    """Record the results of a finished run or search; returns a sentence for each thing that MLflow did not take.
+
+    save: writes the final model, if there is one, into a folder that it makes; None: there is none. result: records
+    files and description, given the store. show: a display; if it is `Noted`, it says that this may take a while.
+    """
+    warnings = _finish(tracker, "FINISHED", save, result, show)
+    if tracker.error:
+        warnings.append(
+            f"MLflow did not take everything ({tracker.error}); nothing is lost: it is all in {folder.path}, and "
+            f"`hedgerow push {folder.path}` sends it later"
+        )
+    return warnings
+
+
+def _finish(
+    tracker: Tracker,
+    status: str,
+    save: Callable[[Path], None] | None,
+    result: Callable[[Any], None],
+    show: object,
+) -> list[str]:
+    warnings: list[str] = []
+    models: list[Path] = []
+
+    def closing(store: Any) -> None:
+        result(store)
+        for model in models:
+            store.log_model(model)
+        store.end(status)
+
+    if isinstance(show, Noted):
+        show.note(RECORDING)
+    with TemporaryDirectory(prefix="hedgerow-model-", ignore_cleanup_errors=True) as temporary:
+        try:
+            # Here and not in the tracker's thread: a thread that is abandoned inside torch can abort the process.
+            if save:
+                save(Path(temporary) / "model")
+                models += Path(temporary).iterdir()
+        except Exception as error:  # a model that cannot be exported must not end a run
+            warnings.append(f"the final model cannot be recorded in MLflow ({first_line(error)})")
+        tracker.finish(closing)
+    return warnings
+
+
+def log_result(store: Any, folder: RunFolder) -> None:
+    store.log_files(folder.path)
+    store.describe(run_text(folder))
+
+
+def save_final_model(
+    experiment: Experiment, dataset: Dataset, parameters: Tree, folder: Path, constants: str | None = None
+) -> None:
+    """Write the model with these parameters (arrays), which may be those of a sub-model, in MLflow's format.
+
+    Frozen parameters, which are in no run's tree, have the values that the model's constructor gives them.
+    constants: the run's record of them, see `compare_constants`. Raises UserError where they differ.
+    """
+    from hedgerow.platform.tracking.mlflow_store import save_model
+
+    module = build_module(experiment, dataset)
+    compare_constants(module, constants)
+    for name, parameter in module.named_parameters():
+        if name in parameters:
+            parameter.data = torch.tensor(parameters[name])
+    save_model(module, task_on(dataset, module).prepare(torch.tensor(dataset.x_train[:2])).numpy(), folder)

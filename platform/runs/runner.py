@@ -1,0 +1,253 @@
+"""Run and resume experiments: data in, rounds through, everything recorded."""
+
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from hedgerow.platform.common.errors import Interrupted, RayLost, UserError
+from hedgerow.platform.common.memory import is_exhausted
+from hedgerow.platform.common.quiet import quiet_libraries
+from hedgerow.platform.config.experiment import Experiment
+from hedgerow.platform.config.factory import Data, check
+from hedgerow.platform.config.loader import load_experiment
+from hedgerow.platform.data import Dataset, Partition
+from hedgerow.platform.data.partition_summary import partition_record
+from hedgerow.platform.runs.finished_run import FinishedRun
+from hedgerow.platform.runs.mlflow_sync import close_tracking, log_result, open_store, save_final_model
+from hedgerow.platform.runs.signals import Termination, handling, signal_of
+from hedgerow.platform.runtime.launch import build_coordinator
+from hedgerow.platform.runtime.server import Driver
+from hedgerow.platform.storage.checkpoint import checkpoints, read_latest, read_progress, tell_flaws
+from hedgerow.platform.storage.mirror import Mirror
+from hedgerow.platform.storage.run_lock import Claim, RunLock
+from hedgerow.platform.tracking.history import Record
+from hedgerow.platform.tracking.own_data import data_record, same_data, unhashed
+from hedgerow.platform.tracking.run_folder import RunFolder, new_run, now, unfinished_run
+from hedgerow.platform.tracking.summary import diverged, kept, left_out, summarise
+from hedgerow.platform.tracking.tracker import RunLog, Tracker
+from hedgerow.platform.ui.plots import draw_curves, draw_histograms
+
+BEAT = 0.2
+"""Seconds of rounds between two reports to the driver."""
+
+
+class Show(Protocol):
+    """Sees the records of a run as they come, such as a progress bar."""
+
+    def __call__(self, record: Record) -> None: ...
+
+
+def run(
+    experiment: Experiment,
+    data_root: Path | None = None,
+    show: Show | None = None,
+    address: str | None = None,
+    data: Data | None = None,
+    own: bool = False,
+) -> FinishedRun:
+    """Run an experiment from its first round.
+
+    data_root: where data sets lie. show: called with every round's record. address: a Ray cluster; None: the one this
+    process is connected to, or a new one on this machine. data: what `build.check` returned, if it was called.
+    own: whether these are the caller's arrays, and not what the file names.
+    Raises UserError before any work when something is amiss.
+    """
+    data = data or check(experiment, data_root)
+    with new_run(experiment, data_root) as (folder, lock):
+        folder.update(data=data_record(experiment, data, own))
+        return _execute(experiment, folder, lock, data, show, address)
+
+
+def resume(name: str, show: Show | None = None, address: str | None = None, data: Data | None = None) -> FinishedRun:
+    """Continue a run from its last checkpoint, or from the start when it has none.
+
+    name: its folder, or the URI of its copy. data: data set and partition of a run that was given its own.
+    Raises UserError when these are not what the run began with.
+    """
+    with unfinished_run(name) as (folder, lock):
+        experiment = load_experiment(folder.experiment)
+        return _execute(experiment, folder, lock, same_data(folder, experiment, data), show, address)
+
+
+def _execute(
+    experiment: Experiment,
+    folder: RunFolder,
+    lock: RunLock,
+    data: Data,
+    show: Show | None,
+    address: str | None,
+) -> FinishedRun:
+    with Mirror(folder.path, experiment.checkpoints.storage) as mirror:
+        finished = _carry_out(experiment, folder, lock, data, show, address)
+    return mirror.told(finished)
+
+
+def _carry_out(
+    experiment: Experiment,
+    folder: RunFolder,
+    lock: RunLock,
+    data: Data,
+    show: Show | None,
+    address: str | None,
+) -> FinishedRun:
+    dataset, partition = data
+    start = time.perf_counter()
+    folder.keep_partition(partition_record(partition, dataset))
+    warnings = unhashed(folder) + tell_flaws(folder.checkpoints.absolute())
+    found = read_latest(folder.checkpoints)
+    history: Sequence[Record] = found[1]["history"] if found else []
+    log = RunLog(folder.metrics)
+    log.replace(history)
+    before = history[-1]["seconds"] if history else 0.0
+    patience = experiment.tracking.patience
+    tracker = Tracker(lambda: open_store(folder), patience) if experiment.tracking.enabled else None
+    folder.update(status="running")
+    for record in history:
+        _report(record, tracker, show)
+    with recorded(folder, lock, tracker) as termination:
+        with open_coordinator(
+            *(experiment, dataset, partition, folder.checkpoints, address, folder.record().get("workers")),
+            notify=notifier(folder, warnings),
+            claim=lock.claim,
+        ) as coordinator:
+            folder.update(workers=coordinator.num_shards)
+            done, termination.saves = False, True
+            while not done:
+                news, done = coordinator.advance(BEAT)
+                lock.claim.check()
+                for record in news:
+                    log.append(record)
+                    _report(record, tracker, show)
+                if termination.came and not done:
+                    coordinator.save()
+                    termination.check()
+            folder.update(plans=coordinator.plans(), client_actors=coordinator.actor_counts)
+            parameters = coordinator.parameters()
+            warnings[:] = dict.fromkeys([*warnings, *coordinator.warnings()])
+        records = log.read()
+        wanted = experiment.evaluation
+        summary = summarise(records, wanted.targets, wanted.target_metric)
+        left = kept(read_progress(checkpoints(folder.checkpoints)[-1]))
+        warnings += left_out(left["quarantined"])
+        ended = diverged(records, dataset.classes)
+        warnings += ended
+        draw_curves({experiment.name: records}, folder.figures, wanted.accuracies)
+        draw_histograms({experiment.name: left["histograms"]}, folder.figures)
+        # The rounds before an interruption, and all of the session that came to the end.
+        wall = before + time.perf_counter() - start
+        folder.update(status="finished", finished=now(), summary=summary, wall_seconds=wall, diverged=ended, **left)
+        # No more rounds are saved, so a signal interrupts at once.
+        termination.saves = False
+        termination.check()
+        if tracker:
+            model = partial(save_final_model, experiment, dataset, parameters, constants=folder.constants)
+            warnings += close_tracking(tracker, folder, model, partial(log_result, folder=folder), show)
+    return FinishedRun(folder, experiment, records, summary, parameters, "; ".join(warnings) or None)
+
+
+@contextmanager
+def open_coordinator(
+    experiment: Experiment,
+    dataset: Dataset,
+    partition: Partition,
+    checkpoints: Path,
+    address: str | None,
+    num_shards: int | None = None,
+    notify: Callable[[str], None] = lambda sentence: None,
+    claim: Claim | None = None,
+) -> Iterator[Driver]:
+    """The coordinator that the experiment asks for, inline or on Ray.
+
+    num_shards: of a run that goes on, as it was begun, however many actors there is room for now. notify: takes
+    sentences for the user on what happens meanwhile. claim: see Coordinator.
+    """
+    resources = experiment.resources
+    if resources.executor != "inline":
+        # Ray is imported only where it is used: an inline run needs none of it.
+        from hedgerow.platform.actors.server_actor import coordinator_on_ray
+
+        with coordinator_on_ray(
+            experiment, dataset, partition, checkpoints, address, num_shards, notify, claim
+        ) as handle:
+            yield handle
+        return
+    if resources.gpu and not torch.cuda.is_available():
+        raise UserError(
+            f"resources.gpus_per_actor: {resources.gpus_per_actor:g} is above 0 with `executor: inline`, and "
+            "PyTorch finds no GPU on this machine; set it to 0"
+        )
+    yield build_coordinator([experiment], dataset, partition, None, [checkpoints], claim)
+
+
+def notifier(folder: RunFolder, warnings: list[str]) -> Callable[[str], None]:
+    """Takes sentences on trouble that a run survives: to the terminal, into its record, and into `warnings`."""
+
+    def notify(sentence: str) -> None:
+        warnings.append(sentence)
+        folder.update(notices=[*folder.record().get("notices", []), sentence])
+        print(f"hedgerow: {sentence}", file=sys.stderr, flush=True)
+
+    return notify
+
+
+def _report(record: Record, tracker: Tracker | None, show: Show | None) -> None:
+    if show:
+        show(record)
+    if tracker:
+        tracker.log(record)
+
+
+@contextmanager
+def recorded(folder: RunFolder, lock: RunLock, tracker: Tracker | None) -> Iterator[Termination]:
+    """Whatever ends the run early is written into its record, unless another process has taken the run over; Ctrl-C and
+    SIGTERM interrupt it.
+    """
+    quiet_libraries()
+    termination = Termination()
+    with handling(termination, signal.SIGINT, signal.SIGTERM):
+        try:
+            yield termination
+        except KeyboardInterrupt as error:
+            raise _interrupted(folder, lock, tracker, signal_of(error)) from None
+        except BaseException as error:
+            if not _is_finished(folder):
+                _note_end(folder, lock, tracker, "interrupted" if isinstance(error, RayLost) else "failed")
+            if is_exhausted(error):
+                raise UserError(
+                    f"{folder}: the run does not fit into memory; lower engine.chunk, algorithm.batch_size or the "
+                    "sizes of task.model, and run it again"
+                ) from error
+            raise
+
+
+def _interrupted(folder: RunFolder, lock: RunLock, tracker: Tracker | None, number: int) -> Interrupted:
+    """Note the interruption by a signal; returns what to raise."""
+    if _is_finished(folder):
+        advice = f"; `hedgerow push {folder}` records it in MLflow" if tracker else ""
+        return Interrupted(folder, number, f"{folder} is finished{advice}")
+    try:
+        _note_end(folder, lock, tracker, "interrupted")
+    except KeyboardInterrupt as again:
+        number = signal_of(again)
+    return Interrupted(folder, number)
+
+
+def _is_finished(folder: RunFolder) -> bool:
+    return bool(folder.record()["status"] == "finished")
+
+
+def _note_end(folder: RunFolder, lock: RunLock, tracker: Tracker | None, status: str) -> None:
+    """Write down that a run has not reached its end."""
+    # On a full disk what is told is that, and not that it cannot even be noted.
+    with suppress(OSError):
+        if not lock.claim.is_lost:
+            folder.update(status=status)
+    if tracker:
+        tracker.finish(lambda store: store.end("KILLED" if status == "interrupted" else "FAILED"))

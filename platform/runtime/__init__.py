@@ -1,0 +1,1 @@
+"""A round, from the server to one device, without Ray."""

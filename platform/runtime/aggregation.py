@@ -1,0 +1,124 @@
+"""Partial aggregates: weighted sums in double precision, so that it does not matter how clients are grouped."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hedgerow.algorithms.core.messages import Reduction
+from hedgerow.algorithms.core.pytree import Tree, count, leaves, tree_map
+from hedgerow.platform.common.heartbeat import beat
+
+WIDENED = 2**16
+"""Numbers that are widened to float64 at a time: half a megabyte."""
+
+
+def finite_clients(up: Tree, count: int) -> Tensor:
+    """(C,) bool: which clients of a chunk sent only finite numbers."""
+    finite = torch.ones(count, dtype=torch.bool)
+    for leaf in leaves(up):
+        if leaf.is_floating_point():
+            # A row's sum is finite just when its entries are, unless they are so large that the client diverged anyway.
+            finite &= torch.isfinite(leaf.reshape(count, -1).sum(1)).cpu()
+    return finite
+
+
+@dataclass
+class PartialAggregate:
+    """The message from a worker to the executor: one shard's part of an aggregate."""
+
+    reduce: Reduction
+    total: Tree | None = None
+    """Weighted sum of the updates in float64, unless they are stacked."""
+    weight: float = 0.0
+    stacks: list[Tree] = field(default_factory=list)
+    contributed: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))
+    """Per client of the shard: whether its update was finite and entered the aggregate."""
+    metrics: dict[str, np.ndarray] = field(default_factory=dict)
+    """One number per client of the shard."""
+    up_scalars: int = 0
+    up_bytes: int = 0
+    gpu_peak_mb: float = 0.0
+    """The most that the worker has held on its GPU so far; 0 without one."""
+    client_model_delta: Tree | None = None
+    """Sum of how far the clients' own models moved since they last took part, where they are tracked; float64."""
+
+    def add(self, up: Tree, weights: Tensor, finite: Tensor, metrics: dict[str, Tensor] | None = None) -> None:
+        """Add a chunk of C clients: leaves (C, ...), weights (C,) float64, finite (C,), and each metric (C,).
+
+        A client that diverged is removed before the weighting: a zero weight would not do, 0 * NaN is NaN.
+        """
+        self.contributed = np.concatenate([self.contributed, finite.numpy()])
+        for name, values in (metrics or {}).items():
+            so_far = self.metrics.get(name, np.zeros(0))
+            self.metrics[name] = np.concatenate([so_far, values.detach().cpu().double().numpy()])
+        self.up_scalars += count(up)
+        self.up_bytes += sum(leaf.numel() * leaf.element_size() for leaf in leaves(up))
+        if self.reduce == "stack":
+            self.stacks.append(tree_map(lambda leaf: _to_numpy(leaf[finite.to(leaf.device)]), up))
+            return
+        up, weights = _finite_rows(up, finite), weights[finite]
+        self.weight += float(weights.sum())
+        self.total = _added(self.total, up, weights)
+
+    def add_client_model_delta(self, delta: Tree, finite: Tensor) -> None:
+        """Add how far the models of a chunk of clients moved: leaves (C, ...), finite (C,)."""
+        ones = torch.ones(int(finite.sum()), dtype=torch.float64)
+        self.client_model_delta = _added(self.client_model_delta, _finite_rows(delta, finite), ones)
+
+    def to_wire(self) -> "PartialAggregate":
+        """The same with NumPy leaves: torch tensors cost several times more in Ray's serialisation."""
+        total, delta = (
+            None if tree is None else tree_map(_to_numpy, tree) for tree in (self.total, self.client_model_delta)
+        )
+        return replace(self, total=total, client_model_delta=delta)
+
+
+def combine(partials: list[PartialAggregate], order: np.ndarray) -> Tree:
+    """The aggregated update (float32 torch tensors) of the shards' parts, added in the order of the shards.
+
+    order: for a stack, the position of each contribution in the order of the exchange's clients.
+    """
+    if partials[0].reduce == "stack":
+        stacks = [stack for partial in partials for stack in partial.stacks]
+        back = np.argsort(order)
+        return tree_map(lambda *parts: torch.from_numpy(np.concatenate(parts)[back]), stacks[0], *stacks[1:])
+    weight = sum(partial.weight for partial in partials)
+    scale = 1.0 / weight if partials[0].reduce == "mean" else 1.0
+    return sum_trees([partial.total for partial in partials if partial.total is not None], scale)
+
+
+def sum_trees(trees: list[Tree], scale: float = 1.0) -> Tree:
+    """The scaled sum of trees of float64 arrays, as float32 torch tensors; {} of none."""
+
+    def added(*parts: np.ndarray) -> Tensor:
+        beat()
+        return torch.from_numpy(np.asarray(sum(parts) * scale)).float()
+
+    return tree_map(added, trees[0], *trees[1:]) if trees else {}
+
+
+def _finite_rows(tree: Tree, finite: Tensor) -> Tree:
+    return tree if finite.all() else tree_map(lambda leaf: leaf[finite.to(leaf.device)], tree)
+
+
+def _added(total: Tree | None, tree: Tree, weights: Tensor) -> Tree:
+    """The sum so far, of which None is none, after adding the weighted rows of a tree to it in place."""
+    if total is None:
+        total = tree_map(lambda leaf: leaf.new_zeros(leaf.shape[1:], dtype=torch.float64), tree)
+    tree_map(lambda sums, leaf: _add_weighted(sums, leaf, weights.to(leaf.device)), total, tree)
+    return total
+
+
+def _add_weighted(total: Tensor, leaf: Tensor, weights: Tensor) -> None:
+    """total += weights @ leaf, in pieces that stay in a core's cache while they are widened to float64."""
+    sums, rows = total.view(-1), leaf.reshape(len(leaf), total.numel())
+    size = max(1, WIDENED // max(1, len(leaf))) if leaf.device.type == "cpu" else max(1, total.numel())
+    for piece, widened in zip(sums.split(size), rows.split(size, dim=1), strict=True):
+        piece += weights @ widened.double()
+
+
+def _to_numpy(leaf: Any) -> np.ndarray:
+    return leaf.detach().cpu().numpy()

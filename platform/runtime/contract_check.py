@@ -1,0 +1,349 @@
+"""Dry run of an algorithm's first round on a few samples, before a run does any work.
+
+It finds what would go wrong later without a message, or with one that does not name the place: a `round` that returns
+nothing, a step that cannot be batched. Nothing of it enters the run: it has its own algorithm, client states and copy
+of torch's generator.
+"""
+
+import logging
+import warnings
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field, replace
+from math import ceil
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm
+from hedgerow.algorithms.core.client_data import Batches, ClientData, UnknownStreamError
+from hedgerow.algorithms.core.messages import MODEL, Cohort, Exchange
+from hedgerow.algorithms.core.pytree import Tree, flatten, leaves, stack, tree_map
+from hedgerow.algorithms.core.slots import SlottedHyper
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.memory import is_exhausted
+from hedgerow.platform.config.experiment import Experiment
+from hedgerow.platform.data import Dataset, Partition
+from hedgerow.platform.runtime.aggregation import PartialAggregate, combine
+from hedgerow.platform.runtime.engine import Answers, Samples, run_clients
+from hedgerow.platform.runtime.shards import EVALUATION, ExecutionPlan, WorkShard
+from hedgerow.platform.runtime.worker import deal
+
+SAMPLES, STEPS = 8, 2
+"""Samples and mini-batches of a client, at most."""
+
+LOOPS = ("_steps", "_rounds", "_terms")
+"""What the names of hyperparameters end with that say how often something is repeated inside a step or a round."""
+
+LARGE = 10**6
+"""Parameters from which on a single client takes part, with two samples in one mini-batch, and no model is scored."""
+
+_passed: set[Any] = set()
+"""What has passed in this process: it is not run again for another seed, or for the next of several runs."""
+
+
+def check_contract(experiment: Experiment, algorithm: Algorithm, dataset: Dataset, partition: Partition) -> None:
+    """Run round 1 and an evaluation on a few samples, one client at a time and batched, as the plan may choose.
+
+    algorithm: of nobody else; its hyperparameters are changed here. Raises UserError where the algorithm breaks its
+    contract: see `Algorithm`. An error of another kind is left to the run, which shows where it comes from.
+    """
+    sizes = partition.train_sizes
+    if not sizes.any():
+        raise UserError("task.partition: no client has samples for training; give some to at least one")
+    values = experiment.model_dump_json(exclude={"name", "seed", "rounds", "checkpoints", "tracking", "output"})
+    arrays = dataset.sample_shape, dataset.classes, dataset.x_train.dtype, len(partition)
+    key = type(algorithm.inner), type(algorithm.task.module), values, arrays
+    if key in _passed:
+        return
+    large = sum(p.numel() for p in algorithm.task.module.parameters()) >= LARGE
+    algorithm.hyper = _few_loops(algorithm.hyper)
+    samples = 2 if large else SAMPLES
+    if algorithm.learns_stream:
+        clients, population = np.zeros(1, np.int64), experiment.rounds
+    else:
+        # From both ends: some algorithms treat the first clients differently.
+        clients, population = np.flatnonzero(sizes)[[0] if large else [0, -1]], len(partition)
+    clients = np.unique(clients)
+    cohort = Cohort(1, clients, np.minimum(sizes[clients], samples), population, 1, experiment.seed)
+    dealt = {place: _few(some, samples) for place, some in deal(dataset, partition, algorithm.task).items()}
+    try:
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            # The run itself gives those that matter.
+            warnings.simplefilter("ignore")
+            _DryRun(experiment, algorithm, dealt, cohort, samples, large).run()
+    except UserError:
+        raise
+    except Exception as error:
+        logging.getLogger(__name__).info("the dry run ended early: %s", error)
+    _passed.add(key)
+
+
+def _few(samples: Samples, number: int) -> Samples:
+    """The same with so many samples of each client, at most."""
+    shares = {name: part._replace(sizes=np.minimum(part.sizes, number)) for name, part in samples.shares.items()}
+    return replace(samples, shares=shares, owners=_few(samples.owners, number) if samples.owners else None)
+
+
+def _few_loops(hyper: Any) -> Any:
+    """The same hyperparameters, with at most STEPS passes of each loop."""
+    if isinstance(hyper, SlottedHyper):
+        return hyper.model_copy(update={"algorithm": _few_loops(hyper.algorithm)})
+    loops = {name: value for name, value in hyper if name.endswith(LOOPS) and isinstance(value, int)}
+    return hyper.model_copy(update={name: min(value, STEPS) for name, value in loops.items()})
+
+
+@dataclass
+class _DryRun:
+    experiment: Experiment
+    algorithm: Algorithm
+    dealt: Mapping[Any, Samples]
+    cohort: Cohort
+    samples: int
+    is_large: bool
+    states: dict[int, Tree] = field(default_factory=dict)
+    wrote: dict[int, str] = field(default_factory=dict)
+    """By client the step that returned its state."""
+
+    @property
+    def owners(self) -> tuple[Algorithm, Algorithm]:
+        """Whose methods the steps may be."""
+        return self.algorithm, self.algorithm.inner
+
+    @property
+    def steps(self) -> int:
+        return 1 if self.is_large else STEPS
+
+    def run(self) -> None:
+        algorithm, cohort = self.algorithm, self.cohort
+        initial, state = algorithm.init_server(), algorithm.init_client()
+        server = self.drive(algorithm.round(initial, cohort), "round", 0)
+        if server is None:
+            raise self.violation("`round` returns nothing; end it with `return`, and the new server state")
+        if not _is_tree(server):
+            raise self.violation(
+                f"`round` returns {_kind(server)}; return the new server state, a dictionary of tensors"
+            )
+        if found := _difference(initial, server):
+            raise self.violation(f"the server state that `round` returns {found} as in `init_server`; return all of it")
+        for client, last in self.wrote.items():
+            if found := _difference(state, self.states[client]):
+                raise self.violation(
+                    f"the client state that `{last}` returns {found} as in `init_client`; return all of it"
+                )
+        if self.is_large:
+            return
+        scored = cohort if self.experiment.evaluation.clients else cohort.among(np.zeros(len(cohort.clients), bool))
+        results = self.drive(algorithm.evaluate(server, scored), "evaluate", EVALUATION)
+        if not (isinstance(results, list | tuple) and [type(result) for result in results] == [Aggregate, Aggregate]):
+            raise self.violation(
+                f"`evaluate` returns {_kind(results)}; return two Aggregates, of the test set and of the clients"
+            )
+
+    def violation(self, what: str) -> UserError:
+        return UserError(f"algorithm.name: {type(self.algorithm).__name__} breaks the contract of an algorithm: {what}")
+
+    # ---- the server's half ------------------------------------------------------------------------------------------
+
+    def drive(self, generator: Any, method: str, number: int) -> Any:
+        """Carry out what a generator yields; what it returns. number: of its first exchange."""
+        if not isinstance(generator, Generator):
+            raise self.violation(f"`{method}` is no generator; yield an Exchange in it for every broadcast")
+        reply: Any = None
+        while True:
+            try:
+                wanted = generator.send(reply)
+            except StopIteration as stop:
+                return stop.value
+            exchanges = wanted if isinstance(wanted, list) else [wanted]
+            for exchange in exchanges:
+                if not isinstance(exchange, Exchange):
+                    raise self.violation(f"`{method}` yields {_kind(exchange)}; yield an Exchange, or a list of them")
+                if not any(getattr(exchange.step, "__self__", None) is one for one in self.owners):
+                    raise self.violation(
+                        f"the step of an Exchange in `{method}` is no method of it; write step=self.NAME"
+                    )
+            answers = [self.carry_out(exchange, number + i) for i, exchange in enumerate(exchanges)]
+            reply = answers if isinstance(wanted, list) else answers[0]
+            number += len(exchanges)
+
+    def carry_out(self, exchange: Exchange, number: int) -> Aggregate:
+        n = len(exchange.clients)
+        if not n:
+            return Aggregate({}, np.zeros(0, bool), {})
+        partial = PartialAggregate(exchange.reduce)
+        weights = np.ones(n) if exchange.weights is None else np.asarray(exchange.weights, np.float64)
+        for rows, (up, state, metrics) in self.answered(exchange, number):
+            # A client that diverges is no mistake: it is taken in with zeros.
+            up, metrics = (tree_map(lambda leaf: leaf[0], tree) for tree in (up, metrics))
+            up = tree_map(lambda leaf: leaf.nan_to_num(0.0, 0.0, 0.0), up)
+            metrics.pop(MODEL, None)
+            partial.add(
+                up, torch.from_numpy(weights[rows]), torch.ones(rows.stop - rows.start, dtype=torch.bool), metrics
+            )
+            self.keep(exchange, number, exchange.clients[rows], state)
+        return Aggregate(combine([partial.to_wire()], np.arange(n)), np.ones(n, bool), partial.metrics)
+
+    def keep(self, exchange: Exchange, number: int, clients: np.ndarray, state: Tree) -> None:
+        if exchange.on != "clients" or number >= EVALUATION or not state:
+            return
+        for i, client in enumerate(clients.tolist()):
+            self.states[client] = tree_map(lambda leaf, i=i: leaf[0, i].detach(), state)
+            self.wrote[client] = exchange.step.__name__
+
+    # ---- the clients' half ------------------------------------------------------------------------------------------
+
+    def answered(self, exchange: Exchange, number: int) -> list[tuple[slice, Answers]]:
+        """The answers of one client after the other, or, where that is never done, batched."""
+        looped, batched = ExecutionPlan("loop"), ExecutionPlan("vmap", len(exchange.clients))
+        if not self.is_batched(exchange):
+            return self.ask(exchange, number, looped)
+        if self.experiment.engine.mode == "vmap":
+            try:
+                return self.ask(exchange, number, batched)
+            except UserError:
+                raise
+            except Exception as error:
+                self.ask(exchange, number, looped)
+                raise self.not_batched(exchange, error) from error
+        chunks = self.ask(exchange, number, looped)
+        try:
+            self.ask(exchange, number, batched)
+        except UserError:
+            raise
+        except Exception as error:
+            raise self.not_batched(exchange, error) from error
+        return chunks
+
+    def is_batched(self, exchange: Exchange) -> bool:
+        """Whether the plan of a step may be to batch it."""
+        mode = self.experiment.engine.mode
+        if exchange.on != "clients" or mode == "loop" or getattr(self.algorithm.task.module, "no_vmap", None):
+            return False
+        if mode == "vmap":
+            return True
+        actors = self.experiment.resources.actors
+        share = self.experiment.cohort_size(self.cohort.population) / (actors if isinstance(actors, int) else 1)
+        return share > 1 and not self.algorithm.learns_stream
+
+    def not_batched(self, exchange: Exchange, error: Exception) -> Exception:
+        """The sentence about a step that works for one client, and not for several at once."""
+        if is_exhausted(error):
+            return error
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0].split(". ")[0]
+        rows = torch.zeros((1, 1), dtype=torch.long)
+        data = self.dealt["clients"]
+        try:
+            torch.func.vmap(lambda rows: self.algorithm.task.logits({}, data.prepare(data.x[rows])))(rows)
+        except Exception:
+            kind = type(self.algorithm.task.module).__name__
+            return UserError(
+                f"task.model: {kind} works for one client, but not for several at once under torch.func.vmap ({said}); "
+                "do not call .item() or branch on tensors in its forward, or set engine.mode to loop"
+            )
+        return self.violation(
+            f"its step `{exchange.step.__name__}` works for one client, but not for several at once under "
+            f"torch.func.vmap ({said}); do not call .item() or branch on tensors in it, or set engine.mode to loop"
+        )
+
+    def ask(self, exchange: Exchange, number: int, plan: ExecutionPlan) -> list[tuple[slice, Answers]]:
+        def step(hp: Any, down: Tree, state: Tree, data: ClientData) -> Any:
+            answer = exchange.step(hp, down, state, data)
+            self.check_answer(exchange, answer)
+            return answer
+
+        shard = WorkShard(
+            exchange.step.__name__,
+            exchange.clients,
+            position=number,
+            batches=self.shorter(exchange.batches),
+            plan=plan,
+            keyed=exchange.keyed,
+        )
+        chunks = run_clients(
+            shard,
+            step=step,
+            hypers=[self.algorithm.hyper.at(1)],
+            broadcasts=[exchange.received],
+            per_client=tree_map(lambda leaf: leaf[None], exchange.received_per_client),
+            states=lambda clients: self.stacked(exchange, number, clients),
+            samples=self.dealt[exchange.on],
+            seed=self.experiment.seed,
+        )
+        try:
+            return list(chunks)
+        except UnknownStreamError as error:
+            raise self.violation(
+                f"its step `{exchange.step.__name__}` reads the stream {error.stream!r}, and its Exchange has "
+                f"{', '.join(map(repr, exchange.batches)) or 'none'}; name it in `batches`"
+            ) from error
+
+    def shorter(self, batches: Mapping[str, Batches]) -> dict[str, Batches]:
+        """The same streams with few mini-batches, and never more than a step may expect from its clients' sizes."""
+        wanted = [spec.steps for spec in batches.values() if spec.steps]
+        # A step that takes several mini-batches of a stream at a time has as many streams in proportion.
+        share = min(1.0, self.steps / min(wanted, default=self.steps))
+        found = {}
+        for name, spec in batches.items():
+            size = min(spec.size or self.samples, self.samples)
+            passes = spec.epochs * -(-self.samples // size)
+            steps = ceil(spec.steps * share) if spec.steps else self.steps if passes > self.steps else None
+            found[name] = replace(spec, size=size, steps=steps)
+        return found
+
+    def stacked(self, exchange: Exchange, number: int, clients: np.ndarray) -> Tree:
+        """The clients' states, leaves (1, clients, ...)."""
+        if exchange.on != "clients":
+            return {}
+        initial = self.algorithm.init_client()
+        states = [self.states.get(client, initial) for client in clients.tolist()]
+        if number >= EVALUATION:
+            states = [{name: state[name] for name in initial} for state in states]
+        return tree_map(lambda leaf: leaf[None], stack(*states))
+
+    def check_answer(self, exchange: Exchange, answer: Any) -> None:
+        """What a step returned, for one client."""
+        name = f"its step `{exchange.step.__name__}`"
+        if not isinstance(answer, tuple) or len(answer) != 3:
+            raise self.violation(f"{name} returns {_kind(answer)}; return a tuple (up, state, metrics)")
+        for part, tree in zip(("up", "state", "metrics"), answer, strict=True):
+            if not _is_tree(tree):
+                raise self.violation(
+                    f"{name} returns {_kind(tree)} as `{part}`, the {_ORDINAL[part]} of (up, state, metrics); return a "
+                    "dictionary of tensors, an empty one for nothing"
+                )
+        for metric, value in answer[2].items():
+            if metric != MODEL and (not isinstance(value, Tensor) or value.dim()):
+                shape = f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else "in a dictionary"
+                raise self.violation(f"{name} reports the metric {metric!r} {shape}; report one number, a 0-d tensor")
+
+
+_ORDINAL = {"up": "first", "state": "second", "metrics": "third"}
+
+
+def _is_tree(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(leaf, Tensor) for leaf in leaves(value))
+
+
+def _kind(value: Any) -> str:
+    """What a value is, for a message."""
+    if isinstance(value, tuple | list):
+        return f"{len(value)} values ({', '.join(type(one).__name__ for one in value)})"
+    if isinstance(value, dict):
+        other = next((leaf for leaf in leaves(value) if not isinstance(leaf, Tensor)), None)
+        return "a dictionary" if other is None else f"a dictionary that holds {_kind(other)}"
+    return "None" if value is None else f"an object of type {type(value).__name__}"
+
+
+def _difference(wanted: Tree, found: Tree) -> str | None:
+    """In what a tree is not like another one, which it may exceed; None where it is."""
+    mine, theirs = flatten(wanted), flatten(found)
+    for path, leaf in mine.items():
+        if path not in theirs:
+            return f"has no {path!r},"
+        if leaf.numel() and theirs[path].shape != leaf.shape:
+            return f"has {path!r} of shape {tuple(theirs[path].shape)}, not {tuple(leaf.shape)}"
+        if theirs[path].dtype != leaf.dtype:
+            return f"has {path!r} of type {theirs[path].dtype}, not {leaf.dtype}"
+    return None

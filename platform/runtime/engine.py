@@ -1,0 +1,263 @@
+"""`run_clients`: runs a client step for many clients, in a loop or batched with vmap, with the same numbers."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hedgerow.algorithms.core.client_data import Batches, ClientData, Share
+from hedgerow.algorithms.core.messages import ClientStep
+from hedgerow.algorithms.core.pytree import Tree, stack, tree_map
+from hedgerow.platform.data import Slices
+from hedgerow.platform.data.sampling import client_keys, draw, draw_of, view_keys
+from hedgerow.platform.runtime.shards import WorkShard
+
+SCANNED = 256
+"""Samples that are searched for a finite one at a time."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A data set on the engine's device, dealt to clients.
+
+    x, y: all samples, raw. order: rows of x and y, client by client. shares: who owns which of them, for what.
+    """
+
+    x: Tensor
+    y: Tensor
+    prepare: Callable[[Tensor], Tensor]
+    order: np.ndarray
+    shares: Mapping[Share, Slices]
+    augment: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
+    """What makes the views of raw samples, see ClientData."""
+    owners: "Samples | None" = None
+    """Of a pool: the clients' samples, which `Batches.of` names; None: these are the clients'."""
+    narrow: bool = False
+    """See ClientData."""
+
+    def streams(
+        self, batches: Mapping[str, Batches], key: tuple[int | str, ...], clients: np.ndarray
+    ) -> dict[str, tuple[Tensor, Tensor]]:
+        """Index streams of a chunk: name -> (rows of x and y (C, steps, size), mask of the same shape).
+
+        key: seed, round and number of the exchange.
+        """
+        streams = {}
+        for name, spec in batches.items():
+            shares, order = self.shares[spec.share], self.order
+            if spec.share == "public":
+                # One draw for all, whoever they are and whichever exchange of the round it is.
+                drawn = draw(spec, (*key[:2], name), np.zeros(1, np.int64), shares.sizes[:1])
+                positions, mask = (np.repeat(part, len(clients), axis=0) for part in drawn)
+                starts = shares.offsets[:1, None, None]
+            elif spec.of is None:
+                positions, mask = draw(spec, (*key, name), clients, shares.sizes[clients])
+                starts = shares.offsets[clients][:, None, None]
+            else:
+                of, home = np.asarray(spec.of), self.owners or self
+                shares, order = home.shares[spec.share], home.order
+                owners, positions, mask = draw_of(spec, (*key, name), clients, shares.sizes[of])
+                starts = shares.offsets[of][owners]
+            rows = self._padded(order[np.where(mask, positions + starts, 0)], mask)
+            device = self.x.device
+            streams[name] = torch.from_numpy(rows).to(device), torch.from_numpy(mask).to(device)
+        return streams
+
+    def _padded(self, rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """Let padding repeat real samples of the same client, so that a mask of zeros is enough to remove it.
+
+        Zero times infinity is NaN, in the gradient too: a sample of another client would carry that client's infinity
+        into this one. Padding repeats the first sample of its mini-batch; a mini-batch without samples, the first
+        sample of the stream; a stream without samples, a finite sample of the data set. rows, mask: (C, steps, size).
+        """
+        if mask.all():
+            return rows
+        real = np.asarray(mask.any(-1))
+        first = np.take_along_axis(rows, mask.argmax(-1)[..., None], -1)  # (C, steps, 1)
+        if not real.all():
+            of_stream = np.take_along_axis(first, real.argmax(-1)[:, None, None], 1)  # (C, 1, 1)
+            if not (has := np.asarray(real.any(-1))).all():
+                of_stream = np.where(has[:, None, None], of_stream, self._finite_row())
+            first = np.where(real[..., None], first, of_stream)
+        return np.where(mask, rows, first)
+
+    def _finite_row(self) -> int:
+        """The first dealt sample without infinity or NaN; the first one where there is none."""
+        for start in range(0, len(self.order), SCANNED):
+            rows = torch.from_numpy(self.order[start : start + SCANNED]).to(self.x.device)
+            finite = self.x[rows].isfinite().reshape(len(rows), -1).all(1)
+            if finite.any():
+                return int(rows[finite.int().argmax()])
+        return int(self.order[0])
+
+    def keys(
+        self, batches: Mapping[str, Batches], key: tuple[int | str, ...], clients: np.ndarray, streams: Any
+    ) -> dict[str, Tensor]:
+        """What is random about the views of a chunk's samples: name -> (C, steps, views), of streams with any."""
+        found = {}
+        for name, spec in batches.items():
+            if spec.views > 1 or (spec.views and self.augment is not None):
+                drawn = view_keys(spec, (*key, name), clients, streams[name][0].shape[1])
+                found[name] = torch.from_numpy(drawn).to(self.x.device)
+        return found
+
+
+Answers = tuple[Tree, Tree, dict[str, Tensor]]
+"""Updates, states and metrics of a chunk of clients; every leaf has leading dimensions (E, clients)."""
+
+
+def run_clients(
+    shard: WorkShard,
+    step: ClientStep,
+    hypers: list[Any],
+    broadcasts: list[Tree],
+    per_client: Tree,
+    states: Callable[[np.ndarray], Tree],
+    samples: Samples,
+    seed: int,
+) -> Iterator[tuple[slice, Answers]]:
+    """Run a client step for every client of a shard, chunk by chunk; yields the clients of each, and their answers.
+
+    It runs for E variants of an experiment that differ in floats only. Under vmap every chunk has the same shape: the
+    last one is filled up with copies of its last client, whose answers are dropped.
+
+    hypers, broadcasts: one per variant. per_client: leaves (E, clients of the shard, ...). states: clients -> leaves
+    (E, their number, ...).
+    """
+    plan, n, key = shard.plan, len(shard.clients), (seed, shard.round, shard.position)
+    if plan.mode == "loop":
+        run = _run_one(step, hypers, broadcasts, samples)
+    else:
+        run = _run_batched(step, hypers, broadcasts, samples, plan.compiled)
+    for start in range(0, n, plan.chunk):
+        rows = np.minimum(np.arange(start, start + plan.chunk), n - 1)
+        clients = shard.clients[rows]
+        extra = tree_map(lambda leaf, rows=rows: leaf[:, torch.from_numpy(rows).to(leaf.device)], per_client)
+        streams = samples.streams(shard.batches, key, clients)
+        keys = samples.keys(shard.batches, key, clients, streams)
+        if shard.keyed:
+            # No stream has an empty name.
+            keys[""] = torch.from_numpy(client_keys(key, clients)).to(samples.x.device)
+        answers = run(extra, states(clients), streams, keys)
+        size = min(plan.chunk, n - start)
+        update, state, metrics = (tree_map(lambda leaf, size=size: leaf[:, :size], tree) for tree in answers)
+        yield slice(start, start + size), (update, state, metrics)
+
+
+Run = Callable[[Tree, Tree, Any, Tree], Any]
+"""(per-client messages, states, streams, keys of views) of a chunk -> its answers."""
+
+
+def _run_one(step: ClientStep, hypers: list[Any], broadcasts: list[Tree], samples: Samples) -> Run:
+    def run(extra: Tree, state: Tree, streams: Any, keys: Tree) -> Any:
+        streams, keys = (_each(tree, lambda leaf: leaf[0]) for tree in (streams, keys))
+        own = keys.pop("", None)
+        data = ClientData(
+            samples.x, samples.y, samples.prepare, streams, False, keys, samples.augment, samples.narrow, own
+        )
+        answers = []
+        for variant, (hp, down) in enumerate(zip(hypers, broadcasts, strict=True)):
+            message, mine = (tree_map(lambda leaf, v=variant: leaf[v, 0], tree) for tree in (extra, state))
+            answers.append(step(hp, {**down, **message}, mine, data))
+        return tuple(tree_map(lambda leaf: leaf[:, None], stack(*part)) for part in zip(*answers, strict=True))
+
+    return run
+
+
+def _run_batched(step: ClientStep, hypers: list[Any], broadcasts: list[Tree], samples: Samples, compiled: bool) -> Run:
+    device = samples.x.device
+    downs = stack(*broadcasts)
+    floats = {path: torch.tensor(values, device=device) for path, values in _columns(hypers, compiled).items()}
+    # Without the plain values of those: a compiled step is compiled anew when a plain value changes.
+    values = hypers[0].with_floats(dict.fromkeys(floats)).model_dump(warnings=False)
+    vmapped = _compiled() if compiled else _vmapped
+
+    def run(extra: Tree, state: Tree, streams: Any, keys: Tree) -> Any:
+        return vmapped(step, values, samples, len(hypers), downs, floats, extra, state, streams, keys)
+
+    return run
+
+
+def _vmapped(
+    step: ClientStep,
+    values: dict[str, Any],
+    samples: Samples,
+    variants: int,
+    downs: Tree,
+    floats: dict[str, Tensor],
+    extra: Tree,
+    state: Tree,
+    streams: Any,
+    keys: Tree,
+) -> tuple[Tree, Tree, dict[str, Tensor]]:
+    """A client step for a chunk of clients, for every variant.
+
+    Clients of a variant share its message, and variants their clients' samples: the products of the first local step,
+    and of evaluation, are then few and large.
+    """
+
+    def clients(variant: Tensor, down: Tree, floats: dict[str, Tensor], extra: Tree, state: Tree) -> Any:
+        hp = _attributes(values, floats)
+
+        def one(extra: Tree, state: Tree, streams: Any, keys: Tree) -> Any:
+            keys = dict(keys)
+            own = keys.pop("", None)
+            data = ClientData(samples.x, samples.y, samples.prepare, streams, True, keys, samples.augment, key=own)
+            return step(hp, {**down, **extra}, state, data)
+
+        return torch.func.vmap(one, randomness="error")(extra, state, streams, keys)
+
+    # The numbers are there because vmap wants at least one tensor, and all the trees may be empty.
+    batched = (torch.arange(variants), downs, floats, extra, state)
+    if variants > 1:
+        return torch.func.vmap(clients, randomness="error")(*batched)
+    # A level of vmap less.
+    only = (tree_map(lambda leaf: leaf[0], tree) for tree in batched)
+    return tuple(tree_map(lambda leaf: leaf[None], tree) for tree in clients(*only))  # type: ignore[return-value]
+
+
+@cache
+def _compiled() -> Any:
+    # One compilation for each step and shape of the runs that a process serves; the default limits of eight and 256
+    # are for programs that forget one.
+    torch._dynamo.config.recompile_limit = 1024  # type: ignore[attr-defined]
+    torch._dynamo.config.accumulated_recompile_limit = 1024  # type: ignore[attr-defined]
+    return torch.compile(_vmapped, dynamic=False, fullgraph=True)
+
+
+def _attributes(values: dict[str, Any], floats: Mapping[str, Tensor], prefix: str = "") -> SimpleNamespace:
+    """Hyperparameters as a client step sees them: values, nested sections too, some floats of which are tensors."""
+
+    def seen(path: str, value: Any) -> Any:
+        if isinstance(value, dict):
+            return _attributes(value, floats, f"{path}.")
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            return [seen(f"{path}.{i}", one) for i, one in enumerate(value)]
+        return floats.get(path, value)
+
+    return SimpleNamespace(**{name: seen(prefix + name, value) for name, value in values.items()})
+
+
+def _columns(hypers: list[Any], compiled: bool) -> dict[str, list[float]]:
+    """The floats that reach the step as tensors: path -> one value per variant.
+
+    They are those in which variants differ, and, for a compiled step, all but the zeros, which switch things off: a
+    rate that decays from round to round must not compile the step anew.
+    """
+    every = [hp.floats() for hp in hypers]
+    columns = {path: [floats[path] for floats in every] for path in every[0]}
+    return {path: values for path, values in columns.items() if len(set(values)) > 1 or (compiled and values[0])}
+
+
+def _each(tree: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """Like tree_map, through the (indices, mask) pairs of the streams."""
+    if isinstance(tree, tuple):
+        return tuple(function(leaf) for leaf in tree)
+    if isinstance(tree, dict):
+        return {key: _each(child, function) for key, child in tree.items()}
+    return function(tree)

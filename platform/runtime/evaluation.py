@@ -1,0 +1,102 @@
+"""Scores of a model, and the numbers of a round's record that follow from what clients and shards returned."""
+
+from itertools import chain
+
+import numpy as np
+
+from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm
+from hedgerow.algorithms.core.messages import SPENT, Cohort, Exchanges
+from hedgerow.algorithms.core.pytree import Tree
+from hedgerow.platform.tracking.history import Record
+
+QUANTILES = 1000
+"""Number of quantiles of clients' accuracies that are recorded where there are more clients."""
+
+BINS = 20
+"""Number of bins of a histogram."""
+
+
+def evaluate(algorithm: Algorithm, state: Tree, cohort: Cohort) -> Exchanges:
+    """Score a server state on the test set and on the cohort: yields exchanges as an algorithm does.
+
+    Returns the scores by name, and the clients' accuracies on their own samples, in ascending order.
+    """
+    test, local = yield from algorithm.evaluate(state, cohort)
+    common = local if algorithm.is_personal else test
+    record, accuracies = model_scores(common), None
+    if len(local.contributed):
+        accuracies, own = client_scores(local, algorithm.is_personal)
+        record |= own
+    return record | algorithm.found(state, common) | algorithm.report(state), accuracies
+
+
+def histograms(algorithm: Algorithm, state: Tree) -> dict[str, dict[str, list[int]]]:
+    """What the algorithm has to show of its state, counted in `BINS` of equal width between 0 and 1."""
+    return {
+        title: {who: np.histogram(values.numpy(), BINS, (0, 1))[0].tolist() for who, values in parts.items()}
+        for title, parts in algorithm.histograms(state).items()
+    }
+
+
+def model_scores(result: Aggregate) -> Record:
+    """Accuracy and loss over all samples, and those of other models that are scored beside it."""
+    if not len(result.contributed):
+        return {}
+    metrics = result.metrics
+    samples = metrics["samples"].sum()
+    record = {
+        "test_accuracy": float(metrics["correct"].sum() / samples),
+        "test_loss": float(metrics["loss"].sum() / samples),
+    }
+    return record | other_scores(metrics)
+
+
+def other_scores(metrics: dict[str, np.ndarray]) -> Record:
+    """Accuracy and loss of the models that are scored as NAME_correct and NAME_loss, of so many `samples`."""
+    record: Record = {}
+    for other in (name.removesuffix("_correct") for name in metrics if name.endswith("_correct")):
+        samples = metrics["samples"].sum()
+        record[f"{other}_test_accuracy"] = float(metrics[f"{other}_correct"].sum() / samples)
+        record[f"{other}_test_loss"] = float(metrics[f"{other}_loss"].sum() / samples)
+    return record
+
+
+def client_scores(result: Aggregate, personal: bool) -> tuple[list[float], Record]:
+    """Of the clients on their own samples: accuracies from the lowest, or quantiles of many; and their summary.
+
+    personal: with the highest and the lowest.
+    """
+    own = np.maximum(result.metrics["samples"], 1)
+    accuracy = np.sort(result.metrics["correct"] / own)
+    some = np.quantile(accuracy, np.linspace(0, 1, QUANTILES)) if len(accuracy) > QUANTILES else accuracy
+    record = {
+        "client_accuracy": float(accuracy.mean()),
+        "client_accuracy_worst10": float(accuracy[: -(-len(accuracy) // 10)].mean()),
+    }
+    if personal:
+        record |= {"client_accuracy_highest": float(accuracy[-1]), "client_accuracy_lowest": float(accuracy[0])}
+    return some.tolist(), record | {"client_loss": float((result.metrics["loss"] / own).mean())}
+
+
+def training_metrics(results: list[list[Aggregate]]) -> Record:
+    """Mean of each metric over the clients that were kept, and how many were left out.
+
+    Clients of parallel exchanges count as those of one. Of a metric that several exchanges in a row have, the last
+    one's; counts of what was computed are added up over exchanges, those of clients that were left out too. Where a
+    round scores a model, such as a teacher that has just been made, its scores.
+    """
+    record: Record = {"dropped": int(sum((~result.contributed).sum() for result in chain.from_iterable(results)))}
+    for parallel in results:
+        scores = [other_scores(result.metrics) for result in parallel]
+        for found in scores:
+            record |= found
+        trained = [result for result, found in zip(parallel, scores, strict=True) if not found]
+        for name in dict.fromkeys(name for result in trained for name in result.metrics):
+            having = [result for result in trained if name in result.metrics]
+            values = np.concatenate([result.metrics[name] for result in having])
+            if name.startswith(SPENT):
+                record[name] = record.get(name, 0.0) + float(values.mean())
+                continue
+            values = values[np.concatenate([result.contributed for result in having]) & np.isfinite(values)]
+            record[f"train_{name}"] = float(values.mean()) if len(values) else float("nan")
+    return record

@@ -1,0 +1,309 @@
+"""The executor: shares exchanges out to workers, and combines the partial aggregates that come back."""
+
+from dataclasses import asdict, astuple, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from hedgerow.algorithms.core.algorithm import Aggregate
+from hedgerow.algorithms.core.messages import Cohort, Exchange
+from hedgerow.algorithms.core.pytree import Tree, count, tree_map
+from hedgerow.platform.config.experiment import Experiment
+from hedgerow.platform.data.sampling import steps_per_client
+from hedgerow.platform.runtime.aggregation import PartialAggregate, combine, sum_trees
+from hedgerow.platform.runtime.assignment import longest_first, owner_of
+from hedgerow.platform.runtime.autotune import MEASURED_STEPS, Measurement, Workload, tune_plan
+from hedgerow.platform.runtime.communication import CommunicationCost
+from hedgerow.platform.runtime.shards import EVALUATION, ClientCrashed, ExecutionPlan, WorkerLost, WorkShard
+from hedgerow.platform.runtime.worker import Worker
+
+NO_MATTER = {
+    *("executor", "state_memory_mb", "state_folder", "min_actors"),
+    *("max_quarantined", "silence", "actor_timeout"),
+}
+"""Keys of `resources` that decide no plan: a run has the same bits whatever they are."""
+
+Positions = list[np.ndarray]
+"""For each share of the work the positions, in `Exchange.clients`, of its clients."""
+
+
+class PlanNotTuned(Exception):  # noqa: N818
+    """A plan has to be measured, and not here."""
+
+
+class Executor:
+    """Carries out exchanges on one worker in this process; also the reference that Ray must equal.
+
+    experiments: variants of one, which differ in floats of their algorithm only. num_shards: number of shares of the
+    work, which decides the bits of sums; the worker carries out one after the other. measures: False: raise
+    PlanNotTuned where a plan is not known yet.
+
+    Every method may raise WorkerLost. A step runs under the plan that is known for it, else under a newly chosen one.
+    """
+
+    def __init__(
+        self, experiments: list[Experiment], worker: Worker | None, num_shards: int = 1, measures: bool = True
+    ):
+        self.worker, self.num_shards, self.measures = worker, num_shards, measures
+        self.begin(experiments)
+
+    def begin(self, experiments: list[Experiment]) -> None:
+        """Serve these experiments from now on, with no plans but those of their files."""
+        self.experiments = experiments
+        self.plans = [
+            {step: ExecutionPlan(**plan.model_dump()) for step, plan in experiment.engine.plans.items()}
+            for experiment in experiments
+        ]
+        """Of each variant: step -> how it is run."""
+
+    @property
+    def num_workers(self) -> int:
+        """Number of processes that host clients; share i of the work is that of worker i modulo their number."""
+        return 1
+
+    def run(self, exchanges: list[Exchange]) -> list[Aggregate]:
+        """Carry out exchanges at once; what variants have in common, workers do as one."""
+        positions = [self._assign(exchange) for exchange in exchanges]
+        shards = [
+            [_shard(exchange, number, rows[number]) for exchange, rows in zip(exchanges, positions, strict=True)]
+            for number in range(self.num_shards)
+        ]
+        broadcasts = [exchange.received for exchange in exchanges]
+        self._set_plans(exchanges, shards, broadcasts)
+        partials = self._run_shards(shards, broadcasts)
+        return [
+            _aggregate(exchange, rows, [mine[i] for mine in partials])
+            for i, (exchange, rows) in enumerate(zip(exchanges, positions, strict=True))
+        ]
+
+    def run_one_by_one(self, exchanges: list[Exchange]) -> list[Aggregate]:
+        """The same with one client at a time, so that one that crashes its worker is known.
+
+        Sums have other bits than those of `run`. Raises ClientCrashed.
+        """
+        return [self._run_one_by_one(exchange) for exchange in exchanges]
+
+    def save_states(self, variant: int, folder: Path, round: int) -> None:
+        """Commit `round` of a variant and write every worker's share of its client states into `folder`."""
+        self._send("save_states", dict.fromkeys(range(self.num_workers), (variant, folder, round)))
+
+    def load_states(self, variant: int, folder: Path | None) -> None:
+        """Replace a variant's client states by those in `folder`, or by the initial ones."""
+        self._send("load_states", dict.fromkeys(range(self.num_workers), (variant, folder)))
+
+    def _send(self, method: str, arguments: dict[int, tuple], broadcasts: list[Tree] | None = None) -> list[Any]:
+        """Call a method of some workers, at once, and wait for what they return.
+
+        arguments: by worker. broadcasts: what all of them are given as well; None: nothing.
+        """
+        shared = {} if broadcasts is None else {"broadcasts": broadcasts}
+        return [getattr(self.worker, method)(*mine, **shared) for mine in arguments.values()]
+
+    def _run_shards(self, shards: list[list[WorkShard]], broadcasts: list[Tree]) -> list[list[PartialAggregate]]:
+        """Carry out each share's shards, one of each exchange."""
+        n = self.num_workers
+        orders = {worker: ([shard for mine in shards[worker::n] for shard in mine],) for worker in range(n)}
+        partials: list[list[PartialAggregate]] = [[] for _ in shards]
+        for worker, found in enumerate(self._send("run", orders, broadcasts)):
+            parts = iter(found)
+            partials[worker::n] = [[next(parts) for _ in mine] for mine in shards[worker::n]]
+        return partials
+
+    def _run_one_by_one(self, exchange: Exchange) -> Aggregate:
+        if exchange.on != "clients":
+            return self.run([exchange])[0]
+        positions: Positions = []
+        partials: list[PartialAggregate] = []
+        for number, share in enumerate(self._assign(exchange)):
+            for row in share:
+                alone = [share[:0]] * self.num_shards
+                alone[number] = np.array([row])
+                # The next client's shard must not take for a replay what this one leaves.
+                begins = not partials
+                shards = [[replace(_shard(exchange, other, rows), begins=begins)] for other, rows in enumerate(alone)]
+                try:
+                    found = self._run_shards(shards, [exchange.received])[number][0]
+                except WorkerLost as error:
+                    raise ClientCrashed(exchange.variant, int(exchange.clients[row]), str(error)) from error
+                positions.append(alone[number])
+                partials.append(found)
+        return _aggregate(exchange, positions, partials)
+
+    def _assign(self, exchange: Exchange) -> Positions:
+        """Clients with states stick to their share of the work.
+
+        Without states, the work of the cohort is dealt evenly, in the same way for every exchange of the round, so that
+        scratch states stay where they are. Each share gets its largest clients first: chunks then hold clients with
+        similar numbers of steps, and little is padded.
+        """
+        shares, clients = self.num_shards, exchange.clients
+        if exchange.on != "clients" or not len(clients):
+            owner = clients % shares
+            return [np.flatnonzero(owner == share) for share in range(shares)]
+        cohort = _cohort(exchange)
+        if cohort.is_stateless:
+            owner = longest_first(cohort.sizes, shares)[np.searchsorted(cohort.clients, clients)]
+        else:
+            owner = owner_of(clients, shares)
+        by_size = np.argsort(-_sizes(exchange)[clients], kind="stable")
+        return [by_size[owner[by_size] == share] for share in range(shares)]
+
+    # ---- plans ------------------------------------------------------------------------------------------------------
+
+    def _set_plans(self, exchanges: list[Exchange], shards: list[list[WorkShard]], broadcasts: list[Tree]) -> None:
+        """Give every shard its plan: the one that its variant has for the step, else a newly chosen one."""
+        # One plan serves all exchanges of a step that run in parallel: that of the one with the largest messages.
+        for i in sorted(range(len(exchanges)), key=lambda i: -_message_size(exchanges[i])):
+            exchange, step = exchanges[i], _plan_key(exchanges[i])
+            # A shard of the test set is a large batch already: nothing is gained by batching shards.
+            is_planned = exchange.on == "clients" and len(exchange.clients)
+            if is_planned and step not in self.plans[exchange.variant]:
+                fused = [j for j, shard in enumerate(shards[0]) if shard.fusion_key == shards[0][i].fusion_key]
+                plans = [self.plans[exchanges[j].variant] for j in fused]
+                known = next((theirs[step] for theirs in plans if step in theirs), None)
+                plan = known or self._tune(
+                    exchange,
+                    [exchanges[j] for j in fused],
+                    [[mine[j] for j in fused] for mine in shards],
+                    [broadcasts[j] for j in fused],
+                )
+                for theirs in plans:
+                    theirs.setdefault(step, plan)
+        for mine in shards:
+            mine[:] = [
+                replace(shard, plan=self.plans[exchange.variant].get(_plan_key(exchange), shard.plan))
+                for shard, exchange in zip(mine, exchanges, strict=True)
+            ]
+
+    def _tune(
+        self, exchange: Exchange, fused: list[Exchange], shards: list[list[WorkShard]], broadcasts: list[Tree]
+    ) -> ExecutionPlan:
+        """Choose the plan of a step. fused: the exchanges that run as one; shards: their shares of each share."""
+        share = max(len(mine[0].clients) for mine in shards)
+        experiment, sizes = self.experiments[fused[0].variant], _sizes(exchange)
+        key = {
+            "task": experiment.task.model_dump(mode="json"),
+            "algorithm": type(_owner(exchange).inner).__name__,
+            "batches": {name: asdict(spec) for name, spec in exchange.batches.items()},
+            "resources": experiment.resources.model_dump(mode="json", exclude=NO_MATTER),
+            "inline": experiment.resources.executor == "inline",
+            "step": _plan_key(exchange),
+            "experts": len(fused),
+            "share": share,
+            "numbers": _message_size(exchange),
+        }
+
+        def measure(plan: ExecutionPlan, steps: int | None = MEASURED_STEPS) -> Measurement:
+            return self._measure([[replace(shard, plan=plan) for shard in mine] for mine in shards], broadcasts, steps)
+
+        steps, alike = _steps(exchange, sizes)
+        left = experiment.rounds - _cohort(exchange).round + 1
+        workload = Workload(share, left, steps, alike, experiment.resources.memory_mb, len(fused))
+        no_vmap = getattr(_module(exchange), "no_vmap", None)
+        return tune_plan(experiment.engine, no_vmap, workload, key, measure)
+
+    def _measure(self, shards: list[list[WorkShard]], broadcasts: list[Tree], steps: int | None) -> Measurement:
+        """Time a chunk of shards with one fusion key under their plan, with all workers at work; see Worker.measure."""
+        if not self.measures:
+            raise PlanNotTuned
+        n = self.num_workers
+        largest = {worker: max(shards[worker::n], key=lambda mine: len(mine[0].clients)) for worker in range(n)}
+        # All at once, as in a round: they share caches and memory. Each with its own clients, which may have states.
+        working = {worker: (mine, steps) for worker, mine in largest.items() if len(mine[0].clients)}
+        costs = self._send("measure", working, broadcasts)
+        return Measurement(*(max(values) for values in zip(*map(astuple, costs), strict=True)))
+
+
+def _shard(exchange: Exchange, number: int, rows: np.ndarray) -> WorkShard:
+    """The share `number` of an exchange. rows: positions of its clients."""
+    weights = np.ones(len(exchange.clients)) if exchange.weights is None else exchange.weights
+    return WorkShard(
+        step=exchange.step.__name__,
+        clients=exchange.clients[rows],
+        round=_cohort(exchange).round,
+        position=exchange.position,
+        on=exchange.on,
+        per_client=tree_map(lambda leaf: leaf[rows].numpy(), exchange.received_per_client),
+        weights=np.asarray(weights, dtype=np.float64)[rows],
+        batches=dict(exchange.batches),
+        reduce=exchange.reduce,
+        keep_states=exchange.position < EVALUATION,
+        number=number,
+        variant=exchange.variant,
+        committed_round=exchange.committed_round,
+        keyed=exchange.keyed,
+        constants=getattr(_module(exchange), "constants", None),
+    )
+
+
+def _aggregate(exchange: Exchange, positions: Positions, partials: list[PartialAggregate]) -> Aggregate:
+    """Combine what came back. positions: of the clients of each partial aggregate, in `Exchange.clients`."""
+    cost = CommunicationCost()
+    if not len(exchange.clients):
+        return Aggregate({}, np.zeros(0, bool), {}, cost=cost)
+    cost.gpu_peak_mb = max(partial.gpu_peak_mb for partial in partials)
+    if exchange.on == "clients":
+        cost.exchanges = 1
+        cost.add_download(exchange.broadcast, len(exchange.clients))
+        cost.add_download(exchange.per_client, 1)
+        if exchange.wire is not None:
+            clients = len(exchange.clients)
+            cost.add_upload(clients * exchange.wire.scalars, clients * exchange.wire.bytes)
+        else:
+            for partial in partials:
+                cost.add_upload(partial.up_scalars, partial.up_bytes)
+        cost.discount_padding(exchange.padding_down, exchange.padding_up)
+    order = np.concatenate(positions)
+    back = np.argsort(order)
+    working = [partial for partial in partials if len(partial.contributed)]
+    kept = np.concatenate([partial.contributed for partial in working])
+    metrics = {name: np.concatenate([part.metrics[name] for part in working])[back] for name in working[0].metrics}
+    up = combine(working, order[kept]) if kept.any() else {}
+    deltas = [partial.client_model_delta for partial in working if partial.client_model_delta is not None]
+    return Aggregate(up, kept[back], metrics, sum_trees(deltas), cost)
+
+
+def _steps(exchange: Exchange, sizes: np.ndarray) -> tuple[int, bool]:
+    """Mini-batches of a client's shortest stream, on average, one at least; and whether all clients have as many, with
+    room for as many samples."""
+    specs = exchange.batches.values()
+    if not specs or exchange.on == "test" or any(spec.share == "held_out" for spec in specs):
+        return 1, False
+    steps = np.min([steps_per_client(spec, sizes) for spec in specs], axis=0)
+    full = sizes.min() == sizes.max() or all(spec.size and spec.size <= sizes.min() for spec in specs)
+    # Of samples for validation clients may have other numbers.
+    alike = full and steps.min() == steps.max() and all(spec.share in ("train", "public") for spec in specs)
+    return max(1, round(float(steps.mean()))), bool(alike)
+
+
+def _message_size(exchange: Exchange) -> int:
+    """Numbers that a client receives."""
+    return count(exchange.received) + count(exchange.per_client) // max(1, len(exchange.clients))
+
+
+def _plan_key(exchange: Exchange) -> str:
+    """The name under which the plan of a step is kept: a plan for a single client does not serve several."""
+    return f"{exchange.step.__name__}/{exchange.on}" + ("/one" if len(exchange.clients) == 1 else "")
+
+
+def _owner(exchange: Exchange) -> Any:
+    """The algorithm whose method the step is."""
+    return exchange.step.__self__  # type: ignore[attr-defined]
+
+
+def _module(exchange: Exchange) -> nn.Module:
+    return _owner(exchange).task.module
+
+
+def _cohort(exchange: Exchange) -> Cohort:
+    assert exchange.cohort is not None, "the server adds it"
+    return exchange.cohort
+
+
+def _sizes(exchange: Exchange) -> np.ndarray:
+    """Training samples of each client of the population."""
+    sizes = _cohort(exchange).population_sizes
+    assert sizes is not None, "the server adds them"
+    return sizes

@@ -1,0 +1,250 @@
+"""A worker: hosts clients, runs their steps, adds up their updates, keeps their states. One per actor."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from hedgerow.algorithms.core.algorithm import Algorithm
+from hedgerow.algorithms.core.client_data import is_narrow
+from hedgerow.algorithms.core.messages import MODEL
+from hedgerow.algorithms.core.pytree import Tree, flatten, leaves, stack, sub, tree_map
+from hedgerow.algorithms.core.task import Task
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.old_spellings import current_states
+from hedgerow.platform.config.resources import Resources
+from hedgerow.platform.data import SHARES, Dataset, Partition, Slices
+from hedgerow.platform.models.vmap_check import compare_constants
+from hedgerow.platform.runtime.aggregation import PartialAggregate, finite_clients
+from hedgerow.platform.runtime.autotune import Measurement, shortened
+from hedgerow.platform.runtime.client_states import ClientStates
+from hedgerow.platform.runtime.engine import Samples, run_clients
+from hedgerow.platform.runtime.process import memory_in_use, peak, reset_peak
+from hedgerow.platform.runtime.shards import EVALUATION, Place, WorkShard
+from hedgerow.platform.storage.checkpoint import read_states, save_tree
+
+PREPARED = 64 * 2**20
+"""A training set of up to so many bytes is normalised once, in each worker; a larger one batch by batch."""
+
+TEST_SHARD = 1000
+"""Samples per shard of the test set."""
+
+HIDDEN = -1
+"""The label of a public sample: no class, so that a step that looks at it fails."""
+
+LATEST_CLIENT_MODEL = "latest_model"
+"""In a client's state, where client models are tracked: its own model when it last took part, at first the initial."""
+
+
+def test_shards(samples: int) -> int:
+    """Into how many shards a test set of `samples` is dealt."""
+    return -(-samples // TEST_SHARD)
+
+
+def deal(
+    dataset: Dataset,
+    partition: Partition,
+    task: Task,
+    load: Callable[[np.ndarray], torch.Tensor] = torch.from_numpy,
+    prepared: int = 0,
+) -> dict[Place, Samples]:
+    """The samples of each place where a step is carried out.
+
+    load: to the device. prepared: bytes up to which samples are normalised here once.
+    """
+    train_x, test_x, prepare = load(dataset.x_train), load(dataset.x_test), task.prepare
+    labels = dataset.y_train if partition.labels is None else partition.labels
+    if partition.public is not None:
+        labels = labels.copy()
+        labels[partition.public] = HIDDEN
+    train_y, test_y = load(labels), load(dataset.y_test)
+    # What is augmented is augmented as it is stored.
+    if 4 * train_x.numel() <= prepared and task.augment is None:
+        train_x, test_x, prepare = prepare(train_x), prepare(test_x), nn.Identity()
+    starts = np.arange(test_shards(len(test_y))) * TEST_SHARD
+    shards = Slices(starts, np.minimum(len(test_y) - starts, TEST_SHARD))
+    pool = partition.pool()
+    models = [task.module, *([task.teacher] if task.teacher is not None else [])]
+    narrow = is_narrow(parameter for model in models for parameter in model.parameters())
+    clients = Samples(train_x, train_y, prepare, partition.places, partition.shares(), task.augment, narrow=narrow)
+    test = Samples(test_x, test_y, prepare, np.arange(len(test_y)), dict.fromkeys(SHARES, shards), narrow=narrow)
+    return {
+        "clients": clients,
+        "test": test,
+        "pool": Samples(train_x, train_y, prepare, pool.places, pool.shares(), task.augment, clients, narrow),
+    }
+
+
+class Worker:
+    """Hosts a share of the clients on one device.
+
+    algorithms: of an experiment, or of several variants of it, which have task, data, clients and seed in common.
+    track_models: keep each client's latest own model next to its state, for the average of all of them. name: start of
+    the names of its files of client states. owns: ids -> bool, which clients' states it hosts; None: all.
+    """
+
+    def __init__(
+        self,
+        algorithms: list[Algorithm],
+        dataset: Dataset,
+        partition: Partition,
+        seed: int,
+        resources: Resources | None = None,
+        track_models: bool = False,
+        *,
+        name: str = "states",
+        owns: Callable[[np.ndarray], np.ndarray] | None = None,
+    ):
+        resources = resources or Resources()
+        self.track_models, self.name, self.owns = track_models, name, owns
+        self.device = torch.device("cuda" if resources.gpu else "cpu")
+        task = algorithms[0].task.to(self.device)
+        for algorithm in algorithms:
+            algorithm.task = task
+        self.algorithms = algorithms
+        self.seed = seed
+        memory, folder = int(resources.state_memory_mb * 1e6) // len(algorithms), resources.state_folder
+        latest = {LATEST_CLIENT_MODEL: task.init()} if track_models else {}
+        self.states = [
+            ClientStates(tree_map(self._load, algorithm.init_client() | latest), len(partition), memory, folder)
+            for algorithm in algorithms
+        ]
+        self.samples = deal(dataset, partition, task, self._load, PREPARED)
+        # What others before this one held in the same process is not its own.
+        reset_peak(self.device)
+        self.at_rest = memory_in_use(self.device)
+
+    def run(self, shards: list[WorkShard], broadcasts: list[Tree]) -> list[PartialAggregate]:
+        """Carry out shards of exchanges that run in parallel.
+
+        broadcasts: of each exchange. Where the worker has several shares of the work, the shards of one follow those of
+        another, each in the order of the exchanges.
+        """
+        first = {shard.variant: shard for shard in reversed(shards)}
+        for variant, shard in first.items():
+            compare_constants(self.algorithms[variant].task.module, shard.constants)
+            position = shard.position if shard.begins else max(1, shard.position)
+            self.states[variant].enter(shard.round, position, shard.committed_round)
+        partials = [PartialAggregate(shard.reduce) for shard in shards]
+        groups: dict[Any, list[int]] = {}
+        downs = broadcasts * (len(shards) // max(1, len(broadcasts)))
+        for i, (shard, down) in enumerate(zip(shards, downs, strict=True)):
+            if len(shard.clients):
+                # A float may decide the shape of a message: such variants do not go together.
+                shapes = tuple(leaf.shape for leaf in leaves(down))
+                groups.setdefault((shard.fusion_key, shard.clients.tobytes(), shapes), []).append(i)
+        for group in groups.values():
+            self._carry_out([shards[i] for i in group], [downs[i] for i in group], [partials[i] for i in group])
+        gpu_peak = peak(self.device) if self.device.type == "cuda" else 0.0
+        return [replace(part.to_wire(), gpu_peak_mb=gpu_peak) for part in partials]
+
+    def _carry_out(self, shards: list[WorkShard], downs: list[Tree], partials: list[PartialAggregate]) -> None:
+        """Run shards with the same fusion key and clients as one, and split what comes back."""
+        first, clients = shards[0], shards[0].clients
+        chunks = run_clients(
+            first,
+            step=self.algorithms[0].client_step(first.step),
+            hypers=[self.algorithms[shard.variant].hyper.at(shard.round) for shard in shards],
+            broadcasts=[tree_map(self._load, down) for down in downs],
+            per_client=tree_map(lambda *parts: self._load(np.stack(parts)), *(shard.per_client for shard in shards)),
+            states=lambda clients: self._states(shards, clients),
+            samples=self.samples[first.on],
+            seed=self.seed,
+        )
+        for rows, answers in chunks:
+            for i, (shard, part) in enumerate(zip(shards, partials, strict=True)):
+                up, state, metrics = (tree_map(lambda leaf, i=i: leaf[i], tree) for tree in answers)
+                finite = finite_clients(up, rows.stop - rows.start)
+                model = metrics.pop(MODEL, None)
+                part.add(up, torch.from_numpy(shard.weights[rows]), finite, metrics)
+                if shard.on == "clients" and shard.keep_states:
+                    self._keep(shard, clients[rows], state, model, finite, part)
+
+    def _keep(
+        self,
+        shard: WorkShard,
+        clients: np.ndarray,
+        state: Tree,
+        model: Tree | None,
+        finite: torch.Tensor,
+        part: PartialAggregate,
+    ) -> None:
+        """Hold the new states of clients that did not diverge. model: their own models, where the step shows them."""
+        states = self.states[shard.variant]
+        if self.track_models:
+            before = states.read(clients)[LATEST_CLIENT_MODEL]
+            if model is not None:
+                part.add_client_model_delta(sub(model, before), finite)
+            state = {**state, LATEST_CLIENT_MODEL: before if model is None else model}
+        if state:
+            if not finite.all():
+                state = tree_map(lambda leaf: leaf[finite.to(leaf.device)], state)
+                clients = clients[finite.numpy()]
+            states.keep(clients, state)
+
+    def _states(self, shards: list[WorkShard], clients: np.ndarray) -> Tree:
+        """The states of some clients, of each shard's variant: leaves (shards, clients, ...)."""
+        if shards[0].on != "clients":
+            return {}
+        evaluated = shards[0].position >= EVALUATION
+        states = stack(*(self.states[shard.variant].read(clients, lasting=evaluated) for shard in shards))
+        states.pop(LATEST_CLIENT_MODEL, None)
+        return states
+
+    def measure(self, shards: list[WorkShard], steps: int | None, broadcasts: list[Tree]) -> Measurement:
+        """Time one chunk of shards with one fusion key under their plan, on their first clients.
+
+        steps: with so many mini-batches; None: with all those of a round.
+        """
+        n = shards[0].plan.chunk
+        some = [
+            replace(
+                shard,
+                clients=shard.clients[:n],
+                weights=shard.weights[:n],
+                per_client=tree_map(lambda leaf: leaf[:n], shard.per_client),
+                batches=shortened(shard.batches, steps),
+                keep_states=False,
+            )
+            for shard in shards
+        ]
+        seconds: list[float] = []
+        reset_peak(self.device)
+        # The first time warms up; then as often as a tenth of a second allows, and once at least.
+        while len(seconds) < 2 or (sum(seconds[1:]) < 0.1 and len(seconds) < 20):
+            start = time.perf_counter()
+            self.run(some, broadcasts)
+            seconds.append(time.perf_counter() - start)
+        return Measurement(min(seconds[1:]), self.at_rest, peak(self.device) - self.at_rest)
+
+    def save_states(self, variant: int, folder: Path, round: int) -> None:
+        """Make `round` final and write a variant's client states into `folder`: files of a bounded size."""
+        self.states[variant].enter(round + 1, 0, round)
+        for number, (clients, states) in enumerate(self.states[variant].shards()):
+            shard = {"clients": torch.from_numpy(clients), "states": states}
+            save_tree(shard, folder / f"{self.name}-{number:04d}.safetensors")
+
+    def load_states(self, variant: int, folder: Path | None) -> None:
+        """Replace a variant's client states by those in `folder`, or the initial ones. Raises DamagedCheckpoint."""
+        states = self.states[variant]
+        states.clear()
+        owns = self.owns or partial(np.ones_like, dtype=bool)
+        for clients, mine in read_states(folder, owns) if folder else ():
+            mine = current_states(mine, states.initial)
+            if flatten(mine).keys() != flatten(states.initial).keys():
+                raise UserError(
+                    f"{folder}: the states of its clients have other entries ({', '.join(sorted(flatten(mine)))}) than "
+                    "those of this algorithm: they are of an earlier version; start a new run"
+                )
+            states.load(clients, mine)
+
+    def _load(self, array: Any) -> torch.Tensor:
+        """To this worker's device; on the CPU a view of the same memory, which must not be written."""
+        tensor = array if isinstance(array, torch.Tensor) else torch.from_numpy(array)
+        return tensor.to(self.device)

@@ -1,0 +1,593 @@
+"""Slots around an algorithm: weighting, rules of aggregation, server optimisers, transforms; the user's own too."""
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from helpers import (
+    Quadratics,
+    blobs,
+    check_resuming,
+    distance,
+    identical,
+    partition,
+    run_inline,
+    slots_of,
+    small_task,
+)
+from pydantic import Field
+from test_fedbio import on_blobs
+
+from hedgerow.algorithms import ALGORITHMS, FedAvg, FedDyn, Scaffold
+from hedgerow.algorithms.core.algorithm import Algorithm
+from hedgerow.algorithms.core.client_data import ClientData
+from hedgerow.algorithms.core.keyed_random import bits, gaussian, subkey
+from hedgerow.algorithms.core.messages import Exchange
+from hedgerow.algorithms.core.parts import Wire
+from hedgerow.algorithms.core.pytree import add, count, flat, flatten, like, sub, tree_map, zeros_like
+from hedgerow.algorithms.core.slotted import Slotted
+from hedgerow.algorithms.optim.local_sgd import LocalSGD, minimise
+from hedgerow.algorithms.optim.server_optimizer import ServerStep
+from hedgerow.algorithms.transforms.clip import Clip
+from hedgerow.algorithms.transforms.sparse_vectors import dense, top_k
+from hedgerow.algorithms.transforms.sparsify import TopK
+from hedgerow.algorithms.transforms.transform import Transform
+from hedgerow.cli import main
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.experiment import EngineConfig
+from hedgerow.platform.config.factory import build_data, check_task
+from hedgerow.platform.config.loader import apply_override, dump_experiment, load_experiment, parse_experiment
+from hedgerow.platform.data.sampling import client_keys
+from hedgerow.platform.runtime.executor import Executor
+from hedgerow.searchspaces.spaces.space import value_at, with_overrides
+
+DATA = blobs(samples=160)
+CLIENTS = partition(np.array([30, 25, 25, 20, 20]), seed=0)
+LOCAL = {"lr": 0.2, "epochs": None, "steps": 3, "batch_size": None}
+D = count(small_task(DATA).init())
+LOOP, VMAP = ("loop", 1), ("vmap", 3)
+
+
+def run(kind, mode=VMAP, rounds=4, folder=None, **section):
+    kind = ALGORITHMS[kind] if isinstance(kind, str) else kind
+    engine = EngineConfig(mode=mode[0], chunk=mode[1])
+    own = {key: value for key, value in LOCAL.items() if key in kind.Hyper.model_fields}
+    settings = {"rounds": rounds, "engine": engine}
+    return run_inline(kind, small_task(DATA), DATA, CLIENTS, own | section, folder, **settings)
+
+
+def clockless(records):
+    return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
+
+
+# ---- empty slots, weighting, server optimisers -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [LOOP, VMAP], ids=["loop", "vmap"])
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedsgd", "feddyn", "scaffold", "fedsplit"])
+def test_empty_slots_change_no_bit(name, mode):
+    bare, slotted = run(name, mode), run(name, mode)
+    (learner,), worker = slotted.servers, slotted.executor.worker
+    learner.algorithm = Slotted(learner.algorithm, slots_of({}))
+    worker.algorithms = [Slotted(worker.algorithms[0], slots_of({}))]
+    assert clockless(bare) == clockless(slotted)
+    assert identical(flatten(bare.server), flatten(slotted.server))
+
+
+OPTIMIZERS = [{"lr": 0.5, "momentum": 0.9}, {"optimizer": "adam", "lr": 0.1}, {"optimizer": "yogi", "momentum": 0.5}]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedsgd"])
+def test_server_optimizers_are_those_inside_the_algorithm(name, optimizer):
+    class Before(ALGORITHMS[name]):
+        """The server's step inside the round, as these algorithms had it."""
+
+        def init_server(self):
+            state = super().init_server()
+            return {**state, "optimizer": ServerStep(**optimizer).init(state["w"])}
+
+        def round(self, server, cohort):
+            state = yield from super().round(server, cohort)
+            w, memory = ServerStep(**optimizer).step(server["w"], state["w"], server["optimizer"])
+            return {"w": w, "optimizer": memory}
+
+    inside, around = run(Before), run(name, aggregation={"server_optimizer": optimizer})
+    assert clockless(inside) == clockless(around)
+    assert identical(flatten(inside.server), flatten(around.server))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedsgd"])
+def test_weights_by_samples_are_those_of_the_exchange(name):
+    class Before(ALGORITHMS[name]):
+        def round(self, server, cohort):
+            generator, reply = super().round(server, cohort), None
+            while True:
+                try:
+                    exchange = generator.send(reply)
+                except StopIteration as stop:
+                    return stop.value
+                reply = yield Exchange(
+                    exchange.step, exchange.broadcast, exchange.clients, batches=exchange.batches, weights=cohort.sizes
+                )
+
+    inside, around = run(Before), run(name, aggregation={"weighting": "samples"})
+    assert clockless(inside) == clockless(around)
+    assert identical(flatten(inside.server), flatten(around.server))
+    assert distance(around.server["w"], run_to_end(name).server["w"]) > 1e-4
+
+
+def run_to_end(*args, **section):
+    done = run(*args, **section)
+    list(done)
+    return done
+
+
+# ---- transforms ------------------------------------------------------------------------------------------------------
+
+
+class FedAvgTopK(Algorithm):
+    """Top-K with memory as an algorithm of its own: the reference."""
+
+    class Hyper(LocalSGD):
+        name: str = "fedavg_topk"
+        entries: int = 10
+
+    def init_client(self):
+        return {"residual": zeros_like(flat(self.task.init()))}
+
+    def round(self, server, cohort):
+        w = server["w"]
+        found = yield Exchange(self.train, {"w": w}, cohort.clients, batches=self.hyper.batches, reduce="stack")
+        values = found.up["values"] / len(found.up["values"])
+        moved = dense({"values": values.flatten(), "indices": found.up["indices"].flatten()}, count(w))
+        return {"w": add(w, like(moved, w))}
+
+    def train(self, hp, down, state, data):
+        w, loss = minimise(self.task.loss, down["w"], data, hp)
+        moved = flat(sub(w, down["w"])) + state["residual"]
+        message = top_k(moved, hp.entries)
+        return message, {"residual": moved - dense(message, len(moved))}, {"loss": loss}
+
+
+@pytest.mark.parametrize("mode", [LOOP, VMAP], ids=["loop", "vmap"])
+def test_top_k_is_that_of_an_algorithm_of_its_own(mode):
+    inside, around = run(FedAvgTopK, mode), run("fedavg", mode, transforms=[{"kind": "top_k", "entries": 10}])
+    records = [list(one) for one in (inside, around)]
+    assert distance(inside.server["w"], around.server["w"]) <= 6e-8
+    for mine, theirs in zip(*records, strict=True):
+        for key in ("scalars_up", "scalars_down", "bytes_up", "bytes_down"):
+            assert mine[key] == theirs[key]
+    assert records[1][0]["bytes_up"] == 5 * 10 * (4 + 4)
+
+
+def test_clip_shortens_what_is_longer_and_nothing_else():
+    clip = Clip(norm=2.0)
+    update = {"w": {"a": torch.tensor([3.0, 0.0]), "b": torch.tensor([4.0])}}
+    short, _ = clip.client(clip, update, {}, None)
+    assert torch.allclose(short["w"]["a"], torch.tensor([1.2, 0.0]))
+    assert torch.allclose(short["w"]["b"], torch.tensor([1.6]))
+    same, _ = clip.client(clip, tree_map(lambda leaf: leaf / 5, update), {}, None)
+    assert identical(same["w"], tree_map(lambda leaf: leaf / 5, update["w"]))
+    nothing, _ = clip.client(clip, tree_map(torch.zeros_like, update), {}, None)
+    assert identical(nothing["w"], tree_map(torch.zeros_like, update["w"]))
+
+
+def test_a_clip_is_of_the_joint_norm_of_all_parts():
+    """One client: the server moves by the clipped update, (w, change) of SCAFFOLD together."""
+    norm = 0.01
+    done = run(Scaffold, rounds=1, transforms=[{"kind": "clip", "norm": norm}])
+    start = done.server
+    list(done)
+    both = flat({"w": sub(done.server["w"], start["w"]), "c": sub(done.server["c"], start["c"])})
+    assert float(both.norm()) <= norm + 1e-6
+    assert float(both.norm()) > norm / 2
+
+
+CLIP_AND_TOP = [{"kind": "clip", "norm": 0.2}, {"kind": "top_k", "entries": 20, "error_feedback": False}]
+COVERED = ["fedavg", "fedprox", "fedsgd", "feddyn", "scaffold", "fedsplit"]
+
+
+@pytest.mark.parametrize("name", COVERED)
+def test_transforms_in_a_loop_are_those_under_vmap(name):
+    loop, vmap = run_to_end(name, LOOP, transforms=CLIP_AND_TOP), run_to_end(name, VMAP, transforms=CLIP_AND_TOP)
+    assert distance(flatten(loop.server), flatten(vmap.server)) < 2e-7
+    assert distance(flatten(loop.server), flatten(run_to_end(name, LOOP).server)) > 1e-3
+    factor = 2 if name == "scaffold" else 1
+    assert vmap.servers[0].history[-1]["bytes_up"] == 5 * 20 * 8 * factor
+
+
+@pytest.mark.parametrize("name", COVERED)
+def test_transforms_on_three_workers_are_those_on_one(name):
+    one, three = run(name, transforms=CLIP_AND_TOP), run(name, transforms=CLIP_AND_TOP)
+    three.executor = Executor(three.executor.experiments, three.executor.worker, 3)
+    list(one), list(three)
+    assert distance(flatten(one.server), flatten(three.server)) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"transforms": [CLIP_AND_TOP[0], {"kind": "top_k", "entries": 20}]},
+        {
+            "transforms": [{"kind": "sketch", "rows": 3, "columns": 20, "entries": 10}],
+            "aggregation": {"server_optimizer": {"momentum": 0.5}},
+        },
+    ],
+    ids=["top_k", "sketch"],
+)
+def test_states_of_slots_are_resumed(section, tmp_path):
+    check_resuming(lambda folder: run("fedavg", folder=folder, **section), 2, tmp_path)
+
+
+@pytest.mark.parametrize("u_at", ["t", "t+1"])
+def test_transforms_of_a_bilevel_algorithm(u_at):
+    """Parts are declared: of u alone, that clients did not receive, nothing is left out."""
+    plain, loop, vmap = (
+        on_blobs("fedbio", mode=mode, u_at=u_at, **slots)
+        for mode, slots in ((VMAP, {}), (LOOP, {"transforms": CLIP_AND_TOP}), (VMAP, {"transforms": CLIP_AND_TOP}))
+    )
+    records = [list(one) for one in (plain, loop, vmap)]
+    assert distance(flatten(loop.server), flatten(vmap.server)) < 1e-5
+    assert distance(flatten(plain.server), flatten(vmap.server)) > 1e-4
+    numbers = count(plain.server["u"]) if u_at == "t+1" else 2 * 20
+    assert records[2][-1]["scalars_up"] == 5 * (2 * 2 * 20 + numbers)
+
+
+def test_an_aggregate_is_projected_back_into_the_feasible_set():
+    class Bounded(FedAvg):
+        def project(self, server):
+            return {**server, "w": tree_map(lambda p: p.clamp(-0.2, 0.2), server["w"])}
+
+    for section in (
+        {"transforms": [{"kind": "clip", "norm": 1e3}]},
+        {"aggregation": {"server_optimizer": {"lr": 3.0}}},
+    ):
+        done = run_to_end(Bounded, **section)
+        assert float(flat(done.server["w"]).abs().max()) == pytest.approx(0.2)
+
+
+def test_a_transform_does_not_hide_that_a_client_diverged():
+
+    class Hiding(Transform):
+        def client(self, hp, update, state, key):
+            return tree_map(lambda leaf: leaf.nan_to_num(0.0, 0.0, 0.0), update), state
+
+    class Diverges(FedAvg):
+        def train(self, hp, down, state, data):
+            up, state, metrics = super().train(hp, down, state, data)
+            bad = torch.where(data.streams["train"][1].sum() > 80, torch.nan, 0.0)
+            return {"w": tree_map(lambda p: p + bad, up["w"])}, state, metrics
+
+    for mode in (LOOP, VMAP):
+        done = run(Diverges, mode, rounds=1)
+        algorithms = [done.servers[0].algorithm, done.executor.worker.algorithms[0]]
+        slots = slots_of({}).model_copy(update={"transforms": [Hiding()]})
+        done.servers[0].algorithm = Slotted(algorithms[0], slots)
+        done.executor.worker.algorithms = [Slotted(algorithms[1], slots)]
+        (record,) = list(done)
+        assert record["dropped"] == 1
+
+
+class WithMomentum(FedAvg):
+    """The server's step inside the round, as checkpoints of earlier versions have it."""
+
+    def init_server(self):
+        state = super().init_server()
+        return {**state, "optimizer": ServerStep(momentum=0.5).init(state["w"])}
+
+    def round(self, server, cohort):
+        state = yield from super().round(server, cohort)
+        w, memory = ServerStep(momentum=0.5).step(server["w"], state["w"], server["optimizer"])
+        return {"w": w, "optimizer": memory}
+
+
+def test_checkpoints_of_earlier_versions_go_on_or_are_refused_in_a_sentence(tmp_path):
+    slot = {"aggregation": {"server_optimizer": {"momentum": 0.5}}}
+    first = run(WithMomentum, folder=tmp_path / "momentum")
+    next(first), next(first)
+    first.save()
+    second, calm = run("fedavg", folder=tmp_path / "momentum", **slot), run_to_end("fedavg", **slot)
+    assert second.round == 2
+    list(second)
+    assert identical(flatten(second.server), flatten(calm.server))
+    first = run(FedAvgTopK, folder=tmp_path / "top_k")
+    next(first)
+    first.save()
+    with pytest.raises(UserError, match="they are of an earlier version; start a new run"):
+        list(run("fedavg", folder=tmp_path / "top_k", transforms=[{"kind": "top_k", "entries": 10}]))
+
+
+# ---- what clients remember -------------------------------------------------------------------------------------------
+
+
+class Quantize(Transform):
+    """Stochastic rounding to 15 levels between the extremes of each leaf."""
+
+    is_random = True
+
+    def client(self, hp, update, state, key):
+        def rounded(leaf):
+            low, high = leaf.min(), leaf.max()
+            step = ((high - low) / 15).clamp(min=1e-30)
+            noise = bits(key, leaf.numel()).double().view(leaf.shape) / 2**32
+            return (low + ((leaf - low) / step + noise).floor() * step).to(leaf.dtype)
+
+        return tree_map(rounded, update), state
+
+
+class Shaken(Transform):
+    is_random = True
+    std: float = Field(0.01, ge=0)
+
+    def client(self, hp, update, state, key):
+        return tree_map(lambda leaf: leaf + hp.std * gaussian(key, leaf.numel()).view(leaf.shape), update), state
+
+
+class ForgetfulDyn(FedDyn):
+    """Its memory is of what was trained."""
+
+    def train(self, hp, down, state, data):
+        up, _, metrics = super().train(hp, down, state, data)
+        return up, FedDyn.remember(self, hp, down, up, state), metrics
+
+    def remember(self, hp, down, sent, state):
+        return {}
+
+
+class ForgetfulScaffold(Scaffold):
+    def train(self, hp, down, state, data):
+        up, _, metrics = super().train(hp, down, state, data)
+        return up, Scaffold.remember(self, hp, down, up, state), metrics
+
+    def remember(self, hp, down, sent, state):
+        return {}
+
+
+def optimality(kind, rounds, transform):
+    """The distance to the optimum of six quadratics, all of whom take part."""
+    problem = Quadratics()
+    own = (
+        {"alpha": 0.3, "solver": "newton"} if issubclass(kind, FedDyn) else {"lr": 0.3, "steps": 5, "batch_size": None}
+    )
+    done = run_inline(
+        kind, problem.task, problem.dataset, problem.partition, own, rounds=rounds, engine=EngineConfig(mode="loop")
+    )
+    slots = slots_of({}).model_copy(update={"transforms": [transform]})
+    (learner,), worker = done.servers, done.executor.worker
+    learner.algorithm = Slotted(learner.algorithm, slots)
+    worker.algorithms = [Slotted(worker.algorithms[0], slots)]
+    list(done)
+    return float(np.abs(done.server["w"]["x"].numpy() - problem.optimum).max())
+
+
+@pytest.mark.parametrize("transform", [Quantize(), TopK(entries=2, error_feedback=False), Clip(norm=0.05)], ids=str)
+@pytest.mark.parametrize(("kind", "forgetful"), [(FedDyn, ForgetfulDyn), (Scaffold, ForgetfulScaffold)])
+def test_clients_remember_what_they_sent(kind, forgetful, transform):
+    """Control variates of what was trained are wrong for good: orders of magnitude farther from the optimum."""
+    assert optimality(kind, 240, transform) < 5e-6
+    assert optimality(forgetful, 240, transform) > 5e-3
+
+
+@pytest.mark.parametrize(("kind", "most"), [(FedDyn, 0.1), (Scaffold, 0.1)])
+def test_noise_of_clients_ends_near_the_optimum(kind, most):
+    assert optimality(kind, 240, Shaken()) < most
+
+
+# ---- random numbers --------------------------------------------------------------------------------------------------
+
+
+def test_keys_depend_on_seed_round_exchange_and_client_alone():
+    keys = client_keys((0, 1, 2), np.arange(1000))
+    assert keys.shape == (1000, 2)
+    assert len(np.unique(keys, axis=0)) == 1000
+    assert (client_keys((0, 1, 2), np.array([7]))[0] == keys[7]).all()
+    for other in ((1, 1, 2), (0, 2, 2), (0, 1, 3)):
+        assert not (client_keys(other, np.arange(1000)) == keys).all(1).any()
+    one = torch.from_numpy(keys[0])
+    assert not torch.equal(subkey(one, 1), subkey(one, 2))
+    drawn = gaussian(one, 100_000)
+    assert abs(float(drawn.mean())) < 0.02
+    assert float(drawn.std()) == pytest.approx(1, abs=0.02)
+    together = torch.func.vmap(lambda key: gaussian(subkey(key, 5), 4))(torch.from_numpy(keys[:3]))
+    assert torch.equal(together[2], gaussian(subkey(torch.from_numpy(keys[2]), 5), 4))
+
+
+# ---- the user's own, and mistakes ------------------------------------------------------------------------------------
+
+EXPERIMENT = {
+    "name": "slots",
+    "rounds": 2,
+    "participation": 1.0,
+    "task": {
+        "data": {"name": "digits"},
+        "partition": {"kind": "iid", "clients": 6},
+        "model": {"name": "mlp", "hidden": [8]},
+    },
+    "algorithm": {"name": "fedavg", "lr": 0.1},
+    "resources": {"executor": "inline"},
+    "engine": {"mode": "loop"},
+    "tracking": {"enabled": False},
+}
+OWN = '''
+import torch
+from pydantic import Field
+
+from hedgerow.algorithms.aggregators.aggregator import Aggregator
+from hedgerow.algorithms.core.keyed_random import gaussian
+from hedgerow.algorithms.transforms.transform import Transform
+from hedgerow.algorithms.core.pytree import tree_map
+
+
+class Trimmed(Aggregator):
+    """Drops the smallest and the largest updates of each coordinate."""
+
+    number: int = Field(1, ge=0, description="updates that are dropped at either end")
+
+    def combine(self, updates, weights):
+        def trimmed(leaf):
+            return leaf.sort(0).values[self.number : len(leaf) - self.number].mean(0)
+
+        return tree_map(trimmed, updates)
+
+
+class Noise(Transform):
+    """Adds Gaussian noise."""
+
+    is_random = True
+    std: float = Field(0.01, ge=0, description="standard deviation")
+
+    def client(self, hp, update, state, key):
+        return tree_map(lambda leaf: leaf + hp.std * gaussian(key, leaf.numel()).view(leaf.shape), update), state
+'''
+
+
+def test_a_trimmed_mean_and_a_noise_of_ones_own_run_by_their_paths(tmp_path, monkeypatch):
+    (tmp_path / "own_slots.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    values = {
+        **EXPERIMENT,
+        "aggregation": {"rule": {"kind": "own_slots.Trimmed", "number": 1}},
+        "transforms": [{"kind": "clip", "norm": 1.0}, {"kind": "own_slots.Noise", "std": 0.001}],
+    }
+    file = tmp_path / "slots.yaml"
+    file.write_text(dump_experiment(parse_experiment(values)))
+    assert load_experiment(file) == parse_experiment(values)
+    result = CliRunner().invoke(main, ["run", str(file)])
+    assert result.exit_code == 0, result.output
+    wrong = [
+        ("transforms.1.sdt=1", "transforms.1.sdt is not a key here; did you mean 'std'?"),
+        ("transforms.1.std=-1.0", "transforms.1.std must be at least 0"),
+        ("aggregation.rule.kind=own_slots.Noise", "'own_slots.Noise' is not an aggregation rule; name a class that"),
+    ]
+    for override, sentence in wrong:
+        result = CliRunner().invoke(main, ["run", str(file), "--set", override])
+        assert result.exit_code == 2
+        assert sentence in result.output.replace("\n", " ")
+
+
+def refusal(**values):
+    """The sentence with which an experiment is refused before any work."""
+    parsed = parse_experiment({**EXPERIMENT, **values})
+    with pytest.raises(UserError) as caught:
+        check_task(parsed, *build_data(parsed, None))
+    return str(caught.value)
+
+
+TOP = {"kind": "top_k", "entries": 10}
+SKETCH = {"kind": "sketch", "entries": 10}
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"algorithm": {"name": "central"}, "transforms": [TOP]}, "transforms: central does not average"),
+        ({"algorithm": {"name": "stem"}, "transforms": [TOP]}, "transforms: stem does not average"),
+        ({"algorithm": {"name": "feddyn"}, "aggregation": {"weighting": "samples"}},
+         "aggregation.weighting: the server's memory of feddyn weighs clients equally; set it to uniform"),
+        ({"algorithm": {"name": "focus"}, "aggregation": {"weighting": "samples"}}, "weighting: focus weighs"),
+        ({"algorithm": {"name": "feddyn"}, "aggregation": {"server_optimizer": {"momentum": 0.9}}},
+         "aggregation.server_optimizer.momentum: feddyn diverges with server momentum; set it to 0"),
+        ({"algorithm": {"name": "heterofl"}, "aggregation": {"server_optimizer": {"lr": 0.9}}},
+         "aggregation.server_optimizer: heterofl has a server step of its own; remove it"),
+        ({"algorithm": {"name": "scaffold"}, "transforms": [TOP]},
+         "transforms.0.error_feedback: clients of scaffold have a memory of their own; set it to false"),
+        ({"transforms": [SKETCH, TOP]}, "transforms.0: it encodes updates, which nothing after it can read"),
+        ({"algorithm": {"name": "feddyn"}, "transforms": [SKETCH]}, "transforms.0: clients of feddyn do not know"),
+        ({"transforms": [{"kind": "top_k", "entries": 10**6}]}, "transforms.0.entries: 1000000 is more than the"),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_together_is_refused_in_a_sentence(values, sentence):
+    found = refusal(**values)
+    assert sentence in found
+    assert "\n" not in found
+
+
+def test_every_answer_of_a_covered_step_is_declared():
+    class Talkative(FedAvg):
+        def train(self, hp, down, state, data):
+            up, state, metrics = super().train(hp, down, state, data)
+            return {**up, "more": torch.zeros(())}, state, metrics
+
+    with pytest.raises(ValueError, match="answers with 'more', which is not declared"):
+        list(run(Talkative, LOOP, transforms=[TOP]))
+
+
+# ---- old spellings ---------------------------------------------------------------------------------------------------
+
+
+def test_old_keys_mean_what_they_meant():
+    old = {**EXPERIMENT, "algorithm": {"name": "fedavg", "lr": 0.1, "weighting": "samples", "server": {"lr": 0.5}}}
+    new = {**EXPERIMENT, "aggregation": {"weighting": "samples", "server_optimizer": {"lr": 0.5}}}
+    assert parse_experiment(old) == parse_experiment(new)
+    assert old["algorithm"]["server"] == {"lr": 0.5}
+    top = {"algorithm": {"name": "fedavg_topk", "lr": 0.1, "entries": 7, "server": {"momentum": 0.5}}}
+    found = parse_experiment({**EXPERIMENT, **top})
+    assert found.algorithm.name == "fedavg"
+    assert found.transforms[0].entries == 7
+    assert found.aggregation.server_optimizer.momentum == 0.5
+    sketch = {"algorithm": {"name": "fetchsgd", "rows": 5, "server_lr": 0.5, "sketch_seed": 3}}
+    (found,) = parse_experiment({**EXPERIMENT, **sketch}).transforms
+    assert (found.kind, found.rows, found.server_lr, found.sketch_seed) == ("sketch", 5, 0.5, 3)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "overrides", "key", "value"),
+    [
+        ({"name": "fedavg"}, ["algorithm.server.lr=0.25"], "aggregation.server_optimizer.lr", 0.25),
+        ({"name": "fedavg", "server": {"lr": 0.5}}, ["aggregation.server_optimizer.lr=0.25"],
+         "aggregation.server_optimizer.lr", 0.25),
+        ({"name": "fedavg_topk"}, ["algorithm.entries=3"], "transforms.0.entries", 3),
+        ({"name": "fedavg_topk"}, ["transforms.0.entries=3"], "transforms.0.entries", 3),
+        ({"name": "fedavg"}, ["algorithm.name=fetchsgd", "algorithm.rows=4"], "transforms.0.rows", 4),
+    ],
+)  # fmt: skip
+def test_old_keys_may_be_overridden_under_both_names(algorithm, overrides, key, value):
+    values, lines = {**EXPERIMENT, "algorithm": algorithm}, {}
+    for override in overrides:
+        apply_override(values, lines, override)
+    assert value_at(parse_experiment(values, lines).model_dump(), key) == value
+    # A search does the same, whichever spelling its file and its space have.
+    chosen = dict(one.split("=") for one in overrides)
+    chosen = {name: text if name == "algorithm.name" else type(value)(text) for name, text in chosen.items()}
+    searched = with_overrides({**EXPERIMENT, "algorithm": algorithm}, chosen)
+    assert value_at(parse_experiment(searched).model_dump(), key) == value
+    resolved = parse_experiment({**EXPERIMENT, "algorithm": algorithm}).model_dump(mode="json")
+    assert value_at(parse_experiment(with_overrides(resolved, chosen)).model_dump(), key) == value
+
+
+def test_a_key_under_both_names_is_refused():
+    both = {
+        **EXPERIMENT,
+        "algorithm": {"name": "fedavg", "server": {"lr": 0.5}},
+        "aggregation": {"server_optimizer": {"lr": 1.0}},
+    }
+    with pytest.raises(UserError, match=r"algorithm\.server is the old name of aggregation\.server_optimizer"):
+        parse_experiment(both)
+
+
+def test_a_wire_counts_bits():
+    wire = TopK(entries=10).wire(Wire.of({"a": torch.zeros(50), "b": torch.zeros(50)}))
+    assert (wire.scalars, wire.bits) == (20, 10 * 32 + 10 * 32)
+
+
+def test_the_floats_of_slots_have_the_paths_of_the_file():
+    values = {**EXPERIMENT, "transforms": [{"kind": "clip", "norm": 1.0}]}
+    hyper = parse_experiment(values).hyper
+    floats = hyper.floats()
+    assert {"algorithm.lr", "aggregation.server_optimizer.lr", "transforms.0.norm"} < set(floats)
+    changed = hyper.with_floats({"transforms.0.norm": 2.0, "algorithm.lr": 0.5})
+    assert (changed.transforms[0].norm, changed.algorithm.lr, hyper.transforms[0].norm) == (2.0, 0.5, 1.0)
+
+
+def test_client_data_has_a_key_only_where_a_step_asks_for_it():
+    seen = []
+
+    class Looks(FedAvg):
+        def train(self, hp, down, state, data: ClientData):
+            seen.append(data.key)
+            return super().train(hp, down, state, data)
+
+    list(run(Looks, LOOP, rounds=1))
+    assert seen == [None] * 5
