@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from hedgerow.algorithms import ALGORITHMS
 from hedgerow.platform.config.experiment import Experiment, TaskConfig
+from hedgerow.platform.config.loader import algorithm_class
 from hedgerow.platform.simulation import Simulation
 from hedgerow.searchspaces.spaces.search_section import Entry, SearchFile
 
@@ -103,7 +103,7 @@ def limits(schema: Schema) -> str:
 
 def hyperparameters(name: str) -> str:
     """An algorithm's own hyperparameters, and, folded away, those that it shares with others."""
-    algorithm = ALGORITHMS[name]
+    algorithm = algorithm_class(name)
     described = Described(algorithm.Hyper)
     keys = set(described.schema["properties"]) - {"name"}
     homes = {key: _home(algorithm.Hyper, key) for key in keys}

@@ -20,7 +20,6 @@ from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.client_data import Batches, ClientData, UnknownStreamError
 from hedgerow.algorithms.core.messages import MODEL, Cohort, Exchange, Result
 from hedgerow.algorithms.core.pytree import Tree, flatten, leaves, stack, tree_map
-from hedgerow.algorithms.online.online_algorithm import Online
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.memory import is_exhausted
 from hedgerow.platform.config.experiment import Experiment
@@ -59,7 +58,7 @@ def check_contract(experiment: Experiment, algorithm: Algorithm, dataset: Datase
     large = sum(p.numel() for p in algorithm.task.module.parameters()) >= LARGE
     algorithm.hyper = _few_loops(algorithm.hyper)
     samples = 2 if large else SAMPLES
-    if isinstance(algorithm, Online):
+    if algorithm.learns_stream:
         clients, population = np.zeros(1, np.int64), experiment.rounds
     else:
         # From both ends: some algorithms treat the first clients differently.
@@ -220,7 +219,7 @@ class _DryRun:
             return True
         actors = self.experiment.resources.actors
         share = self.experiment.cohort_size(self.cohort.population) / (actors if isinstance(actors, int) else 1)
-        return share > 1 and not isinstance(self.algorithm, Online)
+        return share > 1 and not self.algorithm.learns_stream
 
     def not_batched(self, exchange: Exchange, error: Exception) -> Exception:
         """The sentence about a step that works for one client, and not for several at once."""

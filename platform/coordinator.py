@@ -3,7 +3,7 @@
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.pytree import Tree, tree_map
@@ -127,8 +127,8 @@ class Coordinator:
 
 def make_learner(experiment: Experiment, algorithm: Algorithm, partition: Partition, dataset: Dataset) -> Learner:
     """Of rounds over clients, or over the tasks of a stream."""
-    if isinstance(algorithm, Online):
-        return OnlineLearner(experiment, algorithm, partition, dataset)
+    if algorithm.learns_stream:
+        return OnlineLearner(experiment, cast(Online, algorithm), partition, dataset)
     return Learner(experiment, algorithm, partition, len(dataset.y_test))
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hedgerow.algorithms import FedBiO
 from hedgerow.algorithms.bilevel.derivatives import Draw, Oracles
+from hedgerow.algorithms.bilevel.fedbio import FedBiO
 from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.client_data import Batch, Batches, ClientData
 from hedgerow.algorithms.core.messages import Cohort, Exchange, Result

@@ -5,11 +5,11 @@ import pytest
 import torch
 from helpers import blobs, distance, identical, partition, run_inline, small_task
 
-from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.core.pytree import count, flat, flatten, sub
 from hedgerow.algorithms.transforms.sketches import CountSketch
 from hedgerow.algorithms.transforms.sparse_vectors import dense
 from hedgerow.platform.config.experiment import EngineConfig
+from hedgerow.platform.config.loader import algorithm_class
 
 DATA = blobs(samples=160)
 D = 6 * 8 + 8 + 8 * 3 + 3
@@ -20,7 +20,7 @@ def run(name, mode=("vmap", 3), rounds=4, folder=None, **hyper):
     clients = partition(np.array([30, 25, 25, 20, 20]), seed=0)
     engine = EngineConfig(mode=mode[0], chunk=mode[1])
     settings = {"rounds": rounds, "engine": engine}
-    return run_inline(ALGORITHMS[name], small_task(DATA), DATA, clients, {**LOCAL, **hyper}, folder, **settings)
+    return run_inline(algorithm_class(name), small_task(DATA), DATA, clients, {**LOCAL, **hyper}, folder, **settings)
 
 
 SECTIONS = {"fedavg_topk": {"entries": 10}, "fetchsgd": {"rows": 3, "columns": 20, "entries": 10}}

@@ -8,13 +8,13 @@ import torch
 from helpers import dataset, distance, identical, partition, run_inline
 from torch import nn
 
-from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.core.messages import Result
 from hedgerow.algorithms.core.pytree import count, tree_map
 from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.optim.local_sgd import clip_factor
 from hedgerow.platform.config.experiment import EngineConfig
+from hedgerow.platform.config.loader import algorithm_class
 from hedgerow.platform.models.early_exit import EarlyExit
 
 RNG = np.random.default_rng(0)
@@ -33,11 +33,11 @@ def task(seed=0):
 
 def run(name, mode=("loop", 1), rounds=3, folder=None, kind=None, participation=1.0, data=DATA, **hyper):
     settings = {"rounds": rounds, "engine": EngineConfig(mode=mode[0], chunk=mode[1]), "participation": participation}
-    return run_inline(kind or ALGORITHMS[name], task(), data, CLIENTS, {**LOCAL, **hyper}, folder, **settings)
+    return run_inline(kind or algorithm_class(name), task(), data, CLIENTS, {**LOCAL, **hyper}, folder, **settings)
 
 
 def algorithm(name, **hyper):
-    return ALGORITHMS[name](ALGORITHMS[name].Hyper(**{**LOCAL, **hyper}), task())
+    return algorithm_class(name)(algorithm_class(name).Hyper(**{**LOCAL, **hyper}), task())
 
 
 @pytest.mark.parametrize(("classes", "published"), [(10, 11_171_146), (100, 11_217_316)])
@@ -142,7 +142,7 @@ def test_with_one_architecture_they_are_fedavg(name):
     alone = Task(Simple(task().module), torch.zeros(()), torch.ones(()), sample_shape=(2, 6, 6))
     hyper = {**LOCAL, "weighting": "uniform"}
     settings = {"rounds": 3, "engine": EngineConfig(mode="loop", chunk=1)}
-    plain = run_inline(ALGORITHMS["fedavg"], alone, DATA, CLIENTS, hyper, **settings)
+    plain = run_inline(algorithm_class("fedavg"), alone, DATA, CLIENTS, hyper, **settings)
     [list(one) for one in (simple, plain)]
     found = simple.learners[0].algorithm.simple(simple.server)
     assert distance(found, {key: plain.server["w"][f"whole.{key}"] for key in found}) < 1e-6
@@ -150,7 +150,7 @@ def test_with_one_architecture_they_are_fedavg(name):
         # Mini-batches are other ones in another exchange of the round: whole local data.
         hyper = {**hyper, "batch_size": None, "epochs": None, "steps": 2}
         complex_ = run(name, simple=0.0, batch_size=None, epochs=None, steps=2)
-        plain = run_inline(ALGORITHMS["fedavg"], task(), DATA, CLIENTS, hyper, **settings)
+        plain = run_inline(algorithm_class("fedavg"), task(), DATA, CLIENTS, hyper, **settings)
         [list(one) for one in (complex_, plain)]
         assert distance(complex_.server["w"], plain.server["w"]) < 1e-6
 
@@ -169,7 +169,7 @@ def test_what_is_transmitted(name):
 @pytest.mark.parametrize("name", METHODS)
 def test_a_client_that_diverged_is_left_out(name):
     """CK-NAN: the mean is the others', with the divisor that is left."""
-    kind, others = ALGORITHMS[name], []
+    kind, others = algorithm_class(name), []
 
     class Breaking(kind):
         def learn(self, loss, hp, down, state, data, **more):
@@ -232,7 +232,7 @@ def toy(name, rounds, **hyper):
     values = {"lr": 0.2, "batch_size": None, "epochs": None, "steps": 1, **hyper}
     settings = {"rounds": rounds, "engine": EngineConfig(mode="vmap", chunk=3)}
     done = run_inline(
-        ALGORITHMS[name], one, dataset(x, np.zeros(6, np.int64)), partition(np.ones(6, int)), values, **settings
+        algorithm_class(name), one, dataset(x, np.zeros(6, np.int64)), partition(np.ones(6, int)), values, **settings
     )
     list(done)
     return done, x
@@ -310,6 +310,6 @@ def test_the_simple_network_gains_most_from_the_side_objective():
 
 
 def test_models_with_one_exit_are_refused():
-    kind = ALGORITHMS["fedhen"]
+    kind = algorithm_class("fedhen")
     single = Task(nn.Linear(2, 2), sample_shape=(2,))
     assert "choose resnet_exit" in kind(kind.Hyper(), single).objection()

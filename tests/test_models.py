@@ -14,8 +14,8 @@ from torch import nn
 from torch.func import functional_call, grad, jvp, vmap
 from torch.nn import functional as F  # noqa: N812
 
-from hedgerow.algorithms import FedAvg
 from hedgerow.algorithms.core.task import Task
+from hedgerow.algorithms.federated.fedavg import FedAvg
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.models import MODELS, ModelConfig, build_model, check_module

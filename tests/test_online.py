@@ -17,11 +17,10 @@ from test_resume import outcome
 from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.core.client_data import Batches
 from hedgerow.algorithms.core.messages import Cohort
-from hedgerow.algorithms.online.online_algorithm import Online
 from hedgerow.cli import main
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.factory import build_data
-from hedgerow.platform.config.loader import parse_experiment
+from hedgerow.platform.config.loader import algorithm_class, parse_experiment
 from hedgerow.platform.coordinator import Coordinator
 from hedgerow.platform.data.sampling import draw_of
 from hedgerow.platform.runner import resume, run
@@ -29,7 +28,7 @@ from hedgerow.platform.tracking.summary import meta_regret
 from hedgerow.platform.tracking.tracker import RunLog
 from hedgerow.searchspaces.spaces.search_file import parse_search
 
-ONLINE = [name for name, kind in ALGORITHMS.items() if issubclass(kind, Online)]
+ONLINE = [name for name in ALGORITHMS if algorithm_class(name).learns_stream]
 EVERYBODY = np.zeros(1, int)
 
 

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from helpers import blobs, dataset, run_inline, small_task
 
-from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.core.client_data import Batches
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.factory import build_data, check, check_task
-from hedgerow.platform.config.loader import parse_experiment
+from hedgerow.platform.config.loader import algorithm_class, parse_experiment
 from hedgerow.platform.data import Partition, hold_back, make_partition, with_public
 from hedgerow.platform.data.partition import IID, Dirichlet, Labels, Natural
 
@@ -74,7 +73,7 @@ def test_without_public_samples_partitions_are_what_they_were():
 
 def test_everybody_draws_the_same_in_all_exchanges_of_a_round():
     partition = drawn(IID(clients=5))
-    worker = run_inline(ALGORITHMS["fedavg"], small_task(DATA), DATA, partition, {}).executor.worker
+    worker = run_inline(algorithm_class("fedavg"), small_task(DATA), DATA, partition, {}).executor.worker
     specs = {name: Batches(size=8, steps=3, share="public") for name in ("one", "two")}
 
     def rows(on="clients", clients=(0, 3, 4), key=(0, 1, 0), name="one"):
@@ -97,7 +96,7 @@ def test_everybody_draws_the_same_in_all_exchanges_of_a_round():
 
 def test_their_labels_are_hidden_from_steps():
     partition = drawn(IID(clients=5))
-    worker = run_inline(ALGORITHMS["fedavg"], small_task(DATA), DATA, partition, {}).executor.worker
+    worker = run_inline(algorithm_class("fedavg"), small_task(DATA), DATA, partition, {}).executor.worker
     y = worker.samples["pool"].y.numpy()
     assert (y[partition.public] == -1).all()
     assert np.array_equal(y[partition.order], DATA.y_train[partition.order])

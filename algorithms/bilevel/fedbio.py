@@ -18,7 +18,6 @@ class FedBiO(Bilevel):
     """
 
     class Hyper(LinearSGD):
-        name: Literal["fedbio"] = "fedbio"
         u_at: Literal["t", "t+1"] = Field(
             "t", description="where u's step looks: at x and y before their step, or after it, which costs an exchange"
         )

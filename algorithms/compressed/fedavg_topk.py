@@ -1,6 +1,6 @@
 """FedAvg whose clients send the largest entries alone (Stich et al., "Sparsified SGD with Memory", 2018)."""
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -18,7 +18,6 @@ class FedAvgTopK(Algorithm):
     """A client sends the K largest entries of how its model moved, and remembers the others for the next time."""
 
     class Hyper(LocalSGD):
-        name: Literal["fedavg_topk"] = "fedavg_topk"
         entries: int = Field(1000, ge=1, description="K, entries that a client sends, with their indices")
         error_feedback: bool = Field(True, description="remember what was left out; else it is lost")
         server: ServerStep = ServerStep()

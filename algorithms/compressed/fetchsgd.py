@@ -1,6 +1,6 @@
 """FetchSGD (Rothchild et al., "FetchSGD: Communication-Efficient Federated Learning with Sketching", 2020)."""
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -20,7 +20,6 @@ class FetchSGD(Algorithm):
     """
 
     class Hyper(LocalSGD):
-        name: Literal["fetchsgd"] = "fetchsgd"
         rows: int = Field(2, ge=1, description="rows of a sketch")
         columns: int = Field(500, ge=1, description="its columns")
         entries: int = Field(100, ge=1, description="k, entries by which the model moves in a round")

@@ -2,7 +2,7 @@
 Federated Learning", 2022, Algorithm 1).
 """
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,13 +39,14 @@ class FedET(Prototypes):
     parameter by parameter over those who have it, distils, and hands back each prototype its part.
     """
 
+    needs_public = True
+
     class Hyper(Weighted):
-        name: Literal["fed_et"] = "fed_et"
         diversity: float = Field(0.05, ge=0, description="lambda, weight of those who disagree")
         distillation: Distillation = Distillation()
 
     @property
-    def needs_public(self) -> int:
+    def public_samples(self) -> int:
         return min(1, self.hyper.distillation.steps)
 
     def init_server(self) -> Tree:

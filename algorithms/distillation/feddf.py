@@ -2,7 +2,7 @@
 Algorithms 1 and 3).
 """
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from pydantic import Field
@@ -29,13 +29,14 @@ class FedDF(Prototypes):
     models of a round left out. The model that is scored is the largest.
     """
 
+    needs_public = True
+
     class Hyper(Weighted):
-        name: Literal["feddf"] = "feddf"
         temperature: float = Field(1.0, gt=0, description="of the teachers' and the students' probabilities")
         distillation: Distillation = Distillation()
 
     @property
-    def needs_public(self) -> int:
+    def public_samples(self) -> int:
         return min(1, self.hyper.distillation.steps)
 
     def objection(self) -> str | None:

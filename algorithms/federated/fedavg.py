@@ -19,7 +19,6 @@ class FedAvg(Sided):
     has_client_models = True
 
     class Hyper(WithSide, LocalSolver):
-        name: Literal["fedavg"] = "fedavg"
         weighting: Literal["uniform", "samples"] = Field(
             "uniform", description="weight of a client in the mean: equal, or its number of training samples"
         )

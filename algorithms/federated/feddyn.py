@@ -1,6 +1,6 @@
 """FedDyn (Acar et al., "Federated Learning Based on Dynamic Regularization", 2021; thesis, Algorithm 1)."""
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
@@ -21,7 +21,6 @@ class FedDyn(Sided):
     has_client_models = True
 
     class Hyper(WithSide, LocalSolver):
-        name: Literal["feddyn"] = "feddyn"
         alpha: float = Field(0.01, gt=0, description="weight of the quadratic penalty")
 
     def init_server(self) -> Tree:

@@ -18,7 +18,6 @@ class FedSGD(Algorithm):
     """Each active client sends the gradient of its local loss at the server's model; the server steps along it."""
 
     class Hyper(LearningRate):
-        name: Literal["fedsgd"] = "fedsgd"
         batch_size: int | None = Field(
             None, ge=1, description="samples per forward pass; bounds memory, does not change the result"
         )

@@ -21,7 +21,6 @@ class FedSplit(Sided):
     has_client_models = True
 
     class Hyper(WithSide, LocalSolver):
-        name: Literal["fedsplit"] = "fedsplit"
         step_size: float = Field(1.0, gt=0, description="s: the proximal term is 1/(2s) ||u - (2x - z)||^2")
         average: Literal["all", "active"] = Field("all", description="over which clients the server averages z")
 

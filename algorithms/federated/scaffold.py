@@ -1,6 +1,6 @@
 """SCAFFOLD (Karimireddy et al., 2020), with the update that the thesis compares with (option II of the paper)."""
 
-from typing import Any, Literal
+from typing import Any
 
 from hedgerow.algorithms.core.client_data import ClientData
 from hedgerow.algorithms.core.messages import MODEL, Cohort, Exchange, Exchanges
@@ -19,7 +19,7 @@ class Scaffold(Sided):
     has_client_models = True
 
     class Hyper(WithSide, LocalSGD):
-        name: Literal["scaffold"] = "scaffold"
+        pass
 
     def init_server(self) -> Tree:
         w = self.task.init()

@@ -48,7 +48,6 @@ class FedDST(SparseTraining):
     """
 
     class Hyper(Sparse):
-        name: Literal["feddst"] = "feddst"
         weighting: Literal["uniform", "samples"] = Field(
             "samples", description="weight of a client in the means: equal, or its number of training samples"
         )

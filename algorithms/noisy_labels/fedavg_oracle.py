@@ -18,10 +18,10 @@ from hedgerow.algorithms.problems.cleaning import NEEDED, Cleaning, only
 class FedAvgOracle(FedAvg):
     """FedAvg where each mini-batch's loss is the mean over its samples with right labels."""
 
+    needs_cleaning = True
     takes_side = False
 
     class Hyper(FedAvg.Hyper):
-        name: Literal["fedavg_oracle"] = "fedavg_oracle"  # type: ignore[assignment]
         weighting: Literal["uniform", "samples"] = Field(
             "samples", description="weight of a client in the mean: equal, or its number of samples with right labels"
         )

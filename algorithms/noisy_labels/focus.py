@@ -30,7 +30,6 @@ class Focus(FedAvg):
     takes_side = False
 
     class Hyper(FedAvg.Hyper):
-        name: Literal["focus"] = "focus"  # type: ignore[assignment]
         weighting: Literal["samples"] = Field("samples", description="by numbers of samples, times the credibilities")
         alpha: float = Field(1.0, ge=0, description="how much errors count; 0 is FedAvg")
 

@@ -28,11 +28,10 @@ class Preprocess(FedAvg):
     client once, when it first takes part.
     """
 
-    needs_validation = True
+    needs_cleaning = needs_validation = True
     takes_side = False
 
     class Hyper(FedAvg.Hyper):
-        name: Literal["preprocess"] = "preprocess"  # type: ignore[assignment]
         weighting: Literal["uniform", "samples"] = Field(
             "samples", description="weight of a client in the mean: equal, or its number of samples that are kept"
         )

@@ -32,6 +32,8 @@ class Online(Adapting):
     where `learn` names them: those it must keep.
     """
 
+    learns_stream = True
+
     Hyper: ClassVar[type[OnlineSGD]] = OnlineSGD
 
     def learn(self, down: Tree, cohort: Cohort, tasks: Sequence[int] | None = None) -> Exchange:

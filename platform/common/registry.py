@@ -1,11 +1,155 @@
-"""Classes by name: the built-in algorithms, and the user's own algorithms and models by their dotted paths."""
+"""Classes by name: the built-in ones from a table, the user's own by a dotted path, both by the same door."""
 
+import re
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from functools import cache
 from importlib import import_module
+from typing import Annotated, Any, Generic, Literal, TypeVar, Union
+
+from pydantic import (
+    BaseModel,
+    Discriminator,
+    SerializeAsAny,
+    Tag,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WithJsonSchema,
+    WrapValidator,
+    create_model,
+)
+from pydantic_core import PydanticCustomError
 
 from hedgerow.platform.common.errors import UserError
+
+DOTTED = r"^[^.\s]+(\.[^.\s]+)+$"
+"""Pattern of the dotted path of a class."""
+
+OWN = "own"
+"""Tag of the last branch of a union: the dotted path of a class of the user's own."""
+
+OWN_WORDS = "the dotted path of your own"
+
+WITHOUT_IMPORTS = {"imports": False}
+"""Context of a validation that imports nothing of the user's: the keys of such a section are taken as they stand."""
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """The classes that one key of an experiment file may name.
+
+    table: name -> "module:Class", strings, so that names can be listed without an import. base: what every class
+    derives from, the user's own too. key: of the experiment file, such as "task.data.name"; its last word is the field
+    that selects among sections. own: the section of a class of the user's own where that is no section itself.
+    """
+
+    def __init__(self, table: Mapping[str, str], base: type[T], key: str, own: type[BaseModel] | None = None):
+        self.table, self.base, self.key = table, base, key
+        self.selector = key.rpartition(".")[2]
+        self._own = own
+
+    def names(self) -> list[str]:
+        """Names of the built-in classes, in the order of the table."""
+        return list(self.table)
+
+    def resolve(self, name: str, place: str = "") -> type[T]:
+        """The class of a built-in name, or at a dotted path. Imports the module of this class alone.
+
+        place: begins the message; by default the key. Raises UserError.
+        """
+        place = place or self.key
+        if name in self.table:
+            module, _, attribute = self.table[name].partition(":")
+            found: type[T] = getattr(import_module(module), attribute)
+            return found
+        what = described(self.base)
+        if "." in name:
+            return import_object(name, self.base, what, place)
+        raise UserError(
+            f"{place}: {name!r} is not {what}{nearest(name, self.table)} (allowed: {', '.join(sorted(self.table))}, or "
+            f"{OWN_WORDS})"
+        )
+
+    def section(self, name: str, place: str = "") -> type[Any]:
+        """The class of the section that a name selects: the settings of its class, with the name stamped on.
+
+        The settings of a class that is no section itself are its `Hyper`. Raises UserError.
+        """
+        found = self.resolve(name, place)
+        return stamped(getattr(found, "Hyper", found), self.selector, name)
+
+    def union(self) -> Any:
+        """The type of a field that takes any of the sections: one branch for each built-in name, the last for others.
+
+        Imports the modules of all built-in classes.
+        """
+        branches: list[Any] = [Annotated[self.section(name), Tag(name)] for name in self.table]
+        branches.append(Annotated[self._own or self._own_branch(), Tag(OWN)])
+
+        def tag(values: Any) -> Any:
+            name = values.get(self.selector) if isinstance(values, dict) else getattr(values, self.selector, None)
+            return OWN if isinstance(name, str) and "." in name else name
+
+        return Annotated[Union[tuple(branches)], Discriminator(tag)]  # noqa: UP007
+
+    def _own_branch(self) -> Any:
+        """Sections of the user's own: validated by the class that they name, and serialized with all of its fields."""
+        base: Any = self.base
+        text = f"Your own subclass of {base.__name__}: `{self.selector}` is its dotted path, other keys are its fields."
+        unread = type(base)(
+            f"Own{base.__name__}", (base,), {"__module__": __name__, "__doc__": text, "registry": self}, extra="allow"
+        )
+
+        def enter(values: Any, unread_as: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+            if isinstance(values, base):
+                return values
+            if info.context == WITHOUT_IMPORTS:
+                return unread_as(values)
+            try:
+                section = self.section(values[self.selector])
+            except UserError as error:
+                raise PydanticCustomError("own_class", "{error}", {"error": str(error)}) from None
+            return section.model_validate(values, strict=True, context=info.context)
+
+        selector = {"type": "string", "pattern": DOTTED, "description": "dotted path of a class of your own"}
+        schema = {
+            "title": "your own",
+            "type": "object",
+            "description": text,
+            "properties": {self.selector: selector},
+            "required": [self.selector],
+        }
+        return Annotated[SerializeAsAny[unread], WrapValidator(enter), WithJsonSchema(schema)]  # type: ignore[valid-type]
+
+
+@cache
+def stamped(section: type[BaseModel], selector: str, name: str) -> type[BaseModel]:
+    """A section whose `selector` is `name`, which the class itself does not say.
+
+    Cached, since only instances of one and the same class compare equal. Instances are pickled by what they were made
+    of.
+    """
+    fields: Any = {selector: (Literal[name], name)}
+    made = create_model(
+        section.__name__, __base__=section, __module__=section.__module__, __doc__=section.__doc__, **fields
+    )
+    made.__reduce__ = lambda self: (_restored, (section, selector, name, self.__getstate__()))  # type: ignore[method-assign]
+    return made
+
+
+def _restored(section: type[BaseModel], selector: str, name: str, state: Any) -> BaseModel:
+    made = stamped(section, selector, name)
+    instance = made.__new__(made)
+    instance.__setstate__(state)
+    return instance
+
+
+def described(base: type) -> str:
+    """What a class derived from `base` is: "an algorithm", "a partition scheme"."""
+    words = re.sub(r"(?<!^)(?=[A-Z])", " ", base.__name__).lower()
+    return f"{'an' if words[0] in 'aeiou' else 'a'} {words}"
 
 
 def import_object(dotted: str, base: type, what: str, place: str) -> type:
@@ -24,7 +168,7 @@ def import_object(dotted: str, base: type, what: str, place: str) -> type:
             "install it"
         ) from None
     except Exception as error:
-        raise UserError(f"{place}: cannot import {dotted!r}: {_mistake(error)}; mend it there") from error
+        raise UserError(f"{place}: cannot import {dotted!r}: {_mistake(error)}; fix it there") from error
     found = getattr(module, attribute, None)
     if found is None:
         raise UserError(f"{place}: module {module_name!r} has no {attribute!r}{nearest(attribute, dir(module))}")

@@ -5,9 +5,9 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.platform.common.section import section_classes, tag
+from hedgerow.platform.config import registries
 from hedgerow.platform.data import DataConfig, PartitionConfig
 from hedgerow.platform.models import MODELS
 
@@ -22,9 +22,21 @@ class Choice:
     """Where it was published; data sets, partitions and models say it in `what`."""
 
 
+@dataclass(frozen=True)
+class AlgorithmChoice(Choice):
+    """An algorithm, and what it declares."""
+
+    flags: tuple[str, ...] = ()
+    """Its needs and abilities, as the class attributes of `Algorithm` are called that hold for it."""
+
+
 def algorithms() -> list[Choice]:
     """By the names that `algorithm.name` takes."""
-    return [Choice(name, said(kind), source(kind)) for name, kind in ALGORITHMS.items()]
+    found = []
+    for name in registries.algorithms.names():
+        kind = registries.algorithms.resolve(name)
+        found.append(AlgorithmChoice(name, said(kind), source(kind), flags(kind)))
+    return found
 
 
 def datasets() -> list[Choice]:
@@ -40,6 +52,11 @@ def partitions() -> list[Choice]:
 def models() -> list[Choice]:
     """By the names that `task.model.name` takes."""
     return [Choice(name, said(kind)) for name, kind in MODELS.items()]
+
+
+def flags(algorithm: type[Algorithm]) -> tuple[str, ...]:
+    """The class attributes of `Algorithm` that say yes or no, where this one says yes."""
+    return tuple(name for name, value in vars(Algorithm).items() if value is False and getattr(algorithm, name))
 
 
 def said(kind: type) -> str:

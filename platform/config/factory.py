@@ -144,10 +144,10 @@ def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -
             f"task.partition.validation: every client needs samples for validation with {name}, for its upper level or "
             "as the server's own; raise it"
         )
-    if (found := len(partition.rows("public"))) < algorithm.needs_public:
+    if (found := len(partition.rows("public"))) < algorithm.public_samples:
         raise UserError(
-            f"task.public: {name} learns from public samples, at least {algorithm.needs_public}, and there are "
-            f"{found}; give it `samples: {algorithm.needs_public}` or more"
+            f"task.public: {name} learns from public samples, at least {algorithm.public_samples}, and there are "
+            f"{found}; give it `samples: {algorithm.public_samples}` or more"
         )
     _check_repeats(experiment, dataset)
     check_contract(experiment, algorithm, dataset, partition)

@@ -6,18 +6,17 @@ from contextlib import suppress
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import Field, ValidationError, create_model
+from pydantic import Field, ValidationError
 
 from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.hyperparameters import HyperParameters, Settings
-from hedgerow.algorithms.online.online_algorithm import Online
 from hedgerow.platform.common.errors import UserError, mistakes
-from hedgerow.platform.common.registry import import_object, nearest
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.problem_section import Quadratic
+from hedgerow.platform.config.registries import algorithms
 from hedgerow.platform.config.validation_errors import dotted, explain, sections_at
 from hedgerow.platform.config.yaml_reader import Lines, dump_values, parse_yaml
 from hedgerow.platform.data import Stream
@@ -81,7 +80,7 @@ def parse_experiment(values: dict[str, Any], lines: Lines | None = None, source:
             except UserError as others:
                 raise mistakes(source, error.sentences + others.sentences) from None
             raise
-        hyper = _named(algorithm.Hyper, name)
+        hyper = algorithms.section(name)
     experiment = _validated(values, hyper, lines, source)
     if experiment.evaluation.follows and algorithm and not algorithm.has_client_models:
         place = lines.get(("evaluation", "model"), source)
@@ -101,12 +100,11 @@ def _validated(values: dict[str, Any], hyper: type[HyperParameters], lines: Line
 
 def _fits_its_loop(experiment: Experiment, algorithm: type[Algorithm], place: str) -> None:
     """Learners of streams need one, and others none; those of two levels a problem. Raises UserError."""
-    online, stream = issubclass(algorithm, Online), isinstance(experiment.task.partition, Stream)
-    name = experiment.algorithm.name
-    if online and not stream:
+    stream, name = isinstance(experiment.task.partition, Stream), experiment.algorithm.name
+    if algorithm.learns_stream and not stream:
         raise UserError(f"{place}: algorithm.name: {name} learns a stream of tasks; set `task.partition.kind: stream`")
-    if stream and not online:
-        known = ", ".join(sorted(name for name, kind in ALGORITHMS.items() if issubclass(kind, Online)))
+    if stream and not algorithm.learns_stream:
+        known = ", ".join(sorted(name for name in ALGORITHMS if algorithms.resolve(name).learns_stream))
         raise UserError(f"{place}: algorithm.name: {name} does not learn streams; choose one of {known}")
     problem, bilevel = experiment.task.problem, algorithm.has_two_levels
     if bilevel and problem is None:
@@ -114,24 +112,13 @@ def _fits_its_loop(experiment: Experiment, algorithm: type[Algorithm], place: st
             f"{place}: algorithm.name: {name} learns two levels; set `task.problem`, such as {{kind: cleaning}}"
         )
     if isinstance(problem, Quadratic) and not bilevel:
-        known = ", ".join(sorted(name for name, kind in ALGORITHMS.items() if kind.has_two_levels))
+        known = ", ".join(sorted(name for name in ALGORITHMS if algorithms.resolve(name).has_two_levels))
         raise UserError(f"{place}: algorithm.name: {name} does not learn two levels; choose one of {known}")
 
 
 def dump_experiment(experiment: Experiment) -> str:
     """The experiment as YAML with every default filled in; reads back as an equal experiment."""
     return dump_values(experiment.model_dump(mode="json"))
-
-
-@cache
-def _named(hyper: type[HyperParameters], name: str) -> type[HyperParameters]:
-    """The hyperparameters of the user's own algorithm, whose name in the file is its dotted path.
-
-    Cached, since only experiments of one and the same class compare equal.
-    """
-    if "." not in name:
-        return hyper
-    return create_model(hyper.__name__, __base__=hyper, name=(Literal[name], name))  # type: ignore[arg-type,valid-type]
 
 
 def _read(path: Path) -> tuple[dict[str, Any], Lines]:
@@ -218,11 +205,4 @@ def _alternatives(algorithm: str | None, keys: tuple[str, ...]) -> tuple[str, ..
 
 def algorithm_class(name: str, place: str = "algorithm.name") -> type[Algorithm]:
     """The algorithm of that name, or at that dotted path. Raises UserError."""
-    if name in ALGORITHMS:
-        return ALGORITHMS[name]
-    if "." in name:
-        return import_object(name, Algorithm, "an algorithm", place)
-    raise UserError(
-        f"{place}: {name!r} is not an algorithm{nearest(name, ALGORITHMS)} (allowed: {', '.join(sorted(ALGORITHMS))}, "
-        "or the dotted path of your own)"
-    )
+    return algorithms.resolve(name, place)

@@ -33,8 +33,7 @@ def experiment_schema(own: Sequence[str] = ()) -> Node:
     own: dotted paths of algorithms of one's own; the keys of those that are not named are taken as they come. What only
     shows from several keys together, such as an algorithm that needs a stream, is left to the loader. Raises UserError.
     """
-    known = {**ALGORITHMS, **{name: algorithm_class(name, "--algorithm") for name in own}}
-    sections: Any = tuple(_section(name, algorithm) for name, algorithm in known.items())
+    sections: Any = tuple(_section(name, algorithm_class(name, "--algorithm")) for name in [*ALGORITHMS, *own])
     algorithm: Any = Annotated[
         _union(sections), Field(discriminator="name", description="how it is learnt: the method and its settings")
     ]
