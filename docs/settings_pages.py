@@ -51,6 +51,9 @@ class Described:
         if "$ref" in schema:
             found = self.definitions[schema["$ref"].rpartition("/")[2]]
             return [(tag(found), found)]
+        if "properties" in schema:
+            # A class of the user's own, of which only the key that names it is known.
+            return [("", schema)]
         return [one for part in schema.get("anyOf", schema.get("oneOf", [])) for one in self.sections(part)]
 
     def table(self, schema: Schema, prefix: str = "", keys: set[str] | None = None) -> str:

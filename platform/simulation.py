@@ -15,7 +15,7 @@ from hedgerow.algorithms.core.client_data import Share
 from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import tree_map
 from hedgerow.platform.common.section import Section
-from hedgerow.platform.data import Slices
+from hedgerow.platform.data.partition import Slices
 from hedgerow.platform.data.sampling import keyed_hash, steps_per_client
 from hedgerow.platform.ledger import Ledger
 

@@ -17,7 +17,8 @@ from hedgerow.algorithms.core.messages import MODEL, Reduction
 from hedgerow.algorithms.core.pytree import Tree, count, leaves, stack, sub, tree_map
 from hedgerow.algorithms.core.task import Task
 from hedgerow.platform.config.resources import Resources
-from hedgerow.platform.data import SHARES, Dataset, Partition, Slices
+from hedgerow.platform.data import Dataset, Partition
+from hedgerow.platform.data.partition import SHARES, Slices
 from hedgerow.platform.engine import Plan, Samples, Work, for_each_client
 from hedgerow.platform.models.vmap_check import compare_constants
 from hedgerow.platform.planning import Cost, shortened

@@ -12,9 +12,9 @@ from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.core.pytree import flatten
 from hedgerow.algorithms.core.task import Params, Task
 from hedgerow.platform.config.experiment import Checkpoints, EngineConfig, Evaluation, Experiment, TaskConfig
+from hedgerow.platform.config.registries import partitions
 from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.data import Dataset, Partition
-from hedgerow.platform.data.partition import Natural
 from hedgerow.platform.executors import InlineExecutor
 from hedgerow.platform.federated import FederatedRun
 from hedgerow.platform.learner import Learner, Record
@@ -104,7 +104,7 @@ def experiment(hyper: Any, **settings: Any) -> Experiment:
         "rounds": 3,
         "participation": 1.0,
         "clients_per_round": None,
-        "task": TaskConfig.model_construct(partition=Natural()),
+        "task": TaskConfig.model_construct(partition=partitions.section("natural")()),
         "algorithm": hyper,
         "evaluation": Evaluation(),
         "resources": Resources(executor="inline"),

@@ -5,7 +5,7 @@ from helpers import SingleRun, blobs, experiment
 from hedgerow.platform.config.experiment import EngineConfig, TaskConfig
 from hedgerow.platform.config.factory import build_algorithms
 from hedgerow.platform.config.loader import algorithm_class
-from hedgerow.platform.data.partition import IID, make_partition
+from hedgerow.platform.data.partitions.random_splits import IID
 from hedgerow.platform.executors import InlineExecutor
 from hedgerow.platform.learner import Learner
 from hedgerow.platform.worker import Worker
@@ -45,7 +45,7 @@ def noisy(
 ):
     """Four clients with wrong labels; the server validates on a fifth of their samples, whose labels are right."""
     config = kind or IID(clients=4, unbalanced=0.3, validation=0.2, label_noise=noise)
-    clients = make_partition(config, data.y_train, data.classes, None, 0)
+    clients = config.draw(data.y_train, data.classes, None, 0)
     section = {"lr": 0.2, **({"steps": 3, "batch_size": 16} if "comm" in section["name"] else {}), **section}
     hyper = algorithm_class(section["name"]).Hyper(**section)
     task = {"data": {"name": "digits"}, "partition": config, "model": model or {"name": "mlp", "hidden": [4]}}

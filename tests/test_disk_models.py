@@ -20,7 +20,7 @@ from hedgerow.algorithms.nn.features import inside, shapes
 from hedgerow.algorithms.objectives.guide import excuses
 from hedgerow.algorithms.optim.pretraining import Schooling
 from hedgerow.platform.config.loader import algorithm_class
-from hedgerow.platform.models import build_model
+from hedgerow.platform.models.build import build_model
 from hedgerow.platform.models.torchvision_nets import multiply_adds, resnet
 from hedgerow.searchspaces.reproductions.papers.disk_tables import LARGE, disk_tables
 from hedgerow.searchspaces.reproductions.papers.disk_tables import MODELS as NAMED

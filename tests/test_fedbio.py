@@ -12,7 +12,7 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import EngineConfig, TaskConfig
 from hedgerow.platform.config.factory import build_algorithms, build_data, check_task
 from hedgerow.platform.config.loader import algorithm_class, parse_experiment
-from hedgerow.platform.data.partition import IID, make_partition
+from hedgerow.platform.data.partitions.random_splits import IID
 from hedgerow.platform.executors import InlineExecutor
 from hedgerow.platform.learner import Learner
 from hedgerow.platform.worker import Worker
@@ -39,7 +39,7 @@ def on_blobs(name, kind="cleaning", mode=("vmap", 3), rounds=3, folder=None, **c
     """Five clients of different sizes."""
     noise = 0.4 if kind == "cleaning" else 0.0
     config = IID(clients=5, unbalanced=0.5, validation=0.3, holdout=0.2, label_noise=noise)
-    clients = make_partition(config, DATA.y_train, DATA.classes, None, 0)
+    clients = config.draw(DATA.y_train, DATA.classes, None, 0)
     hyper = algorithm_class(name).Hyper(**section(name, **change))
     task = {"data": {"name": "digits"}, "partition": config, "model": {"name": "mlp", "hidden": [6]}}
     engine = EngineConfig(mode=mode[0], chunk=mode[1])
@@ -134,7 +134,7 @@ def test_experts_in_a_pack_are_what_they_are_alone(name):
         list(one)
     learners = [on_blobs(name, kind_of(name), **{"upper_lr_factor": 0.5, **change}).learners[0] for change in changes]
     config = learners[0].experiment.task.partition
-    clients = make_partition(config, DATA.y_train, DATA.classes, None, 0)
+    clients = config.draw(DATA.y_train, DATA.classes, None, 0)
     algorithms = build_algorithms([learner.experiment for learner in learners], DATA, clients)
     pack = SingleRun(learners, InlineExecutor(Worker(algorithms, DATA, clients, 0)), [None, None])
     while not pack.done:

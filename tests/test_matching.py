@@ -19,7 +19,7 @@ from hedgerow.algorithms.distillation.semckd import Calibration
 from hedgerow.algorithms.nn.feature_maps import Reusing, apart, is_rectified, under_its_teacher
 from hedgerow.algorithms.nn.features import asked, inside, shapes
 from hedgerow.platform.config.loader import algorithm_class
-from hedgerow.platform.models import build_model
+from hedgerow.platform.models.build import build_model
 from hedgerow.platform.models.preact_resnet import preact_resnet
 from hedgerow.platform.models.torchvision_nets import resnet
 from hedgerow.searchspaces.reproductions.papers.disk_tables import MODELS as NAMED

@@ -223,7 +223,7 @@ def test_from_scratch_draws_a_new_model_each_round():
 
 
 def test_the_random_buffer_keeps_old_tasks_and_the_latest_buffer_the_latest():
-    from hedgerow.algorithms import BMOML
+    from hedgerow.algorithms.online.b_moml import BMOML
 
     def buffers(**hyper):
         algorithm = BMOML(BMOML.Hyper(buffer=3, **hyper), None)

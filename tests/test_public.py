@@ -10,16 +10,15 @@ from hedgerow.algorithms.core.client_data import Batches
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.factory import build_data, check, check_task
 from hedgerow.platform.config.loader import algorithm_class, parse_experiment
-from hedgerow.platform.data import Partition, hold_back, make_partition, with_public
-from hedgerow.platform.data.partition import IID, Dirichlet, Labels, Natural
+from hedgerow.platform.data import Partition
+from hedgerow.platform.data.partitions.random_splits import IID, Dirichlet, Labels, Natural
+from hedgerow.platform.data.public_pool import hold_back, with_public
 
 DATA = blobs(samples=200, classes=4)
 
 
 def drawn(config, data=DATA, samples=30, seed=0):
-    return hold_back(
-        data, samples, seed, lambda labels, natural: make_partition(config, labels, data.classes, natural, seed)
-    )
+    return hold_back(data, samples, seed, lambda labels, natural: config.draw(labels, data.classes, natural, seed))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +64,7 @@ def test_wrong_labels_are_those_of_private_samples():
 
 
 def test_without_public_samples_partitions_are_what_they_were():
-    partition = make_partition(IID(clients=5), DATA.y_train, 4, None, 0)
+    partition = IID(clients=5).draw(DATA.y_train, 4, None, 0)
     assert partition.places is partition.order
     assert (partition.shares()["public"].sizes == 0).all()
     assert not len(partition.rows("public"))

@@ -26,8 +26,8 @@ from hedgerow.platform.common.errors import UserError
 DOTTED = r"^[^.\s]+(\.[^.\s]+)+$"
 """Pattern of the dotted path of a class."""
 
-OWN = "own"
-"""Tag of the last branch of a union: the dotted path of a class of the user's own."""
+OWN = "."
+"""Tag of the last branch of a union, the dotted path of a class of the user's own; no name of a table."""
 
 OWN_WORDS = "the dotted path of your own"
 
@@ -54,12 +54,12 @@ class Registry(Generic[T]):
         """Names of the built-in classes, in the order of the table."""
         return list(self.table)
 
-    def resolve(self, name: str, place: str = "") -> type[T]:
+    def resolve(self, name: str, place: str | None = None) -> type[T]:
         """The class of a built-in name, or at a dotted path. Imports the module of this class alone.
 
-        place: begins the message; by default the key. Raises UserError.
+        place: begins the message; None: the key. Raises UserError.
         """
-        place = place or self.key
+        place = self.key if place is None else place
         if name in self.table:
             module, _, attribute = self.table[name].partition(":")
             found: type[T] = getattr(import_module(module), attribute)
@@ -68,16 +68,16 @@ class Registry(Generic[T]):
         if "." in name:
             return import_object(name, self.base, what, place)
         raise UserError(
-            f"{place}: {name!r} is not {what}{nearest(name, self.table)} (allowed: {', '.join(sorted(self.table))}, or "
-            f"{OWN_WORDS})"
+            f"{_beginning(place)}{name!r} is not {what}{nearest(name, self.table)} (allowed: "
+            f"{', '.join(sorted(self.table))}, or {OWN_WORDS})"
         )
 
-    def section(self, name: str, place: str = "") -> type[Any]:
+    def section(self, name: str, place: str | None = None) -> type[Any]:
         """The class of the section that a name selects: the settings of its class, with the name stamped on.
 
         The settings of a class that is no section itself are its `Hyper`. Raises UserError.
         """
-        found = self.resolve(name, place)
+        found: Any = self.resolve(name, place)
         return stamped(getattr(found, "Hyper", found), self.selector, name)
 
     def union(self) -> Any:
@@ -98,9 +98,9 @@ class Registry(Generic[T]):
         """Sections of the user's own: validated by the class that they name, and serialized with all of its fields."""
         base: Any = self.base
         text = f"Your own subclass of {base.__name__}: `{self.selector}` is its dotted path, other keys are its fields."
-        unread = type(base)(
-            f"Own{base.__name__}", (base,), {"__module__": __name__, "__doc__": text, "registry": self}, extra="allow"
-        )
+        namespace = {"__module__": __name__, "__doc__": text}
+        unread = type(base)(f"Own{base.__name__}", (base,), namespace, extra="allow")
+        _REGISTRIES[unread] = self
 
         def enter(values: Any, unread_as: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
             if isinstance(values, base):
@@ -108,8 +108,9 @@ class Registry(Generic[T]):
             if info.context == WITHOUT_IMPORTS:
                 return unread_as(values)
             try:
-                section = self.section(values[self.selector])
+                section = self.section(values[self.selector], place="")
             except UserError as error:
+                # The place is in the error's location.
                 raise PydanticCustomError("own_class", "{error}", {"error": str(error)}) from None
             return section.model_validate(values, strict=True, context=info.context)
 
@@ -121,7 +122,7 @@ class Registry(Generic[T]):
             "properties": {self.selector: selector},
             "required": [self.selector],
         }
-        return Annotated[SerializeAsAny[unread], WrapValidator(enter), WithJsonSchema(schema)]  # type: ignore[valid-type]
+        return Annotated[SerializeAsAny[unread], WrapValidator(enter), WithJsonSchema(schema)]  # type: ignore[misc, valid-type]
 
 
 @cache
@@ -146,34 +147,55 @@ def _restored(section: type[BaseModel], selector: str, name: str, state: Any) ->
     return instance
 
 
+_REGISTRIES: dict[type[BaseModel], "Registry[Any]"] = {}
+"""By the class of the last branch of a registry's union."""
+
+
+def own_section(branch: type[BaseModel], values: Any) -> type[BaseModel]:
+    """The user's own section that values name, of the last branch of a union; the branch itself where none is found."""
+    registry = _REGISTRIES.get(branch)
+    if registry is None or not isinstance(values, dict):
+        return branch
+    try:
+        section: type[BaseModel] = registry.section(values[registry.selector])
+    except UserError:
+        return branch
+    return section
+
+
 def described(base: type) -> str:
     """What a class derived from `base` is: "an algorithm", "a partition scheme"."""
     words = re.sub(r"(?<!^)(?=[A-Z])", " ", base.__name__).lower()
     return f"{'an' if words[0] in 'aeiou' else 'a'} {words}"
 
 
+def _beginning(place: str) -> str:
+    return f"{place}: " if place else ""
+
+
 def import_object(dotted: str, base: type, what: str, place: str) -> type:
     """The user's class at a dotted path such as `my_package.my_module.MyClass`.
 
-    base: what it must derive from, called `what` in messages; place: the key in the file. Raises UserError.
+    base: what it must derive from, called `what` in messages; place: the key in the file, or nothing. Raises UserError.
     """
+    at = _beginning(place)
     module_name, _, attribute = dotted.rpartition(".")
     if not module_name or not all(part.isidentifier() for part in dotted.split(".")):
-        raise UserError(f"{place}: {dotted!r} is not a dotted path; write one such as my_module.MyClass")
+        raise UserError(f"{at}{dotted!r} is not a dotted path; write one such as my_module.MyClass")
     try:
         module = import_module(module_name)
     except ModuleNotFoundError as error:
         raise UserError(
-            f"{place}: cannot import {dotted!r}: no module named {error.name!r}; run from the folder that holds it, or "
+            f"{at}cannot import {dotted!r}: no module named {error.name!r}; run from the folder that holds it, or "
             "install it"
         ) from None
     except Exception as error:
-        raise UserError(f"{place}: cannot import {dotted!r}: {_mistake(error)}; fix it there") from error
+        raise UserError(f"{at}cannot import {dotted!r}: {_mistake(error)}; fix it there") from error
     found = getattr(module, attribute, None)
     if found is None:
-        raise UserError(f"{place}: module {module_name!r} has no {attribute!r}{nearest(attribute, dir(module))}")
+        raise UserError(f"{at}module {module_name!r} has no {attribute!r}{nearest(attribute, dir(module))}")
     if not (isinstance(found, type) and issubclass(found, base)):
-        raise UserError(f"{place}: {dotted!r} is not {what}; name a class that derives from {base.__name__}")
+        raise UserError(f"{at}{dotted!r} is not {what}; name a class that derives from {base.__name__}")
     return found
 
 

@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hedgerow.algorithms.core.algorithm import Algorithm
-from hedgerow.platform.common.section import section_classes, tag
+from hedgerow.platform.common.registry import Registry
 from hedgerow.platform.config import registries
-from hedgerow.platform.data import DataConfig, PartitionConfig
-from hedgerow.platform.models import MODELS
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,7 @@ class AlgorithmChoice(Choice):
 
 def algorithms() -> list[Choice]:
     """By the names that `algorithm.name` takes."""
-    found = []
+    found: list[Choice] = []
     for name in registries.algorithms.names():
         kind = registries.algorithms.resolve(name)
         found.append(AlgorithmChoice(name, said(kind), source(kind), flags(kind)))
@@ -41,17 +39,17 @@ def algorithms() -> list[Choice]:
 
 def datasets() -> list[Choice]:
     """By the names that `task.data.name` takes."""
-    return _sections(DataConfig)
+    return _choices(registries.datasets)
 
 
 def partitions() -> list[Choice]:
     """By the names that `task.partition.kind` takes."""
-    return _sections(PartitionConfig)
+    return _choices(registries.partitions)
 
 
 def models() -> list[Choice]:
     """By the names that `task.model.name` takes."""
-    return [Choice(name, said(kind)) for name, kind in MODELS.items()]
+    return _choices(registries.models)
 
 
 def flags(algorithm: type[Algorithm]) -> tuple[str, ...]:
@@ -69,8 +67,8 @@ def source(algorithm: type[Algorithm]) -> str:
     return paragraph(sys.modules[algorithm.__module__].__doc__)
 
 
-def _sections(union: Any) -> list[Choice]:
-    return [Choice(str(tag(kind)), said(kind)) for kind in section_classes(union)]
+def _choices(registry: Registry[Any]) -> list[Choice]:
+    return [Choice(name, said(registry.resolve(name))) for name in registry.names()]
 
 
 def paragraph(text: str | None) -> str:

@@ -14,12 +14,12 @@ from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.hyperparameters import HyperParameters, Settings
 from hedgerow.platform.common.errors import UserError, mistakes
+from hedgerow.platform.common.registry import WITHOUT_IMPORTS
 from hedgerow.platform.config.experiment import Experiment
-from hedgerow.platform.config.problem_section import Quadratic
+from hedgerow.platform.config.problem_section import QuadraticProblem
 from hedgerow.platform.config.registries import algorithms
 from hedgerow.platform.config.validation_errors import dotted, explain, sections_at
 from hedgerow.platform.config.yaml_reader import Lines, dump_values, parse_yaml
-from hedgerow.platform.data import Stream
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*(\.\w+)*=.*")
 
@@ -52,7 +52,7 @@ def read_experiment(path: str | Path) -> Experiment:
     """
     values, lines = read_file(Path(path))
     values.pop("search", None)
-    return _validated(values, _SomeAlgorithm, lines, str(path))
+    return _validated(values, _SomeAlgorithm, lines, str(path), imports=False)
 
 
 def read_file(path: Path, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], Lines]:
@@ -90,17 +90,19 @@ def parse_experiment(values: dict[str, Any], lines: Lines | None = None, source:
     return experiment
 
 
-def _validated(values: dict[str, Any], hyper: type[HyperParameters], lines: Lines, source: str) -> Experiment:
+def _validated(
+    values: dict[str, Any], hyper: type[HyperParameters], lines: Lines, source: str, imports: bool = True
+) -> Experiment:
     model = Experiment[hyper]  # type: ignore[valid-type]
     try:
-        return model.model_validate(values, strict=True)
+        return model.model_validate(values, strict=True, context=None if imports else WITHOUT_IMPORTS)
     except ValidationError as error:
         raise explain(error, model, values, lines, source) from None
 
 
 def _fits_its_loop(experiment: Experiment, algorithm: type[Algorithm], place: str) -> None:
     """Learners of streams need one, and others none; those of two levels a problem. Raises UserError."""
-    stream, name = isinstance(experiment.task.partition, Stream), experiment.algorithm.name
+    stream, name = experiment.task.partition.is_stream, experiment.algorithm.name
     if algorithm.learns_stream and not stream:
         raise UserError(f"{place}: algorithm.name: {name} learns a stream of tasks; set `task.partition.kind: stream`")
     if stream and not algorithm.learns_stream:
@@ -111,7 +113,7 @@ def _fits_its_loop(experiment: Experiment, algorithm: type[Algorithm], place: st
         raise UserError(
             f"{place}: algorithm.name: {name} learns two levels; set `task.problem`, such as {{kind: cleaning}}"
         )
-    if isinstance(problem, Quadratic) and not bilevel:
+    if isinstance(problem, QuadraticProblem) and not bilevel:
         known = ", ".join(sorted(name for name in ALGORITHMS if algorithms.resolve(name).has_two_levels))
         raise UserError(f"{place}: algorithm.name: {name} does not learn two levels; choose one of {known}")
 

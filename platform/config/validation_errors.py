@@ -1,17 +1,20 @@
-"""Pydantic's findings in the words of a researcher: one sentence with the place and the mend."""
+"""Pydantic's findings in the words of a researcher: one sentence with the place and the fix."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from hedgerow.platform.common.errors import UserError, mistakes
-from hedgerow.platform.common.registry import closest, nearest
+from hedgerow.platform.common.registry import OWN, OWN_WORDS, closest, nearest, own_section
 from hedgerow.platform.common.section import section_classes, tag
 
 Keys = tuple[str | int, ...]
+
+Sections = Callable[[Keys], list[type[BaseModel]]]
+"""Location of an error -> the section classes that the location may have."""
 
 _SECTION_KINDS = ("dict_type", "model_type", "model_attributes_type", "union_tag_not_found")
 _KINDS = {
@@ -49,12 +52,16 @@ def explain(
 
     model: what refused `values`; lines: the place of each key, in the order of the file; source: the place of the rest.
     """
+
+    def sections(location: Keys) -> list[type[BaseModel]]:
+        return sections_at(model, location, values)
+
     grouped: dict[Keys, list[ErrorDetails]] = {}
     for detail in error.errors(include_url=False):
-        grouped.setdefault(_path(detail, values, model), []).append(detail)
+        grouped.setdefault(_path(detail, values, sections), []).append(detail)
     # A misspelt key is one mistake, though it also leaves the right key missing.
     misspelt = {
-        (*path[:-1], closest(str(path[-1]), _allowed_keys(model, details[0]["loc"][:-1])))
+        (*path[:-1], closest(str(path[-1]), _allowed_keys(sections, details[0]["loc"][:-1])))
         for path, details in grouped.items()
         if details[0]["type"] == "extra_forbidden"
     }
@@ -67,7 +74,7 @@ def explain(
         return wrong[path][0]["type"] == "missing", order.get(_written(path, lines), -1)
 
     sentences = [
-        f"{lines.get(_written(path, lines), source)}: {_sentence(path, wrong[path], model)}"
+        f"{lines.get(_written(path, lines), source)}: {_sentence(path, wrong[path], sections)}"
         for path in sorted(wrong, key=position)
     ]
     return mistakes(source, [" ".join(sentence.splitlines()) for sentence in sentences])
@@ -82,7 +89,7 @@ def objection(error: ValidationError) -> str:
     return f"`{key}` is missing" if detail["type"] == "missing" else f"`{key}` must be {_wanted(detail)}"
 
 
-def _path(detail: ErrorDetails, values: Any, model: type[BaseModel]) -> Keys:
+def _path(detail: ErrorDetails, values: Any, sections: Sections) -> Keys:
     """The keys as the user wrote them: pydantic's location without the names of union branches."""
     path: list[str | int] = []
     node = values
@@ -96,8 +103,8 @@ def _path(detail: ErrorDetails, values: Any, model: type[BaseModel]) -> Keys:
             path.append(step)
         elif position == last and detail["type"] in ("missing", "extra_forbidden"):
             path.append(step)
-    if detail["type"] == "union_tag_invalid":
-        path.append(_selector(sections_at(model, detail["loc"])))
+    if detail["type"] in ("union_tag_invalid", "own_class"):
+        path.append(_selector(sections(detail["loc"])))
     return tuple(path)
 
 
@@ -108,37 +115,37 @@ def _written(path: Keys, lines: Mapping[Keys, str]) -> Keys:
     return path
 
 
-def _sentence(path: Keys, details: list[ErrorDetails], model: type[BaseModel]) -> str:
+def _sentence(path: Keys, details: list[ErrorDetails], sections: Sections) -> str:
     first = details[0]
     key, given, kind, context = dotted(path), first["input"], first["type"], first.get("ctx", {})
     if kind == "extra_forbidden":
-        allowed = _allowed_keys(model, first["loc"][:-1])
+        allowed = _allowed_keys(sections, first["loc"][:-1])
         return f"{key} is not a key here{nearest(str(path[-1]), allowed)} (allowed: {', '.join(allowed)})"
     if kind == "missing":
         section = dotted(path[:-1])
-        meaning = _description(model, first["loc"])
+        meaning = _description(sections, first["loc"])
         return (
             f"{key} is missing; add `{path[-1]}: ...`"
             + (f" under {section}" if section else " to the file")
             + (f" ({meaning})" if meaning else "")
         )
     if kind == "union_tag_not_found" and isinstance(given, dict):
-        sections = sections_at(model, first["loc"])
-        selector = _selector(sections)
-        return f"{key} lacks its key {selector!r}; add `{selector}: ...`, one of {', '.join(_tags(sections))}"
+        choices = sections(first["loc"])
+        selector = _selector(choices)
+        return f"{key} lacks its key {selector!r}; add `{selector}: ...`, one of {', '.join(_tags(choices))}"
     if kind == "union_tag_invalid":
-        tags = _tags(sections_at(model, first["loc"]))
+        tags = _tags(sections(first["loc"]))
         tag = given[path[-1]]
         return f"{key}: {_shown(tag)} is not known{nearest(str(tag), tags)} (allowed: {', '.join(tags)})"
-    if kind in ("value_error", "assertion_error"):
+    if kind in ("value_error", "assertion_error", "own_class"):
         return f"{key}: {context['error']}".removeprefix(": ")
     if kind == "invalid_key":
         return f"{key}: a key must be text; put it in quotes"
     wanted = list(dict.fromkeys(_wanted(detail) for detail in details))
-    return f"{key} must be {' or '.join(wanted)}, not {_shown(given)}{_mend(details, model)}"
+    return f"{key} must be {' or '.join(wanted)}, not {_shown(given)}{_fix(details, sections)}"
 
 
-def _mend(details: list[ErrorDetails], model: type[BaseModel]) -> str:
+def _fix(details: list[ErrorDetails], sections: Sections) -> str:
     first, last = details[0], details[-1]
     given = first["input"]
     if last["type"] == "literal_error" and isinstance(given, str):
@@ -146,7 +153,7 @@ def _mend(details: list[ErrorDetails], model: type[BaseModel]) -> str:
     if first["type"] == "string_type" and isinstance(given, (bool, int, float)):
         return "; put it in quotes"
     if first["type"] in _SECTION_KINDS and isinstance(given, str):
-        selector = _selector(sections_at(model, first["loc"]))
+        selector = _selector(sections(first["loc"]))
         return f"; write `{first['loc'][-1]}: {{{selector}: {given}}}`" if selector else ""
     return ""
 
@@ -178,8 +185,11 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-def sections_at(model: type[BaseModel], location: Keys) -> list[type[BaseModel]]:
-    """Section classes that a location may have."""
+def sections_at(model: type[BaseModel], location: Keys, values: Any = None) -> list[type[BaseModel]]:
+    """Section classes that a location may have.
+
+    values: what was read; they name the user's own classes, which the model does not have.
+    """
     sections: list[type[BaseModel]] = [model]
     for step in location:
         deeper = [
@@ -189,24 +199,28 @@ def sections_at(model: type[BaseModel], location: Keys) -> list[type[BaseModel]]
             sections = deeper
         else:
             sections = [s for s in sections if tag(s) == step] or [s for s in sections if tag(s) is None] or sections
+        if isinstance(values, dict) and step in values:
+            values = values[str(step)]
+        elif step == OWN:
+            sections = [own_section(section, values) for section in sections]
     return sections
 
 
-def _allowed_keys(model: type[BaseModel], location: Keys) -> list[str]:
-    return sorted({name for section in sections_at(model, location) for name in section.model_fields})
+def _allowed_keys(sections: Sections, location: Keys) -> list[str]:
+    return sorted({name for section in sections(location) for name in section.model_fields})
 
 
-def _description(model: type[BaseModel], location: Keys) -> str | None:
+def _description(sections: Sections, location: Keys) -> str | None:
     """What the schema says about the key at a location."""
-    fields = [section.model_fields.get(str(location[-1])) for section in sections_at(model, location[:-1])]
+    fields = [section.model_fields.get(str(location[-1])) for section in sections(location[:-1])]
     return next((field.description for field in fields if field is not None), None)
 
 
-def _selector(sections: list[type[BaseModel]]) -> str:
+def _selector(choices: list[type[BaseModel]]) -> str:
     """The key, `name` or `kind`, that selects among sections; empty when there is none to select."""
-    return next((key for key in ("kind", "name") if any(key in section.model_fields for section in sections)), "")
+    return next((key for key in ("kind", "name") if any(key in section.model_fields for section in choices)), "")
 
 
-def _tags(sections: list[type[BaseModel]]) -> list[str]:
-    found = [tag(section) for section in sections]
-    return [one for one in found if one] + (["the dotted path of your own"] if None in found else [])
+def _tags(choices: list[type[BaseModel]]) -> list[str]:
+    found = [tag(section) for section in choices]
+    return [one for one in found if one] + ([OWN_WORDS] if None in found else [])

@@ -13,6 +13,7 @@ from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.hyperparameters import HyperParameters
 from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.registry import DOTTED
 from hedgerow.platform.config.choices import said, source
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import algorithm_class
@@ -21,9 +22,6 @@ from hedgerow.searchspaces.spaces.search_file import SEARCHABLE
 from hedgerow.searchspaces.spaces.search_section import FORMS, SearchConfig
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-DOTTED = r"^[^.\s]+(\.[^.\s]+)+$"
-"""The path of a class of the user's own."""
-
 Node = dict[str, Any]
 
 

@@ -13,7 +13,6 @@ from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import parse_experiment, read_experiment, read_file
 from hedgerow.platform.config.validation_errors import explain
 from hedgerow.platform.config.yaml_reader import Lines, dump_values
-from hedgerow.platform.data import Stream
 from hedgerow.searchspaces.hedge.async_rounds import check_range
 from hedgerow.searchspaces.spaces.published_spaces import named_space
 from hedgerow.searchspaces.spaces.search_section import (
@@ -144,7 +143,7 @@ def _check_space(search: SearchSection, experiment: Experiment) -> None:
                 f"search.space.{key} cannot be searched{nearest(key, SEARCHABLE)}: it is the same for all trials "
                 f"(what may differ: {', '.join(SEARCHABLE)})"
             )
-        if key.startswith("task.partition") and isinstance(experiment.task.partition, Stream):
+        if key.startswith("task.partition") and experiment.task.partition.is_stream:
             raise UserError(f"search.space.{key} cannot be searched: the stream is the same for all trials")
         if search.kind == "grid" and entry.form != "grid":
             raise UserError(f"search.space.{key}: kind grid takes lists only; give one, or take `kind: random`")
@@ -171,7 +170,7 @@ def _check_conditions(space: Space, found: list[Overrides]) -> None:
 
 def _check_metric(search: SearchSection, experiment: Experiment) -> None:
     known = list(dict.fromkeys([*ACCURACIES, *LOSSES, experiment.evaluation.target_metric]))
-    if isinstance(experiment.task.partition, Stream):
+    if experiment.task.partition.is_stream:
         # Hedge weighs what was suffered in each round; the others look at the last.
         known = ["test_accuracy", "test_loss"] if isinstance(search, HedgeSearch) else ["ctm", "ltm", "ltm_loss"]
     if search.metric not in known and not search.metric.startswith("train_"):

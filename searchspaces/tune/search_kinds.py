@@ -8,7 +8,6 @@ from typing import Any
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining, TrialScheduler
 
-from hedgerow.platform.data import Stream
 from hedgerow.searchspaces.hedge.async_rounds import Record
 from hedgerow.searchspaces.hedge.scheduler import ROUND, HedgeScheduler
 from hedgerow.searchspaces.hedge.weights import Hedge, make_hedge
@@ -128,7 +127,7 @@ def hedge_scheduler(
 
 def hedge_of(plan: SearchPlan, search: HedgeSearch, experts: int) -> Hedge:
     """Hedge with the rate of the file, over its evaluated rounds; of a stream every round has a loss."""
-    stream = isinstance(plan.experiment.task.partition, Stream)
+    stream = plan.experiment.task.partition.is_stream
     rounds = -(-plan.experiment.rounds // (1 if stream else plan.experiment.evaluation.every))
     return make_hedge(search.rate, experts, search.gamma, rounds, search.share)
 
