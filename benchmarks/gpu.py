@@ -23,7 +23,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from hedgerow.platform.config.factory import build_algorithms
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.resources import Resources
-from hedgerow.platform.data import make_partition
 from hedgerow.platform.runtime.shards import ExecutionPlan, WorkShard
 from hedgerow.platform.runtime.worker import Worker
 
@@ -61,7 +60,7 @@ def worker_of(name: str, clients: int, device: str) -> tuple[Worker, dict[str, A
         }
     )
     dataset = noise(model["shape"], clients * model["samples"], 10, 10)
-    partition = make_partition(experiment.task.partition, dataset.y_train, 10, None, 0)
+    partition = experiment.task.partition.draw(dataset.y_train, 10, None, 0)
     resources = Resources(gpus_per_actor=float(device == "cuda"))
     worker = Worker(build_algorithms([experiment], dataset, partition), dataset, partition, 0, resources)
     return worker, {"w": worker.algorithms[0].init_server()["w"]}

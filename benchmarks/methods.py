@@ -14,7 +14,6 @@ from measuring import conditions, write_results
 from rounds import CNN, DIGITS, hedgerow_rounds, noise, settings
 
 from hedgerow.platform.config.factory import build_data
-from hedgerow.platform.data import make_partition
 
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {},
@@ -49,7 +48,7 @@ def measure(name: str, repeats: int) -> dict[str, Any]:
         dataset = build_data(experiment, None)[0]
     else:
         dataset = noise((1, 28, 28), 60_000, 10, 100) if name == "mlp" else noise((3, 32, 32), 10_000, 10, 100)
-    clients = make_partition(experiment.task.partition, dataset.y_train, dataset.classes, None, experiment.seed)
+    clients = experiment.task.partition.draw(dataset.y_train, dataset.classes, None, experiment.seed)
     seconds: dict[str, list[float]] = {method: [] for method in METHODS}
     for _ in range(repeats):
         for method, own in METHODS.items():

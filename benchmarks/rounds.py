@@ -25,7 +25,7 @@ from measuring import PeakMemory, conditions, write_results
 from hedgerow.platform.config.factory import build_data
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.data import Dataset
-from hedgerow.platform.models import build_model
+from hedgerow.platform.models.build import build_model
 from hedgerow.platform.runs.runner import open_coordinator
 
 DIGITS = {
@@ -102,10 +102,9 @@ def steady(moments: list[float]) -> float:
 
 def compare(name: str, values: dict[str, Any], dataset: Dataset, rounds: int, repeats: int) -> dict[str, Any]:
     """Hedgerow against the bare loops on the same clients, in turn."""
-    from hedgerow.platform.data import make_partition
 
     experiment = settings(values, rounds)
-    clients = make_partition(experiment.task.partition, dataset.y_train, dataset.classes, None, experiment.seed)
+    clients = experiment.task.partition.draw(dataset.y_train, dataset.classes, None, experiment.seed)
     x = (torch.tensor(dataset.x_train).float() - torch.tensor(dataset.mean)) / torch.tensor(dataset.std)
     build = partial(build_model, experiment.task.model, dataset.sample_shape, dataset.classes)
     load = partial(load_given, build, x, torch.tensor(dataset.y_train))
@@ -151,9 +150,8 @@ def measure_population(size: int) -> dict[str, float]:
         "participation": None,
         "clients_per_round": 100,
     }
-    from hedgerow.platform.data import make_partition
 
-    clients = make_partition(settings(values, 1).task.partition, dataset.y_train, 10, None, 0)
+    clients = settings(values, 1).task.partition.draw(dataset.y_train, 10, None, 0)
     with PeakMemory() as peak:
         steady, _ = hedgerow_rounds(values, dataset, clients, 40)
     return {"clients": size, "ms per round": round(1e3 * median(steady), 2), "peak MB": round(peak.megabytes)}

@@ -22,7 +22,6 @@ from scipy.optimize import nnls
 from hedgerow.cluster.round_time import RoundTimeModel
 from hedgerow.platform.actors.session import ray_session
 from hedgerow.platform.config.factory import build_data
-from hedgerow.platform.data import make_partition
 
 STEPS = 4
 """Mini-batches of 8 of each client's 16 samples, in two epochs."""
@@ -70,7 +69,7 @@ def measure(case: Case, rounds: int = 30) -> float:
     }
     experiment = settings(values, rounds)
     dataset, _ = build_data(experiment, None)
-    clients = make_partition(experiment.task.partition, dataset.y_train, dataset.classes, None, 0)
+    clients = experiment.task.partition.draw(dataset.y_train, dataset.classes, None, 0)
     return median(hedgerow_rounds(values, dataset, clients, rounds)[0])
 
 

@@ -46,7 +46,7 @@ def algorithm(name: str) -> str:
     """What is known of an algorithm: where it comes from, how it is tested, its hyperparameters, its code."""
     from hedgerow.algorithms import ALGORITHMS
 
-    file = f"{ALGORITHMS[name].__module__.removeprefix('hedgerow.').replace('.', '/')}.py"
+    file = f"{ALGORITHMS[name].partition(':')[0].removeprefix('hedgerow.').replace('.', '/')}.py"
     source, tests = (ROOT / file).read_text(), ", ".join(f"`{test}`" for test in methods()[name].tests)
     code = indented(f"```python\n{source}```\n")
     return (

@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from hedgerow.algorithms import ALGORITHMS
 from hedgerow.platform.config.experiment import Experiment, TaskConfig
+from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.config.system_heterogeneity import Simulation
 from hedgerow.searchspaces.spaces.search_section import Dimension, search_file
 
@@ -51,6 +51,9 @@ class Described:
         if "$ref" in schema:
             found = self.definitions[schema["$ref"].rpartition("/")[2]]
             return [(tag(found), found)]
+        if "properties" in schema:
+            # A class of the user's own, of which only the key that names it is known.
+            return [("", schema)]
         return [one for part in schema.get("anyOf", schema.get("oneOf", [])) for one in self.sections(part)]
 
     def table(self, schema: Schema, prefix: str = "", keys: set[str] | None = None) -> str:
@@ -103,7 +106,7 @@ def limits(schema: Schema) -> str:
 
 def hyperparameters(name: str) -> str:
     """An algorithm's own hyperparameters, and, folded away, those that it shares with others."""
-    algorithm = ALGORITHMS[name]
+    algorithm = algorithm_class(name)
     described = Described(algorithm.Hyper)
     keys = set(described.schema["properties"]) - {"name"}
     homes = {key: _home(algorithm.Hyper, key) for key in keys}

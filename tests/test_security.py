@@ -20,8 +20,9 @@ from safetensors import SafetensorError
 from hedgerow.cluster.submission import PACKAGES
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import parse_experiment
+from hedgerow.platform.config.registries import datasets
 from hedgerow.platform.data.cache import load_dataset
-from hedgerow.platform.data.sources.source import CIFAR10, Digits, ImageFolder
+from hedgerow.platform.data.sources.image_folder import ImageFolder
 from hedgerow.platform.storage.checkpoint import DamagedCheckpoint, load_tree, read_checkpoint, write_checkpoint
 from hedgerow.platform.tracking.run_folder import new_run
 from hedgerow.platform.ui.mlflow_server import page_command
@@ -121,13 +122,13 @@ def test_a_checkpoint_is_not_unpickled(tmp_path):
 
 def test_converted_data_are_not_unpickled(tmp_path, monkeypatch):
     monkeypatch.setenv("HEDGEROW_CACHE", str(tmp_path))
-    fresh = load_dataset(Digits(), tmp_path)
+    fresh = load_dataset(datasets.section("digits")(), tmp_path)
     (array,) = (tmp_path / "data").glob("*/x_train.npy")
     evil = np.empty(1, object)
     evil[0] = Malice(tmp_path / "mark")
     array.unlink()
     np.save(array, evil, allow_pickle=True)
-    assert np.array_equal(load_dataset(Digits(), tmp_path).x_train, fresh.x_train)
+    assert np.array_equal(load_dataset(datasets.section("digits")(), tmp_path).x_train, fresh.x_train)
     assert not (tmp_path / "mark").exists()
 
 
@@ -138,7 +139,7 @@ def test_cifar_files_that_are_not_the_published_ones_are_not_opened(tmp_path, mo
     for name in [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch", "batches.meta"]:
         (folder / name).write_bytes(pickle.dumps(Malice(tmp_path / "mark")))
     with pytest.raises(UserError, match="cannot be read"):
-        load_dataset(CIFAR10(), tmp_path)
+        load_dataset(datasets.section("cifar10")(), tmp_path)
     assert not (tmp_path / "mark").exists()
 
 

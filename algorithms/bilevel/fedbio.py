@@ -29,7 +29,6 @@ class FedBiO(Bilevel):
         return {"train": values} | (last if "u" in values else {})
 
     class Hyper(LinearSGD):
-        name: Literal["fedbio"] = "fedbio"
         u_at: Literal["t", "t+1"] = Field(
             "t", description="where u's step looks: at x and y before their step, or after it, which costs an exchange"
         )

@@ -1,7 +1,5 @@
 """FedBiO with a lower level per client (Li, Huang, Huang, Algorithm 3)."""
 
-from typing import Literal
-
 from torch import Tensor
 
 from hedgerow.algorithms.bilevel.bilevel_algorithm import NeumannSGD
@@ -17,8 +15,7 @@ class FedBiOLocal(FedBiO):
     shared = ("x",)
     is_personal = True
 
-    class Hyper(NeumannSGD):
-        name: Literal["fedbio_local"] = "fedbio_local"
+    Hyper = NeumannSGD
 
     def directions(self, oracles: Oracles, z: Tree, draw: Draw) -> tuple[Tree, Tensor]:
         return oracles.local_directions(z, draw)

@@ -1,6 +1,6 @@
 """FedBiOAcc (Li, Huang, Huang, "Communication-Efficient Federated Bilevel Optimization", Algorithm 2)."""
 
-from typing import Any, Literal
+from typing import Any
 
 from hedgerow.algorithms.bilevel.bilevel_algorithm import Bilevel, LinearSGD
 from hedgerow.algorithms.bilevel.derivatives import Draw, Oracles
@@ -19,7 +19,7 @@ class FedBiOAcc(Bilevel):
     needs_everybody = True
 
     class Hyper(LinearSGD, StormXYU):
-        name: Literal["fedbioacc"] = "fedbioacc"
+        pass
 
     def init_client(self) -> Tree:
         z = self.start()

@@ -1,7 +1,5 @@
 """FedBiOAcc with a lower level per client (Li, Huang, Huang, Algorithm 4)."""
 
-from typing import Literal
-
 from torch import Tensor
 
 from hedgerow.algorithms.bilevel.bilevel_algorithm import NeumannSGD
@@ -19,7 +17,7 @@ class FedBiOAccLocal(FedBiOAcc):
     is_personal = True
 
     class Hyper(NeumannSGD, StormXY):
-        name: Literal["fedbioacc_local"] = "fedbioacc_local"
+        pass
 
     def directions(self, oracles: Oracles, z: Tree, draw: Draw) -> tuple[Tree, Tensor]:
         return oracles.local_directions(z, draw)

@@ -2,7 +2,7 @@
 Optimization", 2022), and LFedNest.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
@@ -23,7 +23,6 @@ class FedNest(Bilevel):
     variables = shared = ("x", "y")
 
     class Hyper(LinearSGD):
-        name: Literal["fednest"] = "fednest"
         inner_rounds: int = Field(1, ge=1, description="T_in, rounds of FedInn")
         anchor_batch_size: int | None = Field(
             None, ge=1, description="samples of the gradients by whose mean the local steps are corrected; null: all"

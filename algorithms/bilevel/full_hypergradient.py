@@ -1,6 +1,6 @@
 """The full hypergradient in every round, by synchronous rounds (Li, Huang, Huang, section 3: what FedBiO avoids)."""
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
@@ -22,7 +22,6 @@ class FullHypergradient(Bilevel):
     """
 
     class Hyper(LinearSGD):
-        name: Literal["full_hypergradient"] = "full_hypergradient"
         u_steps: int = Field(10, ge=1, description="N, steps on the linear system per round")
         dense: bool = Field(False, description="average the Hessians as matrices: for a few hundred parameters")
 

@@ -1,6 +1,6 @@
 """LFedNest (Tarzanagh, Li, Thrampoulidis, Oymak, 2022): FedNest with local gradients alone."""
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
@@ -17,7 +17,6 @@ class LFedNest(Bilevel):
     variables = shared = ("x", "y")
 
     class Hyper(NeumannSGD):
-        name: Literal["lfednest"] = "lfednest"
         inner_rounds: int = Field(1, ge=1, description="T_in, rounds on y")
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:

@@ -1,7 +1,5 @@
 """Naive federated bilevel optimisation: hypergradients of each client's own Hessian (Li, Huang, Huang, section 3)."""
 
-from typing import Literal
-
 from torch import Tensor
 
 from hedgerow.algorithms.bilevel.bilevel_algorithm import NeumannSGD
@@ -19,8 +17,7 @@ class LocalBO(FedBiO):
     variables = ("x", "y")
     shared = ("x", "y")
 
-    class Hyper(NeumannSGD):
-        name: Literal["local_bo"] = "local_bo"
+    Hyper = NeumannSGD
 
     def directions(self, oracles: Oracles, z: Tree, draw: Draw) -> tuple[Tree, Tensor]:
         return oracles.local_directions(z, draw)

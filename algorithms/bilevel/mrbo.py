@@ -1,6 +1,6 @@
 """MRBO (Yang, Ji, Liang, "Provably Faster Algorithms for Bilevel Optimization", 2021): not federated."""
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +19,7 @@ class MRBO(Bilevel):
     variables = shared = ("x", "y")
 
     class Hyper(NeumannSGD, StormXY):
-        name: Literal["mrbo"] = "mrbo"
+        pass
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         pool = np.zeros(1, int)

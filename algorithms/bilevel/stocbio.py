@@ -1,6 +1,6 @@
 """StocBiO (Ji, Yang, Liang, "Bilevel Optimization: Convergence Analysis and Enhanced Design", 2021): not federated."""
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -20,8 +20,7 @@ class StocBiO(Bilevel):
     in_one_place = True
     variables = shared = ("x", "y")
 
-    class Hyper(NeumannSGD):
-        name: Literal["stocbio"] = "stocbio"
+    Hyper = NeumannSGD
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         batches = self.batches(1) | {"inner": Batches(self.hyper.batch_size, steps=self.hyper.steps)}

@@ -36,7 +36,6 @@ class FedSepBilevel(FedSep):
     is_personal = True
 
     class Hyper(LocalOptimizer):
-        name: Literal["fedsep_bilevel"] = "fedsep_bilevel"
         decode_steps: int = Field(10, ge=1, description="I_dec, steps of the decoder")
         decode_lr: float = Field(0.1, gt=0, description="their size, gamma; at most 1 / L")
         encoder: Literal["neumann", "cg", "exact", "unrolled"] = Field(

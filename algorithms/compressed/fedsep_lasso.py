@@ -40,7 +40,6 @@ class FedSepLasso(FedSep):
     class Hyper(LocalOptimizer):
         alternatives = (("decode_lr", "decode_lr_scale"),)
 
-        name: Literal["fedsep"] = "fedsep"
         sketch_size: int = Field(1000, ge=1, description="p, numbers that are transmitted")
         sketch_seed: int = Field(0, ge=0, description="of the sketch")
         sketch: Literal["shared", "own"] = Field(

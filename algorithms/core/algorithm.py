@@ -66,8 +66,26 @@ class Algorithm:
     has_two_levels: ClassVar[bool] = False
     """Whether its task must be a BilevelTask."""
 
+    learns_stream: ClassVar[bool] = False
+    """Whether it learns a stream of tasks, one per round, in place of clients."""
+
     needs_validation: ClassVar[bool] = False
     """Whether clients need samples for validation."""
+
+    needs_public: ClassVar[bool] = False
+    """Whether it learns from public samples, see `public_samples`."""
+
+    needs_teacher: ClassVar[bool] = False
+    """Whether its task must have a teacher."""
+
+    needs_feature_maps: ClassVar[bool] = False
+    """Whether model and teacher must be networks that show their feature maps."""
+
+    needs_early_exit: ClassVar[bool] = False
+    """Whether the model must be a network with an early exit."""
+
+    needs_cleaning: ClassVar[bool] = False
+    """Whether its task must be data cleaning, `task.problem.kind: cleaning`."""
 
     is_personal: bool = False
     """Whether clients have models of their own, which are scored on what each holds out, and no common one."""
@@ -75,9 +93,6 @@ class Algorithm:
     has_client_models: ClassVar[bool] = False
     """Whether the training step shows each client's own model among its metrics, under `MODEL`; `w` of the server's
     state is then a model of the same kind, in whose place their average can be scored."""
-
-    learns_stream: ClassVar[bool] = False
-    """Whether it learns a stream of tasks, one in each round."""
 
     parts: ClassVar[Parts] = {}
     """Step -> entry of its answer -> what it is, of steps whose answers are averaged: what slots need to know, such as
@@ -136,7 +151,7 @@ class Algorithm:
         return step
 
     @property
-    def needs_public(self) -> int:
+    def public_samples(self) -> int:
         """How many public samples it needs, at least; 0: none."""
         return 0
 

@@ -68,7 +68,8 @@ class HyperParameters(Settings):
     differ from client to client (batched). So a step computes with them but never branches on a float.
     """
 
-    name: str
+    name: str = ""
+    """As in the experiment file, which stamps it on (see `platform/common/registry`): no class says it."""
 
     def at(self, round: int) -> Self:
         """The values in force in `round` (counted from 1); schedules override this."""

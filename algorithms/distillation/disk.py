@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from types import SimpleNamespace
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 from pydantic import Field
@@ -45,8 +45,7 @@ class DiSK(Student):
     the budget out, as the source does: it is more stable.
     """
 
-    class Hyper(Guided):
-        name: Literal["disk"] = "disk"  # type: ignore[assignment]
+    Hyper = Guided
 
     aids = ("guide", "student_tau")
 

@@ -4,7 +4,7 @@ Communication-Efficient Collaborative Training with Non-IID Private Data", 2021,
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,15 +34,16 @@ class DSFL(Prototypes):
     The passes over the round's public samples have them in one order.
     """
 
+    needs_public = True
+
     class Hyper(Prototyped):
-        name: Literal["ds_fl"] = "ds_fl"
         sharpen: float = Field(
             0.1, gt=0, description="temperature of the softmax that sharpens the mean of the clients' probabilities"
         )
         open_set: OpenSet = OpenSet()
 
     @property
-    def needs_public(self) -> int:
+    def public_samples(self) -> int:
         # So that all mini-batches are full, and soft labels of one shape.
         return int(self.hyper.open_set.batches * self.hyper.open_set.batch_size)
 

@@ -20,6 +20,8 @@ class Matching(Student):
     beside it.
     """
 
+    needs_feature_maps = True
+
     class Hyper(Student.Hyper):
         tau: float = Field(4.0, gt=0, description="temperature, which softens what both say")
 

@@ -2,7 +2,7 @@
 Federated Learning", 2022, Algorithm 1).
 """
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -40,14 +40,14 @@ class FedET(Prototypes):
     """
 
     weighting: ClassVar[Weighting | None] = "samples"
+    needs_public = True
 
     class Hyper(Prototyped):
-        name: Literal["fed_et"] = "fed_et"
         diversity: float = Field(0.05, ge=0, description="lambda, weight of those who disagree")
         distillation: Distillation = Distillation()
 
     @property
-    def needs_public(self) -> int:
+    def public_samples(self) -> int:
         return min(1, self.hyper.distillation.steps)
 
     def init_server(self) -> Tree:

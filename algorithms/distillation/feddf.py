@@ -2,7 +2,7 @@
 Algorithms 1 and 3).
 """
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -30,14 +30,14 @@ class FedDF(Prototypes):
     """
 
     weighting: ClassVar[Weighting | None] = "samples"
+    needs_public = True
 
     class Hyper(Prototyped):
-        name: Literal["feddf"] = "feddf"
         temperature: float = Field(1.0, gt=0, description="of the teachers' and the students' probabilities")
         distillation: Distillation = Distillation()
 
     @property
-    def needs_public(self) -> int:
+    def public_samples(self) -> int:
         return min(1, self.hyper.distillation.steps)
 
     def objection(self) -> str | None:

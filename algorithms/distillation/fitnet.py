@@ -1,6 +1,6 @@
 """FitNet (Romero et al., "FitNets: Hints for Thin Deep Nets", 2015), with the weights of SimKD's reference code."""
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 from torch import Tensor, nn
@@ -20,7 +20,6 @@ class FitNet(Matching):
     """L_CE + L_KL + beta ||r(f_s) - f_t||^2 of one stage's maps; r is a convolution."""
 
     class Hyper(Matching.Hyper):
-        name: Literal["fitnet"] = "fitnet"  # type: ignore[assignment]
         hint: int = Field(1, ge=1, description="the stage whose maps are matched, of student and teacher")
         hint_weight: float = Field(100.0, ge=0, description="beta")
 

@@ -1,6 +1,6 @@
 """Knowledge distillation (Hinton, Vinyals, Dean, 2015; thesis, Eq. 6.1)."""
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 from torch import Tensor
@@ -15,7 +15,6 @@ class KD(Student):
     """alpha L_CE + (1 - alpha) tau^2 KL(teacher || student), both softened by tau."""
 
     class Hyper(Student.Hyper):
-        name: Literal["kd"] = "kd"  # type: ignore[assignment]
         alpha: float = Field(0.1, ge=0, le=1, description="weight of the labels; the rest is the teacher's")
         tau: float = Field(4.0, gt=0, description="temperature, which softens what both say")
 

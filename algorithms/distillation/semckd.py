@@ -1,6 +1,6 @@
 """SemCKD (Chen et al., "Cross-Layer Distillation with Semantic Calibration", 2021)."""
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -23,7 +23,6 @@ class SemCKD(Matching):
     """
 
     class Hyper(Matching.Hyper):
-        name: Literal["semckd"] = "semckd"  # type: ignore[assignment]
         match_weight: float = Field(400.0, ge=0, description="beta")
         batch_size: int = Field(50, ge=4, description="samples per step, which the attention is made for")  # type: ignore[assignment]
 

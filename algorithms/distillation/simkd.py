@@ -20,8 +20,9 @@ class SimKD(Student):
     layer; these layers stay, so it is larger than the others.
     """
 
+    needs_feature_maps = True
+
     class Hyper(Student.Hyper):
-        name: Literal["simkd"] = "simkd"  # type: ignore[assignment]
         warm_start: Literal[0] = Field(0, description="it has no last layer to begin with")  # type: ignore[assignment]
         starts: Literal[1] = Field(1, description="one student")  # type: ignore[assignment]
 

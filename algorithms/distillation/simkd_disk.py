@@ -20,7 +20,6 @@ class SimKDDiSK(SimKD, DiSK):
     """
 
     class Hyper(Guided):
-        name: Literal["simkd_disk"] = "simkd_disk"  # type: ignore[assignment]
         warm_start: Literal[0] = Field(0, description="it has no last layer to begin with")  # type: ignore[assignment]
         starts: Literal[1] = Field(1, description="one student")  # type: ignore[assignment]
 

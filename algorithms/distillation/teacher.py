@@ -18,10 +18,13 @@ from hedgerow.algorithms.optim.local_sgd import minimise
 
 
 class Taught(Algorithm):
-    """An algorithm of which somebody learns from the task's teacher.
+    """An algorithm that learns from the task's teacher.
 
-    What a teacher says is always what it says when it is scored: with its own statistics, never those of mini-batches.
+    The teacher's answers are those that it gives when it is scored: with its own statistics, never with those of
+    mini-batches.
     """
+
+    needs_teacher = True
 
     def objection(self) -> str | None:
         if self.task.teacher is None:

@@ -1,7 +1,7 @@
 """The centralised reference: SGD on all clients' training samples in one place (thesis, appendix A.1.1)."""
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -29,7 +29,6 @@ class Central(Algorithm):
     """The branches of the server's state that learn, each with its momentum."""
 
     class Hyper(LocalOptimizer):
-        name: Literal["central"] = "central"
         momentum: float = Field(0.0, ge=0, lt=1, description="heavy-ball momentum, which lasts from round to round")
         starts: int = Field(
             1, ge=1, description="models that learn side by side, each from initial parameters of its own"

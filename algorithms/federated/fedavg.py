@@ -1,6 +1,6 @@
 """FedAvg (McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", 2017)."""
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.client_data import ClientData
@@ -19,7 +19,7 @@ class FedAvg(Algorithm):
     optimizes = "w"
 
     class Hyper(LocalSolver):
-        name: Literal["fedavg"] = "fedavg"
+        """Hyperparameters of the local solver."""
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         result = yield Exchange(self.train, {"w": server["w"]}, cohort.clients, batches=self.hyper.batches)

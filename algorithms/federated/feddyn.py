@@ -1,6 +1,6 @@
 """FedDyn (Acar et al., "Federated Learning Based on Dynamic Regularization", 2021; thesis, Algorithm 1)."""
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -25,7 +25,6 @@ class FedDyn(Algorithm):
     optimizes = "w"
 
     class Hyper(LocalSolver):
-        name: Literal["feddyn"] = "feddyn"
         alpha: float = Field(0.01, gt=0, description="weight of the quadratic penalty")
 
     def init_server(self) -> Tree:

@@ -1,6 +1,6 @@
 """FedProx (Li et al., "Federated Optimization in Heterogeneous Networks", 2020)."""
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
@@ -15,7 +15,6 @@ class FedProx(FedAvg):
     """FedAvg with the local objective L_k(w) + mu/2 ||w - w_server||^2 (thesis, chapter 2)."""
 
     class Hyper(FedAvg.Hyper):
-        name: Literal["fedprox"] = "fedprox"  # type: ignore[assignment]
         mu: float = Field(1e-4, ge=0, description="weight of the proximal term; 0 is FedAvg")
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:

@@ -1,6 +1,6 @@
 """Distributed SGD, also FedSGD (McMahan et al., 2017, section 2; thesis, chapter 2)."""
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -21,7 +21,6 @@ class FedSGD(Algorithm):
     optimizes = "w"
 
     class Hyper(LearningRate):
-        name: Literal["fedsgd"] = "fedsgd"
         batch_size: int | None = Field(
             None, ge=1, description="samples per forward pass; bounds memory, does not change the result"
         )

@@ -24,7 +24,6 @@ class FedSplit(Algorithm):
     optimizes = "w"
 
     class Hyper(LocalSolver):
-        name: Literal["fedsplit"] = "fedsplit"
         step_size: float = Field(1.0, gt=0, description="s: the proximal term is 1/(2s) ||u - (2x - z)||^2")
         average: Literal["all", "active"] = Field("all", description="over which clients the server averages z")
 

@@ -1,6 +1,6 @@
 """SCAFFOLD (Karimireddy et al., 2020), with the update that the thesis compares with (option II of the paper)."""
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.client_data import ClientData
@@ -23,7 +23,7 @@ class Scaffold(Algorithm):
     optimizes = "w"
 
     class Hyper(LocalSGD):
-        name: Literal["scaffold"] = "scaffold"
+        """Hyperparameters of the local solver."""
 
     def init_server(self) -> Tree:
         w = self.task.init()

@@ -1,6 +1,6 @@
 """STEM (Khanduri et al., "STEM: A Stochastic Two-Sided Momentum Algorithm for Federated Learning", 2021)."""
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -22,7 +22,6 @@ class Stem(Algorithm):
     needs_everybody = True
 
     class Hyper(Storm):
-        name: Literal["stem"] = "stem"
         lr: float = Field(0.1, gt=0, description="learning rate, times alpha_t")
         batch_size: int | None = Field(50, ge=1, description="samples of each mini-batch; null: the whole local data")
         weight_decay: float = Field(0.0, ge=0, description="L2 penalty of the loss")

@@ -1,6 +1,6 @@
 """STORM (Cutkosky and Orabona, "Momentum-Based Variance Reduction in Non-Convex SGD", 2019): not federated."""
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -17,8 +17,7 @@ class STORM(Stem):
     needs_everybody = False
     in_one_place = True
 
-    class Hyper(Stem.Hyper):
-        name: Literal["storm"] = "storm"  # type: ignore[assignment]
+    Hyper = Stem.Hyper
 
     def init_client(self) -> Tree:
         return {}

@@ -1,7 +1,5 @@
 """Decouple (thesis, chapter 4): two architectures in two separate trainings, for comparison."""
 
-from typing import Literal
-
 from hedgerow.algorithms.core.algorithm import Aggregate
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.heterogeneous.early_exits import TwoArchitectures, TwoExits, learnt, mean
@@ -12,8 +10,7 @@ class Decouple(TwoExits):
 
     shares = False
 
-    class Hyper(TwoArchitectures):
-        name: Literal["decouple"] = "decouple"
+    Hyper = TwoArchitectures
 
     def aggregate(self, server: Tree, few: Aggregate, many: Aggregate) -> Tree:
         return {"w": mean(server["w"], learnt(many)), "simple": mean(server["simple"], learnt(few))}

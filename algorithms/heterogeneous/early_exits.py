@@ -35,6 +35,8 @@ class TwoExits(Algorithm):
     Who shares [w]_M keeps one w; else the server has a simple model beside it.
     """
 
+    needs_early_exit = True
+
     shares: ClassVar[bool] = True
 
     def objection(self) -> str | None:

@@ -51,7 +51,6 @@ class FedDST(SparseTraining):
     weighting: ClassVar[Weighting | None] = "samples"
 
     class Hyper(Sparse):
-        name: Literal["feddst"] = "feddst"
         layers: Literal["erk", "uniform"] = Field(
             "erk", description="densities of the layers: small layers denser (Erdos-Renyi kernel), or all alike"
         )

@@ -2,8 +2,6 @@
 Requirements", 2018).
 """
 
-from typing import Literal
-
 import numpy as np
 import torch
 
@@ -17,8 +15,7 @@ class FederatedDropout(PartialTraining):
 
     alike = False
 
-    class Hyper(Partial):
-        name: Literal["federated_dropout"] = "federated_dropout"
+    Hyper = Partial
 
     def channels(self, capacity: float, cohort: Cohort, client: int) -> Channels:
         rng, sizes = np.random.default_rng([cohort.draw("channels"), client]), self.layout.thinned

@@ -1,6 +1,6 @@
 """FedHeN: federated learning in heterogeneous networks (thesis, chapter 4, Algorithm 4)."""
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 from torch import Tensor
@@ -15,7 +15,6 @@ class FedHeN(TwoExits):
     """Complex clients train the simple network as well, by a side objective: the loss of its exit (Eq. 4.2)."""
 
     class Hyper(TwoArchitectures):
-        name: Literal["fedhen"] = "fedhen"
         side_weight: float = Field(1.0, ge=0, description="weight of the simple network's loss on complex clients")
 
     def train_complex(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:

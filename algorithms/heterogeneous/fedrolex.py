@@ -2,8 +2,6 @@
 2022, Algorithm 1).
 """
 
-from typing import Literal
-
 import torch
 
 from hedgerow.algorithms.core.messages import Cohort
@@ -14,8 +12,7 @@ from hedgerow.algorithms.nn.submodel import Channels
 class FedRolex(PartialTraining):
     """A client of capacity r trains a window of r of each layer's channels, which moves by one from round to round."""
 
-    class Hyper(Partial):
-        name: Literal["fedrolex"] = "fedrolex"
+    Hyper = Partial
 
     def channels(self, capacity: float, cohort: Cohort, client: int) -> Channels:
         sizes = self.layout.thinned

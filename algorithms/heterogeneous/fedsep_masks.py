@@ -32,7 +32,6 @@ class FedSepMasks(PartialTraining):
     """
 
     class Hyper(Partial):
-        name: Literal["fedsep_masks"] = "fedsep_masks"
         mask: Literal["kernels", "relaxed"] = Field(
             "kernels", description="keep the best channels and leave out the others; or dim each, and leave out none"
         )

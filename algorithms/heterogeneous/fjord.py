@@ -5,7 +5,7 @@ Dropout", 2021), without its distillation.
 from dataclasses import replace
 from itertools import count
 from math import ceil
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +27,6 @@ class FjORD(HeteroFL):
     """
 
     class Hyper(Partial):
-        name: Literal["fjord"] = "fjord"
         scaler: bool = Field(False, description="in training, divide what a layer puts out by the capacity of the step")
 
     def exchange(self, w: Params, group: Group, cohort: Cohort) -> Exchange:

@@ -32,7 +32,6 @@ class Flash(FedDST):
     """
 
     class Hyper(Sparse):
-        name: Literal["flash"] = "flash"
         warmup_epochs: int = Field(10, ge=1, description="passes over the local data in stage 1")
         dealt: float = Field(0.5, ge=0, lt=1, description="share of a layer's ones that stage 1 deals anew")
         mask_update: Literal["fixed", "joint"] = Field(

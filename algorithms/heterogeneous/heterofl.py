@@ -2,8 +2,6 @@
 Clients", 2021, Algorithm 1).
 """
 
-from typing import Literal
-
 from hedgerow.algorithms.core.messages import Cohort
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.heterogeneous.partial_training import Partial, PartialTraining
@@ -17,8 +15,7 @@ class HeteroFL(PartialTraining):
     for the smallest and the largest model.
     """
 
-    class Hyper(Partial):
-        name: Literal["heterofl"] = "heterofl"
+    Hyper = Partial
 
     def channels(self, capacity: float, cohort: Cohort, client: int) -> Channels:
         return self.layout.nested(capacity)

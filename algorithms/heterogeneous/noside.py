@@ -17,7 +17,6 @@ class NoSide(TwoExits):
     """
 
     class Hyper(TwoArchitectures):
-        name: Literal["noside"] = "noside"
         exit: Literal["all", "simple"] = Field(
             "all",
             description="whose exits of the simple network are averaged: those of all clients, also of complex ones, "

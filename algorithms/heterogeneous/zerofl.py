@@ -37,7 +37,6 @@ class ZeroFL(SparseTraining):
     """
 
     class Hyper(Sparse):
-        name: Literal["zerofl"] = "zerofl"
         average: Literal["holders", "all"] = Field(
             "all", description="over whom an entry's moves are averaged: those who sent it, or all of the round"
         )

@@ -27,7 +27,6 @@ class CommFedBiONonIter(CommFedBiO):
     """
 
     class Hyper(CommSGD):
-        name: Literal["comm_fedbio_non_iter"] = "comm_fedbio_non_iter"
         sketch: Literal["sparse", "gaussian"] = Field("sparse", description="what S1 and S2 are")
         one_round: bool = Field(
             False, description="clients send their samples' derivatives along all of S1's rows at once, r1 numbers each"

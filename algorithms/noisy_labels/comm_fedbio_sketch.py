@@ -25,7 +25,6 @@ class CommFedBiOSketch(Solver):
     """
 
     class Hyper(SolverSGD):
-        name: Literal["comm_fedbio_sketch"] = "comm_fedbio_sketch"
         recovery: Literal["two_round", "server", "zero_cells"] = Field(
             "two_round", description="how entries come out of the tables, and where the rest is kept"
         )

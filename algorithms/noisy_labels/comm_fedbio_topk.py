@@ -22,7 +22,6 @@ class CommFedBiOTopK(Solver):
     """
 
     class Hyper(SolverSGD):
-        name: Literal["comm_fedbio_topk"] = "comm_fedbio_topk"
         compressor: Literal["top_k", "random_k"] = Field(
             "top_k", description="which entries are sent: each client's largest; or random ones, the same for all"
         )

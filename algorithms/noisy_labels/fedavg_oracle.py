@@ -1,6 +1,6 @@
 """FedAvg on the samples whose labels are right, as only an oracle knows (Li, Pei, Huang, 2022, section 6)."""
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,10 +19,8 @@ class FedAvgOracle(FedAvg):
     count.
     """
 
+    needs_cleaning = True
     training_steps = ()
-
-    class Hyper(FedAvg.Hyper):
-        name: Literal["fedavg_oracle"] = "fedavg_oracle"  # type: ignore[assignment]
 
     task: Cleaning
 

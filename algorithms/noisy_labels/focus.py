@@ -1,7 +1,7 @@
 """FOCUS (Chen et al., "FOCUS: Dealing with Label Quality Disparity in Federated Learning", 2020)."""
 
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -32,7 +32,6 @@ class Focus(FedAvg):
     training_steps = ()
 
     class Hyper(FedAvg.Hyper):
-        name: Literal["focus"] = "focus"  # type: ignore[assignment]
         alpha: float = Field(1.0, ge=0, description="how much errors count; 0 is FedAvg")
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:

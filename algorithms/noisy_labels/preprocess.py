@@ -1,6 +1,6 @@
 """Data selection before training (Tuor et al., "Overcoming Noisy and Irrelevant Data in Federated Learning", 2021)."""
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,11 +28,10 @@ class Preprocess(FedAvg):
     client once, when it first takes part. Clients count by their numbers of samples that are kept.
     """
 
-    needs_validation = True
+    needs_cleaning = needs_validation = True
     training_steps = ()
 
     class Hyper(FedAvg.Hyper):
-        name: Literal["preprocess"] = "preprocess"  # type: ignore[assignment]
         threshold: float = Field(
             1.5, ge=0, description="largest loss, under the benchmark model, of a sample that is kept"
         )

@@ -16,7 +16,6 @@ class BMOML(MOML):
     """As MOML, with the mean of F over a window: the task of the round and those of the buffer."""
 
     class Hyper(MOML.Hyper):
-        name: Literal["b_moml"] = "b_moml"  # type: ignore[assignment]
         alpha: float = Field(1.0, ge=0, description="weight of the quadratic penalty; 0: the window alone")
         buffer: int = Field(5, ge=0, description="past tasks whose samples are kept, B; 0 is MOML")
         policy: Literal["latest", "random"] = Field(

@@ -1,7 +1,5 @@
 """FS: train from scratch (thesis, 5.3): a new random model for every task, adapted to it alone."""
 
-from typing import Literal
-
 from hedgerow.algorithms.core.messages import Cohort, Exchanges
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.online.online_algorithm import Online
@@ -11,8 +9,7 @@ from hedgerow.algorithms.personalized.adaptation import Adaptation
 class FS(Online):
     """Nothing is carried over. More training from scratch is more of `adapt_steps`."""
 
-    class Hyper(Adaptation):
-        name: Literal["fs"] = "fs"
+    Hyper = Adaptation
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         yield from ()

@@ -1,6 +1,6 @@
 """FTRL: follow the regularised leader (thesis, Eq. 5.2), the reference of convex online learning."""
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -16,7 +16,6 @@ class FTRL(Online):
     """w = argmin mu/2 ||w||^2 + the sum of all tasks' F so far; every task is kept."""
 
     class Hyper(OnlineSGD):
-        name: Literal["ftrl"] = "ftrl"
         weight_decay: float = Field(0.0, ge=0, description="L2 penalty, added to the direction after clipping")
         mu: float = Field(1.0, ge=0, description="weight of the regulariser; 0 is FTL, follow the leader")
 

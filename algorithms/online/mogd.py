@@ -1,7 +1,5 @@
 """MOGD: meta online gradient descent (thesis, 5.3): K steps on the task of the round, and nothing is kept."""
 
-from typing import Literal
-
 from hedgerow.algorithms.core.messages import Cohort, Exchanges
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.online.online_algorithm import Online, OnlineSGD
@@ -10,8 +8,7 @@ from hedgerow.algorithms.online.online_algorithm import Online, OnlineSGD
 class MOGD(Online):
     """With `adapt: none`, one step and `batch_size: null` it is OGD, online gradient descent."""
 
-    class Hyper(OnlineSGD):
-        name: Literal["mogd"] = "mogd"
+    Hyper = OnlineSGD
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         result = yield self.learn(server, cohort)

@@ -18,7 +18,6 @@ class MOML(Online):
     """
 
     class Hyper(OnlineSGD):
-        name: Literal["moml"] = "moml"
         alpha: float = Field(1.0, gt=0, description="weight of the quadratic penalty")
         state_update: Literal["linear", "exact"] = Field(
             "linear",

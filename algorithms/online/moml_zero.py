@@ -1,6 +1,6 @@
 """MOML with the linear term 0 (thesis, Algorithm 11)."""
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
@@ -15,7 +15,6 @@ class MOMLZero(Online):
     """MOML without its linear term: only the running summary is left (the ablation of table A.10)."""
 
     class Hyper(OnlineSGD):
-        name: Literal["moml_zero"] = "moml_zero"
         alpha: float = Field(1.0, gt=0, description="weight of the quadratic penalty")
 
     def init_server(self) -> Tree:

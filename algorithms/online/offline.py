@@ -1,7 +1,5 @@
 """The offline competitor (thesis, Eq. 5.4), to which regret refers: it knows all tasks from the start."""
 
-from typing import Literal
-
 from pydantic import Field
 
 from hedgerow.algorithms.core.messages import Cohort, Exchanges
@@ -13,7 +11,6 @@ class Offline(Online):
     """K steps a round on the mean of the F of all tasks of the stream, also of those that are still to come."""
 
     class Hyper(OnlineSGD):
-        name: Literal["offline"] = "offline"
         weight_decay: float = Field(0.0, ge=0, description="L2 penalty, added to the direction after clipping")
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:

@@ -1,7 +1,7 @@
 """TOE: train on everything (thesis, 5.3): one ordinary model of all samples so far, adapted only to be scored."""
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from hedgerow.algorithms.core.client_data import Batches
 from hedgerow.algorithms.core.messages import Cohort, Exchanges
@@ -12,8 +12,7 @@ from hedgerow.algorithms.online.online_algorithm import Online, OnlineSGD
 class TOE(Online):
     """K steps a round on mini-batches of the union of all tasks so far."""
 
-    class Hyper(OnlineSGD):
-        name: Literal["toe"] = "toe"
+    Hyper = OnlineSGD
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         result = yield self.learn(server, cohort, range(cohort.round))

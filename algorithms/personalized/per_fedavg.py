@@ -1,7 +1,5 @@
 """Per-FedAvg (Fallah, Mokhtari, Ozdaglar, 2020); with prototypes P-Avg (PFL thesis, 3.3)."""
 
-from typing import Literal
-
 from hedgerow.algorithms.federated.fedavg import FedAvg
 from hedgerow.algorithms.personalized.personalized_algorithm import Personal, PersonalSGD
 
@@ -10,4 +8,4 @@ class PerFedAvg(Personal, FedAvg):
     """FedAvg of the clients' losses after adaptation. Biased, where it takes more than one local step."""
 
     class Hyper(PersonalSGD, FedAvg.Hyper):
-        name: Literal["per_fedavg"] = "per_fedavg"  # type: ignore[assignment]
+        pass

@@ -15,7 +15,6 @@ class PFLOracle(Personal, Central):
     """SGD on sum_i f_i(T_i(w)): each mini-batch is of one client, drawn anew. Nothing is transmitted."""
 
     class Hyper(PersonalSGD, Central.Hyper):
-        name: Literal["pfl_oracle"] = "pfl_oracle"  # type: ignore[assignment]
         starts: Literal[1] = Field(1, description="it has one model")  # type: ignore[assignment]
 
     def batches(self, cohort: Cohort) -> dict[str, Batches]:

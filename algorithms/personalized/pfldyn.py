@@ -1,7 +1,5 @@
 """PFLDyn (PFL thesis, chapter 3): FedDyn of the clients' losses after adaptation."""
 
-from typing import Literal
-
 from hedgerow.algorithms.federated.feddyn import FedDyn
 from hedgerow.algorithms.personalized.personalized_algorithm import Personal, PersonalSGD
 
@@ -14,4 +12,4 @@ class PFLDyn(Personal, FedDyn):
     """
 
     class Hyper(PersonalSGD, FedDyn.Hyper):
-        name: Literal["pfldyn"] = "pfldyn"  # type: ignore[assignment]
+        pass

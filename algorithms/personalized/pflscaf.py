@@ -1,7 +1,5 @@
 """PFLScaf (PFL thesis, chapter 3): SCAFFOLD of the clients' losses after adaptation."""
 
-from typing import Literal
-
 from hedgerow.algorithms.federated.scaffold import Scaffold
 from hedgerow.algorithms.personalized.personalized_algorithm import Personal, PersonalSGD
 
@@ -13,4 +11,4 @@ class PFLScaf(Personal, Scaffold):
     """
 
     class Hyper(PersonalSGD, Scaffold.Hyper):
-        name: Literal["pflscaf"] = "pflscaf"  # type: ignore[assignment]
+        pass

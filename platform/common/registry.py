@@ -26,8 +26,8 @@ from hedgerow.platform.common.errors import UserError
 DOTTED = r"^[^.\s]+(\.[^.\s]+)+$"
 """Pattern of the dotted path of a class."""
 
-OWN = "own"
-"""Tag of the last branch of a union: the dotted path of a class of the user's own."""
+OWN = "."
+"""Tag of the last branch of a union, the dotted path of a class of the user's own; no name of a table."""
 
 OWN_WORDS = "the dotted path of your own"
 
@@ -43,10 +43,18 @@ class Registry(Generic[T]):
     table: name -> "module:Class", strings, so that names can be listed without an import. base: what every class
     derives from, the user's own too. key: of the experiment file, such as "task.data.name"; its last word is the field
     that selects among sections. own: the section of a class of the user's own where that is no section itself.
+    aliases: other names of built-in classes -> their names in the table.
     """
 
-    def __init__(self, table: Mapping[str, str], base: type[T], key: str, own: type[BaseModel] | None = None):
-        self.table, self.base, self.key = table, base, key
+    def __init__(
+        self,
+        table: Mapping[str, str],
+        base: type[T],
+        key: str,
+        own: type[BaseModel] | None = None,
+        aliases: Mapping[str, str] | None = None,
+    ):
+        self.table, self.base, self.key, self.aliases = table, base, key, aliases or {}
         self.selector = key.rpartition(".")[2]
         self._own = own
 
@@ -60,6 +68,7 @@ class Registry(Generic[T]):
         place: begins the message; None: the key. Raises UserError.
         """
         place = self.key if place is None else place
+        name = self.aliases.get(name, name)
         if name in self.table:
             module, _, attribute = self.table[name].partition(":")
             found: type[T] = getattr(import_module(module), attribute)
@@ -67,9 +76,10 @@ class Registry(Generic[T]):
         what = described(self.base)
         if "." in name:
             return import_object(name, self.base, what, place)
+        known = [*self.table, *self.aliases]
         raise UserError(
-            f"{_beginning(place)}{name!r} is not {what}{nearest(name, self.table)} (allowed: "
-            f"{', '.join(sorted(self.table))}, or {OWN_WORDS})"
+            f"{_beginning(place)}{name!r} is not {what}{nearest(name, known)} (allowed: "
+            f"{', '.join(sorted(known))}, or {OWN_WORDS})"
         )
 
     def section(self, name: str, place: str | None = None) -> type[Any]:
@@ -77,7 +87,7 @@ class Registry(Generic[T]):
 
         The settings of a class that is no section itself are its `Hyper`. Raises UserError.
         """
-        found = self.resolve(name, place)
+        found: Any = self.resolve(name, place)
         return stamped(getattr(found, "Hyper", found), self.selector, name)
 
     def union(self) -> Any:
@@ -122,7 +132,7 @@ class Registry(Generic[T]):
             "properties": {self.selector: selector},
             "required": [self.selector],
         }
-        return Annotated[SerializeAsAny[unread], WrapValidator(enter), WithJsonSchema(schema)]  # type: ignore[valid-type]
+        return Annotated[SerializeAsAny[unread], WrapValidator(enter), WithJsonSchema(schema)]  # type: ignore[misc, valid-type]
 
 
 @cache

@@ -5,12 +5,11 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from hedgerow.algorithms import ALGORITHMS
-from hedgerow.platform.common.section import section_classes, tag
+from hedgerow.algorithms import ALIASES
+from hedgerow.algorithms.core.algorithm import Algorithm
+from hedgerow.platform.common.registry import Registry
+from hedgerow.platform.config import registries
 from hedgerow.platform.config.old_spellings import TRANSFORMED
-from hedgerow.platform.config.slots_section import TRANSFORM, built_in
-from hedgerow.platform.data import DataConfig, PartitionConfig
-from hedgerow.platform.models import MODELS
 
 
 @dataclass(frozen=True)
@@ -23,26 +22,45 @@ class Choice:
     """Where it was published; data sets, partitions and models say it in `what`."""
 
 
+@dataclass(frozen=True)
+class AlgorithmChoice(Choice):
+    """An algorithm, and what it declares."""
+
+    flags: tuple[str, ...] = ()
+    """Its needs and abilities, as the class attributes of `Algorithm` are called that hold for it."""
+
+
 def algorithms() -> list[Choice]:
     """By the names that `algorithm.name` takes."""
-    own = [Choice(name, said(kind), source(kind)) for name, kind in ALGORITHMS.items()]
-    transforms = {alias: built_in(TRANSFORM, kind) for alias, (kind, _) in TRANSFORMED.items()}
-    return own + [Choice(alias, said(transform), source(transform)) for alias, transform in transforms.items()]
+    found: list[Choice] = []
+    for name in registries.algorithms.names():
+        kind = registries.algorithms.resolve(name)
+        found.append(AlgorithmChoice(name, said(kind), source(kind), flags(kind)))
+    for alias, (transform, _) in TRANSFORMED.items():
+        kind = registries.algorithms.resolve(ALIASES[alias])
+        made_by = registries.transforms.resolve(transform)
+        found.append(AlgorithmChoice(alias, said(made_by), source(made_by), flags(kind)))
+    return found
 
 
 def datasets() -> list[Choice]:
     """By the names that `task.data.name` takes."""
-    return _sections(DataConfig)
+    return _choices(registries.datasets)
 
 
 def partitions() -> list[Choice]:
     """By the names that `task.partition.kind` takes."""
-    return _sections(PartitionConfig)
+    return _choices(registries.partitions)
 
 
 def models() -> list[Choice]:
     """By the names that `task.model.name` takes."""
-    return [Choice(name, said(kind)) for name, kind in MODELS.items()]
+    return _choices(registries.models)
+
+
+def flags(algorithm: type[Algorithm]) -> tuple[str, ...]:
+    """The class attributes of `Algorithm` that say yes or no, where this one says yes."""
+    return tuple(name for name, value in vars(Algorithm).items() if value is False and getattr(algorithm, name))
 
 
 def said(kind: type) -> str:
@@ -55,8 +73,8 @@ def source(kind: type) -> str:
     return paragraph(sys.modules[kind.__module__].__doc__)
 
 
-def _sections(union: Any) -> list[Choice]:
-    return [Choice(str(tag(kind)), said(kind)) for kind in section_classes(union)]
+def _choices(registry: Registry[Any]) -> list[Choice]:
+    return [Choice(name, said(registry.resolve(name))) for name in registry.names()]
 
 
 def paragraph(text: str | None) -> str:

@@ -8,17 +8,41 @@ from pydantic import Field, SerializeAsAny, field_validator, model_validator
 from hedgerow.algorithms.core.hyperparameters import HyperParameters
 from hedgerow.algorithms.core.slots import Slots, SlottedHyper
 from hedgerow.platform.common.section import Section
-from hedgerow.platform.config.problem_section import ProblemConfig, Quadratic
+from hedgerow.platform.config.problem_section import QuadraticProblem
+from hedgerow.platform.config.registries import (
+    DataConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    PartitionConfig,
+    ProblemConfig,
+    TransformConfig,
+)
 from hedgerow.platform.config.resources import Resources
-from hedgerow.platform.config.slots_section import AggregationConfig, ObjectiveConfig, TransformConfig
+from hedgerow.platform.config.slots_section import AggregationConfig
 from hedgerow.platform.config.system_heterogeneity import Simulation
 from hedgerow.platform.config.teacher_section import Teacher
-from hedgerow.platform.data import ACID, DataConfig, PartitionConfig, Public, Stream
 from hedgerow.platform.data.augmentation import Augmentation
-from hedgerow.platform.data.sources.source import QuadraticData
-from hedgerow.platform.models import ModelConfig
-from hedgerow.platform.models.model import QuadraticXY
+from hedgerow.platform.data.partitions.task_stream import Stream
+from hedgerow.platform.data.sources.quadratic_data import QuadraticData
+from hedgerow.platform.models.quadratic_xy import QuadraticXY
 from hedgerow.platform.storage.remote import is_uri, uri_objection
+
+
+class Public(Section):
+    """Samples without labels that the server and all clients have."""
+
+    samples: int | None = Field(None, ge=1, description="how many; null: all of `data`")
+    data: DataConfig | None = Field(
+        None,
+        description="another data set, with samples of the same shape, which are normalised as the task's are; null: "
+        "they are held back from the task's training samples",
+    )
+
+    @model_validator(mode="after")
+    def _not_everything(self) -> Self:
+        if self.samples is None and self.data is None:
+            raise ValueError("give `samples`, how many training samples are held back, or `data`, another data set")
+        return self
 
 
 class TaskConfig(Section):
@@ -34,7 +58,7 @@ class TaskConfig(Section):
 
     @model_validator(mode="after")
     def _all_dealt(self) -> Self:
-        if self.public and isinstance(self.partition, ACID):
+        if self.public and self.partition.deals_test_samples:
             raise ValueError(
                 f"`partition` {self.partition.kind} deals samples of the test set too, beside which none are public; "
                 "remove `public`, or choose another partition"
@@ -258,7 +282,7 @@ class Experiment(Section, Generic[H]):
         said = {
             isinstance(task.data, QuadraticData),
             isinstance(task.model, QuadraticXY),
-            isinstance(task.problem, Quadratic),
+            isinstance(task.problem, QuadraticProblem),
         }
         if len(said) > 1:
             raise ValueError(
@@ -289,7 +313,7 @@ class Experiment(Section, Generic[H]):
         """How many of the `population` clients take part in a round: at least one. Of a stream, all tasks: they are
         scored together.
         """
-        if isinstance(self.task.partition, Stream):
+        if self.task.partition.is_stream:
             return population
         if self.participation is None:
             return self.clients_per_round or 1

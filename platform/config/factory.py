@@ -15,22 +15,14 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.memory import fits, require
 from hedgerow.platform.common.quiet import quiet_libraries
 from hedgerow.platform.config.experiment import Experiment
-from hedgerow.platform.config.loader import algorithm_class, load_experiment
+from hedgerow.platform.config.loader import load_experiment
+from hedgerow.platform.config.registries import ModelConfig, algorithm_class
 from hedgerow.platform.config.teacher_section import Teacher, with_parameters
-from hedgerow.platform.data import (
-    ACID,
-    Dataset,
-    Partition,
-    Stream,
-    hold_back,
-    load_dataset,
-    make_partition,
-    make_stream,
-    with_public,
-    with_test_samples,
-)
+from hedgerow.platform.data import Dataset, Partition
+from hedgerow.platform.data.cache import load_dataset
+from hedgerow.platform.data.public_pool import hold_back, with_public
 from hedgerow.platform.data.sampling import steps_per_client
-from hedgerow.platform.models import ModelConfig, build_model
+from hedgerow.platform.models.build import build_model
 from hedgerow.platform.models.model import CustomModel
 from hedgerow.platform.models.vmap_check import compare_constants, fingerprint
 from hedgerow.platform.runtime.contract_check import check_contract
@@ -43,14 +35,10 @@ def build_data(experiment: Experiment, data_root: Path | None) -> tuple[Dataset,
 
     Raises UserError when files are missing or the partition does not fit the data.
     """
-    dataset = load_dataset(experiment.task.data, data_root)
-    if isinstance(experiment.task.partition, Stream):
-        dataset = make_stream(experiment.task.partition, dataset)
-    public = experiment.task.public
-    if public and public.data:
-        dataset = with_public(dataset, load_dataset(public.data, data_root), public.samples)
-    if isinstance(experiment.task.partition, ACID):
-        dataset = with_test_samples(dataset)
+    task = experiment.task
+    dataset = task.partition.prepare(load_dataset(task.data, data_root))
+    if task.public and task.public.data:
+        dataset = with_public(dataset, load_dataset(task.public.data, data_root), task.public.samples)
     return dataset, build_partition(experiment, dataset)
 
 
@@ -59,7 +47,7 @@ def build_partition(experiment: Experiment, dataset: Dataset) -> Partition:
     task = experiment.task
 
     def draw(labels: np.ndarray, natural: np.ndarray | None) -> Partition:
-        return make_partition(task.partition, labels, dataset.classes, natural, experiment.seed, dataset.lent)
+        return task.partition.draw(labels, dataset.classes, natural, experiment.seed, dataset.lent)
 
     with fits("task.partition"):
         if task.public:
@@ -148,10 +136,10 @@ def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -
             f"task.partition.validation: every client needs samples for validation with {name}, for its upper level or "
             "as the server's own; raise it"
         )
-    if (found := len(partition.rows("public"))) < algorithm.needs_public:
+    if (found := len(partition.rows("public"))) < algorithm.public_samples:
         raise UserError(
-            f"task.public: {name} learns from public samples, at least {algorithm.needs_public}, and there are "
-            f"{found}; give it `samples: {algorithm.needs_public}` or more"
+            f"task.public: {name} learns from public samples, at least {algorithm.public_samples}, and there are "
+            f"{found}; give it `samples: {algorithm.public_samples}` or more"
         )
     _check_repeats(experiment, dataset)
     check_contract(experiment, algorithm, dataset, partition)

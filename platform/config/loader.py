@@ -7,22 +7,21 @@ from contextlib import suppress
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import Field, ValidationError, create_model
+from pydantic import Field, ValidationError
 
 from hedgerow.algorithms import ALGORITHMS, ALIASES
 from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.hyperparameters import HyperParameters, Settings
 from hedgerow.platform.common.errors import UserError, mistakes
-from hedgerow.platform.common.registry import import_object, nearest
+from hedgerow.platform.common.registry import WITHOUT_IMPORTS
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.old_spellings import is_slot_key, modern_key, modernize
-from hedgerow.platform.config.problem_section import Quadratic
-from hedgerow.platform.config.slots_section import own_sections, with_own_sections
+from hedgerow.platform.config.problem_section import QuadraticProblem
+from hedgerow.platform.config.registries import algorithm_class, algorithms
 from hedgerow.platform.config.validation_errors import Keys, dotted, explain, sections_at
 from hedgerow.platform.config.yaml_reader import Lines, dump_values, parse_yaml
-from hedgerow.platform.data import Stream
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*(\.\w+)*=.*")
 
@@ -58,7 +57,7 @@ def read_experiment(path: str | Path) -> Experiment:
     values, lines = read_file(Path(path))
     values.pop("search", None)
     modernize(values, lines, imports=False)
-    return _validated(values, _SomeAlgorithm, lines, str(path))
+    return _validated(values, _SomeAlgorithm, lines, str(path), imports=False)
 
 
 def read_file(path: Path, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], Lines]:
@@ -77,7 +76,6 @@ def parse_experiment(values: dict[str, Any], lines: Lines | None = None, source:
     name = section.get("name") if isinstance(section, dict) else None
     hyper: type[HyperParameters] = _SomeAlgorithm
     algorithm = None
-    own = own_sections(values, lambda keys: lines.get(keys, source))
     if isinstance(name, str):
         place = lines.get(("algorithm", "name"), source)
         try:
@@ -88,8 +86,8 @@ def parse_experiment(values: dict[str, Any], lines: Lines | None = None, source:
             except UserError as others:
                 raise mistakes(source, error.sentences + others.sentences) from None
             raise
-        hyper = _named(algorithm.Hyper, name)
-    experiment = _validated(values, hyper, lines, source, own)
+        hyper = algorithms.section(name)
+    experiment = _validated(values, hyper, lines, source)
     if experiment.evaluation.follows and algorithm and not algorithm.has_client_models:
         place = lines.get(("evaluation", "model"), source)
         raise UserError(f"{place}: evaluation.model: {name} has no models of clients to average; set it to server")
@@ -100,13 +98,11 @@ def parse_experiment(values: dict[str, Any], lines: Lines | None = None, source:
 
 
 def _validated(
-    values: dict[str, Any], hyper: type[HyperParameters], lines: Lines, source: str, own: Any = None
+    values: dict[str, Any], hyper: type[HyperParameters], lines: Lines, source: str, imports: bool = True
 ) -> Experiment:
     model: Any = Experiment[hyper]  # type: ignore[valid-type]
-    if own:
-        model = with_own_sections(model, own)
     try:
-        experiment: Experiment = model.model_validate(values, strict=True)
+        experiment: Experiment = model.model_validate(values, strict=True, context=None if imports else WITHOUT_IMPORTS)
         return experiment
     except ValidationError as error:
         raise explain(error, model, values, lines, source) from None
@@ -114,20 +110,19 @@ def _validated(
 
 def _fits_its_loop(experiment: Experiment, algorithm: type[Algorithm], place: str) -> None:
     """Learners of streams need one, and others none; those of two levels a problem. Raises UserError."""
-    online, stream = algorithm.learns_stream, isinstance(experiment.task.partition, Stream)
-    name = experiment.algorithm.name
-    if online and not stream:
+    stream, name = experiment.task.partition.is_stream, experiment.algorithm.name
+    if algorithm.learns_stream and not stream:
         raise UserError(f"{place}: algorithm.name: {name} learns a stream of tasks; set `task.partition.kind: stream`")
-    if stream and not online:
-        known = ", ".join(sorted(name for name, kind in ALGORITHMS.items() if kind.learns_stream))
+    if stream and not algorithm.learns_stream:
+        known = ", ".join(sorted(name for name in ALGORITHMS if algorithms.resolve(name).learns_stream))
         raise UserError(f"{place}: algorithm.name: {name} does not learn streams; choose one of {known}")
     problem, bilevel = experiment.task.problem, algorithm.has_two_levels
     if bilevel and problem is None:
         raise UserError(
             f"{place}: algorithm.name: {name} learns two levels; set `task.problem`, such as {{kind: cleaning}}"
         )
-    if isinstance(problem, Quadratic) and not bilevel:
-        known = ", ".join(sorted(name for name, kind in ALGORITHMS.items() if kind.has_two_levels))
+    if isinstance(problem, QuadraticProblem) and not bilevel:
+        known = ", ".join(sorted(name for name in ALGORITHMS if algorithms.resolve(name).has_two_levels))
         raise UserError(f"{place}: algorithm.name: {name} does not learn two levels; choose one of {known}")
 
 
@@ -139,17 +134,6 @@ def dump_experiment(experiment: Experiment) -> str:
 def _reduce(experiment: Experiment) -> tuple[Any, ...]:
     """How pickle stores an experiment: as plain values, since the classes of its sections may be made for it alone."""
     return parse_experiment, (experiment.model_dump(mode="json"),)
-
-
-@cache
-def _named(hyper: type[HyperParameters], name: str) -> type[HyperParameters]:
-    """The hyperparameters of the user's own algorithm, whose name in the file is its dotted path.
-
-    Cached, since only experiments of one and the same class compare equal.
-    """
-    if "." not in name:
-        return hyper
-    return create_model(hyper.__name__, __base__=hyper, name=(Literal[name], name))  # type: ignore[arg-type,valid-type]
 
 
 def _read(path: Path) -> tuple[dict[str, Any], Lines]:
@@ -252,16 +236,3 @@ def _alternatives(algorithm: str | None, keys: tuple[str, ...]) -> tuple[str, ..
     kinds = sections_at(Experiment[hyper], keys[:-1])  # type: ignore[valid-type]
     pairs = {pair for kind in kinds if issubclass(kind, Settings) for pair in kind.exclusive_keys()}
     return tuple(sorted({b for a, b in pairs if a == keys[-1]} | {a for a, b in pairs if b == keys[-1]}))
-
-
-def algorithm_class(name: str, place: str = "algorithm.name") -> type[Algorithm]:
-    """The algorithm of that name, or at that dotted path. Raises UserError."""
-    if ALIASES.get(name, name) in ALGORITHMS:
-        return ALGORITHMS[ALIASES.get(name, name)]
-    if "." in name:
-        return import_object(name, Algorithm, "an algorithm", place)
-    known = {**ALGORITHMS, **ALIASES}
-    raise UserError(
-        f"{place}: {name!r} is not an algorithm{nearest(name, known)} (allowed: {', '.join(sorted(known))}, "
-        "or the dotted path of your own)"
-    )

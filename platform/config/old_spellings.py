@@ -8,7 +8,7 @@ from typing import Any
 from hedgerow.algorithms import ALIASES
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.config.loader import algorithm_class
+from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.config.validation_errors import Keys, dotted
 from hedgerow.platform.config.yaml_reader import Lines
 

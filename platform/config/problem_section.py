@@ -1,33 +1,44 @@
-"""The problem section of an experiment file: what two levels a task has."""
+"""The problem section of an experiment file: the two levels of a task."""
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 
-from hedgerow.algorithms import problems
 from hedgerow.algorithms.core.task import Task, trainable
 from hedgerow.algorithms.problems.bilevel_task import BilevelTask
-from hedgerow.algorithms.problems.quadratic import Coefficients, QuadraticModel
+from hedgerow.algorithms.problems.cleaning import Cleaning
+from hedgerow.algorithms.problems.hyper_representation import HyperRepresentation
+from hedgerow.algorithms.problems.quadratic import Coefficients, Quadratic, QuadraticModel
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.registry import import_object
 from hedgerow.platform.common.section import Section
 from hedgerow.platform.data import Dataset, Partition
 
+PROBLEMS = {
+    "cleaning": "hedgerow.platform.config.problem_section:CleaningProblem",
+    "hyper_representation": "hedgerow.platform.config.problem_section:HyperRepresentationProblem",
+    "quadratic": "hedgerow.platform.config.problem_section:QuadraticProblem",
+    "own": "hedgerow.platform.config.problem_section:OwnProblem",
+}
+"""The classes that `task.problem.kind` may name."""
+
 
 class Problem(Section):
     """Two levels: x, which is learnt from samples for validation, and y, learnt from those for training given x."""
+
+    kind: str = ""
+    """As in the experiment file, which stamps it on."""
 
     def build(self, task: Task, dataset: Dataset, partition: Partition) -> BilevelTask:
         """The same task with two levels. Raises UserError when the data do not fit."""
         raise NotImplementedError
 
 
-class Cleaning(Problem):
+class CleaningProblem(Problem):
     """Data cleaning: x weighs every training sample, y is the classifier."""
 
-    kind: Literal["cleaning"] = "cleaning"
     weights: Literal["sigmoid", "clipped"] = Field(
         "sigmoid",
         description="sigmoid: x are logits, and all weights begin at 1/2; clipped: x are the weights, which begin at 1 "
@@ -45,13 +56,11 @@ class Cleaning(Problem):
         seen = dataset.y_train if partition.labels is None else partition.labels
         arrays = {"blocks": blocks, "slots": slots, "places": places, "wrong": seen[rows] != dataset.y_train[rows]}
         tensors: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        return problems.Cleaning(**task.fields, weights=self.weights, **tensors)
+        return Cleaning(**task.fields, weights=self.weights, **tensors)
 
 
-class HyperRepresentation(Problem):
+class HyperRepresentationProblem(Problem):
     """Hyper-representation learning: x is the backbone, y the last layer."""
-
-    kind: Literal["hyper_representation"] = "hyper_representation"
 
     def build(self, task: Task, dataset: Dataset, partition: Partition) -> BilevelTask:
         owners = [name for name, layer in task.module.named_modules() if any(True for _ in layer.parameters(False))]
@@ -67,13 +76,11 @@ class HyperRepresentation(Problem):
                 "task.problem.kind: hyper_representation needs a model with a backbone and a last layer; this one has "
                 "a single layer, so choose mlp or cnn"
             )
-        return problems.HyperRepresentation(**task.fields, head=head)
+        return HyperRepresentation(**task.fields, head=head)
 
 
-class Quadratic(Problem):
+class QuadraticProblem(Problem):
     """The quadratic problem, whose solution is known: `data: {name: quadratic}` with `model: {name: quadratic}`."""
-
-    kind: Literal["quadratic"] = "quadratic"
 
     def build(self, task: Task, dataset: Dataset, partition: Partition) -> BilevelTask:
         assert isinstance(task.module, QuadraticModel)
@@ -82,13 +89,12 @@ class Quadratic(Problem):
         shares = partition.shares()
         parts = {share: _means(dataset.x_train, partition, *shares[share]) for share in ("train", "validation")}
         clients = np.concatenate([parts["train"][:, :starts], parts["validation"][:, starts:]], axis=1)
-        return problems.Quadratic(**task.fields, clients=torch.from_numpy(clients))
+        return Quadratic(**task.fields, clients=torch.from_numpy(clients))
 
 
-class Own(Problem):
+class OwnProblem(Problem):
     """Your own two levels: `name` is the dotted path of a BilevelTask, `args` goes to its constructor."""
 
-    kind: Literal["own"] = "own"
     name: str = Field(description="dotted path of a class that derives from hedgerow's BilevelTask")
     args: dict[str, Any] = Field({}, description="keyword arguments of its constructor")
 
@@ -107,6 +113,3 @@ def _means(x: np.ndarray, partition: Partition, starts: np.ndarray, sizes: np.nd
     """Of each client's samples, in double precision."""
     rows = (partition.order[s : s + n] for s, n in zip(starts, sizes, strict=True))
     return np.stack([x[some].astype(np.float64).mean(0) if len(some) else x[0] * 0.0 for some in rows])
-
-
-ProblemConfig = Annotated[Cleaning | HyperRepresentation | Quadratic | Own, Field(discriminator="kind")]

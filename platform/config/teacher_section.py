@@ -11,7 +11,7 @@ from hedgerow.algorithms.core.task import trainable
 from hedgerow.algorithms.optim.pretraining import Schooling
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.section import Section
-from hedgerow.platform.models import ModelConfig
+from hedgerow.platform.config.registries import ModelConfig
 from hedgerow.platform.storage.checkpoint import checkpoints, read_checkpoint
 
 

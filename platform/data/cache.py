@@ -6,13 +6,14 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from platformdirs import user_cache_dir
 
+from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.memory import fits, require
-from hedgerow.platform.data.dataset import Dataset
+from hedgerow.platform.data.dataset import Dataset, mistake_in
+from hedgerow.platform.data.sources.source import Source
 
 _FORMAT = 2
 
@@ -27,12 +28,14 @@ def data_folder(root: Path | None) -> Path:
     return root or Path(os.environ.get("HEDGEROW_DATA_ROOT") or "data")
 
 
-def load_dataset(config: Any, root: Path | None = None) -> Dataset:
-    """The data set of a `Source`, from the cache where it was converted before.
+def load_dataset(config: Source, root: Path | None = None) -> Dataset:
+    """The data set of a source, from the cache where it was converted before; that of the user's own is never cached.
 
     Raises UserError when files are missing or damaged.
     """
     root = data_folder(root)
+    if config.is_own:
+        return _loaded(config, root)
     # Size and time of the files are in the key: changed files are converted again.
     stamps = [
         [str(f.absolute()), s.st_size, s.st_mtime_ns] for f in config.files(root) if f.exists() for s in [f.stat()]
@@ -42,11 +45,18 @@ def load_dataset(config: Any, root: Path | None = None) -> Dataset:
     try:
         return _read(entry)
     except (OSError, ValueError, KeyError, TypeError):
-        require(8 * config.drawn, "task.data: its samples", "lower its sizes")
-        with fits("task.data"):
-            dataset = config.load(root)
+        dataset = _loaded(config, root)
         _write(dataset, entry)
         return dataset
+
+
+def _loaded(config: Source, root: Path) -> Dataset:
+    require(8 * config.drawn, "task.data: its samples", "lower its sizes")
+    with fits("task.data"):
+        dataset = config.load(root)
+    if config.is_own and (problem := mistake_in(dataset)):
+        raise UserError(f"task.data.name: {config.name}.load {problem}")
+    return dataset
 
 
 def _write(dataset: Dataset, entry: Path) -> None:

@@ -67,3 +67,19 @@ def stratified_split(labels: np.ndarray, fraction: float, seed: int = 0) -> tupl
         rows = rng.permutation(np.flatnonzero(labels == label))
         test[rows[: round(fraction * len(rows))]] = True
     return np.flatnonzero(~test), np.flatnonzero(test)
+
+
+def mistake_in(dataset: Any) -> str | None:
+    """What is wrong with the data set that a source of the user's own returned, and the fix; None: nothing."""
+    if not isinstance(dataset, Dataset):
+        return f"returns {type(dataset).__name__}; return a hedgerow.platform.data.Dataset"
+    for part, x, y in (("train", dataset.x_train, dataset.y_train), ("test", dataset.x_test, dataset.y_test)):
+        if x.dtype not in ((np.uint8,) if dataset.is_tokens else (np.uint8, np.float32)):
+            return f"has x_{part} of {x.dtype}; give images and tokens as uint8, features as float32"
+        if y.dtype != np.int64 or y.ndim != 1 or len(x) != len(y):
+            return f"has {len(x)} samples in x_{part} and y_{part} of {y.dtype} {y.shape}; give one int64 label each"
+        if len(y) and not 0 <= y.min() <= y.max() < dataset.classes:
+            return f"has labels from {y.min()} to {y.max()} in y_{part}; number its {dataset.classes} classes from 0"
+    if len(dataset.class_names) != dataset.classes:
+        return f"names {len(dataset.class_names)} classes and has {dataset.classes}; give class_names one name for each"
+    return None

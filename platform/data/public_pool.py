@@ -1,34 +1,13 @@
-"""Public samples: everybody has them, and nobody their labels. What distillation needs."""
+"""Public samples, which the server and all clients have, without labels: for distillation."""
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Self
 
 import numpy as np
-from pydantic import Field, model_validator
 
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.common.section import Section
 from hedgerow.platform.data.dataset import Dataset
 from hedgerow.platform.data.partition import Partition
-from hedgerow.platform.data.sources.source import DataConfig
-
-
-class Public(Section):
-    """Samples without labels that the server and all clients have."""
-
-    samples: int | None = Field(None, ge=1, description="how many; null: all of `data`")
-    data: DataConfig | None = Field(
-        None,
-        description="another data set, with samples of the same shape, which are normalised as the task's are; null: "
-        "they are held back from the task's training samples",
-    )
-
-    @model_validator(mode="after")
-    def _not_everything(self) -> Self:
-        if self.samples is None and self.data is None:
-            raise ValueError("give `samples`, how many training samples are held back, or `data`, another data set")
-        return self
 
 
 def with_public(dataset: Dataset, other: Dataset, samples: int | None) -> Dataset:

@@ -1,7 +1,21 @@
-"""The built-in models and the user's own, by the name that experiment files use."""
+"""Models, one section and its network side by side, by the name that `task.model.name` takes."""
 
-from hedgerow.platform.models.build import build_model
-from hedgerow.platform.models.model import MODELS, ModelConfig
-from hedgerow.platform.models.vmap_check import check_module
-
-__all__ = ["MODELS", "ModelConfig", "build_model", "check_module"]
+MODELS = {
+    "logreg": "hedgerow.platform.models.feedforward:LogReg",
+    "mlp": "hedgerow.platform.models.feedforward:MLP",
+    "cnn": "hedgerow.platform.models.feedforward:CNN",
+    "small_cnn": "hedgerow.platform.models.feedforward:SmallCNN",
+    "conv4": "hedgerow.platform.models.feedforward:Conv4",
+    "resnet18_gn": "hedgerow.platform.models.resnet18:ResNet18",
+    "resnet_static": "hedgerow.platform.models.static_resnet:StaticResNet",
+    "resnet_exit": "hedgerow.platform.models.early_exit:ExitResNet",
+    "preact_resnet": "hedgerow.platform.models.preact_resnet:PreActResNet",
+    "resnet": "hedgerow.platform.models.torchvision_nets:ResNet",
+    "shufflenet_v2": "hedgerow.platform.models.torchvision_nets:ShuffleNetV2",
+    "mobilenet_v2": "hedgerow.platform.models.torchvision_nets:MobileNetV2",
+    "vit": "hedgerow.platform.models.torchvision_nets:VisionTransformer",
+    "intervals": "hedgerow.platform.models.toy_models:IntervalsModel",
+    "mlp_static": "hedgerow.platform.models.toy_models:StaticMLPModel",
+    "char_lstm": "hedgerow.platform.models.char_lstm:CharLSTM",
+    "quadratic": "hedgerow.platform.models.quadratic_xy:QuadraticXY",
+}

@@ -1,10 +1,36 @@
 """The next-character LSTM."""
 
+from typing import ClassVar
+
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from hedgerow.algorithms.core.torch_private import is_transformed
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.models.model import Depth, Model
+
+
+class CharLSTM(Model):
+    """LEAF's next-character model: embedding, stacked LSTM, linear on the last position.
+
+    133520 parameters with 80 characters: torch's LSTM has two bias vectors per layer.
+    """
+
+    takes: ClassVar[tuple[str, ...]] = ("token sequences",)
+
+    vocabulary: int | None = Field(None, ge=2, description="number of distinct tokens; null: of the data set's classes")
+    embedding: int = Field(8, ge=1, description="dimension of a token's embedding")
+    hidden: int = Field(100, ge=1, description="units of each LSTM layer")
+    layers: Depth = Field(2, description="LSTM layers")
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        if self.vocabulary is not None and self.vocabulary < classes:
+            raise UserError(
+                f"task.model.vocabulary: {self.vocabulary} is less than the {classes} characters of the data; remove it"
+            )
+        return CharLSTMNet(self.vocabulary or classes, self.embedding, self.hidden, self.layers, classes)
 
 
 class CharLSTMNet(nn.Module):

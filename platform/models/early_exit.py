@@ -1,14 +1,44 @@
 """FedHeN's networks: a residual network whose first stages, with an exit of their own, are the simple one."""
 
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
+from pydantic import Field, model_validator
 from torch import nn
 
+from hedgerow.platform.models.model import Depth, Model, Width
 from hedgerow.platform.models.preact_resnet import Block
 
 Exits = Literal["late", "early", "both"]
+
+
+class ExitResNet(Model):
+    """FedHeN's pre-activation ResNet with GroupNorm, whose first stages have an exit of their own, behind mix pooling.
+
+    As it is, 11,171,146 parameters for 10 classes without that exit, of which the simple network has 674,880 and 1,291
+    of its exit; smaller with other lists. The groups and the size of the pooled image are not printed.
+    """
+
+    takes: ClassVar[tuple[str, ...]] = ("images",)
+
+    channels: list[Width] = Field([64, 128, 256, 512], min_length=2, description="channels of each stage")
+    blocks: list[Depth] = Field([2, 2, 2, 2], min_length=2, description="blocks of each stage")
+    exit_after: int = Field(2, ge=1, description="stages of the simple network")
+    groups: int = Field(2, ge=1, description="groups of each GroupNorm; must divide all channels")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if len(self.channels) != len(self.blocks):
+            raise ValueError("`channels` and `blocks` must have an entry for each stage, both as many")
+        if self.exit_after >= len(self.channels):
+            raise ValueError(f"`exit_after` must leave a stage of the {len(self.channels)} behind the exit; lower it")
+        if any(width % self.groups for width in self.channels):
+            raise ValueError(f"`groups`: {self.groups} does not divide all of `channels`; choose 1 or another divisor")
+        return self
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        return EarlyExit(shape[0], classes, self.channels, self.blocks, self.exit_after, self.groups)
 
 
 class EarlyExit(nn.Module):

@@ -1,22 +1,39 @@
 """ResNet-18 with GroupNorm, adapted from torchvision's."""
 
 from functools import partial
+from typing import ClassVar
 
+from pydantic import Field
 from torch import nn
-from torchvision.models.resnet import BasicBlock, ResNet
+
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.models.model import Model
 
 
-def resnet18_gn(channels: int, classes: int, groups: int, small_images: bool) -> nn.Module:
-    """torchvision's ResNet-18 for images with `channels`, each BatchNorm replaced by a GroupNorm of `groups`.
+class ResNet18(Model):
+    """torchvision's ResNet-18 with GroupNorm in place of BatchNorm, about 11.2 million parameters.
 
-    small_images: the stem is a 3x3 convolution with stride 1 and no max-pool. (B, channels, H, W) -> (B, classes).
+    As Hsieh et al., "The Non-IID Data Quagmire of Decentralized Machine Learning", 2020.
     """
-    net = ResNet(BasicBlock, [2, 2, 2, 2], num_classes=classes, norm_layer=partial(nn.GroupNorm, groups))
-    if small_images:
-        net.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
-        net.maxpool = nn.Identity()  # type: ignore[assignment]
-    else:
-        net.conv1 = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
-    # As torchvision initialises its convolutions, which it did before the stem was replaced.
-    nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")
-    return net
+
+    takes: ClassVar[tuple[str, ...]] = ("images",)
+
+    groups: int = Field(2, ge=1, description="groups of each GroupNorm; must divide 64")
+    small_images: bool = Field(True, description="3x3 stem with stride 1 and no max-pool, as usual for 32x32 images")
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """torchvision's ResNet-18 with each BatchNorm replaced. (B, channels, H, W) -> (B, classes)."""
+        if 64 % self.groups:
+            raise UserError(f"task.model.groups: {self.groups} does not divide 64 channels; choose 1, 2, 4, ... 64")
+        # torchvision takes seconds to import: only runs with this model pay for it.
+        from torchvision.models.resnet import BasicBlock, ResNet
+
+        net = ResNet(BasicBlock, [2, 2, 2, 2], num_classes=classes, norm_layer=partial(nn.GroupNorm, self.groups))
+        if self.small_images:
+            net.conv1 = nn.Conv2d(shape[0], 64, 3, padding=1, bias=False)
+            net.maxpool = nn.Identity()  # type: ignore[assignment]
+        else:
+            net.conv1 = nn.Conv2d(shape[0], 64, 7, stride=2, padding=3, bias=False)
+        # As torchvision initialises its convolutions, which it did before the stem was replaced.
+        nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")
+        return net

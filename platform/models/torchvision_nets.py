@@ -1,16 +1,101 @@
 """Networks that show their stages: what methods of distillation match (thesis, chapter 6)."""
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from hedgerow.algorithms.core.static_batch_norm import StaticBatchNorm2d
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.models.model import Depth, Model, Width
 
 Norm = Callable[[int], nn.Module]
+
+
+class ResNet(Model):
+    """A ResNet of basic blocks with static batch norm or GroupNorm: DiSK's ResNets, and its WRNs by other lists.
+
+    As it is, ResNet-10-xxs: 13,020 parameters for 100 classes. ResNet-34, 21,328,292: channels [64, 128, 256, 512] and
+    blocks [3, 4, 6, 3]. ImageNet's ResNet-18, 11,689,512 for 1000 classes, with `large_images: true`; ResNet-50,
+    25,557,032, also with `bottleneck: true` and ResNet-34's lists.
+    """
+
+    takes: ClassVar[tuple[str, ...]] = ("images",)
+
+    channels: list[Width] = Field([8, 8, 16, 16], min_length=1, description="channels of each stage")
+    blocks: list[Depth] = Field([1, 1, 1, 1], min_length=1, description="blocks of each stage")
+    stem: int | None = Field(None, ge=1, description="channels of the stem; null: those of the first stage")
+    bottleneck: bool = Field(False, description="blocks of three convolutions with four times the channels at the end")
+    large_images: bool = Field(False, description="a 7x7 stem with stride 2 and a max-pool, as for images of 224x224")
+    groups: int | None = Field(
+        None,
+        ge=1,
+        description="GroupNorm with so many groups, which clients can train in batches; null: static batch norm",
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if len(self.channels) != len(self.blocks):
+            raise ValueError("`channels` and `blocks` must have an entry for each stage, both as many")
+        if self.groups and any(width % self.groups for width in [*self.channels, self.stem or self.groups]):
+            raise ValueError(f"`groups`: {self.groups} does not divide all of `channels` and `stem`; choose 1")
+        return self
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        norm = partial(nn.GroupNorm, self.groups) if self.groups else StaticBatchNorm2d
+        stem = self.stem or self.channels[0]
+        how = {"bottleneck": self.bottleneck, "large_images": self.large_images}
+        return resnet(shape[0], classes, stem, self.channels, self.blocks, norm, **how)
+
+
+class ShuffleNetV2(Model):
+    """torchvision's ShuffleNetV2 of size 1 with static batch norm, a 1x1 stem and no pool behind it (1.36 million)."""
+
+    takes: ClassVar[tuple[str, ...]] = ("images",)
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        return shufflenet_v2(shape[0], classes)
+
+
+class MobileNetV2(Model):
+    """torchvision's MobileNetV2 with static batch norm, for small images (2.35 million parameters)."""
+
+    takes: ClassVar[tuple[str, ...]] = ("images",)
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        return mobilenet_v2(shape[0], classes)
+
+
+class VisionTransformer(Model):
+    """torchvision's vision transformer: ViT-Tiny/16 as it is, 5,717,416 parameters for 224x224 and 1000 classes;
+    ViT-Large/16, 304,326,632, with `layers: 24, heads: 16, width: 1024`.
+    """
+
+    takes: ClassVar[tuple[str, ...]] = ("images",)
+
+    patch: int = Field(16, ge=1, description="side of a patch; must divide that of the images, which are square")
+    layers: Depth = Field(12, description="encoder layers")
+    heads: int = Field(3, ge=1, description="attention heads; must divide `width`")
+    width: int = Field(192, ge=1, description="of a token; the hidden units of a layer are four times as many")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.width % self.heads:
+            raise ValueError(f"`heads`: {self.heads} does not divide `width: {self.width}`; choose another")
+        return self
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        if shape[1] != shape[2] or shape[1] % self.patch:
+            raise UserError(
+                f"task.model: vit takes square images whose side {self.patch} divides, and these have "
+                f"{shape[1]}x{shape[2]} pixels; choose another `patch`"
+            )
+        return ViT(shape, classes, self.patch, self.layers, self.heads, self.width)
 
 
 class Staged(nn.Module):
@@ -118,13 +203,13 @@ def shufflenet_v2(inputs: int, classes: int) -> Staged:
 
 def mobilenet_v2(inputs: int, classes: int) -> Staged:
     """torchvision's MobileNetV2 for small images, whose second stage keeps their size."""
-    from torchvision.models import MobileNetV2
+    from torchvision import models
 
     # expansion, channels, blocks, stride of the first
     settings = [
         [1, 16, 1, 1], [6, 24, 2, 1], [6, 32, 3, 2], [6, 64, 4, 2], [6, 96, 3, 1], [6, 160, 3, 2], [6, 320, 1, 1],
     ]  # fmt: skip
-    layers = list(MobileNetV2(classes, inverted_residual_setting=settings, dropout=0.0).features)
+    layers = list(models.MobileNetV2(classes, inverted_residual_setting=settings, dropout=0.0).features)
     if inputs != 3:
         layers[0][0] = nn.Conv2d(inputs, 32, 3, 2, padding=1, bias=False)
     # Up to where the size changes.
@@ -146,9 +231,9 @@ class ViT(nn.Module):
 
     def __init__(self, shape: tuple[int, ...], classes: int, patch: int, layers: int, heads: int, width: int):
         super().__init__()
-        from torchvision.models import VisionTransformer
+        from torchvision import models
 
-        self.body = VisionTransformer(shape[-1], patch, layers, heads, width, MLP_RATIO * width)
+        self.body = models.VisionTransformer(shape[-1], patch, layers, heads, width, MLP_RATIO * width)
         if shape[0] != 3:
             self.body.conv_proj = nn.Conv2d(shape[0], width, patch, patch)
         self.body.heads = nn.Identity()  # type: ignore[assignment]

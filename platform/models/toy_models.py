@@ -1,13 +1,17 @@
 """The models of DiSK's toys (thesis, chapter 6)."""
 
 from itertools import pairwise
-from typing import Any
+from math import prod
+from typing import Any, ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from hedgerow.algorithms.core.static_batch_norm import StaticBatchNorm2d
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.models.model import Model, Width
 
 SPAN = 9.0
 """The toy's points lie in [0, 9]."""
@@ -22,6 +26,23 @@ NEAR = 0.5
 
 WITHIN = 0.0499
 """How far an accuracy may be from a minimum's."""
+
+
+class IntervalsModel(Model):
+    """DiSK's toy on a line: intervals with soft ends, for `data: {name: intervals}`."""
+
+    takes: ClassVar[tuple[str, ...]] = ("flat features",)
+
+    number: int = Field(1, ge=1, description="of intervals; one is drawn, several begin spread evenly")
+    steepness: float = Field(10.0, gt=0, description="kappa, of the ends; not printed")
+    floor: float = Field(1e-5, gt=0, lt=0.5, description="least probability of a class; not printed")
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        if (shape, classes) != ((1,), 2):
+            raise UserError(
+                "task.model: intervals are on a line, in two classes; choose `task.data: {name: intervals}`"
+            )
+        return Intervals(self.number, self.steepness, self.floor)
 
 
 class Intervals(nn.Module):
@@ -55,6 +76,20 @@ class Intervals(nn.Module):
         """Which of some models with one interval, (models,), lie in which minimum."""
         at = {name: ((w["ends"] - torch.tensor(ends)).abs() < NEAR).all(-1) for name, ends in ENDS.items()}
         return at | {"other": ~torch.stack(list(at.values())).any(0)}
+
+
+class StaticMLPModel(Model):
+    """Fully connected network, static batch norm before each ReLU, a bias in the last layer alone: DiSK's toy in the
+    plane.
+    """
+
+    hidden: list[Width] = Field([2], min_length=1, description="units of the hidden layers")
+    levels: dict[str, float] = Field(
+        {}, description="test accuracies of known minima, by name: models side by side are counted by them"
+    )
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        return StaticMLP([prod(shape), *self.hidden, classes], self.levels)
 
 
 class StaticMLP(nn.Module):

@@ -16,7 +16,7 @@ import torch
 
 from hedgerow.algorithms.core.client_data import Batches
 from hedgerow.platform.config.experiment import EngineConfig
-from hedgerow.platform.data import cache_folder
+from hedgerow.platform.data.cache import cache_folder
 from hedgerow.platform.runtime.shards import ExecutionPlan
 
 FORMAT = 4

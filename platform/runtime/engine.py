@@ -13,7 +13,7 @@ from torch import Tensor
 from hedgerow.algorithms.core.client_data import Batches, ClientData, Share
 from hedgerow.algorithms.core.messages import ClientStep
 from hedgerow.algorithms.core.pytree import Tree, stack, tree_map
-from hedgerow.platform.data import Slices
+from hedgerow.platform.data.partition import Slices
 from hedgerow.platform.data.sampling import client_keys, draw, draw_of, view_keys
 from hedgerow.platform.runtime.shards import WorkShard
 

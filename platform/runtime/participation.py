@@ -13,7 +13,7 @@ from hedgerow.algorithms.core.client_data import Share
 from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import tree_map
 from hedgerow.platform.config.system_heterogeneity import Simulation, uniform
-from hedgerow.platform.data import Slices
+from hedgerow.platform.data.partition import Slices
 from hedgerow.platform.data.sampling import steps_per_client
 from hedgerow.platform.runtime.communication import CommunicationCost
 

@@ -19,7 +19,8 @@ from hedgerow.algorithms.core.task import Task
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.old_spellings import current_states
 from hedgerow.platform.config.resources import Resources
-from hedgerow.platform.data import SHARES, Dataset, Partition, Slices
+from hedgerow.platform.data import Dataset, Partition
+from hedgerow.platform.data.partition import SHARES, Slices
 from hedgerow.platform.models.vmap_check import compare_constants
 from hedgerow.platform.runtime.aggregation import PartialAggregate, finite_clients
 from hedgerow.platform.runtime.autotune import Measurement, shortened

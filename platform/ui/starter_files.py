@@ -17,7 +17,8 @@ from hedgerow.platform.common.section import section_classes, tag
 from hedgerow.platform.config.choices import said, source
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.factory import check
-from hedgerow.platform.config.loader import algorithm_class, apply_override, parse_experiment
+from hedgerow.platform.config.loader import apply_override, parse_experiment
+from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.config.validation_errors import Keys
 from hedgerow.platform.config.yaml_reader import dump_inline
 from hedgerow.platform.ui.command_output import CommandOutput
@@ -32,19 +33,19 @@ ROUNDS = 20
 MAPS = {"name": "resnet", "channels": [8, 16], "blocks": [1, 1]}
 """A small network with feature maps."""
 
-NEEDS: list[tuple[str, dict[str, Any]]] = [
-    ("learns from a teacher", {"task": {"teacher": {"model": {"name": "mlp", "hidden": [100]}, "epochs": 5}}}),
-    ("matches feature maps", {"task": {"model": MAPS, "teacher": {"model": MAPS | {"channels": [16, 32]}}}}),
-    ("needs a network with an early exit", {"task": {"model": {**MAPS, "name": "resnet_exit", "exit_after": 1}}}),
-    ("what the client holds out", {"task": {"partition": {"clients": 20, "holdout": 0.3}}}),
-    ("learns two levels", {"task": {"problem": {"kind": "cleaning"}}}),
-    ("labels that may be wrong", {"task": {"problem": {"kind": "cleaning"}}}),
-    ("needs samples for validation", {"task": {"partition": {"validation": 0.3}}}),
-    ("learns from public samples", {"task": {"public": {"samples": 640}}}),
-    ("needs all clients", {"participation": 1.0, "task": {"partition": {"clients": 10}}}),
-    ("learns a stream", {"task": {"partition": {"kind": "stream", "tasks": ROUNDS, "train": 100}}}),
-]
-"""What an algorithm may object to in a plain task, by words of its sentence, and what it is then given."""
+NEEDS: dict[str, dict[str, Any]] = {
+    "learns_stream": {"task": {"partition": {"kind": "stream", "tasks": ROUNDS, "train": 100}}},
+    "needs_teacher": {"task": {"teacher": {"model": {"name": "mlp", "hidden": [100]}, "epochs": 5}}},
+    "needs_feature_maps": {"task": {"model": MAPS, "teacher": {"model": MAPS | {"channels": [16, 32]}}}},
+    "needs_early_exit": {"task": {"model": {**MAPS, "name": "resnet_exit", "exit_after": 1}}},
+    "needs_everybody": {"participation": 1.0, "task": {"partition": {"clients": 10}}},
+    "is_personal": {"task": {"partition": {"clients": 20, "holdout": 0.3}}},
+    "has_two_levels": {"task": {"problem": {"kind": "cleaning"}}},
+    "needs_cleaning": {"task": {"problem": {"kind": "cleaning"}}},
+    "needs_validation": {"task": {"partition": {"validation": 0.3}}},
+    "needs_public": {"task": {"public": {"samples": 640}}},
+}
+"""By the flag of an algorithm: what a plain task is given."""
 
 
 def new_experiment(name: str, algorithm: str, overrides: Sequence[str], data_root: Path | None) -> CommandOutput:
@@ -77,7 +78,7 @@ def new_algorithm(name: str) -> CommandOutput:
 
 def complete(name: str, algorithm: str, overrides: Sequence[str] = (), data_root: Path | None = None) -> Experiment:
     """An experiment on digits with what the algorithm needs. Raises UserError where it would not run."""
-    algorithm_class(algorithm, "--algorithm")
+    chosen = algorithm_class(algorithm, "--algorithm")
     values: dict[str, Any] = {
         "name": name,
         "rounds": ROUNDS,
@@ -88,21 +89,15 @@ def complete(name: str, algorithm: str, overrides: Sequence[str] = (), data_root
         },
         "algorithm": {"name": algorithm},
     }
-    left = list(NEEDS)
-    while True:
-        given, lines = deepcopy(values), dict[Keys, str]()
-        for override in overrides:
-            apply_override(given, lines, override)
-        try:
-            experiment = parse_experiment(given, lines, "new experiment")
-            check(experiment, data_root)
-            return experiment
-        except UserError as error:
-            need = next((need for need in left if need[0] in str(error)), None)
-            if need is None:
-                raise
-            left.remove(need)
-            _merge(values, need[1])
+    for flag, given in NEEDS.items():
+        if getattr(chosen, flag):
+            _merge(values, given)
+    lines = dict[Keys, str]()
+    for override in overrides:
+        apply_override(values, lines, override)
+    experiment = parse_experiment(values, lines, "new experiment")
+    check(experiment, data_root)
+    return experiment
 
 
 def commented(experiment: Experiment, file: Path) -> str:

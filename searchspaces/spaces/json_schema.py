@@ -13,17 +13,15 @@ from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.hyperparameters import HyperParameters
 from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.registry import DOTTED
 from hedgerow.platform.config.choices import said, source
 from hedgerow.platform.config.experiment import Experiment
-from hedgerow.platform.config.loader import algorithm_class
+from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.searchspaces.spaces.published_spaces import named_spaces
 from hedgerow.searchspaces.spaces.search_file import SEARCHABLE
 from hedgerow.searchspaces.spaces.search_section import FORMS, any_search
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-DOTTED = r"^[^.\s]+(\.[^.\s]+)+$"
-"""The path of a class of the user's own."""
-
 Node = dict[str, Any]
 
 
@@ -33,8 +31,7 @@ def experiment_schema(own: Sequence[str] = ()) -> Node:
     own: dotted paths of algorithms of one's own; the keys of those that are not named are taken as they come. What only
     shows from several keys together, such as an algorithm that needs a stream, is left to the loader. Raises UserError.
     """
-    known = {**ALGORITHMS, **{name: algorithm_class(name, "--algorithm") for name in own}}
-    sections: Any = tuple(_section(name, algorithm) for name, algorithm in known.items())
+    sections: Any = tuple(_section(name, algorithm_class(name, "--algorithm")) for name in [*ALGORITHMS, *own])
     algorithm: Any = Annotated[
         _union(sections), Field(discriminator="name", description="how it is learnt: the method and its settings")
     ]

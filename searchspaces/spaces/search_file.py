@@ -14,7 +14,6 @@ from hedgerow.platform.config.loader import parse_experiment, read_experiment, r
 from hedgerow.platform.config.old_spellings import SLOTS, modernize
 from hedgerow.platform.config.validation_errors import explain
 from hedgerow.platform.config.yaml_reader import Lines, dump_values
-from hedgerow.platform.data import Stream
 from hedgerow.searchspaces.spaces.published_spaces import named_space
 from hedgerow.searchspaces.spaces.search_section import ACCURACIES, LOSSES, SearchKind, search_file
 from hedgerow.searchspaces.spaces.space import Overrides, Space, configurations, corners, frozen, with_overrides
@@ -151,7 +150,7 @@ def _check_space(search: SearchKind, experiment: Experiment) -> None:
                 f"search.space.{key} cannot be searched{nearest(key, SEARCHABLE)}: it is the same for all trials "
                 f"(what may differ: {', '.join(SEARCHABLE)})"
             )
-        if key.startswith("task.partition") and isinstance(experiment.task.partition, Stream):
+        if key.startswith("task.partition") and experiment.task.partition.is_stream:
             raise UserError(f"search.space.{key} cannot be searched: the stream is the same for all trials")
     if experiment.resources.actors_per_node:
         raise UserError(
@@ -168,7 +167,7 @@ def _check_conditions(space: Space, found: list[Overrides]) -> None:
 
 def _check_metric(search: SearchKind, experiment: Experiment) -> None:
     known = list(dict.fromkeys([*ACCURACIES, *LOSSES, experiment.evaluation.target_metric]))
-    if isinstance(experiment.task.partition, Stream):
+    if experiment.task.partition.is_stream:
         # Hedge weighs what was suffered in each round; the others look at the last.
         known = ["test_accuracy", "test_loss"] if search.weighs_rounds else ["ctm", "ltm", "ltm_loss"]
     if search.metric not in known and not search.metric.startswith("train_"):

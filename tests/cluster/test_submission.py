@@ -37,7 +37,7 @@ tracking: {enabled: false}
 METHOD = """\
 from typing import Literal
 
-from hedgerow.algorithms import FedAvg
+from hedgerow.algorithms.federated.fedavg import FedAvg
 
 
 class Mine(FedAvg):

@@ -49,7 +49,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "good.yaml").write_text(GOOD.replace("rounds: 3", "rounds: 2"))
-    body = "from hedgerow.algorithms import FedAvg\n\n\n"
+    body = "from hedgerow.algorithms.federated.fedavg import FedAvg\n\n\n"
     # Not in round 1, which is tried on a few samples before the run begins.
     for name, what in (("Broken", "ValueError('broken')"), ("Interrupted", "KeyboardInterrupt")):
         body += (

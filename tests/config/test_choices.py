@@ -1,6 +1,7 @@
 """What there is to choose from says what it is, and whence."""
 
 from hedgerow.algorithms import ALGORITHMS, ALIASES
+from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.models import MODELS
 from hedgerow.searchspaces.listing import KINDS
 from hedgerow.searchspaces.spaces.published_spaces import named_spaces
@@ -29,5 +30,5 @@ def test_names_are_those_that_files_take():
 
 def test_it_is_said_by_the_docstrings_and_no_second_time():
     (feddyn,) = (choice for choice in KINDS["algorithms"]() if choice.name == "feddyn")
-    assert feddyn.what == " ".join((ALGORITHMS["feddyn"].__doc__ or "").split("\n")[0].split())
+    assert feddyn.what == " ".join((algorithm_class("feddyn").__doc__ or "").split("\n")[0].split())
     assert feddyn.source.startswith("FedDyn (Acar et al.,")

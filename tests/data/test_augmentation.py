@@ -6,9 +6,9 @@ import torch
 from helpers import dataset, distance, identical, model, partition, run_inline
 from torch import nn
 
-from hedgerow.algorithms import FedAvg
 from hedgerow.algorithms.core.keyed_random import below, normal, uniform
 from hedgerow.algorithms.core.task import Task
+from hedgerow.algorithms.federated.fedavg import FedAvg
 from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.data import auto_augment
 from hedgerow.platform.data.augmentation import Augmentation

@@ -16,7 +16,8 @@ from PIL import Image
 from pydantic import TypeAdapter
 
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.data import DataConfig, load_dataset
+from hedgerow.platform.config.registries import DataConfig
+from hedgerow.platform.data.cache import load_dataset
 
 RNG = np.random.default_rng(0)
 
@@ -45,8 +46,8 @@ def test_digits_are_the_embedded_default():
 def test_digits_come_from_the_cache_without_scikit_learn():
     load_dataset(source("digits"))
     code = (
-        "import sys; from hedgerow.platform.data import load_dataset; "
-        "from hedgerow.platform.data.sources.source import Digits; load_dataset(Digits()); "
+        "import sys; from hedgerow.platform.data.cache import load_dataset; "
+        "from hedgerow.platform.config.registries import datasets; load_dataset(datasets.section('digits')()); "
         "print('sklearn' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

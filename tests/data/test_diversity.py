@@ -6,8 +6,9 @@ import pytest
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.factory import build_data
 from hedgerow.platform.config.loader import parse_experiment
-from hedgerow.platform.data.partition import IID, make_partition
+from hedgerow.platform.config.registries import partitions
 from hedgerow.platform.data.partitions.diversity import ACID, ALID
+from hedgerow.platform.data.partitions.random_splits import IID
 
 CIFAR = {10: (5000, 1000), 100: (500, 100)}
 
@@ -20,7 +21,7 @@ def labels_of(classes: int) -> np.ndarray:
 
 
 def draw(config, classes=10, seed=0):
-    return make_partition(config, labels_of(classes), classes, None, seed, lent=10000)
+    return config.draw(labels_of(classes), classes, None, seed, lent=10000)
 
 
 @pytest.mark.parametrize("classes", [10, 100])
@@ -74,7 +75,7 @@ def test_samples_are_those_of_both_sets_of_the_data():
     assert (whole.y_train[: len(plain[0].y_train)] == plain[0].y_train).all()
     assert whole.lent == len(whole.x_test) == len(plain[0].x_test)
     # Other partitions of the same data never deal the test set's samples.
-    rest = make_partition(IID(clients=5), whole.y_train, 10, None, 0, whole.lent)
+    rest = IID(clients=5).draw(whole.y_train, 10, None, 0, whole.lent)
     assert sorted(rest.order) == list(range(len(plain[0].y_train)))
 
 
@@ -85,9 +86,13 @@ def test_samples_are_those_of_both_sets_of_the_data():
         (ACID(labels_per_client=5, train=501), 10000, "train: 50 clients want 5010 samples of class 0, the data set"),
         (ACID(labels_per_client=3, clients=101), 10000, "train: 31 clients want 5167 samples of class 0"),
         (ALID(labels_per_client=3, test=200), 10000, "test: 30 clients want 2000 samples of class 0"),
-        (ALID(labels_per_client=3), 0, "kind: alid cannot be one of several kinds in a search; set it alone"),
+        (
+            partitions.section("alid")(labels_per_client=3),
+            0,
+            "kind: alid cannot be one of several kinds in a search; set it alone",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(config, lent, sentence):
     with pytest.raises(UserError, match=sentence):
-        make_partition(config, labels_of(10), 10, None, 0, lent)
+        config.draw(labels_of(10), 10, None, 0, lent)

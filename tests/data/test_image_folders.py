@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.data import load_dataset
-from hedgerow.platform.data.sources.source import ImageFolder
+from hedgerow.platform.data.cache import load_dataset
+from hedgerow.platform.data.sources.image_folder import ImageFolder
 
 
 def folder_of(root, name="x", **options):

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.data.partition import IID, Dirichlet, Labels, Natural, make_partition
 from hedgerow.platform.data.partition_summary import coverage, partition_table
+from hedgerow.platform.data.partitions.random_splits import IID, Dirichlet, Labels, Natural
 from hedgerow.platform.ui.partition_plots import draw_coverage, draw_partition
 
 MNIST_LIKE = np.repeat(np.arange(10), 6000)
 
 
 def draw(config, labels=MNIST_LIKE, seed=0, natural=None):
-    return make_partition(config, labels, 10, natural, seed)
+    return config.draw(labels, 10, natural, seed)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.data import Dataset, Stream, make_partition, make_stream
-from hedgerow.platform.data.partitions.task_stream import Transforms, draw_transforms, transformed
+from hedgerow.platform.data import Dataset
+from hedgerow.platform.data.partitions.task_stream import Stream, Transforms, draw_transforms, transformed
 
 
 def images(classes: int = 8, each: int = 20, test: int = 10) -> Dataset:
@@ -22,8 +22,8 @@ def images(classes: int = 8, each: int = 20, test: int = 10) -> Dataset:
 
 
 def tasks(config: Stream, dataset: Dataset) -> list[tuple[np.ndarray, np.ndarray]]:
-    stream = make_stream(config, dataset)
-    partition = make_partition(config, stream.y_train, stream.classes, None, 0)
+    stream = config.prepare(dataset)
+    partition = config.draw(stream.y_train, stream.classes, None, 0)
     assert len(partition) == config.tasks
     assert list(partition.train_sizes) == [config.train] * config.tasks
     return [(stream.x_train[rows], stream.y_train[rows]) for rows in map(partition.samples, range(config.tasks))]
@@ -63,9 +63,9 @@ def test_disjoint_tasks_share_no_class():
 def test_the_seed_decides_the_stream_and_more_tasks_do_not_change_the_first():
     config = Stream(tasks=3, ways=3, train=6, test=3, transforms=Transforms(rotation=90, flip=0.5))
     same, longer, other = (
-        make_stream(config.model_copy(update=change), images()).x_train for change in ({}, {"tasks": 5}, {"seed": 1})
+        config.model_copy(update=change).prepare(images()).x_train for change in ({}, {"tasks": 5}, {"seed": 1})
     )
-    assert np.array_equal(same, make_stream(config, images()).x_train)
+    assert np.array_equal(same, config.prepare(images()).x_train)
     assert np.array_equal(same, longer[: len(same)])
     assert not np.array_equal(same, other)
 
@@ -82,7 +82,7 @@ def test_the_seed_decides_the_stream_and_more_tasks_do_not_change_the_first():
 )
 def test_what_the_data_cannot_give_is_refused(config, sentence):
     with pytest.raises(UserError, match=sentence):
-        make_stream(Stream(**config), images())
+        Stream(**config).prepare(images())
 
 
 # ---- transforms ---------------------------------------------------------------------------------------------------

@@ -6,7 +6,8 @@ from fences import blocks
 from helpers import Quadratics, identical, run_inline
 from paths import ROOT
 
-from hedgerow.algorithms import ALGORITHMS, FedDyn
+from hedgerow.algorithms import ALGORITHMS
+from hedgerow.algorithms.federated.feddyn import FedDyn
 from hedgerow.cli import main
 from hedgerow.platform.config.experiment import EngineConfig, Evaluation
 from hedgerow.platform.config.loader import load_experiment, parse_experiment

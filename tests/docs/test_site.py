@@ -12,6 +12,7 @@ from paths import ROOT
 
 from hedgerow.algorithms import ALGORITHMS
 from hedgerow.platform.config.experiment import Experiment
+from hedgerow.platform.config.registries import algorithm_class
 
 PAGES = sorted((ROOT / "docs" / "algorithms").glob("*.md"))
 SECTIONS = {
@@ -73,7 +74,7 @@ def test_every_page_of_an_algorithm_has_its_hyperparameters_its_source_and_its_t
         html = (site / "algorithms" / f"{page.stem}.html").read_text()
         parts = re.split(r"<strong><code>algorithm: \{name: (\w+)\}</code></strong>", html)[1:]
         for name, part in zip(parts[::2], parts[1::2], strict=True):
-            for key in set(ALGORITHMS[name].Hyper.model_fields) - {
+            for key in set(algorithm_class(name).Hyper.model_fields) - {
                 "name",
                 "server",
                 "side",

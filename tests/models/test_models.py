@@ -14,13 +14,15 @@ from torch import nn
 from torch.func import functional_call, grad, jvp, vmap
 from torch.nn import functional as F  # noqa: N812
 
-from hedgerow.algorithms import FedAvg
 from hedgerow.algorithms.core.task import Task
+from hedgerow.algorithms.federated.fedavg import FedAvg
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import EngineConfig
-from hedgerow.platform.models import MODELS, build_model, check_module
+from hedgerow.platform.models import MODELS
+from hedgerow.platform.models.build import build_model
 from hedgerow.platform.models.char_lstm import lstm_cells
 from hedgerow.platform.models.model import CustomModel
+from hedgerow.platform.models.vmap_check import check_module
 
 # name, options, shape of a sample, classes, mini-batch: one of each built-in model, small where its size is an option
 SMALL = [
@@ -273,8 +275,9 @@ def test_the_new_stem_of_the_resnet_is_initialised_as_its_other_convolutions():
 def test_only_the_resnet_imports_torchvision():
     code = (
         "import sys\n"
-        "from hedgerow.platform.models import build_model\n"
-        "from hedgerow.platform.models.model import CNN, CharLSTM\n"
+        "from hedgerow.platform.models.build import build_model\n"
+        "from hedgerow.platform.models.feedforward import CNN\n"
+        "from hedgerow.platform.models.char_lstm import CharLSTM\n"
         "build_model(CNN(), (3, 32, 32), 10), build_model(CharLSTM(), (80,), 80, True)\n"
         "assert 'torchvision' not in sys.modules\n"
     )

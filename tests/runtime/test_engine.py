@@ -6,10 +6,14 @@ import torch
 from helpers import blobs, distance, identical, model, partition, run_inline, small_task
 from toys import Diverging, Stacker, Stateful, TwoPhases
 
-from hedgerow.algorithms import FedAvg, FedDyn, FedSGD, PerFedAvg, Scaffold
 from hedgerow.algorithms.core.client_data import Batches
 from hedgerow.algorithms.core.pytree import leaves
 from hedgerow.algorithms.core.torch_private import count_compilations
+from hedgerow.algorithms.federated.fedavg import FedAvg
+from hedgerow.algorithms.federated.feddyn import FedDyn
+from hedgerow.algorithms.federated.fedsgd import FedSGD
+from hedgerow.algorithms.federated.scaffold import Scaffold
+from hedgerow.algorithms.personalized.per_fedavg import PerFedAvg
 from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.runtime.assignment import longest_first

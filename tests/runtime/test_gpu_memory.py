@@ -5,7 +5,7 @@ import pytest
 import torch
 from helpers import blobs, partition, run_inline, small_task
 
-from hedgerow.algorithms import FedAvg
+from hedgerow.algorithms.federated.fedavg import FedAvg
 from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.config.resources import Resources, gpu_share
 from hedgerow.platform.runtime.autotune import Measurement, Workload, tune_plan

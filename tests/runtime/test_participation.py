@@ -11,8 +11,8 @@ from packs import pack
 from searches import one_after_the_other, plan
 from toys import Stacker, Stateful, TwoPhases
 
-from hedgerow.algorithms import FedAvg
 from hedgerow.algorithms.core.messages import Cohort
+from hedgerow.algorithms.federated.fedavg import FedAvg
 from hedgerow.algorithms.heterogeneous.capacities import by_capacity
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import EngineConfig

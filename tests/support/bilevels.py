@@ -2,21 +2,21 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hedgerow.algorithms import FedBiO
 from hedgerow.algorithms.bilevel.derivatives import Draw, Oracles
+from hedgerow.algorithms.bilevel.fedbio import FedBiO
 from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm
 from hedgerow.algorithms.core.client_data import Batch, Batches, ClientData
 from hedgerow.algorithms.core.messages import Cohort, Exchange
 from hedgerow.algorithms.core.pytree import Tree, leaves, tree_map
 from hedgerow.algorithms.problems import Quadratic, QuadraticModel
-from hedgerow.platform.data.sources.quadratic_data import generate
-from hedgerow.platform.data.sources.source import QuadraticData
+from hedgerow.platform.data.sources.quadratic_data import QuadraticData
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Problem:
 def problem(**settings: Any) -> Problem:
     """heterogeneity, noise, ... as in the experiment file."""
     config = QuadraticData(**settings)
-    x = torch.from_numpy(generate(config).x_train).double().reshape(config.clients, config.samples, -1)
+    x = torch.from_numpy(config.load(Path()).x_train).double().reshape(config.clients, config.samples, -1)
     module = QuadraticModel(config.upper, config.lower).double()
     return Problem(Quadratic(module, clients=x.mean(1)), x)
 

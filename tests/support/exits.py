@@ -5,7 +5,7 @@ import torch
 from helpers import dataset, partition, run_inline
 
 from hedgerow.algorithms import ALGORITHMS
-from hedgerow.algorithms.core.messages import Aggregate
+from hedgerow.algorithms.core.algorithm import Aggregate
 from hedgerow.algorithms.core.task import Task
 from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.models.early_exit import EarlyExit

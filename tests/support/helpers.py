@@ -16,10 +16,10 @@ from hedgerow.algorithms.core.task import Params, Task
 from hedgerow.platform.common.section import Section
 from hedgerow.platform.config.experiment import Checkpoints, EngineConfig, Evaluation, Experiment, TaskConfig
 from hedgerow.platform.config.old_spellings import SLOTS
+from hedgerow.platform.config.registries import ObjectiveConfig, TransformConfig, partitions
 from hedgerow.platform.config.resources import Resources
-from hedgerow.platform.config.slots_section import AggregationConfig, ObjectiveConfig, TransformConfig
+from hedgerow.platform.config.slots_section import AggregationConfig
 from hedgerow.platform.data import Dataset, Partition
-from hedgerow.platform.data.partition import Natural
 from hedgerow.platform.runtime.executor import Executor
 from hedgerow.platform.runtime.server import Coordinator, FederatedServer
 from hedgerow.platform.runtime.worker import Worker
@@ -109,7 +109,7 @@ def experiment(hyper: Any, **settings: Any) -> Experiment:
         "rounds": 3,
         "participation": 1.0,
         "clients_per_round": None,
-        "task": TaskConfig.model_construct(partition=Natural()),
+        "task": TaskConfig.model_construct(partition=partitions.section("natural")()),
         "algorithm": hyper,
         "evaluation": Evaluation(),
         "resources": Resources(executor="inline"),

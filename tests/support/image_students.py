@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 from hedgerow.algorithms.core.static_batch_norm import StaticBatchNorm2d
 from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.optim.pretraining import Schooling
-from hedgerow.platform.models import ModelConfig
+from hedgerow.platform.config.registries import ModelConfig
 from hedgerow.platform.models.torchvision_nets import resnet
 
 RNG = np.random.default_rng(0)

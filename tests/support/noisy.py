@@ -2,11 +2,11 @@
 
 from helpers import SingleRun, blobs, experiment, slots_of
 
-from hedgerow.algorithms import ALGORITHMS
 from hedgerow.platform.config.experiment import EngineConfig, TaskConfig
 from hedgerow.platform.config.factory import build_algorithms
 from hedgerow.platform.config.old_spellings import SLOTS
-from hedgerow.platform.data.partition import IID, make_partition
+from hedgerow.platform.config.registries import algorithm_class
+from hedgerow.platform.data.partitions.random_splits import IID
 from hedgerow.platform.runtime.server import FederatedServer
 from hedgerow.platform.runtime.worker import Worker
 
@@ -45,10 +45,10 @@ def noisy(
 ):
     """Four clients with wrong labels; the server validates on a fifth of their samples, whose labels are right."""
     config = kind or IID(clients=4, unbalanced=0.3, validation=0.2, label_noise=noise)
-    clients = make_partition(config, data.y_train, data.classes, None, 0)
+    clients = config.draw(data.y_train, data.classes, None, 0)
     section = {"lr": 0.2, **({"steps": 3, "batch_size": 16} if "comm" in section["name"] else {}), **section}
     own = {key: value for key, value in section.items() if key not in SLOTS}
-    hyper = ALGORITHMS[section["name"]].Hyper(**own)
+    hyper = algorithm_class(section["name"]).Hyper(**own)
     task = {"data": {"name": "digits"}, "partition": config, "model": model or {"name": "mlp", "hidden": [4]}}
     task |= {"problem": problem or {"kind": "cleaning", "weights": "clipped"}}
     engine = EngineConfig(mode=mode[0], chunk=mode[1])

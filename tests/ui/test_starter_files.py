@@ -11,8 +11,8 @@ import yaml
 from command_line import hedgerow
 from pydantic import BaseModel
 
-from hedgerow.algorithms import ALGORITHMS
 from hedgerow.platform.config.loader import load_experiment
+from hedgerow.platform.config.registries import algorithms
 from hedgerow.platform.ui.starter_files import NEEDS, SCHEMA, commented, complete
 
 
@@ -91,7 +91,7 @@ def test_an_experiment_gets_what_its_algorithm_needs(here, name):
     experiment = complete("mine", name)
     (here / "mine.yaml").write_text(commented(experiment, Path("mine.yaml")))
     assert load_experiment(here / "mine.yaml") == experiment
-    assert experiment.algorithm == ALGORITHMS[name].Hyper()
+    assert experiment.algorithm == algorithms.section(name)()
     assert len(NEEDS) == 10
 
 

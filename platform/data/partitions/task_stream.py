@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from math import prod
-from typing import Literal, Self
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -13,6 +13,8 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.memory import require
 from hedgerow.platform.common.section import Section
 from hedgerow.platform.data.dataset import Dataset
+from hedgerow.platform.data.partition import Partition
+from hedgerow.platform.data.partitions.scheme import PartitionScheme
 
 AT_ONCE = 4096
 """Images that are transformed together."""
@@ -27,13 +29,14 @@ class Transforms(Section):
     scale: float = Field(0.0, ge=0, lt=1, description="share by which width and height change, at most, each by itself")
 
 
-class Stream(Section):
+class Stream(PartitionScheme):
     """A stream of tasks, one per round, in the place of clients: some classes each, in any order.
 
     A task's training samples are drawn from the data set's training set, its test samples from its test set.
     """
 
-    kind: Literal["stream"] = "stream"
+    is_stream: ClassVar[bool] = True
+
     tasks: int = Field(ge=1, description="number of tasks, T; at least `rounds`")
     ways: int | None = Field(None, ge=2, description="classes of a task, numbered anew in each; null: all, as they are")
     disjoint: bool = Field(False, description="no class in two tasks")
@@ -48,57 +51,65 @@ class Stream(Section):
             raise ValueError("`disjoint` needs `ways`: with all classes in every task there is nothing to keep apart")
         return self
 
+    def prepare(self, dataset: Dataset) -> Dataset:
+        """The samples of all tasks, task by task: first `train` training samples each, then `test` test samples.
 
-def make_stream(config: Stream, dataset: Dataset) -> Dataset:
-    """The samples of all tasks, task by task: first `train` training samples each, then `test` test samples.
-
-    Raises UserError when the data set has not the classes or the samples.
-    """
-    if config.transforms and dataset.x_train.ndim != 4:
-        raise UserError(f"task.partition.transforms: {dataset.name} has no images to transform; remove it")
-    ways = config.ways or dataset.classes
-    if config.train < ways:
-        raise UserError(
-            f"task.partition.train: {config.train} samples leave some of a task's {ways} classes without any; raise it"
+        Raises UserError when the data set has not the classes or the samples.
+        """
+        if self.transforms and dataset.x_train.ndim != 4:
+            raise UserError(f"task.partition.transforms: {dataset.name} has no images to transform; remove it")
+        ways = self.ways or dataset.classes
+        if self.train < ways:
+            raise UserError(
+                f"task.partition.train: {self.train} samples leave some of a task's {ways} classes without any; raise "
+                "it"
+            )
+        size = dataset.x_train.itemsize * prod(dataset.sample_shape)
+        require(self.tasks * (self.train + self.test) * size, "task.partition: the tasks' samples", "lower `tasks`")
+        chosen = _classes(self, dataset.classes, ways)
+        pools = [
+            [np.flatnonzero(y == label) for label in range(dataset.classes)] for y in (dataset.y_train, dataset.y_test)
+        ]
+        xs, ys, maps = [], [], []
+        for number, classes in enumerate(chosen):
+            rng = np.random.default_rng([self.seed, 61, number])
+            transforms = draw_transforms(self.transforms, ways, rng) if self.transforms else None
+            for x, pool, total, what in (
+                (dataset.x_train, pools[0], self.train, "train"),
+                (dataset.x_test, pools[1], self.test, "test"),
+            ):
+                counts = total // ways + (np.arange(ways) < total % ways)
+                rows = [
+                    _some(pool[label], count, what, ways, rng) for label, count in zip(classes, counts, strict=True)
+                ]
+                order = rng.permutation(total)
+                labels = np.repeat(np.arange(ways), counts)[order]
+                xs.append(x[np.concatenate(rows)[order]])
+                ys.append(labels)
+                if transforms is not None:
+                    maps.append(transforms[labels])
+        images = np.concatenate(xs)
+        if maps:
+            images = transformed(images, np.concatenate(maps))
+        names = dataset.class_names if self.ways is None else tuple(map(str, range(ways)))
+        nothing = slice(0, 0)
+        return replace(
+            dataset,
+            name=f"{dataset.name} stream",
+            x_train=images,
+            y_train=np.concatenate(ys),
+            x_test=dataset.x_test[nothing],
+            y_test=dataset.y_test[nothing],
+            classes=ways,
+            class_names=names,
+            train_clients=None,
         )
-    size = dataset.x_train.itemsize * prod(dataset.sample_shape)
-    require(config.tasks * (config.train + config.test) * size, "task.partition: the tasks' samples", "lower `tasks`")
-    chosen = _classes(config, dataset.classes, ways)
-    pools = [
-        [np.flatnonzero(y == label) for label in range(dataset.classes)] for y in (dataset.y_train, dataset.y_test)
-    ]
-    xs, ys, maps = [], [], []
-    for number, classes in enumerate(chosen):
-        rng = np.random.default_rng([config.seed, 61, number])
-        transforms = draw_transforms(config.transforms, ways, rng) if config.transforms else None
-        for x, pool, total, what in (
-            (dataset.x_train, pools[0], config.train, "train"),
-            (dataset.x_test, pools[1], config.test, "test"),
-        ):
-            counts = total // ways + (np.arange(ways) < total % ways)
-            rows = [_some(pool[label], count, what, ways, rng) for label, count in zip(classes, counts, strict=True)]
-            order = rng.permutation(total)
-            labels = np.repeat(np.arange(ways), counts)[order]
-            xs.append(x[np.concatenate(rows)[order]])
-            ys.append(labels)
-            if transforms is not None:
-                maps.append(transforms[labels])
-    images = np.concatenate(xs)
-    if maps:
-        images = transformed(images, np.concatenate(maps))
-    names = dataset.class_names if config.ways is None else tuple(map(str, range(ways)))
-    nothing = slice(0, 0)
-    return replace(
-        dataset,
-        name=f"{dataset.name} stream",
-        x_train=images,
-        y_train=np.concatenate(ys),
-        x_test=dataset.x_test[nothing],
-        y_test=dataset.y_test[nothing],
-        classes=ways,
-        class_names=names,
-        train_clients=None,
-    )
+
+    def draw(self, labels: np.ndarray, classes: int, natural: np.ndarray | None, seed: int, lent: int = 0) -> Partition:
+        """The tasks of the prepared data set, whose samples are in the order of the tasks."""
+        each = self.train + self.test
+        offsets = np.arange(self.tasks + 1) * each
+        return Partition(np.arange(self.tasks * each), offsets, np.full(self.tasks, self.train))
 
 
 def _classes(config: Stream, known: int, ways: int) -> list[np.ndarray]:

@@ -6,10 +6,11 @@ from pathlib import Path, PurePath, PurePosixPath
 from zipfile import BadZipFile, ZipFile
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from pydantic import Field
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.data.dataset import Dataset, image_dataset, stratified_split
+from hedgerow.platform.data.sources.source import Source
 
 _ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp"}
 _HALF = (0.5, 0.5, 0.5)
@@ -20,7 +21,61 @@ ANNOTATIONS = "val_annotations.txt"
 Member = tuple[PurePosixPath, Callable[[], bytes]]
 
 
-def files(path: Path) -> list[Path]:
+class ImageFolder(Source):
+    """Your own images: CLASS/*.png, or train/CLASS/* and test/CLASS/* (or val/CLASS/*), in a folder or in a zip of one.
+
+    Where test/ is not there, or its images have no class, val/ is tested: of ImageNet, sorted into val/CLASS/*, and of
+    Tiny-ImageNet, as it is unpacked.
+    """
+
+    path: str = Field(min_length=1, description="the folder or .zip, absolute or under the data root")
+    size: int | None = Field(
+        None,
+        ge=1,
+        description="resize an image's shorter side to it and crop the middle; null: all images have one size already",
+    )
+    test_fraction: float = Field(
+        0.2,
+        gt=0,
+        lt=1,
+        description="share of each class that is kept for testing, where there is neither test/ nor val/",
+    )
+
+    def files(self, root: Path) -> list[Path]:
+        return image_files(root / self.path)
+
+    def load(self, root: Path) -> Dataset:
+        """Read all images as RGB, or as grey where every one is grey."""
+        path = root / self.path
+        placed = _placed(path)
+        images: dict[str, list[tuple[str, np.ndarray]]] = {"train": [], "test": []}
+        for name, read in members(path):
+            if name in placed:
+                part, label = placed[name]
+                images[part].append((label, pixels(path, name, read(), self.size)))
+        if not images["train"]:
+            raise UserError(
+                f"task.data.path: no images under {path}; expected CLASS/*.png or train/CLASS/* and test/CLASS/*"
+            )
+        names = tuple(sorted({label for part in images.values() for label, _ in part}))
+        if len(names) < 2:
+            raise UserError(
+                f"task.data.path: all images under {path} are of one class, {names[0]}; give each class a folder "
+                "of its own"
+            )
+        train = _stack(path, images["train"], names)
+        if images["test"]:
+            test = _stack(path, images["test"], names)
+        else:
+            rows, held = stratified_split(train[1], self.test_fraction)
+            train, test = (train[0][rows], train[1][rows]), (train[0][held], train[1][held])
+        if all((x == x[:, :1]).all() for x in (train[0], test[0])):
+            train, test = (train[0][:, :1].copy(), train[1]), (test[0][:, :1].copy(), test[1])
+        channels = train[0].shape[1]
+        return image_dataset(path.stem, train, test, names, _HALF[:channels], _HALF[:channels])
+
+
+def image_files(path: Path) -> list[Path]:
     """The zip, or all images of the folder and the files that name classes. Raises UserError when it does not exist."""
     if not path.exists():
         raise UserError(
@@ -28,35 +83,6 @@ def files(path: Path) -> list[Path]:
         )
     # Not the folders: overwriting an image in place does not change their times.
     return [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.name == ANNOTATIONS or _is_image(p))
-
-
-def load(path: Path, size: int | None, test_fraction: float) -> Dataset:
-    """Read all images as RGB, or as grey where every one is grey."""
-    placed = _placed(path)
-    images: dict[str, list[tuple[str, np.ndarray]]] = {"train": [], "test": []}
-    for name, read in members(path):
-        if name in placed:
-            part, label = placed[name]
-            images[part].append((label, pixels(path, name, read(), size)))
-    if not images["train"]:
-        raise UserError(
-            f"task.data.path: no images under {path}; expected CLASS/*.png or train/CLASS/* and test/CLASS/*"
-        )
-    names = tuple(sorted({label for part in images.values() for label, _ in part}))
-    if len(names) < 2:
-        raise UserError(
-            f"task.data.path: all images under {path} are of one class, {names[0]}; give each class a folder of its own"
-        )
-    train = _stack(path, images["train"], names)
-    if images["test"]:
-        test = _stack(path, images["test"], names)
-    else:
-        rows, held = stratified_split(train[1], test_fraction)
-        train, test = (train[0][rows], train[1][rows]), (train[0][held], train[1][held])
-    if all((x == x[:, :1]).all() for x in (train[0], test[0])):
-        train, test = (train[0][:, :1].copy(), train[1]), (test[0][:, :1].copy(), test[1])
-    channels = train[0].shape[1]
-    return image_dataset(path.stem, train, test, names, _HALF[:channels], _HALF[:channels])
 
 
 def _placed(path: Path) -> dict[PurePosixPath, tuple[str, str]]:
@@ -132,10 +158,13 @@ def members(path: Path, wanted: Callable[[PurePosixPath], bool] = _is_image) -> 
 
 def pixels(path: Path, name: PurePosixPath, content: bytes, size: int | None) -> np.ndarray:
     """An image as RGB, (3, H, W) uint8: the shorter side resized, the middle cropped. Raises UserError."""
+    # A process that reads the cache never imports it.
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
     try:
         image = Image.open(io.BytesIO(content)).convert("RGB")
     except (UnidentifiedImageError, OSError):
-        raise UserError(f"task.data.path: {path}: {name} is not a readable image; mend or remove it") from None
+        raise UserError(f"task.data.path: {path}: {name} is not a readable image; replace or remove it") from None
     if size:
         image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
     return np.asarray(image).transpose(2, 0, 1)

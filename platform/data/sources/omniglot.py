@@ -3,10 +3,38 @@
 from pathlib import Path
 
 import numpy as np
+from pydantic import Field
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.data.dataset import Dataset, image_dataset, stratified_split
-from hedgerow.platform.data.sources.image_folder import members, pixels
+from hedgerow.platform.data.sources.image_folder import image_files, members, pixels
+from hedgerow.platform.data.sources.source import Source
+
+
+class Omniglot(Source):
+    """Omniglot's characters, 1x28x28, 20 drawings each, from the zips of its authors (as torchvision keeps them)."""
+
+    path: str = Field("omniglot-py", min_length=1, description="folder of images_background*.zip, under the data root")
+    size: int = Field(28, ge=1, description="resize to size x size")
+    test_fraction: float = Field(0.5, gt=0, lt=1, description="share of each character that is kept for testing")
+
+    def files(self, root: Path) -> list[Path]:
+        return [file for archive in archives(root / self.path) for file in image_files(archive)]
+
+    def load(self, root: Path) -> Dataset:
+        """Every ALPHABET/CHARACTER is a class; white on black. Drawings that lie in two of the zips count once."""
+        drawings: dict[tuple[str, str], np.ndarray] = {}
+        for archive in archives(root / self.path):
+            for name, read in members(archive):
+                label = "/".join(name.parts[-3:-1])
+                if (label, name.name) not in drawings:
+                    drawings[label, name.name] = 255 - pixels(archive, name, read(), self.size)[:1]
+        names = tuple(sorted({label for label, _ in drawings}))
+        numbers = {label: number for number, label in enumerate(names)}
+        x = np.stack(list(drawings.values()))
+        y = np.array([numbers[label] for label, _ in drawings])
+        train, test = stratified_split(y, self.test_fraction)
+        return image_dataset("omniglot", (x[train], y[train]), (x[test], y[test]), names, (0.08,), (0.25,))
 
 
 def archives(path: Path) -> list[Path]:
@@ -18,19 +46,3 @@ def archives(path: Path) -> list[Path]:
             "give --data-root"
         )
     return found
-
-
-def load(path: Path, size: int, test_fraction: float) -> Dataset:
-    """Every ALPHABET/CHARACTER is a class; white on black. Drawings that lie in two of the zips count once."""
-    drawings: dict[tuple[str, str], np.ndarray] = {}
-    for archive in archives(path):
-        for name, read in members(archive):
-            label = "/".join(name.parts[-3:-1])
-            if (label, name.name) not in drawings:
-                drawings[label, name.name] = 255 - pixels(archive, name, read(), size)[:1]
-    names = tuple(sorted({label for label, _ in drawings}))
-    numbers = {label: number for number, label in enumerate(names)}
-    x = np.stack(list(drawings.values()))
-    y = np.array([numbers[label] for label, _ in drawings])
-    train, test = stratified_split(y, test_fraction)
-    return image_dataset("omniglot", (x[train], y[train]), (x[test], y[test]), names, (0.08,), (0.25,))

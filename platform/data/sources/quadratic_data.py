@@ -1,33 +1,56 @@
 """Random quadratic bilevel problems (FedBiO's closed-form problem)."""
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
+from pydantic import Field
 
 from hedgerow.platform.data.dataset import Dataset
-
-if TYPE_CHECKING:
-    from hedgerow.platform.data.sources.source import QuadraticData
+from hedgerow.platform.data.sources.source import Seed, Source
 
 
-def generate(config: "QuadraticData") -> Dataset:
-    """Each client's samples are its problem plus noise, whose mean over them is 0."""
-    rng = np.random.default_rng([config.seed, 83])
-    common = _problem(config, rng)
-    rows = []
-    for _ in range(config.clients):
-        own, h = _problem(config, rng), config.heterogeneity
-        mean = [(1 - h) * ours + h * mine for ours, mine in zip(common, own, strict=True)]
-        rows.append(_samples(config, mean, rng))
-    x = np.concatenate(rows).astype(np.float32)
-    nothing = np.zeros((0, x.shape[1]), np.float32)
-    labels = np.zeros(len(x), np.int64)
-    zero, one = np.zeros(x.shape[1], np.float32), np.ones(x.shape[1], np.float32)
-    owners = np.repeat(np.arange(config.clients), config.samples)
-    return Dataset("quadratic", x, labels, nothing, labels[:0], 1, zero, one, ("",), train_clients=owners)
+class QuadraticData(Source):
+    """Random quadratic bilevel problems, one per client: g = 1/2 y'A y - y'(B x + c) and
+    f = 1/2 y'D y - e'y + 1/2 x'P x - r'x. A sample is one problem's coefficients.
+
+    Eigenvalues of A lie in [1, 4], of D in [0.5, 1.5], of P in [0.5, 1]; entries of B ~ N(0, 1/lower), of c, e, r ~
+    N(0, 1).
+    """
+
+    clients: int = Field(8, ge=1, description="number of clients")
+    upper: int = Field(4, ge=1, description="dimension of x")
+    lower: int = Field(6, ge=1, description="dimension of y")
+    heterogeneity: float = Field(
+        1.0, ge=0, le=1, description="share of a problem that is the client's own; the rest is common to all"
+    )
+    samples: int = Field(2, ge=2, description="samples of a client, dealt to training and validation")
+    noise: float = Field(0.0, ge=0, description="standard deviation of the samples' c, e and r")
+    matrix_noise: float = Field(0.0, ge=0, description="and of their A, B, D and P, times the root of the dimension")
+    seed: Seed = 0
+
+    @property
+    def drawn(self) -> int:
+        p, d = self.upper, self.lower
+        return self.clients * self.samples * (2 * d * d + d * p + p * p)
+
+    def load(self, root: Path) -> Dataset:
+        """Each client's samples are its problem plus noise, whose mean over them is 0."""
+        rng = np.random.default_rng([self.seed, 83])
+        common = _problem(self, rng)
+        rows = []
+        for _ in range(self.clients):
+            own, h = _problem(self, rng), self.heterogeneity
+            mean = [(1 - h) * ours + h * mine for ours, mine in zip(common, own, strict=True)]
+            rows.append(_samples(self, mean, rng))
+        x = np.concatenate(rows).astype(np.float32)
+        nothing = np.zeros((0, x.shape[1]), np.float32)
+        labels = np.zeros(len(x), np.int64)
+        zero, one = np.zeros(x.shape[1], np.float32), np.ones(x.shape[1], np.float32)
+        owners = np.repeat(np.arange(self.clients), self.samples)
+        return Dataset("quadratic", x, labels, nothing, labels[:0], 1, zero, one, ("",), train_clients=owners)
 
 
-def _problem(config: "QuadraticData", rng: np.random.Generator) -> list[np.ndarray]:
+def _problem(config: QuadraticData, rng: np.random.Generator) -> list[np.ndarray]:
     """A, B, c, D, e, P, r."""
     p, d = config.upper, config.lower
     return [
@@ -46,7 +69,7 @@ def _matrix(size: int, low: float, high: float, rng: np.random.Generator) -> np.
     return basis @ np.diag(rng.uniform(low, high, size)) @ basis.T
 
 
-def _samples(config: "QuadraticData", mean: list[np.ndarray], rng: np.random.Generator) -> np.ndarray:
+def _samples(config: QuadraticData, mean: list[np.ndarray], rng: np.random.Generator) -> np.ndarray:
     """(samples, features)"""
     pieces = []
     for part in mean:

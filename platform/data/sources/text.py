@@ -4,15 +4,14 @@ import json
 import re
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Literal
 
 import numpy as np
+from pydantic import Field
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.data.dataset import Dataset
-
-if TYPE_CHECKING:
-    from hedgerow.platform.data.sources.source import LeafShakespeare, TextFile
+from hedgerow.platform.data.sources.source import Source
 
 LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """LEAF's 80 characters, in its order (models/utils/language_utils.py)."""
@@ -23,7 +22,51 @@ Pair = tuple[np.ndarray, np.ndarray]
 """Samples (n, length) uint8 and the characters that follow them (n,) int64."""
 
 
+class CharacterSource(Source):
+    """Text as samples of characters with the one that follows. `kind: natural` gives each client one role."""
+
+    clients: int = Field(100, ge=1, description="roles (or blocks) to keep: drawn from those with enough text")
+    samples: int = Field(2000, ge=1, description="training samples of a role, at most")
+    test_samples: int = Field(400, ge=1, description="test samples of a role, at most")
+    seed: int = Field(0, ge=0, description="draws the roles; the experiment's own seed does not change them")
+
+
 # ---- LEAF ------------------------------------------------------------------------------------------------------------
+
+
+class LeafShakespeare(CharacterSource):
+    """Shakespeare as LEAF prepares it (Caldas et al. 2018): 80 characters, the next one of 80 is to be told.
+
+    The FedDyn experiments keep 100 roles with up to 2000 samples each.
+    """
+
+    path: str = Field("shakespeare", min_length=1, description="LEAF's folder of train/ and test/, under the data root")
+
+    def files(self, root: Path) -> list[Path]:
+        return leaf_files(root / self.path)
+
+    def load(self, root: Path) -> Dataset:
+        """Up to `samples` and `test_samples` of each chosen role, in LEAF's order."""
+        folder = root / self.path
+        users: dict[str, dict[str, tuple[list[str], list[str]]]] = {"train": {}, "test": {}}
+        for file in leaf_files(folder):
+            try:
+                content = json.loads(file.read_text(encoding="utf-8"))["user_data"]
+                users[file.parent.name] |= {role: _samples(user) for role, user in content.items()}
+            except (ValueError, KeyError, TypeError, AttributeError):
+                raise UserError(f"task.data.path: {file} is not one of LEAF's JSON files; fetch it again") from None
+        table = np.full(0x110000, len(LETTERS) - 1, np.uint8)
+        # A character that is none of the 80 becomes the last one, as in LEAF's own one-hot vectors.
+        table[[ord(letter) for letter in LETTERS]] = np.arange(len(LETTERS))
+        roles = [role for role, (x, _) in users["train"].items() if x and users["test"].get(role, ([], []))[0]]
+        sizes = np.array([len(users["train"][role][0]) for role in roles], dtype=int)
+        chosen = [roles[i] for i in _chosen(sizes, self.clients, self.samples, self.seed, folder, "roles")]
+        lengths = {len(x) for part in users.values() for role in chosen for x in part[role][0]}
+        if len(lengths) != 1 or 0 in lengths:
+            raise UserError(f"task.data.path: the samples in {folder} are not of one length; fetch it again")
+        train = [_leaf_pair(users["train"][role], self.samples, table) for role in chosen]
+        test = [_leaf_pair(users["test"][role], self.test_samples, table) for role in chosen]
+        return _dataset("shakespeare", train, test, LETTERS)
 
 
 def leaf_files(folder: Path) -> list[Path]:
@@ -36,29 +79,6 @@ def leaf_files(folder: Path) -> list[Path]:
             "task.data.path"
         )
     return [file for files in found for file in files]
-
-
-def load_leaf(folder: Path, config: "LeafShakespeare") -> Dataset:
-    """Up to `samples` and `test_samples` of each chosen role, in LEAF's order."""
-    users: dict[str, dict[str, tuple[list[str], list[str]]]] = {"train": {}, "test": {}}
-    for file in leaf_files(folder):
-        try:
-            content = json.loads(file.read_text(encoding="utf-8"))["user_data"]
-            users[file.parent.name] |= {role: _samples(user) for role, user in content.items()}
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise UserError(f"task.data.path: {file} is not one of LEAF's JSON files; fetch it again") from None
-    table = np.full(0x110000, len(LETTERS) - 1, np.uint8)
-    # A character that is none of the 80 becomes the last one, as in LEAF's own one-hot vectors.
-    table[[ord(letter) for letter in LETTERS]] = np.arange(len(LETTERS))
-    roles = [role for role, (x, _) in users["train"].items() if x and users["test"].get(role, ([], []))[0]]
-    sizes = np.array([len(users["train"][role][0]) for role in roles], dtype=int)
-    chosen = [roles[i] for i in _chosen(sizes, config.clients, config.samples, config.seed, folder, "roles")]
-    lengths = {len(x) for part in users.values() for role in chosen for x in part[role][0]}
-    if len(lengths) != 1 or 0 in lengths:
-        raise UserError(f"task.data.path: the samples in {folder} are not of one length; fetch it again")
-    train = [_leaf_pair(users["train"][role], config.samples, table) for role in chosen]
-    test = [_leaf_pair(users["test"][role], config.test_samples, table) for role in chosen]
-    return _dataset("shakespeare", train, test, LETTERS)
 
 
 def _samples(user: dict[str, list[str]]) -> tuple[list[str], list[str]]:
@@ -77,29 +97,48 @@ def _leaf_pair(user: tuple[list[str], list[str]], limit: int, table: np.ndarray)
 # ---- any text --------------------------------------------------------------------------------------------------------
 
 
-def load_text(file: Path, config: "TextFile") -> Dataset:
-    """Windows of `length` characters and what follows them; a role's last ones are for testing.
+class TextFile(CharacterSource):
+    """Any text file in UTF-8: a play cut by its speakers (paragraphs that begin with "NAME:"), or a text in blocks."""
 
-    Between the two parts, windows that would overlap both are left out.
-    """
-    try:
-        text = file.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise UserError(f"task.data.path: {file} is not a text in UTF-8") from None
-    letters = "".join(sorted(set(text)))
-    if not 2 <= len(letters) <= 256:
-        raise UserError(f"task.data.path: {file} has {len(letters)} different characters; from 2 to 256 can be learnt")
-    table = np.zeros(max(map(ord, letters)) + 1, np.uint8)
-    table[[ord(letter) for letter in letters]] = np.arange(len(letters))
-    parts = speakers(text) if config.by == "speaker" else _blocks(text, config.clients)
-    # A role whose windows do not reach for one in each part is no client.
-    parts = {name: part for name, part in parts.items() if _windows(len(part), config) >= _gap(config) + 2}
-    sizes = np.array([len(part) for part in parts.values()], dtype=int)
-    needed = (config.samples + config.test_samples) * config.stride + 2 * config.length
-    chosen = _chosen(sizes, config.clients, needed, config.seed, file, f"{config.by}s with enough text")
-    names = list(parts)
-    pairs = [_split(table[[ord(letter) for letter in parts[names[i]]]], config) for i in chosen]
-    return _dataset(file.stem, [train for train, _ in pairs], [test for _, test in pairs], letters)
+    path: str = Field(min_length=1, description="the file, absolute or under the data root")
+    by: Literal["speaker", "block"] = Field(
+        "speaker", description="who has what: speakers their words, or equal blocks"
+    )
+    length: int = Field(80, ge=1, description="characters of a sample")
+    stride: int = Field(1, ge=1, description="characters from one sample to the next")
+
+    def files(self, root: Path) -> list[Path]:
+        file = root / self.path
+        if not file.is_file():
+            raise UserError(f"task.data.path: there is no file {file.absolute()}; give the text, or --data-root")
+        return [file]
+
+    def load(self, root: Path) -> Dataset:
+        """Windows of `length` characters and what follows them; a role's last ones are for testing.
+
+        Between the two parts, windows that would overlap both are left out.
+        """
+        file = root / self.path
+        try:
+            text = file.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise UserError(f"task.data.path: {file} is not a text in UTF-8") from None
+        letters = "".join(sorted(set(text)))
+        if not 2 <= len(letters) <= 256:
+            raise UserError(
+                f"task.data.path: {file} has {len(letters)} different characters; from 2 to 256 can be learnt"
+            )
+        table = np.zeros(max(map(ord, letters)) + 1, np.uint8)
+        table[[ord(letter) for letter in letters]] = np.arange(len(letters))
+        parts = speakers(text) if self.by == "speaker" else _blocks(text, self.clients)
+        # A role whose windows do not reach for one in each part is no client.
+        parts = {name: part for name, part in parts.items() if _windows(len(part), self) >= _gap(self) + 2}
+        sizes = np.array([len(part) for part in parts.values()], dtype=int)
+        needed = (self.samples + self.test_samples) * self.stride + 2 * self.length
+        chosen = _chosen(sizes, self.clients, needed, self.seed, file, f"{self.by}s with enough text")
+        names = list(parts)
+        pairs = [_split(table[[ord(letter) for letter in parts[names[i]]]], self) for i in chosen]
+        return _dataset(file.stem, [train for train, _ in pairs], [test for _, test in pairs], letters)
 
 
 def speakers(text: str) -> dict[str, str]:
@@ -116,16 +155,16 @@ def _blocks(text: str, count: int) -> dict[str, str]:
     return {str(i): text[start:end] for i, (start, end) in enumerate(pairwise(edges))}
 
 
-def _windows(characters: int, config: "TextFile") -> int:
+def _windows(characters: int, config: TextFile) -> int:
     return max(0, -(-(characters - config.length) // config.stride))
 
 
-def _gap(config: "TextFile") -> int:
+def _gap(config: TextFile) -> int:
     """Windows between the two parts, which would overlap both."""
     return -(-config.length // config.stride)
 
 
-def _split(tokens: np.ndarray, config: "TextFile") -> tuple[Pair, Pair]:
+def _split(tokens: np.ndarray, config: TextFile) -> tuple[Pair, Pair]:
     windows = np.lib.stride_tricks.sliding_window_view(tokens, config.length + 1)[:: config.stride]
     gap = _gap(config)
     windows = windows[: config.samples + gap + config.test_samples]

@@ -1,13 +1,12 @@
 """DiSK's two toys (thesis, chapter 6), of which the best students and the poor ones are known."""
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
+from pydantic import Field
 
 from hedgerow.platform.data.dataset import Dataset
-
-if TYPE_CHECKING:
-    from hedgerow.platform.data.sources.source import Gaussians, IntervalsData
+from hedgerow.platform.data.sources.source import Seed, Source
 
 BLUE = ((2.0, 3.0), (5.0, 7.0))
 RED = ((0.0, 2.0), (3.0, 5.0), (7.0, 9.0))
@@ -16,12 +15,22 @@ CENTRES = np.array([[[0.0, 0.0], [3.0, 1.5]], [[1.5, 0.0], [0.0, 1.5]], [[3.0, 0
 """(classes, 2, 2): red, blue, green."""
 
 
-def intervals(config: "IntervalsData") -> Dataset:
-    """Points of [0, 9], uniform within each class: blue in [2, 3] and [5, 7], red elsewhere."""
-    rng = np.random.default_rng([config.seed, 83])
-    train, test = (_on_a_line(rng, samples) for samples in (config.samples, config.test_samples))
-    zero, one = np.zeros(1, np.float32), np.ones(1, np.float32)
-    return Dataset("intervals", *train, *test, 2, zero, one, ("red", "blue"))
+class IntervalsData(Source):
+    """DiSK's toy on a line: points of [0, 9], blue in [2, 3] and [5, 7], red elsewhere, as many of both."""
+
+    samples: int = Field(1000, ge=2, description="training samples")
+    test_samples: int = Field(100, ge=2, description="test samples")
+    seed: Seed = 0
+
+    @property
+    def drawn(self) -> int:
+        return self.samples + self.test_samples
+
+    def load(self, root: Path) -> Dataset:
+        rng = np.random.default_rng([self.seed, 83])
+        train, test = (_on_a_line(rng, samples) for samples in (self.samples, self.test_samples))
+        zero, one = np.zeros(1, np.float32), np.ones(1, np.float32)
+        return Dataset("intervals", *train, *test, 2, zero, one, ("red", "blue"))
 
 
 def _on_a_line(rng: np.random.Generator, samples: int) -> tuple[np.ndarray, np.ndarray]:
@@ -36,12 +45,23 @@ def _on_a_line(rng: np.random.Generator, samples: int) -> tuple[np.ndarray, np.n
     return x[:, None].astype(np.float32), y.astype(np.int64)
 
 
-def gaussians(config: "Gaussians") -> Dataset:
-    """Points around six centres, two of each class, N(centre, variance I)."""
-    rng = np.random.default_rng([config.seed, 89])
-    train, test = (_in_the_plane(rng, samples, config.variance) for samples in (config.samples, config.test_samples))
-    zero, one = np.zeros(2, np.float32), np.ones(2, np.float32)
-    return Dataset("gaussians", *train, *test, 3, zero, one, ("red", "blue", "green"))
+class GaussiansData(Source):
+    """DiSK's toy in the plane: six Gaussians, two of each of three classes."""
+
+    samples: int = Field(1000, ge=6, description="training samples")
+    test_samples: int = Field(1000, ge=6, description="test samples")
+    variance: float = Field(0.05, gt=0, description="of each coordinate")
+    seed: Seed = 0
+
+    @property
+    def drawn(self) -> int:
+        return 2 * (self.samples + self.test_samples)
+
+    def load(self, root: Path) -> Dataset:
+        rng = np.random.default_rng([self.seed, 89])
+        train, test = (_in_the_plane(rng, samples, self.variance) for samples in (self.samples, self.test_samples))
+        zero, one = np.zeros(2, np.float32), np.ones(2, np.float32)
+        return Dataset("gaussians", *train, *test, 3, zero, one, ("red", "blue", "green"))
 
 
 def _in_the_plane(rng: np.random.Generator, samples: int, variance: float) -> tuple[np.ndarray, np.ndarray]:

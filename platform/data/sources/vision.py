@@ -8,12 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from string import ascii_uppercase
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+from pydantic import Field
 
 from hedgerow.platform.common.errors import UserError, first_line
 from hedgerow.platform.data.dataset import Dataset, image_dataset
+from hedgerow.platform.data.sources.source import Source
 
 
 @dataclass(frozen=True)
@@ -27,46 +29,93 @@ class _Layout:
     std: tuple[float, ...] = (0.3081,)
 
 
-_LAYOUTS = {
-    "mnist": _Layout("MNIST", "MNIST/raw", "train-images-idx3-ubyte"),
-    "fashion_mnist": _Layout("FashionMNIST", "FashionMNIST/raw", "train-images-idx3-ubyte", (0.2860,), (0.3530,)),
-    "emnist_letters": _Layout("EMNIST", "EMNIST/raw", "emnist-letters-train-images-idx3-ubyte"),
-    "cifar10": _Layout(
+class TorchvisionSource(Source):
+    """A data set in torchvision's own layout, under the data root or under a folder of its name there."""
+
+    layout: ClassVar[_Layout]
+
+    download: bool = Field(False, description="fetch it into the data root when it is absent")
+
+    def files(self, root: Path) -> list[Path]:
+        """The files of a data set that is present; none where it is still to be downloaded."""
+        layout, home = self.layout, self._home(root)
+        if home is None and not self.download:
+            raise UserError(
+                f"task.data: {self.name} is not in {root.absolute()} (nor in its folder {self.name}): it should hold "
+                f"{layout.folder}/{layout.witness}; name the right folder with --data-root, or set task.data.download: "
+                "true"
+            )
+        return [] if home is None else sorted((home / layout.folder).iterdir())
+
+    def load(self, root: Path) -> Dataset:
+        """Read through torchvision, which downloads first where that is asked for and the data set is absent."""
+        layout, home = self.layout, self._home(root) or root
+        try:
+            with _unpacked(layout, home) as unpacked:
+                train, test = (_read(layout, unpacked, part, self.download) for part in (True, False))
+        except (RuntimeError, OSError, EOFError, ValueError) as error:
+            raise UserError(
+                f"task.data: {self.name} in {home.absolute()} cannot be read ({first_line(error)}); complete "
+                f"{layout.folder} or set task.data.download: true"
+            ) from None
+        return image_dataset(self.name, train[:2], test[:2], train[2], layout.mean, layout.std)
+
+    def _home(self, root: Path) -> Path | None:
+        for home in (root, root / self.name):
+            folder = home / self.layout.folder
+            if (folder / self.layout.witness).exists() or (folder / f"{self.layout.witness}.gz").exists():
+                return home
+        return None
+
+
+class MNIST(TorchvisionSource):
+    """MNIST: 60000 + 10000 digits, 1x28x28."""
+
+    layout = _Layout("MNIST", "MNIST/raw", "train-images-idx3-ubyte")
+
+
+class FashionMNIST(TorchvisionSource):
+    """Fashion-MNIST: 60000 + 10000 articles of clothing, 1x28x28."""
+
+    layout = _Layout("FashionMNIST", "FashionMNIST/raw", "train-images-idx3-ubyte", (0.2860,), (0.3530,))
+
+
+class CIFAR10(TorchvisionSource):
+    """CIFAR-10: 50000 + 10000 photographs, 3x32x32."""
+
+    layout = _Layout(
         "CIFAR10", "cifar-10-batches-py", "data_batch_1", (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-    ),
-    "cifar100": _Layout("CIFAR100", "cifar-100-python", "train", (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
-}
+    )
 
 
-def files(name: str, root: Path, download: bool) -> list[Path]:
-    """The files of a data set that is present; none where it is still to be downloaded."""
-    found = _find(name, root)
-    if found is None and not download:
-        layout = _LAYOUTS[name]
-        raise UserError(
-            f"task.data: {name} is not in {root.absolute()} (nor in its folder {name}): it should hold "
-            f"{layout.folder}/{layout.witness}; name the right folder with --data-root, or set task.data.download: true"
+class CIFAR100(TorchvisionSource):
+    """CIFAR-100: 50000 + 10000 photographs in 100 classes, 3x32x32."""
+
+    layout = _Layout("CIFAR100", "cifar-100-python", "train", (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
+
+
+class EMNISTLetters(TorchvisionSource):
+    """EMNIST letters, 1x28x28: the first 10 are FedDyn's EMNIST-L, 48000 + 8000 samples."""
+
+    layout = _Layout("EMNIST", "EMNIST/raw", "emnist-letters-train-images-idx3-ubyte")
+
+    classes: int = Field(10, ge=2, le=26, description="how many letters, from A")
+
+    def load(self, root: Path) -> Dataset:
+        everything = super().load(root)
+        train, test = everything.y_train < self.classes, everything.y_test < self.classes
+        return image_dataset(
+            self.name,
+            (everything.x_train[train], everything.y_train[train]),
+            (everything.x_test[test], everything.y_test[test]),
+            everything.class_names[: self.classes],
+            self.layout.mean,
+            self.layout.std,
         )
-    return [] if found is None else sorted((found / _LAYOUTS[name].folder).iterdir())
-
-
-def load(name: str, root: Path, download: bool) -> Dataset:
-    """Read a data set through torchvision, downloading it first where asked and absent."""
-    home = _find(name, root) or root
-    layout = _LAYOUTS[name]
-    try:
-        with _unpacked(layout, home) as unpacked:
-            train, test = (_read(layout, unpacked, part, download) for part in (True, False))
-    except (RuntimeError, OSError, EOFError, ValueError) as error:
-        raise UserError(
-            f"task.data: {name} in {home.absolute()} cannot be read ({first_line(error)}); complete "
-            f"{layout.folder} or set task.data.download: true"
-        ) from None
-    names = train[2]
-    return image_dataset(name, train[:2], test[:2], names, layout.mean, layout.std)
 
 
 def _read(layout: _Layout, home: Path, train: bool, download: bool) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    # torchvision takes seconds to import; a process that reads the cache never does.
     from torchvision import datasets
 
     options: dict[str, Any] = {"split": "letters"} if layout.loader == "EMNIST" else {}
@@ -94,12 +143,3 @@ def _unpacked(layout: _Layout, home: Path) -> Iterator[Path]:
             with gzip.open(file) as source, (target / file.stem).open("wb") as sink:
                 shutil.copyfileobj(source, sink)
         yield Path(name)
-
-
-def _find(name: str, root: Path) -> Path | None:
-    layout = _LAYOUTS[name]
-    for home in (root, root / name):
-        folder = home / layout.folder
-        if (folder / layout.witness).exists() or (folder / f"{layout.witness}.gz").exists():
-            return home
-    return None

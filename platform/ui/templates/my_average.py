@@ -3,7 +3,7 @@
 `algorithm: {name: my_average.MyAverage, lr: 0.1}` in an experiment file runs it, from the folder that holds this file.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
@@ -23,7 +23,6 @@ class MyAverage(Algorithm):
     class Hyper(LocalSGD):
         """Its section of the experiment file: with what LocalSGD has, such as lr, epochs and batch_size."""
 
-        name: Literal["my_average"] = "my_average"
         server_lr: float = Field(1.0, gt=0, description="how far the server goes, as a share of the way; 1 is FedAvg")
 
     def init_server(self) -> Tree:

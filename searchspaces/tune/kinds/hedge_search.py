@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
-from hedgerow.platform.data import Stream
+from hedgerow.platform.data.partitions.task_stream import Stream
 from hedgerow.searchspaces.hedge.async_rounds import check_range
 from hedgerow.searchspaces.hedge.scheduler import ROUND, HedgeScheduler
 from hedgerow.searchspaces.hedge.weights import Hedge, make_hedge

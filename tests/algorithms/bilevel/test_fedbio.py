@@ -13,30 +13,31 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import EngineConfig, TaskConfig
 from hedgerow.platform.config.factory import build_algorithms, build_data, check_task
 from hedgerow.platform.config.loader import parse_experiment
-from hedgerow.platform.data.partition import IID, make_partition
+from hedgerow.platform.config.registries import algorithm_class
+from hedgerow.platform.data.partitions.random_splits import IID
 from hedgerow.platform.runtime.server import FederatedServer
 from hedgerow.platform.runtime.worker import Worker
 
 DATA = blobs(samples=160)
 BILEVEL = [
     name
-    for name, kind in ALGORITHMS.items()
+    for name, kind in ((name, algorithm_class(name)) for name in ALGORITHMS)
     if issubclass(kind, Bilevel) and "share_batches" in kind.Hyper.model_fields
 ]
 
 
 def kind_of(name):
-    return "hyper_representation" if ALGORITHMS[name].is_personal else "cleaning"
+    return "hyper_representation" if algorithm_class(name).is_personal else "cleaning"
 
 
 def on_blobs(name, kind="cleaning", mode=("vmap", 3), rounds=3, folder=None, **change) -> SingleRun:
     """Five clients of different sizes."""
     noise = 0.4 if kind == "cleaning" else 0.0
     config = IID(clients=5, unbalanced=0.5, validation=0.3, holdout=0.2, label_noise=noise)
-    clients = make_partition(config, DATA.y_train, DATA.classes, None, 0)
+    clients = config.draw(DATA.y_train, DATA.classes, None, 0)
     slots = dict(slots_of(change))
     own = {key: value for key, value in change.items() if key not in slots}
-    hyper = ALGORITHMS[name].Hyper(**section(name, **own))
+    hyper = algorithm_class(name).Hyper(**section(name, **own))
     task = {"data": {"name": "digits"}, "partition": config, "model": {"name": "mlp", "hidden": [6]}}
     engine = EngineConfig(mode=mode[0], chunk=mode[1])
     wanted = experiment(hyper, rounds=rounds, engine=engine, task=TaskConfig(**task, problem={"kind": kind}), **slots)
@@ -85,9 +86,9 @@ def test_the_platform_runs_what_the_analysis_is_about(name):
     learner = FederatedServer(wanted, build_algorithms([wanted], dataset, partition)[0], partition, 0)
     platform = SingleRun([learner], worker, [None])
     records = list(platform)
-    plain = Run(ALGORITHMS[name], problem(clients=5), **settings).rounds(4)
+    plain = Run(algorithm_class(name), problem(clients=5), **settings).rounds(4)
     assert float((platform.server["x"]["x"] - plain.server["x"]["x"]).abs().max()) < 1e-5
-    local = ALGORITHMS[name].is_personal
+    local = algorithm_class(name).is_personal
     assert records[-1]["x_error"] == pytest.approx(plain.distance(local=local), abs=1e-4)
     assert sum(record["exchanges"] for record in records) == plain.exchanges
     assert "test_accuracy" not in records[-1]
@@ -99,7 +100,9 @@ def test_scalars_per_client_and_round(name):
     if name == "stem":
         from helpers import partition, run_inline, small_task
 
-        runs = run_inline(ALGORITHMS[name], small_task(DATA), DATA, partition(np.full(4, 30)), {"steps": 3}, rounds=2)
+        runs = run_inline(
+            algorithm_class(name), small_task(DATA), DATA, partition(np.full(4, 30)), {"steps": 3}, rounds=2
+        )
         records, wanted = list(runs), 2 * sum(p.numel() for p in small_task(DATA).init().values())
         clients = 4
     else:
@@ -128,7 +131,7 @@ def test_experts_in_a_pack_are_what_they_are_alone(name):
         list(one)
     learners = [on_blobs(name, kind_of(name), **{"upper_lr_factor": 0.5, **change}).servers[0] for change in changes]
     config = learners[0].experiment.task.partition
-    clients = make_partition(config, DATA.y_train, DATA.classes, None, 0)
+    clients = config.draw(DATA.y_train, DATA.classes, None, 0)
     algorithms = build_algorithms([learner.experiment for learner in learners], DATA, clients)
     pack = SingleRun(learners, Worker(algorithms, DATA, clients, 0), [None, None])
     while not pack.done:

@@ -5,7 +5,9 @@ import pytest
 import torch
 from bilevels import Run, problem
 
-from hedgerow.algorithms import FedNest, FullHypergradient, StocBiO
+from hedgerow.algorithms.bilevel.fednest import FedNest
+from hedgerow.algorithms.bilevel.full_hypergradient import FullHypergradient
+from hedgerow.algorithms.bilevel.stocbio import StocBiO
 from hedgerow.algorithms.core.messages import Cohort
 
 HET = problem()

@@ -7,12 +7,10 @@ import pytest
 import torch
 from bilevels import HET, LOCAL, STEPS, Run, far, oracles, problem
 
-from hedgerow.algorithms import (
-    FedBiO,
-    FedBiOLocal,
-    LFedNest,
-    LocalBO,
-)
+from hedgerow.algorithms.bilevel.fedbio import FedBiO
+from hedgerow.algorithms.bilevel.fedbio_local import FedBiOLocal
+from hedgerow.algorithms.bilevel.lfednest import LFedNest
+from hedgerow.algorithms.bilevel.local_bo import LocalBO
 from hedgerow.algorithms.core.pytree import tree_map
 
 # ---- hypergradients ---------------------------------------------------------------------------------------------

@@ -7,20 +7,18 @@ import pytest
 import torch
 from bilevels import HET, LOCAL, STEPS, Problem, Run, far, oracles, problem
 
-from hedgerow.algorithms import (
-    MRBO,
-    STORM,
-    FedBiO,
-    FedBiOAcc,
-    FedBiOAccLocal,
-    FedBiOLocal,
-    LocalBO,
-    Stem,
-)
 from hedgerow.algorithms.bilevel.derivatives import Draw, Oracles
+from hedgerow.algorithms.bilevel.fedbio import FedBiO
+from hedgerow.algorithms.bilevel.fedbio_local import FedBiOLocal
+from hedgerow.algorithms.bilevel.fedbioacc import FedBiOAcc
+from hedgerow.algorithms.bilevel.fedbioacc_local import FedBiOAccLocal
+from hedgerow.algorithms.bilevel.local_bo import LocalBO
+from hedgerow.algorithms.bilevel.mrbo import MRBO
 from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.core.pytree import tree_map, zeros_like
 from hedgerow.algorithms.core.task import Task
+from hedgerow.algorithms.federated.stem import Stem
+from hedgerow.algorithms.federated.storm import STORM
 from hedgerow.algorithms.optim.storm_momentum import Storm, alpha, theorem_2
 from hedgerow.algorithms.problems.quadratic import Coefficients, upper
 

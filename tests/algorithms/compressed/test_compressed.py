@@ -5,12 +5,12 @@ import pytest
 import torch
 from helpers import blobs, distance, identical, partition, run_inline, small_task
 
-from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.core.pytree import count, flat, flatten, sub
 from hedgerow.algorithms.transforms.sketches import CountSketch
 from hedgerow.algorithms.transforms.sparse_vectors import dense
 from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.config.old_spellings import modernize
+from hedgerow.platform.config.registries import algorithm_class
 
 DATA = blobs(samples=160)
 D = 6 * 8 + 8 + 8 * 3 + 3
@@ -24,7 +24,7 @@ def run(name, mode=("vmap", 3), rounds=4, folder=None, **hyper):
     values = {"algorithm": {"name": name, **LOCAL, **hyper}}
     modernize(values)
     section = values.pop("algorithm") | values
-    return run_inline(ALGORITHMS[section["name"]], small_task(DATA), DATA, clients, section, folder, **settings)
+    return run_inline(algorithm_class(section["name"]), small_task(DATA), DATA, clients, section, folder, **settings)
 
 
 def of_transform(state):

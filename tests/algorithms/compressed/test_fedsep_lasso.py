@@ -6,7 +6,6 @@ import torch
 from helpers import blobs, distance, partition, run_inline, small_task
 from torch import nn
 
-from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.compressed.fedsep_lasso import FedSepLasso
 from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.transforms.random_projection import BLOCK, GaussianRows
@@ -14,6 +13,7 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.config.factory import build_data, check_task
 from hedgerow.platform.config.loader import parse_experiment
+from hedgerow.platform.config.registries import algorithm_class
 
 
 class Given(GaussianRows):
@@ -239,7 +239,7 @@ def test_where_nothing_is_compressed_it_is_fedavg():
     for algorithm in (*runs.executor.worker.algorithms, runs.servers[0].algorithm):
         algorithm.sketch = orthonormal
     plain = run_inline(
-        ALGORITHMS["fedavg"],
+        algorithm_class("fedavg"),
         small_task(DATA),
         DATA,
         partition(np.array([30, 25, 25, 20, 20]), seed=0),

@@ -18,7 +18,7 @@ from helpers import (
 from pydantic import Field
 from test_fedbio import on_blobs
 
-from hedgerow.algorithms import ALGORITHMS, FedAvg, FedDyn, Scaffold
+from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.client_data import ClientData
 from hedgerow.algorithms.core.keyed_random import bits, gaussian, subkey
@@ -26,6 +26,9 @@ from hedgerow.algorithms.core.messages import Exchange
 from hedgerow.algorithms.core.parts import Wire
 from hedgerow.algorithms.core.pytree import add, count, flat, flatten, like, sub, tree_map, zeros_like
 from hedgerow.algorithms.core.slotted import Slotted
+from hedgerow.algorithms.federated.fedavg import FedAvg
+from hedgerow.algorithms.federated.feddyn import FedDyn
+from hedgerow.algorithms.federated.scaffold import Scaffold
 from hedgerow.algorithms.optim.local_sgd import LocalSGD, minimise
 from hedgerow.algorithms.optim.server_optimizer import ServerStep
 from hedgerow.algorithms.transforms.clip import Clip

@@ -7,12 +7,12 @@ from helpers import dataset, partition, run_inline
 from torch import nn
 from torch.func import functional_call
 
-from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.core.algorithm import Aggregate
 from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.core.static_batch_norm import StaticBatchNorm2d, statistics
 from hedgerow.algorithms.core.task import Task
 from hedgerow.platform.config.experiment import EngineConfig
+from hedgerow.platform.config.registries import algorithm_class
 
 RNG = np.random.default_rng(0)
 DATA = dataset(RNG.normal(size=(80, 2, 6, 6)).astype(np.float32), RNG.integers(0, 3, 80), test=20)
@@ -32,7 +32,7 @@ def task():
 def run(clients, **settings):
     hyper = {"lr": 0.05, "batch_size": 20, "capacities": [1.0]}
     engine = EngineConfig(mode="loop", chunk=1)
-    return run_inline(ALGORITHMS["heterofl"], task(), DATA, clients, hyper, engine=engine, **settings)
+    return run_inline(algorithm_class("heterofl"), task(), DATA, clients, hyper, engine=engine, **settings)
 
 
 def test_in_training_it_is_batch_norm():

@@ -10,14 +10,15 @@ from image_students import EVERYBODY, IMAGES, parse, task
 from torch import nn
 from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
-from hedgerow.algorithms import ALGORITHMS, SimKD
 from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.distillation.fitnet import regressor
 from hedgerow.algorithms.distillation.semckd import Calibration
+from hedgerow.algorithms.distillation.simkd import SimKD
 from hedgerow.algorithms.nn.features import inside, shapes
 from hedgerow.algorithms.objectives.guide import excuses
-from hedgerow.platform.models import build_model
+from hedgerow.platform.config.registries import algorithm_class
+from hedgerow.platform.models.build import build_model
 from hedgerow.platform.models.torchvision_nets import multiply_adds
 from hedgerow.searchspaces.reproductions.published import family_tables
 
@@ -152,7 +153,9 @@ def test_what_a_model_shows_is_what_it_says(name):
 
 
 def run(name, **hyper):
-    done = run_inline(ALGORITHMS[name], task(), IMAGES, EVERYBODY, {"lr": 0.05, "batch_size": 12, **hyper}, rounds=2)
+    done = run_inline(
+        algorithm_class(name), task(), IMAGES, EVERYBODY, {"lr": 0.05, "batch_size": 12, **hyper}, rounds=2
+    )
     list(done)
     return done
 
@@ -201,9 +204,9 @@ def test_attention_by_hand():
 def test_models_without_maps_cannot_be_matched():
     flat = Task(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), *(torch.zeros(1), torch.ones(1)), sample_shape=(1, 8, 8))
     alone = Task(flat.module, flat.mean, flat.std, sample_shape=(1, 8, 8), teacher=task().teacher)
-    objection = ALGORITHMS["fitnet"](ALGORITHMS["fitnet"].Hyper(), alone).objection()
+    objection = algorithm_class("fitnet")(algorithm_class("fitnet").Hyper(), alone).objection()
     assert objection.startswith("task.model: fitnet matches feature maps, which student or teacher does not show")
-    deep = ALGORITHMS["fitnet"](ALGORITHMS["fitnet"].Hyper(hint=3), task()).objection()
+    deep = algorithm_class("fitnet")(algorithm_class("fitnet").Hyper(hint=3), task()).objection()
     assert deep == "algorithm.hint: student and teacher have 2 stages in common; lower it"
     assert inside(flat, flat.init(), torch.zeros(2, 1, 8, 8)).features.shape == (2, 64)
 

@@ -7,9 +7,8 @@ import torch
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.factory import build_algorithms, build_data
 from hedgerow.platform.config.loader import parse_experiment
-from hedgerow.platform.data.sources.source import Gaussians, IntervalsData
-from hedgerow.platform.data.sources.toy_data import CENTRES
-from hedgerow.platform.models import build_model
+from hedgerow.platform.data.sources.toy_data import CENTRES, GaussiansData, IntervalsData
+from hedgerow.platform.models.build import build_model
 from hedgerow.platform.models.toy_models import ENDS, Intervals, StaticMLP
 from hedgerow.platform.runs.runner import run
 from hedgerow.searchspaces.reproductions.papers.disk_plots import (
@@ -43,7 +42,7 @@ def test_points_on_the_line():
 
 
 def test_points_in_the_plane():
-    data = Gaussians(samples=3000).load(None)
+    data = GaussiansData(samples=3000).load(None)
     assert np.bincount(data.y_train).tolist() == [1000] * 3
     near = np.linalg.norm(data.x_train[:, None] - CENTRES.reshape(6, 2), axis=-1).argmin(1)
     assert (near // 2 == data.y_train).mean() > 0.99
@@ -100,7 +99,7 @@ def test_a_student_of_the_plane_can_be_right_everywhere():
     """Along (1, 1) lie red, blue, green and red: two units that look there, and a bias at their place of zeros."""
     net = StaticMLP([2, 2, 3], {})
     assert {name for name, _ in net.named_parameters() if "bias" in name} == {"layers.1.bias", "norms.0.bias"}
-    data = Gaussians().load(None)
+    data = GaussiansData().load(None)
     x, y = torch.from_numpy(data.x_test), torch.from_numpy(data.y_test)
     along = x.sum(1) / 1.5
     spread = along.std(correction=0)

@@ -8,7 +8,6 @@ import torch
 from helpers import SingleRun, blobs, check_resuming, dataset, distance, experiment, partition, run_inline
 from torch import nn
 
-from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.core.algorithm import Aggregate
 from hedgerow.algorithms.core.client_data import Batch, ClientData
 from hedgerow.algorithms.core.messages import Cohort
@@ -27,6 +26,7 @@ from hedgerow.algorithms.objectives.distillation_loss import (
     soft_labels,
 )
 from hedgerow.platform.config.experiment import EngineConfig
+from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.runtime.server import FederatedServer
 from hedgerow.platform.runtime.worker import Worker
 
@@ -51,11 +51,11 @@ def task():
 
 def run(name, mode=("vmap", 3), rounds=2, folder=None, clients=CLIENTS, **hyper):
     settings = {"rounds": rounds, "engine": EngineConfig(mode=mode[0], chunk=mode[1])}
-    return run_inline(ALGORITHMS[name], task(), DATA, clients, {**LOCAL, **OWN[name], **hyper}, folder, **settings)
+    return run_inline(algorithm_class(name), task(), DATA, clients, {**LOCAL, **OWN[name], **hyper}, folder, **settings)
 
 
 def algorithm(name, **hyper):
-    return ALGORITHMS[name](ALGORITHMS[name].Hyper(**{**LOCAL, **OWN[name], **hyper}), task())
+    return algorithm_class(name)(algorithm_class(name).Hyper(**{**LOCAL, **OWN[name], **hyper}), task())
 
 
 def batch(samples):
@@ -160,11 +160,11 @@ def test_a_resumed_run_is_undisturbed(name, tmp_path):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_one_worker_is_as_good_as_two(name):
-    values = ALGORITHMS[name].Hyper(**{**LOCAL, **OWN[name]})
+    values = algorithm_class(name).Hyper(**{**LOCAL, **OWN[name]})
     wanted = experiment(values, rounds=2)
 
     def by(workers):
-        kind = ALGORITHMS[name]
+        kind = algorithm_class(name)
         worker = Worker([kind(values, task())], DATA, CLIENTS, wanted.seed, wanted.resources)
         learner = FederatedServer(wanted, kind(values, task()), CLIENTS, len(DATA.y_test))
         one = SingleRun([learner], worker, [None], workers)
@@ -193,7 +193,7 @@ def test_models_that_normalise_statically_learn_too(name):
     layers = [nn.Conv2d(1, 4, 3), StaticBatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)]
     own = Task(nn.Sequential(*layers), torch.from_numpy(data.mean), torch.from_numpy(data.std), sample_shape=(1, 6, 6))
     hyper = {**LOCAL, **{key: {**section, "batch_size": 5} for key, section in OWN[name].items()}}
-    one = run_inline(ALGORITHMS[name], own, data, clients, hyper, rounds=2)
+    one = run_inline(algorithm_class(name), own, data, clients, hyper, rounds=2)
     start = one.server["w"]
     records = list(one)
     assert all(np.isfinite(record["test_loss"]) and record["dropped"] == 0 for record in records)
@@ -216,11 +216,11 @@ def test_models_without_sub_models_and_capacities_that_leave_the_server_out_are_
     grouped = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 4))
     own = Task(grouped, torch.from_numpy(DATA.mean), torch.from_numpy(DATA.std), sample_shape=(6,))
     for name in METHODS:
-        kind = ALGORITHMS[name]
+        kind = algorithm_class(name)
         assert f"task.model: {name} needs sub-models" in kind(kind.Hyper(), own).objection()
         assert algorithm(name).objection() is None
         assert ("without 1" in str(algorithm(name, capacities=[0.5]).objection())) == (name == "feddf")
-    assert [algorithm(name).needs_public for name in METHODS] == [1, 40, 1]
+    assert [algorithm(name).public_samples for name in METHODS] == [1, 40, 1]
     with pytest.raises(ValueError, match="`momentum` is for sgd"):
         algorithm("feddf", distillation={"optimizer": "adam", "momentum": 0.9})
 
@@ -234,10 +234,10 @@ def test_feddf_of_one_shape_without_distillation_is_fedavg(weighting):
     weighted = {"aggregation": {"weighting": weighting}}
     fused = run("feddf", **own, **weighted)
     local = {key: value for key, value in LOCAL.items() if key != "capacities"} | weighted
-    plain = run_inline(ALGORITHMS["fedavg"], task(), DATA, CLIENTS, local, rounds=2)
+    plain = run_inline(algorithm_class("fedavg"), task(), DATA, CLIENTS, local, rounds=2)
     [list(one) for one in (fused, plain)]
     assert distance(fused.server["w"], plain.server["w"]) < 1e-6
-    assert ALGORITHMS["feddf"](ALGORITHMS["feddf"].Hyper(**{**LOCAL, **own}), task()).needs_public == 0
+    assert algorithm_class("feddf")(algorithm_class("feddf").Hyper(**{**LOCAL, **own}), task()).public_samples == 0
 
 
 def test_a_client_alone_is_the_ensemble_and_has_nothing_to_learn_from_itself():

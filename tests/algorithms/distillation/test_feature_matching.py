@@ -9,7 +9,6 @@ from image_students import EVERYBODY, IMAGES, parse, task
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.core.pytree import tree_map
 from hedgerow.algorithms.core.static_batch_norm import StaticBatchNorm2d
@@ -18,7 +17,8 @@ from hedgerow.algorithms.distillation.fitnet import regressor
 from hedgerow.algorithms.distillation.semckd import Calibration
 from hedgerow.algorithms.nn.feature_maps import Reusing, apart, is_rectified, under_its_teacher
 from hedgerow.algorithms.nn.features import asked, inside, shapes
-from hedgerow.platform.models import build_model
+from hedgerow.platform.config.registries import algorithm_class
+from hedgerow.platform.models.build import build_model
 from hedgerow.platform.models.preact_resnet import preact_resnet
 from hedgerow.platform.models.torchvision_nets import resnet
 from hedgerow.searchspaces.reproductions.published import family_tables
@@ -41,7 +41,7 @@ def halved(x):
 
 def met(name, **hyper):
     """A method before its first lesson: itself, what it is given, the student's maps, the teacher's, CE + KL."""
-    learner = ALGORITHMS[name](ALGORITHMS[name].Hyper(batch_size=12, **hyper), task())
+    learner = algorithm_class(name)(algorithm_class(name).Hyper(batch_size=12, **hyper), task())
     w, teacher = learner.task.init(), learner.master.init()
     if learner.master.is_static:
         teacher |= learner.master.statistics(teacher, BATCH)
@@ -58,7 +58,7 @@ def met(name, **hyper):
 def test_fitnet_by_hand(hint, weight):
     """L_CE + L_KL(tau 4) + beta MSE: the hint's stage, a convolution of matching kernel, batch norm, ReLU."""
     learner, student, down, mine, theirs, outputs = met("fitnet", hint=hint, hint_weight=weight)
-    assert (ALGORITHMS["fitnet"].Hyper().hint_weight, ALGORITHMS["fitnet"].Hyper().tau) == (100.0, 4.0)
+    assert (algorithm_class("fitnet").Hyper().hint_weight, algorithm_class("fitnet").Hyper().tau) == (100.0, 4.0)
     bridge = student["bridge"]
     regressed = F.relu(normalised(F.conv2d(mine[hint - 1], bridge["0.weight"], bridge["0.bias"])))
     wanted = outputs + weight * F.mse_loss(regressed, theirs[hint - 1])
@@ -89,7 +89,7 @@ def test_a_regressor_by_hand(sizes, convolve):
 def test_semckd_by_hand(weight):
     """L_CE + L_KL(tau 4) + beta times the mean over samples and student stages of sum_j a_ij MSE_ij."""
     learner, student, down, mine, theirs, outputs = met("semckd", match_weight=weight)
-    assert (ALGORITHMS["semckd"].Hyper().match_weight, ALGORITHMS["semckd"].Hyper().tau) == (400.0, 4.0)
+    assert (algorithm_class("semckd").Hyper().match_weight, algorithm_class("semckd").Hyper().tau) == (400.0, 4.0)
     far = torch.func.functional_call(learner.bridge, student["bridge"], (mine, theirs))
     assert far.shape == (12,)
     torch.testing.assert_close(
@@ -196,7 +196,7 @@ def test_simkd_can_match_maps_that_are_not_rectified(student):
 def test_fitnet_can_match_maps_that_are_not_rectified():
     plain = task()
     of = replace(plain, teacher=preact_resnet(1, 3, [4, 8], [1, 1], 2))
-    bridges = [ALGORITHMS["fitnet"](ALGORITHMS["fitnet"].Hyper(), one).bridge for one in (plain, of)]
+    bridges = [algorithm_class("fitnet")(algorithm_class("fitnet").Hyper(), one).bridge for one in (plain, of)]
     assert [type(bridge[-1]) for bridge in bridges] == [nn.ReLU, StaticBatchNorm2d]
 
 
@@ -209,7 +209,7 @@ def test_a_teacher_stays_as_it_was_at_the_first_lesson(name):
 
     def begun(name):
         own = {"guide_hidden": [4], "top_k": 2} if "disk" in name else {}
-        done = run_inline(ALGORITHMS[name], task(), IMAGES, EVERYBODY, {"lr": 0.002, "batch_size": 12, **own})
+        done = run_inline(algorithm_class(name), task(), IMAGES, EVERYBODY, {"lr": 0.002, "batch_size": 12, **own})
         next(done)
         return done
 

@@ -8,9 +8,9 @@ from helpers import run_inline
 from students import DATA, EVERYBODY, SGD, run, task
 from torch import nn
 
-from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.optim.pretraining import Schooling
 from hedgerow.platform.config.loader import parse_experiment
+from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.runs.runner import run as run_file
 from hedgerow.platform.tracking.formatting import summary_cells
 from hedgerow.platform.tracking.summary import summarise
@@ -29,7 +29,7 @@ def test_a_teachers_learning_rate_falls_along_a_cosine():
 def test_a_teacher_learns_as_torchs_sgd_does(cosine):
     """Four passes of one step, whose momentum lasts."""
     plan = Schooling(epochs=4, batch_size=None, lr=0.2, weight_decay=0.01, lr_cosine=cosine)
-    done = run_inline(ALGORITHMS["kd"], task(plan), DATA, EVERYBODY, SGD, rounds=1)
+    done = run_inline(algorithm_class("kd"), task(plan), DATA, EVERYBODY, SGD, rounds=1)
     next(done)
     module, x, y = task().teacher, torch.from_numpy(DATA.x_train), torch.from_numpy(DATA.y_train)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.2, momentum=0.9, weight_decay=0.01)

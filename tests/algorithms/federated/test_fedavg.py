@@ -5,8 +5,10 @@ import pytest
 import torch
 from helpers import Quadratics, blobs, distance, identical, model, partition, run_inline, small_task
 
-from hedgerow.algorithms import FedAvg, FedProx, FedSGD
 from hedgerow.algorithms.core.client_data import Batch
+from hedgerow.algorithms.federated.fedavg import FedAvg
+from hedgerow.algorithms.federated.fedprox import FedProx
+from hedgerow.algorithms.federated.fedsgd import FedSGD
 from hedgerow.algorithms.optim.server_optimizer import ServerStep
 from hedgerow.platform.config.experiment import EngineConfig, Evaluation
 

@@ -16,8 +16,14 @@ from helpers import (
 )
 from toys import Diverging
 
-from hedgerow.algorithms import Central, FedAvg, FedDyn, FedProx, FedSGD, FedSplit, Scaffold
 from hedgerow.algorithms.core.pytree import count, tree_map
+from hedgerow.algorithms.federated.central import Central
+from hedgerow.algorithms.federated.fedavg import FedAvg
+from hedgerow.algorithms.federated.feddyn import FedDyn
+from hedgerow.algorithms.federated.fedprox import FedProx
+from hedgerow.algorithms.federated.fedsgd import FedSGD
+from hedgerow.algorithms.federated.fedsplit import FedSplit
+from hedgerow.algorithms.federated.scaffold import Scaffold
 from hedgerow.platform.config.experiment import EngineConfig, Evaluation
 from hedgerow.platform.runtime.worker import LATEST_CLIENT_MODEL
 

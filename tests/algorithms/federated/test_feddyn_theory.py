@@ -6,9 +6,12 @@ import torch
 from exact import Exact, State, quadratics, waves
 from helpers import QuadraticTask, dataset, partition, run_inline
 
-from hedgerow.algorithms import FedAvg, FedDyn, FedProx, Scaffold
 from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.core.pytree import scale
+from hedgerow.algorithms.federated.fedavg import FedAvg
+from hedgerow.algorithms.federated.feddyn import FedDyn
+from hedgerow.algorithms.federated.fedprox import FedProx
+from hedgerow.algorithms.federated.scaffold import Scaffold
 from hedgerow.algorithms.optim.local_sgd import LocalSGD, LocalSolver, Proximal, minimise, plain_steps
 from hedgerow.platform.config.experiment import EngineConfig, Evaluation
 

@@ -9,13 +9,13 @@ from exits import CLIENTS, DATA, LOCAL, algorithm, answered, run, task
 from helpers import dataset, distance, identical, partition, run_inline
 from torch import nn
 
-from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.core.algorithm import Aggregate
 from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.core.pytree import count, tree_map
 from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.optim.local_sgd import clip_factor
 from hedgerow.platform.config.experiment import EngineConfig
+from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.models.early_exit import EarlyExit
 
 METHODS = ("fedhen", "noside", "decouple")
@@ -115,7 +115,7 @@ def test_with_one_architecture_they_are_fedavg(name):
     alone = Task(Simple(task().module), torch.zeros(()), torch.ones(()), sample_shape=(2, 6, 6))
     hyper = {**LOCAL, "aggregation": {"weighting": "uniform"}}
     settings = {"rounds": 3, "engine": EngineConfig(mode="loop", chunk=1)}
-    plain = run_inline(ALGORITHMS["fedavg"], alone, DATA, CLIENTS, hyper, **settings)
+    plain = run_inline(algorithm_class("fedavg"), alone, DATA, CLIENTS, hyper, **settings)
     [list(one) for one in (simple, plain)]
     found = simple.servers[0].algorithm.simple(simple.server)
     assert distance(found, {key: plain.server["w"][f"whole.{key}"] for key in found}) < 1e-6
@@ -123,7 +123,7 @@ def test_with_one_architecture_they_are_fedavg(name):
         # Mini-batches are other ones in another exchange of the round: whole local data.
         hyper = {**hyper, "batch_size": None, "epochs": None, "steps": 2}
         complex_ = run(name, simple=0.0, batch_size=None, epochs=None, steps=2)
-        plain = run_inline(ALGORITHMS["fedavg"], task(), DATA, CLIENTS, hyper, **settings)
+        plain = run_inline(algorithm_class("fedavg"), task(), DATA, CLIENTS, hyper, **settings)
         [list(one) for one in (complex_, plain)]
         assert distance(complex_.server["w"], plain.server["w"]) < 1e-6
 
@@ -142,7 +142,7 @@ def test_what_is_transmitted(name):
 @pytest.mark.parametrize("name", METHODS)
 def test_a_client_that_diverged_is_left_out(name):
     """CK-NAN: the mean is the others', with the divisor that is left."""
-    kind, others = ALGORITHMS[name], []
+    kind, others = algorithm_class(name), []
 
     class Breaking(kind):
         def learn(self, loss, hp, down, state, data, **more):
@@ -205,7 +205,7 @@ def toy(name, rounds, **hyper):
     values = {"lr": 0.2, "batch_size": None, "epochs": None, "steps": 1, **hyper}
     settings = {"rounds": rounds, "engine": EngineConfig(mode="vmap", chunk=3)}
     done = run_inline(
-        ALGORITHMS[name], one, dataset(x, np.zeros(6, np.int64)), partition(np.ones(6, int)), values, **settings
+        algorithm_class(name), one, dataset(x, np.zeros(6, np.int64)), partition(np.ones(6, int)), values, **settings
     )
     list(done)
     return done, x
@@ -283,6 +283,6 @@ def test_the_simple_network_gains_most_from_the_side_objective():
 
 
 def test_models_with_one_exit_are_refused():
-    kind = ALGORITHMS["fedhen"]
+    kind = algorithm_class("fedhen")
     single = Task(nn.Linear(2, 2), sample_shape=(2,))
     assert "choose resnet_exit" in kind(kind.Hyper(), single).objection()

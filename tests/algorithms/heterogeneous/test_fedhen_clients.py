@@ -6,11 +6,11 @@ from exits import CLIENTS, DATA, LOCAL, algorithm, answered, run, task
 from helpers import distance, identical, run_inline
 from torch.func import functional_call
 
-from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.core.client_data import Batch, ClientData
 from hedgerow.algorithms.core.pytree import add, leaves, scale, sub
 from hedgerow.algorithms.core.task import Task
 from hedgerow.platform.config.experiment import EngineConfig
+from hedgerow.platform.config.registries import algorithm_class
 
 X, Y = torch.from_numpy(DATA.x_train[:8]), torch.from_numpy(DATA.y_train[:8])
 
@@ -101,7 +101,7 @@ def test_with_complex_clients_alone_fedhen_is_fedavg_on_the_summed_loss():
     whole = {"batch_size": None, "epochs": None, "steps": 2}
     mine = run("fedhen", simple=0.0, **whole)
     plain = run_inline(
-        ALGORITHMS["fedavg"],
+        algorithm_class("fedavg"),
         Summed(**task().fields),
         DATA,
         CLIENTS,

@@ -9,7 +9,6 @@ import torch
 from helpers import blobs, distance, identical, partition, run_inline
 from torch import nn
 
-from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.core.messages import Cohort
 from hedgerow.algorithms.core.pytree import dot, tree_map
@@ -18,6 +17,7 @@ from hedgerow.algorithms.heterogeneous.channel_masks import MaskProblem, descend
 from hedgerow.algorithms.nn import hypernetwork
 from hedgerow.algorithms.nn.submodel import Layout
 from hedgerow.platform.config.experiment import EngineConfig
+from hedgerow.platform.config.registries import algorithm_class
 
 DATA = blobs(samples=160, classes=4)
 CLIENTS = partition(np.array([30, 25, 25, 20, 20]), seed=0)
@@ -32,7 +32,7 @@ def task():
 
 def run(mode=("vmap", 3), rounds=4, folder=None, clients=CLIENTS, data=DATA, **hyper):
     settings = {"rounds": rounds, "engine": EngineConfig(mode=mode[0], chunk=mode[1])}
-    return run_inline(ALGORITHMS["fedsep_masks"], task(), data, clients, {**LOCAL, **hyper}, folder, **settings)
+    return run_inline(algorithm_class("fedsep_masks"), task(), data, clients, {**LOCAL, **hyper}, folder, **settings)
 
 
 def test_the_resource_loss():
@@ -191,7 +191,7 @@ def test_clients_of_full_capacity_are_fedavg():
     clients = partition(np.full(5, 24), seed=0)
     masks = run(clients=clients, capacities=[1.0], masked_loss=False, average="all")
     plain = run_inline(
-        ALGORITHMS["fedavg"], task(), DATA, clients, {"lr": 0.2, "steps": 3, "batch_size": 10}, rounds=4,
+        algorithm_class("fedavg"), task(), DATA, clients, {"lr": 0.2, "steps": 3, "batch_size": 10}, rounds=4,
         engine=EngineConfig(mode="vmap", chunk=3),
     )  # fmt: skip
     [list(one) for one in (masks, plain)]
@@ -232,12 +232,12 @@ def test_they_learn(way):
 
 
 def test_a_slope_of_chosen_kernels_is_refused():
-    kind = ALGORITHMS["fedsep_masks"]
+    kind = algorithm_class("fedsep_masks")
     assert "set mask to relaxed" in kind(kind.Hyper(encoder="full"), task()).objection()
 
 
 def test_a_budget_of_multiply_adds_takes_the_root_of_the_channels():
-    kind = ALGORITHMS["fedsep_masks"]
+    kind = algorithm_class("fedsep_masks")
     macs, width = (kind(kind.Hyper(budget=budget, capacities=[0.25]), task()) for budget in ("macs", "width"))
     everybody = Cohort(1, np.arange(3), np.ones(3), 3)
     kept = [{space: len(first) for space, first in one.groups(everybody)[0].channels.items()} for one in (macs, width)]

@@ -9,7 +9,6 @@ import torch
 from helpers import blobs, distance, identical, partition, run_inline
 from torch import nn
 
-from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.core.algorithm import Aggregate
 from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.core.messages import Cohort
@@ -18,6 +17,7 @@ from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.heterogeneous.partial_training import Group, _on
 from hedgerow.algorithms.optim.gradient import gradient_and_value
 from hedgerow.platform.config.experiment import EngineConfig
+from hedgerow.platform.config.registries import algorithm_class
 
 DATA = blobs(samples=160, classes=4)
 CLIENTS = partition(np.array([30, 25, 25, 20, 20]), seed=0)
@@ -33,11 +33,11 @@ def task():
 
 def run(name, mode=("vmap", 3), rounds=4, folder=None, data=DATA, clients=CLIENTS, **hyper):
     settings = {"rounds": rounds, "engine": EngineConfig(mode=mode[0], chunk=mode[1])}
-    return run_inline(ALGORITHMS[name], task(), data, clients, {**LOCAL, **hyper}, folder, **settings)
+    return run_inline(algorithm_class(name), task(), data, clients, {**LOCAL, **hyper}, folder, **settings)
 
 
 def algorithm(name, **hyper):
-    return ALGORITHMS[name](ALGORITHMS[name].Hyper(**{**LOCAL, **hyper}), task())
+    return algorithm_class(name)(algorithm_class(name).Hyper(**{**LOCAL, **hyper}), task())
 
 
 def cohort(round=1, clients=20):
@@ -179,7 +179,7 @@ def test_what_is_transmitted_is_the_sub_models(name):
 
 
 def test_a_group_that_diverged_leaves_the_others_their_round():
-    class Breaking(ALGORITHMS["heterofl"]):
+    class Breaking(algorithm_class("heterofl")):
         def train(self, hp, down, state, data):
             up, state, metrics = super().train(hp, down, state, data)
             broken = torch.where(down["width"] < 1, float("nan"), 1.0)
@@ -205,7 +205,7 @@ def test_they_learn(name):
 def test_models_without_sub_models_are_refused():
     grouped = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 4))
     own = Task(grouped, torch.from_numpy(DATA.mean), torch.from_numpy(DATA.std), sample_shape=(6,))
-    kind = ALGORITHMS["fedrolex"]
+    kind = algorithm_class("fedrolex")
     assert "task.model: fedrolex needs sub-models" in kind(kind.Hyper(), own).objection()
     assert algorithm("fedrolex").objection() is None
 
@@ -250,5 +250,5 @@ def test_the_scaler_divides_by_the_share_of_channels():
 def test_models_with_nothing_to_thin_are_refused():
     flat = Task(nn.Sequential(nn.Linear(6, 4)), torch.zeros(()), torch.ones(()), sample_shape=(6,))
     for name in METHODS:
-        kind = ALGORITHMS[name]
+        kind = algorithm_class(name)
         assert "no layer but the output's" in kind(kind.Hyper(), flat).objection()

@@ -9,7 +9,6 @@ from helpers import blobs, distance, identical, partition, run_inline
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.core.algorithm import Aggregate
 from hedgerow.algorithms.core.messages import Cohort
 from hedgerow.algorithms.core.pytree import tree_map, zeros_like
@@ -18,6 +17,7 @@ from hedgerow.algorithms.heterogeneous.feddst import chosen, readjusted
 from hedgerow.algorithms.heterogeneous.sparse_training import erdos_renyi, largest, spread
 from hedgerow.algorithms.heterogeneous.zerofl import SwatConv2d, SwatLinear
 from hedgerow.platform.config.experiment import EngineConfig
+from hedgerow.platform.config.registries import algorithm_class
 
 DATA = blobs(samples=160, classes=4)
 CLIENTS = partition(np.array([30, 25, 25, 20, 20]), seed=0)
@@ -41,11 +41,11 @@ def task():
 
 def run(name, mode=("vmap", 3), rounds=4, folder=None, clients=CLIENTS, **hyper):
     settings = {"rounds": rounds, "engine": EngineConfig(mode=mode[0], chunk=mode[1])}
-    return run_inline(ALGORITHMS[name], task(), DATA, clients, {**LOCAL, **hyper}, folder, **settings)
+    return run_inline(algorithm_class(name), task(), DATA, clients, {**LOCAL, **hyper}, folder, **settings)
 
 
 def algorithm(name, **hyper):
-    return ALGORITHMS[name](ALGORITHMS[name].Hyper(**{**LOCAL, **hyper}), task())
+    return algorithm_class(name)(algorithm_class(name).Hyper(**{**LOCAL, **hyper}), task())
 
 
 def cohort(round=1, clients=5):
@@ -135,7 +135,7 @@ def test_weights_outside_a_mask_never_move(name, more):
     hyper = {"weight_decay": 0.1, "momentum": 0.9, "capacities": [0.25]}
     kept = []
 
-    class Watched(ALGORITHMS[name]):
+    class Watched(algorithm_class(name)):
         def learn(self, hp, down, data):
             learnt, here, metrics = super().learn(hp, down, data)
             for layer, mask in down["masks"].items():
@@ -167,7 +167,7 @@ def test_who_readjusts_holds_what_it_kept_and_sends_its_mask():
     """What comes has as many ones as what goes, and no say in the averages; what went has none either."""
     seen = []
 
-    class Watched(ALGORITHMS["feddst"]):
+    class Watched(algorithm_class("feddst")):
         def train_and_readjust(self, hp, down, state, data):
             up, *rest = super().train_and_readjust(hp, down, state, data)
             for layer, before in down["masks"].items():
@@ -187,7 +187,7 @@ def test_who_readjusts_holds_what_it_kept_and_sends_its_mask():
 
 @methods
 def test_a_group_that_diverged_leaves_the_others_their_round(name, more):
-    class Breaking(ALGORITHMS[name]):
+    class Breaking(algorithm_class(name)):
         def learn(self, hp, down, data):
             learnt, here, metrics = super().learn(hp, down, data)
             broken = torch.where(down["macs"] < self.macs({}), float("nan"), 1.0)
@@ -268,7 +268,7 @@ def test_averages_by_hand(average):
 def test_zerofl_sends_the_largest_entries(by):
     seen = []
 
-    class Watched(ALGORITHMS["zerofl"]):
+    class Watched(algorithm_class("zerofl")):
         def learn(self, hp, down, data):
             learnt, here, metrics = super().learn(hp, down, data)
             seen.append(tree_map(lambda a, b: a - b, learnt, down["w"]) if by == "moved" else learnt)
@@ -325,7 +325,7 @@ def test_flash_finds_the_densities_of_layers():
     """By hand from what the clients learnt; and the model begins anew at random places of the initial one."""
     seen = []
 
-    class Watched(ALGORITHMS["flash"]):
+    class Watched(algorithm_class("flash")):
         def warm_up(self, hp, down, state, data):
             up, *rest = super().warm_up(hp, down, state, data)
             learnt, *_ = self.learn(hp, down, data)
@@ -386,12 +386,12 @@ def test_what_computing_costs():
     assert by["zerofl"].macs(half) == 72
     assert algorithm("zerofl", sparse_activations=False).macs(half) == pytest.approx((72 + 72 + 120) / 3)
     images = Task(nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(12, 4)), sample_shape=(2, 4, 4))
-    conv = ALGORITHMS["feddst"](ALGORITHMS["feddst"].Hyper(), images)
+    conv = algorithm_class("feddst")(algorithm_class("feddst").Hyper(), images)
     assert conv.macs({"0.weight": 10}) == 10 * 4 + 48
 
 
 def test_models_without_layers_to_thin_are_refused():
-    kind, hyper = ALGORITHMS["feddst"], ALGORITHMS["feddst"].Hyper
+    kind, hyper = algorithm_class("feddst"), algorithm_class("feddst").Hyper
     mixing = Task(nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 4)), sample_shape=(6,))
     assert "task.model: feddst needs layers to thin" in kind(hyper(), mixing).objection()
     flat = Task(nn.Sequential(nn.Linear(6, 4)), sample_shape=(6,))

@@ -6,15 +6,14 @@ import torch
 from helpers import SingleRun, check_resuming, distance, experiment
 from noisy import ALL, BASELINES, DATA, ESTIMATORS, SOLVERS, noisy
 
-from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.core.pytree import flatten
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Evaluation
 from hedgerow.platform.config.factory import build_algorithms, build_data, check_task
 from hedgerow.platform.config.loader import parse_experiment
+from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.config.slots_section import AggregationConfig
-from hedgerow.platform.data.partition import make_partition
 from hedgerow.platform.runtime.server import FederatedServer
 from hedgerow.platform.runtime.worker import Worker
 
@@ -58,7 +57,7 @@ def test_experts_in_a_pack_are_what_they_are_alone():
         list(one)
     learners = [noisy({**SOLVERS["two_round"], **change}).servers[0] for change in changes]
     config = learners[0].experiment.task.partition
-    clients = make_partition(config, DATA.y_train, DATA.classes, None, 0)
+    clients = config.draw(DATA.y_train, DATA.classes, None, 0)
     algorithms = build_algorithms([learner.experiment for learner in learners], DATA, clients)
     pack = SingleRun(learners, Worker(algorithms, DATA, clients, 0), [None, None])
     while not pack.done:
@@ -147,14 +146,14 @@ def test_the_oracle_trains_as_if_wrong_samples_were_not_there():
     oracle = noisy({**BASELINES["fedavg_oracle"], **settings})
     list(oracle)
     config = oracle.servers[0].experiment.task.partition
-    clients = make_partition(config, DATA.y_train, DATA.classes, None, 0)
+    clients = config.draw(DATA.y_train, DATA.classes, None, 0)
     # The same clients without those samples.
     rows = [clients.order[o : o + n] for o, n in zip(*clients.shares()["train"], strict=True)]
     right = [some[clients.labels[some] == DATA.y_train[some]] for some in rows]
     assert sum(map(len, right)) < clients.train_sizes.sum()
     sizes = np.array([len(some) for some in right])
     clean = type(clients)(np.concatenate(right), np.concatenate([[0], np.cumsum(sizes)]), sizes)
-    hyper = ALGORITHMS["fedavg"].Hyper(**{**BASELINES["focus"], "name": "fedavg", "lr": 0.2, **settings})
+    hyper = algorithm_class("fedavg").Hyper(**{**BASELINES["focus"], "name": "fedavg", "lr": 0.2, **settings})
     weighted = AggregationConfig(weighting="samples")
     wanted = experiment(hyper, task=oracle.servers[0].experiment.task, aggregation=weighted)
     algorithms = [build_algorithms([wanted], DATA, clients) for _ in range(2)]
@@ -170,7 +169,7 @@ def test_focus_weighs_by_samples_and_credibilities():
     runs = noisy(section, rounds=1)
     task, samples = runs.servers[0].algorithm.task, runs.executor.worker.samples["clients"]
     config = runs.servers[0].experiment.task.partition
-    clients = make_partition(config, DATA.y_train, DATA.classes, None, 0)
+    clients = config.draw(DATA.y_train, DATA.classes, None, 0)
     start, own = runs.server["w"], torch.from_numpy(clients.rows("validation"))
     models, errors, sizes = [], [], clients.train_sizes
     for offset, size in zip(*clients.shares()["train"], strict=True):

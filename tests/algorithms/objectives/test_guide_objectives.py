@@ -16,16 +16,18 @@ from helpers import (
 )
 from torch import nn
 
-from hedgerow.algorithms import ALGORITHMS, FedAvg, FedDyn
 from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.core.pytree import flatten, tree_map
 from hedgerow.algorithms.core.slots import Slots, SlottedHyper
 from hedgerow.algorithms.core.static_batch_norm import StaticBatchNorm2d
 from hedgerow.algorithms.core.task import Task
+from hedgerow.algorithms.federated.fedavg import FedAvg
+from hedgerow.algorithms.federated.feddyn import FedDyn
 from hedgerow.algorithms.nn.feature_maps import apart, under_its_teacher
 from hedgerow.algorithms.nn.features import asked, inside
 from hedgerow.algorithms.objectives.client_guide import Lesson
 from hedgerow.platform.config.experiment import EngineConfig
+from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.data.augmentation import Augmentation
 from hedgerow.platform.models.preact_resnet import preact_resnet
 from hedgerow.platform.models.torchvision_nets import resnet
@@ -89,7 +91,7 @@ def test_disk_with_one_client_is_disk(softness):
     """With all samples as one batch, and a guide that begins as the central one does."""
     step = {"lr": 0.1, "batch_size": None, "epochs": None, "steps": 2}
     guide = {**GUIDE, "student_tau": softness, "guide_lr": 0.2}
-    central = run(ALGORITHMS["disk"], on=task(norm=True), clients=ALONE, alpha=0.3, tau=2.0, **guide, **step)
+    central = run(algorithm_class("disk"), on=task(norm=True), clients=ALONE, alpha=0.3, tau=2.0, **guide, **step)
     learner = central.servers[0]
     first = learner.algorithm.beside(learner._cohort(1, np.zeros(1, int)))
     federated = run(FedAvg, {**DISK, "guide": guide}, on=task(norm=True), clients=ALONE, **step)
@@ -111,7 +113,7 @@ def test_disk_with_one_client_is_disk(softness):
 def test_simkd_with_one_client_is_simkd():
     step = {"lr": 0.1, "batch_size": None, "epochs": None, "steps": 2}
     central, federated = (
-        run(kind, side, clients=ALONE, **step) for kind, side in ((ALGORITHMS["simkd"], None), (FedAvg, SIMKD))
+        run(kind, side, clients=ALONE, **step) for kind, side in ((algorithm_class("simkd"), None), (FedAvg, SIMKD))
     )
     learner = central.servers[0]
     first = learner.algorithm.started(learner.state, learner._cohort(1, np.zeros(1, int)))["w"]
@@ -131,7 +133,7 @@ def test_simkd_and_disk_together_with_one_client_are_simkd_disk():
     step = {"lr": 0.1, "batch_size": None, "epochs": None, "steps": 2}
     guide = {**GUIDE, "guide_lr": 0.2}
     on = task(module=resnet(1, 3, 2, [2, 4], [1, 1], StaticBatchNorm2d))
-    central = run(ALGORITHMS["simkd_disk"], on=on, clients=ALONE, alpha=0.0, tau=2.0, **guide, **step)
+    central = run(algorithm_class("simkd_disk"), on=on, clients=ALONE, alpha=0.0, tau=2.0, **guide, **step)
     learner = central.servers[0]
     cohort = learner._cohort(1, np.zeros(1, int))
     first, beside = learner.algorithm.started(learner.state, cohort)["w"], learner.algorithm.beside(cohort)
@@ -263,7 +265,7 @@ def test_the_guides_learning_rate_falls_with_the_models():
 
 def test_what_does_not_fit_is_refused():
     def refusal(side, method="fedavg", **parts):
-        return objection(ALGORITHMS[method], task(**parts), objective(**side))
+        return objection(algorithm_class(method), task(**parts), objective(**side))
 
     assert "disk needs a teacher" in refusal(DISK, teacher=None)
     assert "simkd matches feature maps" in refusal(SIMKD, module=nn.Sequential(nn.Flatten(), nn.Linear(16, 3)))

@@ -28,9 +28,15 @@ from paths import ROOT
 from test_command_family import hedgerow
 from test_guide_objectives import CLIENTS, DATA, DISK, GUIDE, TOGETHER, task
 
-from hedgerow.algorithms import ALGORITHMS, Central, FedAvg, FedDyn, FedProx, FedSplit, Scaffold
+from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.core.slots import Slots
 from hedgerow.algorithms.core.slotted import Slotted
+from hedgerow.algorithms.federated.central import Central
+from hedgerow.algorithms.federated.fedavg import FedAvg
+from hedgerow.algorithms.federated.feddyn import FedDyn
+from hedgerow.algorithms.federated.fedprox import FedProx
+from hedgerow.algorithms.federated.fedsplit import FedSplit
+from hedgerow.algorithms.federated.scaffold import Scaffold
 from hedgerow.algorithms.objectives.objective import Objective
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import EngineConfig

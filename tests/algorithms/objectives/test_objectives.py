@@ -20,15 +20,17 @@ from helpers import (
 )
 from torch import nn
 
-from hedgerow.algorithms import ALGORITHMS, FedAvg, FedDyn
 from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.core.keyed_random import uniform
 from hedgerow.algorithms.core.pytree import tree_map
 from hedgerow.algorithms.core.task import Task
+from hedgerow.algorithms.federated.fedavg import FedAvg
+from hedgerow.algorithms.federated.feddyn import FedDyn
 from hedgerow.algorithms.objectives.distilled import divergence_from_teacher
 from hedgerow.algorithms.objectives.synthetic_samples import Gaussians, nearness, synthetic_loss
 from hedgerow.algorithms.optim.gradient import gradient_and_value
 from hedgerow.platform.config.experiment import EngineConfig
+from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.data.augmentation import Augmentation
 
 RNG = np.random.default_rng(0)
@@ -283,7 +285,7 @@ def test_every_round_records_how_near_synthetic_samples_came():
             assert looped[name] == pytest.approx(batched[name], rel=1e-3)
         assert looped["train_synthetic_distance"] > 0
     assert not any("synthetic" in name for record in run(FedAvg, rounds=1) for name in record)
-    list(run(ALGORITHMS["central"], {"kind": "synthetic"}, rounds=1))
+    list(run(algorithm_class("central"), {"kind": "synthetic"}, rounds=1))
 
 
 # ---- the mechanism --------------------------------------------------------------------------------------------------
@@ -292,7 +294,7 @@ def test_every_round_records_how_near_synthetic_samples_came():
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_takes_a_side_loss_in_a_loop_and_under_vmap(method):
     side = {"kind": "both", **({"alpha": 0.3} if method == "central" else {"limit": 0.0})}
-    loop, batched, plain = (run(ALGORITHMS[method], *how, rounds=2) for how in ((side,), (side, ("vmap", 2)), ()))
+    loop, batched, plain = (run(algorithm_class(method), *how, rounds=2) for how in ((side,), (side, ("vmap", 2)), ()))
     [list(one) for one in (loop, batched, plain)]
     assert distance(model(loop), model(batched)) < 1e-5
     assert distance(model(loop), model(plain)) > 1e-5
@@ -313,7 +315,7 @@ def test_a_run_is_resumed_as_if_it_had_never_stopped(tmp_path):
 
 def test_what_does_not_fit_is_refused():
     def refusal(side, method="fedavg", **of):
-        return objection(ALGORITHMS[method], task(**of), objective(**side))
+        return objection(algorithm_class(method), task(**of), objective(**side))
 
     assert "give `task.augment`" in refusal({"kind": "robustness"}, augment=None)
     assert "give `task.teacher`" in refusal({"kind": "both"}, teacher=None)

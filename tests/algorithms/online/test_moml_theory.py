@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 from exact import ExactStream, OnlineQuadratics, OnlineWaves, Step, quadratics, spheres, waves
 
-from hedgerow.algorithms import BMOML, FTML, FTRL, MOGD, MOML, TOE, MOMLZero, Offline
+from hedgerow.algorithms.online.b_moml import BMOML
+from hedgerow.algorithms.online.ftml import FTML
+from hedgerow.algorithms.online.ftrl import FTRL
+from hedgerow.algorithms.online.mogd import MOGD
+from hedgerow.algorithms.online.moml import MOML
+from hedgerow.algorithms.online.moml_zero import MOMLZero
+from hedgerow.algorithms.online.offline import Offline
+from hedgerow.algorithms.online.toe import TOE
 
 EXACT = {"adapt": "none", "weight_decay": 0.0, "solver": "newton"}
 SIX = [1, 1, 1, -1, -1, -1]

@@ -18,11 +18,11 @@ from processes import outcome
 from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.core.client_data import Batches
 from hedgerow.algorithms.core.messages import Cohort
-from hedgerow.algorithms.online.online_algorithm import Online
 from hedgerow.cli import main
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.factory import build_data
 from hedgerow.platform.config.loader import parse_experiment
+from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.data.sampling import draw_of
 from hedgerow.platform.runs.runner import resume, run
 from hedgerow.platform.runtime.launch import build_coordinator
@@ -31,7 +31,7 @@ from hedgerow.platform.tracking.summary import meta_regret
 from hedgerow.platform.tracking.tracker import RunLog
 from hedgerow.searchspaces.spaces.search_file import parse_search
 
-ONLINE = [name for name, kind in ALGORITHMS.items() if issubclass(kind, Online)]
+ONLINE = [name for name in ALGORITHMS if algorithm_class(name).learns_stream]
 EVERYBODY = np.zeros(1, int)
 
 
@@ -204,7 +204,7 @@ def test_from_scratch_draws_a_new_model_each_round():
 
 
 def test_the_random_buffer_keeps_old_tasks_and_the_latest_buffer_the_latest():
-    from hedgerow.algorithms import BMOML
+    from hedgerow.algorithms.online.b_moml import BMOML
 
     def buffers(**hyper):
         algorithm = BMOML(BMOML.Hyper(buffer=3, **hyper), None)

@@ -6,8 +6,8 @@ import torch
 from helpers import blobs, distance, partition, run_inline, small_task
 from pydantic import ValidationError
 
-from hedgerow.algorithms import ALGORITHMS
 from hedgerow.platform.config.experiment import EngineConfig
+from hedgerow.platform.config.registries import algorithm_class
 
 DATA = blobs(samples=160)
 
@@ -20,7 +20,7 @@ def test_adam_is_torchs(mode):
     task = small_task(DATA)
     everything = partition(np.array([samples]))
     run = run_inline(
-        ALGORITHMS["heterofl"], task, DATA, everything, hyper, rounds=1, engine=EngineConfig(mode=mode, chunk=1)
+        algorithm_class("heterofl"), task, DATA, everything, hyper, rounds=1, engine=EngineConfig(mode=mode, chunk=1)
     )
     list(run)
     w = {name: p.requires_grad_() for name, p in task.init().items()}
@@ -35,4 +35,4 @@ def test_adam_is_torchs(mode):
 
 def test_two_kinds_of_momentum_are_refused():
     with pytest.raises(ValidationError, match="`momentum` is for sgd"):
-        ALGORITHMS["heterofl"].Hyper(optimizer="adam", momentum=0.9)
+        algorithm_class("heterofl").Hyper(optimizer="adam", momentum=0.9)

@@ -7,13 +7,19 @@ from families import DEALT
 from helpers import SingleRun, blobs, distance, identical, model, run_inline, small_task
 from torch import nn
 
-from hedgerow.algorithms import FedAvg, FedDyn, PerFedAvg, PFLDyn, PFLOracle, PFLScaf, Scaffold
 from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.core.messages import Cohort
 from hedgerow.algorithms.core.pytree import count
 from hedgerow.algorithms.core.task import Task
+from hedgerow.algorithms.federated.fedavg import FedAvg
+from hedgerow.algorithms.federated.feddyn import FedDyn
+from hedgerow.algorithms.federated.scaffold import Scaffold
 from hedgerow.algorithms.nn.features import embedded
 from hedgerow.algorithms.personalized.adaptation import adapted
+from hedgerow.algorithms.personalized.per_fedavg import PerFedAvg
+from hedgerow.algorithms.personalized.pfl_oracle import PFLOracle
+from hedgerow.algorithms.personalized.pfldyn import PFLDyn
+from hedgerow.algorithms.personalized.pflscaf import PFLScaf
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import EngineConfig, Evaluation
 from hedgerow.platform.config.factory import build_data, check_task, task_on

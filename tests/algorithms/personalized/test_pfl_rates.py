@@ -5,8 +5,9 @@ import pytest
 from exact import DoubleQuadratics, Exact, Waves, waves
 from personal import ADAPTED, ETA, OPTIMUM, B, D, ExactMeta, M, P, slope, vector
 
-from hedgerow.algorithms import FedDyn, PFLDyn
+from hedgerow.algorithms.federated.feddyn import FedDyn
 from hedgerow.algorithms.optim.gradient import gradient_and_value
+from hedgerow.algorithms.personalized.pfldyn import PFLDyn
 
 
 @pytest.mark.parametrize("alpha", [13.0, 40.0])

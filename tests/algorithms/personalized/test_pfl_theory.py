@@ -9,14 +9,19 @@ from exact import DoubleQuadratics, Exact, State
 from personal import ADAPTED, ETA, KEEP, OPTIMUM, SAMPLES, TASK, A, C, D, ExactMeta, M, P, slope, vector
 from torch import nn
 
-from hedgerow.algorithms import FedAvg, FedDyn, PerFedAvg, PFLDyn, PFLScaf, Scaffold
 from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.core.pytree import scale
 from hedgerow.algorithms.core.task import Task
+from hedgerow.algorithms.federated.fedavg import FedAvg
+from hedgerow.algorithms.federated.feddyn import FedDyn
+from hedgerow.algorithms.federated.scaffold import Scaffold
 from hedgerow.algorithms.online.online_algorithm import OnlineSGD
 from hedgerow.algorithms.optim.gradient import gradient_and_value
 from hedgerow.algorithms.optim.local_sgd import LocalSGD, Proximal, minimise
 from hedgerow.algorithms.personalized.adaptation import meta_loss
+from hedgerow.algorithms.personalized.per_fedavg import PerFedAvg
+from hedgerow.algorithms.personalized.pfldyn import PFLDyn
+from hedgerow.algorithms.personalized.pflscaf import PFLScaf
 
 
 def personal(kind: Any, **hyper: Any) -> ExactMeta:

@@ -12,7 +12,7 @@ from hedgerow.algorithms.optim.local_sgd import LearningRate
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.factory import build_algorithms, build_module, check
 from hedgerow.platform.config.loader import parse_experiment
-from hedgerow.platform.data import load_dataset
+from hedgerow.platform.data.cache import load_dataset
 from hedgerow.platform.runs.runner import run
 from hedgerow.platform.storage.checkpoint import latest_checkpoint, read_checkpoint
 from hedgerow.searchspaces.reproductions.published import family_tables

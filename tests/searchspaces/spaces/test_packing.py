@@ -8,8 +8,9 @@ from pydantic import BaseModel
 from searches import plan
 from toys import Diverging, Stateful, TwoPhases
 
-from hedgerow.algorithms import FedAvg, FedProx
 from hedgerow.algorithms.core.hyperparameters import HyperParameters
+from hedgerow.algorithms.federated.fedavg import FedAvg
+from hedgerow.algorithms.federated.fedprox import FedProx
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Checkpoints, EngineConfig
 from hedgerow.searchspaces.spaces.packing import members, pack_trials

@@ -9,6 +9,7 @@ from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.bilevel.bilevel_algorithm import Bilevel
 from hedgerow.algorithms.online.online_algorithm import Online
 from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.searchspaces.spaces import published_spaces as named
 from hedgerow.searchspaces.spaces.published_spaces import SPACES, named_space, named_spaces
 from hedgerow.searchspaces.spaces.search_file import parse_search
@@ -129,7 +130,7 @@ def test_every_space_has_a_plain_name_a_source_and_valid_entries(name):
 
 
 def test_every_key_is_a_hyperparameter_that_is_here_or_in_the_table_of_those_to_come():
-    here = {field for method in ALGORITHMS.values() for field in method.Hyper.model_fields}
+    here = {field for name in ALGORITHMS for field in algorithm_class(name).Hyper.model_fields}
     rows = re.findall(r"^ {4}(\S.*?)(?: {2}|$)", named.__doc__, re.MULTILINE)
     to_come = {key for row in rows for key in row.split(", ")}
     every = [key.split(".") for space in KNOWN.values() for key in space.space]
@@ -162,7 +163,7 @@ def test_a_space_with_draws_has_no_size():
 def searched(name, search):
     """The plan of a search over digits, or of a stream of them, by the method of a space."""
     method = name.split("/")[0]
-    stream, bilevel = issubclass(ALGORITHMS[method], Online), issubclass(ALGORITHMS[method], Bilevel)
+    stream, bilevel = issubclass(algorithm_class(method), Online), issubclass(algorithm_class(method), Bilevel)
     return parse_search(
         {
             "name": "named",
@@ -197,7 +198,7 @@ def test_the_space_of_a_method_that_is_here_is_searched_by_its_name(name):
         # Of keys that are drawn, two draws for each point of the grid.
         assert len(plan.configurations) == math.prod(grids) * (1 if size else 2)
     own = {key.split(".")[1] for key in space if key.startswith("algorithm.")}
-    assert own <= ALGORITHMS[name.split("/")[0]].Hyper.model_fields.keys()
+    assert own <= algorithm_class(name.split("/")[0]).Hyper.model_fields.keys()
 
 
 def test_what_a_caller_changes_stays_with_the_caller():

@@ -1,0 +1,51 @@
+"""What an experiment file may name: one registry per kind of thing, and the types of the keys that name one."""
+
+from typing import TYPE_CHECKING
+
+from hedgerow.algorithms import ALGORITHMS, ALIASES
+from hedgerow.algorithms.aggregators import AGGREGATORS
+from hedgerow.algorithms.aggregators.aggregator import Aggregator
+from hedgerow.algorithms.core.algorithm import Algorithm
+from hedgerow.algorithms.objectives import OBJECTIVES
+from hedgerow.algorithms.objectives.objective import Objective
+from hedgerow.algorithms.transforms import TRANSFORMS
+from hedgerow.algorithms.transforms.transform import Transform
+from hedgerow.platform.common.registry import Registry
+from hedgerow.platform.config.problem_section import PROBLEMS, Problem
+from hedgerow.platform.data.partitions import PARTITIONS
+from hedgerow.platform.data.partitions.scheme import PartitionScheme
+from hedgerow.platform.data.sources import DATASETS
+from hedgerow.platform.data.sources.source import Source
+from hedgerow.platform.models import MODELS
+from hedgerow.platform.models.model import CustomModel, Model
+
+algorithms = Registry(ALGORITHMS, Algorithm, "algorithm.name", aliases=ALIASES)
+transforms = Registry(TRANSFORMS, Transform, "transforms.kind")
+aggregators = Registry(AGGREGATORS, Aggregator, "aggregation.rule.kind")
+objectives = Registry(OBJECTIVES, Objective, "objective.kind")
+datasets = Registry(DATASETS, Source, "task.data.name")
+partitions = Registry(PARTITIONS, PartitionScheme, "task.partition.kind")
+models = Registry(MODELS, Model, "task.model.name", own=CustomModel)
+problems = Registry(PROBLEMS, Problem, "task.problem.kind")
+
+if TYPE_CHECKING:
+    DataConfig = Source
+    PartitionConfig = PartitionScheme
+    ModelConfig = Model | CustomModel
+    ProblemConfig = Problem
+    TransformConfig = Transform
+    AggregatorConfig = Aggregator
+    ObjectiveConfig = Objective
+else:
+    DataConfig = datasets.union()
+    PartitionConfig = partitions.union()
+    ModelConfig = models.union()
+    ProblemConfig = problems.union()
+    TransformConfig = transforms.union()
+    AggregatorConfig = aggregators.union()
+    ObjectiveConfig = objectives.union()
+
+
+def algorithm_class(name: str, place: str = "algorithm.name") -> type[Algorithm]:
+    """The algorithm of that name, or at that dotted path. Raises UserError."""
+    return algorithms.resolve(name, place)

@@ -1,0 +1,98 @@
+"""One registry per kind of thing: names are aliases of dotted paths, and only the class that is named is imported."""
+
+import pickle
+import subprocess
+import sys
+
+import pytest
+from pydantic import BaseModel
+
+from hedgerow.algorithms import ALGORITHMS
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.registry import Registry, stamped
+from hedgerow.platform.config import registries
+
+REGISTRIES = {name: one for name, one in vars(registries).items() if isinstance(one, Registry)}
+ENTRIES = [(kind, name) for kind, registry in REGISTRIES.items() for name in registry.names()]
+
+
+@pytest.mark.parametrize(("kind", "name"), ENTRIES, ids=[f"{kind}-{name}" for kind, name in ENTRIES])
+def test_every_entry_is_a_class_of_its_kind_under_its_name(kind, name):
+    registry = REGISTRIES[kind]
+    found = registry.resolve(name)
+    assert issubclass(found, registry.base)
+    assert registry.table[name] == f"{found.__module__}:{found.__qualname__}"
+    field = registry.section(name).model_fields[registry.selector]
+    assert (field.default, field.is_required()) == (name, False)
+
+
+def imported(code: str) -> set[str]:
+    """The modules that a process has after some code."""
+    code += "; import sys; print(*sys.modules)"
+    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+
+
+def test_naming_algorithms_imports_none_of_them():
+    found = imported("import hedgerow.algorithms")
+    assert not {"torch", "numpy", "pydantic"} & found
+    assert not {path.partition(":")[0] for path in ALGORITHMS.values()} & found
+
+
+def test_only_the_algorithm_that_is_named_is_imported():
+    found = imported("from hedgerow.platform.config.loader import algorithm_class; algorithm_class('fedavg')")
+    methods = {path.partition(":")[0] for path in ALGORITHMS.values()} & found
+    assert methods == {"hedgerow.algorithms.federated.fedavg"}
+    assert not {"torchvision", "sklearn", "PIL", "pandas", "mlflow", "ray"} & found
+
+
+class Thing(BaseModel):
+    """A thing."""
+
+    kind: str = ""
+    size: int = 1
+
+
+class Large(Thing):
+    """A large thing."""
+
+    size: int = 10
+
+
+TABLE = {"small": f"{__name__}:Thing", "large": f"{__name__}:Large"}
+things = Registry(TABLE, Thing, "task.thing.kind")
+
+
+def test_a_section_has_the_name_that_selects_it_and_only_equal_classes_are_equal():
+    small = things.section("small")
+    assert small is things.section("small")
+    assert small() == small(kind="small", size=1)
+    own = things.section(f"{__name__}.Thing")
+    assert own().kind == f"{__name__}.Thing"
+    assert isinstance(own(), Thing)
+    assert own() != small()
+    assert (small.__name__, small.__doc__) == ("Thing", "A thing.")
+
+
+def test_stamped_sections_are_pickled_by_what_they_were_made_of():
+    large = things.section("large")(size=3)
+    again = pickle.loads(pickle.dumps(large))
+    assert again == large
+    assert type(again) is type(large) is stamped(Large, "kind", "large")
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("smal", "'smal' is not a thing; did you mean 'small'? (allowed: large, small, or the"),
+        ("my things.Mine", "'my things.Mine' is not a dotted path; write one such as my_module.MyClass"),
+        ("no_such_module.Mine", "no module named 'no_such_module'"),
+        (f"{__name__}.Thin", "did you mean 'Thing'?"),
+        (f"{__name__}.Registry", "is not a thing; name a class that derives from Thing"),
+    ],
+)
+def test_a_wrong_name_is_refused_in_a_sentence_with_its_place(name, sentence):
+    for place in (None, "file.yaml:3: task.thing.kind"):
+        with pytest.raises(UserError) as caught:
+            things.resolve(name, place)
+        assert str(caught.value).startswith(f"{place or 'task.thing.kind'}: ")
+        assert sentence in str(caught.value)
