@@ -2,9 +2,9 @@
 
 from helpers import SingleRun, blobs, experiment
 
+from hedgerow.platform.config import registries
 from hedgerow.platform.config.experiment import EngineConfig, TaskConfig
 from hedgerow.platform.config.factory import build_algorithms
-from hedgerow.platform.config.loader import algorithm_class
 from hedgerow.platform.data.partitions.random_splits import IID
 from hedgerow.platform.executors import InlineExecutor
 from hedgerow.platform.learner import Learner
@@ -47,7 +47,7 @@ def noisy(
     config = kind or IID(clients=4, unbalanced=0.3, validation=0.2, label_noise=noise)
     clients = config.draw(data.y_train, data.classes, None, 0)
     section = {"lr": 0.2, **({"steps": 3, "batch_size": 16} if "comm" in section["name"] else {}), **section}
-    hyper = algorithm_class(section["name"]).Hyper(**section)
+    hyper = registries.algorithms.section(section["name"])(**section)
     task = {"data": {"name": "digits"}, "partition": config, "model": model or {"name": "mlp", "hidden": [4]}}
     task |= {"problem": problem or {"kind": "cleaning", "weights": "clipped"}}
     engine = EngineConfig(mode=mode[0], chunk=mode[1])

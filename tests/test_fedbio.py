@@ -9,6 +9,7 @@ from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.bilevel.bilevel_algorithm import Bilevel
 from hedgerow.algorithms.core.pytree import flatten
 from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config import registries
 from hedgerow.platform.config.experiment import EngineConfig, TaskConfig
 from hedgerow.platform.config.factory import build_algorithms, build_data, check_task
 from hedgerow.platform.config.loader import algorithm_class, parse_experiment
@@ -40,7 +41,7 @@ def on_blobs(name, kind="cleaning", mode=("vmap", 3), rounds=3, folder=None, **c
     noise = 0.4 if kind == "cleaning" else 0.0
     config = IID(clients=5, unbalanced=0.5, validation=0.3, holdout=0.2, label_noise=noise)
     clients = config.draw(DATA.y_train, DATA.classes, None, 0)
-    hyper = algorithm_class(name).Hyper(**section(name, **change))
+    hyper = registries.algorithms.section(name)(**section(name, **change))
     task = {"data": {"name": "digits"}, "partition": config, "model": {"name": "mlp", "hidden": [6]}}
     engine = EngineConfig(mode=mode[0], chunk=mode[1])
     wanted = experiment(hyper, rounds=rounds, engine=engine, task=TaskConfig(**task, problem={"kind": kind}))

@@ -13,6 +13,7 @@ from hedgerow.algorithms.core.messages import Result
 from hedgerow.algorithms.core.pytree import count, tree_map
 from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.optim.local_sgd import clip_factor
+from hedgerow.platform.config import registries
 from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.config.loader import algorithm_class
 from hedgerow.platform.models.early_exit import EarlyExit
@@ -37,7 +38,7 @@ def run(name, mode=("loop", 1), rounds=3, folder=None, kind=None, participation=
 
 
 def algorithm(name, **hyper):
-    return algorithm_class(name)(algorithm_class(name).Hyper(**{**LOCAL, **hyper}), task())
+    return algorithm_class(name)(registries.algorithms.section(name)(**{**LOCAL, **hyper}), task())
 
 
 @pytest.mark.parametrize(("classes", "published"), [(10, 11_171_146), (100, 11_217_316)])
