@@ -15,7 +15,7 @@ class FedBiOLocal(FedBiO):
     shared = ("x",)
     is_personal = True
 
-    Hyper = NeumannSGD
+    Hyper = NeumannSGD  # type: ignore[assignment]
 
     def directions(self, oracles: Oracles, z: Tree, draw: Draw) -> tuple[Tree, Tensor]:
         return oracles.local_directions(z, draw)

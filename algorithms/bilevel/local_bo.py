@@ -17,7 +17,7 @@ class LocalBO(FedBiO):
     variables = ("x", "y")
     shared = ("x", "y")
 
-    Hyper = NeumannSGD
+    Hyper = NeumannSGD  # type: ignore[assignment]
 
     def directions(self, oracles: Oracles, z: Tree, draw: Draw) -> tuple[Tree, Tensor]:
         return oracles.local_directions(z, draw)

@@ -9,7 +9,7 @@ from hedgerow.algorithms.personalized.adaptation import Adaptation
 class FS(Online):
     """Nothing is carried over. More training from scratch is more of `adapt_steps`."""
 
-    Hyper = Adaptation
+    Hyper = Adaptation  # type: ignore[assignment]
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         yield from ()

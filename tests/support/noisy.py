@@ -2,10 +2,10 @@
 
 from helpers import SingleRun, blobs, experiment, slots_of
 
+from hedgerow.platform.config import registries
 from hedgerow.platform.config.experiment import EngineConfig, TaskConfig
 from hedgerow.platform.config.factory import build_algorithms
 from hedgerow.platform.config.old_spellings import SLOTS
-from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.data.partitions.random_splits import IID
 from hedgerow.platform.runtime.server import FederatedServer
 from hedgerow.platform.runtime.worker import Worker
@@ -48,7 +48,7 @@ def noisy(
     clients = config.draw(data.y_train, data.classes, None, 0)
     section = {"lr": 0.2, **({"steps": 3, "batch_size": 16} if "comm" in section["name"] else {}), **section}
     own = {key: value for key, value in section.items() if key not in SLOTS}
-    hyper = algorithm_class(section["name"]).Hyper(**own)
+    hyper = registries.algorithms.section(section["name"])(**own)
     task = {"data": {"name": "digits"}, "partition": config, "model": model or {"name": "mlp", "hidden": [4]}}
     task |= {"problem": problem or {"kind": "cleaning", "weights": "clipped"}}
     engine = EngineConfig(mode=mode[0], chunk=mode[1])

@@ -10,6 +10,7 @@ from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.bilevel.bilevel_algorithm import Bilevel
 from hedgerow.algorithms.core.pytree import flatten
 from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config import registries
 from hedgerow.platform.config.experiment import EngineConfig, TaskConfig
 from hedgerow.platform.config.factory import build_algorithms, build_data, check_task
 from hedgerow.platform.config.loader import parse_experiment
@@ -37,7 +38,7 @@ def on_blobs(name, kind="cleaning", mode=("vmap", 3), rounds=3, folder=None, **c
     clients = config.draw(DATA.y_train, DATA.classes, None, 0)
     slots = dict(slots_of(change))
     own = {key: value for key, value in change.items() if key not in slots}
-    hyper = algorithm_class(name).Hyper(**section(name, **own))
+    hyper = registries.algorithms.section(name)(**section(name, **own))
     task = {"data": {"name": "digits"}, "partition": config, "model": {"name": "mlp", "hidden": [6]}}
     engine = EngineConfig(mode=mode[0], chunk=mode[1])
     wanted = experiment(hyper, rounds=rounds, engine=engine, task=TaskConfig(**task, problem={"kind": kind}), **slots)

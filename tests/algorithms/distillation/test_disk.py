@@ -21,6 +21,8 @@ from hedgerow.algorithms.objectives.guide import (
     multiplier,
     overspent,
 )
+from hedgerow.platform.config import registries
+from hedgerow.platform.config.loader import algorithm_class
 from hedgerow.platform.config.registries import algorithm_class
 
 CLASSES, SAMPLES = 5, 7
@@ -166,7 +168,7 @@ def batch_of(learner):
 
 def test_disk_whose_guide_excuses_nobody_is_kd():
     """Check 1, of the learners: one lesson has the same slope."""
-    disk, kd = (algorithm_class(name)(algorithm_class(name).Hyper(), task()) for name in ("disk", "kd"))
+    disk, kd = (algorithm_class(name)(registries.algorithms.section(name)(), task()) for name in ("disk", "kd"))
     w, teacher = disk.task.init(), disk.master.init()
     guide = {name: torch.zeros(p.shape) for name, p in disk.guide.named_parameters()}
     last = list(guide)[-1]
@@ -294,7 +296,7 @@ def test_resuming(softness, tmp_path):
 
 
 def test_learning_rates_fall_along_a_cosine():
-    hyper = algorithm_class("disk").Hyper(lr=0.2, lr_cosine=4, guide_lr=0.1, warm_start=4)
+    hyper = registries.algorithms.section("disk")(lr=0.2, lr_cosine=4, guide_lr=0.1, warm_start=4)
     assert [hyper.at(round).lr for round in (1, 3, 5)] == pytest.approx([0.2, 0.1, 0.2])
     assert [hyper.at(round).guide_lr for round in (1, 3)] == pytest.approx([0.1, 0.05])
     assert hyper.at(4).lr == pytest.approx(0.1 * (1 + math.cos(0.75 * math.pi)))
@@ -340,9 +342,11 @@ def test_a_guide_has_a_momentum_of_its_own():
 
 def test_without_a_teacher_nobody_learns():
     lonely = replace(task(), teacher=None)
-    objection = algorithm_class("kd")(algorithm_class("kd").Hyper(), lonely).objection()
+    objection = algorithm_class("kd")(registries.algorithms.section("kd")(), lonely).objection()
     assert objection.startswith("task.teacher: kd learns from a teacher; give it `model`")
-    clipped = algorithm_class("central")(algorithm_class("central").Hyper(starts=2, clip_norm=1.0), lonely).objection()
+    clipped = algorithm_class("central")(
+        registries.algorithms.section("central")(starts=2, clip_norm=1.0), lonely
+    ).objection()
     assert clipped.startswith("algorithm.clip_norm")
 
 

@@ -17,6 +17,8 @@ from hedgerow.algorithms.distillation.semckd import Calibration
 from hedgerow.algorithms.distillation.simkd import SimKD
 from hedgerow.algorithms.nn.features import inside, shapes
 from hedgerow.algorithms.objectives.guide import excuses
+from hedgerow.platform.config import registries
+from hedgerow.platform.config.loader import algorithm_class
 from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.models.build import build_model
 from hedgerow.platform.models.torchvision_nets import multiply_adds
@@ -204,9 +206,9 @@ def test_attention_by_hand():
 def test_models_without_maps_cannot_be_matched():
     flat = Task(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), *(torch.zeros(1), torch.ones(1)), sample_shape=(1, 8, 8))
     alone = Task(flat.module, flat.mean, flat.std, sample_shape=(1, 8, 8), teacher=task().teacher)
-    objection = algorithm_class("fitnet")(algorithm_class("fitnet").Hyper(), alone).objection()
+    objection = algorithm_class("fitnet")(registries.algorithms.section("fitnet")(), alone).objection()
     assert objection.startswith("task.model: fitnet matches feature maps, which student or teacher does not show")
-    deep = algorithm_class("fitnet")(algorithm_class("fitnet").Hyper(hint=3), task()).objection()
+    deep = algorithm_class("fitnet")(registries.algorithms.section("fitnet")(hint=3), task()).objection()
     assert deep == "algorithm.hint: student and teacher have 2 stages in common; lower it"
     assert inside(flat, flat.init(), torch.zeros(2, 1, 8, 8)).features.shape == (2, 64)
 

@@ -25,6 +25,7 @@ from hedgerow.algorithms.objectives.distillation_loss import (
     sharpened,
     soft_labels,
 )
+from hedgerow.platform.config import registries
 from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.runtime.server import FederatedServer
@@ -55,7 +56,7 @@ def run(name, mode=("vmap", 3), rounds=2, folder=None, clients=CLIENTS, **hyper)
 
 
 def algorithm(name, **hyper):
-    return algorithm_class(name)(algorithm_class(name).Hyper(**{**LOCAL, **OWN[name], **hyper}), task())
+    return algorithm_class(name)(registries.algorithms.section(name)(**{**LOCAL, **OWN[name], **hyper}), task())
 
 
 def batch(samples):
@@ -160,7 +161,7 @@ def test_a_resumed_run_is_undisturbed(name, tmp_path):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_one_worker_is_as_good_as_two(name):
-    values = algorithm_class(name).Hyper(**{**LOCAL, **OWN[name]})
+    values = registries.algorithms.section(name)(**{**LOCAL, **OWN[name]})
     wanted = experiment(values, rounds=2)
 
     def by(workers):
@@ -217,7 +218,7 @@ def test_models_without_sub_models_and_capacities_that_leave_the_server_out_are_
     own = Task(grouped, torch.from_numpy(DATA.mean), torch.from_numpy(DATA.std), sample_shape=(6,))
     for name in METHODS:
         kind = algorithm_class(name)
-        assert f"task.model: {name} needs sub-models" in kind(kind.Hyper(), own).objection()
+        assert f"task.model: {name} needs sub-models" in kind(registries.algorithms.section(name)(), own).objection()
         assert algorithm(name).objection() is None
         assert ("without 1" in str(algorithm(name, capacities=[0.5]).objection())) == (name == "feddf")
     assert [algorithm(name).public_samples for name in METHODS] == [1, 40, 1]
@@ -237,7 +238,9 @@ def test_feddf_of_one_shape_without_distillation_is_fedavg(weighting):
     plain = run_inline(algorithm_class("fedavg"), task(), DATA, CLIENTS, local, rounds=2)
     [list(one) for one in (fused, plain)]
     assert distance(fused.server["w"], plain.server["w"]) < 1e-6
-    assert algorithm_class("feddf")(algorithm_class("feddf").Hyper(**{**LOCAL, **own}), task()).public_samples == 0
+    assert (
+        algorithm_class("feddf")(registries.algorithms.section("feddf")(**{**LOCAL, **own}), task()).public_samples == 0
+    )
 
 
 def test_a_client_alone_is_the_ensemble_and_has_nothing_to_learn_from_itself():

@@ -17,6 +17,8 @@ from hedgerow.algorithms.distillation.fitnet import regressor
 from hedgerow.algorithms.distillation.semckd import Calibration
 from hedgerow.algorithms.nn.feature_maps import Reusing, apart, is_rectified, under_its_teacher
 from hedgerow.algorithms.nn.features import asked, inside, shapes
+from hedgerow.platform.config import registries
+from hedgerow.platform.config.loader import algorithm_class
 from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.models.build import build_model
 from hedgerow.platform.models.preact_resnet import preact_resnet
@@ -41,7 +43,7 @@ def halved(x):
 
 def met(name, **hyper):
     """A method before its first lesson: itself, what it is given, the student's maps, the teacher's, CE + KL."""
-    learner = algorithm_class(name)(algorithm_class(name).Hyper(batch_size=12, **hyper), task())
+    learner = algorithm_class(name)(registries.algorithms.section(name)(batch_size=12, **hyper), task())
     w, teacher = learner.task.init(), learner.master.init()
     if learner.master.is_static:
         teacher |= learner.master.statistics(teacher, BATCH)
@@ -58,7 +60,10 @@ def met(name, **hyper):
 def test_fitnet_by_hand(hint, weight):
     """L_CE + L_KL(tau 4) + beta MSE: the hint's stage, a convolution of matching kernel, batch norm, ReLU."""
     learner, student, down, mine, theirs, outputs = met("fitnet", hint=hint, hint_weight=weight)
-    assert (algorithm_class("fitnet").Hyper().hint_weight, algorithm_class("fitnet").Hyper().tau) == (100.0, 4.0)
+    assert (registries.algorithms.section("fitnet")().hint_weight, registries.algorithms.section("fitnet")().tau) == (
+        100.0,
+        4.0,
+    )
     bridge = student["bridge"]
     regressed = F.relu(normalised(F.conv2d(mine[hint - 1], bridge["0.weight"], bridge["0.bias"])))
     wanted = outputs + weight * F.mse_loss(regressed, theirs[hint - 1])
@@ -89,7 +94,10 @@ def test_a_regressor_by_hand(sizes, convolve):
 def test_semckd_by_hand(weight):
     """L_CE + L_KL(tau 4) + beta times the mean over samples and student stages of sum_j a_ij MSE_ij."""
     learner, student, down, mine, theirs, outputs = met("semckd", match_weight=weight)
-    assert (algorithm_class("semckd").Hyper().match_weight, algorithm_class("semckd").Hyper().tau) == (400.0, 4.0)
+    assert (registries.algorithms.section("semckd")().match_weight, registries.algorithms.section("semckd")().tau) == (
+        400.0,
+        4.0,
+    )
     far = torch.func.functional_call(learner.bridge, student["bridge"], (mine, theirs))
     assert far.shape == (12,)
     torch.testing.assert_close(
@@ -196,7 +204,7 @@ def test_simkd_can_match_maps_that_are_not_rectified(student):
 def test_fitnet_can_match_maps_that_are_not_rectified():
     plain = task()
     of = replace(plain, teacher=preact_resnet(1, 3, [4, 8], [1, 1], 2))
-    bridges = [algorithm_class("fitnet")(algorithm_class("fitnet").Hyper(), one).bridge for one in (plain, of)]
+    bridges = [algorithm_class("fitnet")(registries.algorithms.section("fitnet")(), one).bridge for one in (plain, of)]
     assert [type(bridge[-1]) for bridge in bridges] == [nn.ReLU, StaticBatchNorm2d]
 
 

@@ -16,6 +16,7 @@ from hedgerow.algorithms.core.pytree import stack, sub, tree_map
 from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.heterogeneous.partial_training import Group, _on
 from hedgerow.algorithms.optim.gradient import gradient_and_value
+from hedgerow.platform.config import registries
 from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.config.registries import algorithm_class
 
@@ -37,7 +38,7 @@ def run(name, mode=("vmap", 3), rounds=4, folder=None, data=DATA, clients=CLIENT
 
 
 def algorithm(name, **hyper):
-    return algorithm_class(name)(algorithm_class(name).Hyper(**{**LOCAL, **hyper}), task())
+    return algorithm_class(name)(registries.algorithms.section(name)(**{**LOCAL, **hyper}), task())
 
 
 def cohort(round=1, clients=20):
@@ -206,7 +207,7 @@ def test_models_without_sub_models_are_refused():
     grouped = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 4))
     own = Task(grouped, torch.from_numpy(DATA.mean), torch.from_numpy(DATA.std), sample_shape=(6,))
     kind = algorithm_class("fedrolex")
-    assert "task.model: fedrolex needs sub-models" in kind(kind.Hyper(), own).objection()
+    assert "task.model: fedrolex needs sub-models" in kind(registries.algorithms.section("fedrolex")(), own).objection()
     assert algorithm("fedrolex").objection() is None
 
 

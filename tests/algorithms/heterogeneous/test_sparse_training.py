@@ -16,6 +16,7 @@ from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.heterogeneous.feddst import chosen, readjusted
 from hedgerow.algorithms.heterogeneous.sparse_training import erdos_renyi, largest, spread
 from hedgerow.algorithms.heterogeneous.zerofl import SwatConv2d, SwatLinear
+from hedgerow.platform.config import registries
 from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.config.registries import algorithm_class
 
@@ -45,7 +46,7 @@ def run(name, mode=("vmap", 3), rounds=4, folder=None, clients=CLIENTS, **hyper)
 
 
 def algorithm(name, **hyper):
-    return algorithm_class(name)(algorithm_class(name).Hyper(**{**LOCAL, **hyper}), task())
+    return algorithm_class(name)(registries.algorithms.section(name)(**{**LOCAL, **hyper}), task())
 
 
 def cohort(round=1, clients=5):
@@ -386,12 +387,12 @@ def test_what_computing_costs():
     assert by["zerofl"].macs(half) == 72
     assert algorithm("zerofl", sparse_activations=False).macs(half) == pytest.approx((72 + 72 + 120) / 3)
     images = Task(nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(12, 4)), sample_shape=(2, 4, 4))
-    conv = algorithm_class("feddst")(algorithm_class("feddst").Hyper(), images)
+    conv = algorithm_class("feddst")(registries.algorithms.section("feddst")(), images)
     assert conv.macs({"0.weight": 10}) == 10 * 4 + 48
 
 
 def test_models_without_layers_to_thin_are_refused():
-    kind, hyper = algorithm_class("feddst"), algorithm_class("feddst").Hyper
+    kind, hyper = algorithm_class("feddst"), registries.algorithms.section("feddst")
     mixing = Task(nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 4)), sample_shape=(6,))
     assert "task.model: feddst needs layers to thin" in kind(hyper(), mixing).objection()
     flat = Task(nn.Sequential(nn.Linear(6, 4)), sample_shape=(6,))

@@ -9,10 +9,10 @@ from noisy import ALL, BASELINES, DATA, ESTIMATORS, SOLVERS, noisy
 from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.core.pytree import flatten
 from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config import registries
 from hedgerow.platform.config.experiment import Evaluation
 from hedgerow.platform.config.factory import build_algorithms, build_data, check_task
 from hedgerow.platform.config.loader import parse_experiment
-from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.config.slots_section import AggregationConfig
 from hedgerow.platform.runtime.server import FederatedServer
 from hedgerow.platform.runtime.worker import Worker
@@ -153,7 +153,7 @@ def test_the_oracle_trains_as_if_wrong_samples_were_not_there():
     assert sum(map(len, right)) < clients.train_sizes.sum()
     sizes = np.array([len(some) for some in right])
     clean = type(clients)(np.concatenate(right), np.concatenate([[0], np.cumsum(sizes)]), sizes)
-    hyper = algorithm_class("fedavg").Hyper(**{**BASELINES["focus"], "name": "fedavg", "lr": 0.2, **settings})
+    hyper = registries.algorithms.section("fedavg")(**{**BASELINES["focus"], "name": "fedavg", "lr": 0.2, **settings})
     weighted = AggregationConfig(weighting="samples")
     wanted = experiment(hyper, task=oracle.servers[0].experiment.task, aggregation=weighted)
     algorithms = [build_algorithms([wanted], DATA, clients) for _ in range(2)]

@@ -6,6 +6,7 @@ import torch
 from helpers import blobs, distance, partition, run_inline, small_task
 from pydantic import ValidationError
 
+from hedgerow.platform.config import registries
 from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.config.registries import algorithm_class
 
@@ -35,4 +36,4 @@ def test_adam_is_torchs(mode):
 
 def test_two_kinds_of_momentum_are_refused():
     with pytest.raises(ValidationError, match="`momentum` is for sgd"):
-        algorithm_class("heterofl").Hyper(optimizer="adam", momentum=0.9)
+        registries.algorithms.section("heterofl")(optimizer="adam", momentum=0.9)
