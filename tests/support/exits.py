@@ -4,10 +4,11 @@ import numpy as np
 import torch
 from helpers import dataset, partition, run_inline
 
-from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.core.algorithm import Aggregate
 from hedgerow.algorithms.core.task import Task
+from hedgerow.platform.config import registries
 from hedgerow.platform.config.experiment import EngineConfig
+from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.models.early_exit import EarlyExit
 
 RNG = np.random.default_rng(0)
@@ -25,11 +26,11 @@ def task(seed=0):
 
 def run(name, mode=("loop", 1), rounds=3, folder=None, kind=None, participation=1.0, data=DATA, **hyper):
     settings = {"rounds": rounds, "engine": EngineConfig(mode=mode[0], chunk=mode[1]), "participation": participation}
-    return run_inline(kind or ALGORITHMS[name], task(), data, CLIENTS, {**LOCAL, **hyper}, folder, **settings)
+    return run_inline(kind or algorithm_class(name), task(), data, CLIENTS, {**LOCAL, **hyper}, folder, **settings)
 
 
 def algorithm(name, **hyper):
-    return ALGORITHMS[name](ALGORITHMS[name].Hyper(**{**LOCAL, **hyper}), task())
+    return algorithm_class(name)(registries.algorithms.section(name)(**{**LOCAL, **hyper}), task())
 
 
 def answered(one, values, part):

@@ -1,12 +1,12 @@
 """Small settings of each family of methods."""
 
-from hedgerow.algorithms import ALGORITHMS
+from hedgerow.platform.config.registries import algorithm_class
 
 RATES = {"lr": 0.2, "u_lr": 0.1, "upper_lr_factor": 5.0, "ridge": 0.05}
 
 
 def section(name, **change):
-    own = {"neumann_terms": 2} if "neumann_terms" in ALGORITHMS[name].Hyper.model_fields else {}
+    own = {"neumann_terms": 2} if "neumann_terms" in algorithm_class(name).Hyper.model_fields else {}
     return {"name": name, "steps": 3, "batch_size": 8, **RATES, **own, **change}
 
 

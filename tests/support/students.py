@@ -6,10 +6,10 @@ import torch
 from helpers import blobs, partition, run_inline
 from torch import nn
 
-from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.core.static_batch_norm import StaticBatchNorm2d
 from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.optim.pretraining import Schooling
+from hedgerow.platform.config.registries import algorithm_class
 
 DATA = blobs(samples=160, classes=4)
 EVERYBODY = partition(torch.tensor([len(DATA.y_train)]).numpy())
@@ -37,4 +37,4 @@ def task(schooling=Schooling(epochs=3)):  # noqa: B008
 
 def run(name, rounds=3, folder=None, **hyper):
     own = {"guide_hidden": [5], "top_k": 2} if name == "disk" else {}
-    return run_inline(ALGORITHMS[name], task(), DATA, EVERYBODY, {**SGD, **own, **hyper}, folder, rounds=rounds)
+    return run_inline(algorithm_class(name), task(), DATA, EVERYBODY, {**SGD, **own, **hyper}, folder, rounds=rounds)

@@ -18,7 +18,6 @@ from helpers import (
 from pydantic import Field
 from test_fedbio import on_blobs
 
-from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.client_data import ClientData
 from hedgerow.algorithms.core.keyed_random import bits, gaussian, subkey
@@ -40,6 +39,7 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.config.factory import build_data, check_task
 from hedgerow.platform.config.loader import apply_override, dump_experiment, load_experiment, parse_experiment
+from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.data.sampling import client_keys
 from hedgerow.platform.runtime.executor import Executor
 from hedgerow.searchspaces.spaces.space import value_at, with_overrides
@@ -52,7 +52,7 @@ LOOP, VMAP = ("loop", 1), ("vmap", 3)
 
 
 def run(kind, mode=VMAP, rounds=4, folder=None, **section):
-    kind = ALGORITHMS[kind] if isinstance(kind, str) else kind
+    kind = algorithm_class(kind) if isinstance(kind, str) else kind
     engine = EngineConfig(mode=mode[0], chunk=mode[1])
     own = {key: value for key, value in LOCAL.items() if key in kind.Hyper.model_fields}
     settings = {"rounds": rounds, "engine": engine}
@@ -83,7 +83,7 @@ OPTIMIZERS = [{"lr": 0.5, "momentum": 0.9}, {"optimizer": "adam", "lr": 0.1}, {"
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedsgd"])
 def test_server_optimizers_are_those_inside_the_algorithm(name, optimizer):
-    class Before(ALGORITHMS[name]):
+    class Before(algorithm_class(name)):
         """The server's step inside the round, as these algorithms had it."""
 
         def init_server(self):
@@ -102,7 +102,7 @@ def test_server_optimizers_are_those_inside_the_algorithm(name, optimizer):
 
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedsgd"])
 def test_weights_by_samples_are_those_of_the_exchange(name):
-    class Before(ALGORITHMS[name]):
+    class Before(algorithm_class(name)):
         def round(self, server, cohort):
             generator, reply = super().round(server, cohort), None
             while True:

@@ -22,7 +22,6 @@ from hedgerow.algorithms.objectives.guide import (
     overspent,
 )
 from hedgerow.platform.config import registries
-from hedgerow.platform.config.loader import algorithm_class
 from hedgerow.platform.config.registries import algorithm_class
 
 CLASSES, SAMPLES = 5, 7

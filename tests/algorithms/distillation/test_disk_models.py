@@ -18,7 +18,6 @@ from hedgerow.algorithms.distillation.simkd import SimKD
 from hedgerow.algorithms.nn.features import inside, shapes
 from hedgerow.algorithms.objectives.guide import excuses
 from hedgerow.platform.config import registries
-from hedgerow.platform.config.loader import algorithm_class
 from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.models.build import build_model
 from hedgerow.platform.models.torchvision_nets import multiply_adds

@@ -18,7 +18,6 @@ from hedgerow.algorithms.distillation.semckd import Calibration
 from hedgerow.algorithms.nn.feature_maps import Reusing, apart, is_rectified, under_its_teacher
 from hedgerow.algorithms.nn.features import asked, inside, shapes
 from hedgerow.platform.config import registries
-from hedgerow.platform.config.loader import algorithm_class
 from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.models.build import build_model
 from hedgerow.platform.models.preact_resnet import preact_resnet

@@ -42,6 +42,7 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.config.loader import apply_override, load_experiment, parse_experiment
 from hedgerow.platform.config.old_spellings import current_states
+from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.runtime.server import FederatedServer
 from hedgerow.platform.runtime.worker import Worker
 from hedgerow.searchspaces.spaces.packing import pack_trials
@@ -72,7 +73,7 @@ def test_the_methods_that_minimise_the_tasks_loss_have_the_slot():
     assert methods == {"fedavg", "fedprox", "feddyn", "scaffold", "fedsplit", "central"}
     own = objective(kind="stability")
     assert all(objection(kind, task(), own) is None for kind in (FedAvg, FedProx, FedDyn, Scaffold, FedSplit, Central))
-    assert objection(ALGORITHMS["fedsgd"], task(), own) == "objective: fedsgd has a loss of its own; remove it"
+    assert objection(algorithm_class("fedsgd"), task(), own) == "objective: fedsgd has a loss of its own; remove it"
 
 
 class Counting(Objective):
