@@ -1,5 +1,6 @@
 """Experiment files: what they say is what one gets, and every mistake ends in one sentence with its place and mend."""
 
+import pickle
 import re
 import sys
 from copy import deepcopy
@@ -126,6 +127,14 @@ GOOD_FILES = {
         "tracking: {enabled: no, uri: 'sqlite:///a b.db'}\noutput: /a/b"
     ),
 }
+
+
+@pytest.mark.parametrize("name", ["fedavg", "toys.Stateful"])
+def test_an_experiment_travels_between_processes_as_it_is(name, tmp_path):
+    experiment = load_experiment(write(tmp_path, GOOD), [f"algorithm={{name: {name}, batch_size: 8}}"])
+    arrived = pickle.loads(pickle.dumps(experiment))
+    assert arrived == experiment
+    assert type(arrived.algorithm) is type(experiment.algorithm)
 
 
 @pytest.mark.parametrize("text", GOOD_FILES.values(), ids=GOOD_FILES.keys())

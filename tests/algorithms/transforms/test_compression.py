@@ -149,3 +149,11 @@ def test_they_run_under_vmap():
         for found, alone in zip(together, all_of_them(u[i]), strict=True):
             assert torch.allclose(found[i], alone)
     assert all(torch.isfinite(leaf).all() for leaf in leaves({"a": together[0]}))
+
+
+def test_exchanges_that_run_in_parallel_are_one_communication_round():
+    round, single = CommunicationCost(), CommunicationCost(scalars_up=3, bytes_up=12, exchanges=1, gpu_peak_mb=2.0)
+    round.add([single, CommunicationCost(scalars_down=1, bytes_down=4, exchanges=1), CommunicationCost()])
+    assert round == CommunicationCost(1, 3, 4, 12, exchanges=1, gpu_peak_mb=2.0)
+    round.add([single])
+    assert (round.exchanges, round.scalars_up) == (2, 6)
