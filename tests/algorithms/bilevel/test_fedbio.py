@@ -44,6 +44,7 @@ def on_blobs(name, kind="cleaning", mode=("vmap", 3), rounds=3, folder=None, **c
     return SingleRun([Learner(wanted, two[0], clients, len(DATA.y_test))], InlineExecutor(worker), [folder])
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("name", BILEVEL)
 def test_loop_and_vmap_agree(name, share):

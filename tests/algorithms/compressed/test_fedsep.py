@@ -244,6 +244,7 @@ def own_module(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.grid(keep=1)
 @pytest.mark.parametrize("encoder", ["neumann", "cg", "unrolled"])
 def test_a_decoder_of_ones_own(own_module, encoder):
     ran = [
