@@ -58,6 +58,7 @@ def test_loop_and_vmap_agree(name, share):
     assert one[-1]["dropped"] == 0
 
 
+@pytest.mark.grid(keep=1)
 @pytest.mark.parametrize("name", ["fedbio", "fedbioacc", "fedbio_local", "fednest"])
 def test_the_platform_runs_what_the_analysis_is_about(name):
     """On the quadratic, in single precision, the same as without the platform."""

@@ -296,6 +296,7 @@ def test_random_tasks_lead_to_a_stationary_point_of_their_mean():
     assert gradients > bound
 
 
+@pytest.mark.exhaustive("convergence")
 def test_with_curvature_the_loss_itself_converges():
     """Corollary 1: the suboptimality's sum is at most Theorem 10's bound over 2 mu, mu the smallest curvature."""
     mu = 0.7
