@@ -88,7 +88,7 @@ def test_the_optimum_is_a_fixed_point_for_every_cohort(hyper):
         assert max(np.abs(g(after, k) - g(start, k)).max() for k in range(M)) < 1e-12
 
 
-@pytest.mark.grid
+@pytest.mark.grid("alpha", "active")
 @pytest.mark.parametrize(("alpha", "active", "rounds"), [(0.1, M, 350), (1, M, 100), (10, M, 700),
                                                          (0.1, P, 700), (1, P, 300), (10, P, 1000)])  # fmt: skip
 def test_exact_solves_converge_to_the_global_optimum_whatever_alpha(alpha, active, rounds):

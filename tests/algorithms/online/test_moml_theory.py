@@ -63,7 +63,7 @@ def test_a_constant_stream_is_learnt():
     assert series(steps, "lam")[-1] == pytest.approx(0, abs=1e-4)
 
 
-@pytest.mark.grid
+@pytest.mark.grid("kind", "alpha")
 @pytest.mark.parametrize(
     ("kind", "alpha", "pair"),
     [
