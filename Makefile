@@ -20,7 +20,8 @@ run: setup
 	$(BIN)/hedgerow search examples/digits_hedge.yaml
 
 # Every promise once, in minutes; then what takes longer: whole grids, long convergence runs, kills, browsers.
-PYTEST := $(BIN)/pytest --numprocesses 2 --dist worksteal
+# The many processes of the tests share compiled modules, also where the environment forbids to store them.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --numprocesses 2 --dist worksteal
 
 test: setup
 	$(PYTEST) -m 'not exhaustive'

@@ -75,6 +75,7 @@ def test_runs_take_the_processes_of_the_one_before_and_have_the_same_bits(free, 
     assert same(kept[1], first)
 
 
+@pytest.mark.exhaustive("processes")
 def test_at_rest_they_hold_none_of_the_data(free, ray_here, tmp_path):
     def stored() -> float:
         kind = "object_store_memory"
@@ -102,14 +103,15 @@ def test_what_does_not_serve_the_next_run_is_let_go(free, tmp_path):
         until(lambda: not crew(), "those that took three are still there")
 
 
-def test_one_that_died_at_rest_is_replaced(free, tmp_path):
+@pytest.mark.grid(keep=1)
+@pytest.mark.parametrize("name", ["ClientActor", "CoordinatorActor"])
+def test_one_that_died_at_rest_is_replaced(name, free, tmp_path):
     with shared():
         first = run(small(tmp_path / "first"))
-        for name in ("ClientActor", "CoordinatorActor"):
-            (killed,) = (p for p in map(psutil.Process, crew()) if name in "".join(p.cmdline()))
-            killed.kill()
-            killed.wait()
-            assert same(run(small(tmp_path / name)), first)
+        (killed,) = (p for p in map(psutil.Process, crew()) if name in "".join(p.cmdline()))
+        killed.kill()
+        killed.wait()
+        assert same(run(small(tmp_path / name)), first)
 
 
 def test_one_that_was_replaced_during_a_run_serves_the_next(free, tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ from hedgerow.platform.runs.runner import run
 pytestmark = pytest.mark.usefixtures("kept")
 
 
+@pytest.mark.grid(keep=1)
 @pytest.mark.parametrize("name", ["feddyn", "scaffold", "fedsplit"])
 def test_states_and_control_variates(tmp_path, name):
     settings = {"algorithm": {"name": name, "epochs": 2, "batch_size": 8}, "evaluation": {"model": "clients"}}

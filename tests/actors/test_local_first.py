@@ -51,6 +51,7 @@ def whole(kept, tmp_path_factory) -> FinishedRun:
     return run(small(tmp_path_factory.mktemp("whole"), rounds=6, resources__actors=2))
 
 
+@pytest.mark.grid(keep=1)
 @pytest.mark.parametrize("local_rounds", [0, 1, 3, 6])
 def test_whoever_runs_a_round_its_bits_are_the_same(local_rounds, whole, tmp_path):
     experiment = whole.experiment

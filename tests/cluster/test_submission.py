@@ -94,6 +94,7 @@ def hedgerow(*arguments: object) -> Aggregate:
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
+@pytest.mark.exhaustive("processes")
 def test_a_submitted_run_is_shown_leaves_its_folder_and_ends_with_its_exit_code(server, here, tmp_path_factory):
     shared = tmp_path_factory.mktemp("shared")
     sent = ("submit", "run", "exp.yaml", "--set", f"output={shared}", "--address", server)

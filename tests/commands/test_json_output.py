@@ -138,6 +138,7 @@ def test_a_report_and_a_comparison(here, ran):
     assert values == [[one["summary"]["test_accuracy"]] for one in ran]
 
 
+@pytest.mark.exhaustive("processes")
 def test_what_is_new(here):
     for kind, files in (("experiment", ["mine.yaml"]), ("algorithm", ["mine.py", "test_mine.py"])):
         said = document(f"new {kind}", "new", kind, "mine")
@@ -146,6 +147,7 @@ def test_what_is_new(here):
         assert said["next"]
 
 
+@pytest.mark.exhaustive("processes")
 def test_a_run_that_is_resumed(here, tmp_path):
     def stop(record):
         if record["round"] == 2:

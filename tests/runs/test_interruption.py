@@ -177,6 +177,7 @@ def mute():
         yield server.getsockname()[1]
 
 
+@pytest.mark.exhaustive("processes")
 def test_a_signal_ends_the_wait_for_a_cluster_that_does_not_answer(mute, tmp_path):
     command = started("run", written(tmp_path, "ours"), "--address", f"127.0.0.1:{mute}")
     until(command, lambda: psutil.Process(command.pid).net_connections())

@@ -39,6 +39,7 @@ def clockless(records: list[dict]) -> list[dict]:
     return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
 
 
+@pytest.mark.grid(keep=1)
 @pytest.mark.parametrize("cached", ["another plan", "nothing"])
 def test_a_run_resumed_before_its_first_checkpoint_keeps_its_plan(tmp_path, cache, monkeypatch, cached):
     settings = MEASURED | {"resources__executor": "inline"}

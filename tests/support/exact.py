@@ -1,7 +1,8 @@
 """Algorithms without the platform, in double precision: for checks that enumerate every possible cohort."""
 
-from dataclasses import dataclass, replace
-from itertools import combinations
+from dataclasses import dataclass, field, replace
+from itertools import combinations, count
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm
 from hedgerow.algorithms.core.client_data import Batch, ClientData
 from hedgerow.algorithms.core.messages import MODEL, Cohort
 from hedgerow.algorithms.core.pytree import Tree, tree_map
+from hedgerow.algorithms.core.messages import MODEL, Cohort, Exchange, Result
+from hedgerow.algorithms.core.pytree import Tree, leaves, tree_map
 from hedgerow.algorithms.core.task import Params, Task
 
 
@@ -42,6 +45,8 @@ class State:
     clients: list[Tree]
     models: list[np.ndarray | None]
     round: int = 0
+    answers: dict[tuple[int, int], tuple[Tree, Tree, Any]] = field(default_factory=dict)
+    """(exchange, client) -> message, client state and answer in the next round, which cohorts share."""
 
     @property
     def w(self) -> np.ndarray:
@@ -59,21 +64,18 @@ class Exact:
         states = [self.algorithm.init_client() for _ in range(self.m)]
         return State(self.algorithm.init_server(), states, [None] * self.m)
 
-    def after(self, state: State, cohort: Any) -> State:
-        """One round with these clients; the given state stays as it is."""
+    def after(self, state: State, cohort: Any, batched: bool = False) -> State:
+        """One round with these clients, one by one or all at once; the given state stays as it is."""
         clients = np.sort(np.asarray(cohort))
-        new = replace(state, clients=list(state.clients), models=list(state.models), round=state.round + 1)
+        new = replace(state, clients=list(state.clients), models=list(state.models), round=state.round + 1, answers={})
         generator = self.algorithm.round(state.server, Cohort(new.round, clients, np.ones(len(clients)), self.m))
         exchange = next(generator)
-        while True:
+        for number in count():
+            known = [k for k in clients if self.is_known(state, number, k, exchange.broadcast)]
+            self.answer(state, number, np.setdiff1d(clients, known), exchange, batched)
             ups = []
-            for k in exchange.clients:
-                up, new.clients[k], metrics = exchange.step(
-                    self.algorithm.hyper.at(new.round),
-                    exchange.broadcast,
-                    state.clients[k],
-                    self.data(k, exchange.batches),
-                )
+            for k in clients:
+                up, new.clients[k], metrics = state.answers[number, k][-1]
                 new.models[k] = metrics[MODEL]["x"].numpy()
                 ups.append(up)
             mean = tree_map(lambda *parts: torch.stack(parts).mean(0), *ups)
@@ -82,12 +84,35 @@ class Exact:
             except StopIteration as stop:
                 new.server = stop.value
                 return new
+        raise AssertionError
+
+    def is_known(self, state: State, number: int, k: int, down: Tree) -> bool:
+        """Whether another cohort has had this answer, to the same message from the same client state."""
+        before, own, _ = state.answers.get((number, k), (None, None, None))
+        return own is state.clients[k] and all(map(torch.equal, leaves(before), leaves(down)))
+
+    def answer(self, state: State, number: int, clients: np.ndarray, exchange: Exchange, batched: bool) -> None:
+        """Fill in the answers of these clients. Newton's method ends earlier alone."""
+        hyper, data = self.algorithm.hyper.at(state.round + 1), [self.data(k, exchange.batches) for k in clients]
+        own = [state.clients[k] for k in clients]
+        if not batched or len(clients) < 2 or getattr(hyper, "solver", None) == "newton":
+            found = [exchange.step(hyper, exchange.broadcast, *each) for each in zip(own, data, strict=True)]
+        else:
+
+            def one(x: Tensor, state: Tree) -> Any:
+                return exchange.step(hyper, exchange.broadcast, state, replace(data[0], x=x, batched=True))
+
+            stacked = tree_map(lambda *parts: torch.stack(parts), *own) if own[0] else {}
+            answers = torch.func.vmap(one)(torch.stack([each.x for each in data]), stacked)
+            found = [[tree_map(itemgetter(i), tree) for tree in answers] for i in range(len(clients))]
+        for k, before, answer in zip(clients, own, found, strict=True):
+            state.answers[number, k] = exchange.broadcast, before, answer
 
     def run(self, rounds: int, active: int, seed: int = 0) -> State:
         """So many rounds with random cohorts."""
         state, rng = self.start(), np.random.default_rng(seed)
         for _ in range(rounds):
-            state = self.after(state, rng.choice(self.m, active, replace=False))
+            state = self.after(state, rng.choice(self.m, active, replace=False), batched=True)
         return state
 
     def every_cohort(self, state: State, active: int) -> list[State]:

@@ -47,6 +47,7 @@ def on_blobs(name, kind="cleaning", mode=("vmap", 3), rounds=3, folder=None, **c
     return SingleRun([FederatedServer(wanted, two[0], clients, len(DATA.y_test))], worker, [folder])
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("name", BILEVEL)
 def test_loop_and_vmap_agree(name, share):
@@ -60,6 +61,7 @@ def test_loop_and_vmap_agree(name, share):
     assert one[-1]["dropped"] == 0
 
 
+@pytest.mark.grid(keep=1)
 @pytest.mark.parametrize("name", ["fedbio", "fedbioacc", "fedbio_local", "fednest"])
 def test_the_platform_runs_what_the_analysis_is_about(name):
     """On the quadratic, in single precision, the same as without the platform."""

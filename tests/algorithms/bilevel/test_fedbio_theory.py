@@ -195,6 +195,7 @@ def test_the_estimate_is_as_far_off_as_lemma_8_says():
     assert left > right
 
 
+@pytest.mark.exhaustive("convergence")
 def test_naive_local_hypergradients_have_a_floor():
     """Even fully synchronous; FedBiO has none (C2). LFedNest has the same one."""
     errors = [

@@ -162,6 +162,7 @@ def test_local_fedbio_is_as_exact_as_its_series():
     assert errors[-1] < errors[0] / 4
 
 
+@pytest.mark.exhaustive("convergence")
 def test_local_fedbio_drifts_and_momentum_takes_it_away():
     """C12 and C13."""
     settings = {**LOCAL, "neumann_terms": 3}

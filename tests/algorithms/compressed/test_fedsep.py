@@ -104,6 +104,7 @@ def test_encoding_a_descent_is_the_hypergradient(encoder, steps):
     assert h(x["x"] - 1e-3 * found) < h(x["x"]) < h(x["x"] + 1e-3 * found)
 
 
+@pytest.mark.exhaustive("convergence")
 def test_truncation_leaves_a_bias_that_falls_geometrically():
     """C5 and C15: with spec(H) = [1, 10] and steps of .09 by .91 per term or step."""
     problem = curved(high=10.0)
@@ -131,6 +132,7 @@ def test_step_sizes_up_to_twice_the_curvature_contract():
         assert abs(x - best) == pytest.approx(wanted, rel=1e-4, abs=1e-7)
 
 
+@pytest.mark.grid(keep=1)
 @pytest.mark.parametrize(
     ("lr", "steps", "wanted"), [(0.1, 1, 0.8), (0.1, 5, 0.692502), (0.1, 50, 0.501292), (0.001, 5, 0.799038)]
 )
@@ -244,6 +246,7 @@ def own_module(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.grid(keep=1)
 @pytest.mark.parametrize("encoder", ["neumann", "cg", "unrolled"])
 def test_a_decoder_of_ones_own(own_module, encoder):
     ran = [

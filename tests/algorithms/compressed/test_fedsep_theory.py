@@ -242,6 +242,7 @@ def test_h_falls_in_every_round():
     assert all(b < a for a, b in pairwise([known.h(torch.ones(4).double()), *values]))
 
 
+@pytest.mark.grid(keep=1)
 @pytest.mark.parametrize(("terms", "decode_steps"), [(60, 60), (5, 60), (60, 5)])
 def test_the_theorems_right_hand_side(terms, decode_steps):
     """Theorem 3.7 without noise, I = 1, C_f^2 in the drift's term, the factors that Lemma C.6 lost; L_xy = L_yy = 0."""

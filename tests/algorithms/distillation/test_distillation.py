@@ -141,6 +141,7 @@ def test_an_ensemble_is_all_models_of_all_shapes():
 # ---- all three -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_loop_and_vmap_agree(name, optimizer):

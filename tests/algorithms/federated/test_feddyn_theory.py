@@ -91,6 +91,7 @@ def test_the_optimum_is_a_fixed_point_for_every_cohort(hyper):
         assert max(np.abs(g(after, k) - g(start, k)).max() for k in range(M)) < 1e-12
 
 
+@pytest.mark.grid("alpha", "active")
 @pytest.mark.parametrize(("alpha", "active", "rounds"), [(0.1, M, 350), (1, M, 100), (10, M, 700),
                                                          (0.1, P, 700), (1, P, 300), (10, P, 1000)])  # fmt: skip
 def test_exact_solves_converge_to_the_global_optimum_whatever_alpha(alpha, active, rounds):
@@ -102,6 +103,7 @@ def test_exact_solves_converge_to_the_global_optimum_whatever_alpha(alpha, activ
     assert max(np.abs(g(state, k) - run.gradient(k, OPTIMUM)).max() for k in range(M)) < 1e-8
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(("steps", "rounds"), [(1, 400), (5, 300), (50, 120)])
 @pytest.mark.parametrize("active", [M, P])
 def test_inexact_solves_converge_to_it_as_well(steps, rounds, active):
@@ -127,6 +129,7 @@ def test_fedproxs_bias_falls_with_mu_and_never_ends():
     assert gaps[0] > gaps[1] > gaps[2] > 1e-3
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(("steps", "lr", "rounds"), [(1, 0.5, 120), (5, 0.1, 120), (50, 0.02, 90)])
 @pytest.mark.parametrize("active", [M, P])
 def test_scaffold_reaches_the_optimum_with_any_local_work(active, steps, lr, rounds):

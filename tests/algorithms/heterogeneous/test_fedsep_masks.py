@@ -225,6 +225,7 @@ def test_clients_choose_what_serves_their_own_samples():
     assert (on[:, noise].mean(1) < on[:, 3:].mean(1)).all()
 
 
+@pytest.mark.grid(keep=1)
 @pytest.mark.parametrize("way", WAYS[:3])
 def test_they_learn(way):
     records = list(run(rounds=30, capacities=[0.5, 1.0], lr=0.5, **way))

@@ -45,6 +45,7 @@ def cohort(round=1, clients=20):
     return Cohort(round, np.arange(clients), np.full(clients, 10), clients, seed=5)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_loop_and_vmap_agree(name, optimizer):

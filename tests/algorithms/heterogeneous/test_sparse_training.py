@@ -57,6 +57,7 @@ def ones(masks):
     return {name: int(mask.sum()) for name, mask in masks.items()}
 
 
+@pytest.mark.grid
 @methods
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_loop_and_vmap_agree(name, more, optimizer):

@@ -65,6 +65,7 @@ def test_nor_where_the_server_keeps_it_in_tables(variant):
     assert torch.allclose(run.result, run.v[-1], atol=1e-10)
 
 
+@pytest.mark.exhaustive("convergence")
 def test_what_is_compressed_decides_where_it_stalls():
     """Variant A ("literal") has a floor in proportion to alpha; B's is lower, and none where clients are alike."""
     floors = {

@@ -152,6 +152,7 @@ def test_theorem_4s_rate(kind, least, change):
     assert last < 0.5 * first
 
 
+@pytest.mark.exhaustive("convergence")
 def test_five_local_steps_from_where_y_was_suffice():
     problem, smoothness = toy(1)
     settings = {"lr": 0.4, "steps": 5, "compression": 5, "u_lr": 0.3, "u_steps": 8, "upper_lr": 0.3 / smoothness}

@@ -166,6 +166,7 @@ ROBUST = {"ridge": 0.01, "curvature": "hessian"}
 SOLVER = {"u_steps": 10, "u_lr": 0.3, "upper_lr": 0.3}
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("noise", [0.4, [0.2, 0.9]], ids=["alike", "different"])
 @pytest.mark.parametrize(
     ("section", "least"),

@@ -70,6 +70,7 @@ def test_a_constant_stream_is_learnt():
     assert series(steps, "lam")[-1] == pytest.approx(0, abs=1e-4)
 
 
+@pytest.mark.grid("kind", "alpha")
 @pytest.mark.parametrize(
     ("kind", "alpha", "pair"),
     [
@@ -302,6 +303,7 @@ def test_random_tasks_lead_to_a_stationary_point_of_their_mean():
     assert gradients > bound
 
 
+@pytest.mark.exhaustive("convergence")
 def test_with_curvature_the_loss_itself_converges():
     """Corollary 1: the suboptimality's sum is at most Theorem 10's bound over 2 mu, mu the smallest curvature."""
     mu = 0.7

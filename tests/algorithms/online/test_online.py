@@ -105,6 +105,7 @@ def test_nobody_looks_at_test_samples_or_at_tasks_to_come(name):
     assert identical(*models)
 
 
+@pytest.mark.grid(keep=1)
 @pytest.mark.parametrize(
     ("name", "key", "floats"),
     [("moml", "adapt_lr", (0.01, 0.1, 0.5)), ("moml", "alpha", (0.1, 1.0, 5.0)), ("b_moml", "alpha", (0.0, 0.5, 2.0)),

@@ -92,6 +92,7 @@ def test_products_are_the_same_under_vmap():
             assert relative(tree_map(lambda leaf, i=i: leaf[i], found), wanted) < 1e-12
 
 
+@pytest.mark.grid(keep=1)
 @pytest.mark.parametrize("kind", ["cleaning", "hyper_representation"])
 def test_the_exact_hypergradient_is_that_of_h(kind):
     """C25: the lower problem is solved anew for every difference."""

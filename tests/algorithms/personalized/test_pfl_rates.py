@@ -51,6 +51,7 @@ class AdaptedWaves(Waves):
         return super().loss({"x": w["x"] - ETA * slope}, batch)
 
 
+@pytest.mark.exhaustive("convergence")
 def test_gradients_vanish_on_average_where_losses_are_not_convex():
     # Theorem 7 of FedDyn, of the losses after adaptation.
     (task, samples), far = waves(M), 4.5

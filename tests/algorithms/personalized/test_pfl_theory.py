@@ -82,6 +82,7 @@ FIXED = [
 ]  # fmt: skip
 
 
+@pytest.mark.grid("steps", "active")
 @pytest.mark.parametrize(("steps", "active", "rounds", "alpha", "lr"), FIXED)
 def test_pfldyn_reaches_the_optimum_after_adaptation(steps, active, rounds, alpha, lr):
     state = personal(PFLDyn, steps=steps, alpha=alpha, lr=lr).run(rounds, active)
@@ -99,6 +100,7 @@ SCAFFOLDS = [
 ]  # fmt: skip
 
 
+@pytest.mark.grid("steps", "active")
 @pytest.mark.parametrize(("steps", "active", "rounds", "lr"), SCAFFOLDS)
 def test_pflscaf_reaches_the_same(steps, active, rounds, lr):
     state = personal(PFLScaf, steps=steps, lr=lr).run(rounds, active)

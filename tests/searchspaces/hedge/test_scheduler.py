@@ -167,6 +167,7 @@ class TestHedgeScheduler:
         assert [record["losses"][2] for record in records[4:]] == [1.0] * (ROUNDS - 4)
         assert records[:4] == sequential()[:4]
 
+    @pytest.mark.exhaustive("processes")
     def test_skipped_it_sleeps(self, tmp_path):
         _, records, _ = search(tmp_path, {2: {"raise_at": 5}}, failures=0, missing="skip", ahead=3)
         assert [record["losses"][2] for record in records[4:]] == [None] * (ROUNDS - 4)

@@ -116,6 +116,7 @@ STREAMS = {"iid": iid, "one better": one_better}
 RATES = ["fixed", "tuned", "anytime", "adahedge", "fixed_share"]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("experts", [2, 4, 8, 24])
 @pytest.mark.parametrize("rounds", [100, 200, 1000])
 @pytest.mark.parametrize("rate", RATES)

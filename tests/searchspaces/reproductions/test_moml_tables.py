@@ -94,6 +94,7 @@ def test_the_first_table_that_has_a_line_may_be_left_out():
         find_rows("moml/5.11")
 
 
+@pytest.mark.exhaustive("processes")
 def test_a_line_runs_and_is_reported_again(ray_here, tmp_path):
     def hedgerow(*arguments: str) -> str:
         done = CliRunner().invoke(main, list(arguments), catch_exceptions=False)

@@ -217,6 +217,7 @@ def hedgerow(*arguments: str):
     return CliRunner().invoke(main, [*arguments], catch_exceptions=False)
 
 
+@pytest.mark.exhaustive("processes")
 def test_a_line_runs_and_is_printed_beside_the_published_numbers(ray_here, tmp_path):
     changed = [word for change in SMALL for word in ("--set", change)]
     told = hedgerow(
