@@ -211,7 +211,7 @@ def _row(paper: TableFile, case: Case) -> TableRow:
     headings = dict.fromkeys(case.headings)
     for rule in paper.rules:
         if not rule.is_of_methods and rule.fits(case.keys):
-            about = _merged(about, rule.model_dump(include=about.keys()))
+            about = _merged(about, rule.model_dump(include=set(about)))
             headings |= {} if case.headings else dict.fromkeys(rule.methods)
     targets = {target: None if target == "best" else _value(target) for target in about["published"]}
     fill = _Filler(paper, case.keys | {"targets": [one for one in targets.values() if isinstance(one, float)]})
