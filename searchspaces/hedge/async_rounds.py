@@ -24,7 +24,7 @@ ROUNDING = 1e-6
 """How far above 1 or below 0 an accuracy may be."""
 
 
-class Spread(NamedTuple):
+class LossSpread(NamedTuple):
     """How far apart the losses of a round are, over all rounds so far."""
 
     rounds: int = 0
@@ -33,11 +33,11 @@ class Spread(NamedTuple):
     round: int = 0
     """The round in which they were widest apart."""
 
-    def after(self, round: int, losses: np.ndarray) -> "Spread":
+    def after(self, round: int, losses: np.ndarray) -> "LossSpread":
         """With one more round. losses: of the experts that are awake."""
         width = float(np.ptp(losses)) if len(losses) else 0.0
         wider = (width, round) if width > self.widest else (self.widest, self.round)
-        return Spread(self.rounds + 1, self.total + width, *wider)
+        return LossSpread(self.rounds + 1, self.total + width, *wider)
 
     @property
     def dominates(self) -> bool:
@@ -80,7 +80,7 @@ class HedgeRounds:
         self._waiting: dict[int, dict[int, RoundRecord]] = {}
         self._worst = 1.0 if mode == "max" or range else -math.inf
         self._seen = self._clipped = 0
-        self._spread = Spread()
+        self._spread = LossSpread()
         self.journal: Path | None = None
         self._configurations: dict[int, str] = {}
         if journal is not None:
@@ -177,7 +177,7 @@ class HedgeRounds:
         self.latest = np.array(state["latest"], dtype=np.int64)
         self.retired = dict(state["retired"])
         self._worst, self._seen, self._clipped = state["worst"], state["seen"], state["clipped"]
-        self._spread = Spread(*state.get("spread", ()))
+        self._spread = LossSpread(*state.get("spread", ()))
         self._waiting = {round: dict(row) for round, row in state["waiting"]}
 
     # ---- rounds -------------------------------------------------------------------------------------------------

@@ -22,10 +22,10 @@ from hedgerow.searchspaces.spaces.search_file import SEARCHABLE
 from hedgerow.searchspaces.spaces.search_section import FORMS, any_search
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-Node = dict[str, Any]
+SchemaNode = dict[str, Any]
 
 
-def experiment_schema(own: Sequence[str] = ()) -> Node:
+def experiment_schema(own: Sequence[str] = ()) -> SchemaNode:
     """The JSON schema (draft 2020-12) of experiment files, with their `search` section.
 
     own: dotted paths of algorithms of one's own; the keys of those that are not named are taken as they come. What only
@@ -92,14 +92,14 @@ def _union(kinds: tuple[Any, ...]) -> Any:
     return found
 
 
-def _unknown(own: list[str]) -> Node:
+def _unknown(own: list[str]) -> SchemaNode:
     """An algorithm of the user's own, of which nothing is known."""
     name = {"type": "string", "pattern": DOTTED, "not": {"enum": own}}
     told = "An algorithm of your own: `name` is the dotted path of its class."
     return {"type": "object", "description": told, "properties": {"name": name}, "required": ["name"]}
 
 
-def _search(kinds: Node) -> None:
+def _search(kinds: SchemaNode) -> None:
     """What the loader takes of a search before pydantic sees it: lists, names of spaces, and YAML's `off`."""
     entry = kinds["Dimension"]
     entry["oneOf"] = [{"required": [form], "properties": {form: {"not": {"type": "null"}}}} for form in FORMS]

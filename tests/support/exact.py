@@ -12,9 +12,7 @@ from torch import Tensor
 
 from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm
 from hedgerow.algorithms.core.client_data import Batch, ClientData
-from hedgerow.algorithms.core.messages import MODEL, Cohort
-from hedgerow.algorithms.core.pytree import Tree, tree_map
-from hedgerow.algorithms.core.messages import MODEL, Cohort, Exchange, Result
+from hedgerow.algorithms.core.messages import MODEL, Cohort, Exchange
 from hedgerow.algorithms.core.pytree import Tree, leaves, tree_map
 from hedgerow.algorithms.core.task import Params, Task
 

@@ -21,6 +21,7 @@ from hedgerow.platform.data.sources.toy_data import BLUE, CENTRES
 from hedgerow.platform.storage.checkpoint import checkpoints, read_checkpoint
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.ui.plotting import grid, save
+from hedgerow.searchspaces.reproductions.table_file import Cells
 
 POINTS = 64
 """Along each axis of a surface."""
@@ -34,9 +35,6 @@ EDGED = [withStroke(linewidth=2, foreground="black")]
 Plane = tuple[Tensor, Tensor, Tree, np.ndarray, tuple[str, str]]
 """The coordinates of a grid's two axes; the models on it, (POINTS^2, ...); where the students lie, (students, 2); the
 axes' names."""
-
-Rows = dict[str, dict[str, str]]
-"""What is told -> method -> cell."""
 
 
 class FinishedToy:
@@ -131,14 +129,14 @@ def excused_around(x: np.ndarray, g: np.ndarray) -> np.ndarray:
     return np.array([g[nearest == centre].mean() for centre in range(CENTRES.size // 2)])
 
 
-def study_toys(runs: dict[str, RunFolder]) -> Rows:
+def study_toys(runs: dict[str, RunFolder]) -> dict[str, Cells]:
     """What the figure shows, as numbers: minima of the surfaces, and the mean of g where the best student is wrong on
     the line, around the centres in the plane.
     """
     with torch.no_grad():
         ended = {heading: FinishedToy(folder) for heading, folder in runs.items()}
         minima = {heading: str(local_minima(run.surface())) for heading, run in ended.items()}
-        rows: Rows = {"local minima of the loss, on the figure's grid": minima}
+        rows: dict[str, Cells] = {"local minima of the loss, on the figure's grid": minima}
         for heading, run in ended.items():
             if (g := run.excused()) is not None:
                 for where, mean in _excused(run.x.numpy(), g.numpy()).items():
