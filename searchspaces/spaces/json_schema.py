@@ -51,9 +51,6 @@ def experiment_schema(own: Sequence[str] = ()) -> SchemaNode:
         section["required"] = list(dict.fromkeys([*tags, *section.get("required", [])]))
     kinds["HedgeSearch"]["required"].remove("kind")
     kinds["CustomModel"]["properties"]["name"]["pattern"] = DOTTED
-    for section in ("OwnTransform", "OwnAggregator", "OwnObjective"):
-        kinds[section]["properties"]["kind"]["pattern"] = DOTTED
-        kinds[section]["required"] = ["kind"]
     properties["algorithm"]["oneOf"].append(_unknown(list(own)))
     _search(kinds)
     del properties["search"]["default"]

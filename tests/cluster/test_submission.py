@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from click.testing import Aggregate, CliRunner
+from click.testing import CliRunner, Result
 from paths import ROOT
 from processes import free_port
 
@@ -90,7 +90,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def hedgerow(*arguments: object) -> Aggregate:
+def hedgerow(*arguments: object) -> Result:
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 

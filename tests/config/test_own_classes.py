@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from test_command_family import hedgerow
+from command_line import hedgerow
 
 from hedgerow import api
 from hedgerow.algorithms.federated.fedavg import FedAvg

@@ -2,24 +2,21 @@
 
 import numpy as np
 import pytest
+from bilevel_runs import DATA, on_blobs
 from bilevels import Run, problem
-from families import RATES, section
-from helpers import SingleRun, blobs, check_resuming, distance, experiment, slots_of
+from families import RATES
+from helpers import SingleRun, check_resuming, distance
 
 from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.bilevel.bilevel_algorithm import Bilevel
 from hedgerow.algorithms.core.pytree import flatten
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.config import registries
-from hedgerow.platform.config.experiment import EngineConfig, TaskConfig
 from hedgerow.platform.config.factory import build_algorithms, build_data, check_task
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.registries import algorithm_class
-from hedgerow.platform.data.partitions.random_splits import IID
 from hedgerow.platform.runtime.server import FederatedServer
 from hedgerow.platform.runtime.worker import Worker
 
-DATA = blobs(samples=160)
 BILEVEL = [
     name
     for name, kind in ((name, algorithm_class(name)) for name in ALGORITHMS)
@@ -29,22 +26,6 @@ BILEVEL = [
 
 def kind_of(name):
     return "hyper_representation" if algorithm_class(name).is_personal else "cleaning"
-
-
-def on_blobs(name, kind="cleaning", mode=("vmap", 3), rounds=3, folder=None, **change) -> SingleRun:
-    """Five clients of different sizes."""
-    noise = 0.4 if kind == "cleaning" else 0.0
-    config = IID(clients=5, unbalanced=0.5, validation=0.3, holdout=0.2, label_noise=noise)
-    clients = config.draw(DATA.y_train, DATA.classes, None, 0)
-    slots = dict(slots_of(change))
-    own = {key: value for key, value in change.items() if key not in slots}
-    hyper = registries.algorithms.section(name)(**section(name, **own))
-    task = {"data": {"name": "digits"}, "partition": config, "model": {"name": "mlp", "hidden": [6]}}
-    engine = EngineConfig(mode=mode[0], chunk=mode[1])
-    wanted = experiment(hyper, rounds=rounds, engine=engine, task=TaskConfig(**task, problem={"kind": kind}), **slots)
-    one, two = build_algorithms([wanted], DATA, clients), build_algorithms([wanted], DATA, clients)
-    worker = Worker(one, DATA, clients, 0, wanted.resources)
-    return SingleRun([FederatedServer(wanted, two[0], clients, len(DATA.y_test))], worker, [folder])
 
 
 @pytest.mark.grid

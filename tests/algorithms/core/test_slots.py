@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from bilevel_runs import on_blobs
 from click.testing import CliRunner
 from helpers import (
     Quadratics,
@@ -16,7 +17,6 @@ from helpers import (
     small_task,
 )
 from pydantic import Field
-from test_fedbio import on_blobs
 
 from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.client_data import ClientData

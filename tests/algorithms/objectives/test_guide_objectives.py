@@ -3,15 +3,14 @@
 import numpy as np
 import pytest
 import torch
+from guides import ALONE, CLIENTS, DATA, DISK, GUIDE, SIMKD, TOGETHER, X, Y, net, task
 from helpers import (
     check_resuming,
-    dataset,
     distance,
     identical,
     model,
     objection,
     objective,
-    partition,
     run_inline,
 )
 from torch import nn
@@ -20,7 +19,6 @@ from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.core.pytree import flatten, tree_map
 from hedgerow.algorithms.core.slots import Slots, SlottedHyper
 from hedgerow.algorithms.core.static_batch_norm import StaticBatchNorm2d
-from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.federated.fedavg import FedAvg
 from hedgerow.algorithms.federated.feddyn import FedDyn
 from hedgerow.algorithms.nn.feature_maps import apart, under_its_teacher
@@ -29,34 +27,7 @@ from hedgerow.algorithms.objectives.client_guide import Lesson
 from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.data.augmentation import Augmentation
-from hedgerow.platform.models.preact_resnet import preact_resnet
 from hedgerow.platform.models.torchvision_nets import resnet
-
-RNG = np.random.default_rng(0)
-Y = RNG.integers(0, 3, 70)
-X = (60 * Y[:, None, None, None] + RNG.integers(0, 60, (70, 1, 4, 4))).astype(np.uint8)
-DATA = dataset(X, Y, test=20)
-CLIENTS, ALONE = partition(np.array([12, 3, 15, 20])), partition(np.array([50]))
-
-GUIDE = {"guide_hidden": [4], "top_k": 2, "delta": 0.05, "lambda_min": 1.0, "lambda_period": 3}
-DISK = {"kind": "disk", "alpha": 0.3, "temperature": 2.0, "guide": GUIDE}
-SIMKD = {"kind": "simkd", "alpha": 0.0}
-TOGETHER = {"kind": "simkd_disk", "alpha": 0.0, "temperature": 2.0, "guide": GUIDE}
-
-
-def net(seed, widths, norm=False):
-    torch.manual_seed(seed)
-    if norm:
-        layers = [nn.Linear(16, 5), StaticBatchNorm2d(5), nn.ReLU()]
-        return nn.Sequential(nn.Flatten(), *layers, nn.Linear(5, 3))
-    return preact_resnet(1, 3, widths, [1] * len(widths), 2)
-
-
-def task(norm=False, augment=None, **parts):
-    scale = torch.tensor([[[100.0]]])
-    taught = net(1, [4, 8]).requires_grad_(False)
-    given = {"module": net(0, [2, 4], norm), "sample_shape": (1, 4, 4), "augment": augment, "teacher": taught}
-    return Task(**{**given, "mean": scale, "std": scale, **parts})
 
 
 def run(kind, side=None, mode=("loop", 1), on=None, clients=CLIENTS, folder=None, rounds=3, **hyper):

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from command_line import hedgerow
 from fences import blocks
+from guides import CLIENTS, DATA, DISK, GUIDE, TOGETHER, task
 from helpers import (
     PackRun,
     SingleRun,
@@ -25,8 +27,6 @@ from helpers import (
     small_task,
 )
 from paths import ROOT
-from test_command_family import hedgerow
-from test_guide_objectives import CLIENTS, DATA, DISK, GUIDE, TOGETHER, task
 
 from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.core.slots import Slots

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
-from test_search import plan
+from searches import plan
 
 from hedgerow.cli import main
 from hedgerow.platform.common.errors import UserError
