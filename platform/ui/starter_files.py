@@ -24,10 +24,10 @@ from hedgerow.platform.config.yaml_reader import dump_inline
 from hedgerow.platform.ui.command_output import CommandOutput
 
 SCHEMA = "hedgerow.schema.json"
-"""The file that `hedgerow schema -o` is asked to write; where it lies beside an experiment file, editors use it."""
+"""The usual file of `hedgerow schema -o`. Editors use it if it is next to an experiment file."""
 
 COLUMN, WIDTH = 36, 120
-"""Where comments begin, and where lines end."""
+"""Column of comments, and line length."""
 
 ROUNDS = 20
 MAPS = {"name": "resnet", "channels": [8, 16], "blocks": [1, 1]}
@@ -45,13 +45,13 @@ NEEDS: dict[str, dict[str, Any]] = {
     "needs_validation": {"task": {"partition": {"validation": 0.3}}},
     "needs_public": {"task": {"public": {"samples": 640}}},
 }
-"""By the flag of an algorithm: what a plain task is given."""
+"""Flag of an algorithm -> settings that its task needs."""
 
 
 def new_experiment(name: str, algorithm: str, overrides: Sequence[str], data_root: Path | None) -> CommandOutput:
-    """Write NAME.yaml: an experiment that runs as it is, with every key, its default and what it means.
+    """Write NAME.yaml: an experiment that runs as it is, with every key, its default and its description.
 
-    Raises UserError where it would not run, or the file is there already.
+    Raises UserError if it would not run or the file exists.
     """
     file = Path(name if name.endswith((".yaml", ".yml")) else f"{name}.yaml")
     experiment = complete(file.stem, algorithm, overrides, data_root)
@@ -61,7 +61,7 @@ def new_experiment(name: str, algorithm: str, overrides: Sequence[str], data_roo
 
 
 def new_algorithm(name: str) -> CommandOutput:
-    """Write NAME.py, a working algorithm, and test_NAME.py, which passes, into the present folder. Raises UserError."""
+    """Write NAME.py, a working algorithm, and its test, test_NAME.py, to the working directory. Raises UserError."""
     if not name.isidentifier() or not name.islower() or keyword.iskeyword(name):
         raise UserError(f"new algorithm: {name!r} cannot name a module; write lower case, digits and _: my_average")
     files = {Path(f"{name}.py"): "my_average.py", Path(f"test_{name}.py"): "test_my_average.py"}
@@ -77,7 +77,7 @@ def new_algorithm(name: str) -> CommandOutput:
 
 
 def complete(name: str, algorithm: str, overrides: Sequence[str] = (), data_root: Path | None = None) -> Experiment:
-    """An experiment on digits with what the algorithm needs. Raises UserError where it would not run."""
+    """An experiment on digits with everything that the algorithm needs. Raises UserError if it would not run."""
     chosen = algorithm_class(algorithm, "--algorithm")
     values: dict[str, Any] = {
         "name": name,
@@ -111,7 +111,7 @@ def commented(experiment: Experiment, file: Path) -> str:
 
 
 def _section(section: BaseModel, depth: int, instead: str = "") -> list[str]:
-    """The lines of a section. instead: what may stand in its place."""
+    """The lines of a section. instead: the sections that may replace it."""
     fields, lines = type(section).model_fields, []
 
     def place(key: str) -> tuple[bool, bool]:
@@ -131,7 +131,7 @@ def _section(section: BaseModel, depth: int, instead: str = "") -> list[str]:
 
 
 def _what(key: str, section: BaseModel, field: FieldInfo) -> str:
-    """What a section is: of several that may stand there, what this one is."""
+    """The description of a section."""
     if key == "algorithm":
         algorithm = algorithm_class(str(getattr(section, "name", "")))
         return f"{source(algorithm)} {said(algorithm)}"
@@ -147,7 +147,7 @@ def _others(key: str, section: BaseModel, field: FieldInfo) -> str:
 
 
 def _meaning(field: FieldInfo) -> str:
-    """What a key is, and what may stand there where only some words may."""
+    """The description of a key, with its allowed words if there are only some."""
     words = [str(word) for part in (field.annotation, *get_args(field.annotation)) for word in _words(part)]
     allowed = f"one of {', '.join(words)}" if len(words) > 1 else ""
     return "; ".join(part for part in (field.description, allowed) if part)
@@ -158,7 +158,7 @@ def _words(annotation: Any) -> tuple[Any, ...]:
 
 
 def _line(depth: int, text: str, told: str) -> list[str]:
-    """A line and its comment, which goes on below itself."""
+    """A line with its comment, which continues on further lines."""
     line = "  " * depth + text
     parts = textwrap.wrap(told, WIDTH - COLUMN - 2, break_long_words=False, break_on_hyphens=False)
     if not parts:
@@ -168,7 +168,7 @@ def _line(depth: int, text: str, told: str) -> list[str]:
 
 
 def _merge(values: dict[str, Any], more: dict[str, Any]) -> None:
-    """Put values into sections; one that has a name or kind of its own replaces what was there."""
+    """Merge values into sections; a section with a name or kind replaces the one that was there."""
     for key, value in more.items():
         inside = isinstance(value, dict) and isinstance(values.get(key), dict) and not {"name", "kind"} & value.keys()
         if inside:
@@ -178,7 +178,7 @@ def _merge(values: dict[str, Any], more: dict[str, Any]) -> None:
 
 
 def _write(files: dict[Path, str]) -> None:
-    """Write all of them, or none. Raises UserError."""
+    """Write all files, or none if one exists. Raises UserError."""
     for file in files:
         if file.exists():
             raise UserError(f"{file} is there already, and nothing is overwritten; choose another name")
