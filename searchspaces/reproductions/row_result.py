@@ -87,16 +87,15 @@ class RowResult:
         return [f"{CHANGED} {self.title}: changed from the source: {', '.join(self.changed)}"]
 
     @property
+    def _line(self) -> dict[str, Any]:
+        """Which row was run."""
+        return {"line": self.folder.record()["table"]["line"], "changed": self.changed}
+
+    @property
     def _origin(self) -> dict[str, Any]:
-        """Which row was run, and by which versions."""
+        """By which versions it was run."""
         record = self.folder.record()
-        return {
-            "line": record["table"]["line"],
-            "changed": self.changed,
-            "taken_from": self.taken_from,
-            "versions": record["versions"],
-            "git_commit": record["git_commit"],
-        }
+        return {"taken_from": self.taken_from, "versions": record["versions"], "git_commit": record["git_commit"]}
 
 
 # ---- sweeps over methods ---------------------------------------------------------------------------------------------
@@ -249,8 +248,9 @@ class SweepResult(RowResult):
     def as_dict(self) -> dict[str, Any]:
         command = self.folder.record()["command"]
         return {
-            **self._origin,
+            **self._line,
             "grid": self.grid,
+            **self._origin,
             # Of folders, and of the program, only the names.
             "command": " ".join(Path(part).name if Path(part).exists() else part for part in command),
             "unit": self.row.unit,
@@ -385,4 +385,4 @@ class HedgeResult(RowResult):
         return notes
 
     def as_dict(self) -> dict[str, Any]:
-        return {**self._origin, **self.values()}
+        return {**self._line, **self._origin, **self.values()}

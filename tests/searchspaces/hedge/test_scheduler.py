@@ -249,7 +249,7 @@ class TestRestore:
             restored(tmp_path).fit()
         journal.write_bytes(own)
         scheduler = finish(restored(tmp_path))
-        assert scheduler.rounds.told.records == sequential()
+        assert scheduler.rounds.on_round.records == sequential()
         expected = HedgeRounds(Hedge(EXPERTS, 0.1), "loss", "min", range=(0, 1), journal=journal).hedge
         assert scheduler.rounds.hedge.probs() == pytest.approx(expected.probs(), abs=1e-12)
         assert scheduler.rounds.hedge.losses == pytest.approx([SUMS[i] for i in range(EXPERTS)], abs=1e-12)
@@ -266,7 +266,7 @@ class TestRestore:
         with pytest.raises(TuneError, match="interrupted"):
             search(tmp_path, experts=2, run=run)
         scheduler = finish(restored(folder, run.get("storage_filesystem")))
-        assert scheduler.rounds.told.records == sequential(2)
+        assert scheduler.rounds.on_round.records == sequential(2)
 
     @pytest.mark.exhaustive("processes")
     def test_a_new_search_in_the_folder_of_an_old_one_begins_at_equal_weights(self, tmp_path):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from click.testing import CliRunner
+from jsonschema import Draft202012Validator
 from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
 from searches import plan
 
@@ -16,6 +17,7 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.searchspaces.hedge.scheduler import HedgeScheduler
 from hedgerow.searchspaces.results.finished_search import FinishedSearch
 from hedgerow.searchspaces.spaces import SEARCH_KINDS
+from hedgerow.searchspaces.spaces.json_schema import experiment_schema
 from hedgerow.searchspaces.spaces.search_file import read_search
 from hedgerow.searchspaces.spaces.search_section import KINDS, SearchKind, SearchSetup
 from hedgerow.searchspaces.tune import kinds
@@ -157,3 +159,13 @@ def test_an_own_kind_is_shown_by_the_command_line(own, monkeypatch):
     (own / "search.yaml").write_text(own_plan(own).dump())
     shown = CliRunner().invoke(main, ["show", "search.yaml"], catch_exceptions=False).stdout
     assert yaml.safe_load(shown)["search"]["kind"] == "my_search.FirstSearch"
+
+
+def test_editors_accept_an_own_kind_with_keys_that_the_schema_does_not_know():
+    validator = Draft202012Validator(experiment_schema())
+    spec = plan(Path("runs"))
+    values = {**spec.values, "search": {"kind": "my_search.FirstSearch", "space": "moml/s_mnist", "patience": 3}}
+    values["algorithm"] = {"name": "fedavg"}
+    validator.validate(values)
+    for wrong in ({"kind": "hegde"}, {"kind": "hedge", "patience": 3}):
+        assert not validator.is_valid({**values, "search": {"space": "moml/s_mnist", **wrong}})
