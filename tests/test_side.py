@@ -304,7 +304,7 @@ def test_a_run_is_resumed_as_if_it_had_never_stopped(tmp_path):
 def test_what_does_not_fit_is_refused():
     def objection(side, method="fedavg", **of):
         kind = algorithm_class(method)
-        return kind(kind.Hyper(side=side), task(**of)).objection()
+        return kind(kind.Hyper(side=side), task(**of)).incompatibility()
 
     assert "give `task.augment`" in objection({"kind": "robustness"}, augment=None)
     assert "give `task.teacher`" in objection({"kind": "both"}, teacher=None)
@@ -312,7 +312,7 @@ def test_what_does_not_fit_is_refused():
     assert objection({"kind": "stability"}, augment=None, teacher=None) is None
     whole = task()
     object.__setattr__(whole, "module", nn.Linear(36, 3))
-    assert "ends in a linear layer" in FedAvg(FedAvg.Hyper(side={"kind": "synthetic"}), whole).objection()
+    assert "ends in a linear layer" in FedAvg(FedAvg.Hyper(side={"kind": "synthetic"}), whole).incompatibility()
     with pytest.raises(ValueError, match="give either `alpha` or `limit`"):
         Side(kind="both", alpha=0.5, limit=1.0)
     with pytest.raises(ValueError, match="`solver: newton` has none"):

@@ -251,7 +251,7 @@ def test_the_guides_learning_rate_falls_with_the_models():
 def test_what_does_not_fit_is_refused():
     def objection(side, method="fedavg", **parts):
         kind = algorithm_class(method)
-        return kind(kind.Hyper(side=side), task(**parts)).objection()
+        return kind(kind.Hyper(side=side), task(**parts)).incompatibility()
 
     assert "disk needs a teacher" in objection(DISK, teacher=None)
     assert "simkd matches feature maps" in objection(SIMKD, module=nn.Sequential(nn.Flatten(), nn.Linear(16, 3)))

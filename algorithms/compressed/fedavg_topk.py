@@ -29,7 +29,7 @@ class FedAvgTopK(Algorithm):
     def init_client(self) -> Tree:
         return {"residual": zeros_like(flat(self.task.init()))}
 
-    def objection(self) -> str | None:
+    def incompatibility(self) -> str | None:
         return beyond(self.task.init(), "entries", self.hyper.entries)
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:

@@ -31,7 +31,7 @@ class FetchSGD(Algorithm):
         empty = torch.zeros(self.hyper.rows, self.hyper.columns)
         return {"w": self.task.init(), "momentum": empty, "error": empty}
 
-    def objection(self) -> str | None:
+    def incompatibility(self) -> str | None:
         return beyond(self.task.init(), "entries", self.hyper.entries)
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:

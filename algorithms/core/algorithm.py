@@ -37,13 +37,13 @@ class Algorithm:
 
     Hyper: ClassVar[type[HyperParameters]] = HyperParameters
 
-    needs_everybody: ClassVar[bool] = False
+    requires_full_participation: ClassVar[bool] = False
     """Whether all clients must take part in every round."""
 
-    in_one_place: ClassVar[bool] = False
+    is_centralized: ClassVar[bool] = False
     """Whether its rounds are on all clients' samples in one place, and no client takes part in them."""
 
-    has_two_levels: ClassVar[bool] = False
+    is_bilevel: ClassVar[bool] = False
     """Whether its task must be a BilevelTask."""
 
     learns_stream: ClassVar[bool] = False
@@ -97,8 +97,8 @@ class Algorithm:
         """How many public samples it needs, at least; 0: none."""
         return 0
 
-    def objection(self) -> str | None:
-        """Why it cannot learn this task, and the mend, in a sentence; None: it can."""
+    def incompatibility(self) -> str | None:
+        """Why it cannot learn this task, and the fix, in a sentence; None: it can."""
         return None
 
     def objective(self, hp: Any) -> Callable[[Any, Batch], Tensor]:

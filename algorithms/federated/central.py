@@ -22,7 +22,7 @@ class Central(Sided):
     another, since the slope of the sum of their losses by one of them is its own. Scores are means over them.
     """
 
-    in_one_place = True
+    is_centralized = True
 
     moved: ClassVar[tuple[str, ...]] = ("w",)
     """The branches of the server's state that learn, each with its momentum."""
@@ -33,7 +33,7 @@ class Central(Sided):
             1, ge=1, description="models that learn side by side, each from initial parameters of its own"
         )
 
-    def objection(self) -> str | None:
+    def incompatibility(self) -> str | None:
         if self.hyper.starts > 1 and self.hyper.clip_norm is not None:
             return "algorithm.clip_norm: models that start side by side would be clipped together; set it to null"
         if self.hyper.side and self.hyper.side.limit is not None:
@@ -42,7 +42,7 @@ class Central(Sided):
             return f"algorithm.side: in one place {self.hyper.side.kind} is an algorithm; choose it by `algorithm.name`"
         if self.hyper.side and self.hyper.side.kind == "synthetic" and self.hyper.starts > 1:
             return "algorithm.starts: synthetic samples are made for one model; set it to 1"
-        return super().objection()
+        return super().incompatibility()
 
     def init_server(self) -> Tree:
         return {"w": self._side_by_side([self.task.init()] * self.hyper.starts)}

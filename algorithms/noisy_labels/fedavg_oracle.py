@@ -28,7 +28,7 @@ class FedAvgOracle(FedAvg):
 
     task: Cleaning
 
-    def objection(self) -> str | None:
+    def incompatibility(self) -> str | None:
         return None if isinstance(self.task, Cleaning) else NEEDED.format("fedavg_oracle")
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:

@@ -200,14 +200,14 @@ class Sided(Algorithm):
     def __init__(self, hyper: Any, task: Task):
         super().__init__(hyper, task)
         side = hyper.side
-        if side is None or Sided.objection(self) is not None:
+        if side is None or Sided.incompatibility(self) is not None:
             return
         if side.guided:
             self.client_guide = ClientGuide(task, side)
         if side.reuses:
             self.task = under_its_teacher(task)
 
-    def objection(self) -> str | None:
+    def incompatibility(self) -> str | None:
         side = self.hyper.side
         if side and side.pairs and self.task.augment is None:
             return f"algorithm.side: {side.kind} compares two augmentations of a sample; give `task.augment`"
@@ -228,7 +228,7 @@ class Sided(Algorithm):
                 "algorithm.side: synthetic needs a model that is a torch.nn.Sequential and ends in a linear layer; "
                 "choose one such as mlp, cnn or preact_resnet"
             )
-        return super().objection()
+        return super().incompatibility()
 
     def init_client(self) -> Tree:
         """Its multiplier, where the side loss is limited, or its guide."""
@@ -269,7 +269,7 @@ class Sided(Algorithm):
         if side.kind == "synthetic":
             generator = Gaussians.fit(self.task, w, data.batches("real"))
             # Of all samples in one place there would be too many pairs.
-            if not self.in_one_place:
+            if not self.is_centralized:
                 told = nearness(self.task, w, data.batches("real"), generator, side.duplicate)
         if self.hyper.side.guided:
             far, kept, told = self.client_guide.lesson(self.task, hp, w, state, data)

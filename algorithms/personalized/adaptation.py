@@ -25,7 +25,7 @@ class Adapting(Algorithm):
     def objective(self, hp: Any) -> Loss:
         return lambda w, batch: meta_loss(self.task, w, batch, hp)
 
-    def objection(self) -> str | None:
+    def incompatibility(self) -> str | None:
         hyper = self.hyper
         if self.task.is_static:
             return (
