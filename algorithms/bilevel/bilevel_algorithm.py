@@ -75,7 +75,7 @@ class Bilevel(Algorithm):
     Clients work at z, a tree of all variables. The server holds those that are `shared`; the others are each client's.
     """
 
-    has_two_levels = needs_validation = True
+    is_bilevel = needs_validation = True
 
     variables: ClassVar[tuple[str, ...]] = ("x", "y", "u")
     shared: ClassVar[tuple[str, ...]] = ("x", "y", "u")

@@ -16,7 +16,7 @@ class FedBiOAcc(Bilevel):
     The momenta are estimated at the averaged variables: two exchanges per round. Clients remember where they stood.
     """
 
-    needs_everybody = True
+    requires_full_participation = True
 
     class Hyper(LinearSGD, StormXYU):
         pass

@@ -39,7 +39,7 @@ class FullHypergradient(Bilevel):
         found = yield Exchange(self.hypergradient, z, everybody, batches=self.batches(1))
         return self.descend(self.hyper.at(cohort.round), z, found.up)
 
-    def objection(self) -> str | None:
+    def incompatibility(self) -> str | None:
         size = count(self.start()["y"])
         if not self.hyper.dense or size <= DENSE:
             return None

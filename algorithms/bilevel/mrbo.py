@@ -15,7 +15,7 @@ from hedgerow.algorithms.optim.storm_momentum import StormXY, alpha, corrected
 class MRBO(Bilevel):
     """STORM on x, by a Neumann series, and on y, in a single loop on the pooled data; a round is `steps` steps."""
 
-    in_one_place = True
+    is_centralized = True
     variables = shared = ("x", "y")
 
     class Hyper(NeumannSGD, StormXY):

@@ -17,7 +17,7 @@ class StocBiO(Bilevel):
     Its Hessian mini-batches are equally large, where the paper's shrink geometrically by 1 - tau mu.
     """
 
-    in_one_place = True
+    is_centralized = True
     variables = shared = ("x", "y")
 
     Hyper = NeumannSGD

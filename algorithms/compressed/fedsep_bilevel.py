@@ -32,7 +32,7 @@ class FedSepBilevel(FedSep):
     The encoder is grad_xy g (grad_yy g)^-1 at the decoded y.
     """
 
-    has_two_levels = needs_validation = True
+    is_bilevel = needs_validation = True
     is_personal = True
 
     class Hyper(LocalOptimizer):

@@ -88,7 +88,7 @@ class FedSepLasso(FedSep):
         shared = self.sketch
         return HashedRows(shared.p, shared.d, x["seed"]) if "seed" in x else shared
 
-    def objection(self) -> str | None:
+    def incompatibility(self) -> str | None:
         hyper = self.hyper
         if too_many := beyond(self.task.init(), "sketch_size", hyper.sketch_size):
             return too_many

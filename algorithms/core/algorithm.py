@@ -25,7 +25,7 @@ from hedgerow.algorithms.core.task import Task
 
 
 def beyond(tree: Tree, key: str, number: int) -> str | None:
-    """The objection to a hyperparameter that counts parameters of `tree` and asks for more than there are."""
+    """Why a hyperparameter that counts parameters of `tree` is too large, in a sentence; None: it is not."""
     d = count(tree)
     return None if number <= d else f"algorithm.{key}: {number} is more than the model's {d} parameters; lower it"
 
@@ -57,13 +57,13 @@ class Algorithm:
 
     Hyper: ClassVar[type[HyperParameters]] = HyperParameters
 
-    needs_everybody: ClassVar[bool] = False
+    requires_full_participation: ClassVar[bool] = False
     """Whether all clients must take part in every round."""
 
-    in_one_place: ClassVar[bool] = False
+    is_centralized: ClassVar[bool] = False
     """Whether its rounds are on all clients' samples in one place, and no client takes part in them."""
 
-    has_two_levels: ClassVar[bool] = False
+    is_bilevel: ClassVar[bool] = False
     """Whether its task must be a BilevelTask."""
 
     learns_stream: ClassVar[bool] = False
@@ -155,8 +155,8 @@ class Algorithm:
         """How many public samples it needs, at least; 0: none."""
         return 0
 
-    def objection(self) -> str | None:
-        """Why it cannot learn this task, and the mend, in a sentence; None: it can."""
+    def incompatibility(self) -> str | None:
+        """Why it cannot learn this task, and the fix, in a sentence; None: it can."""
         return None
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:

@@ -73,7 +73,7 @@ class Slotted:
 
     # ---- what goes together -----------------------------------------------------------------------------------------
 
-    def objection(self) -> str | None:
+    def incompatibility(self) -> str | None:
         """Why the slots do not go with the algorithm or the task, in a sentence; None: they do."""
         inner, hyper = self.inner, self.hyper
         name, aggregation, objective = hyper.name, hyper.aggregation, hyper.objective
@@ -100,13 +100,13 @@ class Slotted:
         if objective is not None:
             if not inner.training_steps:
                 return f"objective: {name} has a loss of its own; remove it"
-            if inner.in_one_place and (found := objective.centralized_incompatibility(inner.hyper)):
+            if inner.is_centralized and (found := objective.centralized_incompatibility(inner.hyper)):
                 return found
             if found := objective.incompatibility(inner.task):
                 return found
-            if inner.in_one_place and objective.init_client(inner.task):
+            if inner.is_centralized and objective.init_client(inner.task):
                 return f"objective: {name} has no clients, whose state {objective.kind} keeps; remove it"
-        return inner.objection()
+        return inner.incompatibility()
 
     def _transform_objection(self, i: int, transform: Transform) -> str | None:
         name, aggregation = self.hyper.name, self.hyper.aggregation

@@ -29,12 +29,12 @@ class Matching(Student):
 
     def __init__(self, hyper: Any, task: Task):
         super().__init__(hyper, task)
-        if task.teacher is not None and self.objection() is None:
+        if task.teacher is not None and self.incompatibility() is None:
             with torch.device("meta"):
                 self.bridge = self.bridge_between(shapes(task).maps, shapes(self.master).maps)
 
-    def objection(self) -> str | None:
-        if found := super().objection():
+    def incompatibility(self) -> str | None:
+        if found := super().incompatibility():
             return found
         return no_maps(self.hyper.name, self.task, self.master)
 

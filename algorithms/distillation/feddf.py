@@ -40,10 +40,10 @@ class FedDF(Prototypes):
     def public_samples(self) -> int:
         return min(1, self.hyper.distillation.steps)
 
-    def objection(self) -> str | None:
+    def incompatibility(self) -> str | None:
         if max(self.hyper.capacities) < 1:
             return "algorithm.capacities: without 1 nobody trains the model that is scored; add 1"
-        return super().objection()
+        return super().incompatibility()
 
     def name(self, capacity: float) -> str:
         return "w" if capacity == 1 else super().name(capacity)

@@ -23,8 +23,8 @@ class FitNet(Matching):
         hint: int = Field(1, ge=1, description="the stage whose maps are matched, of student and teacher")
         hint_weight: float = Field(100.0, ge=0, description="beta")
 
-    def objection(self) -> str | None:
-        if found := super().objection():
+    def incompatibility(self) -> str | None:
+        if found := super().incompatibility():
             return found
         stages = min(len(shapes(self.task).maps), len(shapes(self.master).maps))
         if self.hyper.hint > stages:

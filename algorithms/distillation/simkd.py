@@ -28,12 +28,12 @@ class SimKD(Student):
 
     def __init__(self, hyper: Any, task: Task):
         super().__init__(hyper, task)
-        if self.objection() is None:
+        if self.incompatibility() is None:
             # What is not the student's comes with the parameters.
             self.task = replace(task, module=Reusing(task, self.master), build=None)
 
-    def objection(self) -> str | None:
-        if found := super().objection():
+    def incompatibility(self) -> str | None:
+        if found := super().incompatibility():
             return found
         return no_maps(self.hyper.name, self.task, self.master) if not isinstance(self.task.module, Reusing) else None
 

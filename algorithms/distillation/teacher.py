@@ -26,13 +26,13 @@ class Taught(Algorithm):
 
     needs_teacher = True
 
-    def objection(self) -> str | None:
+    def incompatibility(self) -> str | None:
         if self.task.teacher is None:
             return (
                 f"task.teacher: {self.hyper.name} learns from a teacher; give it `model`, which is trained first, or "
                 "`run`, the folder of the run that trained it"
             )
-        return super().objection()
+        return super().incompatibility()
 
     @property
     def master(self) -> Task:

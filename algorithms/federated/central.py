@@ -22,7 +22,7 @@ class Central(Algorithm):
     another, since the slope of the sum of their losses by one of them is its own. Scores are means over them.
     """
 
-    in_one_place = True
+    is_centralized = True
     training_steps: ClassVar[tuple[str, ...]] = ("train",)
 
     moved: ClassVar[tuple[str, ...]] = ("w",)
@@ -34,10 +34,10 @@ class Central(Algorithm):
             1, ge=1, description="models that learn side by side, each from initial parameters of its own"
         )
 
-    def objection(self) -> str | None:
+    def incompatibility(self) -> str | None:
         if self.hyper.starts > 1 and self.hyper.clip_norm is not None:
             return "algorithm.clip_norm: models that start side by side would be clipped together; set it to null"
-        return super().objection()
+        return super().incompatibility()
 
     def init_server(self) -> Tree:
         return {"w": self._side_by_side([self.task.init()] * self.hyper.starts)}

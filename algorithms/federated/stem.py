@@ -19,7 +19,7 @@ class Stem(Algorithm):
     The momenta are estimated at the averaged model: two exchanges per round. Clients remember where they stood.
     """
 
-    needs_everybody = True
+    requires_full_participation = True
 
     class Hyper(Storm):
         lr: float = Field(0.1, gt=0, description="learning rate, times alpha_t")

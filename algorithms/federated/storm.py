@@ -14,8 +14,8 @@ from hedgerow.algorithms.optim.storm_momentum import alpha
 class STORM(Stem):
     """STEM's steps on the pooled data; a round is `steps` of them."""
 
-    needs_everybody = False
-    in_one_place = True
+    requires_full_participation = False
+    is_centralized = True
 
     Hyper = Stem.Hyper
 

@@ -39,7 +39,7 @@ class TwoExits(Algorithm):
 
     shares: ClassVar[bool] = True
 
-    def objection(self) -> str | None:
+    def incompatibility(self) -> str | None:
         if hasattr(self.task.module, "early"):
             return None
         return f"task.model: {self.hyper.name} needs a network with an early exit; choose resnet_exit"

@@ -54,10 +54,10 @@ class FedSepMasks(PartialTraining):
         encode_steps: int = Field(20, ge=1, description="of conjugate gradients, for the full encoder")
         damping: float = Field(1e-3, ge=0, description="added to the mask problem's curvature, for the full encoder")
 
-    def objection(self) -> str | None:
+    def incompatibility(self) -> str | None:
         if self.hyper.encoder == "full" and self.hyper.mask == "kernels":
             return "algorithm.encoder: full differentiates masks, and chosen kernels have no slope; set mask to relaxed"
-        return super().objection()
+        return super().incompatibility()
 
     def init_server(self) -> Tree:
         # Of every client, once their number is known: how often it was asked since it last solved its mask problem.

@@ -54,7 +54,7 @@ class Prototypes(ByLayers):
     A model of capacity r has the first r of each layer's channels of the task's model, and so its initial parameters.
     """
 
-    def objection(self) -> str | None:
+    def incompatibility(self) -> str | None:
         return no_sub_models(self.task, self.hyper.name)
 
     def groups(self, cohort: Cohort) -> list[Group]:

@@ -64,7 +64,7 @@ class PartialTraining(ByLayers):
         """Those of a client's sub-model in this round."""
         raise NotImplementedError
 
-    def objection(self) -> str | None:
+    def incompatibility(self) -> str | None:
         return no_sub_models(self.task, self.hyper.name)
 
     # ---- the server's half ------------------------------------------------------------------------------------------

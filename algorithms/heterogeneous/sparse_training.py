@@ -87,7 +87,7 @@ class SparseTraining(ByLayers):
             name: prod(layout.shapes[name]) for name in layout.work if not (kept and layout.axes[name][0] == OUTPUTS)
         }
 
-    def objection(self) -> str | None:
+    def incompatibility(self) -> str | None:
         try:
             if self.sizes:
                 return None

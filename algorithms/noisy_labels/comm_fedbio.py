@@ -105,7 +105,7 @@ class CommFedBiO(Bilevel):
         cross = self.task.collect(crosses, cohort.clients, weights)
         return sub(scale(direct, float(weights.sum())), cross)
 
-    def objection(self) -> str | None:
+    def incompatibility(self) -> str | None:
         return beyond(self.start()["y"], "compression", self.hyper.compression)
 
     def report(self, server: Tree) -> dict[str, float]:

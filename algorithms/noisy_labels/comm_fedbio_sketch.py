@@ -42,7 +42,7 @@ class CommFedBiOSketch(Solver):
     def sends_b(self) -> bool:
         return self.hyper.recovery == "two_round" or self.hyper.variant == "literal"
 
-    def objection(self) -> str | None:
+    def incompatibility(self) -> str | None:
         d, rows, recovered = count(self.start()["y"]), self.hyper.rows, self.hyper.recovered
         if rows * self.hyper.compression > d:
             return (

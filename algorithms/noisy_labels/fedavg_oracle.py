@@ -24,7 +24,7 @@ class FedAvgOracle(FedAvg):
 
     task: Cleaning
 
-    def objection(self) -> str | None:
+    def incompatibility(self) -> str | None:
         return None if isinstance(self.task, Cleaning) else NEEDED.format("fedavg_oracle")
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:

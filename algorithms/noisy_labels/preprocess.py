@@ -41,7 +41,7 @@ class Preprocess(FedAvg):
 
     task: Cleaning
 
-    def objection(self) -> str | None:
+    def incompatibility(self) -> str | None:
         return None if isinstance(self.task, Cleaning) else NEEDED.format("preprocess")
 
     def init_server(self) -> Tree:

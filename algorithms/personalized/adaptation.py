@@ -26,7 +26,7 @@ class Adapting(Algorithm):
         """What is minimised on a mini-batch, (w, batch) -> 0-d."""
         return lambda w, batch: meta_loss(self.task, w, batch, hp)
 
-    def objection(self) -> str | None:
+    def incompatibility(self) -> str | None:
         hyper = self.hyper
         if self.task.is_static:
             return (

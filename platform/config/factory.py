@@ -94,15 +94,17 @@ def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -
     name = experiment.algorithm.name
     _check_losses(experiment, dataset, algorithm)
     _check_plans(experiment, algorithm)
-    if objection := algorithm.objection():
-        raise UserError(objection)
-    if objection := experiment.aggregation.rule.incompatibility(experiment.cohort_size(len(partition))):
-        raise UserError(f"aggregation.rule.{objection}")
-    if algorithm.needs_everybody and experiment.cohort_size(len(partition)) < len(partition):
+    if reason := algorithm.incompatibility():
+        raise UserError(reason)
+    if reason := experiment.aggregation.rule.incompatibility(experiment.cohort_size(len(partition))):
+        raise UserError(f"aggregation.rule.{reason}")
+    if algorithm.requires_full_participation and experiment.cohort_size(len(partition)) < len(partition):
         raise UserError(f"participation: {name} needs all clients in every round; set it to 1.0")
-    if experiment.simulation and (algorithm.needs_everybody or algorithm.in_one_place):
+    if experiment.simulation and (algorithm.requires_full_participation or algorithm.is_centralized):
         why = (
-            "needs all clients in every round" if algorithm.needs_everybody else "learns in one place, without clients"
+            "needs all clients in every round"
+            if algorithm.requires_full_participation
+            else "learns in one place, without clients"
         )
         raise UserError(f"simulation: {name} {why}; remove it")
     if algorithm.task.is_static and not experiment.evaluation.clients:

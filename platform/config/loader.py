@@ -116,13 +116,13 @@ def _fits_its_loop(experiment: Experiment, algorithm: type[Algorithm], place: st
     if stream and not algorithm.learns_stream:
         known = ", ".join(sorted(name for name in ALGORITHMS if algorithms.resolve(name).learns_stream))
         raise UserError(f"{place}: algorithm.name: {name} does not learn streams; choose one of {known}")
-    problem, bilevel = experiment.task.problem, algorithm.has_two_levels
+    problem, bilevel = experiment.task.problem, algorithm.is_bilevel
     if bilevel and problem is None:
         raise UserError(
             f"{place}: algorithm.name: {name} learns two levels; set `task.problem`, such as {{kind: cleaning}}"
         )
     if isinstance(problem, QuadraticProblem) and not bilevel:
-        known = ", ".join(sorted(name for name in ALGORITHMS if algorithms.resolve(name).has_two_levels))
+        known = ", ".join(sorted(name for name in ALGORITHMS if algorithms.resolve(name).is_bilevel))
         raise UserError(f"{place}: algorithm.name: {name} does not learn two levels; choose one of {known}")
 
 

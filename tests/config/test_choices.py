@@ -3,6 +3,7 @@
 from hedgerow.algorithms import ALGORITHMS, ALIASES
 from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.models import MODELS
+from hedgerow.platform.ui.starter_files import NEEDS
 from hedgerow.searchspaces.listing import KINDS
 from hedgerow.searchspaces.spaces.published_spaces import named_spaces
 
@@ -32,3 +33,16 @@ def test_it_is_said_by_the_docstrings_and_no_second_time():
     (feddyn,) = (choice for choice in KINDS["algorithms"]() if choice.name == "feddyn")
     assert feddyn.what == " ".join((algorithm_class("feddyn").__doc__ or "").split("\n")[0].split())
     assert feddyn.source.startswith("FedDyn (Acar et al.,")
+
+
+def test_the_flags_of_an_algorithm_are_listed():
+    flags = {choice.name: set(choice.flags) for choice in KINDS["algorithms"]()}
+    assert flags["fedbioacc"] == {"is_bilevel", "needs_validation", "requires_full_participation"}
+    assert flags["mrbo"] == {"is_bilevel", "needs_validation", "is_centralized"}
+    assert {"needs_teacher", "needs_feature_maps"} < flags["fitnet"]
+    assert {name for name, found in flags.items() if "learns_stream" in found} == {
+        "moml", "b_moml", "moml_zero", "ftml", "mogd", "toe", "fs", "ftrl", "offline",
+    }  # fmt: skip
+    assert {name for name, found in flags.items() if "needs_public" in found} == {"feddf", "ds_fl", "fed_et"}
+    # What `hedgerow new` gives is asked for by flags.
+    assert set().union(*flags.values()) > NEEDS.keys()

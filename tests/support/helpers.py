@@ -157,7 +157,7 @@ def objective(**values: Any) -> Any:
 
 def objection(algorithm: type[Algorithm], task: Task, objective: Any) -> str | None:
     """Why an algorithm cannot learn a task with an objective."""
-    return Slotted(algorithm(algorithm.Hyper(), task), Slots(objective=objective)).objection()
+    return Slotted(algorithm(algorithm.Hyper(), task), Slots(objective=objective)).incompatibility()
 
 
 class _Slots(Section):

@@ -219,9 +219,11 @@ def test_models_without_sub_models_and_capacities_that_leave_the_server_out_are_
     own = Task(grouped, torch.from_numpy(DATA.mean), torch.from_numpy(DATA.std), sample_shape=(6,))
     for name in METHODS:
         kind = algorithm_class(name)
-        assert f"task.model: {name} needs sub-models" in kind(registries.algorithms.section(name)(), own).objection()
-        assert algorithm(name).objection() is None
-        assert ("without 1" in str(algorithm(name, capacities=[0.5]).objection())) == (name == "feddf")
+        assert (
+            f"task.model: {name} needs sub-models" in kind(registries.algorithms.section(name)(), own).incompatibility()
+        )
+        assert algorithm(name).incompatibility() is None
+        assert ("without 1" in str(algorithm(name, capacities=[0.5]).incompatibility())) == (name == "feddf")
     assert [algorithm(name).public_samples for name in METHODS] == [1, 40, 1]
     with pytest.raises(ValueError, match="`momentum` is for sgd"):
         algorithm("feddf", distillation={"optimizer": "adam", "momentum": 0.9})

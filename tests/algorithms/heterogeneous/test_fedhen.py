@@ -285,4 +285,4 @@ def test_the_simple_network_gains_most_from_the_side_objective():
 def test_models_with_one_exit_are_refused():
     kind = algorithm_class("fedhen")
     single = Task(nn.Linear(2, 2), sample_shape=(2,))
-    assert "choose resnet_exit" in kind(kind.Hyper(), single).objection()
+    assert "choose resnet_exit" in kind(kind.Hyper(), single).incompatibility()

@@ -234,7 +234,7 @@ def test_they_learn(way):
 
 def test_a_slope_of_chosen_kernels_is_refused():
     kind = algorithm_class("fedsep_masks")
-    assert "set mask to relaxed" in kind(kind.Hyper(encoder="full"), task()).objection()
+    assert "set mask to relaxed" in kind(kind.Hyper(encoder="full"), task()).incompatibility()
 
 
 def test_a_budget_of_multiply_adds_takes_the_root_of_the_channels():

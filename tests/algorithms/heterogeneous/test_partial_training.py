@@ -208,8 +208,11 @@ def test_models_without_sub_models_are_refused():
     grouped = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 4))
     own = Task(grouped, torch.from_numpy(DATA.mean), torch.from_numpy(DATA.std), sample_shape=(6,))
     kind = algorithm_class("fedrolex")
-    assert "task.model: fedrolex needs sub-models" in kind(registries.algorithms.section("fedrolex")(), own).objection()
-    assert algorithm("fedrolex").objection() is None
+    assert (
+        "task.model: fedrolex needs sub-models"
+        in kind(registries.algorithms.section("fedrolex")(), own).incompatibility()
+    )
+    assert algorithm("fedrolex").incompatibility() is None
 
 
 def test_the_largest_model_that_is_trained_is_scored():
@@ -253,4 +256,4 @@ def test_models_with_nothing_to_thin_are_refused():
     flat = Task(nn.Sequential(nn.Linear(6, 4)), torch.zeros(()), torch.ones(()), sample_shape=(6,))
     for name in METHODS:
         kind = algorithm_class(name)
-        assert "no layer but the output's" in kind(kind.Hyper(), flat).objection()
+        assert "no layer but the output's" in kind(kind.Hyper(), flat).incompatibility()

@@ -252,6 +252,6 @@ def test_features_go_through_a_layer_that_is_used_twice():
 
 def test_prototypes_of_features_need_to_know_the_last_layer():
     hyper = PerFedAvg.Hyper(adapt="proto", proto_layer="features")
-    assert PerFedAvg(hyper, small_task(DATA)).objection() is None
-    sentence = PerFedAvg(hyper, Task(nn.Bilinear(1, 1, 1))).objection()
+    assert PerFedAvg(hyper, small_task(DATA)).incompatibility() is None
+    sentence = PerFedAvg(hyper, Task(nn.Bilinear(1, 1, 1))).incompatibility()
     assert sentence.startswith("algorithm.proto_layer: features needs a model that is a torch.nn.Sequential")
