@@ -14,7 +14,7 @@ __version__ = version("hedgerow")
 
 _HOMES = {
     "Algorithm": "hedgerow.algorithms.core.algorithm",
-    "Batches": "hedgerow.algorithms.core.algorithm",
+    "BatchSpec": "hedgerow.algorithms.core.algorithm",
     "ClientData": "hedgerow.algorithms.core.algorithm",
     "Cohort": "hedgerow.algorithms.core.algorithm",
     "Exchange": "hedgerow.algorithms.core.algorithm",

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from measuring import conditions, write_results
 
-from hedgerow.algorithms.bilevel.derivatives import Draw, Oracles
+from hedgerow.algorithms.bilevel.derivatives import Derivatives, MiniBatch
 from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.core.pytree import tree_map
 from hedgerow.platform.config.factory import build_algorithms, build_data
@@ -74,8 +74,8 @@ def bare(wanted: dict[str, Any], rounds: int) -> float:
     def one(rows: Any, xs: Any, ys: Any, mask: Any, z: Any) -> Any:
         batches = {name: Batch(xs[name], ys[name], mask, rows=rows[name]) for name in names}
         lower = batches["lower"]
-        draw = Draw(batches["upper"], lower, batches.get("cross", lower), (batches.get("hessian", lower),))
-        return Oracles(algorithm.task, hp).directions(z, draw)
+        draw = MiniBatch(batches["upper"], lower, batches.get("cross", lower), (batches.get("hessian", lower),))
+        return Derivatives(algorithm.task, hp).directions(z, draw)
 
     # After the first step every client stands elsewhere.
     apart = tree_map(lambda leaf: leaf.expand(CLIENTS, *leaf.shape).clone(), z)

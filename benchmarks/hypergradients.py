@@ -20,7 +20,7 @@ import torch
 from measuring import conditions, write_results
 from torch import Tensor
 
-from hedgerow.algorithms.bilevel.derivatives import Oracles
+from hedgerow.algorithms.bilevel.derivatives import Derivatives
 from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.core.messages import Cohort, Exchanges
 from hedgerow.algorithms.core.pytree import Tree, flat, like
@@ -105,13 +105,13 @@ class Bench:
         x, task = torch.from_numpy(self.dataset.x_train), self.algorithm.task
         train = Batch(task.prepare(x[rows]), labels[rows], rows=rows)
         validation = Batch(task.prepare(x[own]), right[own], rows=own)
-        return System(Oracles(task, self.experiment.algorithm), {**task.start(), "y": y}, train, validation)
+        return System(Derivatives(task, self.experiment.algorithm), {**task.start(), "y": y}, train, validation)
 
 
 class System:
     """H v = b at a state, and the hypergradient. v: as a vector."""
 
-    def __init__(self, oracles: Oracles, z: Tree, train: Batch, validation: Batch):
+    def __init__(self, oracles: Derivatives, z: Tree, train: Batch, validation: Batch):
         self.oracles, self.z, self.train = oracles, z, train
         self.b = flat(oracles.upper_slopes(z, validation).y)
         solution = conjugate_gradient(self._product, like(self.b, z["y"]), 150)

@@ -15,7 +15,7 @@ from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.factory import build_data, build_module, build_partition, task_on
 from hedgerow.platform.config.loader import dump_experiment, load_experiment
 from hedgerow.platform.data import Dataset, Partition
-from hedgerow.platform.data.sampling import draw, sample_clients
+from hedgerow.platform.data.sampling import draw_batches, sample_clients
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,9 @@ def mini_batches(experiment: Experiment, partition: Partition) -> tuple[np.ndarr
         clients = sample_clients(seed, number, population, experiment.cohort_size(population))
         # FedAvg's only exchange of a round is number 0.
         key = (seed, number, 0, "train")
-        positions, mask = draw(experiment.algorithm.batches["train"], key, clients, partition.train_sizes[clients])
+        positions, mask = draw_batches(
+            experiment.algorithm.batches["train"], key, clients, partition.train_sizes[clients]
+        )
         assert mask.all(), "mini-batches of different sizes"
         cohorts.append(clients)
         rows.append(partition.order[positions + partition.offsets[clients][:, None, None]])

@@ -11,9 +11,9 @@ from typing import Any, ClassVar, Self
 from pydantic import Field
 from torch import Tensor
 
-from hedgerow.algorithms.bilevel.derivatives import Draw, Oracles
+from hedgerow.algorithms.bilevel.derivatives import Derivatives, MiniBatch
 from hedgerow.algorithms.core.algorithm import Algorithm
-from hedgerow.algorithms.core.client_data import Batch, Batches, ClientData
+from hedgerow.algorithms.core.client_data import Batch, BatchSpec, ClientData
 from hedgerow.algorithms.core.hyperparameters import HyperParameters
 from hedgerow.algorithms.core.pytree import Tree, add, dot, scale, zeros_like
 from hedgerow.algorithms.optim.local_sgd import clip_factor
@@ -105,29 +105,29 @@ class Bilevel(Algorithm):
         """Hessian products of one step."""
         return self.hyper.neumann_terms if isinstance(self.hyper, NeumannSGD) else 1
 
-    def batches(self, steps: int, size: int | None = 0) -> dict[str, Batches]:
+    def batches(self, steps: int, size: int | None = 0) -> dict[str, BatchSpec]:
         """The mini-batches of so many steps. size: of each, None for all samples, 0 for `batch_size`."""
         hyper, count = self.hyper, self.hessians()
         size = hyper.batch_size if size == 0 else size
-        one = Batches(size, steps=steps)
-        streams = {"upper": replace(one, share="validation"), "lower": one}
+        one = BatchSpec(size, steps=steps)
+        streams = {"upper": replace(one, split="validation"), "lower": one}
         if hyper.share_batches:
             return streams
         return streams | {"cross": one} | ({"hessian": replace(one, steps=steps * count)} if count else {})
 
-    def draws(self, data: ClientData) -> Iterator[Draw]:
+    def draws(self, data: ClientData) -> Iterator[MiniBatch]:
         """The mini-batches of a client's steps, in order."""
         hessians = self.hessians()
         pairs = zip(data.batches("upper"), data.batches("lower"), strict=True)
         if "cross" not in data.streams:
             for upper, lower in pairs:
-                yield Draw(upper, lower, lower, (lower,) * hessians)
+                yield MiniBatch(upper, lower, lower, (lower,) * hessians)
             return
         factors = data.batches("hessian") if hessians else iter(())
         for (upper, lower), cross in zip(pairs, data.batches("cross"), strict=True):
-            yield Draw(upper, lower, cross, tuple(islice(factors, hessians)))
+            yield MiniBatch(upper, lower, cross, tuple(islice(factors, hessians)))
 
-    def moved_y(self, hp: Any, oracles: Oracles, z: Tree, batches: Iterator[Batch]) -> Tree:
+    def moved_y(self, hp: Any, oracles: Derivatives, z: Tree, batches: Iterator[Batch]) -> Tree:
         """z after a step of y for every mini-batch."""
         for batch in batches:
             z = self.descend(hp, z, {"y": oracles.lower_slope(z, batch)})
@@ -146,7 +146,7 @@ class Bilevel(Algorithm):
             moved["x"] = self.task.project(moved["x"])
         return {**z, **moved}
 
-    def directions(self, oracles: Oracles, z: Tree, draw: Draw) -> tuple[Tree, Tensor]:
+    def directions(self, oracles: Derivatives, z: Tree, draw: MiniBatch) -> tuple[Tree, Tensor]:
         """Where z descends along, of z's shape; and f."""
         return oracles.directions(z, draw)
 
@@ -157,18 +157,18 @@ class Bilevel(Algorithm):
         """The model; where clients have their own y, with y as it was at first."""
         return self.task.params(server["x"], server.get("y") or self.task.start()["y"])
 
-    def report(self, server: Tree) -> dict[str, float]:
+    def server_metrics(self, server: Tree) -> dict[str, float]:
         return self.task.report(server["x"], server.get("y"), self.hyper.ridge)
 
     def histograms(self, server: Tree) -> dict[str, dict[str, Tensor]]:
         return self.task.histograms(server["x"])
 
-    def score(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+    def evaluate_client(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """Where clients have their own y: with that."""
         if "y" in self.shared:
-            return super().score(hp, down, state, data)
+            return super().evaluate_client(hp, down, state, data)
         own = self.task.params({}, self.own(state)["y"])
-        return super().score(hp, {"w": {**down["w"], **own}}, state, data)
+        return super().evaluate_client(hp, {"w": {**down["w"], **own}}, state, data)
 
 
 def _clipped(hp: Any, direction: Tree) -> Tree:

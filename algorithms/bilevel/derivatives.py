@@ -24,7 +24,7 @@ from hedgerow.algorithms.optim.hypergradient import (
 from hedgerow.algorithms.problems.bilevel_task import BilevelTask
 
 
-class Draw(NamedTuple):
+class MiniBatch(NamedTuple):
     """The mini-batches of one step."""
 
     upper: Batch
@@ -33,7 +33,7 @@ class Draw(NamedTuple):
     hessians: tuple[Batch, ...]
 
 
-class Oracles:
+class Derivatives:
     """A client's derivatives, counted: gradients of f and g, Jacobian- and Hessian-vector products, one per sample.
 
     What was `spent` goes among the metrics of the client step.
@@ -82,7 +82,7 @@ class Oracles:
             product = add(product, v, self.hp.ridge)
         return add(product, v, self.hp.damping)
 
-    def directions(self, z: Tree, draw: Draw) -> tuple[Tree, Tensor]:
+    def directions(self, z: Tree, draw: MiniBatch) -> tuple[Tree, Tensor]:
         """{"x": N(u), "y": G, "u": R(u)} at z = {"x", "y", "u"}, and f (FedBiO, section 2)."""
         direct, b, value = self.upper_slopes(z, draw.upper)
         if draw.cross is draw.lower:
@@ -94,22 +94,22 @@ class Oracles:
             cross, hessian = self.cross(z, draw.cross, z["u"]), self.hessian(z, draw.hessians[0], z["u"])
         return {"x": sub(direct, cross), "y": slope, "u": sub(hessian, b)}, value
 
-    def hypergradient(self, z: Tree, draw: Draw) -> tuple[Tree, Tensor]:
+    def hypergradient(self, z: Tree, draw: MiniBatch) -> tuple[Tree, Tensor]:
         """N(u) alone, and f."""
         direct, _, value = self.upper_slopes(z, draw.upper)
         return sub(direct, self.cross(z, draw.cross, z["u"])), value
 
-    def residual(self, z: Tree, draw: Draw) -> Tree:
+    def residual(self, z: Tree, draw: MiniBatch) -> Tree:
         """R(u) alone."""
         return sub(self.hessian(z, draw.hessians[0], z["u"]), self.upper_slopes(z, draw.upper).y)
 
-    def local_hypergradient(self, z: Tree, draw: Draw) -> tuple[Tree, Tensor]:
+    def local_hypergradient(self, z: Tree, draw: MiniBatch) -> tuple[Tree, Tensor]:
         """Phi at z = {"x", "y"}, by the Neumann series of the client's own Hessian, and f (FedBiO, Eq. 6)."""
         direct, b, value = self.upper_slopes(z, draw.upper)
         u = neumann([partial(self.hessian, z, batch) for batch in draw.hessians], b, self.hp.u_lr)
         return sub(direct, self.cross(z, draw.cross, u)), value
 
-    def local_directions(self, z: Tree, draw: Draw) -> tuple[Tree, Tensor]:
+    def local_directions(self, z: Tree, draw: MiniBatch) -> tuple[Tree, Tensor]:
         """{"x": Phi, "y": G} at z = {"x", "y"}, and f."""
         slope, value = self.local_hypergradient(z, draw)
         return {"x": slope, "y": self.lower_slope(z, draw.lower)}, value

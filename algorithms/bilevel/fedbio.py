@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from hedgerow.algorithms.bilevel.bilevel_algorithm import Bilevel, LinearSGD
-from hedgerow.algorithms.bilevel.derivatives import Oracles
+from hedgerow.algorithms.bilevel.derivatives import Derivatives
 from hedgerow.algorithms.core.client_data import ClientData
 from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.parts import Part, Parts
@@ -40,7 +40,7 @@ class FedBiO(Bilevel):
         return result.up
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        z, oracles, values = {**state, **down}, Oracles(self.task, hp), []
+        z, oracles, values = {**state, **down}, Derivatives(self.task, hp), []
         for draw in self.draws(data):
             directions, value = self.directions(oracles, z, draw)
             z = self.descend(hp, z, directions)
@@ -57,7 +57,7 @@ class FedBiO(Bilevel):
 
     def train_xy(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """All but the last step of u, which waits for the averaged x and y."""
-        z, oracles, values, last = down, Oracles(self.task, hp), [], None
+        z, oracles, values, last = down, Derivatives(self.task, hp), [], None
         for draw in self.draws(data):
             if last:
                 z = self.descend(hp, z, {"u": oracles.residual(z, last)})
@@ -70,6 +70,6 @@ class FedBiO(Bilevel):
 
     def train_u(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """The last step of u."""
-        oracles = Oracles(self.task, hp)
+        oracles = Derivatives(self.task, hp)
         residual = oracles.residual({**down, "u": state["u"]}, next(self.draws(data)))
         return self.descend(hp, {"u": state["u"]}, {"u": residual}), state, oracles.metrics([])

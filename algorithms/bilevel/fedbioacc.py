@@ -3,7 +3,7 @@
 from typing import Any
 
 from hedgerow.algorithms.bilevel.bilevel_algorithm import Bilevel, LinearSGD
-from hedgerow.algorithms.bilevel.derivatives import Draw, Oracles
+from hedgerow.algorithms.bilevel.derivatives import Derivatives, MiniBatch
 from hedgerow.algorithms.core.client_data import ClientData
 from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import Tree, zeros_like
@@ -36,19 +36,19 @@ class FedBiOAcc(Bilevel):
 
     def begin(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """The first momenta."""
-        z, oracles = {**self.own(state), **down}, Oracles(self.task, hp)
+        z, oracles = {**self.own(state), **down}, Derivatives(self.task, hp)
         momenta, value = self.directions(oracles, z, next(self.draws(data)))
         return self.common(momenta), {**state, "z": z, "momenta": momenta}, oracles.metrics([value])
 
     def estimate(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """The momenta at the averaged variables."""
-        z, oracles = {**self.own(state), **down}, Oracles(self.task, hp)
+        z, oracles = {**self.own(state), **down}, Derivatives(self.task, hp)
         momenta, value = self._momenta(hp, 0, oracles, next(self.draws(data)), z, state["z"], state["momenta"])
         return self.common(momenta), {**state, "z": z, "momenta": momenta}, oracles.metrics([value])
 
     def move(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """I steps, and between them new momenta. down: the averaged momenta; empty: each client's own."""
-        z, momenta, oracles, values = state["z"], {**state["momenta"], **down}, Oracles(self.task, hp), []
+        z, momenta, oracles, values = state["z"], {**state["momenta"], **down}, Derivatives(self.task, hp), []
         for t, draw in enumerate(self.draws(data), start=1):
             new = self.descend(hp, z, momenta, alpha(hp, t))
             momenta, value = self._momenta(hp, t, oracles, draw, new, z, momenta)
@@ -57,7 +57,9 @@ class FedBiOAcc(Bilevel):
         last = self.descend(hp, z, momenta, alpha(hp, hp.steps))
         return self.common(last), {**self.own(last), "z": z, "momenta": momenta}, oracles.metrics(values)
 
-    def _momenta(self, hp: Any, t: int, oracles: Oracles, draw: Draw, new: Tree, old: Tree, momenta: Tree) -> Any:
+    def _momenta(
+        self, hp: Any, t: int, oracles: Derivatives, draw: MiniBatch, new: Tree, old: Tree, momenta: Tree
+    ) -> Any:
         there, value = self.directions(oracles, new, draw)
         before, _ = self.directions(oracles, old, draw)
         return corrected(hp, t, momenta, there, before), value

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from hedgerow.algorithms.bilevel.bilevel_algorithm import NeumannSGD
-from hedgerow.algorithms.bilevel.derivatives import Draw, Oracles
+from hedgerow.algorithms.bilevel.derivatives import Derivatives, MiniBatch
 from hedgerow.algorithms.bilevel.fedbioacc import FedBiOAcc
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.optim.storm_momentum import StormXY
@@ -19,5 +19,5 @@ class FedBiOAccLocal(FedBiOAcc):
     class Hyper(NeumannSGD, StormXY):
         pass
 
-    def directions(self, oracles: Oracles, z: Tree, draw: Draw) -> tuple[Tree, Tensor]:
+    def directions(self, oracles: Derivatives, z: Tree, draw: MiniBatch) -> tuple[Tree, Tensor]:
         return oracles.local_directions(z, draw)

@@ -5,8 +5,8 @@ from typing import Any
 from pydantic import Field
 
 from hedgerow.algorithms.bilevel.bilevel_algorithm import Bilevel, LinearSGD
-from hedgerow.algorithms.bilevel.derivatives import Oracles
-from hedgerow.algorithms.core.client_data import Batches, ClientData
+from hedgerow.algorithms.bilevel.derivatives import Derivatives
+from hedgerow.algorithms.core.client_data import BatchSpec, ClientData
 from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import Tree, count
 from hedgerow.algorithms.optim.hypergradient import solve
@@ -26,17 +26,17 @@ class FullHypergradient(Bilevel):
         dense: bool = Field(False, description="average the Hessians as matrices: for a few hundred parameters")
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
-        z, everybody = server, cohort.clients
-        steps = {"lower": Batches(self.hyper.batch_size, steps=self.hyper.steps)}
-        z = z | (yield Exchange(self.train_y, {"x": z["x"], "y": z["y"]}, everybody, batches=steps)).up
+        z, sampled_clients = server, cohort.clients
+        steps = {"lower": BatchSpec(self.hyper.batch_size, steps=self.hyper.steps)}
+        z = z | (yield Exchange(self.train_y, {"x": z["x"], "y": z["y"]}, sampled_clients, batches=steps)).up
         if self.hyper.dense:
-            found = yield Exchange(self.matrices, {"x": z["x"], "y": z["y"]}, everybody, batches=self.batches(1))
+            found = yield Exchange(self.matrices, {"x": z["x"], "y": z["y"]}, sampled_clients, batches=self.batches(1))
             z = z | {"u": solve(found.up["hessian"], found.up["b"])}
         else:
             for _ in range(self.hyper.u_steps):
-                found = yield Exchange(self.residual, z, everybody, batches=self.batches(1))
+                found = yield Exchange(self.residual, z, sampled_clients, batches=self.batches(1))
                 z = self.descend(self.hyper, z, found.up)
-        found = yield Exchange(self.hypergradient, z, everybody, batches=self.batches(1))
+        found = yield Exchange(self.hypergradient, z, sampled_clients, batches=self.batches(1))
         return self.descend(self.hyper.at(cohort.round), z, found.up)
 
     def incompatibility(self) -> str | None:
@@ -48,22 +48,22 @@ class FullHypergradient(Bilevel):
         )
 
     def train_y(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        oracles = Oracles(self.task, hp)
+        oracles = Derivatives(self.task, hp)
         z = self.moved_y(hp, oracles, down, data.batches("lower"))
         return {"y": z["y"]}, state, oracles.metrics([])
 
     def residual(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        oracles = Oracles(self.task, hp)
+        oracles = Derivatives(self.task, hp)
         return {"u": oracles.residual(down, next(self.draws(data)))}, state, oracles.metrics([])
 
     def matrices(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """The client's Hessian (d, d) and grad_y f."""
-        oracles, draw = Oracles(self.task, hp), next(self.draws(data))
+        oracles, draw = Derivatives(self.task, hp), next(self.draws(data))
         b = oracles.upper_slopes(down, draw.upper).y
         return {"hessian": oracles.dense_hessian(down, draw.hessians[0]), "b": b}, state, oracles.metrics([])
 
     def hypergradient(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """N(u): grad_x f - grad_xy g u."""
-        oracles = Oracles(self.task, hp)
+        oracles = Derivatives(self.task, hp)
         slope, value = oracles.hypergradient(down, next(self.draws(data)))
         return {"x": slope}, state, oracles.metrics([value])

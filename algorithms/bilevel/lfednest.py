@@ -5,8 +5,8 @@ from typing import Any
 from pydantic import Field
 
 from hedgerow.algorithms.bilevel.bilevel_algorithm import Bilevel, NeumannSGD
-from hedgerow.algorithms.bilevel.derivatives import Oracles
-from hedgerow.algorithms.core.client_data import Batches, ClientData
+from hedgerow.algorithms.bilevel.derivatives import Derivatives
+from hedgerow.algorithms.core.client_data import BatchSpec, ClientData
 from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import Tree
 
@@ -21,18 +21,18 @@ class LFedNest(Bilevel):
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         z, hyper = server, self.hyper
-        steps = {"lower": Batches(hyper.batch_size, steps=hyper.steps)}
+        steps = {"lower": BatchSpec(hyper.batch_size, steps=hyper.steps)}
         for _ in range(hyper.inner_rounds):
             z = z | (yield Exchange(self.train_y, z, cohort.clients, batches=steps)).up
         return z | (yield Exchange(self.train_x, z, cohort.clients, batches=self.batches(hyper.steps))).up
 
     def train_y(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        oracles = Oracles(self.task, hp)
+        oracles = Derivatives(self.task, hp)
         z = self.moved_y(hp, oracles, down, data.batches("lower"))
         return {"y": z["y"]}, state, oracles.metrics([])
 
     def train_x(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        z, oracles, values = down, Oracles(self.task, hp), []
+        z, oracles, values = down, Derivatives(self.task, hp), []
         for draw in self.draws(data):
             slope, value = oracles.local_hypergradient(z, draw)
             z = self.descend(hp, z, {"x": slope})

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from hedgerow.algorithms.bilevel.bilevel_algorithm import NeumannSGD
-from hedgerow.algorithms.bilevel.derivatives import Draw, Oracles
+from hedgerow.algorithms.bilevel.derivatives import Derivatives, MiniBatch
 from hedgerow.algorithms.bilevel.fedbio import FedBiO
 from hedgerow.algorithms.core.pytree import Tree
 
@@ -19,5 +19,5 @@ class LocalBO(FedBiO):
 
     Hyper = NeumannSGD  # type: ignore[assignment]
 
-    def directions(self, oracles: Oracles, z: Tree, draw: Draw) -> tuple[Tree, Tensor]:
+    def directions(self, oracles: Derivatives, z: Tree, draw: MiniBatch) -> tuple[Tree, Tensor]:
         return oracles.local_directions(z, draw)

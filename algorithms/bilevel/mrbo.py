@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from hedgerow.algorithms.bilevel.bilevel_algorithm import Bilevel, NeumannSGD
-from hedgerow.algorithms.bilevel.derivatives import Oracles
+from hedgerow.algorithms.bilevel.derivatives import Derivatives
 from hedgerow.algorithms.core.client_data import ClientData
 from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import Tree
@@ -31,12 +31,12 @@ class MRBO(Bilevel):
         return result.up
 
     def begin(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        oracles = Oracles(self.task, hp)
+        oracles = Derivatives(self.task, hp)
         momenta, value = oracles.local_directions(down, next(self.draws(data)))
         return momenta, state, oracles.metrics([value])
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        z, momenta, oracles, values = self.common(down), down["momenta"], Oracles(self.task, hp), []
+        z, momenta, oracles, values = self.common(down), down["momenta"], Derivatives(self.task, hp), []
         for t, draw in enumerate(self.draws(data), start=1):
             new = self.descend(hp, z, momenta, alpha(hp, t))
             there, value = oracles.local_directions(new, draw)

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 
 from hedgerow.algorithms.bilevel.bilevel_algorithm import Bilevel, NeumannSGD
-from hedgerow.algorithms.bilevel.derivatives import Oracles
-from hedgerow.algorithms.core.client_data import Batches, ClientData
+from hedgerow.algorithms.bilevel.derivatives import Derivatives
+from hedgerow.algorithms.core.client_data import BatchSpec, ClientData
 from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import Tree
 
@@ -23,12 +23,12 @@ class StocBiO(Bilevel):
     Hyper = NeumannSGD
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
-        batches = self.batches(1) | {"inner": Batches(self.hyper.batch_size, steps=self.hyper.steps)}
+        batches = self.batches(1) | {"inner": BatchSpec(self.hyper.batch_size, steps=self.hyper.steps)}
         result = yield Exchange(self.train, server, np.zeros(1, int), batches=batches, on="pool")
         return result.up
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        oracles = Oracles(self.task, hp)
+        oracles = Derivatives(self.task, hp)
         z = self.moved_y(hp, oracles, down, data.batches("inner"))
         slope, value = oracles.local_hypergradient(z, next(self.draws(data)))
         return self.descend(hp, z, {"x": slope}), state, oracles.metrics([value])

@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from hedgerow.algorithms.core.algorithm import Algorithm
-from hedgerow.algorithms.core.client_data import SCORED, Batch, Batches, ClientData
+from hedgerow.algorithms.core.client_data import EVAL_BATCH_SIZE, Batch, BatchSpec, ClientData
 from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.parts import Part, Parts
 from hedgerow.algorithms.core.pytree import Tree, sub
-from hedgerow.algorithms.optim.local_sgd import minimise
+from hedgerow.algorithms.optim.local_sgd import minimize
 
 
 class FedSep(Algorithm):
@@ -40,7 +40,7 @@ class FedSep(Algorithm):
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         x = {**down["x"], **down["own"]}
         y, trace = self.decode(hp, x, data)
-        learnt, loss = minimise(lambda y, batch: self.learning_loss(x, y, batch), y, data, hp)
+        learnt, loss = minimize(lambda y, batch: self.learning_loss(x, y, batch), y, data, hp)
         return {"x": self.encode(hp, x, y, trace, sub(learnt, y), data)}, state, {"loss": loss}
 
     # ---- evaluation, where every client decodes for itself ----------------------------------------------------------
@@ -49,11 +49,11 @@ class FedSep(Algorithm):
         if not self.is_personal:
             return (yield from super().evaluate(server, cohort))
         clients = cohort.clients if self.task.is_scored else cohort.clients[:0]
-        batches = {**self.decoded_from, "test": Batches(SCORED, shuffle=False, share="held_out")}
+        batches = {**self.decoded_from, "test": BatchSpec(EVAL_BATCH_SIZE, shuffle=False, split="held_out")}
         own = {"own": self.own(clients)}
         return (
             yield [
-                Exchange(self.score, {}, np.arange(0), on="test"),
+                Exchange(self.evaluate_client, {}, np.arange(0), on="test"),
                 Exchange(self.score_decoded, {"x": server["x"]}, clients, batches=batches, local_inputs_per_client=own),
             ]
         )
@@ -61,12 +61,12 @@ class FedSep(Algorithm):
     def score_decoded(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         x = {**down["x"], **down["own"]}
         y, _ = self.decode(hp, x, data)
-        return self.score(hp, {"w": self.model(x, y)}, state, data)
+        return self.evaluate_client(hp, {"w": self.model(x, y)}, state, data)
 
     # ---- what an application says -----------------------------------------------------------------------------------
 
     @property
-    def batches(self) -> dict[str, Batches]:
+    def batches(self) -> dict[str, BatchSpec]:
         """The mini-batches of a client's round: "train" is learnt from."""
         return self.hyper.batches
 
@@ -79,7 +79,7 @@ class FedSep(Algorithm):
         return {}
 
     @property
-    def decoded_from(self) -> dict[str, Batches]:
+    def decoded_from(self) -> dict[str, BatchSpec]:
         """Those of the mini-batches that the decoder draws."""
         return {}
 

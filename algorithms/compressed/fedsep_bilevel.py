@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from hedgerow.algorithms.compressed.fedsep import FedSep
-from hedgerow.algorithms.core.client_data import Batch, Batches, ClientData
+from hedgerow.algorithms.core.client_data import Batch, BatchSpec, ClientData
 from hedgerow.algorithms.core.pytree import Tree, add, dot
 from hedgerow.algorithms.optim.gradient import gradient_and_value
 from hedgerow.algorithms.optim.hypergradient import (
@@ -54,17 +54,17 @@ class FedSepBilevel(FedSep):
     task: BilevelTask
 
     @property
-    def batches(self) -> dict[str, Batches]:
+    def batches(self) -> dict[str, BatchSpec]:
         hyper = self.hyper
         several = hyper.encoder == "neumann" and hyper.encode_batch == "fresh"
         return {
-            **{name: replace(spec, share="validation") for name, spec in hyper.batches.items()},
-            "decode": Batches(hyper.batch_size, steps=hyper.decode_steps),
-            "encode": Batches(hyper.encode_batch_size, steps=hyper.encode_steps + 1 if several else 1),
+            **{name: replace(spec, split="validation") for name, spec in hyper.batches.items()},
+            "decode": BatchSpec(hyper.batch_size, steps=hyper.decode_steps),
+            "encode": BatchSpec(hyper.encode_batch_size, steps=hyper.encode_steps + 1 if several else 1),
         }
 
     @property
-    def decoded_from(self) -> dict[str, Batches]:
+    def decoded_from(self) -> dict[str, BatchSpec]:
         return {"decode": self.batches["decode"]}
 
     def start(self) -> Tree:
@@ -112,5 +112,5 @@ class FedSepBilevel(FedSep):
         """The model with y as it was at first."""
         return self.model(server["x"], self.task.start()["y"])
 
-    def report(self, server: Tree) -> dict[str, float]:
+    def server_metrics(self, server: Tree) -> dict[str, float]:
         return self.task.report(server["x"], None, self.hyper.ridge)

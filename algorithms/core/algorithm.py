@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hedgerow.algorithms.core.client_data import SCORED, Batches, ClientData
+from hedgerow.algorithms.core.client_data import EVAL_BATCH_SIZE, BatchSpec, ClientData
 from hedgerow.algorithms.core.hyperparameters import HyperParameters
 from hedgerow.algorithms.core.messages import ClientStep, Cohort, Exchange, Exchanges, Weighting
 from hedgerow.algorithms.core.parts import Parts
@@ -24,7 +24,7 @@ from hedgerow.algorithms.core.pytree import Tree, count, tree_map
 from hedgerow.algorithms.core.task import Task
 
 
-def beyond(tree: Tree, key: str, number: int) -> str | None:
+def exceeds_model_size(tree: Tree, key: str, number: int) -> str | None:
     """Why a hyperparameter that counts parameters of `tree` is too large, in a sentence; None: it is not."""
     d = count(tree)
     return None if number <= d else f"algorithm.{key}: {number} is more than the model's {d} parameters; lower it"
@@ -169,28 +169,30 @@ class Algorithm:
         Returns the two Aggregates.
         """
         down = self.scored(server)
-        down = {**down, "w": (yield from self.settled(down["w"], cohort))}
+        down = {**down, "w": (yield from self.calibrate_batch_norm(down["w"], cohort))}
         shards = np.arange(0 if self.is_personal or not self.task.is_scored else cohort.test_shards)
         clients = cohort.clients if self.task.is_scored else cohort.clients[:0]
-        once = Batches(SCORED, shuffle=False)
+        once = BatchSpec(EVAL_BATCH_SIZE, shuffle=False)
         return (
             yield [
-                Exchange(self.score, down, shards, batches={"test": once}, on="test"),
-                Exchange(self.score, down, clients, batches={"test": replace(once, share="held_out")}),
+                Exchange(self.evaluate_client, down, shards, batches={"test": once}, on="test"),
+                Exchange(self.evaluate_client, down, clients, batches={"test": replace(once, split="held_out")}),
             ]
         )
 
-    def settled(self, w: Tree, cohort: Cohort) -> Generator[Exchange, Any, Tree]:
+    def calibrate_batch_norm(self, w: Tree, cohort: Cohort) -> Generator[Exchange, Any, Tree]:
         """The model as it is scored: one that normalises statically gets its statistics from the cohort's clients,
         their averages over the mini-batches of training samples.
         """
         if not self.task.is_static:
             return w
-        once = {"statistics": Batches(SCORED, shuffle=False)}
-        found = yield Exchange(self.look_at, {"w": w}, cohort.clients, batches=once, weights=cohort.sizes)
+        once = {"statistics": BatchSpec(EVAL_BATCH_SIZE, shuffle=False)}
+        found = yield Exchange(self.batch_norm_statistics, {"w": w}, cohort.clients, batches=once, weights=cohort.sizes)
         return {**w, **found.up}
 
-    def look_at(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+    def batch_norm_statistics(
+        self, hp: Any, down: Tree, state: Tree, data: ClientData
+    ) -> tuple[Tree, Tree, dict[str, Any]]:
         """Client step before an evaluation: the statistics of static normalisation."""
         found = [self.task.statistics(down["w"], batch) for batch in data.batches("statistics")]
         return tree_map(lambda *parts: torch.stack(parts).mean(0), *found), state, {}
@@ -203,11 +205,11 @@ class Algorithm:
         """The parameters that are reported and saved as the run's model."""
         return server["w"]
 
-    def found(self, server: Tree, test: Aggregate) -> dict[str, float]:
+    def evaluation_metrics(self, server: Tree, test: Aggregate) -> dict[str, float]:
         """What else the scores say, by name. test: of the shards of the test set, or of personal models' owners."""
         return {}
 
-    def report(self, server: Tree) -> dict[str, float]:
+    def server_metrics(self, server: Tree) -> dict[str, float]:
         """What else there is to say about the server's state when it is evaluated, by name."""
         return {}
 
@@ -215,7 +217,7 @@ class Algorithm:
         """Numbers between 0 and 1 whose histograms tell something: what they are -> of whom -> (number,)."""
         return {}
 
-    def score(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+    def evaluate_client(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """Client step of evaluation: summed loss, correct predictions and sample count of all batches."""
         totals = torch.zeros(3, device=data.x.device)
         for batch in data.batches("test"):

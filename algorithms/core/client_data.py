@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-SCORED = 200
+EVAL_BATCH_SIZE = 200
 """Samples per batch of an evaluation: more take more memory and no less time."""
 
 
@@ -29,12 +29,12 @@ def is_narrow(kernels: Iterable[Tensor]) -> bool:
     return any(k.dim() == 4 and k.shape[2:] == (1, 1) and k.shape[1] < NARROW for k in kernels)
 
 
-Share = Literal["train", "validation", "held_out", "public"]
+Split = Literal["train", "validation", "held_out", "public"]
 """The parts of a client's samples; those that are public all have in common, and their labels are hidden."""
 
 
 @dataclass(frozen=True)
-class Batches:
+class BatchSpec:
     """Which mini-batches a client step wants drawn from the client's samples.
 
     They are drawn outside the step from (seed, round, exchange, stream, client) alone.
@@ -46,11 +46,11 @@ class Batches:
     steps: int | None = None
     """Number of batches; None: as many as `epochs` passes give. More than one pass reshuffles for each."""
     shuffle: bool = True
-    share: Share = "train"
+    split: Split = "train"
     """Which of the client's samples: for training; for validation, which the upper level of a bilevel problem learns
     from; those held out for the client's own evaluation (where the partition holds none out, the others); or public
     ones, of which everybody draws the same, in all exchanges of a round, for the same name."""
-    of: Sequence[int] | None = None
+    pooled_from: Sequence[int] | None = None
     """Draw from the samples of these clients in place of the client's own: each batch from one of them, drawn anew.
     Hashable: a tuple or a range."""
     mixed: bool = False

@@ -29,7 +29,7 @@ def gaussian(key: Tensor, n: int, purpose: int = 0) -> Tensor:
     return ((-2 * first.log()).sqrt() * (2 * math.pi * second).cos()).float()
 
 
-def words(key: Tensor, at: Tensor, purpose: int) -> Tensor:
+def random_words(key: Tensor, at: Tensor, purpose: int) -> Tensor:
     """32 random bits, held in int64, for each entry of `at`.
 
     key: 0-d, int64, 32 bits. at: integers of any shape, such as rows of the data set. purpose: draws apart.
@@ -40,20 +40,20 @@ def words(key: Tensor, at: Tensor, purpose: int) -> Tensor:
 def uniform(key: Tensor, at: Tensor, purpose: int) -> Tensor:
     """The same as float32 in [0, 1)."""
     # 24 bits, which float32 holds: with all 32 the largest would be rounded to 1.
-    return (words(key, at, purpose) >> 8).float() / 2**24
+    return (random_words(key, at, purpose) >> 8).float() / 2**24
 
 
-def below(n: int, key: Tensor, at: Tensor, purpose: int) -> Tensor:
+def randint(n: int, key: Tensor, at: Tensor, purpose: int) -> Tensor:
     """The same as integers from 0 to n - 1."""
-    return (words(key, at, purpose) * n) >> 32
+    return (random_words(key, at, purpose) * n) >> 32
 
 
 def normal(key: Tensor, rows: Tensor, shape: torch.Size) -> Tensor:
     """Standard normal numbers of a batch's `shape`; a sample's depend on its row alone (Box and Muller, 1958)."""
     entries = torch.arange(math.prod(shape[1:]), device=rows.device)
     at = scattered(rows & WORD)[:, None] ^ entries
-    first = (words(key, at, 0).double() + 0.5) / 2**32
-    second = words(key, at, 1).double() / 2**32
+    first = (random_words(key, at, 0).double() + 0.5) / 2**32
+    second = random_words(key, at, 1).double() / 2**32
     return ((-2 * first.log()).sqrt() * (2 * math.pi * second).cos()).float().view(shape)
 
 

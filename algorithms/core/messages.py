@@ -7,7 +7,7 @@ from zlib import crc32
 
 import numpy as np
 
-from hedgerow.algorithms.core.client_data import Batches, ClientData
+from hedgerow.algorithms.core.client_data import BatchSpec, ClientData
 from hedgerow.algorithms.core.parts import MessageSize
 from hedgerow.algorithms.core.pytree import Tree
 
@@ -50,23 +50,23 @@ class Cohort:
     weighting: Weighting | None = None
     """How clients count in means, as the experiment file has it; None: as the algorithm does by default."""
 
-    def among(self, kept: np.ndarray) -> "Cohort":
+    def subset(self, kept: np.ndarray) -> "Cohort":
         """Those of them that are kept (bool)."""
-        return replace(self, clients=self.clients[kept], sizes=self.sizes[kept], sampled=self.everybody)
+        return replace(self, clients=self.clients[kept], sizes=self.sizes[kept], sampled=self.sampled_clients)
 
     @property
-    def everybody(self) -> np.ndarray:
+    def sampled_clients(self) -> np.ndarray:
         """Those that were sampled for the round, of whom some may have been lost."""
         return self.clients if self.sampled is None else self.sampled
 
-    def draw(self, purpose: str) -> int:
+    def seed_for(self, purpose: str) -> int:
         """A random number for the server's half, below 2^63: from seed, round and purpose alone."""
         rng = np.random.default_rng([self.seed, crc32(b"server"), crc32(purpose.encode()), self.round])
         return int(rng.integers(2**63))
 
-    def chance(self, purpose: str) -> float:
+    def uniform(self, purpose: str) -> float:
         """The same, uniform in [0, 1)."""
-        return self.draw(purpose) / 2**63
+        return self.seed_for(purpose) / 2**63
 
 
 ClientStep = Callable[[Any, Tree, Tree, ClientData], tuple[Tree, Tree, dict[str, Any]]]
@@ -107,7 +107,7 @@ class Exchange:
     broadcast: Tree
     clients: np.ndarray
     per_client: Tree = field(default_factory=dict)
-    batches: Mapping[str, Batches] = field(default_factory=dict)
+    batches: Mapping[str, BatchSpec] = field(default_factory=dict)
     reduce: Reduction = "mean"
     weights: np.ndarray | None = None
     local_inputs: Tree = field(default_factory=dict)

@@ -9,7 +9,7 @@ from hedgerow.algorithms.aggregators.mean import Mean
 from hedgerow.algorithms.core.hyperparameters import HyperParameters, Settings
 from hedgerow.algorithms.core.messages import Weighting
 from hedgerow.algorithms.objectives.objective import Objective
-from hedgerow.algorithms.optim.server_optimizer import ServerStep
+from hedgerow.algorithms.optim.server_optimizer import ServerOptimizer
 from hedgerow.algorithms.transforms.transform import Transform
 
 
@@ -21,7 +21,9 @@ class Aggregation(Settings):
         description="weight of a client: equal, or its number of training samples; null: as the algorithm has it",
     )
     rule: SerializeAsAny[Aggregator] = Field(Mean(kind="mean"), description="how the clients' updates are combined")
-    server_optimizer: ServerStep = Field(ServerStep(), description="the server's step towards the model of the round")
+    server_optimizer: ServerOptimizer = Field(
+        ServerOptimizer(), description="the server's step towards the model of the round"
+    )
 
     @property
     def is_filled(self) -> bool:

@@ -267,7 +267,7 @@ class Slotted:
             update = rule.combine(update, torch.from_numpy(np.asarray(weights, np.float64)[result.contributed]))
         for i, transform in reversed(list(enumerate(self.hyper.transforms))):
             for place, like in self._places(transform, step):
-                seed = cohort.draw(f"transform {i} {step} {place} {number}")
+                seed = cohort.seed_for(f"transform {i} {step} {place} {number}")
                 path = (str(i), step, place or "joint")
                 given = update if transform.joint else update[place]
                 received, state = transform.server(

@@ -41,14 +41,14 @@ class Task:
     sample_shape: tuple[int, ...] = ()
     augment: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
     teacher: nn.Module | None = None
-    schooling: Any = None
+    teacher_training: Any = None
     guide: nn.Module | None = None
 
     is_scored: ClassVar[bool] = True
     """Whether there are predictions to be scored."""
 
     @property
-    def master(self) -> "Task":
+    def teacher_task(self) -> "Task":
         """The teacher's own task."""
         assert self.teacher is not None
         return replace(self, module=self.teacher, build=None, teacher=None)
@@ -93,7 +93,7 @@ class Task:
         """Logits (samples, classes) of prepared samples `x` at parameters `w`."""
         return functional_call(self.module, w, (x,))
 
-    def taught(self, x: Tensor) -> Tensor:
+    def teacher_logits(self, x: Tensor) -> Tensor:
         """The teacher's logits of prepared samples."""
         assert self.teacher is not None
         return functional_call(self.teacher, with_frozen(self.teacher, {}), (x,))

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from hedgerow.algorithms.core.client_data import SCORED, Batch, Batches, ClientData
+from hedgerow.algorithms.core.client_data import EVAL_BATCH_SIZE, Batch, BatchSpec, ClientData
 from hedgerow.algorithms.core.messages import Cohort
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.core.task import Task, mean_over
@@ -24,7 +24,7 @@ from hedgerow.algorithms.objectives.guide import (
     multiplier,
     overspent,
 )
-from hedgerow.algorithms.optim.local_sgd import minimise
+from hedgerow.algorithms.optim.local_sgd import minimize
 
 
 class Guided(Guidance, Student.Hyper):
@@ -52,7 +52,7 @@ class DiSK(Student):
     def __init__(self, hyper: Any, task: Task):
         super().__init__(hyper, task)
         if task.teacher is not None:
-            seen = shapes(self.master)
+            seen = shapes(self.teacher_task)
             # Its parameters are in the server's state.
             with torch.device("meta"):
                 self.guide = guide_network(seen.features.shape[-1] + seen.logits.shape[-1], hyper.guide_hidden)
@@ -65,9 +65,9 @@ class DiSK(Student):
         weight = multiplier(lesson, hyper.lambda_min, hyper.lambda_max, hyper.lambda_period)
         return {"multiplier": torch.tensor(weight)}
 
-    def batches(self, cohort: Cohort) -> dict[str, Batches]:
+    def batches(self, cohort: Cohort) -> dict[str, BatchSpec]:
         lessons = self.hyper.batches["train"]
-        once = {"fit": Batches(SCORED, shuffle=False)} if self.hyper.student_tau == "fit" else {}
+        once = {"fit": BatchSpec(EVAL_BATCH_SIZE, shuffle=False)} if self.hyper.student_tau == "fit" else {}
         return {"train": lessons, "guide": lessons, **once}
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
@@ -80,7 +80,7 @@ class DiSK(Student):
         students = {key: down[key] for key in (*self.learns, "student_tau")}
         steps = SimpleNamespace(**{**dict(hp), "lr": hp.guide_lr})
         memory = dict(down["momentum"]["guide"]) if "momentum" in down else None
-        guide, value = minimise(total, down["guide"], data, steps, batches=data.batches("guide"), memory=memory)
+        guide, value = minimize(total, down["guide"], data, steps, batches=data.batches("guide"), memory=memory)
         first = next(data.batches("guide"))
         excused = self.each(lambda guide: mean_over(excuses(self.guide, guide, self.says(down, first)), first), guide)
         up, state, metrics = super().train(hp, {**down, "guide": guide}, state, data)

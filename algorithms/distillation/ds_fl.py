@@ -11,13 +11,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from hedgerow.algorithms.core.client_data import Batch, Batches, ClientData
+from hedgerow.algorithms.core.client_data import Batch, BatchSpec, ClientData
 from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.core.task import Params
-from hedgerow.algorithms.heterogeneous.model_families import Prototyped, Prototypes
+from hedgerow.algorithms.heterogeneous.model_families import ModelFamilies, ModelFamilyHyper
 from hedgerow.algorithms.objectives.distillation_loss import Distiller, distil, divergence, sharpened, soft_labels
-from hedgerow.algorithms.optim.local_sgd import minimise
+from hedgerow.algorithms.optim.local_sgd import minimize
 
 
 class OpenSet(Distiller):
@@ -27,7 +27,7 @@ class OpenSet(Distiller):
     epochs: int = Field(1, ge=1, description="passes over them")
 
 
-class DSFL(Prototypes):
+class DSFL(ModelFamilies):
     """Clients, who keep their models, say what they think of public samples; all learn from the sharpened mean.
 
     Nothing but soft labels is transmitted. The model that is scored is the server's, which has learnt from them alone.
@@ -36,7 +36,7 @@ class DSFL(Prototypes):
 
     needs_public = True
 
-    class Hyper(Prototyped):
+    class Hyper(ModelFamilyHyper):
         sharpen: float = Field(
             0.1, gt=0, description="temperature of the softmax that sharpens the mean of the clients' probabilities"
         )
@@ -52,7 +52,7 @@ class DSFL(Prototypes):
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         groups, open_set = self.groups(cohort), self.hyper.open_set
-        public = {"public": Batches(size=open_set.batch_size, steps=open_set.batches, share="public")}
+        public = {"public": BatchSpec(size=open_set.batch_size, steps=open_set.batches, split="public")}
         known = [{"channels": group.channels} for group in groups]
         results = yield [
             Exchange(
@@ -74,7 +74,7 @@ class DSFL(Prototypes):
 
     def label(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """Update, then predict: soft labels (mini-batches, samples, classes)."""
-        w, loss = minimise(self.task.loss, self.layout.part(state["w"], down["channels"]), data, hp)
+        w, loss = minimize(self.task.loss, self.layout.part(state["w"], down["channels"]), data, hp)
         labels = [soft_labels(self.task.logits(w, batch.x)) for batch in data.batches("public")]
         return {"labels": torch.stack(labels)}, self.kept(w, down), {"loss": loss}
 

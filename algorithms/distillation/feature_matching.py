@@ -10,8 +10,8 @@ from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.distillation.student import Student
-from hedgerow.algorithms.nn.feature_maps import no_maps
-from hedgerow.algorithms.nn.features import Inside, shapes
+from hedgerow.algorithms.nn.feature_maps import feature_map_incompatibility
+from hedgerow.algorithms.nn.features import Features, shapes
 from hedgerow.algorithms.objectives.distillation_loss import divergence, soft_labels
 
 
@@ -31,12 +31,12 @@ class Matching(Student):
         super().__init__(hyper, task)
         if task.teacher is not None and self.incompatibility() is None:
             with torch.device("meta"):
-                self.bridge = self.bridge_between(shapes(task).maps, shapes(self.master).maps)
+                self.bridge = self.bridge_between(shapes(task).maps, shapes(self.teacher_task).maps)
 
     def incompatibility(self) -> str | None:
         if found := super().incompatibility():
             return found
-        return no_maps(self.hyper.name, self.task, self.master)
+        return feature_map_incompatibility(self.hyper.name, self.task, self.teacher_task)
 
     def bridge_between(self, student: list[Tensor], teacher: list[Tensor]) -> nn.Module:
         """The modules that learn beside the student, for maps of these shapes."""
@@ -45,7 +45,7 @@ class Matching(Student):
     def beside(self, cohort: Any) -> Tree:
         return {"bridge": self.drawn(self.bridge, cohort, "bridge")}
 
-    def outputs(self, hp: Any, student: Inside, teacher: Inside, batch: Batch) -> Tensor:
+    def outputs(self, hp: Any, student: Features, teacher: Features, batch: Batch) -> Tensor:
         """L_CE + L_KL."""
         target = soft_labels(teacher.logits, hp.tau)
         taught = divergence(target, student.logits, batch, hp.tau)

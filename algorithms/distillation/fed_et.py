@@ -10,12 +10,12 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from hedgerow.algorithms.aggregators.masked_mean import over_holders
+from hedgerow.algorithms.aggregators.masked_mean import masked_mean
 from hedgerow.algorithms.core.client_data import Batch, ClientData
 from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges, Weighting
 from hedgerow.algorithms.core.pytree import Tree, add, scale, tree_map, zeros_like
 from hedgerow.algorithms.core.task import Params
-from hedgerow.algorithms.heterogeneous.model_families import Prototyped, Prototypes, Received
+from hedgerow.algorithms.heterogeneous.model_families import ModelFamilies, ModelFamilyHyper, Received
 from hedgerow.algorithms.nn.submodel import OUTPUTS
 from hedgerow.algorithms.objectives.distillation_loss import (
     Distillation,
@@ -28,7 +28,7 @@ from hedgerow.algorithms.objectives.distillation_loss import (
 )
 
 
-class FedET(Prototypes):
+class FedET(ModelFamilies):
     """Small models of clients teach a large one of the server's, whose representation goes back to them.
 
     A teacher weighs as much as it is sure of a sample (the variance of its logits). What the ensemble agrees on is the
@@ -42,7 +42,7 @@ class FedET(Prototypes):
     weighting: ClassVar[Weighting | None] = "samples"
     needs_public = True
 
-    class Hyper(Prototyped):
+    class Hyper(ModelFamilyHyper):
         diversity: float = Field(0.05, ge=0, description="lambda, weight of those who disagree")
         distillation: Distillation = Distillation()
 
@@ -79,7 +79,7 @@ class FedET(Prototypes):
             everywhere = tree_map(torch.ones_like, self.layout.part(w, channels))
             total = add(total, self.layout.whole(one.total, channels))
             holders = add(holders, scale(self.layout.whole(everywhere, channels), one.weights.sum()))
-        return self.headed(over_holders(w, total, holders), w)
+        return self.headed(masked_mean(w, total, holders), w)
 
     def headed(self, w: Params, other: Params) -> Params:
         """The representation of one model under the last layer of another."""

@@ -10,7 +10,7 @@ from pydantic import Field
 from hedgerow.algorithms.core.client_data import ClientData
 from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges, Weighting
 from hedgerow.algorithms.core.pytree import Tree
-from hedgerow.algorithms.heterogeneous.model_families import Prototyped, Prototypes
+from hedgerow.algorithms.heterogeneous.model_families import ModelFamilies, ModelFamilyHyper
 from hedgerow.algorithms.objectives.distillation_loss import (
     Distillation,
     distil,
@@ -21,7 +21,7 @@ from hedgerow.algorithms.objectives.distillation_loss import (
 )
 
 
-class FedDF(Prototypes):
+class FedDF(ModelFamilies):
     """The server averages the models of each shape, and distils the mean logits of all models into each average.
 
     The steps are a fixed number at a constant rate; the paper takes up to 10^4, at a rate that falls like a cosine,
@@ -32,7 +32,7 @@ class FedDF(Prototypes):
     weighting: ClassVar[Weighting | None] = "samples"
     needs_public = True
 
-    class Hyper(Prototyped):
+    class Hyper(ModelFamilyHyper):
         temperature: float = Field(1.0, gt=0, description="of the teachers' and the students' probabilities")
         distillation: Distillation = Distillation()
 

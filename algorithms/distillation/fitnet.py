@@ -13,7 +13,7 @@ from hedgerow.algorithms.core.task import mean_over
 from hedgerow.algorithms.distillation.feature_matching import Matching
 from hedgerow.algorithms.distillation.student import Lesson
 from hedgerow.algorithms.nn.feature_maps import is_rectified
-from hedgerow.algorithms.nn.features import inside, shapes
+from hedgerow.algorithms.nn.features import extract_features, shapes
 
 
 class FitNet(Matching):
@@ -26,20 +26,20 @@ class FitNet(Matching):
     def incompatibility(self) -> str | None:
         if found := super().incompatibility():
             return found
-        stages = min(len(shapes(self.task).maps), len(shapes(self.master).maps))
+        stages = min(len(shapes(self.task).maps), len(shapes(self.teacher_task).maps))
         if self.hyper.hint > stages:
             return f"algorithm.hint: student and teacher have {stages} stages in common; lower it"
         return None
 
     def bridge_between(self, student: list[Tensor], teacher: list[Tensor]) -> nn.Module:
         stage = self.hyper.hint - 1
-        return regressor(student[stage], teacher[stage], is_rectified(self.master))
+        return regressor(student[stage], teacher[stage], is_rectified(self.teacher_task))
 
     def lesson(self, hp: Any, down: Tree, batch: Batch) -> Lesson:
         teacher, stage = self.says(down, batch), hp.hint - 1
 
         def loss(student: Tree, aids: Tree) -> Tensor:
-            seen = inside(self.task, student["w"], batch.x)
+            seen = extract_features(self.task, student["w"], batch.x)
             regressed = functional_call(self.bridge, student["bridge"], (seen.maps[stage],))
             far = mean_over((regressed - teacher.maps[stage]).square().flatten(1).mean(1), batch)
             return self.outputs(hp, seen, teacher, batch) + hp.hint_weight * far

@@ -13,8 +13,8 @@ from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.core.task import mean_over
 from hedgerow.algorithms.distillation.feature_matching import Matching
 from hedgerow.algorithms.distillation.student import Lesson
-from hedgerow.algorithms.nn.feature_maps import convolution, smaller
-from hedgerow.algorithms.nn.features import inside
+from hedgerow.algorithms.nn.feature_maps import convolution, match_resolution
+from hedgerow.algorithms.nn.features import extract_features
 
 
 class SemCKD(Matching):
@@ -33,7 +33,7 @@ class SemCKD(Matching):
         teacher = self.says(down, batch)
 
         def loss(student: Tree, aids: Tree) -> Tensor:
-            seen = inside(self.task, student["w"], batch.x)
+            seen = extract_features(self.task, student["w"], batch.x)
             far = functional_call(self.bridge, student["bridge"], (seen.maps, teacher.maps))
             return self.outputs(hp, seen, teacher, batch) + hp.match_weight * mean_over(far, batch)
 
@@ -67,7 +67,7 @@ class Calibration(nn.Module):
         for query, projections, f in zip(self.queries, self.projections, student, strict=True):
             weights = (self._look(query, f)[:, None] * keys).sum(-1).softmax(-1)
             for j, (project, g) in enumerate(zip(projections, teacher, strict=True)):  # type: ignore[call-overload]
-                mine, wanted = smaller(f, g)
+                mine, wanted = match_resolution(f, g)
                 total = total + weights[:, j] * (project(mine) - wanted).square().flatten(1).mean(1)
         return total / len(student)
 

@@ -11,8 +11,15 @@ from hedgerow.algorithms.core.messages import Cohort
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.core.task import Params, Task, mean_over, with_frozen
 from hedgerow.algorithms.distillation.student import Lesson, Student
-from hedgerow.algorithms.nn.feature_maps import STUDENT, Reusing, apart, last_layer, no_maps, own
-from hedgerow.algorithms.nn.features import Inside, inside
+from hedgerow.algorithms.nn.feature_maps import (
+    STUDENT,
+    ReusedClassifier,
+    feature_distance,
+    feature_map_incompatibility,
+    last_layer,
+    student_parameters,
+)
+from hedgerow.algorithms.nn.features import Features, extract_features
 
 
 class SimKD(Student):
@@ -30,12 +37,16 @@ class SimKD(Student):
         super().__init__(hyper, task)
         if self.incompatibility() is None:
             # What is not the student's comes with the parameters.
-            self.task = replace(task, module=Reusing(task, self.master), build=None)
+            self.task = replace(task, module=ReusedClassifier(task, self.teacher_task), build=None)
 
     def incompatibility(self) -> str | None:
         if found := super().incompatibility():
             return found
-        return no_maps(self.hyper.name, self.task, self.master) if not isinstance(self.task.module, Reusing) else None
+        return (
+            feature_map_incompatibility(self.hyper.name, self.task, self.teacher_task)
+            if not isinstance(self.task.module, ReusedClassifier)
+            else None
+        )
 
     def init_server(self) -> Tree:
         return {"w": {name: p for name, p in self.task.init().items() if name.startswith(STUDENT)}}
@@ -51,20 +62,20 @@ class SimKD(Student):
         teacher = self.says(down, batch)
         return lambda student, aids: mean_over(self.far(student, down, batch, teacher), batch)
 
-    def far(self, student: Tree, down: Tree, batch: Batch, teacher: Inside) -> Tensor:
+    def far(self, student: Tree, down: Tree, batch: Batch, teacher: Features) -> Tensor:
         """The mean squared distance of each sample's maps, (samples,)."""
-        return apart(self.shown(student, down, batch), teacher)
+        return feature_distance(self.shown(student, down, batch), teacher)
 
-    def shown(self, student: Tree, down: Tree, batch: Batch) -> Inside:
+    def shown(self, student: Tree, down: Tree, batch: Batch) -> Features:
         """What the student makes of a mini-batch, under the teacher's last layer."""
-        return inside(self.task, {**student["w"], **self._head(down)}, batch.x)
+        return extract_features(self.task, {**student["w"], **self._head(down)}, batch.x)
 
     def scored(self, server: Tree) -> Tree:
         return {"w": {**server["w"], **self._head(server)}}
 
     def evaluate_params(self, server: Tree) -> Tree:
         """The student's own: its projector and the teacher's layer are not of the task's model."""
-        return own(server["w"])
+        return student_parameters(server["w"])
 
     def _head(self, tree: Tree) -> Params:
-        return last_layer(self.master.module, with_frozen(self.master.module, tree["teacher"]))
+        return last_layer(self.teacher_task.module, with_frozen(self.teacher_task.module, tree["teacher"]))

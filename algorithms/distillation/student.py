@@ -13,8 +13,8 @@ from hedgerow.algorithms.core.pytree import Tree, flatten, unflatten
 from hedgerow.algorithms.core.task import drawn
 from hedgerow.algorithms.distillation.teacher import Taught
 from hedgerow.algorithms.federated.central import Central
-from hedgerow.algorithms.nn.features import Inside, inside
-from hedgerow.algorithms.optim.local_sgd import minimise
+from hedgerow.algorithms.nn.features import Features, extract_features
+from hedgerow.algorithms.optim.local_sgd import minimize
 
 Lesson = Callable[[Tree, Tree], Tensor]
 """The loss of one student on one mini-batch: (the branches that learn, its aids) -> 0-d."""
@@ -57,7 +57,7 @@ class Student(Taught, Central):
         learnt = yield Exchange(self.train, server, POOL, batches=self.batches(cohort), on="pool", local_inputs=known)
         if begins:
             # After the lesson, whose mini-batches are drawn by the number of its exchange.
-            yield self.exam(server["teacher"], cohort)
+            yield self.evaluate_teacher(server["teacher"], cohort)
         return {**server, **learnt.up}
 
     def beside(self, cohort: Cohort) -> Tree:
@@ -78,19 +78,19 @@ class Student(Taught, Central):
         aids = {key: down[key] for key in self.aids}
         memory = flatten({key: down["momentum"][key] for key in self.learns}) if "momentum" in down else None
         start = flatten({key: down[key] for key in self.learns})
-        learnt, value = minimise(total, start, data, hp, memory=memory)
+        learnt, value = minimize(total, start, data, hp, memory=memory)
         lasting = {} if memory is None else {"momentum": unflatten(memory)}
         return {**unflatten(learnt), **lasting}, state, {"loss": value / hp.starts}
 
     def lesson(self, hp: Any, down: Tree, batch: Batch) -> Lesson:
         raise NotImplementedError
 
-    def says(self, down: Tree, batch: Batch) -> Inside:
+    def says(self, down: Tree, batch: Batch) -> Features:
         """What the teacher makes of a mini-batch."""
         with torch.no_grad():
-            return inside(self.master, down["teacher"], batch.x)
+            return extract_features(self.teacher_task, down["teacher"], batch.x)
 
     def drawn(self, module: nn.Module, cohort: Cohort, name: str) -> Tree:
         """Initial parameters of a module, for each student."""
-        generators = [torch.Generator().manual_seed(cohort.draw(f"{name} {i}")) for i in range(self.hyper.starts)]
+        generators = [torch.Generator().manual_seed(cohort.seed_for(f"{name} {i}")) for i in range(self.hyper.starts)]
         return self._side_by_side([drawn(module, generator) for generator in generators])

@@ -8,10 +8,10 @@ from pydantic import Field
 from torch import Tensor
 
 from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm
-from hedgerow.algorithms.core.client_data import Batch, Batches, ClientData
+from hedgerow.algorithms.core.client_data import Batch, BatchSpec, ClientData
 from hedgerow.algorithms.core.messages import POOL, Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import Tree, stack, tree_map, zeros_like
-from hedgerow.algorithms.optim.local_sgd import LocalOptimizer, minimise
+from hedgerow.algorithms.optim.local_sgd import LocalOptimizer, minimize
 
 
 class Central(Algorithm):
@@ -53,7 +53,7 @@ class Central(Algorithm):
         learnt = yield Exchange(self.train, server, POOL, batches=self.batches(cohort), on="pool")
         return {**server, **learnt.up}
 
-    def batches(self, cohort: Cohort) -> dict[str, Batches]:
+    def batches(self, cohort: Cohort) -> dict[str, BatchSpec]:
         return self.hyper.batches
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
@@ -63,7 +63,7 @@ class Central(Algorithm):
         def total(w: Tree, batch: Batch) -> Tensor:
             return self.each(lambda w: self.task.loss(w, batch), w).sum()
 
-        w, value = minimise(total, down["w"], data, hp, memory=memory)
+        w, value = minimize(total, down["w"], data, hp, memory=memory)
         return {"w": w, **lasting}, state, {"loss": value / hp.starts}
 
     # ---- models side by side ----------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ class Central(Algorithm):
         """In the first round, models that start side by side get initial parameters of their own."""
         if cohort.round > 1 or self.hyper.starts == 1:
             return server
-        seeds = [cohort.draw(f"start {number}") for number in range(self.hyper.starts)]
+        seeds = [cohort.seed_for(f"start {number}") for number in range(self.hyper.starts)]
         return {**server, "w": self._side_by_side([self.task.init(seed) for seed in seeds])}
 
     def each(self, function: Callable[..., Any], *trees: Tree) -> Any:
@@ -89,14 +89,16 @@ class Central(Algorithm):
     def scored(self, server: Tree) -> Tree:
         return {"w": server["w"]}
 
-    def look_at(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+    def batch_norm_statistics(
+        self, hp: Any, down: Tree, state: Tree, data: ClientData
+    ) -> tuple[Tree, Tree, dict[str, Any]]:
         found = [
             self.each(lambda w, batch=batch: self.task.statistics(w, batch), down["w"])
             for batch in data.batches("statistics")
         ]
         return tree_map(lambda *parts: torch.stack(parts).mean(0), *found), state, {}
 
-    def score(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+    def evaluate_client(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         totals = torch.zeros(3, device=data.x.device)
         for batch in data.batches("test"):
             totals = totals + self.each(lambda w, batch=batch: self.task.score(w, batch), down["w"])
@@ -104,7 +106,7 @@ class Central(Algorithm):
         metrics = {"loss": loss.mean(), "correct": correct.mean(), "samples": samples.mean()}
         return {"correct": correct, "samples": samples}, state, metrics
 
-    def found(self, server: Tree, test: Aggregate) -> dict[str, float]:
+    def evaluation_metrics(self, server: Tree, test: Aggregate) -> dict[str, float]:
         """Of models side by side: how many have ended in which minimum, where the model knows its minima by name."""
         minima = getattr(self.task.module, "minima", None)
         if minima is None or self.hyper.starts == 1:

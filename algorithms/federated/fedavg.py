@@ -7,7 +7,7 @@ from hedgerow.algorithms.core.client_data import ClientData
 from hedgerow.algorithms.core.messages import MODEL, Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.parts import Part, Parts
 from hedgerow.algorithms.core.pytree import Tree
-from hedgerow.algorithms.optim.local_sgd import LocalSolver, minimise
+from hedgerow.algorithms.optim.local_sgd import LocalSolver, minimize
 
 
 class FedAvg(Algorithm):
@@ -26,5 +26,5 @@ class FedAvg(Algorithm):
         return {"w": result.up["w"]}
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        w, loss = minimise(self.task.loss, down["w"], data, hp)
+        w, loss = minimize(self.task.loss, down["w"], data, hp)
         return {"w": w}, state, {"loss": loss, MODEL: w}

@@ -9,7 +9,7 @@ from hedgerow.algorithms.core.client_data import ClientData
 from hedgerow.algorithms.core.messages import MODEL, Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.parts import Part, Parts
 from hedgerow.algorithms.core.pytree import Tree, add, scale, sub, zeros_like
-from hedgerow.algorithms.optim.local_sgd import LocalSolver, Proximal, minimise
+from hedgerow.algorithms.optim.local_sgd import LocalSolver, Proximal, minimize
 
 
 class FedDyn(Algorithm):
@@ -43,7 +43,7 @@ class FedDyn(Algorithm):
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         centre = self.centre(hp, down, state)
-        w, loss = minimise(self.task.loss, down["w"], data, hp, proximal=Proximal(hp.alpha, centre))
+        w, loss = minimize(self.task.loss, down["w"], data, hp, proximal=Proximal(hp.alpha, centre))
         return {"w": w}, self.remember(hp, down, {"w": w}, state), {"loss": loss, MODEL: w}
 
     def centre(self, hp: Any, down: Tree, state: Tree) -> Tree:

@@ -8,7 +8,7 @@ from hedgerow.algorithms.core.client_data import ClientData
 from hedgerow.algorithms.core.messages import MODEL
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.federated.fedavg import FedAvg
-from hedgerow.algorithms.optim.local_sgd import Proximal, minimise
+from hedgerow.algorithms.optim.local_sgd import Proximal, minimize
 
 
 class FedProx(FedAvg):
@@ -18,5 +18,5 @@ class FedProx(FedAvg):
         mu: float = Field(1e-4, ge=0, description="weight of the proximal term; 0 is FedAvg")
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        w, loss = minimise(self.task.loss, down["w"], data, hp, proximal=Proximal(hp.mu, down["w"]))
+        w, loss = minimize(self.task.loss, down["w"], data, hp, proximal=Proximal(hp.mu, down["w"]))
         return {"w": w}, state, {"loss": loss, MODEL: w}

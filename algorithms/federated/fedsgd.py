@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 
 from hedgerow.algorithms.core.algorithm import Algorithm
-from hedgerow.algorithms.core.client_data import Batches, ClientData
+from hedgerow.algorithms.core.client_data import BatchSpec, ClientData
 from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.parts import Part, Parts
 from hedgerow.algorithms.core.pytree import Tree, add, leaves, scale, zeros_like
@@ -35,7 +35,7 @@ class FedSGD(Algorithm):
             self.gradient,
             broadcast={"w": w},
             clients=cohort.clients,
-            batches={"train": Batches(size=self.hyper.batch_size, shuffle=False)},
+            batches={"train": BatchSpec(size=self.hyper.batch_size, shuffle=False)},
         )
         return {"w": add(w, result.up["gradient"], -self.hyper.at(cohort.round).lr)}
 

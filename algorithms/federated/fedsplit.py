@@ -9,7 +9,7 @@ from hedgerow.algorithms.core.client_data import ClientData
 from hedgerow.algorithms.core.messages import MODEL, Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.parts import Part, Parts
 from hedgerow.algorithms.core.pytree import Tree, add, scale, sub, tree_map
-from hedgerow.algorithms.optim.local_sgd import LocalSolver, Proximal, minimise
+from hedgerow.algorithms.optim.local_sgd import LocalSolver, Proximal, minimize
 
 
 class FedSplit(Algorithm):
@@ -44,7 +44,7 @@ class FedSplit(Algorithm):
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         reflected = tree_map(lambda x, z: 2 * x - z, down["w"], state["z"])
         penalty = Proximal(1 / hp.step_size, reflected)
-        half, loss = minimise(self.task.loss, down["w"], data, hp, proximal=penalty)
+        half, loss = minimize(self.task.loss, down["w"], data, hp, proximal=penalty)
         moved = scale(sub(half, down["w"]), 2)
         z = add(state["z"], moved)
         up = {"z": z} if hp.average == "active" else {"moved": moved}

@@ -7,7 +7,7 @@ from hedgerow.algorithms.core.client_data import ClientData
 from hedgerow.algorithms.core.messages import MODEL, Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.parts import Part, Parts
 from hedgerow.algorithms.core.pytree import Tree, add, scale, sub, zeros_like
-from hedgerow.algorithms.optim.local_sgd import LocalSGD, minimise, plain_steps
+from hedgerow.algorithms.optim.local_sgd import LocalSGD, minimize, plain_steps
 
 
 class Scaffold(Algorithm):
@@ -40,7 +40,7 @@ class Scaffold(Algorithm):
         return {"w": result.up["w"], "c": add(server["c"], result.up["change"], share)}
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        w, loss = minimise(self.task.loss, down["w"], data, hp, linear=sub(down["c"], state["c"]))
+        w, loss = minimize(self.task.loss, down["w"], data, hp, linear=sub(down["c"], state["c"]))
         # c_k+ - c_k = (w_server - w) / (K lr) - c, with K the steps that this client took. Momentum moves the model
         # farther than K plain steps: without the correction c_k would be about 1 / (1 - momentum) times the gradient.
         steps = plain_steps(hp, data.steps("train"))

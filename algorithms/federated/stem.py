@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 
 from hedgerow.algorithms.core.algorithm import Algorithm
-from hedgerow.algorithms.core.client_data import Batch, Batches, ClientData
+from hedgerow.algorithms.core.client_data import Batch, BatchSpec, ClientData
 from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import Tree, add, zeros_like
 from hedgerow.algorithms.optim.gradient import gradient_and_value
@@ -33,7 +33,7 @@ class Stem(Algorithm):
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         hyper, first = self.hyper, cohort.round == 1
         step, size = (self.begin, hyper.first_batch_size) if first else (self.estimate, hyper.batch_size)
-        one, more = {"train": Batches(size, steps=1)}, {"train": Batches(hyper.batch_size, steps=hyper.steps - 1)}
+        one, more = {"train": BatchSpec(size, steps=1)}, {"train": BatchSpec(hyper.batch_size, steps=hyper.steps - 1)}
         estimated = yield Exchange(step, server, cohort.clients, batches=one)
         momentum = {} if first and not hyper.sync_init else estimated.up
         moved = yield Exchange(self.move, momentum, cohort.clients[estimated.contributed], batches=more)

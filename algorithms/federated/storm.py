@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from hedgerow.algorithms.core.client_data import Batches, ClientData
+from hedgerow.algorithms.core.client_data import BatchSpec, ClientData
 from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import Tree, add
 from hedgerow.algorithms.federated.stem import Stem
@@ -25,10 +25,10 @@ class STORM(Stem):
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         pool, hyper = np.zeros(1, int), self.hyper
         if "momentum" not in server:
-            first = {"train": Batches(hyper.first_batch_size, steps=1)}
+            first = {"train": BatchSpec(hyper.first_batch_size, steps=1)}
             begun = yield Exchange(self.begin, server, pool, batches=first, on="pool")
             server = {**server, **begun.up}
-        steps = {"train": Batches(hyper.batch_size, steps=hyper.steps)}
+        steps = {"train": BatchSpec(hyper.batch_size, steps=hyper.steps)}
         result = yield Exchange(self.train, server, pool, batches=steps, on="pool")
         return result.up
 

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from hedgerow.algorithms.aggregators.masked_mean import over_holders
+from hedgerow.algorithms.aggregators.masked_mean import masked_mean
 from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.client_data import Batch, ClientData
 from hedgerow.algorithms.core.messages import Cohort
@@ -66,9 +66,11 @@ def by_capacity(cohort: Cohort, capacities: list[float], redraw: bool) -> list[t
     They are drawn uniformly, so a capacity that is named twice has twice the clients; anew in every round, or once.
     """
     if redraw:
-        rng = np.random.default_rng(cohort.draw("capacities"))
+        rng = np.random.default_rng(cohort.seed_for("capacities"))
         # Of all who were sampled, so that a client's capacity does not depend on who is lost.
-        drawn = rng.integers(len(capacities), size=len(cohort.everybody))[np.isin(cohort.everybody, cohort.clients)]
+        drawn = rng.integers(len(capacities), size=len(cohort.sampled_clients))[
+            np.isin(cohort.sampled_clients, cohort.clients)
+        ]
     else:
         rng = np.random.default_rng([cohort.seed, crc32(b"capacities")])
         drawn = rng.integers(len(capacities), size=cohort.population)[cohort.clients]
@@ -77,12 +79,12 @@ def by_capacity(cohort: Cohort, capacities: list[float], redraw: bool) -> list[t
     return [(capacity, clients) for capacity, clients in parts if len(clients)]
 
 
-def averaged(hyper: Heterogeneous, w: Params, moves: Params, holders: Params, everybody: float) -> Params:
+def averaged(hyper: Heterogeneous, w: Params, moves: Params, holders: Params, sampled_clients: float) -> Params:
     """w, moved by the mean of the clients' moves. moves: their sum; holders: how many of `everybody` trained what."""
     if hyper.average == "all":
-        return add(w, moves, hyper.server_lr / everybody) if everybody else w
+        return add(w, moves, hyper.server_lr / sampled_clients) if sampled_clients else w
     # Where nobody trained, nothing moved.
-    return add(w, over_holders(moves, moves, holders), hyper.server_lr)
+    return add(w, masked_mean(moves, moves, holders), hyper.server_lr)
 
 
 def masked_loss(task: Any, w: Params, batch: Batch, here: Tensor | None) -> Tensor:

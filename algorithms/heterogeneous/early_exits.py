@@ -9,14 +9,14 @@ from pydantic import Field
 from torch import Tensor
 from torch.func import functional_call
 
-from hedgerow.algorithms.aggregators.masked_mean import over_holders
+from hedgerow.algorithms.aggregators.masked_mean import masked_mean
 from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm
 from hedgerow.algorithms.core.client_data import Batch, ClientData
 from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import Tree, add, count, sub, tree_map, zeros_like
 from hedgerow.algorithms.core.task import Params
 from hedgerow.algorithms.nn.submodel import named
-from hedgerow.algorithms.optim.local_sgd import LocalSGD, minimise
+from hedgerow.algorithms.optim.local_sgd import LocalSGD, minimize
 
 
 class TwoArchitectures(LocalSGD):
@@ -109,7 +109,7 @@ class TwoExits(Algorithm):
     ) -> tuple[Tree, Tree, dict[str, Any]]:
         """Minimise a loss in which the simple network's has the weight `side`: at 0 its exit stays as it was received,
         and weight decay does not shrink it."""
-        w, value = minimise(loss, down["w"], data, hp)
+        w, value = minimize(loss, down["w"], data, hp)
         exits = named(down["w"], self.exit)
         w = w | {name: torch.where(old.new_zeros(()) + side > 0, w[name], old) for name, old in exits.items()}
         if not hp.latest:
@@ -133,12 +133,12 @@ class TwoExits(Algorithm):
         simple = server["latest"]["simple"] if self.hyper.latest else self.simple(server)
         return {"w": self.evaluate_params(server), "simple": simple}
 
-    def score(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+    def evaluate_client(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """Of both models."""
         total = torch.zeros(3, device=data.x.device)
         for batch in data.batches("test"):
             total = total + self.task.rate(self.logits(down["simple"], batch.x, "early"), batch)
-        up, state, metrics = super().score(hp, down, state, data)
+        up, state, metrics = super().evaluate_client(hp, down, state, data)
         return up, state, {**metrics, "simple_loss": total[0], "simple_correct": total[1]}
 
 
@@ -155,7 +155,7 @@ def mean(w: Params, *answers: tuple[Params, int]) -> Params:
     for sums, number in answers:
         for name, total in sums.items():
             totals[name], holders[name] = totals[name] + total, holders[name] + number
-    return over_holders(w, totals, holders)
+    return masked_mean(w, totals, holders)
 
 
 def learnt(result: Aggregate) -> tuple[Params, int]:

@@ -12,16 +12,16 @@ from pydantic import Field
 from torch import Tensor
 
 from hedgerow.algorithms.core.algorithm import Aggregate
-from hedgerow.algorithms.core.client_data import Batches, ClientData
+from hedgerow.algorithms.core.client_data import BatchSpec, ClientData
 from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges, Weighting
 from hedgerow.algorithms.core.pytree import Tree, add, count, sub, tree_map, zeros_like
 from hedgerow.algorithms.core.task import Params
 from hedgerow.algorithms.heterogeneous.capacities import masked_loss
 from hedgerow.algorithms.heterogeneous.sparse_training import (
-    Group,
+    DensityGroup,
     Profile,
-    Sparse,
     SparseTraining,
+    SparseTrainingHyper,
     erdos_renyi,
     largest,
     largest_of,
@@ -50,7 +50,7 @@ class FedDST(SparseTraining):
 
     weighting: ClassVar[Weighting | None] = "samples"
 
-    class Hyper(Sparse):
+    class Hyper(SparseTrainingHyper):
         layers: Literal["erk", "uniform"] = Field(
             "erk", description="densities of the layers: small layers denser (Erdos-Renyi kernel), or all alike"
         )
@@ -96,20 +96,20 @@ class FedDST(SparseTraining):
         mask = self.next_mask(w, server, groups, results)
         return {**server, "w": masked(w, mask), "mask": mask}
 
-    def readjusting(self, w: Params, group: Group, share: float) -> Exchange:
+    def readjusting(self, w: Params, group: DensityGroup, share: float) -> Exchange:
         """The exchange of a round in which masks are readjusted, and sent upwards too."""
         turned = {name: torch.tensor(round(share * ones)) for name, ones in group.ones.items()}
         plain = self.exchange(w, group, turned=turned)
         return replace(
             plain,
             step=self.train_and_readjust,
-            batches={**plain.batches, "regrow": Batches(self.hyper.batch_size, steps=1)},
+            batches={**plain.batches, "regrow": BatchSpec(self.hyper.batch_size, steps=1)},
             padding_up=np.full(
                 len(group.clients), 2 * count(w) + total(self.sizes) - self.sent_up(group) - self.bits(group)
             ),
         )
 
-    def next_mask(self, w: Params, server: Tree, groups: list[Group], results: list[Aggregate]) -> Params:
+    def next_mask(self, w: Params, server: Tree, groups: list[DensityGroup], results: list[Aggregate]) -> Params:
         """The server's, from the averages w and the clients' own masks."""
         votes, trained = zeros_like(server["mask"]), zeros_like(server["mask"])
         for group, result in zip(groups, results, strict=True):

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from hedgerow.algorithms.core.messages import Cohort
-from hedgerow.algorithms.heterogeneous.partial_training import Partial, PartialTraining
+from hedgerow.algorithms.heterogeneous.partial_training import PartialTraining, PartialTrainingHyper
 from hedgerow.algorithms.nn.submodel import Channels
 
 
@@ -15,10 +15,10 @@ class FederatedDropout(PartialTraining):
 
     alike = False
 
-    Hyper = Partial
+    Hyper = PartialTrainingHyper
 
     def channels(self, capacity: float, cohort: Cohort, client: int) -> Channels:
-        rng, sizes = np.random.default_rng([cohort.draw("channels"), client]), self.layout.thinned
+        rng, sizes = np.random.default_rng([cohort.seed_for("channels"), client]), self.layout.thinned
         return {
             space: torch.from_numpy(np.sort(rng.choice(sizes[space], number, replace=False)))
             for space, number in self.layout.counts(capacity).items()

@@ -5,14 +5,14 @@
 import torch
 
 from hedgerow.algorithms.core.messages import Cohort
-from hedgerow.algorithms.heterogeneous.partial_training import Partial, PartialTraining
+from hedgerow.algorithms.heterogeneous.partial_training import PartialTraining, PartialTrainingHyper
 from hedgerow.algorithms.nn.submodel import Channels
 
 
 class FedRolex(PartialTraining):
     """A client of capacity r trains a window of r of each layer's channels, which moves by one from round to round."""
 
-    Hyper = Partial
+    Hyper = PartialTrainingHyper
 
     def channels(self, capacity: float, cohort: Cohort, client: int) -> Channels:
         sizes = self.layout.thinned

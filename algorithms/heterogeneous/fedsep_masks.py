@@ -10,13 +10,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from hedgerow.algorithms.core.client_data import Batch, Batches, ClientData
+from hedgerow.algorithms.core.client_data import Batch, BatchSpec, ClientData
 from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import Tree, count, scale, tree_map
 from hedgerow.algorithms.core.task import Params
 from hedgerow.algorithms.heterogeneous.capacities import classes_of
 from hedgerow.algorithms.heterogeneous.channel_masks import MaskProblem, Shares, descend, encode, masked, most
-from hedgerow.algorithms.heterogeneous.partial_training import Group, Partial, PartialTraining
+from hedgerow.algorithms.heterogeneous.partial_training import CapacityGroup, PartialTraining, PartialTrainingHyper
 from hedgerow.algorithms.nn import hypernetwork
 from hedgerow.algorithms.nn.submodel import OUTPUTS, Channels
 
@@ -31,7 +31,7 @@ class FedSepMasks(PartialTraining):
     client solves its mask problem, phi begins as it did at first; it keeps how far its channels are on, and no phi.
     """
 
-    class Hyper(Partial):
+    class Hyper(PartialTrainingHyper):
         mask: Literal["kernels", "relaxed"] = Field(
             "kernels", description="keep the best channels and leave out the others; or dim each, and leave out none"
         )
@@ -94,13 +94,13 @@ class FedSepMasks(PartialTraining):
     def width(self, capacity: float) -> float:
         return sqrt(capacity) if self.hyper.budget == "macs" else capacity
 
-    def ask(self, w: Params, group: Group, solves: bool) -> Exchange:
+    def ask(self, w: Params, group: CapacityGroup, solves: bool) -> Exchange:
         """Of clients that solve their mask problem, which takes the whole model, or that keep their masks."""
         numbers = self.layout.numbers({space: len(first) for space, first in group.channels.items()})
         again = np.full(len(group.clients), 0 if solves else 1)
         # Whoever keeps its channels needs those alone, which the server knows.
         spared_up = again * sum(len(first) for first in group.channels.values())
-        mask = {"mask": Batches(self.hyper.mask_batch_size, steps=self.hyper.mask_steps)}
+        mask = {"mask": BatchSpec(self.hyper.mask_batch_size, steps=self.hyper.mask_steps)}
         return Exchange(
             self.train if solves else self.train_again,
             {"w": w},

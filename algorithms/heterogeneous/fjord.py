@@ -18,7 +18,7 @@ from hedgerow.algorithms.core.pytree import Tree, tree_map
 from hedgerow.algorithms.core.task import Params
 from hedgerow.algorithms.heterogeneous.capacities import masked_loss
 from hedgerow.algorithms.heterogeneous.heterofl import HeteroFL
-from hedgerow.algorithms.heterogeneous.partial_training import Group, Partial
+from hedgerow.algorithms.heterogeneous.partial_training import CapacityGroup, PartialTrainingHyper
 
 
 class FjORD(HeteroFL):
@@ -26,23 +26,23 @@ class FjORD(HeteroFL):
     first channels: ordered dropout.
     """
 
-    class Hyper(Partial):
+    class Hyper(PartialTrainingHyper):
         scaler: bool = Field(False, description="in training, divide what a layer puts out by the capacity of the step")
 
-    def exchange(self, w: Params, group: Group, cohort: Cohort) -> Exchange:
+    def exchange(self, w: Params, group: CapacityGroup, cohort: Cohort) -> Exchange:
         exchange = super().exchange(w, group, cohort)
         train = self.hyper.batches["train"]
         passes = train.epochs * ceil(cohort.sizes.max() / (train.size or cohort.sizes.max()))
         shape = (len(group.clients), train.steps or passes)
-        rng = np.random.default_rng([cohort.draw("widths"), int(1e6 * group.capacity)])
+        rng = np.random.default_rng([cohort.seed_for("widths"), int(1e6 * group.capacity)])
         widths = torch.from_numpy(rng.choice(self._smaller(group), shape)).float()
         return replace(exchange, local_inputs_per_client={"widths": widths})
 
-    def macs(self, group: Group) -> float:
+    def macs(self, group: CapacityGroup) -> float:
         """Of a step, on average."""
         return float(np.mean([self.layout.macs(self.layout.counts(width)) for width in self._smaller(group)]))
 
-    def _smaller(self, group: Group) -> list[float]:
+    def _smaller(self, group: CapacityGroup) -> list[float]:
         return [width for width in self.hyper.capacities if width <= group.capacity]
 
     def local_loss(self, hp: Any, down: Tree, here: Tensor | None) -> Any:

@@ -9,11 +9,18 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from hedgerow.algorithms.core.client_data import Batches, ClientData
+from hedgerow.algorithms.core.client_data import BatchSpec, ClientData
 from hedgerow.algorithms.core.messages import Cohort, Exchanges
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.heterogeneous.feddst import FedDST
-from hedgerow.algorithms.heterogeneous.sparse_training import Profile, Sparse, largest, largest_of, masked, total
+from hedgerow.algorithms.heterogeneous.sparse_training import (
+    Profile,
+    SparseTrainingHyper,
+    largest,
+    largest_of,
+    masked,
+    total,
+)
 
 
 class Flash(FedDST):
@@ -31,7 +38,7 @@ class Flash(FedDST):
     weights come back at random there, here by the gradient.
     """
 
-    class Hyper(Sparse):
+    class Hyper(SparseTrainingHyper):
         warmup_epochs: int = Field(10, ge=1, description="passes over the local data in stage 1")
         dealt: float = Field(0.5, ge=0, lt=1, description="share of a layer's ones that stage 1 deals anew")
         mask_update: Literal["fixed", "joint"] = Field(
@@ -61,17 +68,17 @@ class Flash(FedDST):
     def find_densities(self, server: Tree, cohort: Cohort) -> Exchanges:
         """Stage 1. Returns the server's state as stage 2 begins with it."""
         hyper, groups = self.hyper, self.groups(server, cohort)
-        warm = {"train": Batches(hyper.batch_size, epochs=hyper.warmup_epochs)}
+        warm = {"train": BatchSpec(hyper.batch_size, epochs=hyper.warmup_epochs)}
         results = yield [
             replace(self.exchange(server["w"], group), step=self.warm_up, batches=warm, padding_up=None)
             for group in groups
         ]
-        everybody = sum(g.weights[result.contributed].sum() for g, result in zip(groups, results, strict=True))
+        sampled_clients = sum(g.weights[result.contributed].sum() for g, result in zip(groups, results, strict=True))
         found = [result.up["profile"] for result in results if result.contributed.any()]
         if found:
-            profile = {name: sum(one[name] for one in found) / float(everybody) for name in self.sizes}
+            profile = {name: sum(one[name] for one in found) / float(sampled_clients) for name in self.sizes}
             server = {**server, "profile": profile}
-        rng = np.random.default_rng(cohort.draw("mask"))
+        rng = np.random.default_rng(cohort.seed_for("mask"))
         mask = {
             name: largest(torch.from_numpy(rng.random(self.sizes[name])).float(), ones).reshape(
                 self.layout.shapes[name]

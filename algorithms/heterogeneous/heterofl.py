@@ -4,7 +4,7 @@ Clients", 2021, Algorithm 1).
 
 from hedgerow.algorithms.core.messages import Cohort
 from hedgerow.algorithms.core.pytree import Tree
-from hedgerow.algorithms.heterogeneous.partial_training import Partial, PartialTraining
+from hedgerow.algorithms.heterogeneous.partial_training import PartialTraining, PartialTrainingHyper
 from hedgerow.algorithms.nn.submodel import Channels
 
 
@@ -15,7 +15,7 @@ class HeteroFL(PartialTraining):
     for the smallest and the largest model.
     """
 
-    Hyper = Partial
+    Hyper = PartialTrainingHyper
 
     def channels(self, capacity: float, cohort: Cohort, client: int) -> Channels:
         return self.layout.nested(capacity)

@@ -14,12 +14,12 @@ from hedgerow.algorithms.core.messages import Cohort, Exchange
 from hedgerow.algorithms.core.pytree import Tree, tree_map
 from hedgerow.algorithms.core.task import Params
 from hedgerow.algorithms.heterogeneous.capacities import CAPACITIES, ByLayers, Capacity, by_capacity
-from hedgerow.algorithms.heterogeneous.partial_training import Group
-from hedgerow.algorithms.nn.submodel import no_sub_models
-from hedgerow.algorithms.optim.local_sgd import LocalOptimizer, minimise
+from hedgerow.algorithms.heterogeneous.partial_training import CapacityGroup
+from hedgerow.algorithms.nn.submodel import submodel_incompatibility
+from hedgerow.algorithms.optim.local_sgd import LocalOptimizer, minimize
 
 
-class Prototyped(LocalOptimizer):
+class ModelFamilyHyper(LocalOptimizer):
     """Hyperparameters of all whose clients differ in shape."""
 
     capacities: list[Capacity] = Field(
@@ -34,7 +34,7 @@ class Prototyped(LocalOptimizer):
 class Received:
     """Models of one capacity, that came back. models: a stack; weights: one per model."""
 
-    group: Group
+    group: CapacityGroup
     models: Params
     weights: Tensor
 
@@ -48,19 +48,19 @@ class Received:
         return tree_map(lambda leaf: leaf / self.weights.sum(), self.total)
 
 
-class Prototypes(ByLayers):
+class ModelFamilies(ByLayers):
     """Clients train models of their capacity.
 
     A model of capacity r has the first r of each layer's channels of the task's model, and so its initial parameters.
     """
 
     def incompatibility(self) -> str | None:
-        return no_sub_models(self.task, self.hyper.name)
+        return submodel_incompatibility(self.task, self.hyper.name)
 
-    def groups(self, cohort: Cohort) -> list[Group]:
+    def groups(self, cohort: Cohort) -> list[CapacityGroup]:
         """The round's clients by capacity."""
         dealt = by_capacity(cohort, self.hyper.capacities, redraw=False)
-        return [Group(capacity, clients, self.layout.nested(capacity)) for capacity, clients in dealt]
+        return [CapacityGroup(capacity, clients, self.layout.nested(capacity)) for capacity, clients in dealt]
 
     def name(self, capacity: float) -> str:
         """Under which the server's state has the prototype of a capacity."""
@@ -99,5 +99,5 @@ class Prototypes(ByLayers):
         return torch.from_numpy(sizes if samples else np.ones(len(clients))).float()
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        w, loss = minimise(self.task.loss, down["w"], data, hp)
+        w, loss = minimize(self.task.loss, down["w"], data, hp)
         return {"w": w}, state, {"loss": loss}

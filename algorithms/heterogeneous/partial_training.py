@@ -24,11 +24,11 @@ from hedgerow.algorithms.heterogeneous.capacities import (
     classes_of,
     masked_loss,
 )
-from hedgerow.algorithms.nn.submodel import OUTPUTS, Channels, no_sub_models
-from hedgerow.algorithms.optim.local_sgd import minimise
+from hedgerow.algorithms.nn.submodel import OUTPUTS, Channels, submodel_incompatibility
+from hedgerow.algorithms.optim.local_sgd import minimize
 
 
-class Partial(Heterogeneous):
+class PartialTrainingHyper(Heterogeneous):
     """Hyperparameters of all who train sub-models."""
 
     capacities: list[Capacity] = Field(
@@ -40,7 +40,7 @@ class Partial(Heterogeneous):
 
 
 @dataclass(frozen=True)
-class Group:
+class CapacityGroup:
     """The clients of a round that have one capacity.
 
     channels: of their sub-model; where every client has its own, with a leading dimension of clients.
@@ -65,7 +65,7 @@ class PartialTraining(ByLayers):
         raise NotImplementedError
 
     def incompatibility(self) -> str | None:
-        return no_sub_models(self.task, self.hyper.name)
+        return submodel_incompatibility(self.task, self.hyper.name)
 
     # ---- the server's half ------------------------------------------------------------------------------------------
 
@@ -74,16 +74,16 @@ class PartialTraining(ByLayers):
         results = yield [self.exchange(server["w"], group, cohort) for group in groups]
         return {"w": self.average(server["w"], groups, results)}
 
-    def groups(self, cohort: Cohort) -> list[Group]:
+    def groups(self, cohort: Cohort) -> list[CapacityGroup]:
         """The round's clients by capacity."""
         groups = []
         for capacity, clients in by_capacity(cohort, self.hyper.capacities, self.hyper.redraw):
             asked = clients[:1] if self.alike else clients
             own = [self.channels(capacity, cohort, int(client)) for client in asked]
-            groups.append(Group(capacity, clients, own[0] if self.alike else stack(*own)))
+            groups.append(CapacityGroup(capacity, clients, own[0] if self.alike else stack(*own)))
         return groups
 
-    def exchange(self, w: Params, group: Group, cohort: Cohort) -> Exchange:
+    def exchange(self, w: Params, group: CapacityGroup, cohort: Cohort) -> Exchange:
         common = {"local_inputs": self.known(group.capacity, self.macs(group)), "batches": self.hyper.batches}
         if self.alike:
             down = {"w": self.layout.part(w, group.channels)}
@@ -99,13 +99,13 @@ class PartialTraining(ByLayers):
         """The share of each layer's channels that a client of a capacity has."""
         return capacity
 
-    def macs(self, group: Group) -> float:
+    def macs(self, group: CapacityGroup) -> float:
         """Multiply-adds of one sample in the group's sub-model."""
         return self.layout.macs({space: kept.shape[-1] for space, kept in group.channels.items()})
 
-    def average(self, w: Params, groups: list[Group], results: list[Aggregate]) -> Params:
+    def average(self, w: Params, groups: list[CapacityGroup], results: list[Aggregate]) -> Params:
         """w, moved by what came back: parameter by parameter the mean over those who trained it, or over all."""
-        moves, holders, everybody = zeros_like(w), zeros_like(w), 0
+        moves, holders, sampled_clients = zeros_like(w), zeros_like(w), 0
         for group, result in zip(groups, results, strict=True):
             for channels, up, number in self._answers(group, result):
                 on = {space: _on(kept, self.layout.sizes[space]) for space, kept in channels.items()}
@@ -113,10 +113,10 @@ class PartialTraining(ByLayers):
                     on[OUTPUTS] = up["classes"] / number
                 moves = add(moves, self.layout.whole(up["moved"], channels))
                 holders = tree_map(lambda p, mask, number=number: p + number * mask, holders, self.layout.mask(on))
-                everybody += number
-        return averaged(self.hyper, w, moves, holders, everybody)
+                sampled_clients += number
+        return averaged(self.hyper, w, moves, holders, sampled_clients)
 
-    def _answers(self, group: Group, result: Aggregate) -> Iterator[tuple[Channels, Tree, int]]:
+    def _answers(self, group: CapacityGroup, result: Aggregate) -> Iterator[tuple[Channels, Tree, int]]:
         """(channels, sum of the answers, how many they are): of the group, or of each of its clients."""
         kept = torch.from_numpy(result.contributed)
         if not kept.any():
@@ -132,7 +132,7 @@ class PartialTraining(ByLayers):
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         here = classes_of(data, self.layout.sizes[OUTPUTS]) if hp.masked_loss else None
-        learnt, loss = minimise(self.local_loss(hp, down, here), down["w"], data, hp)
+        learnt, loss = minimize(self.local_loss(hp, down, here), down["w"], data, hp)
         up: Tree = {"moved": sub(learnt, down["w"])}
         if here is not None:
             # Weight decay moves the others as well.

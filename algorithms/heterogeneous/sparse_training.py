@@ -32,13 +32,13 @@ from hedgerow.algorithms.heterogeneous.capacities import (
     masked_loss,
 )
 from hedgerow.algorithms.nn.submodel import OUTPUTS, NoSubModelsError
-from hedgerow.algorithms.optim.local_sgd import minimise
+from hedgerow.algorithms.optim.local_sgd import minimize
 
 Profile = Mapping[str, float]
 """Sparse layer -> its density in proportion to the others'."""
 
 
-class Sparse(Heterogeneous):
+class SparseTrainingHyper(Heterogeneous):
     """Hyperparameters of all who train sparsely."""
 
     capacities: list[Capacity] = Field(
@@ -50,7 +50,7 @@ class Sparse(Heterogeneous):
 
 
 @dataclass(frozen=True)
-class Group:
+class DensityGroup:
     """The clients of a round that have one density.
 
     weights: of each in the means. ones: sparse layer -> how many of its weights they send. masks: sparse layer -> 1
@@ -110,7 +110,7 @@ class SparseTraining(ByLayers):
         results = yield [self.exchange(server["w"], group) for group in groups]
         return {**server, "w": self.average(server["w"], groups, results)}
 
-    def groups(self, server: Tree, cohort: Cohort) -> list[Group]:
+    def groups(self, server: Tree, cohort: Cohort) -> list[DensityGroup]:
         """The round's clients by density."""
         groups = []
         for density, clients in by_capacity(cohort, self.hyper.capacities, self.hyper.redraw):
@@ -118,10 +118,10 @@ class SparseTraining(ByLayers):
             samples = (cohort.weighting or self.weighting) == "samples"
             weights = cohort.sizes[mine] if samples else np.ones(len(clients))
             ones = spread(density, self.sizes, self.profile(server))
-            groups.append(Group(density, clients, weights, ones, self.masks(server, ones)))
+            groups.append(DensityGroup(density, clients, weights, ones, self.masks(server, ones)))
         return groups
 
-    def exchange(self, w: Params, group: Group, **known: Any) -> Exchange:
+    def exchange(self, w: Params, group: DensityGroup, **known: Any) -> Exchange:
         """Of a group. known: what else its clients know."""
         counts = {name: torch.tensor(ones) for name, ones in group.ones.items()}
         down = {"w": masked(w, group.masks), "masks": group.masks}
@@ -138,20 +138,20 @@ class SparseTraining(ByLayers):
             padding_up=np.full(len(group.clients), 2 * count(w) - self.sent_up(group)),
         )
 
-    def values(self, group: Group) -> int:
+    def values(self, group: DensityGroup) -> int:
         """The numbers of a group's model: those under the mask, and what is dense."""
         return sum(prod(shape) for shape in self.layout.shapes.values()) - sum(self.sizes.values()) + total(group.ones)
 
-    def bits(self, group: Group) -> int:
+    def bits(self, group: DensityGroup) -> int:
         """What a mask costs, in numbers; where all is one there is none to be sent."""
         weights = sum(self.sizes.values())
         return ceil(weights / 32) if total(group.ones) < weights else 0
 
-    def sent_down(self, group: Group) -> int:
+    def sent_down(self, group: DensityGroup) -> int:
         """The numbers that a client receives."""
         return self.values(group) + self.bits(group)
 
-    def sent_up(self, group: Group) -> int:
+    def sent_up(self, group: DensityGroup) -> int:
         """The numbers that a client sends: the server knows its mask, but not which classes it has."""
         return self.values(group) + (self.layout.sizes[OUTPUTS] if self.hyper.masked_loss else 0)
 
@@ -165,14 +165,14 @@ class SparseTraining(ByLayers):
             )
         )
 
-    def average(self, w: Params, groups: list[Group], results: list[Aggregate]) -> Params:
+    def average(self, w: Params, groups: list[DensityGroup], results: list[Aggregate]) -> Params:
         """w, moved by what came back: weight by weight the mean over those who trained it, or over all."""
-        moves, holders, everybody = zeros_like(w), zeros_like(w), 0.0
+        moves, holders, sampled_clients = zeros_like(w), zeros_like(w), 0.0
         for group, result in zip(groups, results, strict=True):
             if result.contributed.any():
                 moves, holders = add(moves, result.up["moved"]), add(holders, result.up["held"])
-                everybody += float(group.weights[result.contributed].sum())
-        return averaged(self.hyper, w, moves, holders, everybody)
+                sampled_clients += float(group.weights[result.contributed].sum())
+        return averaged(self.hyper, w, moves, holders, sampled_clients)
 
     # ---- the client's half ------------------------------------------------------------------------------------------
 
@@ -184,7 +184,7 @@ class SparseTraining(ByLayers):
     def learn(self, hp: Any, down: Tree, data: ClientData) -> tuple[Params, Tensor | None, dict[str, Any]]:
         """(what it learns under its masks, which classes it has or None, metrics)."""
         here = classes_of(data, self.layout.sizes[OUTPUTS]) if hp.masked_loss else None
-        learnt, loss = minimise(self.local_loss(hp, down, here), down["w"], data, hp)
+        learnt, loss = minimize(self.local_loss(hp, down, here), down["w"], data, hp)
         samples = data.streams["train"][1].sum()
         return learnt, here, {"loss": loss, "spent_gmacs": 3e-9 * down["macs"] * samples}
 

@@ -19,7 +19,13 @@ from hedgerow.algorithms.core.client_data import Batch, ClientData
 from hedgerow.algorithms.core.pytree import Tree, sub, tree_map
 from hedgerow.algorithms.core.task import Params, Task
 from hedgerow.algorithms.heterogeneous.capacities import masked_loss
-from hedgerow.algorithms.heterogeneous.sparse_training import Group, Sparse, SparseTraining, largest, largest_of
+from hedgerow.algorithms.heterogeneous.sparse_training import (
+    DensityGroup,
+    SparseTraining,
+    SparseTrainingHyper,
+    largest,
+    largest_of,
+)
 from hedgerow.algorithms.nn.submodel import NoSubModelsError
 
 
@@ -36,7 +42,7 @@ class ZeroFL(SparseTraining):
     mean over all.
     """
 
-    class Hyper(Sparse):
+    class Hyper(SparseTrainingHyper):
         average: Literal["holders", "all"] = Field(
             "all", description="over whom an entry's moves are averaged: those who sent it, or all of the round"
         )
@@ -53,13 +59,13 @@ class ZeroFL(SparseTraining):
     def masks(self, server: Tree, ones: dict[str, int]) -> Params:
         return {}
 
-    def exchange(self, w: Params, group: Group, **known: Any) -> Any:
+    def exchange(self, w: Params, group: DensityGroup, **known: Any) -> Any:
         return super().exchange(w, group, density=torch.tensor(group.density), **known)
 
-    def sent_down(self, group: Group) -> int:
+    def sent_down(self, group: DensityGroup) -> int:
         return sum(prod(shape) for shape in self.layout.shapes.values())
 
-    def sent_up(self, group: Group) -> int:
+    def sent_up(self, group: DensityGroup) -> int:
         return super().sent_up(group) + self.bits(group)
 
     def macs(self, ones: Mapping[str, int]) -> float:

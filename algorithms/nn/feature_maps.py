@@ -13,12 +13,12 @@ from torch.nn import functional as F  # noqa: N812
 
 from hedgerow.algorithms.core.static_batch_norm import StaticBatchNorm2d, is_static
 from hedgerow.algorithms.core.task import Params, Task, drawn
-from hedgerow.algorithms.nn.features import Inside, shapes
+from hedgerow.algorithms.nn.features import Features, shapes
 
 Norm = Callable[[int], nn.Module]
 
 
-def no_maps(name: str, student: Task, teacher: Task) -> str | None:
+def feature_map_incompatibility(name: str, student: Task, teacher: Task) -> str | None:
     """The objection to models whose feature maps cannot be matched."""
     if shapes(student).maps and shapes(teacher).maps:
         return None
@@ -50,7 +50,7 @@ def norm_of(module: nn.Module) -> Norm:
     return lambda channels: nn.GroupNorm(math.gcd(groups, channels), channels)
 
 
-def smaller(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
+def match_resolution(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
     """Both maps, averaged down to the smaller size."""
     size = min(student.shape[-1], teacher.shape[-1])
     return tuple(F.adaptive_avg_pool2d(one, size) for one in (student, teacher))  # type: ignore[return-value]
@@ -74,7 +74,7 @@ class Fixed(nn.Module):
         return F.linear(x, self.weight, self.bias)  # type: ignore[arg-type]
 
 
-class Reusing(nn.Module):
+class ReusedClassifier(nn.Module):
     """A student's last map, averaged down to the teacher's size, a projector, the mean over the image, the teacher's
     last layer. (batch, C, H, W) -> (batch, classes).
 
@@ -110,10 +110,10 @@ class Reusing(nn.Module):
         return ([projected], features, logits) if inside else logits
 
 
-def under_its_teacher(task: Task) -> Task:
+def with_teacher_classifier(task: Task) -> Task:
     """A task whose model ends in the last layer of its teacher, which has learnt already; projectors begin alike."""
-    master = task.master
-    module = Reusing(task, master)
+    master = task.teacher_task
+    module = ReusedClassifier(task, master)
     last = last_layer(master.module, dict(master.module.named_parameters()))
     module.head.load_state_dict({name.removeprefix(HEAD): p for name, p in last.items()}, strict=False)
     module.projector.load_state_dict(drawn(module.projector, torch.Generator().manual_seed(0)), strict=False)
@@ -126,12 +126,12 @@ def last_layer(module: nn.Module, w: Params) -> Params:
     return {f"{HEAD}{part}": w[f"{name}.{part}"] for part in ("weight", "bias") if f"{name}.{part}" in w}
 
 
-def own(w: Params) -> Params:
+def student_parameters(w: Params) -> Params:
     """Of `Reusing`'s parameters those of the student, as it names them itself."""
     return {name.removeprefix(STUDENT): p for name, p in w.items() if name.startswith(STUDENT)}
 
 
-def apart(mine: Inside, teacher: Inside) -> Tensor:
+def feature_distance(mine: Features, teacher: Features) -> Tensor:
     """The mean squared distance of each sample's last maps, (samples,): ||Psi(f_s) - f_t||^2 of SimKD."""
     projected = mine.maps[-1]
     wanted = F.adaptive_avg_pool2d(teacher.maps[-1], projected.shape[-1])

@@ -12,7 +12,7 @@ from hedgerow.algorithms.core.task import Params, Task, with_frozen
 from hedgerow.algorithms.core.torch_private import submodules
 
 
-class Inside(NamedTuple):
+class Features(NamedTuple):
     """maps: a feature map (samples, C, H, W) per stage, the last one not pooled yet; none of models that show none.
     features: what the last layer is given, (samples, width); of models that do not show it, with width 0.
     """
@@ -22,34 +22,34 @@ class Inside(NamedTuple):
     logits: Tensor
 
 
-def inside(task: Task, w: Params, x: Tensor) -> Inside:
+def extract_features(task: Task, w: Params, x: Tensor) -> Features:
     """Of prepared samples. A module shows it where its attribute `shows_inside` is true: `forward(x, inside=True)`
     returns (maps, features, logits); where its attribute `rectified` is true, no entry of the maps is negative.
     """
     if getattr(task.module, "shows_inside", False):
-        return Inside(*functional_call(task.module, w, (x,), {"inside": True}))
+        return Features(*functional_call(task.module, w, (x,), {"inside": True}))
     last = head(task.module)
     if last is None:
         logits = task.logits(w, x)
-        return Inside([], logits[:, :0], logits)
+        return Features([], logits[:, :0], logits)
     name = f"{len(task.module) - 1}"  # type: ignore[arg-type]
     features = embedded(task.module, w, x, "features")
     params = with_frozen(task.module, w)
-    return Inside([], features, F.linear(features, params[f"{name}.weight"], params.get(f"{name}.bias")))
+    return Features([], features, F.linear(features, params[f"{name}.weight"], params.get(f"{name}.bias")))
 
 
-def asked(task: Task, x: Tensor) -> Inside:
+def teacher_features(task: Task, x: Tensor) -> Features:
     """What the task's teacher, which has learnt already, makes of prepared samples."""
     assert task.teacher is not None
     with torch.no_grad():
-        return inside(task.master, dict(task.teacher.named_parameters()), x)
+        return extract_features(task.teacher_task, dict(task.teacher.named_parameters()), x)
 
 
-def shapes(task: Task) -> Inside:
+def shapes(task: Task) -> Features:
     """The same of two samples of zeros at the initial parameters, for what is built to fit."""
     with torch.no_grad():
         raw = torch.zeros(2, *task.sample_shape, device=next(task.module.parameters()).device)
-        return inside(task, task.init(), raw.long() if task.mean is None else raw)
+        return extract_features(task, task.init(), raw.long() if task.mean is None else raw)
 
 
 def embedded(module: nn.Module, w: Params, x: Tensor, layer: str) -> Tensor:

@@ -169,7 +169,7 @@ def named(w: Params, names: Container[str]) -> Params:
     return {name: p for name, p in w.items() if name in names}
 
 
-def no_sub_models(task: Task, name: str) -> str | None:
+def submodel_incompatibility(task: Task, name: str) -> str | None:
     """Why a method of this name, which needs sub-models, cannot learn a task, and the mend; None: it can."""
     try:
         if Layout.of(task).thinned:

@@ -11,9 +11,9 @@ from pydantic import Field
 from torch import Tensor
 
 from hedgerow.algorithms.bilevel.bilevel_algorithm import Bilevel, BilevelSGD
-from hedgerow.algorithms.bilevel.derivatives import Oracles
-from hedgerow.algorithms.core.algorithm import beyond
-from hedgerow.algorithms.core.client_data import Batches, ClientData
+from hedgerow.algorithms.bilevel.derivatives import Derivatives
+from hedgerow.algorithms.core.algorithm import exceeds_model_size
+from hedgerow.algorithms.core.client_data import BatchSpec, ClientData
 from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.parts import Part, Parts
 from hedgerow.algorithms.core.pytree import Tree, flat, like, scale, sub
@@ -55,11 +55,11 @@ class CommFedBiO(Bilevel):
         return super().init_server() | {"failed": torch.zeros(())}
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
-        everything = {"upper": Batches(shuffle=False, share="validation")}
+        everything = {"upper": BatchSpec(shuffle=False, split="validation")}
         moved = yield self._training(server, cohort)
         z = server | moved.up
         outer = yield Exchange(self.outer, self.common(z), np.zeros(1, int), batches=everything, on="pool")
-        found = yield from self.crosses(z["y"], flat(outer.up["y"]), cohort.among(moved.contributed))
+        found = yield from self.crosses(z["y"], flat(outer.up["y"]), cohort.subset(moved.contributed))
         if found is None:
             # The estimate grew without bound: x stays where it is.
             return {**z, "failed": z["failed"] + 1}
@@ -79,7 +79,7 @@ class CommFedBiO(Bilevel):
             {"y": server["y"]} if own else self.common(server),
             cohort.clients,
             per_client=own,
-            batches={"lower": Batches(self.hyper.batch_size, steps=self.hyper.steps)},
+            batches={"lower": BatchSpec(self.hyper.batch_size, steps=self.hyper.steps)},
             weights=cohort.sizes,
             padding_down=self.task.padding(cohort.clients),
         )
@@ -106,30 +106,30 @@ class CommFedBiO(Bilevel):
         return sub(scale(direct, float(weights.sum())), cross)
 
     def incompatibility(self) -> str | None:
-        return beyond(self.start()["y"], "compression", self.hyper.compression)
+        return exceeds_model_size(self.start()["y"], "compression", self.hyper.compression)
 
-    def report(self, server: Tree) -> dict[str, float]:
+    def server_metrics(self, server: Tree) -> dict[str, float]:
         """`failed_estimates`: rounds without a step on x, if there were any."""
         failed = float(server["failed"])
-        return super().report(server) | ({"failed_estimates": failed} if failed else {})
+        return super().server_metrics(server) | ({"failed_estimates": failed} if failed else {})
 
     # ---- the clients ------------------------------------------------------------------------------------------------
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """T local steps on y; x is remembered."""
-        oracles = Oracles(self.task, hp)
+        oracles = Derivatives(self.task, hp)
         z = self.moved_y(hp, oracles, down, data.batches("lower"))
         return {"y": z["y"]}, {"x": down["x"]}, oracles.metrics([])
 
     def outer(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """On the server's own samples: grad_x F and grad_y F."""
-        oracles = Oracles(self.task, hp)
+        oracles = Derivatives(self.task, hp)
         x, y, value = oracles.upper_slopes(down, next(data.batches("upper")))
         return {"x": x, "y": y}, state, oracles.metrics([value])
 
     def finish(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """grad_xy g_m v, of what the client has of x: of a sample's weight, <its gradient, v> / N_m."""
-        oracles = Oracles(self.task, hp)
+        oracles = Derivatives(self.task, hp)
         v = like(self.solution(hp, down, state), state["y"])
         return oracles.cross(state, next(data.batches("whole")), v), state, oracles.metrics([])
 
@@ -137,17 +137,17 @@ class CommFedBiO(Bilevel):
         """v (d,), as a client knows it in the end."""
         raise NotImplementedError
 
-    def product(self, oracles: Oracles, z: Tree, data: ClientData, v: Tensor) -> Tensor:
+    def product(self, oracles: Derivatives, z: Tree, data: ClientData, v: Tensor) -> Tensor:
         """H_m v: (d,) -> (d,)."""
         return flat(oracles.curvature(z, next(data.batches("product")), like(v, z["y"])))
 
     @property
-    def products(self) -> dict[str, Batches]:
+    def products(self) -> dict[str, BatchSpec]:
         """The mini-batch of a Hessian product."""
-        return {"product": Batches(self.hyper.product_batch_size, steps=1)}
+        return {"product": BatchSpec(self.hyper.product_batch_size, steps=1)}
 
 
-WHOLE = {"whole": Batches(shuffle=False)}
+WHOLE = {"whole": BatchSpec(shuffle=False)}
 """All samples of a client, as one batch."""
 
 

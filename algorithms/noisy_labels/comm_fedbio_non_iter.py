@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from hedgerow.algorithms.bilevel.derivatives import Oracles
+from hedgerow.algorithms.bilevel.derivatives import Derivatives
 from hedgerow.algorithms.core.client_data import ClientData
 from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import Tree, flat, leaves, like, stack, tree_map
@@ -35,7 +35,7 @@ class CommFedBiONonIter(CommFedBiO):
     def crosses(self, y: Tree, b: Tensor, cohort: Cohort) -> Exchanges:
         d, kind, one_round = len(b), SKETCHES[self.hyper.sketch], self.hyper.one_round
         r1 = self.size(d)
-        s1, s2 = kind.draw(d, r1, cohort.draw("S1")), kind.draw(d, 2 * r1, cohort.draw("S2"))
+        s1, s2 = kind.draw(d, r1, cohort.seed_for("S1")), kind.draw(d, 2 * r1, cohort.seed_for("S2"))
         found = yield Exchange(
             self.sketch,
             {"y": y},
@@ -46,7 +46,7 @@ class CommFedBiONonIter(CommFedBiO):
             local_inputs={"s1": s1.tree, "s2": s2.tree},
             padding_up=r1 * self.task.padding(cohort.clients) if one_round else None,
         )
-        cohort = cohort.among(found.contributed)
+        cohort = cohort.subset(found.contributed)
         a = torch.tensordot(shares_of(cohort), found.up["a"].double(), 1) if one_round else found.up["a"].double()
         w = torch.linalg.lstsq(a, s2.apply(b).double()[:, None], rcond=ROUGHLY, driver="gelsd").solution[:, 0].to(b)
         if not torch.isfinite(w).all():
@@ -54,7 +54,7 @@ class CommFedBiONonIter(CommFedBiO):
         if one_round:
             return tree_map(lambda leaf: torch.einsum("cr...,r->c...", leaf, w.to(leaf)), found.up["along"]), cohort
         crossed = yield self.crossing({"w": w}, {"s1": s1.tree}, cohort)
-        return crossed.up, cohort.among(crossed.contributed)
+        return crossed.up, cohort.subset(crossed.contributed)
 
     def size(self, d: int) -> int:
         """r1."""
@@ -64,7 +64,7 @@ class CommFedBiONonIter(CommFedBiO):
 
     def sketch(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """S2 H_m S1', (2 r1, r1), and in the one-round form the cross products along each row of S1, (r1, ...)."""
-        oracles, kind, z = Oracles(self.task, hp), SKETCHES[hp.sketch], {**state, "y": down["y"]}
+        oracles, kind, z = Derivatives(self.task, hp), SKETCHES[hp.sketch], {**state, "y": down["y"]}
         s1, s2, some = kind(**down["s1"]), kind(**down["s2"]), next(leaves(down["y"]))
         batch = next(data.batches("product"))
         columns, along = [], []

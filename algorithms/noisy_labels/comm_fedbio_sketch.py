@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from hedgerow.algorithms.bilevel.derivatives import Oracles
+from hedgerow.algorithms.bilevel.derivatives import Derivatives
 from hedgerow.algorithms.core.client_data import ClientData
 from hedgerow.algorithms.core.messages import Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import Tree, count
@@ -55,19 +55,19 @@ class CommFedBiOSketch(Solver):
 
     def step(self, step: Step, last: Change, b: Tensor) -> Exchanges:
         cohort, fresh = last.cohort, self.hyper.recovery == "two_round"
-        seed = cohort.draw(f"hashes {step.number if fresh else 0}")
+        seed = cohort.seed_for(f"hashes {step.number if fresh else 0}")
         sketch = CountSketch.draw(len(b), self.hyper.rows, self.width(self.hyper, len(b)), seed)
         k = self.hyper.recovered or (sketch.width if fresh else max(1, sketch.width // 60))
         known = {**last.local_inputs, **step.local_inputs, "hashes": sketch.tree}
         sent = yield Exchange(
             self.table, last.broadcast, cohort.clients, batches=self.products, weights=cohort.sizes, local_inputs=known
         )
-        cohort = cohort.among(sent.contributed)
+        cohort = cohort.subset(sent.contributed)
         if fresh:
             at = sketch.heavy(sent.up["table"], k)["indices"]
             asked = yield Exchange(self.values, {"at": at}, cohort.clients, weights=cohort.sizes)
             change = dense({**asked.up, "indices": at}, len(b))
-            return Change(change, {"change": asked.up}, {"change_at": at}, cohort.among(asked.contributed))
+            return Change(change, {"change": asked.up}, {"change_at": at}, cohort.subset(asked.contributed))
         table = sent.up["table"] + last.rest
         if not self.sends_b:
             table = table - step.alpha * sketch.sketch(b)
@@ -91,7 +91,7 @@ class CommFedBiOSketch(Solver):
     # ---- the clients ------------------------------------------------------------------------------------------------
 
     def table(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        oracles = Oracles(self.task, hp)
+        oracles = Derivatives(self.task, hp)
         p, state = self.advanced(oracles, down, state, data)
         if hp.recovery == "two_round":
             p = p + state["residual"]

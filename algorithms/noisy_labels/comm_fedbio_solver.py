@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from hedgerow.algorithms.bilevel.derivatives import Oracles
+from hedgerow.algorithms.bilevel.derivatives import Derivatives
 from hedgerow.algorithms.core.client_data import ClientData
 from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import Tree, flat, like
@@ -87,7 +87,7 @@ class Solver(CommFedBiO):
         alpha = self.hyper.u_lr or self.caution / max(float(began.up["curvature"]), 1e-12)
         # What clients cannot know by themselves is sent to them.
         found = {} if self.hyper.u_lr else {"first_alpha": torch.tensor(alpha)}
-        v, walked, last = torch.zeros_like(b), 0.0, Change(b, found, {}, cohort.among(began.contributed))
+        v, walked, last = torch.zeros_like(b), 0.0, Change(b, found, {}, cohort.subset(began.contributed))
         convexity = max(self.hyper.ridge + self.hyper.damping, 1e-12)
         for step in self.schedule(alpha):
             last = yield from self.step(step, last, b)
@@ -96,7 +96,7 @@ class Solver(CommFedBiO):
                 return None
             last = last._replace(local_inputs={**last.local_inputs, "alpha_before": exactly(step.alpha)})
         crossed = yield self.crossing(last.broadcast, last.local_inputs, last.cohort)
-        return crossed.up, last.cohort.among(crossed.contributed)
+        return crossed.up, last.cohort.subset(crossed.contributed)
 
     def step(self, step: Step, last: Change, b: Tensor) -> Exchanges:
         """Tell the clients of the last change, and return the next one."""
@@ -115,7 +115,7 @@ class Solver(CommFedBiO):
         return True
 
     def _beginning(self, y: Tree, b: Tensor, cohort: Cohort) -> Exchange:
-        start = torch.randn(b.shape, generator=torch.Generator().manual_seed(cohort.draw("power"))).to(b)
+        start = torch.randn(b.shape, generator=torch.Generator().manual_seed(cohort.seed_for("power"))).to(b)
         down = {"y": y} | ({"b": b} if self.sends_b else {})
         batches, known = self.products, {"start": start}
         return Exchange(self.begin, down, cohort.clients, batches=batches, weights=cohort.sizes, local_inputs=known)
@@ -129,7 +129,7 @@ class Solver(CommFedBiO):
 
     def begin(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """Remember y and b; and look for the largest curvature, where it decides the solver's step."""
-        oracles, zero = Oracles(self.task, hp), torch.zeros_like(down["start"])
+        oracles, zero = Derivatives(self.task, hp), torch.zeros_like(down["start"])
         state = {**state, "v": zero, "mean": zero, "residual": zero}
         state |= {name: down[name] for name in ("y", "b") if name in down}
         if hp.u_lr is not None:
@@ -148,7 +148,7 @@ class Solver(CommFedBiO):
             v = self.moved(hp, v, change, state.get("b"), down["alpha_before"])
         return {**state, "v": v}
 
-    def advanced(self, oracles: Oracles, down: Tree, state: Tree, data: ClientData) -> tuple[Tensor, Tree]:
+    def advanced(self, oracles: Derivatives, down: Tree, state: Tree, data: ClientData) -> tuple[Tensor, Tree]:
         """alpha (H_m v - b), or without b where the product alone is compressed; and the state at v."""
         hp = oracles.hp
         state = self.follow(hp, down, state)

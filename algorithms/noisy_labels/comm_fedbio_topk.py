@@ -6,13 +6,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from hedgerow.algorithms.bilevel.derivatives import Oracles
+from hedgerow.algorithms.bilevel.derivatives import Derivatives
 from hedgerow.algorithms.core.client_data import ClientData
 from hedgerow.algorithms.core.messages import Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.noisy_labels.comm_fedbio import shares_of
 from hedgerow.algorithms.noisy_labels.comm_fedbio_solver import Change, Solver, SolverSGD, Step
-from hedgerow.algorithms.transforms.sparse_vectors import dense, some_k, top_k
+from hedgerow.algorithms.transforms.sparse_vectors import dense, random_k, top_k
 
 
 class CommFedBiOTopK(Solver):
@@ -29,11 +29,11 @@ class CommFedBiOTopK(Solver):
     def step(self, step: Step, last: Change, b: Tensor) -> Exchanges:
         cohort, known = last.cohort, {**last.local_inputs, **step.local_inputs}
         if self.hyper.compressor == "random_k":
-            known["at"] = some_k(len(b), self.entries(self.hyper, len(b)), cohort.draw(f"indices {step.number}"))
+            known["at"] = random_k(len(b), self.entries(self.hyper, len(b)), cohort.seed_for(f"indices {step.number}"))
         sent = yield Exchange(
             self.sparsify, last.broadcast, cohort.clients, batches=self.products, local_inputs=known, reduce="stack"
         )
-        there = cohort.among(sent.contributed)
+        there = cohort.subset(sent.contributed)
         values = shares_of(there)[:, None].to(b) * sent.up["values"]
         if "at" in known:
             total = {"values": values.sum(0), "indices": known["at"]}
@@ -45,7 +45,7 @@ class CommFedBiOTopK(Solver):
         return Change(change, {"change": {"values": change[where], "indices": where.int()}}, {}, there)
 
     def sparsify(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        oracles = Oracles(self.task, hp)
+        oracles = Derivatives(self.task, hp)
         p, state = self.advanced(oracles, down, state, data)
         p = p + state["residual"]
         message = {"values": p.gather(0, down["at"])} if "at" in down else top_k(p, self.entries(hp, len(p)))

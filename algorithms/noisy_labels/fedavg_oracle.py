@@ -10,7 +10,7 @@ from hedgerow.algorithms.core.client_data import Batch, ClientData
 from hedgerow.algorithms.core.messages import MODEL, Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.federated.fedavg import FedAvg
-from hedgerow.algorithms.optim.local_sgd import minimise
+from hedgerow.algorithms.optim.local_sgd import minimize
 from hedgerow.algorithms.problems.cleaning import NEEDED, Cleaning, only
 
 
@@ -43,7 +43,7 @@ class FedAvgOracle(FedAvg):
         def loss(w: Tree, batch: Batch) -> Tensor:
             return self.task.loss(w, only(batch, right[self.task.slots[batch.rows]]))
 
-        w, value = minimise(loss, down["w"], data, hp)
+        w, value = minimize(loss, down["w"], data, hp)
         return {"w": w}, state, {"loss": value, MODEL: w}
 
     def right_labels(self, cohort: Cohort) -> np.ndarray | None:

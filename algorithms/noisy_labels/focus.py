@@ -7,16 +7,16 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from hedgerow.algorithms.core.client_data import Batches, ClientData
+from hedgerow.algorithms.core.client_data import BatchSpec, ClientData
 from hedgerow.algorithms.core.messages import MODEL, Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.parts import Parts
 from hedgerow.algorithms.core.pytree import Tree, tree_map
 from hedgerow.algorithms.federated.fedavg import FedAvg
-from hedgerow.algorithms.optim.local_sgd import minimise
+from hedgerow.algorithms.optim.local_sgd import minimize
 
-EVERYTHING = Batches(200, shuffle=False)
+EVERYTHING = BatchSpec(200, shuffle=False)
 HOPELESS = 1e30
-VALIDATION = replace(EVERYTHING, share="validation")
+VALIDATION = replace(EVERYTHING, split="validation")
 
 
 class Focus(FedAvg):
@@ -45,7 +45,7 @@ class Focus(FedAvg):
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         error = self.mean_loss(down["w"], data)
-        w, loss = minimise(self.task.loss, down["w"], data, hp)
+        w, loss = minimize(self.task.loss, down["w"], data, hp)
         return {"w": w, "error": error}, state, {"loss": loss, MODEL: w}
 
     def judge(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:

@@ -7,18 +7,18 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from hedgerow.algorithms.core.client_data import Batch, Batches, ClientData
+from hedgerow.algorithms.core.client_data import Batch, BatchSpec, ClientData
 from hedgerow.algorithms.core.messages import MODEL, Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.core.task import cross_entropies
 from hedgerow.algorithms.federated.fedavg import FedAvg
-from hedgerow.algorithms.optim.local_sgd import LocalSGD, minimise
+from hedgerow.algorithms.optim.local_sgd import LocalSGD, minimize
 from hedgerow.algorithms.problems.cleaning import NEEDED, Cleaning, found_of, only
 
 COUNTS = ("dropped_wrong", "dropped_samples", "wrong_samples")
 """What is counted of the clients' samples: not transmitted, for the report alone."""
 
-EVERYTHING = {"all": Batches(200, shuffle=False)}
+EVERYTHING = {"all": BatchSpec(200, shuffle=False)}
 
 
 class Preprocess(FedAvg):
@@ -71,14 +71,14 @@ class Preprocess(FedAvg):
         return {**server, "w": result.up["w"]}
 
     @property
-    def _benchmark_batches(self) -> dict[str, Batches]:
+    def _benchmark_batches(self) -> dict[str, BatchSpec]:
         hyper = self.hyper
-        return {"train": Batches(hyper.benchmark_batch_size, steps=hyper.benchmark_steps, share="validation")}
+        return {"train": BatchSpec(hyper.benchmark_batch_size, steps=hyper.benchmark_steps, split="validation")}
 
     def benchmark(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """On the server: a model of its own samples alone."""
         sgd = LocalSGD(name="sgd").model_copy(update={"lr": hp.benchmark_lr})
-        w, loss = minimise(self.task.loss, down["w"], data, sgd)
+        w, loss = minimize(self.task.loss, down["w"], data, sgd)
         return {"w": w}, state, {"loss": loss}
 
     def sift(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
@@ -100,10 +100,10 @@ class Preprocess(FedAvg):
         def loss(w: Tree, batch: Batch) -> Tensor:
             return self.task.loss(w, only(batch, state["kept"][self.task.places[batch.rows]]))
 
-        w, value = minimise(loss, down["w"], data, hp)
+        w, value = minimize(loss, down["w"], data, hp)
         return {"w": w}, state, {"loss": value, MODEL: w}
 
-    def report(self, server: Tree) -> dict[str, float]:
+    def server_metrics(self, server: Tree) -> dict[str, float]:
         """Precision, recall and F1 of taking dropped samples for wrong ones; nothing where all labels are right."""
         hits, flagged, bad = (int(number) for number in server["counts"])
         return found_of(hits, flagged, bad) if bad else {}

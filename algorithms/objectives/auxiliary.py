@@ -14,7 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from hedgerow.algorithms.core.client_data import Batch, Batches, ClientData
+from hedgerow.algorithms.core.client_data import Batch, BatchSpec, ClientData
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.core.task import Params, Task
 from hedgerow.algorithms.objectives.objective import Loss, Objective
@@ -61,7 +61,7 @@ class AuxiliaryLoss(Objective):
             return f"objective.limit: {hyper.name} has no clients with multipliers; give `alpha`"
         return super().centralized_incompatibility(hyper)
 
-    def batches(self, specs: Mapping[str, Batches]) -> dict[str, Batches]:
+    def batches(self, specs: Mapping[str, BatchSpec]) -> dict[str, BatchSpec]:
         """Two views of each sample; with `limit` a further pass over them."""
         two_views = {name: replace(spec, views=2) for name, spec in specs.items()}
         once = {ALL_SAMPLES: one_pass(two_views["train"])} if self.limit is not None else {}
@@ -100,6 +100,6 @@ class AuxiliaryLoss(Objective):
         return total / samples
 
 
-def one_pass(spec: Batches) -> Batches:
+def one_pass(spec: BatchSpec) -> BatchSpec:
     """The same mini-batches in one pass over the samples."""
     return replace(spec, epochs=1, steps=None)

@@ -19,12 +19,12 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from hedgerow.algorithms.core.client_data import SCORED, Batch, Batches, ClientData
+from hedgerow.algorithms.core.client_data import EVAL_BATCH_SIZE, Batch, BatchSpec, ClientData
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.core.static_batch_norm import StaticBatchNorm2d
 from hedgerow.algorithms.core.task import Params, Task, drawn, mean_over
-from hedgerow.algorithms.nn.feature_maps import apart
-from hedgerow.algorithms.nn.features import Inside, asked, inside, shapes
+from hedgerow.algorithms.nn.feature_maps import feature_distance
+from hedgerow.algorithms.nn.features import Features, extract_features, shapes, teacher_features
 from hedgerow.algorithms.objectives.auxiliary import Temperature
 from hedgerow.algorithms.objectives.distillation_loss import soft_labels
 from hedgerow.algorithms.objectives.distilled import FromTeacher
@@ -38,7 +38,7 @@ from hedgerow.algorithms.objectives.guide import (
     multiplier,
     overspent,
 )
-from hedgerow.algorithms.optim.local_sgd import minimise
+from hedgerow.algorithms.optim.local_sgd import minimize
 
 
 class Lesson(NamedTuple):
@@ -67,20 +67,22 @@ class Guided(FromTeacher):
             raise ValueError(f"`limit`: {self.kind} has a budget of its own, `guide.delta`; give `alpha`")
         return self
 
-    def distance(self, own: Any, seen: Inside, teacher: Inside, g: Tensor, batch: Batch, student_tau: Any) -> Tensor:
+    def distance(
+        self, own: Any, seen: Features, teacher: Features, g: Tensor, batch: Batch, student_tau: Any
+    ) -> Tensor:
         """The student's distance from the teacher with excuses g; 0-d."""
         return guided_distance(own, seen.logits, teacher, g, batch, student_tau)
 
     def task(self, task: Task) -> Task:
-        seen = shapes(task.master)
+        seen = shapes(task.teacher_task)
         norm = StaticBatchNorm2d if task.is_static else partial(nn.GroupNorm, 1)
         with torch.device("meta"):
             network = guide_network(seen.features.shape[-1] + seen.logits.shape[-1], self.guide.guide_hidden, norm)
         return replace(super().task(task), guide=network)
 
-    def batches(self, specs: Mapping[str, Batches]) -> dict[str, Batches]:
+    def batches(self, specs: Mapping[str, BatchSpec]) -> dict[str, BatchSpec]:
         found = super().batches(specs)
-        fit = {"fit": Batches(SCORED, shuffle=False)} if self.guide.student_tau == "fit" else {}
+        fit = {"fit": BatchSpec(EVAL_BATCH_SIZE, shuffle=False)} if self.guide.student_tau == "fit" else {}
         return {**found, "guide": found["train"], **fit}
 
     def at(self, round: int, initial: Any, now: Any) -> Self:
@@ -101,7 +103,7 @@ class Guided(FromTeacher):
         weight = multiplier(state["lessons"] + 1, guide.lambda_min, guide.lambda_max, guide.lambda_period)
 
         def loss(params: Params, batch: Batch) -> Tensor:
-            logits, teacher = task.logits(w, batch.x), asked(task, batch.x)
+            logits, teacher = task.logits(w, batch.x), teacher_features(task, batch.x)
             g = excuses(network, params, teacher)
             spent = overspent(logits, g, batch, guide.delta, guide.budget_over, guide.budget_of)
             return (1 - own.alpha) * guided_distance(own, logits, teacher, g, batch, student_tau) + weight * spent
@@ -109,13 +111,13 @@ class Guided(FromTeacher):
         sgd = hp.algorithm
         rate = sgd.lr if guide.guide_lr is None else guide.guide_lr
         steps = SimpleNamespace(lr=rate, momentum=sgd.momentum, weight_decay=sgd.weight_decay, clip_norm=sgd.clip_norm)
-        learnt, value = minimise(loss, state["guide"], data, steps, batches=data.batches("guide"))
+        learnt, value = minimize(loss, state["guide"], data, steps, batches=data.batches("guide"))
         first = next(data.batches("guide"))
-        excused = mean_over(excuses(network, learnt, asked(task, first.x)), first)
+        excused = mean_over(excuses(network, learnt, teacher_features(task, first.x)), first)
         return Lesson(learnt, student_tau, {"guide_loss": value, "excused": excused})
 
     def terms(self, own: Any, task: Task, w: Params, batch: Batch, prepared: Lesson) -> tuple[Tensor, Tensor]:
-        seen, teacher = inside(task, w, batch.x), asked(task, batch.x)
+        seen, teacher = extract_features(task, w, batch.x), teacher_features(task, batch.x)
         g = excuses(guide_of(task), prepared.guide, teacher)
         return seen.logits, self.distance(own, seen, teacher, g, batch, prepared.student_tau)
 
@@ -142,8 +144,10 @@ class GuidedFeatureReuse(Guided, ReusedTeacher):
 
     guide: SimKDGuidance = Field(SimKDGuidance(), description="each client's guide")
 
-    def distance(self, own: Any, seen: Inside, teacher: Inside, g: Tensor, batch: Batch, student_tau: Any) -> Tensor:
-        return mean_over((1 - g) * apart(seen, teacher), batch)
+    def distance(
+        self, own: Any, seen: Features, teacher: Features, g: Tensor, batch: Batch, student_tau: Any
+    ) -> Tensor:
+        return mean_over((1 - g) * feature_distance(seen, teacher), batch)
 
 
 def guide_of(task: Task) -> nn.Module:
@@ -152,7 +156,7 @@ def guide_of(task: Task) -> nn.Module:
     return task.guide
 
 
-def guided_distance(own: Any, logits: Tensor, teacher: Inside, g: Tensor, batch: Batch, student_tau: Any) -> Tensor:
+def guided_distance(own: Any, logits: Tensor, teacher: Features, g: Tensor, batch: Batch, student_tau: Any) -> Tensor:
     """L_dist; 0-d."""
     target = soft_labels(teacher.logits, own.temperature)
     return distance(logits, target, g, batch, own.temperature, student_tau, own.guide.top_k)
@@ -168,6 +172,6 @@ def _student_temperature(task: Task, own: Any, w: Params, data: ClientData) -> A
         for batch in data.batches("fit"):
             # A sample without logits does not change the temperature.
             real = 1.0 if batch.mask is None else batch.mask[:, None]
-            targets.append(soft_labels(asked(task, batch.x).logits, own.temperature))
+            targets.append(soft_labels(teacher_features(task, batch.x).logits, own.temperature))
             logits.append(real * task.logits(w, batch.x))
         return fitted_temperature(torch.cat(targets), torch.cat(logits))

@@ -11,11 +11,11 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from hedgerow.algorithms.core.client_data import Batch, Batches, ClientData
+from hedgerow.algorithms.core.client_data import Batch, BatchSpec, ClientData
 from hedgerow.algorithms.core.hyperparameters import Settings
 from hedgerow.algorithms.core.pytree import Tree, flatten, unflatten, unstack
 from hedgerow.algorithms.core.task import Params, Task, mean_over
-from hedgerow.algorithms.optim.local_sgd import minimise
+from hedgerow.algorithms.optim.local_sgd import minimize
 
 
 class Distiller(Settings):
@@ -41,9 +41,9 @@ class Distillation(Distiller):
     steps: int = Field(100, ge=0, description="steps in a round")
 
     @property
-    def batches(self) -> dict[str, Batches]:
+    def batches(self) -> dict[str, BatchSpec]:
         """The mini-batches of a round."""
-        return {"public": Batches(size=self.batch_size, steps=self.steps, share="public")}
+        return {"public": BatchSpec(size=self.batch_size, steps=self.steps, split="public")}
 
 
 # ---- what teachers say -----------------------------------------------------------------------------------------------
@@ -131,5 +131,5 @@ def distil(
         return torch.stack([loss(task.logits(w, batch.x), batch) for w in unflatten(flat).values()]).sum()
 
     # Unless they are clipped together, no student disturbs another: steps depend on a parameter's own slope alone.
-    learnt, total = minimise(together, flatten(students), data, hp, batches=batches)
+    learnt, total = minimize(together, flatten(students), data, hp, batches=batches)
     return unflatten(learnt), total

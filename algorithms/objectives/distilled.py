@@ -25,9 +25,9 @@ class FromTeacher(AuxiliaryLoss):
     """Whether an algorithm of the same name does it in one place."""
 
     def incompatibility(self, task: Task) -> str | None:
-        if task.teacher is None or task.schooling is not None:
+        if task.teacher is None or task.teacher_training is not None:
             return f"objective: {self.kind} needs a teacher; give `task.teacher`, a run"
-        if task.master.is_static:
+        if task.teacher_task.is_static:
             return (
                 f"task.teacher: it normalises by statistics of samples, and the mini-batches of clients have too few "
                 f"of them for {self.kind}; choose a teacher with GroupNorm, such as preact_resnet"
@@ -62,5 +62,5 @@ class DistillationRobustness(FromTeacher, Robustness):
 def divergence_from_teacher(own: Any, task: Task, logits: Tensor, batch: Batch) -> Tensor:
     """tau^2 KL(teacher, student); 0-d. logits: the student's."""
     with torch.no_grad():
-        target = task.taught(batch.x)
+        target = task.teacher_logits(batch.x)
     return between(target, logits, batch, own.temperature)

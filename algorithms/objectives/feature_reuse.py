@@ -11,9 +11,14 @@ from torch import Tensor
 
 from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.core.task import Params, Task, mean_over
-from hedgerow.algorithms.nn.feature_maps import Reusing, apart, no_maps, under_its_teacher
-from hedgerow.algorithms.nn.feature_maps import own as student_parameters
-from hedgerow.algorithms.nn.features import asked, inside
+from hedgerow.algorithms.nn.feature_maps import (
+    ReusedClassifier,
+    feature_distance,
+    feature_map_incompatibility,
+    with_teacher_classifier,
+)
+from hedgerow.algorithms.nn.feature_maps import student_parameters as student_parameters
+from hedgerow.algorithms.nn.features import extract_features, teacher_features
 from hedgerow.algorithms.objectives.distilled import FromTeacher
 
 
@@ -25,10 +30,14 @@ class ReusedTeacher(FromTeacher):
     def incompatibility(self, task: Task) -> str | None:
         if found := super().incompatibility(task):
             return found
-        return no_maps(self.kind, task, task.master) if not isinstance(task.module, Reusing) else None
+        return (
+            feature_map_incompatibility(self.kind, task, task.teacher_task)
+            if not isinstance(task.module, ReusedClassifier)
+            else None
+        )
 
     def task(self, task: Task) -> Task:
-        return under_its_teacher(super().task(task))
+        return with_teacher_classifier(super().task(task))
 
     def reported(self, w: Params) -> Params:
         """The model without the projector."""
@@ -38,6 +47,8 @@ class ReusedTeacher(FromTeacher):
 class FeatureReuse(ReusedTeacher):
     """The last feature map of the teacher; `alpha: 0` is the published objective."""
 
-    def terms(self, own: Any, task: Task, w: Params, batch: Batch, prepared: Any) -> tuple[Tensor, Tensor]:
-        seen = inside(task, w, batch.x)
-        return seen.logits, mean_over(apart(seen, asked(task, batch.x)), batch)
+    def terms(
+        self, student_parameters: Any, task: Task, w: Params, batch: Batch, prepared: Any
+    ) -> tuple[Tensor, Tensor]:
+        seen = extract_features(task, w, batch.x)
+        return seen.logits, mean_over(feature_distance(seen, teacher_features(task, batch.x)), batch)

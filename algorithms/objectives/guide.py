@@ -17,7 +17,7 @@ from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.core.hyperparameters import Settings
 from hedgerow.algorithms.core.static_batch_norm import StaticBatchNorm2d
 from hedgerow.algorithms.core.task import Params, cross_entropies, mean_over
-from hedgerow.algorithms.nn.features import Inside
+from hedgerow.algorithms.nn.features import Features
 
 TINY = 1e-12
 """Below which no logarithm is taken."""
@@ -59,7 +59,7 @@ def guide_network(
     return nn.Sequential(*layers[:-2])
 
 
-def excuses(guide: nn.Module, w: Params, teacher: Inside) -> Tensor:
+def excuses(guide: nn.Module, w: Params, teacher: Features) -> Tensor:
     """g (samples,), from what the teacher makes of the samples: its features and its logits."""
     seen = torch.cat([teacher.features, teacher.logits], -1)
     return functional_call(guide, w, (seen,))[:, 0].sigmoid()

@@ -6,7 +6,7 @@ from typing import Any, Self
 from pydantic import Field
 from torch import Tensor
 
-from hedgerow.algorithms.core.client_data import Batch, Batches, ClientData
+from hedgerow.algorithms.core.client_data import Batch, BatchSpec, ClientData
 from hedgerow.algorithms.core.hyperparameters import Settings
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.core.task import Params, Task
@@ -38,7 +38,7 @@ class Objective(Settings):
         """The task that is learnt in place of the file's."""
         return task
 
-    def batches(self, specs: Mapping[str, Batches]) -> dict[str, Batches]:
+    def batches(self, specs: Mapping[str, BatchSpec]) -> dict[str, BatchSpec]:
         """The mini-batches of a training step, given those of the algorithm."""
         return dict(specs)
 

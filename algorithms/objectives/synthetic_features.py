@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from pydantic import Field
 from torch import Tensor
 
-from hedgerow.algorithms.core.client_data import Batch, Batches, ClientData
+from hedgerow.algorithms.core.client_data import Batch, BatchSpec, ClientData
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.core.task import Params, Task
 from hedgerow.algorithms.nn.features import head
@@ -52,7 +52,7 @@ class SyntheticFeatures(AuxiliaryLoss):
             return "algorithm.starts: synthetic samples are made for one model; set it to 1"
         return super().centralized_incompatibility(hyper)
 
-    def batches(self, specs: Mapping[str, Batches]) -> dict[str, Batches]:
+    def batches(self, specs: Mapping[str, BatchSpec]) -> dict[str, BatchSpec]:
         found = super().batches(specs)
         return {**found, REAL: one_pass(found["train"])}
 

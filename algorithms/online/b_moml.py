@@ -58,7 +58,7 @@ class BMOML(MOML):
     def pushed(self, buffer: torch.Tensor, task: int, cohort: Cohort) -> torch.Tensor:
         """The buffer after the round, the oldest task first."""
         full = bool((buffer != EMPTY).all())
-        if full and self.hyper.policy == "random" and cohort.chance("buffer") >= self.hyper.keep:
+        if full and self.hyper.policy == "random" and cohort.uniform("buffer") >= self.hyper.keep:
             return buffer
         return torch.cat([buffer, buffer.new_tensor([task])])[1:]
 

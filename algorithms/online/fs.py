@@ -13,4 +13,4 @@ class FS(Online):
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         yield from ()
-        return {"w": self.task.init(cohort.draw("init"))}
+        return {"w": self.task.init(cohort.seed_for("init"))}

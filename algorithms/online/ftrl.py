@@ -9,7 +9,7 @@ from hedgerow.algorithms.core.client_data import ClientData
 from hedgerow.algorithms.core.messages import Cohort, Exchanges
 from hedgerow.algorithms.core.pytree import Tree, zeros_like
 from hedgerow.algorithms.online.online_algorithm import Online, OnlineSGD
-from hedgerow.algorithms.optim.local_sgd import Proximal, minimise
+from hedgerow.algorithms.optim.local_sgd import Proximal, minimize
 
 
 class FTRL(Online):
@@ -27,7 +27,7 @@ class FTRL(Online):
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         proximal = Proximal(down["weight"], zeros_like(down["w"]))
-        w, loss = minimise(self.objective(hp), down["w"], data, hp, proximal=proximal)
+        w, loss = minimize(self.objective(hp), down["w"], data, hp, proximal=proximal)
         return {"w": w}, state, {"loss": loss}
 
     def kept(self, server: Tree, cohort: Cohort) -> int:

@@ -8,7 +8,7 @@ from hedgerow.algorithms.core.client_data import ClientData
 from hedgerow.algorithms.core.messages import Cohort, Exchanges
 from hedgerow.algorithms.core.pytree import Tree, add, scale, sub, zeros_like
 from hedgerow.algorithms.online.online_algorithm import Online, OnlineSGD
-from hedgerow.algorithms.optim.local_sgd import Proximal, minimise
+from hedgerow.algorithms.optim.local_sgd import Proximal, minimize
 
 
 class MOML(Online):
@@ -42,5 +42,5 @@ class MOML(Online):
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         linear, proximal = scale(down["lam"], -1), Proximal(hp.alpha, down["v"])
-        w, loss = minimise(self.objective(hp), down["w"], data, hp, linear, proximal)
+        w, loss = minimize(self.objective(hp), down["w"], data, hp, linear, proximal)
         return {"w": w}, state, {"loss": loss}

@@ -8,7 +8,7 @@ from hedgerow.algorithms.core.client_data import ClientData
 from hedgerow.algorithms.core.messages import Cohort, Exchanges
 from hedgerow.algorithms.core.pytree import Tree, add, scale
 from hedgerow.algorithms.online.online_algorithm import Online, OnlineSGD
-from hedgerow.algorithms.optim.local_sgd import Proximal, minimise
+from hedgerow.algorithms.optim.local_sgd import Proximal, minimize
 
 
 class MOMLZero(Online):
@@ -27,5 +27,5 @@ class MOMLZero(Online):
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         proximal = Proximal(hp.alpha, down["v"])
-        w, loss = minimise(self.objective(hp), down["w"], data, hp, proximal=proximal)
+        w, loss = minimize(self.objective(hp), down["w"], data, hp, proximal=proximal)
         return {"w": w}, state, {"loss": loss}

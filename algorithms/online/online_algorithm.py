@@ -5,12 +5,12 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from hedgerow.algorithms.core.client_data import SCORED, Batches, ClientData
+from hedgerow.algorithms.core.client_data import EVAL_BATCH_SIZE, BatchSpec, ClientData
 from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.core.task import Params
 from hedgerow.algorithms.optim.gradient import gradient_and_value
-from hedgerow.algorithms.optim.local_sgd import LocalSolver, minimise
+from hedgerow.algorithms.optim.local_sgd import LocalSolver, minimize
 from hedgerow.algorithms.personalized.adaptation import Adaptation, Adapting
 
 
@@ -41,16 +41,16 @@ class Online(Adapting):
         batches = {"train": self.mini_batches(tasks or (int(cohort.clients[0]),))}
         return Exchange(self.train, down, cohort.clients, batches=batches)
 
-    def mini_batches(self, tasks: Sequence[int]) -> Batches:
+    def mini_batches(self, tasks: Sequence[int]) -> BatchSpec:
         """K mini-batches, each of one of the tasks, with samples to adapt on and as many to learn from."""
         hyper = self.hyper
         if hyper.solver == "newton":
-            return Batches(shuffle=False, of=tasks, mixed=True)
+            return BatchSpec(shuffle=False, pooled_from=tasks, mixed=True)
         both = 2 if hyper.learns_adapted else 1
-        return Batches(hyper.batch_size and both * hyper.batch_size, steps=hyper.steps, of=tasks)
+        return BatchSpec(hyper.batch_size and both * hyper.batch_size, steps=hyper.steps, pooled_from=tasks)
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        w, loss = minimise(self.objective(hp), down["w"], data, hp)
+        w, loss = minimize(self.objective(hp), down["w"], data, hp)
         return {"w": w}, state, {"loss": loss}
 
     def kept(self, server: Tree, cohort: Cohort) -> int:
@@ -60,14 +60,14 @@ class Online(Adapting):
     def efficiency(self, server: Tree, cohort: Cohort, points: Sequence[int]) -> Exchanges:
         """Score U(w) with the first so many of the task's training samples; returns one Aggregate per number."""
         down = {"w": self.evaluate_params(server)}
-        test = Batches(SCORED, shuffle=False, share="held_out")
+        test = BatchSpec(EVAL_BATCH_SIZE, shuffle=False, split="held_out")
         return (
             yield [
                 Exchange(
-                    self.score if number else self.untouched,
+                    self.evaluate_client if number else self.untouched,
                     down,
                     cohort.clients,
-                    batches={"support": Batches(number or 1, steps=1, shuffle=False), "test": test},
+                    batches={"support": BatchSpec(number or 1, steps=1, shuffle=False), "test": test},
                 )
                 for number in points
             ]
@@ -80,7 +80,7 @@ class Online(Adapting):
 
     def look(self, w: Params, cohort: Cohort) -> Exchange:
         """The gradient of the task's F at w, from all of its training samples: up["gradient"]."""
-        return Exchange(self.gradient, {"w": w}, cohort.clients, batches={"train": Batches()})
+        return Exchange(self.gradient, {"w": w}, cohort.clients, batches={"train": BatchSpec()})
 
     def gradient(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """Client step: one gradient, with half of the samples to adapt on."""

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from hedgerow.algorithms.core.client_data import Batches
+from hedgerow.algorithms.core.client_data import BatchSpec
 from hedgerow.algorithms.core.messages import Cohort, Exchanges
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.online.online_algorithm import Online, OnlineSGD
@@ -18,7 +18,7 @@ class TOE(Online):
         result = yield self.learn(server, cohort, range(cohort.round))
         return result.up
 
-    def mini_batches(self, tasks: Any) -> Batches:
+    def mini_batches(self, tasks: Any) -> BatchSpec:
         batches = super().mini_batches(tasks)
         return batches if batches.mixed else replace(batches, size=self.hyper.batch_size, mixed=True)
 

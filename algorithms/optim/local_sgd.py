@@ -9,7 +9,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from hedgerow.algorithms.core.client_data import Batch, Batches, ClientData, channels_last, is_narrow
+from hedgerow.algorithms.core.client_data import Batch, BatchSpec, ClientData, channels_last, is_narrow
 from hedgerow.algorithms.core.hyperparameters import HyperParameters, enabled
 from hedgerow.algorithms.core.pytree import add, sub, tree_map
 from hedgerow.algorithms.core.task import Params
@@ -64,9 +64,9 @@ class LocalSGD(LearningRate):
     clip_norm: float | None = Field(None, gt=0, description="largest norm of the direction; null: no clipping")
 
     @property
-    def batches(self) -> dict[str, Batches]:
+    def batches(self) -> dict[str, BatchSpec]:
         """The mini-batches of one round of local training."""
-        return {"train": Batches(size=self.batch_size, epochs=self.epochs or 1, steps=self.steps, views=1)}
+        return {"train": BatchSpec(size=self.batch_size, epochs=self.epochs or 1, steps=self.steps, views=1)}
 
 
 class LocalOptimizer(LocalSGD):
@@ -93,8 +93,8 @@ class LocalSolver(LocalSGD):
     )
 
     @property
-    def batches(self) -> dict[str, Batches]:
-        return super().batches if self.solver == "sgd" else {"train": Batches(shuffle=False)}
+    def batches(self) -> dict[str, BatchSpec]:
+        return super().batches if self.solver == "sgd" else {"train": BatchSpec(shuffle=False)}
 
 
 class Proximal(NamedTuple):
@@ -104,7 +104,7 @@ class Proximal(NamedTuple):
     centre: Params
 
 
-def minimise(
+def minimize(
     loss: Loss,
     start: Params,
     data: ClientData,

@@ -8,7 +8,7 @@ from hedgerow.algorithms.core.hyperparameters import Settings
 from hedgerow.algorithms.optim.local_sgd import cosine
 
 
-class Schooling(Settings):
+class TeacherTraining(Settings):
     """How a teacher is trained: by SGD on the cross-entropy, on all training samples in one place."""
 
     epochs: int = Field(20, ge=1, description="passes over the training samples")

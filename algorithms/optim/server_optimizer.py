@@ -9,7 +9,7 @@ from hedgerow.algorithms.core.hyperparameters import Settings
 from hedgerow.algorithms.core.pytree import Tree, add, sub, tree_map, zeros_like
 
 
-class ServerStep(Settings):
+class ServerOptimizer(Settings):
     """Server optimiser (Reddi et al., "Adaptive Federated Optimization", 2021, Algorithm 2).
 
     It treats mean(w_k) - w as the negative gradient. `sgd` with lr 1 and no momentum is plain averaging.

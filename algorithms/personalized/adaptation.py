@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from hedgerow.algorithms.core.algorithm import Algorithm
-from hedgerow.algorithms.core.client_data import SCORED, Batch, Batches, ClientData
+from hedgerow.algorithms.core.client_data import EVAL_BATCH_SIZE, Batch, BatchSpec, ClientData
 from hedgerow.algorithms.core.hyperparameters import HyperParameters
 from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import Tree, add
@@ -49,12 +49,15 @@ class Adapting(Algorithm):
 
     def evaluate(self, server: Tree, cohort: Cohort) -> Exchanges:
         """Score U(w) on what the cohort holds out; returns an empty Aggregate for the shared test set."""
-        batches = {"support": Batches(shuffle=False), "test": Batches(SCORED, shuffle=False, share="held_out")}
+        batches = {
+            "support": BatchSpec(shuffle=False),
+            "test": BatchSpec(EVAL_BATCH_SIZE, shuffle=False, split="held_out"),
+        }
         down = {"w": self.evaluate_params(server)}
-        nothing = Exchange(self.score, {}, np.zeros(0, int))
-        return (yield [nothing, Exchange(self.score, down, cohort.clients, batches=batches)])
+        nothing = Exchange(self.evaluate_client, {}, np.zeros(0, int))
+        return (yield [nothing, Exchange(self.evaluate_client, down, cohort.clients, batches=batches)])
 
-    def score(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+    def evaluate_client(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """Client step of evaluation: adapted to all of its training samples, scored on its test samples."""
         totals = self.tally(hp, down["w"], data, next(data.batches("support"), None))
         return {}, state, {"loss": totals[0], "correct": totals[1], "samples": totals[2]}
@@ -102,7 +105,7 @@ too, so that losses are those of the classes with support alone."""
 
 
 @dataclass(frozen=True)
-class Prototypes(Task):
+class PrototypeTask(Task):
     """Predicts the class whose centre is nearest to what the model makes of a sample (Snell et al., 2017).
 
     centres (classes, outputs); seen (classes,): False for a class without support, which is never predicted: it is
@@ -150,7 +153,7 @@ def adapted(task: Task, w: Params, support: Batch | None, hp: Any) -> tuple[Task
         members = members * support.mask[:, None]
     counts = members.sum(0)
     centres = (members.T @ outputs) / counts.clamp(min=1.0)[:, None]
-    return Prototypes(task.module, task.mean, task.std, centres=centres, seen=counts > 0, layer=hp.proto_layer), w
+    return PrototypeTask(task.module, task.mean, task.std, centres=centres, seen=counts > 0, layer=hp.proto_layer), w
 
 
 def maml(task: Task, w: Params, support: Batch, lr: Any, steps: int) -> Params:

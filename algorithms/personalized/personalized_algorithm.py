@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from hedgerow.algorithms.core.client_data import Batches, ClientData
+from hedgerow.algorithms.core.client_data import BatchSpec, ClientData
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.optim.local_sgd import LocalSGD, Loss
 from hedgerow.algorithms.personalized.adaptation import Adaptation, Adapting
@@ -29,7 +29,7 @@ class PersonalSGD(Adaptation, LocalSGD):
         return super().learns_adapted and self.adapt_in == "training"
 
     @property
-    def batches(self) -> dict[str, Batches]:
+    def batches(self) -> dict[str, BatchSpec]:
         """The mini-batches of one round of local training, each with samples to adapt on and others to learn from."""
         plain = super().batches
         if not self.learns_adapted or self.batch_size is None:

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from hedgerow.algorithms.core.client_data import Batches
+from hedgerow.algorithms.core.client_data import BatchSpec
 from hedgerow.algorithms.core.messages import Cohort
 from hedgerow.algorithms.federated.central import Central
 from hedgerow.algorithms.personalized.personalized_algorithm import Personal, PersonalSGD
@@ -17,5 +17,5 @@ class PFLOracle(Personal, Central):
     class Hyper(PersonalSGD, Central.Hyper):
         starts: Literal[1] = Field(1, description="it has one model")  # type: ignore[assignment]
 
-    def batches(self, cohort: Cohort) -> dict[str, Batches]:
-        return {"train": replace(self.hyper.batches["train"], of=range(cohort.population))}
+    def batches(self, cohort: Cohort) -> dict[str, BatchSpec]:
+        return {"train": replace(self.hyper.batches["train"], pooled_from=range(cohort.population))}

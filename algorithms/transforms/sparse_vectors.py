@@ -16,7 +16,7 @@ def top_k(u: Tensor, k: int) -> Tree:
     return {"values": u.gather(0, indices), "indices": indices.int()}
 
 
-def some_k(d: int, k: int, seed: int) -> Tensor:
+def random_k(d: int, k: int, seed: int) -> Tensor:
     """k of d coordinates, without replacement, ascending: (k,). The entries of u there, "random-k", are unbiased for u
     when they are scaled by d/k."""
     return torch.from_numpy(np.sort(np.random.default_rng([seed, 97]).choice(d, k, replace=False)))

@@ -23,7 +23,7 @@ class TopK(Transform):
         return self.error_feedback
 
     def incompatibility(self, like: Tree) -> str | None:
-        return beyond(like, "entries", self.entries)
+        return exceeds_model_size(like, "entries", self.entries)
 
     def init_client(self, like: Tree) -> Tree:
         return {"residual": zeros_like(flat(like))} if self.error_feedback else {}
@@ -43,7 +43,7 @@ class TopK(Transform):
         )
 
 
-def beyond(tree: Tree, key: str, number: int) -> str | None:
+def exceeds_model_size(tree: Tree, key: str, number: int) -> str | None:
     """Why a number of entries is too large for a tree; None: it is not."""
     d = count(tree)
     return None if number <= d else f"{key}: {number} is more than the {d} entries of an update; lower it"

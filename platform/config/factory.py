@@ -168,7 +168,7 @@ def _check_streams(experiment: Experiment, partition: Partition) -> None:
     if experiment.objective is not None and "train" in batches:
         batches = experiment.objective.batches(batches)
     for spec in batches.values():
-        sizes = partition.shares()[spec.share].sizes
+        sizes = partition.shares()[spec.split].sizes
         steps = int(steps_per_client(spec, sizes).max(initial=0))
         require(
             INDEX * steps * (spec.size or int(sizes.max(initial=1))),
@@ -258,7 +258,7 @@ def build_algorithms(experiments: list[Experiment], dataset: Dataset, partition:
         build=lambda seed: build_module(first, dataset, seed),
         augment=first.task.augment,
         teacher=teacher,
-        schooling=config.schooling if config else None,
+        teacher_training=config.teacher_training if config else None,
     )
     if first.task.problem:
         task = first.task.problem.build(task, dataset, partition)

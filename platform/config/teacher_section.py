@@ -8,14 +8,14 @@ from pydantic import Field, field_validator
 
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.core.task import trainable
-from hedgerow.algorithms.optim.pretraining import Schooling
+from hedgerow.algorithms.optim.pretraining import TeacherTraining
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.section import Section
 from hedgerow.platform.config.registries import ModelConfig
 from hedgerow.platform.storage.checkpoint import checkpoints, read_checkpoint
 
 
-class Teacher(Section, Schooling):
+class Teacher(Section, TeacherTraining):
     """A model that is asked, and learns nothing: what a run ended with, or what is trained before the first lesson."""
 
     alternatives = (("model", "run"),)
@@ -44,9 +44,13 @@ class Teacher(Section, Schooling):
         return run
 
     @property
-    def schooling(self) -> Schooling | None:
+    def teacher_training(self) -> TeacherTraining | None:
         """None: it has learnt already."""
-        return None if self.model is None else Schooling(**{key: getattr(self, key) for key in Schooling.model_fields})
+        return (
+            None
+            if self.model is None
+            else TeacherTraining(**{key: getattr(self, key) for key in TeacherTraining.model_fields})
+        )
 
     @property
     def experiment(self) -> Path:

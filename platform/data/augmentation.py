@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from hedgerow.algorithms.core.hyperparameters import Settings
-from hedgerow.algorithms.core.keyed_random import below
+from hedgerow.algorithms.core.keyed_random import randint
 from hedgerow.platform.data.auto_augment import auto_augment
 
 CROP_Y, CROP_X, FLIP, HOLE_Y, HOLE_X = range(5)
@@ -40,11 +40,11 @@ def _moved(x: Tensor, padding: int, flip: bool, key: Tensor, rows: Tensor) -> Te
     """Cropped out of a black frame of `padding` pixels (He et al., 2015, 4.2), and mirrored with probability 1/2."""
     n, channels, height, width = x.shape
     x = F.pad(x, (padding,) * 4)
-    down = below(2 * padding + 1, key, rows, CROP_Y)[:, None] + torch.arange(height, device=x.device)
+    down = randint(2 * padding + 1, key, rows, CROP_Y)[:, None] + torch.arange(height, device=x.device)
     across = torch.arange(width, device=x.device).expand(n, width)
     if flip:
-        across = torch.where(below(2, key, rows, FLIP)[:, None] == 1, across.flip(-1), across)
-    across = across + below(2 * padding + 1, key, rows, CROP_X)[:, None]
+        across = torch.where(randint(2, key, rows, FLIP)[:, None] == 1, across.flip(-1), across)
+    across = across + randint(2 * padding + 1, key, rows, CROP_X)[:, None]
     x = x.gather(2, down[:, None, :, None].expand(n, channels, height, width + 2 * padding))
     return x.gather(3, across[:, None, None, :].expand(n, channels, height, width))
 
@@ -53,7 +53,7 @@ def _cut_out(x: Tensor, side: int, key: Tensor, rows: Tensor) -> Tensor:
     """A black square around a pixel drawn at random, cut off at the border (DeVries and Taylor, "Cutout", 2017)."""
     inside = []
     for size, purpose in ((x.shape[-2], HOLE_Y), (x.shape[-1], HOLE_X)):
-        first = below(size, key, rows, purpose)[:, None] - side // 2
+        first = randint(size, key, rows, purpose)[:, None] - side // 2
         at = torch.arange(size, device=x.device)
         inside.append((at >= first) & (at < first + side))
     return x * ~(inside[0][:, None, :, None] & inside[1][:, None, None, :])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from hedgerow.algorithms.core.keyed_random import below, uniform
+from hedgerow.algorithms.core.keyed_random import randint, uniform
 
 GEOMETRIC = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")
 COLOURS = (
@@ -71,13 +71,13 @@ def magnitude(operation: str, level: int, height: int, width: int) -> float:
 
 def auto_augment(x: Tensor, key: Tensor, rows: Tensor) -> Tensor:
     """x (samples, C, H, W), from 0 to 255, whole numbers."""
-    policy = below(len(POLICY), key, rows, 10)
+    policy = randint(len(POLICY), key, rows, 10)
     for place in range(2):
         kinds = torch.tensor([OPERATIONS.index(pair[place][0]) for pair in POLICY], device=x.device)[policy]
         chances = torch.tensor([pair[place][1] for pair in POLICY], device=x.device)[policy]
         sizes = [magnitude(*pair[place][::2], *x.shape[-2:]) for pair in POLICY]
         signed = torch.tensor([pair[place][0] in SIGNED for pair in POLICY], device=x.device)[policy]
-        minus = signed & (below(2, key, rows, 11 + 2 * place) == 1)
+        minus = signed & (randint(2, key, rows, 11 + 2 * place) == 1)
         size = torch.tensor(sizes, device=x.device)[policy]
         done = uniform(key, rows, 12 + 2 * place) < chances
         x = apply(x, torch.where(done, kinds, -1), torch.where(minus, -size, size))

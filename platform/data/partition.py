@@ -5,9 +5,9 @@ from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
-from hedgerow.algorithms.core.client_data import Share
+from hedgerow.algorithms.core.client_data import Split
 
-SHARES = get_args(Share)
+SPLITS = get_args(Split)
 
 
 class Slices(NamedTuple):
@@ -48,7 +48,7 @@ class Partition:
         """`order`, and the public samples after it."""
         return self.order if self.public is None else np.concatenate([self.order, self.public])
 
-    def shares(self) -> dict[Share, Slices]:
+    def shares(self) -> dict[Split, Slices]:
         """Which part of `places` each client has for what.
 
         Where nothing is held out, clients are evaluated on what they validate with, or else on what they train on.
@@ -68,7 +68,7 @@ class Partition:
         shares = self.shares()
         return bool((self.sizes > shares["train"].sizes + shares["validation"].sizes).all())
 
-    def rows(self, share: Share) -> np.ndarray:
+    def rows(self, share: Split) -> np.ndarray:
         """Indices of all clients' samples of a share, client by client; of the public ones, once."""
         if share == "public":
             return self.order[:0] if self.public is None else self.public

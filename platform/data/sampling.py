@@ -4,7 +4,7 @@ from zlib import crc32
 
 import numpy as np
 
-from hedgerow.algorithms.core.client_data import Batches
+from hedgerow.algorithms.core.client_data import BatchSpec
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -26,7 +26,7 @@ def keyed_hash(*keys: int | str | np.ndarray) -> np.ndarray:
         return state
 
 
-def view_keys(spec: Batches, key: tuple[int | str, ...], clients: np.ndarray, steps: int) -> np.ndarray:
+def view_keys(spec: BatchSpec, key: tuple[int | str, ...], clients: np.ndarray, steps: int) -> np.ndarray:
     """What decides the random views of each mini-batch: 32 bits in int64, (C, steps, views)."""
     drawn = keyed_hash(*key, "view", clients[:, None, None], np.arange(steps)[:, None], np.arange(spec.views))
     return (drawn >> np.uint64(32)).astype(np.int64)
@@ -52,14 +52,14 @@ def sample_clients(seed: int, round: int, population: int, count: int) -> np.nda
     return np.sort(rng.choice(population, count, replace=False, shuffle=False))
 
 
-def steps_per_client(spec: Batches, sizes: np.ndarray) -> np.ndarray:
+def steps_per_client(spec: BatchSpec, sizes: np.ndarray) -> np.ndarray:
     """Number of mini-batches that each client of the given sizes draws."""
     per_epoch = -(-sizes // (spec.size or max(1, int(sizes.max(initial=1)))))
     return per_epoch * spec.epochs if spec.steps is None else np.where(sizes > 0, spec.steps, 0)
 
 
-def draw_of(
-    spec: Batches, key: tuple[int | str, ...], clients: np.ndarray, sizes: np.ndarray
+def draw_pooled_batches(
+    spec: BatchSpec, key: tuple[int | str, ...], clients: np.ndarray, sizes: np.ndarray
 ) -> tuple[np.ndarray, ...]:
     """Mini-batches of a chunk of clients from the samples of others, those of `spec.of`, who own `sizes` samples.
 
@@ -85,7 +85,9 @@ def draw_of(
     return np.broadcast_to(chosen, positions.shape), np.where(mask, positions, 0), mask
 
 
-def draw(spec: Batches, key: tuple[int | str, ...], clients: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, ...]:
+def draw_batches(
+    spec: BatchSpec, key: tuple[int | str, ...], clients: np.ndarray, sizes: np.ndarray
+) -> tuple[np.ndarray, ...]:
     """Mini-batches of a chunk of clients.
 
     clients, sizes: (C,). Returns positions (C, steps, size) into each client's own samples, int64, and the mask of
@@ -95,7 +97,7 @@ def draw(spec: Batches, key: tuple[int | str, ...], clients: np.ndarray, sizes: 
     widest = int(sizes.max(initial=1))
     size = min(spec.size or widest, max(widest, 1))
     per_epoch = np.maximum(-(-sizes // size), 1)
-    steps = steps_per_client(Batches(size=size, epochs=spec.epochs, steps=spec.steps), sizes)
+    steps = steps_per_client(BatchSpec(size=size, epochs=spec.epochs, steps=spec.steps), sizes)
     total = int(steps.max(initial=0))
     epochs = int((-(-steps // per_epoch)).max(initial=0))
 

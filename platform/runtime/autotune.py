@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from hedgerow.algorithms.core.client_data import Batches
+from hedgerow.algorithms.core.client_data import BatchSpec
 from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.data.cache import cache_folder
 from hedgerow.platform.runtime.shards import ExecutionPlan
@@ -113,7 +113,7 @@ def chunk_sizes(share: int, variants: int) -> list[int]:
     ]
 
 
-def shortened(batches: dict[str, Batches], steps: int | None) -> dict[str, Batches]:
+def shortened(batches: dict[str, BatchSpec], steps: int | None) -> dict[str, BatchSpec]:
     """The same streams, cut to some mini-batches, or, for None, whole; of whole local data sets, a part of them."""
     if steps is None:
         return batches

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm
-from hedgerow.algorithms.core.client_data import Batches, ClientData, UnknownStreamError
+from hedgerow.algorithms.core.client_data import BatchSpec, ClientData, UnknownStreamError
 from hedgerow.algorithms.core.messages import MODEL, Cohort, Exchange
 from hedgerow.algorithms.core.pytree import Tree, flatten, leaves, stack, tree_map
 from hedgerow.algorithms.core.slots import SlottedHyper
@@ -134,7 +134,7 @@ class _DryRun:
                 )
         if self.is_large:
             return
-        scored = cohort if self.experiment.evaluation.clients else cohort.among(np.zeros(len(cohort.clients), bool))
+        scored = cohort if self.experiment.evaluation.clients else cohort.subset(np.zeros(len(cohort.clients), bool))
         results = self.drive(algorithm.evaluate(server, scored), "evaluate", EVALUATION)
         if not (isinstance(results, list | tuple) and [type(result) for result in results] == [Aggregate, Aggregate]):
             raise self.violation(
@@ -279,7 +279,7 @@ class _DryRun:
                 f"{', '.join(map(repr, exchange.batches)) or 'none'}; name it in `batches`"
             ) from error
 
-    def shorter(self, batches: Mapping[str, Batches]) -> dict[str, Batches]:
+    def shorter(self, batches: Mapping[str, BatchSpec]) -> dict[str, BatchSpec]:
         """The same streams with few mini-batches, and never more than a step may expect from its clients' sizes."""
         wanted = [spec.steps for spec in batches.values() if spec.steps]
         # A step that takes several mini-batches of a stream at a time has as many streams in proportion.

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hedgerow.algorithms.core.client_data import Batches, ClientData, Share
+from hedgerow.algorithms.core.client_data import BatchSpec, ClientData, Split
 from hedgerow.algorithms.core.messages import ClientStep
 from hedgerow.algorithms.core.pytree import Tree, stack, tree_map
 from hedgerow.platform.data.partition import Slices
-from hedgerow.platform.data.sampling import client_keys, draw, draw_of, view_keys
+from hedgerow.platform.data.sampling import client_keys, draw_batches, draw_pooled_batches, view_keys
 from hedgerow.platform.runtime.shards import WorkShard
 
 SCANNED = 256
@@ -32,7 +32,7 @@ class Samples:
     y: Tensor
     prepare: Callable[[Tensor], Tensor]
     order: np.ndarray
-    shares: Mapping[Share, Slices]
+    shares: Mapping[Split, Slices]
     augment: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
     """What makes the views of raw samples, see ClientData."""
     owners: "Samples | None" = None
@@ -41,7 +41,7 @@ class Samples:
     """See ClientData."""
 
     def streams(
-        self, batches: Mapping[str, Batches], key: tuple[int | str, ...], clients: np.ndarray
+        self, batches: Mapping[str, BatchSpec], key: tuple[int | str, ...], clients: np.ndarray
     ) -> dict[str, tuple[Tensor, Tensor]]:
         """Index streams of a chunk: name -> (rows of x and y (C, steps, size), mask of the same shape).
 
@@ -49,19 +49,19 @@ class Samples:
         """
         streams = {}
         for name, spec in batches.items():
-            shares, order = self.shares[spec.share], self.order
-            if spec.share == "public":
+            shares, order = self.shares[spec.split], self.order
+            if spec.split == "public":
                 # One draw for all, whoever they are and whichever exchange of the round it is.
-                drawn = draw(spec, (*key[:2], name), np.zeros(1, np.int64), shares.sizes[:1])
+                drawn = draw_batches(spec, (*key[:2], name), np.zeros(1, np.int64), shares.sizes[:1])
                 positions, mask = (np.repeat(part, len(clients), axis=0) for part in drawn)
                 starts = shares.offsets[:1, None, None]
-            elif spec.of is None:
-                positions, mask = draw(spec, (*key, name), clients, shares.sizes[clients])
+            elif spec.pooled_from is None:
+                positions, mask = draw_batches(spec, (*key, name), clients, shares.sizes[clients])
                 starts = shares.offsets[clients][:, None, None]
             else:
-                of, home = np.asarray(spec.of), self.owners or self
-                shares, order = home.shares[spec.share], home.order
-                owners, positions, mask = draw_of(spec, (*key, name), clients, shares.sizes[of])
+                of, home = np.asarray(spec.pooled_from), self.owners or self
+                shares, order = home.shares[spec.split], home.order
+                owners, positions, mask = draw_pooled_batches(spec, (*key, name), clients, shares.sizes[of])
                 starts = shares.offsets[of][owners]
             rows = self._padded(order[np.where(mask, positions + starts, 0)], mask)
             device = self.x.device
@@ -96,7 +96,7 @@ class Samples:
         return int(self.order[0])
 
     def keys(
-        self, batches: Mapping[str, Batches], key: tuple[int | str, ...], clients: np.ndarray, streams: Any
+        self, batches: Mapping[str, BatchSpec], key: tuple[int | str, ...], clients: np.ndarray, streams: Any
     ) -> dict[str, Tensor]:
         """What is random about the views of a chunk's samples: name -> (C, steps, views), of streams with any."""
         found = {}

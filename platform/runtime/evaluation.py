@@ -27,7 +27,7 @@ def evaluate(algorithm: Algorithm, state: Tree, cohort: Cohort) -> Exchanges:
     if len(local.contributed):
         accuracies, own = client_scores(local, algorithm.is_personal)
         record |= own
-    return record | algorithm.found(state, common) | algorithm.report(state), accuracies
+    return record | algorithm.evaluation_metrics(state, common) | algorithm.server_metrics(state), accuracies
 
 
 def histograms(algorithm: Algorithm, state: Tree) -> dict[str, dict[str, list[int]]]:

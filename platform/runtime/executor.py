@@ -269,12 +269,12 @@ def _steps(exchange: Exchange, sizes: np.ndarray) -> tuple[int, bool]:
     """Mini-batches of a client's shortest stream, on average, one at least; and whether all clients have as many, with
     room for as many samples."""
     specs = exchange.batches.values()
-    if not specs or exchange.on == "test" or any(spec.share == "held_out" for spec in specs):
+    if not specs or exchange.on == "test" or any(spec.split == "held_out" for spec in specs):
         return 1, False
     steps = np.min([steps_per_client(spec, sizes) for spec in specs], axis=0)
     full = sizes.min() == sizes.max() or all(spec.size and spec.size <= sizes.min() for spec in specs)
     # Of samples for validation clients may have other numbers.
-    alike = full and steps.min() == steps.max() and all(spec.share in ("train", "public") for spec in specs)
+    alike = full and steps.min() == steps.max() and all(spec.split in ("train", "public") for spec in specs)
     return max(1, round(float(steps.mean()))), bool(alike)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hedgerow.algorithms.core.client_data import Share
+from hedgerow.algorithms.core.client_data import Split
 from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import tree_map
 from hedgerow.platform.config.system_heterogeneity import Simulation, uniform
@@ -60,7 +60,7 @@ class ParticipationSimulator:
     the whole round; later ones wait for all who are left. cost: what the clients received that were lost.
     """
 
-    def __init__(self, simulation: Simulation, sampled: Cohort, shares: Mapping[Share, Slices]):
+    def __init__(self, simulation: Simulation, sampled: Cohort, shares: Mapping[Split, Slices]):
         self.simulation, self.sampled, self.shares = simulation, sampled, shares
         self.cost = CommunicationCost()
         self._later, self._begun = 0.0, False
@@ -72,7 +72,7 @@ class ParticipationSimulator:
         for exchange in first:
             _add_download(self.cost, exchange, np.isin(exchange.clients, lost))
         self._begun = not first
-        return self.sampled.among(self._participation.answers)
+        return self.sampled.subset(self._participation.answers)
 
     def timed(self, exchanges: Exchanges, cohort: Cohort) -> Exchanges:
         """The same exchanges, of which all after those that `begin` was told of add to the round's time."""
@@ -99,7 +99,7 @@ class ParticipationSimulator:
         for exchange in exchanges:
             at = np.searchsorted(cohort.clients, exchange.clients)
             for spec in exchange.batches.values():
-                steps[at] += steps_per_client(spec, self.shares[spec.share].sizes[exchange.clients])
+                steps[at] += steps_per_client(spec, self.shares[spec.split].sizes[exchange.clients])
             received[at] += _received(exchange)
         return self.simulation.seconds(cohort, steps, received)
 

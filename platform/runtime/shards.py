@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hedgerow.algorithms.core.client_data import Batches
+from hedgerow.algorithms.core.client_data import BatchSpec
 from hedgerow.algorithms.core.messages import Reduction
 from hedgerow.algorithms.core.pytree import Tree
 
@@ -39,7 +39,7 @@ class WorkShard:
     per_client: Tree = field(default_factory=dict)
     weights: np.ndarray = field(default_factory=lambda: np.zeros(0))
     """One per client, float64."""
-    batches: dict[str, Batches] = field(default_factory=dict)
+    batches: dict[str, BatchSpec] = field(default_factory=dict)
     reduce: Reduction = "mean"
     plan: ExecutionPlan = ExecutionPlan("loop")
     keep_states: bool = True

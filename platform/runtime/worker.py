@@ -20,7 +20,7 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.old_spellings import current_states
 from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.data import Dataset, Partition
-from hedgerow.platform.data.partition import SHARES, Slices
+from hedgerow.platform.data.partition import SPLITS, Slices
 from hedgerow.platform.models.vmap_check import compare_constants
 from hedgerow.platform.runtime.aggregation import PartialAggregate, finite_clients
 from hedgerow.platform.runtime.autotune import Measurement, shortened
@@ -74,7 +74,7 @@ def deal(
     models = [task.module, *([task.teacher] if task.teacher is not None else [])]
     narrow = is_narrow(parameter for model in models for parameter in model.parameters())
     clients = Samples(train_x, train_y, prepare, partition.places, partition.shares(), task.augment, narrow=narrow)
-    test = Samples(test_x, test_y, prepare, np.arange(len(test_y)), dict.fromkeys(SHARES, shards), narrow=narrow)
+    test = Samples(test_x, test_y, prepare, np.arange(len(test_y)), dict.fromkeys(SPLITS, shards), narrow=narrow)
     return {
         "clients": clients,
         "test": test,

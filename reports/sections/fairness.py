@@ -12,7 +12,7 @@ from hedgerow.reports.charts.charts import Chart, histogram, lines
 from hedgerow.reports.charts.html_table import table
 
 EDGES = np.linspace(0, 1, 21)
-SHARES = np.linspace(0, 1, 41)
+SPLITS = np.linspace(0, 1, 41)
 HISTOGRAMS = 4
 
 
@@ -64,9 +64,9 @@ def _mean(seeds: list[np.ndarray], of: Any) -> float:
 def _quantiles(known: dict[tuple[int, str], list[np.ndarray]]) -> Chart | None:
     series = []
     for (index, label), seeds in known.items():
-        values = np.array([np.quantile(accuracies, SHARES) for accuracies in seeds])
+        values = np.array([np.quantile(accuracies, SPLITS) for accuracies in seeds])
         spread = values.std(0, ddof=1).tolist() if len(seeds) > 1 else []
-        points = list(zip((100 * SHARES).tolist(), values.mean(0).tolist(), strict=True))
+        points = list(zip((100 * SPLITS).tolist(), values.mean(0).tolist(), strict=True))
         series.append(Series(label, points, spread, index))
     return lines(
         "Clients from the lowest to the highest accuracy", series, "% of clients", "accuracy", True,

@@ -6,7 +6,7 @@ import torch
 from helpers import dataset, distance, identical, model, partition, run_inline
 from torch import nn
 
-from hedgerow.algorithms.core.keyed_random import below, normal, uniform
+from hedgerow.algorithms.core.keyed_random import normal, randint, uniform
 from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.federated.fedavg import FedAvg
 from hedgerow.platform.config.experiment import EngineConfig
@@ -41,7 +41,7 @@ def test_draws_are_uniform_normal_and_independent():
         assert float(counts.square().sum() / 2000) < 35
     assert abs(float(torch.corrcoef(torch.stack([u, v]))[0, 1])) < 0.03
     assert abs(float(torch.corrcoef(torch.stack([u, other]))[0, 1])) < 0.03
-    assert set(below(3, KEY, rows, 2).tolist()) == {0, 1, 2}
+    assert set(randint(3, KEY, rows, 2).tolist()) == {0, 1, 2}
     z = normal(KEY, torch.arange(2000), torch.Size((2000, 10)))
     assert abs(float(z.mean())) < 0.03
     assert float(z.std()) == pytest.approx(1, abs=0.03)

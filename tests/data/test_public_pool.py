@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from helpers import blobs, dataset, run_inline, small_task
 
-from hedgerow.algorithms.core.client_data import Batches
+from hedgerow.algorithms.core.client_data import BatchSpec
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.factory import build_data, check, check_task
 from hedgerow.platform.config.loader import parse_experiment
@@ -19,7 +19,7 @@ DATA = blobs(samples=200, classes=4)
 
 
 def drawn(config, data=DATA, samples=30, seed=0):
-    return hold_back(data, samples, seed, lambda labels, natural: config.draw(labels, data.classes, natural, seed))
+    return hold_back(data, samples, seed, lambda labels, natural: config.seed_for(labels, data.classes, natural, seed))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_wrong_labels_are_those_of_private_samples():
 
 
 def test_without_public_samples_partitions_are_what_they_were():
-    partition = IID(clients=5).draw(DATA.y_train, 4, None, 0)
+    partition = IID(clients=5).seed_for(DATA.y_train, 4, None, 0)
     assert partition.places is partition.order
     assert (partition.shares()["public"].sizes == 0).all()
     assert not len(partition.rows("public"))
@@ -74,7 +74,7 @@ def test_without_public_samples_partitions_are_what_they_were():
 def test_everybody_draws_the_same_in_all_exchanges_of_a_round():
     partition = drawn(IID(clients=5))
     worker = run_inline(algorithm_class("fedavg"), small_task(DATA), DATA, partition, {}).executor.worker
-    specs = {name: Batches(size=8, steps=3, share="public") for name in ("one", "two")}
+    specs = {name: BatchSpec(size=8, steps=3, split="public") for name in ("one", "two")}
 
     def rows(on="clients", clients=(0, 3, 4), key=(0, 1, 0), name="one"):
         indices, mask = worker.samples[on].streams(specs, key, np.array(clients))[name]

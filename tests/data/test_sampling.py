@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hedgerow.algorithms.core.client_data import Batches
-from hedgerow.platform.data.sampling import draw, keyed_hash, sample_clients
+from hedgerow.algorithms.core.client_data import BatchSpec
+from hedgerow.platform.data.sampling import draw_batches, keyed_hash, sample_clients
 
 KEY = (0, 1, 0, "train")
 
@@ -19,7 +19,7 @@ KEY = (0, 1, 0, "train")
 )
 def test_every_epoch_draws_every_sample_once(sizes, size, epochs, shuffle):
     clients, counts = np.arange(len(sizes)) + 7, np.array(sizes)
-    positions, mask = draw(Batches(size=size, epochs=epochs, shuffle=shuffle), KEY, clients, counts)
+    positions, mask = draw_batches(BatchSpec(size=size, epochs=epochs, shuffle=shuffle), KEY, clients, counts)
     for row, n in enumerate(sizes):
         drawn = positions[row][mask[row]]
         assert len(drawn) == n * epochs
@@ -28,16 +28,16 @@ def test_every_epoch_draws_every_sample_once(sizes, size, epochs, shuffle):
 
 
 def test_a_clients_draws_do_not_depend_on_the_others():
-    spec = Batches(size=4, epochs=2)
-    together, mask = draw(spec, KEY, np.array([3, 5, 9]), np.array([10, 30, 7]))
-    alone, mask_alone = draw(spec, KEY, np.array([5]), np.array([30]))
+    spec = BatchSpec(size=4, epochs=2)
+    together, mask = draw_batches(spec, KEY, np.array([3, 5, 9]), np.array([10, 30, 7]))
+    alone, mask_alone = draw_batches(spec, KEY, np.array([5]), np.array([30]))
     assert (together[1][mask[1]] == alone[0][mask_alone[0]]).all()
 
 
 def test_draws_differ_by_round_exchange_stream_client_and_seed():
-    spec = Batches(size=None)
+    spec = BatchSpec(size=None)
     seen = {
-        tuple(draw(spec, key, np.array([client]), np.array([50]))[0].ravel())
+        tuple(draw_batches(spec, key, np.array([client]), np.array([50]))[0].ravel())
         for client in (0, 1)
         for key in [(0, 1, 0, "train"), (0, 2, 0, "train"), (0, 1, 1, "train"), (0, 1, 0, "other"), (1, 1, 0, "train")]
     }
@@ -45,7 +45,7 @@ def test_draws_differ_by_round_exchange_stream_client_and_seed():
 
 
 def test_steps_bound_the_stream_across_epochs():
-    positions, mask = draw(Batches(size=4, steps=7), KEY, np.array([0, 1]), np.array([10, 3]))
+    positions, mask = draw_batches(BatchSpec(size=4, steps=7), KEY, np.array([0, 1]), np.array([10, 3]))
     assert positions.shape == (2, 7, 4)
     assert mask.sum(axis=2).tolist() == [[4, 4, 2, 4, 4, 2, 4], [3, 3, 3, 3, 3, 3, 3]]
 

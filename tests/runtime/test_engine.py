@@ -6,7 +6,7 @@ import torch
 from helpers import blobs, distance, identical, model, partition, run_inline, small_task
 from toys import Diverging, Stacker, Stateful, TwoPhases
 
-from hedgerow.algorithms.core.client_data import Batches
+from hedgerow.algorithms.core.client_data import BatchSpec
 from hedgerow.algorithms.core.pytree import leaves
 from hedgerow.algorithms.core.torch_private import count_compilations
 from hedgerow.algorithms.federated.fedavg import FedAvg
@@ -158,7 +158,7 @@ def test_held_out_samples_are_not_trained_on():
     run = run_inline(FedAvg, small_task(DATA), DATA, held, {"batch_size": 8}, rounds=1)
     samples = run.executor.worker.samples["clients"]
     for share, first, last in (("train", 0, 30), ("held_out", 30, 60)):
-        streams = samples.streams({"s": Batches(share=share)}, (0, 1, 0), np.array([1]))
+        streams = samples.streams({"s": BatchSpec(split=share)}, (0, 1, 0), np.array([1]))
         rows, mask = streams["s"]
         assert set(rows[mask].tolist()) == set(RAGGED.samples(1)[first:last].tolist())
 
@@ -362,7 +362,7 @@ def test_padding_does_not_carry_one_clients_infinity_to_the_others(kind, hyper):
     assert dropped == dropped_batched == [1 + (kind in (Scaffold, FedSGD))] * 2
     assert distance(model(loop), model(vmap)) < 1e-5
     samples = vmap.executor.worker.samples["clients"]
-    rows, mask = samples.streams({"s": Batches(size=8)}, (0, 1, 0), np.arange(8))["s"]
+    rows, mask = samples.streams({"s": BatchSpec(size=8)}, (0, 1, 0), np.arange(8))["s"]
     assert not mask.all()
     for client in range(8):
         own = set(clients.samples(client).tolist())

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hedgerow.algorithms.bilevel.derivatives import Draw, Oracles
+from hedgerow.algorithms.bilevel.derivatives import Derivatives, MiniBatch
 from hedgerow.algorithms.bilevel.fedbio import FedBiO
 from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm
-from hedgerow.algorithms.core.client_data import Batch, Batches, ClientData
+from hedgerow.algorithms.core.client_data import Batch, BatchSpec, ClientData
 from hedgerow.algorithms.core.messages import Cohort, Exchange
 from hedgerow.algorithms.core.pytree import Tree, leaves, tree_map
 from hedgerow.algorithms.problems import Quadratic, QuadraticModel
@@ -157,7 +157,7 @@ class Run:
             up = tree_map(lambda leaf: torch.tensordot(shares, leaf, 1), up)
         return Aggregate(up, kept, {})
 
-    def streams(self, rows: Tensor, batches: Mapping[str, Batches]) -> dict[str, tuple[Tensor, Tensor]]:
+    def streams(self, rows: Tensor, batches: Mapping[str, BatchSpec]) -> dict[str, tuple[Tensor, Tensor]]:
         """Mini-batches drawn independently, with replacement; or all samples, in order."""
         found = {}
         m, n = rows.shape[:2]
@@ -178,12 +178,12 @@ LOCAL = {"lr": 0.2, "u_lr": 0.2, "upper_lr": 0.1, "share_batches": True}
 
 def oracles(quadratic: Problem) -> Callable[[Tree], Tree]:
     """Full batches of every client: a function (z of all clients) -> directions of all clients."""
-    looker = Oracles(quadratic.task, Run(FedBiO, quadratic, **STEPS).algorithm.hyper)
+    looker = Derivatives(quadratic.task, Run(FedBiO, quadratic, **STEPS).algorithm.hyper)
 
     def directions(z: Tree) -> Tree:
         def one(row: Tensor, z: Tree) -> Tree:
             batch = Batch(row[None], torch.zeros(1), torch.ones(1))
-            return looker.directions(z, Draw(batch, batch, batch, (batch,)))[0]
+            return looker.directions(z, MiniBatch(batch, batch, batch, (batch,)))[0]
 
         return torch.func.vmap(one)(quadratic.means, z)
 
@@ -243,9 +243,9 @@ class Solving:
             while True:
                 reply = run.carry_out(generator.send(reply))
         except StopIteration as stop:
-            self.found = stop.value
+            self.evaluation_metrics = stop.value
         self.result: Any = None
-        if self.found is not None:
-            crosses, there = self.found
+        if self.evaluation_metrics is not None:
+            crosses, there = self.evaluation_metrics
             left = shares[there.clients] / shares[there.clients].sum()
             self.result = torch.tensordot(left, crosses["x"], 1)

@@ -3,10 +3,10 @@
 import torch
 from torch import nn
 
-from hedgerow.algorithms.core.client_data import Batches
+from hedgerow.algorithms.core.client_data import BatchSpec
 from hedgerow.algorithms.core.messages import Exchange
 from hedgerow.algorithms.federated.fedavg import FedAvg
-from hedgerow.algorithms.optim.local_sgd import minimise
+from hedgerow.algorithms.optim.local_sgd import minimize
 
 
 class Plain(FedAvg):
@@ -20,7 +20,7 @@ class Plain(FedAvg):
         return {"w": result.up["w"]}
 
     def train(self, hp, down, state, data):
-        w, loss = minimise(self.task.loss, down["w"], data, hp)
+        w, loss = minimize(self.task.loss, down["w"], data, hp)
         return {"w": w}, state, {"loss": loss}
 
 
@@ -136,7 +136,7 @@ class Branches(Plain):
 
 class WrongEvaluation(Plain):
     def evaluate(self, server, cohort):
-        yield Exchange(self.score, {"w": server["w"]}, cohort.clients, batches={"test": Batches(10)})
+        yield Exchange(self.evaluate_client, {"w": server["w"]}, cohort.clients, batches={"test": BatchSpec(10)})
 
 
 class Diverges(Plain):

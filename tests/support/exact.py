@@ -207,8 +207,8 @@ class ExactStream(Exact):
 
     def data(self, k: int, batches: Any) -> ClientData:
         spec = batches["train"]
-        assert spec.of is None or len(spec.of) == 1 or spec.mixed
-        rows = torch.tensor([k] if spec.of is None else list(spec.of)).repeat(spec.steps or 1, 1)
+        assert spec.pooled_from is None or len(spec.pooled_from) == 1 or spec.mixed
+        rows = torch.tensor([k] if spec.pooled_from is None else list(spec.pooled_from)).repeat(spec.steps or 1, 1)
         streams = {"train": (rows, torch.ones(rows.shape, dtype=torch.bool))}
         return ClientData(self.x, torch.zeros(self.m, dtype=torch.long), lambda x: x, streams, batched=False)
 

@@ -7,7 +7,7 @@ from pydantic import TypeAdapter
 
 from hedgerow.algorithms.core.static_batch_norm import StaticBatchNorm2d
 from hedgerow.algorithms.core.task import Task
-from hedgerow.algorithms.optim.pretraining import Schooling
+from hedgerow.algorithms.optim.pretraining import TeacherTraining
 from hedgerow.platform.config.registries import ModelConfig
 from hedgerow.platform.models.torchvision_nets import resnet
 
@@ -20,7 +20,13 @@ def task():
     torch.manual_seed(0)
     student, teacher = (resnet(1, 3, w, [w, 2 * w], [1, 1], StaticBatchNorm2d) for w in (2, 4))
     given = (torch.zeros(1, 1, 1), torch.ones(1, 1, 1))
-    return Task(student, *given, sample_shape=(1, 8, 8), teacher=teacher, schooling=Schooling(epochs=1, batch_size=10))
+    return Task(
+        student,
+        *given,
+        sample_shape=(1, 8, 8),
+        teacher=teacher,
+        teacher_training=TeacherTraining(epochs=1, batch_size=10),
+    )
 
 
 parse = TypeAdapter(ModelConfig).validate_python

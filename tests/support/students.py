@@ -8,7 +8,7 @@ from torch import nn
 
 from hedgerow.algorithms.core.static_batch_norm import StaticBatchNorm2d
 from hedgerow.algorithms.core.task import Task
-from hedgerow.algorithms.optim.pretraining import Schooling
+from hedgerow.algorithms.optim.pretraining import TeacherTraining
 from hedgerow.platform.config.registries import algorithm_class
 
 DATA = blobs(samples=160, classes=4)
@@ -28,11 +28,13 @@ def built(seed):
     return net(6, 3, 4)
 
 
-def task(schooling=Schooling(epochs=3)):  # noqa: B008
+def task(teacher_training=TeacherTraining(epochs=3)):  # noqa: B008
     torch.manual_seed(0)
     given = (torch.from_numpy(DATA.mean), torch.from_numpy(DATA.std))
     teacher = net(6, 12, 4, norm=True)
-    return Task(net(6, 3, 4), *given, build=built, sample_shape=(6,), teacher=teacher, schooling=schooling)
+    return Task(
+        net(6, 3, 4), *given, build=built, sample_shape=(6,), teacher=teacher, teacher_training=teacher_training
+    )
 
 
 def run(name, rounds=3, folder=None, **hyper):

@@ -12,14 +12,14 @@ import torch
 from torch import nn
 
 from hedgerow.algorithms.core.algorithm import Algorithm
-from hedgerow.algorithms.core.client_data import Batches
+from hedgerow.algorithms.core.client_data import BatchSpec
 from hedgerow.algorithms.core.hyperparameters import HyperParameters
 from hedgerow.algorithms.core.messages import Exchange
 from hedgerow.algorithms.core.pytree import scale, sub, tree_map, zeros_like
 from hedgerow.algorithms.federated.fedavg import FedAvg
-from hedgerow.algorithms.optim.local_sgd import minimise
+from hedgerow.algorithms.optim.local_sgd import minimize
 
-WHOLE = {"train": Batches(size=None, shuffle=False)}
+WHOLE = {"train": BatchSpec(size=None, shuffle=False)}
 
 
 class Stateful(FedAvg):
@@ -45,7 +45,7 @@ class Stateful(FedAvg):
         # As long as the file is there, a run goes on for long enough that something may happen to it.
         if hp.slow_file and Path(hp.slow_file).exists():
             time.sleep(0.05)
-        w, loss = minimise(self.task.loss, down["w"], data, hp, linear=scale(state["sum"], hp.pull))
+        w, loss = minimize(self.task.loss, down["w"], data, hp, linear=scale(state["sum"], hp.pull))
         moved = tree_map(torch.add, state["sum"], sub(w, down["w"]))
         return {"w": w}, {"sum": moved, "times": state["times"] + 1}, {"loss": loss}
 

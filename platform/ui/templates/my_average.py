@@ -11,7 +11,7 @@ from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.client_data import ClientData
 from hedgerow.algorithms.core.messages import MODEL, Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import Tree, add, sub
-from hedgerow.algorithms.optim.local_sgd import LocalSGD, minimise
+from hedgerow.algorithms.optim.local_sgd import LocalSGD, minimize
 
 
 class MyAverage(Algorithm):
@@ -50,5 +50,5 @@ class MyAverage(Algorithm):
         It runs in a loop over clients, or for many at once by torch.func.vmap: it never calls .item(), never branches
         on a tensor, and draws nothing from a global random generator.
         """
-        w, loss = minimise(self.task.loss, down["w"], data, hp)
+        w, loss = minimize(self.task.loss, down["w"], data, hp)
         return {"w": w}, state, {"loss": loss, MODEL: w}

@@ -7,7 +7,7 @@ import pytest
 import torch
 from bilevels import HET, LOCAL, STEPS, Problem, Run, far, oracles, problem
 
-from hedgerow.algorithms.bilevel.derivatives import Draw, Oracles
+from hedgerow.algorithms.bilevel.derivatives import Derivatives, MiniBatch
 from hedgerow.algorithms.bilevel.fedbio import FedBiO
 from hedgerow.algorithms.bilevel.fedbio_local import FedBiOLocal
 from hedgerow.algorithms.bilevel.fedbioacc import FedBiOAcc
@@ -91,13 +91,13 @@ def test_momenta_are_better_estimates_than_gradients():
     early, late = error(40), error(400)
     # FedBiO's direction at the same points: r has unit noise in p = 4 dimensions, and 8 clients are averaged.
     hyper, z = run.algorithm.hyper, run.states["z"]
-    looker, plain = Oracles(noisy.task, hyper), []
+    looker, plain = Derivatives(noisy.task, hyper), []
     for _ in range(200):
         rows = noisy.rows[torch.arange(8), torch.from_numpy(run.rng.integers(0, 64, 8))][:, None]
 
         def one(rows, z):
             batch = Batch(rows, torch.zeros(1), torch.ones(1))
-            return looker.directions(z, Draw(batch, batch, batch, (batch,)))[0]["x"]["x"]
+            return looker.directions(z, MiniBatch(batch, batch, batch, (batch,)))[0]["x"]["x"]
 
         found = torch.func.vmap(one)(rows, z).mean(0) - directions(z)["x"]["x"].mean(0)
         plain.append(float(found.square().sum()))

@@ -28,8 +28,8 @@ from hedgerow.algorithms.core.slotted import Slotted
 from hedgerow.algorithms.federated.fedavg import FedAvg
 from hedgerow.algorithms.federated.feddyn import FedDyn
 from hedgerow.algorithms.federated.scaffold import Scaffold
-from hedgerow.algorithms.optim.local_sgd import LocalSGD, minimise
-from hedgerow.algorithms.optim.server_optimizer import ServerStep
+from hedgerow.algorithms.optim.local_sgd import LocalSGD, minimize
+from hedgerow.algorithms.optim.server_optimizer import ServerOptimizer
 from hedgerow.algorithms.transforms.clip import Clip
 from hedgerow.algorithms.transforms.sparse_vectors import dense, top_k
 from hedgerow.algorithms.transforms.sparsify import TopK
@@ -88,11 +88,11 @@ def test_server_optimizers_are_those_inside_the_algorithm(name, optimizer):
 
         def init_server(self):
             state = super().init_server()
-            return {**state, "optimizer": ServerStep(**optimizer).init(state["w"])}
+            return {**state, "optimizer": ServerOptimizer(**optimizer).init(state["w"])}
 
         def round(self, server, cohort):
             state = yield from super().round(server, cohort)
-            w, memory = ServerStep(**optimizer).step(server["w"], state["w"], server["optimizer"])
+            w, memory = ServerOptimizer(**optimizer).step(server["w"], state["w"], server["optimizer"])
             return {"w": w, "optimizer": memory}
 
     inside, around = run(Before), run(name, aggregation={"server_optimizer": optimizer})
@@ -147,7 +147,7 @@ class FedAvgTopK(Algorithm):
         return {"w": add(w, like(moved, w))}
 
     def train(self, hp, down, state, data):
-        w, loss = minimise(self.task.loss, down["w"], data, hp)
+        w, loss = minimize(self.task.loss, down["w"], data, hp)
         moved = flat(sub(w, down["w"])) + state["residual"]
         message = top_k(moved, hp.entries)
         return message, {"residual": moved - dense(message, len(moved))}, {"loss": loss}
@@ -277,11 +277,11 @@ class WithMomentum(FedAvg):
 
     def init_server(self):
         state = super().init_server()
-        return {**state, "optimizer": ServerStep(momentum=0.5).init(state["w"])}
+        return {**state, "optimizer": ServerOptimizer(momentum=0.5).init(state["w"])}
 
     def round(self, server, cohort):
         state = yield from super().round(server, cohort)
-        w, memory = ServerStep(momentum=0.5).step(server["w"], state["w"], server["optimizer"])
+        w, memory = ServerOptimizer(momentum=0.5).step(server["w"], state["w"], server["optimizer"])
         return {"w": w, "optimizer": memory}
 
 

@@ -61,7 +61,7 @@ def test_statistics_are_averages_over_clients_by_their_samples():
     clients = partition(np.array([40, 20]))
     both = run(clients, rounds=1)
     algorithm, w = both.servers[0].algorithm, both.server["w"]
-    exchange = next(algorithm.settled(w, both.servers[0]._cohort(1, np.arange(2))))
+    exchange = next(algorithm.calibrate_batch_norm(w, both.servers[0]._cohort(1, np.arange(2))))
     assert exchange.weights.tolist() == [40, 20]
     record = next(both)
     scored = {**both.server["w"]}

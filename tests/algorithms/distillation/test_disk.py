@@ -11,7 +11,7 @@ from torch import nn
 
 from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.core.pytree import flatten, tree_map, unstack
-from hedgerow.algorithms.nn.features import Inside, inside
+from hedgerow.algorithms.nn.features import Features, extract_features
 from hedgerow.algorithms.objectives.distillation_loss import divergence, soft_labels
 from hedgerow.algorithms.objectives.guide import (
     distance,
@@ -152,7 +152,7 @@ def test_the_guide_has_the_size_of_the_source(features, parameters):
 def test_a_guide_excuses_between_nothing_and_all(said):
     _, teacher, _ = said
     guide = guide_network(3 + CLASSES, [6])
-    seen = Inside([], torch.randn(SAMPLES, 3), teacher.requires_grad_())
+    seen = Features([], torch.randn(SAMPLES, 3), teacher.requires_grad_())
     g = excuses(guide, dict(guide.named_parameters()), seen)
     assert g.shape == (SAMPLES,)
     assert ((g > 0) & (g < 1)).all()
@@ -168,7 +168,7 @@ def batch_of(learner):
 def test_disk_whose_guide_excuses_nobody_is_kd():
     """Check 1, of the learners: one lesson has the same slope."""
     disk, kd = (algorithm_class(name)(registries.algorithms.section(name)(), task()) for name in ("disk", "kd"))
-    w, teacher = disk.task.init(), disk.master.init()
+    w, teacher = disk.task.init(), disk.teacher_task.init()
     guide = {name: torch.zeros(p.shape) for name, p in disk.guide.named_parameters()}
     last = list(guide)[-1]
     guide[last] = torch.full_like(guide[last], -1e4)
@@ -191,7 +191,7 @@ def guides(**hyper):
     done = run("disk", rounds=40, alpha=0.0, guide_lr=0.5, **hyper)
     list(done)
     learner, server = done.servers[0].algorithm, done.server
-    seen = inside(learner.master, server["teacher"], batch_of(learner).x)
+    seen = extract_features(learner.teacher_task, server["teacher"], batch_of(learner).x)
     return excuses(learner.guide, server["guide"], seen)
 
 
@@ -214,7 +214,9 @@ def test_what_is_excused_is_told_and_a_slow_guide_is_not_stuck():
         learner, server = done.servers[0].algorithm, done.server
         assert learner.hyper.guide_lr == rate
         everybody = replace(batch_of(learner), x=learner.task.prepare(torch.from_numpy(DATA.x_train)))
-        g = excuses(learner.guide, server["guide"], inside(learner.master, server["teacher"], everybody.x))
+        g = excuses(
+            learner.guide, server["guide"], extract_features(learner.teacher_task, server["teacher"], everybody.x)
+        )
         told[rate] = [record["train_excused"] for record in done.servers[0].history]
         assert told[rate][-1] == pytest.approx(float(g.detach().mean()), abs=1e-5)
     assert min(told[None]) > 0.999
@@ -236,7 +238,7 @@ def test_the_teacher_is_trained_once_and_never_again():
     next(done)
     before = tree_map(torch.clone, done.server["teacher"])
     assert {"1.mean", "1.variance"} < set(before)
-    assert not torch.equal(before["0.weight"], done.servers[0].algorithm.master.init()["0.weight"])
+    assert not torch.equal(before["0.weight"], done.servers[0].algorithm.teacher_task.init()["0.weight"])
     next(done)
     assert identical(before, done.server["teacher"])
 

@@ -15,7 +15,7 @@ from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.distillation.fitnet import regressor
 from hedgerow.algorithms.distillation.semckd import Calibration
 from hedgerow.algorithms.distillation.simkd import SimKD
-from hedgerow.algorithms.nn.features import inside, shapes
+from hedgerow.algorithms.nn.features import extract_features, shapes
 from hedgerow.algorithms.objectives.guide import excuses
 from hedgerow.platform.config import registries
 from hedgerow.platform.config.registries import algorithm_class
@@ -209,7 +209,7 @@ def test_models_without_maps_cannot_be_matched():
     assert objection.startswith("task.model: fitnet matches feature maps, which student or teacher does not show")
     deep = algorithm_class("fitnet")(registries.algorithms.section("fitnet")(hint=3), task()).incompatibility()
     assert deep == "algorithm.hint: student and teacher have 2 stages in common; lower it"
-    assert inside(flat, flat.init(), torch.zeros(2, 1, 8, 8)).features.shape == (2, 64)
+    assert extract_features(flat, flat.init(), torch.zeros(2, 1, 8, 8)).features.shape == (2, 64)
 
 
 # ---- the teacher's last layer ----------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from hedgerow.algorithms.core.static_batch_norm import StaticBatchNorm2d
 from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.distillation.fed_et import targets
 from hedgerow.algorithms.heterogeneous.model_families import Received
-from hedgerow.algorithms.heterogeneous.partial_training import Group
+from hedgerow.algorithms.heterogeneous.partial_training import CapacityGroup
 from hedgerow.algorithms.objectives.distillation_loss import (
     consensus,
     dissent,
@@ -343,7 +343,7 @@ def test_the_servers_representation_is_the_mean_over_those_who_have_it_and_its_l
     one = algorithm("fed_et", capacities=[0.75, 0.5])
     w = one.task.init()
     clients = {0.75: np.arange(2), 0.5: np.arange(2, 3)}
-    groups = [Group(capacity, ids, one.layout.nested(capacity)) for capacity, ids in clients.items()]
+    groups = [CapacityGroup(capacity, ids, one.layout.nested(capacity)) for capacity, ids in clients.items()]
     received = [
         Received(
             group,

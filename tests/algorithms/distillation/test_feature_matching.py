@@ -15,8 +15,13 @@ from hedgerow.algorithms.core.static_batch_norm import StaticBatchNorm2d
 from hedgerow.algorithms.core.task import Task, drawn
 from hedgerow.algorithms.distillation.fitnet import regressor
 from hedgerow.algorithms.distillation.semckd import Calibration
-from hedgerow.algorithms.nn.feature_maps import Reusing, apart, is_rectified, under_its_teacher
-from hedgerow.algorithms.nn.features import asked, inside, shapes
+from hedgerow.algorithms.nn.feature_maps import (
+    ReusedClassifier,
+    feature_distance,
+    is_rectified,
+    with_teacher_classifier,
+)
+from hedgerow.algorithms.nn.features import extract_features, shapes, teacher_features
 from hedgerow.platform.config import registries
 from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.models.build import build_model
@@ -43,10 +48,10 @@ def halved(x):
 def met(name, **hyper):
     """A method before its first lesson: itself, what it is given, the student's maps, the teacher's, CE + KL."""
     learner = algorithm_class(name)(registries.algorithms.section(name)(batch_size=12, **hyper), task())
-    w, teacher = learner.task.init(), learner.master.init()
-    if learner.master.is_static:
-        teacher |= learner.master.statistics(teacher, BATCH)
-    mine, theirs = inside(learner.task, w, BATCH.x), inside(learner.master, teacher, BATCH.x)
+    w, teacher = learner.task.init(), learner.teacher_task.init()
+    if learner.teacher_task.is_static:
+        teacher |= learner.teacher_task.statistics(teacher, BATCH)
+    mine, theirs = extract_features(learner.task, w, BATCH.x), extract_features(learner.teacher_task, teacher, BATCH.x)
     tau = learner.hyper.tau
     log_t, log_s = ((seen.logits / tau).log_softmax(-1) for seen in (theirs, mine))
     outputs = F.cross_entropy(mine.logits, BATCH.y) + tau**2 * (log_t.exp() * (log_t - log_s)).sum(-1).mean()
@@ -148,20 +153,23 @@ def test_simkd_matches_at_the_smaller_size(student, teacher):
     torch.manual_seed(0)
     nets = [resnet(1, 3, w[0], w, [1] * len(w), StaticBatchNorm2d) for w in (student, teacher)]
     of = Task(nets[0], torch.zeros(1, 1, 1), torch.ones(1, 1, 1), sample_shape=(1, 8, 8), teacher=nets[1])
-    sizes = [shapes(one).maps[-1].shape[-1] for one in (of, of.master)]
+    sizes = [shapes(one).maps[-1].shape[-1] for one in (of, of.teacher_task)]
     assert sorted(sizes) == [2, 4]
-    reusing = Reusing(of, of.master)
+    reusing = ReusedClassifier(of, of.teacher_task)
     reusing.projector.load_state_dict(drawn(reusing.projector, torch.Generator().manual_seed(0)), strict=False)
     reusing.head.load_state_dict({name: p.detach() for name, p in nets[1].head.named_parameters()})
-    mine, theirs = nets[0](BATCH.x, inside=True)[0][-1], inside(of.master, of.master.init(), BATCH.x)
+    mine, theirs = (
+        nets[0](BATCH.x, inside=True)[0][-1],
+        extract_features(of.teacher_task, of.teacher_task.init(), BATCH.x),
+    )
     wanted = theirs.maps[-1]
     mine, wanted = halved(mine), halved(wanted)
-    seen = inside(Task(reusing, None, None), dict(reusing.named_parameters()), BATCH.x)
+    seen = extract_features(Task(reusing, None, None), dict(reusing.named_parameters()), BATCH.x)
     projected = reusing.projector(mine)
     assert projected.shape == wanted.shape == (12, teacher[-1], 2, 2)
     torch.testing.assert_close(seen.maps[-1], projected)
     torch.testing.assert_close(seen.logits, nets[1].head(projected.mean((2, 3))))
-    torch.testing.assert_close(apart(seen, theirs), (projected - wanted).square().mean((1, 2, 3)))
+    torch.testing.assert_close(feature_distance(seen, theirs), (projected - wanted).square().mean((1, 2, 3)))
 
 
 # ---- maps that may be negative ---------------------------------------------------------------------------------------
@@ -173,7 +181,7 @@ def test_a_model_says_whether_its_maps_may_be_negative(name):
     config = {"name": name, "channels": [8, 16], "blocks": [1, 1], "groups": 4}
     net = build_model(parse(NAMED.get(name, config)), (3, 32, 32), 10)
     of = Task(net, torch.zeros(3, 1, 1), torch.ones(3, 1, 1), sample_shape=(3, 32, 32))
-    lowest = min(float(m.min()) for m in inside(of, of.init(), torch.randn(2, 3, 32, 32)).maps)
+    lowest = min(float(m.min()) for m in extract_features(of, of.init(), torch.randn(2, 3, 32, 32)).maps)
     assert is_rectified(of) == (lowest == 0)
     assert (lowest < 0) == (name in ("MobileNetV2x2", "preact_resnet"))
 
@@ -188,13 +196,13 @@ def test_simkd_can_match_maps_that_are_not_rectified(student):
         net = resnet(1, 3, 8, [8, 16, 16], [1, 1, 1], StaticBatchNorm2d)
     of = Task(net, torch.zeros(1, 1, 1), torch.ones(1, 1, 1), sample_shape=(1, 8, 8), teacher=teacher)
     # Of two samples, which the projector's middle is wide enough to tell apart.
-    reusing, x = under_its_teacher(of), BATCH.x[:2]
-    wanted = asked(of, x)
+    reusing, x = with_teacher_classifier(of), BATCH.x[:2]
+    wanted = teacher_features(of, x)
     w = {name: p.requires_grad_() for name, p in reusing.init().items()}
     adam = torch.optim.Adam(w.values(), lr=0.01)
     for _ in range(400):
         adam.zero_grad()
-        far = apart(inside(reusing, w, x), wanted).mean()
+        far = feature_distance(extract_features(reusing, w, x), wanted).mean()
         far.backward()
         adam.step()
     assert far < 0.1 * wanted.maps[-1].clamp(max=0).square().mean()

@@ -8,7 +8,7 @@ from helpers import run_inline
 from students import DATA, EVERYBODY, SGD, run, task
 from torch import nn
 
-from hedgerow.algorithms.optim.pretraining import Schooling
+from hedgerow.algorithms.optim.pretraining import TeacherTraining
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.runs.runner import run as run_file
@@ -19,16 +19,16 @@ from hedgerow.searchspaces.reproductions.standing import standing
 
 
 def test_a_teachers_learning_rate_falls_along_a_cosine():
-    plan = Schooling(epochs=6, lr=0.2, lr_cosine=4)
+    plan = TeacherTraining(epochs=6, lr=0.2, lr_cosine=4)
     wanted = [0.1 * (1 + math.cos(math.pi * passes / 4)) for passes in (0, 1, 2, 3, 3, 3)]
     assert [plan.at(epoch).lr for epoch in range(1, 7)] == pytest.approx(wanted)
-    assert [Schooling(lr=0.2).at(epoch).lr for epoch in (1, 20)] == [0.2, 0.2]
+    assert [TeacherTraining(lr=0.2).at(epoch).lr for epoch in (1, 20)] == [0.2, 0.2]
 
 
 @pytest.mark.parametrize("cosine", [None, 3])
 def test_a_teacher_learns_as_torchs_sgd_does(cosine):
     """Four passes of one step, whose momentum lasts."""
-    plan = Schooling(epochs=4, batch_size=None, lr=0.2, weight_decay=0.01, lr_cosine=cosine)
+    plan = TeacherTraining(epochs=4, batch_size=None, lr=0.2, weight_decay=0.01, lr_cosine=cosine)
     done = run_inline(algorithm_class("kd"), task(plan), DATA, EVERYBODY, SGD, rounds=1)
     next(done)
     module, x, y = task().teacher, torch.from_numpy(DATA.x_train), torch.from_numpy(DATA.y_train)
@@ -47,7 +47,7 @@ def test_a_teacher_learns_as_torchs_sgd_does(cosine):
 def test_a_teacher_is_scored_when_it_is_made_and_then_never_again(name):
     done = run(name, warm_start=1)
     first, second, third = list(done)
-    teacher = done.servers[0].algorithm.master
+    teacher = done.servers[0].algorithm.teacher_task
     x, y = teacher.prepare(torch.from_numpy(DATA.x_test)), torch.from_numpy(DATA.y_test)
     logits = teacher.logits(done.server["teacher"], x)
     assert second["teacher_test_accuracy"] == pytest.approx(float((logits.argmax(-1) == y).float().mean()))

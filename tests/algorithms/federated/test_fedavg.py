@@ -9,7 +9,7 @@ from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.federated.fedavg import FedAvg
 from hedgerow.algorithms.federated.fedprox import FedProx
 from hedgerow.algorithms.federated.fedsgd import FedSGD
-from hedgerow.algorithms.optim.server_optimizer import ServerStep
+from hedgerow.algorithms.optim.server_optimizer import ServerOptimizer
 from hedgerow.platform.config.experiment import EngineConfig, Evaluation
 
 DATA = blobs()
@@ -156,13 +156,13 @@ DELTA = np.array([-0.5, 2.0])
 
 
 def test_server_averages_by_default():
-    w, state = ServerStep().step(W, MEAN, ServerStep().init(W))
+    w, state = ServerOptimizer().step(W, MEAN, ServerOptimizer().init(W))
     assert identical(w, MEAN)
     assert state == {}
 
 
 def test_server_momentum_is_fedavgm():
-    server = ServerStep(lr=0.5, momentum=0.9)
+    server = ServerOptimizer(lr=0.5, momentum=0.9)
     w, state = server.step(W, MEAN, server.init(W))
     assert w["x"].numpy() == pytest.approx(W["x"].numpy() + 0.5 * DELTA)
     w2, _ = server.step(W, MEAN, state)
@@ -178,7 +178,7 @@ def test_server_momentum_is_fedavgm():
     ],
 )
 def test_adaptive_servers_follow_fedopt(optimizer, second):
-    server = ServerStep(optimizer=optimizer, lr=0.1, momentum=0.8, beta2=0.9, tau=0.01)
+    server = ServerOptimizer(optimizer=optimizer, lr=0.1, momentum=0.8, beta2=0.9, tau=0.01)
     w, _ = server.step(W, MEAN, server.init(W))
     expected = W["x"].numpy() + 0.1 * 0.2 * DELTA / (np.sqrt(second) + 0.01)
     assert w["x"].numpy() == pytest.approx(expected, rel=1e-5)

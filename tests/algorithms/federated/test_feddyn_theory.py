@@ -12,7 +12,7 @@ from hedgerow.algorithms.federated.fedavg import FedAvg
 from hedgerow.algorithms.federated.feddyn import FedDyn
 from hedgerow.algorithms.federated.fedprox import FedProx
 from hedgerow.algorithms.federated.scaffold import Scaffold
-from hedgerow.algorithms.optim.local_sgd import LocalSGD, LocalSolver, Proximal, minimise, plain_steps
+from hedgerow.algorithms.optim.local_sgd import LocalSGD, LocalSolver, Proximal, minimize, plain_steps
 from hedgerow.platform.config.experiment import EngineConfig, Evaluation
 
 M, P = 6, 2
@@ -186,7 +186,7 @@ def test_a_linear_term_from_the_servers_model_freezes_the_client():
         slope = {"x": torch.from_numpy(run.gradient(k, v["x"].numpy()))}
         for hyper in (LocalSolver(name="x", solver="newton"), LocalSolver(name="x", steps=20, batch_size=None)):
             data = run.data(k, hyper.batches)
-            w, _ = minimise(TASK.loss, v, data, hyper, linear=scale(slope, -1), proximal=Proximal(0.7, v))
+            w, _ = minimize(TASK.loss, v, data, hyper, linear=scale(slope, -1), proximal=Proximal(0.7, v))
             assert np.abs((w["x"] - v["x"]).numpy()).max() < 1e-12
 
 
@@ -310,9 +310,9 @@ def virtual_start(run: Exact) -> list[np.ndarray]:
     found = []
     for k in range(M):
         # Gradient descent finds a minimum, Newton its last digits.
-        w, _ = minimise(WAVES.loss, start, run.data(k, LocalSolver(name="x", steps=300).batches),
+        w, _ = minimize(WAVES.loss, start, run.data(k, LocalSolver(name="x", steps=300).batches),
                         LocalSolver(name="x", lr=0.9, steps=300, batch_size=None))  # fmt: skip
-        w, _ = minimise(WAVES.loss, w, run.data(k, hyper.batches), hyper)
+        w, _ = minimize(WAVES.loss, w, run.data(k, hyper.batches), hyper)
         assert np.abs(run.gradient(k, w["x"].numpy())).max() < 1e-12
         found.append(w["x"].numpy())
     return found

@@ -14,7 +14,7 @@ from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.core.messages import Cohort
 from hedgerow.algorithms.core.pytree import stack, sub, tree_map
 from hedgerow.algorithms.core.task import Task
-from hedgerow.algorithms.heterogeneous.partial_training import Group, _on
+from hedgerow.algorithms.heterogeneous.partial_training import CapacityGroup, _on
 from hedgerow.algorithms.optim.gradient import gradient_and_value
 from hedgerow.platform.config import registries
 from hedgerow.platform.config.experiment import EngineConfig
@@ -119,7 +119,7 @@ def test_sub_models_that_share_nothing_move_by_all_or_half():
         halves = ({"0": torch.arange(4), "2": torch.arange(3)}, {"0": torch.arange(4, 8), "2": torch.arange(3, 6)})
         parts = [one.layout.part(w, half) for half in halves]
         up = stack(*(tree_map(lambda p, i=i: torch.full_like(p, 1.0 + i), part) for i, part in enumerate(parts)))
-        group = Group(0.5, np.arange(2), stack(*halves))
+        group = CapacityGroup(0.5, np.arange(2), stack(*halves))
         after = one.average(w, [group], [Aggregate({"moved": up}, np.ones(2, bool), {})])
         moved[average] = sub(after, w)
     assert torch.allclose(

@@ -56,7 +56,7 @@ def test_nor_where_the_server_keeps_it_in_tables(variant):
     settings = {"rows": 3, "recovered": 2, "compression": 2, "recovery": "server", "variant": variant}
     run = Solving(CommFedBiOSketch, FIVE, u_lr=0.1, u_steps=8, **settings)
     hessian, b, _ = system(FIVE)
-    seed = Cohort(1, np.arange(5), np.ones(5), 5).draw("hashes 0")
+    seed = Cohort(1, np.arange(5), np.ones(5), 5).seed_for("hashes 0")
     hashes = CountSketch.draw(60, 3, 10, seed)
     run.e[0] = torch.zeros(3, 10).double()
     for i, alpha in enumerate(run.alphas):

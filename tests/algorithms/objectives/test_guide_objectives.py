@@ -21,8 +21,8 @@ from hedgerow.algorithms.core.slots import Slots, SlottedHyper
 from hedgerow.algorithms.core.static_batch_norm import StaticBatchNorm2d
 from hedgerow.algorithms.federated.fedavg import FedAvg
 from hedgerow.algorithms.federated.feddyn import FedDyn
-from hedgerow.algorithms.nn.feature_maps import apart, under_its_teacher
-from hedgerow.algorithms.nn.features import asked, inside
+from hedgerow.algorithms.nn.feature_maps import feature_distance, with_teacher_classifier
+from hedgerow.algorithms.nn.features import extract_features, teacher_features
 from hedgerow.algorithms.objectives.client_guide import Lesson
 from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.config.registries import algorithm_class
@@ -52,7 +52,7 @@ def test_with_alpha_1_nobody_asks_the_teacher(method):
     plain, guided, loud = (finished(method, side, rounds=1) for side in sides)
     assert identical(model(guided), model(plain))
     assert distance(model(loud), model(plain)) > 1e-4
-    on = under_its_teacher(task())
+    on = with_teacher_classifier(task())
     reusing, alike = finished(method, {**SIMKD, "alpha": 1.0}, rounds=1), finished(method, on=on, rounds=1)
     assert identical(reusing.server["w"], alike.server["w"])
 
@@ -128,8 +128,8 @@ def test_a_guide_beside_simkd_excuses_from_its_distance():
     of = own.task(task())
     network = of.guide
     batch = Batch(torch.from_numpy(X[:6]) / 100.0, torch.from_numpy(Y[:6]))
-    seen = inside(of, of.init(), batch.x)
-    plain = apart(seen, asked(of, batch.x)).mean()
+    seen = extract_features(of, of.init(), batch.x)
+    plain = feature_distance(seen, teacher_features(of, batch.x)).mean()
     for bias, wanted in ((-1e4, plain), (1e4, torch.zeros(()))):
         guide = tree_map(torch.zeros_like, own.init_client(of)["guide"])
         guide[[name for name, _ in network.named_parameters()][-1]] += bias
@@ -140,7 +140,7 @@ def test_a_guide_beside_simkd_excuses_from_its_distance():
 
 def test_a_model_under_its_teachers_layer_says_what_that_layer_says():
     of = task()
-    reusing = under_its_teacher(of)
+    reusing = with_teacher_classifier(of)
     x = torch.from_numpy(X[:6]) / 100.0
     maps, features, logits = reusing.module(x, inside=True)
     torch.testing.assert_close(features, maps[-1].mean((2, 3)))

@@ -16,14 +16,14 @@ from helpers import distance, identical
 from processes import outcome
 
 from hedgerow.algorithms import ALGORITHMS
-from hedgerow.algorithms.core.client_data import Batches
+from hedgerow.algorithms.core.client_data import BatchSpec
 from hedgerow.algorithms.core.messages import Cohort
 from hedgerow.cli import main
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.factory import build_data
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.registries import algorithm_class
-from hedgerow.platform.data.sampling import draw_of
+from hedgerow.platform.data.sampling import draw_pooled_batches
 from hedgerow.platform.runs.runner import resume, run
 from hedgerow.platform.runtime.launch import build_coordinator
 from hedgerow.platform.runtime.server import Coordinator
@@ -231,7 +231,9 @@ def test_the_random_buffer_keeps_old_tasks_and_the_latest_buffer_the_latest():
 
 def test_mini_batches_of_others_come_from_one_task_each_without_replacement():
     sizes = np.array([5, 9, 3])
-    owners, positions, mask = draw_of(Batches(4, steps=200, of=range(3)), (1, "a"), np.array([7]), sizes)
+    owners, positions, mask = draw_pooled_batches(
+        BatchSpec(4, steps=200, pooled_from=range(3)), (1, "a"), np.array([7]), sizes
+    )
     assert owners.shape == positions.shape == mask.shape == (1, 200, 4)
     assert (owners == owners[:, :, :1]).all()
     assert set(np.unique(owners)) == {0, 1, 2}
@@ -239,13 +241,15 @@ def test_mini_batches_of_others_come_from_one_task_each_without_replacement():
         assert real.sum() == min(4, sizes[owner])
         assert len(set(row[real].tolist())) == real.sum()
         assert row[real].max() < sizes[owner]
-    again = draw_of(Batches(4, steps=200, of=range(3)), (1, "a"), np.array([7]), sizes)
+    again = draw_pooled_batches(BatchSpec(4, steps=200, pooled_from=range(3)), (1, "a"), np.array([7]), sizes)
     assert all(np.array_equal(a, b) for a, b in zip((owners, positions, mask), again, strict=True))
 
 
 def test_mixed_mini_batches_are_drawn_from_the_union():
     sizes = np.array([1, 9])
-    owners, positions, mask = draw_of(Batches(10, steps=400, of=range(2), mixed=True), (1,), np.array([0]), sizes)
+    owners, positions, mask = draw_pooled_batches(
+        BatchSpec(10, steps=400, pooled_from=range(2), mixed=True), (1,), np.array([0]), sizes
+    )
     assert mask.all()
     assert (positions < sizes[owners]).all()
     assert np.mean(owners == 0) == pytest.approx(0.1, abs=0.02)
@@ -253,11 +257,11 @@ def test_mixed_mini_batches_are_drawn_from_the_union():
 
 def test_without_a_size_a_batch_is_all_that_one_of_them_has_or_all_of_them_have():
     sizes = np.array([2, 3])
-    owners, positions, mask = draw_of(Batches(of=(4, 2), mixed=True), (1,), np.array([0]), sizes)
+    owners, positions, mask = draw_pooled_batches(BatchSpec(pooled_from=(4, 2), mixed=True), (1,), np.array([0]), sizes)
     assert owners.tolist() == [[[0, 0, 1, 1, 1]]]
     assert positions.tolist() == [[[0, 1, 0, 1, 2]]]
     assert mask.all()
-    owners, positions, mask = draw_of(Batches(of=(4, 2), steps=50), (1,), np.array([0]), sizes)
+    owners, positions, mask = draw_pooled_batches(BatchSpec(pooled_from=(4, 2), steps=50), (1,), np.array([0]), sizes)
     for owner, row, real in zip(owners[0, :, 0], positions[0], mask[0], strict=True):
         assert sorted(row[real].tolist()) == list(range(sizes[owner]))
     assert set(owners[0, :, 0].tolist()) == {0, 1}

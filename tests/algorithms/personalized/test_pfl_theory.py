@@ -17,7 +17,7 @@ from hedgerow.algorithms.federated.feddyn import FedDyn
 from hedgerow.algorithms.federated.scaffold import Scaffold
 from hedgerow.algorithms.online.online_algorithm import OnlineSGD
 from hedgerow.algorithms.optim.gradient import gradient_and_value
-from hedgerow.algorithms.optim.local_sgd import LocalSGD, Proximal, minimise
+from hedgerow.algorithms.optim.local_sgd import LocalSGD, Proximal, minimize
 from hedgerow.algorithms.personalized.adaptation import meta_loss
 from hedgerow.algorithms.personalized.per_fedavg import PerFedAvg
 from hedgerow.algorithms.personalized.pfldyn import PFLDyn
@@ -193,9 +193,9 @@ def test_the_linear_term_at_a_model_keeps_the_client_there():
         start = {"x": torch.from_numpy(v)}
         for k in range(M):
             linear, data = scale({"x": torch.from_numpy(slope(k, v))}, -1), run.data(k, run.algorithm.hyper.batches)
-            w, _ = minimise(objective, start, data, hyper, linear=linear, proximal=Proximal(0.7, start))
+            w, _ = minimize(objective, start, data, hyper, linear=linear, proximal=Proximal(0.7, start))
             assert vector(w) == pytest.approx(v, abs=1e-12)
-            w, _ = minimise(objective, start, data, hyper, proximal=Proximal(0.7, start))
+            w, _ = minimize(objective, start, data, hyper, proximal=Proximal(0.7, start))
             assert np.abs(vector(w) - v).max() > 1e-2
 
 

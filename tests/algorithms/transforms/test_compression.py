@@ -6,7 +6,7 @@ import torch
 
 from hedgerow.algorithms.core.pytree import leaves
 from hedgerow.algorithms.transforms.sketches import CountSketch, GaussianSketch, SparseEmbedding
-from hedgerow.algorithms.transforms.sparse_vectors import dense, some_k, top_k
+from hedgerow.algorithms.transforms.sparse_vectors import dense, random_k, top_k
 from hedgerow.platform.runtime.communication import CommunicationCost
 
 
@@ -27,7 +27,7 @@ def test_random_k_keeps_what_the_seed_chooses():
     u = vector(50)
 
     def kept(seed):
-        at = some_k(50, 20, seed)
+        at = random_k(50, 20, seed)
         return dense({"values": u[at], "indices": at}, 50)
 
     found = kept(3)

@@ -137,7 +137,7 @@ def test_teachers_are_trained_by_the_recipe_and_printed_beside_their_scores():
     for name in ("6.3", "6.4", "A.13", "A.14"):
         for line in TABLES[name].rows:
             values = {**line.values, "name": "x", "algorithm": line.methods["KD"]}
-            plan = parse_experiment(values, source=line.name).task.teacher.schooling
+            plan = parse_experiment(values, source=line.name).task.teacher.teacher_training
             assert {key: getattr(plan, key) for key in wanted} == wanted
     printed = {line.name: set(line.published["teacher"].values()) for line in TABLES["6.3"].rows}
     assert printed[PAIR] == {"71.99%"}
