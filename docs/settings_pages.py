@@ -8,8 +8,14 @@ from pydantic import BaseModel
 
 from hedgerow.platform.config.experiment import Experiment, TaskConfig
 from hedgerow.platform.config.registries import algorithm_class
+from hedgerow.platform.config.slots_section import AggregationConfig
 from hedgerow.platform.config.system_heterogeneity import Simulation
 from hedgerow.searchspaces.spaces.search_section import Dimension, search_file
+from hedgerow.algorithms import ALGORITHMS
+from hedgerow.platform.experiment import Experiment, TaskConfig
+from hedgerow.platform.simulation import Simulation
+from hedgerow.platform.slots import AggregationConfig
+from hedgerow.searchspaces.config import Entry, SearchFile
 
 BOUNDS = {"exclusiveMinimum": ">", "minimum": "≥", "exclusiveMaximum": "<", "maximum": "≤"}
 TYPES = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true, false", "null": "null"}
@@ -153,6 +159,11 @@ def experiment_file() -> str:
     for name, field in task.schema["properties"].items():
         text += _chapter(task, f"task.{name}", field, 3)
     text += "## `algorithm`\n\n`name`, and [that algorithm's](../algorithms/index.md) hyperparameters.\n\n"
+    text += _chapter(described, "aggregation", top["aggregation"], 2)
+    aggregation = Described(AggregationConfig)
+    text += _chapter(aggregation, "aggregation.rule", aggregation.schema["properties"]["rule"], 3)
+    text += _chapter(described, "transforms", {**top["transforms"], **top["transforms"]["items"]}, 2)
+    text += _chapter(described, "objective", top["objective"], 2)
     text += _chapter(described, "simulation", top["simulation"], 2)
     simulation = Described(Simulation)
     for name in ("speed", "availability"):
