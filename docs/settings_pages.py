@@ -72,8 +72,11 @@ class Described:
             if keys is not None and name not in keys:
                 continue
             inner = self.sections(field)
-            if len(inner) != 1 or "default" not in field or field["default"] is None:
+            if len(inner) != 1 or field.get("default") is None:
                 yield self.row(prefix + name, field, name in required)
+            else:
+                # Its defaults are those of its keys, which follow.
+                yield f"| `{prefix}{name}` | a section | | {cell(field.get('description', ''))} |\n"
             for _, section in inner if len(inner) == 1 else []:
                 yield from self._rows(section, f"{prefix}{name}.", None)
             for _, section in self.sections(entries(field)):
