@@ -11,11 +11,6 @@ from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.config.slots_section import AggregationConfig
 from hedgerow.platform.config.system_heterogeneity import Simulation
 from hedgerow.searchspaces.spaces.search_section import Dimension, search_file
-from hedgerow.algorithms import ALGORITHMS
-from hedgerow.platform.experiment import Experiment, TaskConfig
-from hedgerow.platform.simulation import Simulation
-from hedgerow.platform.slots import AggregationConfig
-from hedgerow.searchspaces.config import Entry, SearchFile
 
 BOUNDS = {"exclusiveMinimum": ">", "minimum": "≥", "exclusiveMaximum": "<", "maximum": "≤"}
 TYPES = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true, false", "null": "null"}

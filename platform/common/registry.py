@@ -79,7 +79,7 @@ class Registry(Generic[T]):
         known = [*self.table, *self.aliases]
         raise UserError(
             f"{_beginning(place)}{name!r} is not {what}{nearest(name, known)} (allowed: "
-            f"{', '.join(sorted(known))}, or {OWN_WORDS})"
+            f"{', '.join([*sorted(known), f'or {OWN_WORDS}']).removeprefix('or ')})"
         )
 
     def section(self, name: str, place: str | None = None) -> type[Any]:
@@ -90,16 +90,20 @@ class Registry(Generic[T]):
         found: Any = self.resolve(name, place)
         return stamped(getattr(found, "Hyper", found), self.selector, name)
 
-    def union(self) -> Any:
+    def union(self, default: str | None = None) -> Any:
         """The type of a field that takes any of the sections: one branch for each built-in name, the last for others.
 
-        Imports the modules of all built-in classes.
+        Imports the modules of all built-in classes. default: the name of sections that give none; None: they must.
         """
+        own = self._own or self._own_branch()
+        if not self.table:
+            return own
         branches: list[Any] = [Annotated[self.section(name), Tag(name)] for name in self.table]
-        branches.append(Annotated[self._own or self._own_branch(), Tag(OWN)])
+        branches.append(Annotated[own, Tag(OWN)])
 
         def tag(values: Any) -> Any:
-            name = values.get(self.selector) if isinstance(values, dict) else getattr(values, self.selector, None)
+            given = values.get(self.selector) if isinstance(values, dict) else getattr(values, self.selector, None)
+            name = default if given is None else given
             return OWN if isinstance(name, str) and "." in name else name
 
         return Annotated[Union[tuple(branches)], Discriminator(tag)]  # noqa: UP007
@@ -108,17 +112,18 @@ class Registry(Generic[T]):
         """Sections of the user's own: validated by the class that they name, and serialized with all of its fields."""
         base: Any = self.base
         text = f"Your own subclass of {base.__name__}: `{self.selector}` is its dotted path, other keys are its fields."
-        namespace = {"__module__": __name__, "__doc__": text}
+        namespace = {"__module__": __name__, "__doc__": text, "__annotations__": {self.selector: str}}
         unread = type(base)(f"Own{base.__name__}", (base,), namespace, extra="allow")
         _REGISTRIES[unread] = self
 
         def enter(values: Any, unread_as: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
             if isinstance(values, base):
                 return values
-            if info.context == WITHOUT_IMPORTS:
+            name = values.get(self.selector) if isinstance(values, dict) else None
+            if info.context == WITHOUT_IMPORTS or not isinstance(name, str):
                 return unread_as(values)
             try:
-                section = self.section(values[self.selector], place="")
+                section = self.section(name, place="")
             except UserError as error:
                 # The place is in the error's location.
                 raise PydanticCustomError("own_class", "{error}", {"error": str(error)}) from None
