@@ -234,5 +234,5 @@ def test_new_experiments_take_them(here):
     assert "# Three Gaussian blobs." in text
     assert "# standard deviation of a blob" in text
     experiment = load_experiment("fresh.yaml")
-    assert experiment.task.partition.seed_for(np.zeros(600, int), 1, None, 0).sizes.sum() == 600
+    assert experiment.task.partition.draw(np.zeros(600, int), 1, None, 0).sizes.sum() == 600
     assert isinstance(experiment.algorithm, FedAvg.Hyper)

@@ -21,7 +21,7 @@ def labels_of(classes: int) -> np.ndarray:
 
 
 def draw(config, classes=10, seed=0):
-    return config.seed_for(labels_of(classes), classes, None, seed, lent=10000)
+    return config.draw(labels_of(classes), classes, None, seed, lent=10000)
 
 
 @pytest.mark.parametrize("classes", [10, 100])
@@ -75,7 +75,7 @@ def test_samples_are_those_of_both_sets_of_the_data():
     assert (whole.y_train[: len(plain[0].y_train)] == plain[0].y_train).all()
     assert whole.lent == len(whole.x_test) == len(plain[0].x_test)
     # Other partitions of the same data never deal the test set's samples.
-    rest = IID(clients=5).seed_for(whole.y_train, 10, None, 0, whole.lent)
+    rest = IID(clients=5).draw(whole.y_train, 10, None, 0, whole.lent)
     assert sorted(rest.order) == list(range(len(plain[0].y_train)))
 
 
@@ -95,4 +95,4 @@ def test_samples_are_those_of_both_sets_of_the_data():
 )
 def test_what_does_not_fit_is_refused(config, lent, sentence):
     with pytest.raises(UserError, match=sentence):
-        config.seed_for(labels_of(10), 10, None, 0, lent)
+        config.draw(labels_of(10), 10, None, 0, lent)

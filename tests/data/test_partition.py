@@ -12,7 +12,7 @@ MNIST_LIKE = np.repeat(np.arange(10), 6000)
 
 
 def draw(config, labels=MNIST_LIKE, seed=0, natural=None):
-    return config.seed_for(labels, 10, natural, seed)
+    return config.draw(labels, 10, natural, seed)
 
 
 @pytest.mark.parametrize(

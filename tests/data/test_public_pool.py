@@ -19,7 +19,7 @@ DATA = blobs(samples=200, classes=4)
 
 
 def drawn(config, data=DATA, samples=30, seed=0):
-    return hold_back(data, samples, seed, lambda labels, natural: config.seed_for(labels, data.classes, natural, seed))
+    return hold_back(data, samples, seed, lambda labels, natural: config.draw(labels, data.classes, natural, seed))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_wrong_labels_are_those_of_private_samples():
 
 
 def test_without_public_samples_partitions_are_what_they_were():
-    partition = IID(clients=5).seed_for(DATA.y_train, 4, None, 0)
+    partition = IID(clients=5).draw(DATA.y_train, 4, None, 0)
     assert partition.places is partition.order
     assert (partition.shares()["public"].sizes == 0).all()
     assert not len(partition.rows("public"))

@@ -23,7 +23,7 @@ def images(classes: int = 8, each: int = 20, test: int = 10) -> Dataset:
 
 def tasks(config: Stream, dataset: Dataset) -> list[tuple[np.ndarray, np.ndarray]]:
     stream = config.prepare(dataset)
-    partition = config.seed_for(stream.y_train, stream.classes, None, 0)
+    partition = config.draw(stream.y_train, stream.classes, None, 0)
     assert len(partition) == config.tasks
     assert list(partition.train_sizes) == [config.train] * config.tasks
     return [(stream.x_train[rows], stream.y_train[rows]) for rows in map(partition.samples, range(config.tasks))]

@@ -155,7 +155,7 @@ def test_a_clients_capacity_does_not_depend_on_who_is_lost():
     everybody, kept = cohort(30), np.arange(30) % 3 != 1
     for redraw in (True, False):
         drawn = dict(by_capacity(everybody, [1.0, 0.5], redraw))
-        for capacity, clients in by_capacity(everybody.among(kept), [1.0, 0.5], redraw):
+        for capacity, clients in by_capacity(everybody.subset(kept), [1.0, 0.5], redraw):
             assert clients.tolist() == [c for c in drawn[capacity].tolist() if kept[c]]
 
 

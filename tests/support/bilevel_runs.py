@@ -17,7 +17,7 @@ def on_blobs(name, kind="cleaning", mode=("vmap", 3), rounds=3, folder=None, **c
     """Five clients of different sizes."""
     noise = 0.4 if kind == "cleaning" else 0.0
     config = IID(clients=5, unbalanced=0.5, validation=0.3, holdout=0.2, label_noise=noise)
-    clients = config.seed_for(DATA.y_train, DATA.classes, None, 0)
+    clients = config.draw(DATA.y_train, DATA.classes, None, 0)
     slots = dict(slots_of(change))
     own = {key: value for key, value in change.items() if key not in slots}
     hyper = registries.algorithms.section(name)(**section(name, **own))

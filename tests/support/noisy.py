@@ -45,7 +45,7 @@ def noisy(
 ):
     """Four clients with wrong labels; the server validates on a fifth of their samples, whose labels are right."""
     config = kind or IID(clients=4, unbalanced=0.3, validation=0.2, label_noise=noise)
-    clients = config.seed_for(data.y_train, data.classes, None, 0)
+    clients = config.draw(data.y_train, data.classes, None, 0)
     section = {"lr": 0.2, **({"steps": 3, "batch_size": 16} if "comm" in section["name"] else {}), **section}
     own = {key: value for key, value in section.items() if key not in SLOTS}
     hyper = registries.algorithms.section(section["name"])(**own)

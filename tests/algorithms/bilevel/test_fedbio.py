@@ -115,7 +115,7 @@ def test_experts_in_a_pack_are_what_they_are_alone(name):
         list(one)
     learners = [on_blobs(name, kind_of(name), **{"upper_lr_factor": 0.5, **change}).servers[0] for change in changes]
     config = learners[0].experiment.task.partition
-    clients = config.seed_for(DATA.y_train, DATA.classes, None, 0)
+    clients = config.draw(DATA.y_train, DATA.classes, None, 0)
     algorithms = build_algorithms([learner.experiment for learner in learners], DATA, clients)
     pack = SingleRun(learners, Worker(algorithms, DATA, clients, 0), [None, None])
     while not pack.done:

@@ -57,7 +57,7 @@ def test_experts_in_a_pack_are_what_they_are_alone():
         list(one)
     learners = [noisy({**SOLVERS["two_round"], **change}).servers[0] for change in changes]
     config = learners[0].experiment.task.partition
-    clients = config.seed_for(DATA.y_train, DATA.classes, None, 0)
+    clients = config.draw(DATA.y_train, DATA.classes, None, 0)
     algorithms = build_algorithms([learner.experiment for learner in learners], DATA, clients)
     pack = SingleRun(learners, Worker(algorithms, DATA, clients, 0), [None, None])
     while not pack.done:
@@ -146,7 +146,7 @@ def test_the_oracle_trains_as_if_wrong_samples_were_not_there():
     oracle = noisy({**BASELINES["fedavg_oracle"], **settings})
     list(oracle)
     config = oracle.servers[0].experiment.task.partition
-    clients = config.seed_for(DATA.y_train, DATA.classes, None, 0)
+    clients = config.draw(DATA.y_train, DATA.classes, None, 0)
     # The same clients without those samples.
     rows = [clients.order[o : o + n] for o, n in zip(*clients.shares()["train"], strict=True)]
     right = [some[clients.labels[some] == DATA.y_train[some]] for some in rows]
@@ -169,7 +169,7 @@ def test_focus_weighs_by_samples_and_credibilities():
     runs = noisy(section, rounds=1)
     task, samples = runs.servers[0].algorithm.task, runs.executor.worker.samples["clients"]
     config = runs.servers[0].experiment.task.partition
-    clients = config.seed_for(DATA.y_train, DATA.classes, None, 0)
+    clients = config.draw(DATA.y_train, DATA.classes, None, 0)
     start, own = runs.server["w"], torch.from_numpy(clients.rows("validation"))
     models, errors, sizes = [], [], clients.train_sizes
     for offset, size in zip(*clients.shares()["train"], strict=True):

@@ -78,7 +78,7 @@ def test_what_clients_send_makes_the_hypergradient(scale):
     section = {**EVERYTHING, "u_lr": None, "u_steps": 150, "ridge": 0.3, "upper_scale": scale, "upper_lr": 1e-3}
     runs = noisy({**section, "lr": 1e-9}, rounds=1, model={"name": "logreg"})
     config = runs.servers[0].experiment.task.partition
-    clients, task = config.seed_for(DATA.y_train, DATA.classes, None, 0), runs.servers[0].algorithm.task
+    clients, task = config.draw(DATA.y_train, DATA.classes, None, 0), runs.servers[0].algorithm.task
     rows, own = (torch.from_numpy(clients.rows(share)) for share in ("train", "validation"))
     samples, x = torch.from_numpy(DATA.x_train), task.start()["x"]
     train = Batch(samples[rows], torch.from_numpy(clients.labels)[rows], rows=rows)
