@@ -194,6 +194,7 @@ def sections_at(model: type[BaseModel], location: Keys, values: Any = None) -> l
     for step in location:
         if isinstance(step, int):
             # A place in a list.
+            values = values[step] if isinstance(values, list) and step < len(values) else None
             continue
         deeper = [
             c for s in sections if step in s.model_fields for c in section_classes(s.model_fields[str(step)].annotation)

@@ -6,7 +6,6 @@ from helpers import SingleRun, blobs, experiment, slots_of
 from hedgerow.platform.config import registries
 from hedgerow.platform.config.experiment import EngineConfig, TaskConfig
 from hedgerow.platform.config.factory import build_algorithms
-from hedgerow.platform.data.partitions.random_splits import IID
 from hedgerow.platform.runtime.server import FederatedServer
 from hedgerow.platform.runtime.worker import Worker
 
@@ -16,7 +15,9 @@ DATA = blobs(samples=160)
 def on_blobs(name, kind="cleaning", mode=("vmap", 3), rounds=3, folder=None, **change) -> SingleRun:
     """Five clients of different sizes."""
     noise = 0.4 if kind == "cleaning" else 0.0
-    config = IID(clients=5, unbalanced=0.5, validation=0.3, holdout=0.2, label_noise=noise)
+    config = registries.partitions.section("iid")(
+        clients=5, unbalanced=0.5, validation=0.3, holdout=0.2, label_noise=noise
+    )
     clients = config.draw(DATA.y_train, DATA.classes, None, 0)
     slots = dict(slots_of(change))
     own = {key: value for key, value in change.items() if key not in slots}

@@ -6,7 +6,6 @@ from hedgerow.platform.config import registries
 from hedgerow.platform.config.experiment import EngineConfig, TaskConfig
 from hedgerow.platform.config.factory import build_algorithms
 from hedgerow.platform.config.old_spellings import SLOTS
-from hedgerow.platform.data.partitions.random_splits import IID
 from hedgerow.platform.runtime.server import FederatedServer
 from hedgerow.platform.runtime.worker import Worker
 
@@ -44,7 +43,7 @@ def noisy(
     **settings,
 ):
     """Four clients with wrong labels; the server validates on a fifth of their samples, whose labels are right."""
-    config = kind or IID(clients=4, unbalanced=0.3, validation=0.2, label_noise=noise)
+    config = kind or registries.partitions.section("iid")(clients=4, unbalanced=0.3, validation=0.2, label_noise=noise)
     clients = config.draw(data.y_train, data.classes, None, 0)
     section = {"lr": 0.2, **({"steps": 3, "batch_size": 16} if "comm" in section["name"] else {}), **section}
     own = {key: value for key, value in section.items() if key not in SLOTS}

@@ -24,7 +24,7 @@ def test_full_hypergradients_reach_the_solution(settings):
 class _Length(Cohort):
     """One that draws what it is told."""
 
-    def draw(self, purpose):
+    def seed_for(self, purpose):
         return self.length
 
 

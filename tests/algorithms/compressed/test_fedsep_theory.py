@@ -237,7 +237,9 @@ def test_truncation_leaves_floors_that_fall_by_091():
 def test_h_falls_in_every_round():
     """C8: with I eta eta_g <= 1 / (2 L_h)."""
     known = Known(toy(clients=3, seed=1))
-    run = known.run(lr=1e-3, steps=5, server={"lr": 100 / known.high}, encoder="exact", decode_steps=60)
+    run = known.run(
+        lr=1e-3, steps=5, aggregation={"server_optimizer": {"lr": 100 / known.high}}, encoder="exact", decode_steps=60
+    )
     values = [known.h(run.rounds(1).server["x"]["x"]) for _ in range(8)]
     assert all(b < a for a, b in pairwise([known.h(torch.ones(4).double()), *values]))
 
@@ -248,7 +250,9 @@ def test_the_theorems_right_hand_side(terms, decode_steps):
     """Theorem 3.7 without noise, I = 1, C_f^2 in the drift's term, the factors that Lemma C.6 lost; L_xy = L_yy = 0."""
     known, eta = Known(toy(clients=3, seed=1)), 1e-4
     server = 1 / (2 * known.high * eta)
-    run = known.run(lr=eta, server={"lr": server}, encode_steps=terms, decode_steps=decode_steps)
+    run = known.run(
+        lr=eta, aggregation={"server_optimizer": {"lr": server}}, encode_steps=terms, decode_steps=decode_steps
+    )
     size, kappa = known.size, known.size / LOW
     left, points = [], []
     for _ in range(15):

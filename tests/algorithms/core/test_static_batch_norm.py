@@ -90,7 +90,7 @@ def test_a_model_whose_statistics_are_not_finite_is_recorded_and_not_the_end():
     far.server["w"]["0.weight"] = torch.full_like(far.server["w"]["0.weight"], 1e30)
     generator = far.servers[0]._score(far.server, 1, np.arange(1))
     request = next(generator)[0]
-    gone = Aggregate({}, np.zeros(len(request.exchange.clients), bool), {})
+    gone = Aggregate({}, np.zeros(len(request.clients), bool), {})
     with pytest.raises(StopIteration) as stop:
         generator.send([gone])
     assert np.isnan(stop.value.value["test_accuracy"])

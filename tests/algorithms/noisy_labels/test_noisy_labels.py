@@ -17,8 +17,8 @@ from hedgerow.algorithms.noisy_labels.focus import credibilities
 from hedgerow.algorithms.optim.hypergradient import cross_product, dense_hessian, lower_slope, slopes, solve
 from hedgerow.algorithms.optim.newton import newton
 from hedgerow.algorithms.problems import Cleaning
+from hedgerow.platform.config import registries
 from hedgerow.platform.config.experiment import Evaluation
-from hedgerow.platform.data.partitions.random_splits import IID
 from hedgerow.platform.ui.plots import draw_histograms
 
 # ---- sample weights -------------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ def on_gaussians():
     def last(noise, rounds=60, **section):
         key = (str(noise), rounds, str(section))
         if key not in known:
-            config = IID(clients=10, validation=1 / 6, label_noise=noise)
+            config = registries.partitions.section("iid")(clients=10, validation=1 / 6, label_noise=noise)
             settings = {"kind": config, "model": {"name": "logreg"}, "evaluation": Evaluation(every=rounds, clients=0)}
             section = {"lr": 0.1, "steps": 5, "batch_size": None, **section}
             known[key] = list(noisy(section, ("vmap", 10), rounds, data=GAUSSIANS, **settings))[-1]

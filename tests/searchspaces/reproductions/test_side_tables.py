@@ -171,7 +171,7 @@ def test_a_teacher_is_what_the_newest_run_of_its_name_ended_with(taught, tmp_pat
         data, partition = check(one, None)
         task = build_algorithms([one], data, partition)[0].task
         x = task.prepare(torch.tensor(data.x_test[:5]))
-        said = task.taught(x)
+        said = task.teacher_logits(x)
         assert said.shape == (5, 10)
         hidden = (x.flatten(1) @ w["1.weight"].T + w["1.bias"]).relu()
         assert torch.allclose(said, hidden @ w["3.weight"].T + w["3.bias"], atol=1e-5)

@@ -384,7 +384,7 @@ def test_the_commit_of_the_source_is_that_of_the_package_and_not_of_the_working_
     assert here
     assert real != here
     # An environment inside another project's repository has no commit, unless the package is tracked there.
-    monkeypatch.setattr(run_folder, "__file__", str(package / "platform" / "run_folder.py"))
+    monkeypatch.setattr(run_folder, "__file__", str(package / "platform" / "tracking" / "run_folder.py"))
     assert source_commit() is None
     git("add", "-f", "env")
     assert source_commit() == f"{here}-dirty"
