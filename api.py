@@ -14,11 +14,11 @@ import numpy as np
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
-from hedgerow.platform.config.factory import Data, check
 from hedgerow.platform.config.loader import Override, parse_experiment, read_file, set_value
 from hedgerow.platform.config.yaml_reader import Lines
 from hedgerow.platform.runs import runner
 from hedgerow.platform.runs.finished_run import FinishedRun
+from hedgerow.platform.runtime.factory import Data, check
 from hedgerow.platform.tracking.run_folder import RunFolder, find_run, find_unfinished
 from hedgerow.platform.ui.notebook import NotebookProgress, in_notebook
 from hedgerow.platform.ui.terminal import Progress

@@ -19,8 +19,8 @@ from measuring import conditions, write_results
 from hedgerow.algorithms.bilevel.derivatives import Derivatives, MiniBatch
 from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.core.pytree import tree_map
-from hedgerow.platform.config.factory import build_algorithms, build_data
 from hedgerow.platform.config.loader import parse_experiment
+from hedgerow.platform.runtime.factory import build_algorithms, build_data
 from hedgerow.platform.runtime.launch import build_coordinator
 
 CLIENTS, STEPS, BATCH = 10, 5, 32

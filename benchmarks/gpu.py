@@ -20,9 +20,9 @@ from measuring import conditions, write_results
 from rounds import noise
 from torch.utils.flop_counter import FlopCounterMode
 
-from hedgerow.platform.config.factory import build_algorithms
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.resources import Resources
+from hedgerow.platform.runtime.factory import build_algorithms
 from hedgerow.platform.runtime.shards import ExecutionPlan, WorkShard
 from hedgerow.platform.runtime.worker import Worker
 

@@ -12,10 +12,10 @@ from workloads import Source, Workload
 
 from hedgerow.algorithms.core.pytree import tree_map
 from hedgerow.platform.config.experiment import Experiment
-from hedgerow.platform.config.factory import build_data, build_module, build_partition, task_on
 from hedgerow.platform.config.loader import dump_experiment, load_experiment
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.data.sampling import draw_batches, sample_clients
+from hedgerow.platform.runtime.factory import build_data, build_module, build_partition, task_on
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,9 @@ from workloads import WORKLOADS, Workload
 
 from hedgerow.platform.actors.session import ray_session
 from hedgerow.platform.config.experiment import Experiment
-from hedgerow.platform.config.factory import build_data, build_module, build_partition, task_on
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.data.sampling import steps_per_client
+from hedgerow.platform.runtime.factory import build_data, build_module, build_partition, task_on
 from hedgerow.platform.runtime.launch import build_coordinator
 
 HERE = Path(__file__).parent / "contenders"

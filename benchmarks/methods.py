@@ -13,7 +13,7 @@ from typing import Any
 from measuring import conditions, write_results
 from rounds import CNN, DIGITS, hedgerow_rounds, noise, settings
 
-from hedgerow.platform.config.factory import build_data
+from hedgerow.platform.runtime.factory import build_data
 
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {},

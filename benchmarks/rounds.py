@@ -22,11 +22,11 @@ from contenders.bare import one_process, two_processes
 from jobs import mini_batches
 from measuring import PeakMemory, conditions, write_results
 
-from hedgerow.platform.config.factory import build_data
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.data import Dataset
 from hedgerow.platform.models.build import build_model
 from hedgerow.platform.runs.runner import open_coordinator
+from hedgerow.platform.runtime.factory import build_data
 
 DIGITS = {
     "task": {

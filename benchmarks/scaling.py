@@ -21,7 +21,7 @@ from scipy.optimize import nnls
 
 from hedgerow.cluster.round_time import RoundTimeModel
 from hedgerow.platform.actors.session import ray_session
-from hedgerow.platform.config.factory import build_data
+from hedgerow.platform.runtime.factory import build_data
 
 STEPS = 4
 """Mini-batches of 8 of each client's 16 samples, in two epochs."""

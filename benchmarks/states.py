@@ -74,7 +74,7 @@ def cpu_seconds() -> float:
 
 def measure(population: int, rounds: int) -> dict[str, Any]:
     """A run: the time of its rounds, the memory of driver, coordinator and actors, and what they spilled."""
-    from hedgerow.platform.config.factory import build_algorithms
+    from hedgerow.platform.runtime.factory import build_algorithms
 
     dataset, clients = noise((1, 8, 8), 10_000, 10, 100), shared_samples(population, 10_000)
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR", "/var/tmp")) as folder:

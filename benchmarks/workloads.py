@@ -13,7 +13,7 @@ from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.registries import DataConfig
 from hedgerow.platform.data import Dataset
-from hedgerow.platform.data.cache import data_folder, load_dataset
+from hedgerow.platform.data.sources.cache import data_folder, load_dataset
 
 PLACEHOLDER = {"name": "digits"}
 """Stands in `task.data` where the data set is handed over from Python."""

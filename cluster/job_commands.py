@@ -9,7 +9,7 @@ import click
 
 from hedgerow.cluster.job_client import JobClient
 from hedgerow.cluster.submission import check_command, read_runtime_env
-from hedgerow.platform.runs.signals import signal_of
+from hedgerow.platform.common.signals import signal_of
 from hedgerow.platform.ui.command_output import CommandOutput
 from hedgerow.platform.ui.terminal import print_rows
 

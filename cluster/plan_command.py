@@ -16,10 +16,10 @@ from hedgerow.platform.actors.placement import actors_that_fit, count_actors, sh
 from hedgerow.platform.actors.session import ray_session, starts_here
 from hedgerow.platform.common.memory import gigabytes
 from hedgerow.platform.config.experiment import Experiment
-from hedgerow.platform.config.factory import build_algorithms, check
 from hedgerow.platform.config.loader import load_experiment, read_file
 from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.data import Dataset, Partition
+from hedgerow.platform.runtime.factory import build_algorithms, check
 from hedgerow.platform.ui.command_output import CommandOutput
 from hedgerow.platform.ui.terminal import print_rows
 from hedgerow.searchspaces.spaces.packing import client_actors, pack_trials

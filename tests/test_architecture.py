@@ -15,6 +15,7 @@ LAYERS = [
     ["algorithms/core"],
     ["algorithms/optim", "algorithms/nn", "algorithms/problems", "algorithms/transforms", "algorithms/aggregators"],
     ["algorithms/objectives", "algorithms/bilevel", "algorithms/heterogeneous", "algorithms/compressed"],
+    ["algorithms/slots"],
     ["algorithms/federated"],
     ["algorithms/personalized", "algorithms/noisy_labels", "algorithms/distillation"],
     ["algorithms/online"],
@@ -24,12 +25,14 @@ LAYERS = [
     ["platform/data/sources", "platform/data/partitions"],
     ["platform/config"],
     ["platform/tracking"],
-    ["platform/runtime", "platform/ui"],
+    ["platform/runtime"],
+    ["platform/ui"],
     ["platform/actors"],
     ["platform/runs"],
     ["searchspaces/spaces"],
     ["searchspaces/hedge"],
     ["searchspaces/results"],
+    ["searchspaces/tune/kinds"],
     ["searchspaces/tune"],
     ["searchspaces/reproductions"],
     ["searchspaces/reproductions/papers"],
@@ -45,18 +48,13 @@ LAYERS = [
 `hedgerow` is the package itself, which names its public objects as strings; `.` are the other modules of the root.
 """
 RANK = {folder: rank for rank, folders in enumerate(LAYERS) for folder in folders}
-FLAT = {
-    "platform/actors": {"crew", "local_first", "placement", "preload", "silence"},
-    "platform/runs": {"drivers", "notices", "runner"},
-}
-"""Folder -> modules directly in platform/ that have its layer; `ray_*` have that of actors, others that of runtime."""
 TEMPLATES = "platform/ui/templates"  # what `hedgerow new` writes: code of users
 LARGEST_FOLDER = 20
 ONLY_IN = {
-    "ray": ("platform/actors/", "platform/common/memory.py", "searchspaces/", "cluster/"),
+    "ray": ("platform/actors/", "platform/common/ray_private.py", "searchspaces/", "cluster/"),
     "mlflow": ("platform/tracking/mlflow_store.py", "searchspaces/results/mlflow_search.py"),
 }
-"""Imported library -> where. platform/common/memory.py reads a machine's memory as Ray does."""
+"""Imported library -> where. platform/common/ray_private.py imports Ray in its functions alone."""
 
 
 def modules() -> dict[str, Path]:
@@ -74,9 +72,6 @@ def folder_of(module: str) -> str:
     file = MODULES[module].relative_to(ROOT)
     if module == "hedgerow":
         return module
-    if file.parent == Path("platform"):
-        own = {name: folder for folder, names in FLAT.items() for name in names}
-        return own.get(file.stem, "platform/actors" if file.stem.startswith("ray_") else "platform/runtime")
     return file.parent.as_posix()
 
 

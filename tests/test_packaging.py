@@ -58,7 +58,7 @@ def test_importing_hedgerow_is_light():
 
 def test_a_client_actor_imports_neither_mlflow_nor_pandas_nor_torchvision():
     code = (
-        "import sys, hedgerow.platform.runtime.worker, hedgerow.platform.config.factory; "
+        "import sys, hedgerow.platform.runtime.worker, hedgerow.platform.runtime.factory; "
         "print([m for m in ('mlflow', 'pandas', 'torchvision', 'sklearn', 'matplotlib') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

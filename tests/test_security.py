@@ -21,7 +21,7 @@ from hedgerow.cluster.submission import PACKAGES
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.registries import datasets
-from hedgerow.platform.data.cache import load_dataset
+from hedgerow.platform.data.sources.cache import load_dataset
 from hedgerow.platform.data.sources.image_folder import ImageFolder
 from hedgerow.platform.storage.checkpoint import DamagedCheckpoint, load_tree, read_checkpoint, write_checkpoint
 from hedgerow.platform.tracking.run_folder import new_run

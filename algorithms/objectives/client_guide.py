@@ -49,7 +49,7 @@ class Lesson(NamedTuple):
     metrics: dict[str, Tensor]
 
 
-class Guided(FromTeacher):
+class GuidedObjective(FromTeacher):
     """An objective with a guide per client, which learns before the model in every round that the client takes part in.
 
     The guide normalises statically, as in the thesis, where the model does; else each sample by itself, since
@@ -127,7 +127,7 @@ class Guided(FromTeacher):
         return {"guide": context.guide, "lessons": state["lessons"] + 1}, context.metrics
 
 
-class GuidedDistillation(Guided):
+class GuidedDistillation(GuidedObjective):
     """Distillation with a guide: where the guide excuses a sample, the teacher's predictions of it count less."""
 
 
@@ -139,7 +139,7 @@ class SimKDGuidance(Guidance):
     lambda_min: float = Field(50.0, ge=0, description="weight of the budget in the first round")
 
 
-class GuidedFeatureReuse(Guided, ReusedTeacher):
+class GuidedFeatureReuse(GuidedObjective, ReusedTeacher):
     """SimKD with a guide, which learns as that of `disk`, from the logits of the teacher's last layer."""
 
     guide: SimKDGuidance = Field(SimKDGuidance(), description="each client's guide")

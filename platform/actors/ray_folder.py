@@ -10,9 +10,8 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from filelock import FileLock, Timeout
-from ray._common.utils import get_default_system_temp_dir
-from ray._private.authentication.authentication_token_setup import AUTH_MODE_ENV_VAR
-from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+
+from hedgerow.platform.common.ray_private import default_temp_folder, reread_authentication
 
 PREFIX = "hr-"
 """Start of the folders' names. A socket's path has 107 bytes at most, and Ray's own part of it takes 64."""
@@ -23,6 +22,9 @@ LONGEST_PARENT = 28
 LOCK, TOKEN = "lock", "token"
 
 PATH = "RAY_AUTH_TOKEN_PATH"
+AUTH_MODE = "RAY_AUTH_MODE"
+"""Ray's environment variable of the kind of authentication."""
+
 GIVEN = {"RAY_AUTH_TOKEN", PATH}
 """Ray's variables for a token."""
 
@@ -40,7 +42,7 @@ def private_folder() -> Iterator[Path]:
     It is made in RAY_TMPDIR or TMPDIR, or in /tmp if TMPDIR is too long for the paths of sockets. Ray opens the folder
     that it is given to everybody, so that should be one in here. Raises OSError.
     """
-    parent = get_default_system_temp_dir()
+    parent = default_temp_folder()
     if len(parent) > LONGEST_PARENT and "RAY_TMPDIR" not in os.environ:
         parent = "/tmp"
     _sweep(Path(parent))
@@ -60,18 +62,18 @@ def private_token(folder: Path) -> Iterator[None]:
 
     Ray itself would write one into the home folder, for others to read.
     """
-    if os.environ.get(AUTH_MODE_ENV_VAR, "token") != "token" or GIVEN & os.environ.keys():
+    if os.environ.get(AUTH_MODE, "token") != "token" or GIVEN & os.environ.keys():
         yield
         return
     file = folder / TOKEN
     file.touch(0o600, exist_ok=False)
     file.write_text(secrets.token_hex(32))
-    before = os.environ.get(AUTH_MODE_ENV_VAR)
-    _authenticate({AUTH_MODE_ENV_VAR: "token", PATH: str(file)})
+    before = os.environ.get(AUTH_MODE)
+    _authenticate({AUTH_MODE: "token", PATH: str(file)})
     try:
         yield
     finally:
-        _authenticate({AUTH_MODE_ENV_VAR: before, PATH: None})
+        _authenticate({AUTH_MODE: before, PATH: None})
 
 
 def _authenticate(settings: Mapping[str, str | None]) -> None:
@@ -81,8 +83,7 @@ def _authenticate(settings: Mapping[str, str | None]) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-    Config.initialize("")
-    AuthenticationTokenLoader.instance().reset_cache()
+    reread_authentication()
 
 
 def _sweep(parent: Path) -> None:

@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 import ray
 
 from hedgerow.platform.actors.ray_folder import PREFIX
 from hedgerow.platform.common.errors import RayLost
+from hedgerow.platform.common.ray_private import kill_node, node_folder, node_processes, started_node
 from hedgerow.platform.storage.run_lock import Claim
 from hedgerow.platform.tracking.run_folder import RunFolder
 
@@ -79,10 +79,8 @@ class RayHealth:
         context = ray.get_runtime_context()
         mine = next(known for known in ray.nodes() if known["NodeID"] == context.get_node_id())
         self.raylet = Server((mine["NodeManagerAddress"], mine["NodeManagerPort"]), REFUSALS)
-        self._node = _started_here()
-        self._own = (
-            [self._node.all_processes[name][0].process for name in ("raylet", "gcs_server")] if self._node else []
-        )
+        self._node = started_node()
+        self._own = node_processes(self._node) if self._node else []
         self._children = psutil.Process(self._own[0].pid).children(recursive=True) if self._own else []
         self._looked, self._answers = time.monotonic(), True
         self._ended = threading.Event()
@@ -154,16 +152,13 @@ class RayHealth:
         """End the processes of a Ray that was started here, and remove its folder."""
         if not self._node:
             return
-        self._node.kill_all_processes(check_alive=False, allow_graceful=False)
-        folder = Path(self._node.get_temp_dir_path()).parent
+        kill_node(self._node)
+        temporary = node_folder(self._node)
+        if temporary is None:
+            return
+        folder = temporary.parent
         if folder.name.startswith(PREFIX):
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _started_here() -> Any:
-    """The processes of a Ray that this process has started; None: of one that it has found."""
-    node = ray._private.worker.global_worker.node
-    return node if node is not None and node.is_head() else None
 
 
 def gcs_answers() -> bool:

@@ -29,8 +29,8 @@ from hedgerow.platform.runtime.launch import build_coordinator, build_servers, i
 from hedgerow.platform.runtime.process import free_memory, init_process
 from hedgerow.platform.runtime.server import Coordinator
 from hedgerow.platform.storage.checkpoint import latest_checkpoint, round_of
+from hedgerow.platform.storage.history import Record
 from hedgerow.platform.storage.run_lock import Claim
-from hedgerow.platform.tracking.history import Record
 
 REPLACEMENTS = 3
 """How often a dead coordinator is replaced."""

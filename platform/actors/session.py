@@ -12,13 +12,19 @@ from typing import Any
 
 import ray
 from joblib import cpu_count
-from ray._common.utils import get_system_memory
-from ray._private import ray_constants, services
 from ray.exceptions import AuthenticationError
 
 from hedgerow.platform.actors.cluster_probe import trouble_at
 from hedgerow.platform.actors.ray_folder import private_folder, private_token
 from hedgerow.platform.common.errors import UserError, first_line
+from hedgerow.platform.common.ray_private import (
+    draining_nodes,
+    free_resources,
+    host_and_port,
+    listens_by_default,
+    set_listening,
+    system_memory,
+)
 
 ANSWERING, CONNECTING = 20.0, 60.0
 """Seconds that a cluster is given to answer at all, and to let this process in."""
@@ -38,7 +44,7 @@ keeps a history of its calls, which takes kilobytes each and which nobody reads 
 STORE_SHARE, STORE_MOST = 0.3, 200e9
 """What Ray takes of a node's memory for its object store, where it is not told otherwise, and at most (bytes)."""
 
-_REACHABLE = ray_constants.ENABLE_RAY_CLUSTER
+_REACHABLE = listens_by_default()
 """Whether Ray's processes are to be reached from other machines; on macOS and Windows they are not, by default."""
 
 
@@ -158,7 +164,7 @@ def _connected(address: str) -> Iterator[None]:
     """A cluster that runs. Raises UserError when nobody answers there."""
     _listen(_REACHABLE)
     try:
-        where = services.canonicalize_bootstrap_address(address) or address
+        where = host_and_port(address)
         if trouble := trouble_at(where, ANSWERING):
             raise ConnectionError(trouble)
         _init(address)
@@ -197,8 +203,7 @@ def _listen(reachable: bool) -> None:
 
     Ray has no argument for it: the constant is for this process, the variable for those that it starts.
     """
-    ray_constants.ENABLE_RAY_CLUSTER = reachable
-    os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = str(int(reachable))
+    set_listening(reachable)
 
 
 def memory_of(total: float) -> dict[str, float]:
@@ -209,7 +214,7 @@ def memory_of(total: float) -> dict[str, float]:
 
 def local_resources() -> dict[str, float]:
     """What client actors without a GPU find where Ray is started here."""
-    return {"CPU": float(cpu_count()), **memory_of(get_system_memory())}
+    return {"CPU": float(cpu_count()), **memory_of(system_memory())}
 
 
 def node_resources() -> list[dict[str, float]]:
@@ -219,8 +224,6 @@ def node_resources() -> list[dict[str, float]]:
 
 def lasting_nodes() -> dict[str, dict[str, float]]:
     """What is free on each node that is alive and has no notice that it is to go, by its id."""
-    # Ray's public functions say nothing about such notices.
-    leaving = ray._private.state.state.get_draining_nodes()
-    free = ray._private.state.available_resources_per_node()
+    leaving, free = draining_nodes(), free_resources()
     lasting = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] not in leaving]
     return {node: dict(free.get(node, {})) for node in lasting}

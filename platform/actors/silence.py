@@ -10,6 +10,7 @@ from typing import Any
 
 import ray
 
+from hedgerow.platform.common.ray_private import actor_record
 from hedgerow.platform.config.resources import Resources
 
 LEAST, TIMES = 60.0, 10
@@ -153,8 +154,7 @@ def _stamp(file: Path) -> tuple[int, int] | None:
 
 def _place(actor: Any) -> tuple[str, bool]:
     """Process and node of an actor, and whether it has started."""
-    # No public function of Ray finds them without its dashboard.
-    known = ray._private.state.actors(actor._actor_id.hex())
+    known = actor_record(actor)
     if known.get("State") != "ALIVE":
         return "(not started yet)", False
     return f"(pid {known['Pid']}) on node {known['Address']['IPAddress']}", True

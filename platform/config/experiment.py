@@ -6,7 +6,7 @@ from typing import Generic, Literal, Self, TypeVar
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from hedgerow.algorithms.core.hyperparameters import HyperParameters
-from hedgerow.algorithms.core.slots import Slots, SlottedHyper
+from hedgerow.algorithms.slots.slots import Slots, SlottedHyper
 from hedgerow.platform.common.section import Section
 from hedgerow.platform.config.problem_section import QuadraticProblem
 from hedgerow.platform.config.registries import (

@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import Field
 
-from hedgerow.algorithms.core.slots import Aggregation
+from hedgerow.algorithms.slots.slots import Aggregation
 from hedgerow.platform.config.registries import AggregatorConfig, aggregators
 
 MEAN: Any = aggregators.section("mean")

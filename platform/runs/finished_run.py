@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Self
 from hedgerow.algorithms.core.pytree import Tree, tree_map
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
-from hedgerow.platform.config.factory import Data, build_algorithms
 from hedgerow.platform.config.loader import load_experiment
+from hedgerow.platform.runs.own_data import same_data
+from hedgerow.platform.runtime.factory import Data, build_algorithms
 from hedgerow.platform.storage.checkpoint import checkpoints, read_checkpoint
+from hedgerow.platform.storage.history import Record
 from hedgerow.platform.tracking.formatting import summary_cells
-from hedgerow.platform.tracking.history import Record
-from hedgerow.platform.tracking.own_data import same_data
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.summary import summarise
 from hedgerow.platform.tracking.tracker import RunLog

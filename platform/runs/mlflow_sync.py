@@ -10,14 +10,14 @@ import torch
 
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.platform.common.errors import Interrupted, UserError, first_line
+from hedgerow.platform.common.signals import signal_of
 from hedgerow.platform.config.experiment import Experiment
-from hedgerow.platform.config.factory import build_module, task_on
 from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.data import Dataset
 from hedgerow.platform.models.vmap_check import compare_constants
 from hedgerow.platform.runs.finished_run import last_parameters
-from hedgerow.platform.runs.signals import signal_of
-from hedgerow.platform.tracking.own_data import same_data
+from hedgerow.platform.runs.own_data import same_data
+from hedgerow.platform.runtime.factory import build_module, task_on
 from hedgerow.platform.tracking.run_description import NOTE, run_text, tags
 from hedgerow.platform.tracking.run_folder import RunFolder, find_run
 from hedgerow.platform.tracking.tracker import RunLog, Tracker

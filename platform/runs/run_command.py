@@ -7,12 +7,12 @@ from pathlib import Path
 import click
 
 from hedgerow.platform.config.experiment import Experiment
-from hedgerow.platform.config.factory import build_data, check
 from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.data.partition_summary import partition_table
 from hedgerow.platform.runs.runner import FinishedRun
 from hedgerow.platform.runs.runner import resume as resume_run
 from hedgerow.platform.runs.runner import run as run_experiment
+from hedgerow.platform.runtime.factory import build_data, check
 from hedgerow.platform.storage.remote import uri_of
 from hedgerow.platform.tracking.run_folder import find_run
 from hedgerow.platform.tracking.summary import meta_regret

@@ -14,21 +14,21 @@ import torch
 from hedgerow.platform.common.errors import Interrupted, RayLost, UserError
 from hedgerow.platform.common.memory import is_exhausted
 from hedgerow.platform.common.quiet import quiet_libraries
+from hedgerow.platform.common.signals import Termination, handling, signal_of
 from hedgerow.platform.config.experiment import Experiment
-from hedgerow.platform.config.factory import Data, check
 from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.data.partition_summary import partition_record
 from hedgerow.platform.runs.finished_run import FinishedRun
 from hedgerow.platform.runs.mlflow_sync import close_tracking, log_result, open_store, save_final_model
-from hedgerow.platform.runs.signals import Termination, handling, signal_of
+from hedgerow.platform.runs.own_data import data_record, same_data, unhashed
+from hedgerow.platform.runtime.factory import Data, check
 from hedgerow.platform.runtime.launch import build_coordinator
 from hedgerow.platform.runtime.server import Driver
 from hedgerow.platform.storage.checkpoint import checkpoints, read_latest, read_progress, tell_flaws
+from hedgerow.platform.storage.history import Record
 from hedgerow.platform.storage.mirror import Mirror
 from hedgerow.platform.storage.run_lock import Claim, RunLock
-from hedgerow.platform.tracking.history import Record
-from hedgerow.platform.tracking.own_data import data_record, same_data, unhashed
 from hedgerow.platform.tracking.run_folder import RunFolder, new_run, now, unfinished_run
 from hedgerow.platform.tracking.summary import diverged, kept, left_out, summarise
 from hedgerow.platform.tracking.tracker import RunLog, Tracker

@@ -20,7 +20,7 @@ from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm
 from hedgerow.algorithms.core.client_data import BatchSpec, ClientData, UnknownStreamError
 from hedgerow.algorithms.core.messages import MODEL, Cohort, Exchange
 from hedgerow.algorithms.core.pytree import Tree, flatten, leaves, stack, tree_map
-from hedgerow.algorithms.core.slots import SlottedHyper
+from hedgerow.algorithms.slots.slots import SlottedHyper
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.memory import is_exhausted
 from hedgerow.platform.config.experiment import Experiment

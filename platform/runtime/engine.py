@@ -13,6 +13,7 @@ from torch import Tensor
 from hedgerow.algorithms.core.client_data import BatchSpec, ClientData, Split
 from hedgerow.algorithms.core.messages import ClientStep
 from hedgerow.algorithms.core.pytree import Tree, stack, tree_map
+from hedgerow.algorithms.core.torch_private import allow_recompilations
 from hedgerow.platform.data.partition import Slices
 from hedgerow.platform.data.sampling import client_keys, draw_batches, draw_pooled_batches, view_keys
 from hedgerow.platform.runtime.shards import WorkShard
@@ -225,8 +226,7 @@ def _vmapped(
 def _compiled() -> Any:
     # One compilation for each step and shape of the runs that a process serves; the default limits of eight and 256
     # are for programs that forget one.
-    torch._dynamo.config.recompile_limit = 1024  # type: ignore[attr-defined]
-    torch._dynamo.config.accumulated_recompile_limit = 1024  # type: ignore[attr-defined]
+    allow_recompilations(1024)
     return torch.compile(_vmapped, dynamic=False, fullgraph=True)
 
 

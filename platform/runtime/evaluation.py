@@ -7,7 +7,7 @@ import numpy as np
 from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm
 from hedgerow.algorithms.core.messages import SPENT, Cohort, Exchanges
 from hedgerow.algorithms.core.pytree import Tree
-from hedgerow.platform.tracking.history import Record
+from hedgerow.platform.storage.history import Record
 
 QUANTILES = 1000
 """Number of quantiles of clients' accuracies that are recorded where there are more clients."""

@@ -11,7 +11,7 @@ from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.runtime.communication import CommunicationCost
 from hedgerow.platform.runtime.server import ExchangeSteps, FederatedServer
 from hedgerow.platform.runtime.shards import EVALUATION
-from hedgerow.platform.tracking.history import Record
+from hedgerow.platform.storage.history import Record
 
 
 class OnlineServer(FederatedServer):

@@ -40,8 +40,8 @@ from hedgerow.platform.storage.checkpoint import (
     round_of,
     write_checkpoint,
 )
+from hedgerow.platform.storage.history import History, Record
 from hedgerow.platform.storage.run_lock import Claim
-from hedgerow.platform.tracking.history import History, Record
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.summary import is_done, reaches
 

@@ -24,8 +24,8 @@ from safetensors.torch import load, save_file
 from hedgerow.algorithms.core.pytree import Tree, flatten, tree_map, unflatten
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.storage.atomic_file import Altered, compare, fingerprint, read_verified, sync
+from hedgerow.platform.storage.history import RECORDS, History
 from hedgerow.platform.storage.remote import SEAL
-from hedgerow.platform.tracking.history import RECORDS, History
 
 SERVER = "server.safetensors"
 

@@ -7,8 +7,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from hedgerow.platform.storage.checkpoint import is_intact, newest_first, order_of
+from hedgerow.platform.storage.history import RECORDS
 from hedgerow.platform.storage.remote import SEAL, Storage, reason, uri_of
-from hedgerow.platform.tracking.history import RECORDS
 
 BEAT = 1.0
 """Seconds between two looks for new checkpoints."""

@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from hedgerow.platform.common.errors import Interrupted, UserError
-from hedgerow.platform.runs.signals import handling, interrupt, signal_of
+from hedgerow.platform.common.signals import handling, interrupt, signal_of
 
 CONTINUES = "`hedgerow resume {}` continues from the last checkpoint"
 

@@ -16,11 +16,11 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.section import section_classes, tag
 from hedgerow.platform.config.choices import said, source
 from hedgerow.platform.config.experiment import Experiment
-from hedgerow.platform.config.factory import check
 from hedgerow.platform.config.loader import apply_override, parse_experiment
 from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.config.validation_errors import Keys
 from hedgerow.platform.config.yaml_reader import dump_inline
+from hedgerow.platform.runtime.factory import check
 from hedgerow.platform.ui.command_output import CommandOutput
 
 SCHEMA = "hedgerow.schema.json"

@@ -9,9 +9,9 @@ from typing import Any
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
-from hedgerow.platform.config.factory import Data
 from hedgerow.platform.config.loader import read_experiment
 from hedgerow.platform.data.content_hash import content_hash
+from hedgerow.platform.runtime.factory import Data
 from hedgerow.platform.storage.checkpoint import latest_checkpoint, round_of
 from hedgerow.platform.tracking.run_folder import RunFolder, source_commit, versions
 from hedgerow.platform.tracking.summary import is_done

@@ -12,9 +12,9 @@ from ray.tune.experiment import Trial
 from hedgerow.platform.actors.ray_health import LOOK, RayHealth
 from hedgerow.platform.actors.silence import Signs, Silence, Watch
 from hedgerow.platform.common.errors import RayLost
+from hedgerow.platform.common.signals import Termination
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import dump_experiment
-from hedgerow.platform.runs.signals import Termination
 from hedgerow.platform.storage.checkpoint import checkpoints, read_progress
 from hedgerow.platform.storage.run_lock import RunLock
 from hedgerow.platform.tracking.records import RoundRecord

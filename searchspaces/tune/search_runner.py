@@ -19,17 +19,17 @@ from hedgerow.platform.actors.placement import cpu_share, trials_that_fit
 from hedgerow.platform.actors.ray_health import RayHealth
 from hedgerow.platform.actors.session import ray_session
 from hedgerow.platform.config.experiment import Experiment
-from hedgerow.platform.config.factory import Data, build_partition, check, check_task
 from hedgerow.platform.config.old_spellings import SLOTS
 from hedgerow.platform.data import Dataset
 from hedgerow.platform.data.partition_summary import partition_record
 from hedgerow.platform.runs.finished_run import last_parameters
 from hedgerow.platform.runs.mlflow_sync import PUSHES, close_tracking, finish_push, save_final_model
+from hedgerow.platform.runs.own_data import data_record, same_data, unhashed
 from hedgerow.platform.runs.runner import notifier, recorded
+from hedgerow.platform.runtime.factory import Data, build_partition, check, check_task
 from hedgerow.platform.storage.checkpoint import latest_checkpoint, tell_flaws
 from hedgerow.platform.storage.mirror import Mirror
 from hedgerow.platform.storage.run_lock import RunLock
-from hedgerow.platform.tracking.own_data import data_record, same_data, unhashed
 from hedgerow.platform.tracking.records import HedgeRecord
 from hedgerow.platform.tracking.run_folder import RunFolder, find_run, new_run, now, unfinished_run
 from hedgerow.platform.tracking.summary import diverged, left_out

@@ -15,10 +15,10 @@ from hedgerow.platform.actors.placement import bundles
 from hedgerow.platform.actors.silence import Signs
 from hedgerow.platform.common.heartbeat import listen
 from hedgerow.platform.config.experiment import Experiment
-from hedgerow.platform.config.factory import build_partition
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.data import Dataset, Partition
+from hedgerow.platform.runtime.factory import build_partition
 from hedgerow.platform.runtime.launch import build_coordinator
 from hedgerow.platform.runtime.process import init_process
 from hedgerow.platform.storage.checkpoint import DamagedCheckpoint

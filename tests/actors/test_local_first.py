@@ -16,8 +16,8 @@ from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.optim.gradient import gradient_and_value
 from hedgerow.platform.actors.server_actor import CoordinatorHandle
 from hedgerow.platform.common.errors import RayLost, UserError
-from hedgerow.platform.config.factory import check
 from hedgerow.platform.runs.runner import FinishedRun, resume, run
+from hedgerow.platform.runtime.factory import check
 from hedgerow.platform.runtime.launch import build_coordinator, inline_executor
 from hedgerow.platform.storage.checkpoint import checkpoints, round_of
 

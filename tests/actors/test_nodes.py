@@ -20,8 +20,8 @@ from ray_runs import small
 from searches import one_after_the_other, plan
 
 from hedgerow.platform.common.ray_private import gcs_client
-from hedgerow.platform.config.factory import check
 from hedgerow.platform.config.loader import dump_experiment
+from hedgerow.platform.runtime.factory import check
 from hedgerow.platform.runtime.launch import build_coordinator, inline_executor
 from hedgerow.platform.storage.checkpoint import latest_checkpoint, read_checkpoint, round_of
 from hedgerow.platform.tracking.records import HedgeRecord

@@ -23,11 +23,11 @@ from hedgerow.platform.actors.silence import Signs, Silence, Watch
 from hedgerow.platform.common import heartbeat
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.ray_private import known_actors
-from hedgerow.platform.config.factory import check
 from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.runs import runner
 from hedgerow.platform.runs.runner import run
 from hedgerow.platform.runtime.executor import NO_MATTER
+from hedgerow.platform.runtime.factory import check
 from hedgerow.platform.runtime.launch import inline_executor
 from hedgerow.searchspaces.hedge.scheduler import HedgeScheduler
 from hedgerow.searchspaces.tune.callbacks import SearchCallback

@@ -176,7 +176,7 @@ def test_no_colour_where_none_is_wanted(here):
     assert coloured.exit_code == plain.exit_code == 0
     assert COLOUR.search(coloured.output)
     assert not COLOUR.search(plain.output)
-    assert "Aggregates" in plain.output
+    assert "Results" in plain.output
 
 
 def completions(*words: str) -> list[str]:

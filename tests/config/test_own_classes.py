@@ -13,10 +13,10 @@ from command_line import hedgerow
 from hedgerow import api
 from hedgerow.algorithms.federated.fedavg import FedAvg
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.config.factory import build_data
 from hedgerow.platform.config.loader import dump_experiment, load_experiment, parse_experiment, read_experiment
 from hedgerow.platform.data.content_hash import content_hash
 from hedgerow.platform.runs import runner
+from hedgerow.platform.runtime.factory import build_data
 from hedgerow.platform.tracking.run_folder import RunFolder
 
 MODULE = '''

@@ -15,10 +15,10 @@ from pydantic import BaseModel
 from hedgerow.cli import main
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
-from hedgerow.platform.config.factory import check
 from hedgerow.platform.config.loader import load_experiment, parse_experiment
 from hedgerow.platform.config.yaml_reader import REPEATED, parse_yaml
 from hedgerow.platform.runs.runner import run
+from hedgerow.platform.runtime.factory import check
 from hedgerow.platform.ui.starter_files import complete
 from hedgerow.searchspaces.hedge.async_rounds import HedgeRounds
 from hedgerow.searchspaces.hedge.weights import Hedge

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.registries import DataConfig
-from hedgerow.platform.data.cache import load_dataset
+from hedgerow.platform.data.sources.cache import load_dataset
 
 RNG = np.random.default_rng(0)
 
@@ -46,7 +46,7 @@ def test_digits_are_the_embedded_default():
 def test_digits_come_from_the_cache_without_scikit_learn():
     load_dataset(source("digits"))
     code = (
-        "import sys; from hedgerow.platform.data.cache import load_dataset; "
+        "import sys; from hedgerow.platform.data.sources.cache import load_dataset; "
         "from hedgerow.platform.config.registries import datasets; load_dataset(datasets.section('digits')()); "
         "print('sklearn' in sys.modules)"
     )

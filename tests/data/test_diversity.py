@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.config.factory import build_data
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.registries import partitions
 from hedgerow.platform.data.partitions.diversity import ACID, ALID
 from hedgerow.platform.data.partitions.random_splits import IID
+from hedgerow.platform.runtime.factory import build_data
 
 CIFAR = {10: (5000, 1000), 100: (500, 100)}
 

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.data.cache import load_dataset
+from hedgerow.platform.data.sources.cache import load_dataset
 from hedgerow.platform.data.sources.image_folder import ImageFolder
 
 

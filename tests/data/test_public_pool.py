@@ -8,12 +8,12 @@ from helpers import blobs, dataset, run_inline, small_task
 
 from hedgerow.algorithms.core.client_data import BatchSpec
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.config.factory import build_data, check, check_task
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.data import Partition
 from hedgerow.platform.data.partitions.random_splits import IID, Dirichlet, Labels, Natural
 from hedgerow.platform.data.public_pool import hold_back, with_public
+from hedgerow.platform.runtime.factory import build_data, check, check_task
 
 DATA = blobs(samples=200, classes=4)
 

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.registries import DataConfig
-from hedgerow.platform.data.cache import load_dataset
+from hedgerow.platform.data.sources.cache import load_dataset
 from hedgerow.platform.data.sources.text import LETTERS, speakers
 from hedgerow.platform.runs.runner import run
 

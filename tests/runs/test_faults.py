@@ -18,9 +18,9 @@ from ray_runs import numbers, same, small
 from searches import one_after_the_other, plan
 
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.config.factory import check
 from hedgerow.platform.runs import runner
 from hedgerow.platform.runs.runner import resume, run
+from hedgerow.platform.runtime.factory import check
 from hedgerow.platform.runtime.launch import build_coordinator
 from hedgerow.platform.storage.checkpoint import latest_checkpoint
 from hedgerow.platform.tracking.records import HedgeRecord

@@ -13,10 +13,10 @@ from searches import plan
 import hedgerow
 from hedgerow.cli import main
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.config.factory import build_partition
 from hedgerow.platform.data.content_hash import content_hash
 from hedgerow.platform.runs import runner
-from hedgerow.platform.tracking.own_data import data_record
+from hedgerow.platform.runs.own_data import data_record
+from hedgerow.platform.runtime.factory import build_partition
 from hedgerow.platform.tracking.run_description import data_digest, run_text, tags
 from hedgerow.platform.tracking.run_folder import RunFolder, new_run
 from hedgerow.reports.analysis.run_reader import read_all

@@ -10,8 +10,8 @@ from ray_runs import hosts_coordinator, numbers, same, small
 
 from hedgerow.api import run as run_again
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.config.factory import check
 from hedgerow.platform.runs.runner import resume, run
+from hedgerow.platform.runtime.factory import check
 from hedgerow.platform.runtime.launch import build_coordinator
 from hedgerow.platform.runtime.server import Coordinator
 

@@ -16,10 +16,10 @@ from hedgerow.algorithms.federated.fedavg import FedAvg
 from hedgerow.algorithms.heterogeneous.capacities import by_capacity
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import EngineConfig
-from hedgerow.platform.config.factory import build_data, check_task
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.system_heterogeneity import Simulation
 from hedgerow.platform.runtime.executor import Executor
+from hedgerow.platform.runtime.factory import build_data, check_task
 from hedgerow.platform.runtime.participation import participation
 from hedgerow.searchspaces.tune.search_runner import search
 

@@ -36,7 +36,7 @@ from hedgerow.platform.storage.checkpoint import (
     tell_flaws,
     write_checkpoint,
 )
-from hedgerow.platform.tracking.history import History
+from hedgerow.platform.storage.history import History
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.tracker import RunLog
 from hedgerow.searchspaces.tune.trainable import FederatedTrainable

@@ -20,14 +20,14 @@ from searches import plan
 
 from hedgerow.cli import main
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.config.factory import check
 from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.runs.runner import resume, run
+from hedgerow.platform.runtime.factory import check
 from hedgerow.platform.runtime.launch import build_coordinator
 from hedgerow.platform.storage.checkpoint import latest_checkpoint, prune, read_checkpoint, save_tree, write_checkpoint
+from hedgerow.platform.storage.history import History
 from hedgerow.platform.storage.mirror import Mirror
 from hedgerow.platform.storage.remote import Storage, check_storage, inside, uri_of
-from hedgerow.platform.tracking.history import History
 from hedgerow.platform.tracking.run_folder import find_run, new_run
 
 

@@ -5,7 +5,7 @@ from helpers import SingleRun, blobs, experiment, slots_of
 
 from hedgerow.platform.config import registries
 from hedgerow.platform.config.experiment import EngineConfig, TaskConfig
-from hedgerow.platform.config.factory import build_algorithms
+from hedgerow.platform.runtime.factory import build_algorithms
 from hedgerow.platform.runtime.server import FederatedServer
 from hedgerow.platform.runtime.worker import Worker
 

@@ -7,23 +7,24 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.core.pytree import flatten
-from hedgerow.algorithms.core.slots import Slots
-from hedgerow.algorithms.core.slotted import Slotted
 from hedgerow.algorithms.core.task import Params, Task
+from hedgerow.algorithms.slots.slots import Slots
+from hedgerow.algorithms.slots.slotted import Slotted
 from hedgerow.platform.common.section import Section
 from hedgerow.platform.config.experiment import Checkpoints, EngineConfig, Evaluation, Experiment, TaskConfig
 from hedgerow.platform.config.old_spellings import SLOTS
-from hedgerow.platform.config.registries import ObjectiveConfig, TransformConfig, partitions
+from hedgerow.platform.config.registries import ObjectiveConfig, TransformConfig, algorithms, partitions
 from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.config.slots_section import AggregationConfig
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.runtime.executor import Executor
 from hedgerow.platform.runtime.server import Coordinator, FederatedServer
 from hedgerow.platform.runtime.worker import Worker
-from hedgerow.platform.tracking.history import Record
+from hedgerow.platform.storage.history import Record
 
 
 class QuadraticTask(Task):
@@ -155,9 +156,16 @@ def objective(**values: Any) -> Any:
     return _Slots(objective=values).objective
 
 
+def named(kind: type[Algorithm]) -> Any:
+    """The hyperparameters of a built-in algorithm with its name stamped on, or those of any other class."""
+    path = f"{kind.__module__}:{kind.__qualname__}"
+    name = next((name for name, one in ALGORITHMS.items() if one == path), None)
+    return algorithms.section(name) if name else kind.Hyper
+
+
 def objection(algorithm: type[Algorithm], task: Task, objective: Any) -> str | None:
     """Why an algorithm cannot learn a task with an objective."""
-    return Slotted(algorithm(algorithm.Hyper(), task), Slots(objective=objective)).incompatibility()
+    return Slotted(algorithm(named(algorithm)(), task), Slots(objective=objective)).incompatibility()
 
 
 class _Slots(Section):
@@ -173,7 +181,7 @@ def slots_of(section: dict[str, Any]) -> Slots:
 
 def build(kind: type[Algorithm], section: dict[str, Any], task: Task, always: bool = False) -> Any:
     """An algorithm with its slots, as the platform builds it. always: also where no slot is filled."""
-    inner = kind(kind.Hyper(**{key: value for key, value in section.items() if key not in SLOTS}), task)
+    inner = kind(named(kind)(**{key: value for key, value in section.items() if key not in SLOTS}), task)
     slots = slots_of(section)
     return Slotted(inner, slots) if always or slots.are_filled else inner
 

@@ -15,9 +15,9 @@ from hedgerow.algorithms.distillation.disk import DiSK
 from hedgerow.algorithms.distillation.student import Student
 from hedgerow.algorithms.federated.central import Central
 from hedgerow.algorithms.objectives.guide import excuses
-from hedgerow.platform.config.factory import build_algorithms, build_data
 from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.data.sources.toy_data import BLUE, CENTRES
+from hedgerow.platform.runtime.factory import build_algorithms, build_data
 from hedgerow.platform.storage.checkpoint import checkpoints, read_checkpoint
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.ui.plotting import grid, save

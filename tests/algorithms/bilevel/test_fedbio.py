@@ -11,9 +11,9 @@ from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.bilevel.bilevel_algorithm import Bilevel
 from hedgerow.algorithms.core.pytree import flatten
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.config.factory import build_algorithms, build_data, check_task
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.registries import algorithm_class
+from hedgerow.platform.runtime.factory import build_algorithms, build_data, check_task
 from hedgerow.platform.runtime.server import FederatedServer
 from hedgerow.platform.runtime.worker import Worker
 

@@ -16,9 +16,9 @@ from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.core.pytree import tree_map
 from hedgerow.algorithms.problems.bilevel_task import BilevelTask
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.config.factory import build_data, check_task
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.runs.runner import run
+from hedgerow.platform.runtime.factory import build_data, check_task
 
 
 def separated(problem: Problem, **hyper):

@@ -11,9 +11,9 @@ from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.transforms.random_projection import BLOCK, GaussianRows
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import EngineConfig
-from hedgerow.platform.config.factory import build_data, check_task
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.registries import algorithm_class
+from hedgerow.platform.runtime.factory import build_data, check_task
 
 
 class Given(GaussianRows):

@@ -9,10 +9,10 @@ from command_line import hedgerow
 
 from hedgerow.algorithms import ALGORITHMS
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.config.factory import build_algorithms, build_data, check
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.runs.runner import run
 from hedgerow.platform.runtime import contract_check as contract
+from hedgerow.platform.runtime.factory import build_algorithms, build_data, check
 from hedgerow.platform.ui.starter_files import complete
 
 BROKEN = [
@@ -108,7 +108,7 @@ def test_nothing_of_the_dry_run_enters_the_run(tmp_path, monkeypatch):
     dry = run(experiment(output=str(tmp_path)))
     assert contract._passed
     assert torch.equal(torch.random.get_rng_state(), before)
-    monkeypatch.setattr("hedgerow.platform.config.factory.check_contract", lambda *_: None)
+    monkeypatch.setattr("hedgerow.platform.runtime.factory.check_contract", lambda *_: None)
     plain = run(experiment(output=str(tmp_path)))
     assert {name: leaf.tolist() for name, leaf in dry.parameters.items()} == {
         name: leaf.tolist() for name, leaf in plain.parameters.items()
@@ -132,7 +132,7 @@ def test_another_participation_is_checked_again():
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_algorithms_that_come_with_it_keep_the_contract(name, caplog, monkeypatch):
-    monkeypatch.setattr("hedgerow.platform.config.factory.check_contract", lambda *_: None)
+    monkeypatch.setattr("hedgerow.platform.runtime.factory.check_contract", lambda *_: None)
     wanted = complete("all", name)
     data, clients = build_data(wanted, None)
     (algorithm,) = build_algorithms([wanted], data, clients)

@@ -24,12 +24,12 @@ from hedgerow.algorithms.core.keyed_random import bits, gaussian, subkey
 from hedgerow.algorithms.core.messages import Exchange
 from hedgerow.algorithms.core.parts import Wire
 from hedgerow.algorithms.core.pytree import add, count, flat, flatten, like, sub, tree_map, zeros_like
-from hedgerow.algorithms.core.slotted import Slotted
 from hedgerow.algorithms.federated.fedavg import FedAvg
 from hedgerow.algorithms.federated.feddyn import FedDyn
 from hedgerow.algorithms.federated.scaffold import Scaffold
 from hedgerow.algorithms.optim.local_sgd import LocalSGD, minimize
 from hedgerow.algorithms.optim.server_optimizer import ServerOptimizer
+from hedgerow.algorithms.slots.slotted import Slotted
 from hedgerow.algorithms.transforms.clip import Clip
 from hedgerow.algorithms.transforms.sparse_vectors import dense, top_k
 from hedgerow.algorithms.transforms.sparsify import TopK
@@ -37,11 +37,11 @@ from hedgerow.algorithms.transforms.transform import Transform
 from hedgerow.cli import main
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import EngineConfig
-from hedgerow.platform.config.factory import build_data, check_task
 from hedgerow.platform.config.loader import apply_override, dump_experiment, load_experiment, parse_experiment
 from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.data.sampling import client_keys
 from hedgerow.platform.runtime.executor import Executor
+from hedgerow.platform.runtime.factory import build_data, check_task
 from hedgerow.searchspaces.spaces.space import value_at, with_overrides
 
 DATA = blobs(samples=160)
@@ -462,7 +462,7 @@ def test_a_trimmed_mean_and_a_noise_of_ones_own_run_by_their_paths(tmp_path, mon
     wrong = [
         ("transforms.1.sdt=1", "transforms.1.sdt is not a key here; did you mean 'std'?"),
         ("transforms.1.std=-1.0", "transforms.1.std must be at least 0"),
-        ("aggregation.rule.kind=own_slots.Noise", "'own_slots.Noise' is not an aggregation rule; name a class that"),
+        ("aggregation.rule.kind=own_slots.Noise", "'own_slots.Noise' is not an aggregator; name a class that"),
     ]
     for override, sentence in wrong:
         result = CliRunner().invoke(main, ["run", str(file), "--set", override])

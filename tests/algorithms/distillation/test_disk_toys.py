@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.config.factory import build_algorithms, build_data
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.data.sources.toy_data import CENTRES, GaussiansData, IntervalsData
 from hedgerow.platform.models.build import build_model
 from hedgerow.platform.models.toy_models import ENDS, Intervals, StaticMLP
 from hedgerow.platform.runs.runner import run
+from hedgerow.platform.runtime.factory import build_algorithms, build_data
 from hedgerow.searchspaces.reproductions.papers.disk_plots import (
     FinishedToy,
     draw_toys,

@@ -11,9 +11,9 @@ from hedgerow.algorithms.core.pytree import flatten
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config import registries
 from hedgerow.platform.config.experiment import Evaluation
-from hedgerow.platform.config.factory import build_algorithms, build_data, check_task
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.slots_section import AggregationConfig
+from hedgerow.platform.runtime.factory import build_algorithms, build_data, check_task
 from hedgerow.platform.runtime.server import FederatedServer
 from hedgerow.platform.runtime.worker import Worker
 

@@ -17,13 +17,13 @@ from torch import nn
 
 from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.core.pytree import flatten, tree_map
-from hedgerow.algorithms.core.slots import Slots, SlottedHyper
 from hedgerow.algorithms.core.static_batch_norm import StaticBatchNorm2d
 from hedgerow.algorithms.federated.fedavg import FedAvg
 from hedgerow.algorithms.federated.feddyn import FedDyn
 from hedgerow.algorithms.nn.feature_maps import feature_distance, with_teacher_classifier
 from hedgerow.algorithms.nn.features import extract_features, teacher_features
 from hedgerow.algorithms.objectives.client_guide import Lesson
+from hedgerow.algorithms.slots.slots import Slots, SlottedHyper
 from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.data.augmentation import Augmentation

@@ -120,7 +120,7 @@ def test_at_high_temperatures_distillation_matches_logits():
     student, taught = (torch.randn(5, 4, dtype=torch.double) for _ in range(2))
     student, taught = (z - z.mean(-1, keepdim=True) for z in (student, taught))
     batch = Batch(torch.zeros(5, 1), torch.zeros(5).long())
-    fixed, gaps = SimpleNamespace(taught=lambda x: taught), []
+    fixed, gaps = SimpleNamespace(teacher_logits=lambda x: taught), []
     for tau in (1e2, 1e3):
         own = objective(kind="distillation", temperature=tau)
         slope, _ = gradient_and_value(lambda z, o=own: divergence_from_teacher(o, fixed, z["z"], batch))({"z": student})
@@ -172,7 +172,7 @@ def test_feddyn_at_its_fixed_point_stays_there():
     server = one.init_server()
     exchanges = one.round(server, SimpleNamespace(clients=np.arange(3), population=5))
     next(exchanges)
-    answer = SimpleNamespace(up={"w": server["w"]}, kept=np.ones(3, bool))
+    answer = SimpleNamespace(up={"w": server["w"]}, contributed=np.ones(3, bool))
     with pytest.raises(StopIteration) as stop:
         exchanges.send(answer)
     assert identical(stop.value.value["w"], server["w"])

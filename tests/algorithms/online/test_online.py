@@ -20,11 +20,11 @@ from hedgerow.algorithms.core.client_data import BatchSpec
 from hedgerow.algorithms.core.messages import Cohort
 from hedgerow.cli import main
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.config.factory import build_data
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.data.sampling import draw_pooled_batches
 from hedgerow.platform.runs.runner import resume, run
+from hedgerow.platform.runtime.factory import build_data
 from hedgerow.platform.runtime.launch import build_coordinator
 from hedgerow.platform.runtime.server import Coordinator
 from hedgerow.platform.tracking.summary import meta_regret

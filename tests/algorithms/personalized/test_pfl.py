@@ -22,9 +22,9 @@ from hedgerow.algorithms.personalized.pfldyn import PFLDyn
 from hedgerow.algorithms.personalized.pflscaf import PFLScaf
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import EngineConfig, Evaluation
-from hedgerow.platform.config.factory import build_data, check_task, task_on
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.data import Partition
+from hedgerow.platform.runtime.factory import build_data, check_task, task_on
 
 DATA = blobs(features=2, classes=4)
 TRAIN, OWN = np.array([1, 50, 13, 3, 30, 41]), np.array([2, 8, 7, 5, 10, 10])

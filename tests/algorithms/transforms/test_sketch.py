@@ -14,8 +14,8 @@ from hedgerow.algorithms.core.pytree import flat
 from hedgerow.algorithms.transforms.random_projection import GaussianRows, HashedRows
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import EngineConfig
-from hedgerow.platform.config.factory import build_data, check_task
 from hedgerow.platform.config.loader import parse_experiment
+from hedgerow.platform.runtime.factory import build_data, check_task
 
 
 def test_two_processes_make_the_same_sketch():
@@ -87,7 +87,7 @@ def test_sketches_of_their_own():
         theta = torch.zeros(sketch.d)
         for _ in range(10):
             theta = theta + matrix.T @ (omega - matrix @ theta) / algorithm.sketch.squared_norm
-        model, _ = algorithm.decode(algorithm.hyper, {"omega": omega, "seed": seed}, None)
+        model, _ = algorithm.decode(algorithm.hyper.algorithm, {"omega": omega, "seed": seed}, None)
         assert torch.allclose(flat(model), flat(algorithm.task.init()) + theta, atol=1e-5)
         thetas.append(theta)
     assert (thetas[0] - thetas[1]).abs().max() > 1e-3

@@ -10,10 +10,10 @@ from paths import ROOT
 
 from hedgerow.algorithms.optim.local_sgd import LearningRate
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.config.factory import build_algorithms, build_module, check
 from hedgerow.platform.config.loader import parse_experiment
-from hedgerow.platform.data.cache import load_dataset
+from hedgerow.platform.data.sources.cache import load_dataset
 from hedgerow.platform.runs.runner import run
+from hedgerow.platform.runtime.factory import build_algorithms, build_module, check
 from hedgerow.platform.storage.checkpoint import latest_checkpoint, read_checkpoint
 from hedgerow.searchspaces.reproductions.published import family_tables
 from hedgerow.searchspaces.reproductions.row_result import SweepResult

@@ -14,8 +14,8 @@ from made_up import sweep_of
 
 from hedgerow.cli import main
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.config.factory import check
 from hedgerow.platform.runs.runner import run
+from hedgerow.platform.runtime.factory import check
 from hedgerow.platform.tracking import run_folder
 from hedgerow.platform.tracking.run_folder import SOURCE, RunFolder, git_commit, source_commit, versions
 from hedgerow.searchspaces.reproductions import REPRODUCTIONS

@@ -22,8 +22,8 @@ from hedgerow.algorithms.core.keyed_random import subkey
 from hedgerow.algorithms.core.messages import MODEL, ClientStep, Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.parts import MessageSize, Part, Wire
 from hedgerow.algorithms.core.pytree import Tree, add, leaves, sub
-from hedgerow.algorithms.core.slots import Slots, SlottedHyper
 from hedgerow.algorithms.core.task import Task
+from hedgerow.algorithms.slots.slots import Slots, SlottedHyper
 from hedgerow.algorithms.transforms.transform import Transform
 
 TRANSFORMS = "transforms"

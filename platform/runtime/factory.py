@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from hedgerow.algorithms.core.algorithm import Algorithm
-from hedgerow.algorithms.core.slotted import Slotted
 from hedgerow.algorithms.core.task import Task
+from hedgerow.algorithms.slots.slotted import Slotted
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.memory import fits, require
 from hedgerow.platform.common.quiet import quiet_libraries
@@ -19,9 +19,9 @@ from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.config.registries import ModelConfig, algorithm_class
 from hedgerow.platform.config.teacher_section import Teacher, with_parameters
 from hedgerow.platform.data import Dataset, Partition
-from hedgerow.platform.data.cache import load_dataset
 from hedgerow.platform.data.public_pool import hold_back, with_public
 from hedgerow.platform.data.sampling import steps_per_client
+from hedgerow.platform.data.sources.cache import load_dataset
 from hedgerow.platform.models.build import build_model
 from hedgerow.platform.models.model import CustomModel
 from hedgerow.platform.models.vmap_check import compare_constants, fingerprint

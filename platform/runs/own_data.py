@@ -5,10 +5,10 @@ from typing import Any
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
-from hedgerow.platform.config.factory import Data, build_module, build_partition, check
 from hedgerow.platform.data.content_hash import content_hash
 from hedgerow.platform.models.model import CustomModel
 from hedgerow.platform.models.vmap_check import compare_constants
+from hedgerow.platform.runtime.factory import Data, build_module, build_partition, check
 from hedgerow.platform.tracking.run_folder import RunFolder
 
 

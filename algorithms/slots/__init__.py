@@ -1,0 +1,1 @@
+"""Slots around an algorithm: aggregation, transforms and an objective."""
