@@ -1,6 +1,5 @@
 """Client actors: workers in processes of their own, and the executor that sends them their shares of the work."""
 
-import pickle
 import sys
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from hedgerow.algorithms.core.pytree import Tree, leaves, tree_map
 from hedgerow.platform.actors.silence import BEAT, Signs, Silence, Watch
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
+from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.runtime.assignment import owner_of
@@ -50,12 +50,12 @@ class ActorSpec:
         return self.experiments[0].resources
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "experiments": pickle.dumps(self.experiments)}
+        return {**self.__dict__, "experiments": [one.model_dump(mode="json") for one in self.experiments]}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # An experiment may name classes of the user, which only the import path leads to.
         sys.path[:0] = [entry for entry in state["import_path"] if entry not in sys.path]
-        self.__dict__.update({**state, "experiments": pickle.loads(state["experiments"])})
+        self.__dict__.update({**state, "experiments": [parse_experiment(values) for values in state["experiments"]]})
 
 
 class ClientActor(Worker):

@@ -55,7 +55,7 @@ def test_a_run_resumed_before_its_first_checkpoint_keeps_its_plan(tmp_path, cach
         run(small(tmp_path / "runs", **settings), show=end)
     (folder,) = (tmp_path / "runs").glob("small-*")
     assert not list(folder.glob("checkpoints/round-*"))
-    assert {"train/clients", "score/clients"} <= seen[0].keys()
+    assert {"train/clients", "evaluate_client/clients"} <= seen[0].keys()
     if cached == "nothing":
         monkeypatch.setenv("HEDGEROW_CACHE", str(tmp_path / "new"))
     else:

@@ -33,7 +33,7 @@ BROKEN = [
     ("UnnamedStream", "its step `train` reads the stream 'valid', and its Exchange has 'train'; name it in `batches`"),
     ("Item", "its step `train` works for one client, but not for several at once .* do not call .item()"),
     ("Branches", "its step `train` works for one client, but not for several at once .* or set engine.mode to loop"),
-    ("WrongEvaluation", "`evaluate` returns None; return two Results"),
+    ("WrongEvaluation", "`evaluate` returns None; return two Aggregates"),
 ]
 
 

@@ -136,7 +136,8 @@ def test_top_k_and_random_k_of_everything_are_the_same():
 def test_they_become_fedavg(section, noise):
     # The exchange at which FedAvg trains is Preprocess's third at first.
     whole = {"batch_size": None}
-    plain, other = (noisy({**one, **whole}, noise=noise) for one in ({**BASELINES["focus"], "name": "fedavg"}, section))
+    fedavg = {**BASELINES["focus"], "name": "fedavg", "aggregation": {"weighting": "samples"}}
+    plain, other = (noisy({**one, **whole}, noise=noise) for one in (fedavg, section))
     [list(one) for one in (plain, other)]
     assert distance(plain.server["w"], other.server["w"]) < 1e-6
 
