@@ -66,13 +66,13 @@ def test_every_command_algorithm_and_model_is_told():
 
 @pytest.mark.parametrize("clients_per_round", [6, 2])
 def test_the_algorithm_of_the_readme_is_feddyn(tmp_path, monkeypatch, clients_per_round):
-    (block,) = (text for kind, text in BLOCKS if kind == "python" and "class MyFedDyn" in text)
-    (tmp_path / "my_algorithms.py").write_text(block)
+    (block,) = (text for kind, text in BLOCKS if kind == "python" and "class FedDyn" in text)
+    (tmp_path / "shown_feddyn.py").write_text(block)
     monkeypatch.syspath_prepend(tmp_path)
-    from my_algorithms import MyFedDyn
+    from shown_feddyn import FedDyn as Shown
 
     problem, runs = Quadratics(), []
-    for kind in (MyFedDyn, FedDyn):
+    for kind in (Shown, FedDyn):
         run = run_inline(
             kind, problem.task, problem.dataset, problem.partition,
             {"lr": 0.4, "steps": 10, "batch_size": None, "alpha": 0.5}, rounds=20, participation=None,
@@ -83,3 +83,8 @@ def test_the_algorithm_of_the_readme_is_feddyn(tmp_path, monkeypatch, clients_pe
         runs.append(run)
     for key in ("w", "h", "client_average"):
         assert identical(runs[0].server[key], runs[1].server[key])
+
+
+def test_the_algorithm_that_it_shows_is_a_file_of_the_package():
+    (shown,) = [block.text for block in blocks(ROOT / "README.md") if block.file == "feddyn.py"]
+    assert shown == (ROOT / "algorithms" / "federated" / "feddyn.py").read_text()
