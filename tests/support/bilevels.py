@@ -244,9 +244,9 @@ class Solving:
             while True:
                 reply = run.carry_out(generator.send(reply))
         except StopIteration as stop:
-            self.evaluation_metrics = stop.value
+            self.found = stop.value
         self.result: Any = None
-        if self.evaluation_metrics is not None:
-            crosses, there = self.evaluation_metrics
+        if self.found is not None:
+            crosses, there = self.found
             left = shares[there.clients] / shares[there.clients].sum()
             self.result = torch.tensordot(left, crosses["x"], 1)
