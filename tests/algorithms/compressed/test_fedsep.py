@@ -143,8 +143,8 @@ def test_drift(lr, steps, wanted):
     q = problem.task._coefficients(problem.rows[:, 0])
     q.D[1], q.e[1] = 4.0, 4.0
     settings = {"lr": lr, "steps": steps, "decode_steps": 1, "decode_lr": 1.0, "encoder": "exact"}
-    server = {"lr": 100.0} if lr < 0.01 else {}
-    x = rounds(problem, 10 if steps == 50 else 120, [0.3], **settings, aggregation={"server_optimizer": server}).server["x"]["x"]
+    aggregation = {"server_optimizer": {"lr": 100.0} if lr < 0.01 else {}}
+    x = rounds(problem, 10 if steps == 50 else 120, [0.3], **settings, aggregation=aggregation).server["x"]["x"]
     assert float(x) == pytest.approx(wanted, abs=1e-5)
 
 
