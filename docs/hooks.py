@@ -112,7 +112,7 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     if page.file.src_uri.startswith("benchmarks/"):
         # Files of the repository that are no pages here.
-        markdown = re.sub(r"\[([^]]+)\]\((?:\.\./(?!docs/)|results/)[\w./-]+\.(?:py|json)\)", r"`\1`", markdown)
+        markdown = re.sub(r"\[([^]]+)\]\((?:\.\./(?!docs/)|results/)[\w./-]+\.(?:csv|json|py|yaml)\)", r"`\1`", markdown)
         markdown = markdown.replace("](../docs/", "](../")
     return PART.sub(lambda part: PARTS[part[1]](part[2].strip()), markdown)
 
