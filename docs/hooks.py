@@ -6,14 +6,14 @@ A line `::: PART ARGUMENT` in a page stands for a generated part: `::: algorithm
 import ast
 import logging
 import re
-from functools import cache
 from html import unescape
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from docstring_pages import commands, module, prose
 from latex2mathml.converter import convert
 from mkdocs.structure.files import File, Files
+from readme import methods, source_file, tests
 from settings_pages import experiment_file, hyperparameters, indented
 
 ROOT = Path(__file__).parent.parent
@@ -23,34 +23,13 @@ EQUATION = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>'
 PART = re.compile(r"^::: (\w+) ?(.*)$", re.MULTILINE)
 
 
-class Method(NamedTuple):
-    """A line of the README's table of methods."""
-
-    method: str
-    tests: list[str]
-
-
-@cache
-def methods() -> dict[str, Method]:
-    """`algorithm.name` -> what the README says of it."""
-    found = {}
-    for line in (ROOT / "README.md").read_text().splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
-        if len(cells) == 4 and line.startswith("| `") and "tests/" in cells[3]:
-            for name in re.findall(r"`(\w+)`", cells[0]):
-                found[name] = Method(cells[1], re.findall(r"`(tests/[\w/]+\.py)`", cells[3]))
-    return found
-
-
 def algorithm(name: str) -> str:
     """What is known of an algorithm: where it comes from, how it is tested, its hyperparameters, its code."""
-    from hedgerow.algorithms import ALGORITHMS
-
-    file = f"{ALGORITHMS[name].partition(':')[0].removeprefix('hedgerow.').replace('.', '/')}.py"
-    source, tests = (ROOT / file).read_text(), ", ".join(f"`{test}`" for test in methods()[name].tests)
+    file = source_file(name)
+    source = (ROOT / file).read_text()
     code = indented(f"```python\n{source}```\n")
     return (
-        f"**`algorithm: {{name: {name}}}`**  \n{prose(ast.get_docstring(ast.parse(source)))}  \nTests: {tests}\n\n"
+        f"**`algorithm: {{name: {name}}}`**  \n{prose(ast.get_docstring(ast.parse(source)))}  \nTests: `{tests(name)}`\n\n"
         f"{hyperparameters(name)}\n"
         f'??? example "The code: `{file}`"\n\n{code}\n'
     )
@@ -61,7 +40,7 @@ def index(_: str) -> str:
     rows = []
     for name in methods():
         page = page_of(name)
-        rows.append(f"| [`{name}`]({page.name}#{anchor(page, name)}) | {methods()[name].method} |\n")
+        rows.append(f"| [`{name}`]({page.name}#{anchor(page, name)}) | {methods()[name].source.rstrip('.')} |\n")
     return "| `algorithm.name` | method |\n|---|---|\n" + "".join(rows)
 
 
@@ -112,7 +91,9 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     if page.file.src_uri.startswith("benchmarks/"):
         # Files of the repository that are no pages here.
-        markdown = re.sub(r"\[([^]]+)\]\((?:\.\./(?!docs/)|results/)[\w./-]+\.(?:csv|json|py|yaml)\)", r"`\1`", markdown)
+        markdown = re.sub(
+            r"\[([^]]+)\]\((?:\.\./(?!docs/)|results/)[\w./-]+\.(?:csv|json|py|yaml)\)", r"`\1`", markdown
+        )
         markdown = markdown.replace("](../docs/", "](../")
     return PART.sub(lambda part: PARTS[part[1]](part[2].strip()), markdown)
 

@@ -158,7 +158,7 @@ def test_a_run_on_data_of_ones_own_is_resumed_on_the_same_data_alone(here, monke
     with pytest.raises(RuntimeError, match="stopped"):
         api.run("own.yaml", show=stop)
     (folder,) = (here / "runs").glob("own-*")
-    (here / "mine.py").write_text(MODULE.replace("default_rng(0)", "default_rng(1)"))
+    (here / "mine.py").write_text(MODULE.replace("default_rng(0)", "default_rng(12)"))
     sys.modules.pop("mine")
     other = hedgerow("resume", str(folder))
     assert other.exit_code == 2

@@ -80,6 +80,9 @@ class Reader:
         elif example:
             whole = yaml.safe_load(Path(example[1]).read_text())
             assert within(values, whole) if example[2] else values == whole
+        elif block.title == "search":
+            (self.folder / "section.yaml").write_text(yaml.safe_dump({**BASE, **values}))
+            load_search("section.yaml")
         else:
             parse_experiment({**BASE, **values})
 

@@ -19,6 +19,14 @@ README = (ROOT / "README.md").read_text()
 BLOCKS = [(block.language, block.text) for block in blocks(ROOT / "README.md")]
 
 
+def test_the_table_of_algorithms_is_the_registry(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    from readme import tests, written
+
+    assert written() == README
+    assert all((ROOT / tests(name)).is_dir() for name in ALGORITHMS)
+
+
 @pytest.mark.parametrize("file", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda f: f.name)
 def test_every_example_is_valid(file):
     load_experiment(file)

@@ -168,7 +168,10 @@ def test_a_termination_notice_saves_every_trial_and_the_search_goes_on_from_its_
         assert json.loads((copy / "run.json").read_text())["status"] == "interrupted"
         saved = [latest_checkpoint(expert / "checkpoints") for expert in sorted((copy / "experts").iterdir())]
         assert len(saved) == 4
-        assert all(found and 4 <= int(found[0].name.removeprefix("round-")) < 40 for found in saved)
+        rounds = [int(checkpoint.name.removeprefix("round-")) for checkpoint, _ in saved]
+        assert min(rounds) >= 4
+        # A fast expert may have finished before the notice arrived, but not all of them.
+        assert min(rounds) < 40
         resumed = resume_search(copy.as_uri())
     assert resumed.hedge == expected.result()
     assert [len(trial.records) for trial in resumed.trials] == [40] * 4
