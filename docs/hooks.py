@@ -1,6 +1,6 @@
-"""What MkDocs does beside Markdown: generated parts of pages, equations as MathML, results as pages.
+"""MkDocs hooks: generated parts of pages, equations as MathML, and results as pages.
 
-A line `::: PART ARGUMENT` in a page stands for a generated part: `::: algorithm feddyn`, `::: commands`.
+A line `::: PART ARGUMENT` in a page is replaced by a generated part: `::: algorithm feddyn`, `::: commands`.
 """
 
 import ast
@@ -24,7 +24,7 @@ PART = re.compile(r"^::: (\w+) ?(.*)$", re.MULTILINE)
 
 
 class Method(NamedTuple):
-    """A line of the README's table of methods."""
+    """A row of the README's table of methods."""
 
     method: str
     tests: list[str]
@@ -32,18 +32,18 @@ class Method(NamedTuple):
 
 @cache
 def methods() -> dict[str, Method]:
-    """`algorithm.name` -> what the README says of it."""
-    found = {}
+    """`algorithm.name` -> its row in the README."""
+    rows = {}
     for line in (ROOT / "README.md").read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split(" | ")]
         if len(cells) == 4 and line.startswith("| `") and "tests/" in cells[3]:
             for name in re.findall(r"`(\w+)`", cells[0]):
-                found[name] = Method(cells[1], re.findall(r"`(tests/[\w/]+\.py)`", cells[3]))
-    return found
+                rows[name] = Method(cells[1], re.findall(r"`(tests/[\w/]+\.py)`", cells[3]))
+    return rows
 
 
 def algorithm(name: str) -> str:
-    """What is known of an algorithm: where it comes from, how it is tested, its hyperparameters, its code."""
+    """Reference of an algorithm: its source, its tests, its hyperparameters and its code."""
     from hedgerow.algorithms import ALGORITHMS
 
     file = f"{ALGORITHMS[name].partition(':')[0].removeprefix('hedgerow.').replace('.', '/')}.py"
@@ -57,7 +57,7 @@ def algorithm(name: str) -> str:
 
 
 def index(_: str) -> str:
-    """All algorithms, and the pages that have their equations."""
+    """Table of all algorithms, with links to their equations."""
     rows = []
     for name in methods():
         page = page_of(name)
@@ -66,13 +66,13 @@ def index(_: str) -> str:
 
 
 def page_of(name: str) -> Path:
-    """The page of an algorithm's equations."""
+    """Page with the equations of an algorithm."""
     marker = f"::: algorithm {name}\n"
     return next(page for page in sorted((ROOT / "docs/algorithms").glob("*.md")) if marker in page.read_text() + "\n")
 
 
 def anchor(page: Path, name: str) -> str:
-    """The identifier of the section that an algorithm stands in."""
+    """Identifier of the section that contains an algorithm."""
     before = (page.read_text() + "\n").partition(f"::: algorithm {name}\n")[0]
     return re.findall(r"^## .*\{ ?#([\w-]+) ?\}$", before, re.MULTILINE)[-1]
 
@@ -87,22 +87,22 @@ PARTS = {
 
 
 def mathml(found: re.Match[str]) -> str:
-    """An equation of TeX as MathML, which browsers draw by themselves. What is not known of TeX is warned of."""
-    # What is minimised over stands below.
+    """A TeX equation as MathML, which browsers render natively. Unknown TeX is logged as a warning."""
+    # The variable of a minimum or maximum is placed below it.
     tex = UNDER.sub(lambda m: rf"\underset{{{m[3]}}}{{\text{{{'arg ' if m[1] else ''}{m[2]}}}}}\,", unescape(found[2]))
     tex = tex.replace("\\arg", r"\text{arg }")
-    drawn = convert(tex, display="block" if found[1] == "div" else "inline")
-    if unknown := re.findall(r"\\\w+|<mi>&</mi>", drawn):
+    markup = convert(tex, display="block" if found[1] == "div" else "inline")
+    if unknown := re.findall(r"\\\w+|<mi>&</mi>", markup):
         LOG.warning("the equation %s has unknown TeX: %s", tex, unknown)
-    # The two bars of a norm are alike.
-    return drawn.replace("<mo>&#x02016;</mo>", '<mo stretchy="false">&#x02016;</mo>')
+    # Both bars of a norm have the same height.
+    return markup.replace("<mo>&#x02016;</mo>", '<mo stretchy="false">&#x02016;</mo>')
 
 
-# ---- what MkDocs calls -----------------------------------------------------------------------------------------------
+# ---- hooks of MkDocs -------------------------------------------------------------------------------------------------
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """The results of the benchmarks, with their tables and figures, are pages too."""
+    """Adds the results of the benchmarks, with their tables and figures, as pages."""
     results = ROOT / "benchmarks"
     for path in [results / "README.md", *results.glob("results/**/*.md"), *results.glob("results/**/*.png")]:
         files.append(File.generated(config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path)))
@@ -111,7 +111,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     if page.file.src_uri.startswith("benchmarks/"):
-        # Files of the repository that are no pages here.
+        # Links to files of the repository that are not pages of the site become plain code.
         markdown = re.sub(r"\[([^]]+)\]\((?:\.\./(?!docs/)|results/)[\w./-]+\.(?:csv|json|py|yaml)\)", r"`\1`", markdown)
         markdown = markdown.replace("](../docs/", "](../")
     return PART.sub(lambda part: PARTS[part[1]](part[2].strip()), markdown)

@@ -242,10 +242,10 @@ class TestRestore:
         others = HedgeRounds(Hedge(EXPERTS + 1, 0.1), "loss", "min", range=(0, 1), journal=journal.with_suffix(".b"))
         others.report(EXPERTS, 1, {"loss": 0.5})
         journal.write_bytes(journal.with_suffix(".b").read_bytes())
-        with pytest.raises(UserError, match="is not a journal of this search: `experts` is 6 there and 5 here"):
+        with pytest.raises(UserError, match="is not a journal of this search: `experts` is 6 in it and 5 here"):
             restored(tmp_path).fit()
         journal.write_bytes(own.replace(b'"configuration": "', b'"configuration": "f', 1))
-        with pytest.raises(UserError, match=r"not a journal of this search: expert . has another configuration there"):
+        with pytest.raises(UserError, match=r"not a journal of this search: expert . has another configuration in it"):
             restored(tmp_path).fit()
         journal.write_bytes(own)
         scheduler = finish(restored(tmp_path))
