@@ -38,7 +38,7 @@ __all__ = ["__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:
-    """Public names, imported on first use: `import hedgerow` alone stays fast."""
+    """Import public names on first use, so that `import hedgerow` alone stays fast."""
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'hedgerow' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""`python -m hedgerow` is the `hedgerow` command."""
+"""Runs the `hedgerow` command as `python -m hedgerow`."""
 
 from hedgerow.cli import main
 

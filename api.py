@@ -1,7 +1,7 @@
-"""What `import hedgerow` offers to scripts and notebooks: run, search, resume and load.
+"""Public Python API for scripts and notebooks: run, search, resume and load.
 
-Each shows what it does as it goes, and returns an object with pandas frames and matplotlib figures. What is amiss is
-raised as UserError, with its one sentence.
+Each function shows its progress, and returns an object with pandas frames and matplotlib figures. Invalid input raises
+UserError, with one sentence per mistake.
 """
 
 from collections.abc import Mapping
@@ -38,13 +38,13 @@ def run(
     data: Data | None = None,
     **overrides: Any,
 ) -> FinishedRun:
-    """Run an experiment: a file, the same as a dictionary, or what `load_experiment` made of one.
+    """Run an experiment, given as a file, as a dictionary with the same keys, or as a result of `load_experiment`.
 
     overrides: keys of the file, with two underscores for a dot: `rounds=20, algorithm__lr=0.05`. data_root: folder of
     the data sets. address: a Ray cluster; None: the one this process is connected to, or a new one on this machine.
-    show: progress; False: none; or what is called with every round's record. data: data set and partition, in place of
-    those that the experiment names; `resume` and `load` need them again.
-    Raises UserError before any work when something is amiss. When it is interrupted, `resume` continues it.
+    show: True: show progress; False: show nothing; a function: call it with the record of every round. data: data set
+    and partition, in place of those that the experiment names; pass them again to `resume` and `load`.
+    Raises UserError before any work starts if the input is invalid. `resume` continues an interrupted run.
     """
     if not isinstance(experiment, Experiment) or overrides:
         experiment = parse_experiment(*_values(experiment, overrides, without="search"))
@@ -62,9 +62,9 @@ def search(
     data: Data | None = None,
     **overrides: Any,
 ) -> FinishedSearch:
-    """Search hyperparameters: a file with a `search` section, the same as a dictionary, or what `load_search` made.
+    """Search hyperparameters, given as a file with a `search` section, a dictionary, or a result of `load_search`.
 
-    For the other arguments see `run`.
+    See `run` for the other arguments.
     """
     # Ray Tune takes seconds to import.
     from hedgerow.searchspaces.tune import search_runner as searches
@@ -84,31 +84,31 @@ def resume(
 ) -> FinishedRun | FinishedSearch:
     """Continue a run or a search from its last checkpoints.
 
-    data: data set and partition of a run that was given its own; their content is compared with what the run began
-    with. Raises UserError when it is finished, is no run, or began with other data.
+    data: data set and partition, if the run was started with its own; their content is compared with the original one.
+    Raises UserError if the run is finished, is not a run, or was started with other data.
     """
-    found = find_unfinished(str(folder))
-    if found.is_search:
+    run_folder = find_unfinished(str(folder))
+    if run_folder.is_search:
         from hedgerow.searchspaces.tune import search_runner as searches
 
-        with _table(load_search(found.experiment), show) as shown:
-            return searches.resume_search(str(found), shown, address, data)
-    with _progress(FinishedRun.read(found).experiment, show) as shown:
-        return runner.resume(str(found), shown, address, data)
+        with _table(load_search(run_folder.experiment), show) as shown:
+            return searches.resume_search(str(run_folder), shown, address, data)
+    with _progress(FinishedRun.read(run_folder).experiment, show) as shown:
+        return runner.resume(str(run_folder), shown, address, data)
 
 
 def load(folder: File, *, data: Data | None = None) -> FinishedRun | FinishedSearch:
-    """Read a run or a search from its folder, as far as it has come.
+    """Read a run or a search from its folder, finished or not.
 
-    data: data set and partition of a run that was given its own, which its `parameters` need. Raises UserError when it
-    is no run.
+    data: data set and partition, if the run was started with its own; its `parameters` need them. Raises UserError if
+    the folder is not a run.
     """
-    found: RunFolder = find_run(str(folder))
-    return FinishedSearch.read(found) if found.is_search else FinishedRun.read(found, data)
+    run_folder: RunFolder = find_run(str(folder))
+    return FinishedSearch.read(run_folder) if run_folder.is_search else FinishedRun.read(run_folder, data)
 
 
 def _values(given: Any, overrides: dict[str, Any], without: str = "") -> tuple[dict[str, Any], Lines, str]:
-    """Plain values, where they stand, and what to call the place of the others. Raises UserError."""
+    """Returns the plain values, the place of each key, and the name of the source for messages. Raises UserError."""
     lines: Lines = {}
     if isinstance(given, Experiment):
         values, source = given.model_dump(mode="json"), "experiment"

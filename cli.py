@@ -34,7 +34,7 @@ HELP_SECTIONS = {
     "Look": ("report", "compare", "show", "list", "partition", "ui", "push"),
     "Clusters": ("plan", "submit", "jobs", "logs", "stop"),
 }
-"""The commands by heading, in the order of the help."""
+"""Commands under each heading, in the order of the help."""
 
 
 class SectionedGroup(click.Group):
@@ -138,8 +138,8 @@ def complete_tables(context: click.Context, parameter: click.Parameter, incomple
     help="Run only these methods of the table (default: all).",
 )
 @click.option("--grid", is_flag=True, help="Run each method with every configuration of its published grid.")
-@click.option("--show", is_flag=True, help="Print the experiment files of the rows, and run nothing.")
-@click.option("--report", is_flag=True, help="Print the table from finished runs, and run nothing.")
+@click.option("--show", is_flag=True, help="Print the experiment files of the rows without running them.")
+@click.option("--report", is_flag=True, help="Print the table from finished runs without running anything.")
 @output_option("Folder of the runs (default: runs).")
 @data_root_option
 @address_option
@@ -328,7 +328,7 @@ def show(file: Path, overrides: tuple[str, ...]) -> CommandOutput:
 @click.argument("kind", type=click.Choice(["algorithms", "datasets", "partitions", "models", "spaces", "tables"]))
 @prints_output
 def list_(kind: str) -> CommandOutput:
-    """List everything of a KIND that an experiment can name, with descriptions and sources.
+    """List the choices of a KIND that an experiment can name, with descriptions and sources.
 
     Example: hedgerow list algorithms --json
     """
@@ -344,7 +344,7 @@ def list_(kind: str) -> CommandOutput:
 @output_option("Plot to write, without extension (default: NAME-partition in the experiment's output folder).")
 @prints_output
 def partition(file: Path, overrides: tuple[str, ...], data_root: Path | None, output: Path | None) -> CommandOutput:
-    """Print and plot the partition of FILE: which client has how many samples of which class.
+    """Print and plot the partition of FILE: the number of samples per client and class.
 
     Example: hedgerow partition examples/digits_fedavg.yaml --set task.partition.alpha=0.1 -o picture
     """
@@ -430,7 +430,7 @@ def plan(
 @main.command(context_settings={"ignore_unknown_options": True})
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @server_option
-@click.option("--detach", is_flag=True, help="Print the job's identifier, and do not wait for its end.")
+@click.option("--detach", is_flag=True, help="Print the job's identifier, and do not wait for the job to finish.")
 @click.option("--installed", is_flag=True, help="Use the cluster's installed Hedgerow, instead of uploading this one.")
 @click.option(
     "--runtime-env", type=PATH, default=None, help="Ray's runtime environment as a YAML file: env_vars, pip, excludes."
@@ -441,8 +441,8 @@ def submit(
 ) -> None:
     """Run COMMAND (run, search, table, resume or plan, with its arguments) as a job on a cluster.
 
-    The working directory is uploaded, without runs/, data/ and what .gitignore excludes. Paths of data and of `output`
-    are paths on the cluster. The output of the job is shown, and its exit code is returned.
+    The working directory is uploaded, except runs/, data/ and files that .gitignore excludes. Paths of data and of
+    `output` are paths on the cluster. The command shows the output of the job and exits with its exit code.
 
     Example: hedgerow submit run exp.yaml --set output=/shared/runs --address http://head:8265
     """

@@ -1,4 +1,4 @@
-"""The algorithms, one file each, by the name that experiment files use: strings, so that naming them imports none."""
+"""Algorithm names used in experiment files, with dotted paths: strings, so that listing them imports no algorithm."""
 
 ALGORITHMS = {
     "fedavg": "hedgerow.algorithms.federated.fedavg:FedAvg",
@@ -64,4 +64,4 @@ ALGORITHMS = {
 }
 
 ALIASES = {"fedavg_topk": "fedavg", "fetchsgd": "fedavg"}
-"""Names that experiment files may use for an algorithm with a transform: `top_k` and `sketch`."""
+"""Names of published methods that are an algorithm plus a transform (`top_k` and `sketch`, respectively)."""

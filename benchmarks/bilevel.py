@@ -1,10 +1,10 @@
-"""What a FedBiO round costs against its own derivatives, evaluated bare.
+"""Cost of a FedBiO round relative to a bare evaluation of its derivatives.
 
     python benchmarks/bilevel.py [--repeats 5] [--rounds 40]
 
-A round: 10 clients under vmap in this process, 5 local steps on three variables, whole: mini-batches drawn, states and
-ledger kept, variables averaged. Bare: the same derivatives of the same numbers of samples, under one vmap, the
-mini-batches in memory already, and nothing done with the results. Writes benchmarks/results/bilevel.json.
+A round: 10 clients under vmap in this process, 5 local steps on three variables, including drawing mini-batches,
+keeping states and ledger, and averaging variables. Bare: the same derivatives of the same numbers of samples under one
+vmap, with the mini-batches already in memory and the results discarded. Writes benchmarks/results/bilevel.json.
 """
 
 import argparse
@@ -77,15 +77,15 @@ def bare(wanted: dict[str, Any], rounds: int) -> float:
         draw = MiniBatch(batches["upper"], lower, batches.get("cross", lower), (batches.get("hessian", lower),))
         return Derivatives(algorithm.task, hp).directions(z, draw)
 
-    # After the first step every client stands elsewhere.
+    # After the first step, every client has its own variables.
     apart = tree_map(lambda leaf: leaf.expand(CLIENTS, *leaf.shape).clone(), z)
-    spent = []
+    seconds = []
     for _ in range(rounds):
         start = time.perf_counter()
         for step in range(STEPS):
             torch.func.vmap(one, in_dims=(0, 0, 0, 0, 0 if step else None))(rows, xs, ys, mask, apart if step else z)
-        spent.append(time.perf_counter() - start)
-    return median(spent[2:])
+        seconds.append(time.perf_counter() - start)
+    return median(seconds[2:])
 
 
 def main() -> None:
@@ -97,8 +97,8 @@ def main() -> None:
     rows: dict[str, Any] = {}
     for model in MODELS:
         for share in (True, False):
-            wanted = values(model, share, arguments.rounds)
-            pairs = [(rounds_of(wanted, None), bare(wanted, arguments.rounds)) for _ in range(arguments.repeats)]
+            settings = values(model, share, arguments.rounds)
+            pairs = [(rounds_of(settings, None), bare(settings, arguments.rounds)) for _ in range(arguments.repeats)]
             ratios = sorted(whole / alone for whole, alone in pairs)
             rows[f"{model}, {'one batch' if share else 'independent batches'} per step"] = {
                 "ms per round": round(1e3 * median(whole for whole, _ in pairs), 2),

@@ -1,14 +1,14 @@
-"""Trials in which runs are damaged on purpose: no result may differ silently, and no healthy run may be refused.
+"""Deliberate damage to runs: no result may differ silently, and no healthy run may be refused.
 
     python benchmarks/damage.py [--kills 60] [--seed 0]
 
 * Bits: one bit is flipped in a checkpoint of an interrupted run (50 times in a file of tensors, 15 times in
   progress.json, 15 times in the records), or half of server.safetensors is zeroed; then the run is resumed.
 * Resumes: two processes resume the same run at the same time (8 times).
-* Foreign Ray: a run on Ray next to another Ray of the same machine, and with the address file of one that is gone.
-* Kills: runs, inline and on Ray, whose driver, coordinator or client actor gets a SIGKILL at random moments.
+* Foreign Ray: a run on Ray next to another Ray on the same machine, and with the address file of a Ray that has ended.
+* Kills: inline and Ray runs whose driver, coordinator or client actor gets a SIGKILL at random moments.
 
-Every run must end with the metrics and the server state of an undisturbed one, bit for bit. Prints the counts, and
+Every run must end with the metrics and the server state of an undisturbed run, bit for bit. Prints the counts, and
 writes them to benchmarks/results/damage.json.
 """
 
@@ -45,9 +45,9 @@ VALUES: dict[str, Any] = {
         "partition": {"kind": "dirichlet", "clients": 50, "alpha": 0.3},
         "model": {"name": "mlp", "hidden": [32]},
     },
-    # Its clients have states, which checkpoints hold too.
+    # Clients have states, which checkpoints contain too.
     "algorithm": {"name": "feddyn", "alpha": 0.1, "epochs": 2, "batch_size": 8},
-    # The same plan in every run: bits depend on it.
+    # The same plan in every run, since the bits depend on it.
     "engine": {"mode": "vmap", "chunk": 5, "compile": False},
     "tracking": {"enabled": False},
     "evaluation": {"every": 5},
@@ -108,7 +108,7 @@ def zero_half(file: Path, rng: random.Random) -> None:
 
 
 def resumed(folder: Path, expected: Any) -> str:
-    """Outcome of the resume of a damaged run."""
+    """Outcome of resuming a damaged run."""
     try:
         finished = resume(str(folder))
     except UserError:
@@ -119,7 +119,7 @@ def resumed(folder: Path, expected: Any) -> str:
 
 
 def damaged_files(home: Path, rng: random.Random) -> dict[str, dict[str, int]]:
-    """Flip bits and resume."""
+    """Damage files, resume, and count the outcomes."""
     base = Undisturbed(home)
     newest = latest_checkpoint(base.interrupted / "checkpoints")
     assert newest is not None
@@ -133,13 +133,13 @@ def damaged_files(home: Path, rng: random.Random) -> dict[str, dict[str, int]]:
         places["one bit of the records"] = (15, lambda: records[0], flip)
     counts: dict[str, dict[str, int]] = {}
     for title, (times, place, damage) in places.items():
-        found: Counter[str] = Counter()
+        outcomes: Counter[str] = Counter()
         for trial in range(times):
             folder = base.copy(home / f"trial-{title.replace(' ', '-')}-{trial}")
             damage(folder / "checkpoints" / place(), rng)
-            found[resumed(folder, base.expected)] += 1
+            outcomes[resumed(folder, base.expected)] += 1
             shutil.rmtree(folder)
-        counts[title] = dict(found)
+        counts[title] = dict(outcomes)
     return counts
 
 
@@ -155,20 +155,20 @@ def command(*words: str, **options: Any) -> subprocess.Popen:
 
 
 def double_resumes(home: Path) -> dict[str, int]:
-    """Two resumes of one run at the same time."""
+    """Resume one run twice at the same time."""
     base = Undisturbed(home, 60, 20)
-    found: Counter[str] = Counter()
+    outcomes: Counter[str] = Counter()
     for trial in range(8):
         folder = base.copy(home / f"double-{trial}")
         both = [command("resume", str(folder)) for _ in range(2)]
         codes = sorted(process.wait(300) for process in both)
         equal = "equal" if outcome(folder) == base.expected else "DIFFERENT"
-        found[f"exit codes {codes}, {equal}"] += 1
-    return dict(found)
+        outcomes[f"exit codes {codes}, {equal}"] += 1
+    return dict(outcomes)
 
 
 def foreign_ray(home: Path) -> dict[str, str]:
-    """A run on Ray while another one is there, and with its address file once it is gone."""
+    """A run on Ray while another Ray is running, and with its address file after it has ended."""
     file = home / "damage.yaml"
     file.write_text(yaml.safe_dump(experiment(home / "runs", 6, 3, ON_RAY)))
     place = os.environ | {"RAY_TMPDIR": str(home / "r")}
@@ -181,19 +181,19 @@ def foreign_ray(home: Path) -> dict[str, str]:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    found = {}
+    outcomes = {}
     try:
         stale = home / "r" / "ray" / "ray_current_cluster"
         while not stale.exists():
             time.sleep(0.2)
         address = stale.read_text()
-        found["another Ray is there"] = ending(command("run", str(file), env=place))
+        outcomes["another Ray is there"] = ending(command("run", str(file), env=place))
     finally:
         os.killpg(foreign.pid, signal.SIGKILL)
         foreign.wait()
     stale.write_text(address)
-    found["the address file of a Ray that is gone"] = ending(command("run", str(file), env=place))
-    return found
+    outcomes["the address file of a Ray that is gone"] = ending(command("run", str(file), env=place))
+    return outcomes
 
 
 def ending(process: subprocess.Popen) -> str:
@@ -202,13 +202,13 @@ def ending(process: subprocess.Popen) -> str:
 
 
 def rounds_of(folder: Path) -> int:
-    """Rounds that a run has recorded."""
+    """Number of rounds that a run has recorded."""
     file = folder / "metrics.jsonl"
     return file.read_bytes().count(b"\n") if file.exists() else 0
 
 
 class Kills:
-    """Runs that are killed at random moments and resumed until they end."""
+    """Runs that are killed at random moments and resumed until they finish."""
 
     def __init__(self, home: Path, rng: random.Random, resources: dict[str, Any]):
         self.home, self.rng = home, rng
@@ -222,7 +222,7 @@ class Kills:
         self.endings: Counter[str] = Counter()
 
     def one_run(self, kills: int) -> None:
-        """Kill a run so many times, then let it end."""
+        """Kill a run `kills` times, then let it finish."""
         file = self.home / "killed.yaml"
         file.write_text(yaml.safe_dump(self.values | {"name": "killed"}))
         before = set(self.home.glob("killed-*/"))
@@ -233,7 +233,7 @@ class Kills:
                 time.sleep(0.05)
                 continue
             victim = self.rng.choice(self.victims)
-            # One kill in five may hit a process that starts; the others one that trains.
+            # One kill in five may hit a starting process; the others hit one that trains.
             if self.rng.random() > 0.2:
                 self._wait_for_a_round(process, folder)
             time.sleep(self.rng.uniform(0, 1.5))
@@ -252,13 +252,13 @@ class Kills:
             self.endings["equal" if outcome(folder) == self.expected else "DIFFERENT"] += 1
 
     def _wait_for_a_round(self, process: subprocess.Popen, folder: Path) -> None:
-        """Until one more round is recorded, or the process has ended."""
+        """Wait until one more round is recorded, or the process has ended."""
         before = rounds_of(folder)
         while rounds_of(folder) <= before and process.poll() is None:
             time.sleep(0.05)
 
     def _kill(self, process: subprocess.Popen, victim: str) -> bool:
-        """Whether the victim was killed: an actor may take long to start, and the run may end before."""
+        """Returns whether the victim was killed: an actor may take long to start, and the run may end first."""
         if victim == "driver":
             running = process.poll() is None
             process.kill()
@@ -275,15 +275,15 @@ class Kills:
 
 
 def random_kills(home: Path, rng: random.Random, wanted: int) -> dict[str, Any]:
-    """Half of the kills hit inline runs, half of them runs on Ray."""
-    found: dict[str, Any] = {}
+    """Half of the kills hit inline runs, the other half runs on Ray."""
+    outcomes: dict[str, Any] = {}
     for name, resources in (("inline", {"executor": "inline"}), ("Ray", ON_RAY)):
         (home / name).mkdir()
         trials = Kills(home / name, rng, resources)
-        while (left := wanted // 2 - sum(trials.kills.values())) > 0:
-            trials.one_run(min(5, left))
-        found[name] = {"kills": dict(trials.kills), "runs": dict(trials.endings)}
-    return found
+        while (remaining := wanted // 2 - sum(trials.kills.values())) > 0:
+            trials.one_run(min(5, remaining))
+        outcomes[name] = {"kills": dict(trials.kills), "runs": dict(trials.endings)}
+    return outcomes
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""A search in processes of its own, and the kills that disturb it."""
+"""A search in separate processes, and the kills that disturb it."""
 
 import os
 import random
@@ -24,28 +24,28 @@ VALUES: dict[str, Any] = {
         "partition": {"kind": "dirichlet", "clients": 100, "alpha": 0.3},
         "model": {"name": "mlp", "hidden": [64]},
     },
-    # Its clients have states, so that a lost client actor sends its trial back to the last checkpoint.
+    # Clients have states, so that losing a client actor sets its trial back to the last checkpoint.
     "algorithm": {"name": "feddyn", "alpha": 0.1, "epochs": 5, "batch_size": 8},
-    # The same step everywhere: a plan that is measured might be another one in the second search.
+    # A fixed plan: a measured plan might differ in the second search.
     "engine": {"mode": "vmap", "chunk": 10, "compile": False},
     "resources": {"actors": 2, "cpus_per_actor": 0.5},
     "evaluation": {"every": 10},
     "search": {
         "kind": "hedge",
         "space": {"algorithm.lr": [0.01, 0.03, 0.1, 0.3]},
-        # Whoever is killed on purpose must not run out of restarts.
+        # Deliberate kills must not exhaust the restarts.
         "restarts": 100_000,
     },
 }
 KINDS = {"client actor": "ray::ClientActor", "trial": "ray::ResourceTrainable", "driver": ""}
-"""What is killed, and how its process is called: Tune wraps a trial's class into one of its own."""
+"""Kinds of processes to kill, and how their titles begin: Tune wraps a trial's class in one of its own."""
 
 GONE = 30.0
-"""Seconds until the processes of a driver that was killed are to be gone."""
+"""Seconds within which the processes of a killed driver must be gone."""
 
 
 class Search:
-    """A search in processes of their own, which can be found by an entry of their environment."""
+    """A search in separate processes, which are identified by an entry of their environment."""
 
     def __init__(self, home: Path, rounds: int):
         self.home, self.marker = home, f"HEDGEROW_SOAK={secrets.token_hex(8)}"
@@ -60,7 +60,7 @@ class Search:
 
     @property
     def trained(self) -> dict[str, int]:
-        """Rounds of each expert that are written down."""
+        """Number of recorded rounds of each expert."""
         files = sorted(self.folder.glob("experts/*/metrics.jsonl")) if self.folder else []
         return {file.parent.name: file.read_bytes().count(b"\n") for file in files}
 
@@ -68,13 +68,15 @@ class Search:
         self.driver = self._start("resume", str(self.folder))
 
     def wait(self) -> None:
-        """Until it has ended. Raises RuntimeError with its last words where it failed."""
+        """Wait until the search has ended. Raises RuntimeError with the end of its log if it failed."""
         if code := self.driver.wait():
             raise RuntimeError(f"the search ended with {code}: {(self.home / 'log').read_text()[-2000:]}")
 
     def at_risk(self, kind: str) -> int:
-        """Rounds that are run again at most when such a process dies: those since an expert's last checkpoint, and the
-        one at hand; of all experts, if it is the driver."""
+        """Largest number of rounds that run again when such a process dies.
+
+        These are the rounds since an expert's last checkpoint and the current round; for the driver, of all experts.
+        """
         assert self.folder is not None
         lost = []
         for name, trained in self.trained.items():
@@ -83,7 +85,7 @@ class Search:
         return sum(lost) if kind == "driver" else max(lost, default=0)
 
     def end(self) -> None:
-        """Whatever of it is still there."""
+        """Kill all processes of the search that still exist."""
         for process in PeakMemory(marker=self.marker).members():
             with suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -93,7 +95,7 @@ class Search:
         name, _, value = self.marker.partition("=")
         environment = {**os.environ, name: value, "RAY_TMPDIR": str(self.home)}
         command = [sys.executable, "-m", "hedgerow", *arguments]
-        # In a session of its own: what Ray starts with a driver ends with all of the driver's process group.
+        # In its own session: the processes that Ray starts with a driver end with the driver's whole process group.
         return subprocess.Popen(
             command,
             cwd=self.home,
@@ -105,7 +107,7 @@ class Search:
 
 
 class Disturbance:
-    """Kills processes of a search until it is over, and writes down what it did."""
+    """Kills processes of a search until it has ended, and records the kills."""
 
     def __init__(self, search: Search, memory: PeakMemory, every: float, minutes: float, seed: int):
         self.search, self.memory, self.every, self.seconds = search, memory, every, 60 * minutes
@@ -118,16 +120,16 @@ class Disturbance:
 
     @property
     def now(self) -> float:
-        """Minutes since it began."""
+        """Minutes since the start."""
         return round((time.monotonic() - self.begun) / 60, 3)
 
     def carry_out(self) -> None:
-        """Until the search has come to its end."""
+        """Disturb the search until it has ended."""
         due, trained = self.every, 0
         while self.search.driver.poll() is None:
             time.sleep(0.5)
             self.progress.append((self.now, sum(self.search.trained.values())))
-            # On a busy machine it may take longer than that until it trains again.
+            # On a busy machine, it may take longer than `every` until the search trains again.
             if due <= 60 * self.now < self.seconds and self.progress[-1][1] > trained:
                 trained = self.progress[-1][1]
                 self._kill()
@@ -137,7 +139,7 @@ class Disturbance:
         self._bury()
 
     def while_it_trained(self, samples: list[tuple[float, float]]) -> list[tuple[float, float]]:
-        """Those samples of memory: not those of the first start and of the closing figures."""
+        """Memory samples taken during training, without the first start and the closing figures."""
         most = max(rounds for _, rounds in self.progress)
         moments = [60 * minute for minute, rounds in self.progress if 0 < rounds < most]
         return [sample for sample in samples if min(moments, default=0) <= sample[0] <= max(moments, default=0)]
@@ -160,11 +162,11 @@ class Disturbance:
         return sorted((p for p in self._alive() if _title(p).startswith(KINDS[kind])), key=lambda p: p.pid)
 
     def _alive(self) -> list[psutil.Process]:
-        """The search's processes."""
+        """Running processes of the search."""
         return [p for p in self.memory.members() if p.is_running()]
 
     def _bury(self) -> None:
-        """Wait for what a driver that is gone leaves behind; what stays is written down, and ended."""
+        """Wait for the processes of a dead driver to end; those that remain are recorded and killed."""
         _, alive = psutil.wait_procs(self._alive(), timeout=GONE)
         self.orphans += [_title(process)[:80] for process in alive]
         for process in alive:

@@ -1,8 +1,8 @@
-"""What one GPU gives: clients per second by chunk size, by processes that share it, and by precision. Needs no Ray.
+"""Throughput of one GPU: clients per second by chunk size, by processes that share it, and by precision. Needs no Ray.
 
     python benchmarks/gpu.py [--device cuda] [--only chunks processes precision] [--repeats 5]
 
-Where there is no GPU it says so and measures nothing; `--device cpu --quick` tries the script itself out. Prints the
+Without a GPU, it prints a message and measures nothing; `--device cpu --quick` tests the script itself. Prints the
 figures and writes them to benchmarks/results/gpu.json with the command, the versions and the machine.
 """
 
@@ -31,20 +31,20 @@ PEAK = {
     "H200": {"float32": 67e12, "tf32": 494e12, "bf16": 989e12},
     "A100": {"float32": 19.5e12, "tf32": 156e12, "bf16": 312e12},
 }
-"""Dense FLOP/s by the makers' data sheets (SXM versions)."""
+"""Dense FLOP/s according to the vendor's data sheets (SXM versions)."""
 
 MODELS: dict[str, dict[str, Any]] = {
     "mlp": {"model": {"name": "mlp", "hidden": [200, 200]}, "shape": (1, 28, 28), "samples": 50, "batch": 10},
     "cnn": {"model": {"name": "cnn"}, "shape": (3, 32, 32), "samples": 100, "batch": 50},
     "resnet18_gn": {"model": {"name": "resnet18_gn"}, "shape": (3, 32, 32), "samples": 40, "batch": 20},
 }
-"""One epoch of local SGD for clients of so many samples."""
+"""Models, and the local data of their clients for one epoch of SGD."""
 
 CHUNKS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def worker_of(name: str, clients: int, device: str) -> tuple[Worker, dict[str, Any]]:
-    """A worker with random images of the model's shape, and the message that the clients receive."""
+    """A worker with random images of the model's shape, and the message that its clients receive."""
     model = MODELS[name]
     experiment = parse_experiment(
         {
@@ -73,7 +73,7 @@ def shard_of(worker: Worker, clients: int, plan: ExecutionPlan, number: int) -> 
 
 
 def clients_per_second(worker: Worker, down: dict[str, Any], clients: int, plan: ExecutionPlan, repeats: int) -> float:
-    """The median of some rounds; the answers' way back to the host is part of each."""
+    """Median clients per second over some rounds, including the transfer of the replies back to the host."""
     seconds = []
     for number in range(1, repeats + 3):
         start = time.perf_counter()
@@ -96,16 +96,16 @@ def plans(clients: int) -> list[ExecutionPlan]:
 
 
 def by_chunk(name: str, clients: int, device: str, repeats: int) -> dict[str, Any]:
-    """Clients per second under each plan; those that run out of memory are named."""
+    """Clients per second under each plan; plans that run out of memory are marked."""
     worker, down = worker_of(name, clients, device)
-    found: dict[str, Any] = {}
+    rates: dict[str, Any] = {}
     for plan in plans(clients):
         label = plan.mode if plan.mode == "loop" else f"vmap {plan.chunk}{' compiled' if plan.compiled else ''}"
         try:
-            found[label] = round(clients_per_second(worker, down, clients, plan, repeats), 1)
+            rates[label] = round(clients_per_second(worker, down, clients, plan, repeats), 1)
         except torch.OutOfMemoryError:
-            found[label] = "out of memory"
-    return found
+            rates[label] = "out of memory"
+    return rates
 
 
 PRECISIONS: dict[str, tuple[str, AbstractContextManager[Any]]] = {
@@ -113,26 +113,26 @@ PRECISIONS: dict[str, tuple[str, AbstractContextManager[Any]]] = {
     "tf32": ("high", nullcontext()),
     "bf16": ("high", torch.autocast("cuda", torch.bfloat16)),
 }
-"""torch's precision of float32 products, and the context of the round."""
+"""Precision of float32 products in torch, and the context manager of the round."""
 
 
 def by_precision(name: str, clients: int, device: str, repeats: int, card: str) -> dict[str, Any]:
-    """Clients per second and the share of the card's peak, with the largest chunk that fits the cohort."""
+    """Clients per second and share of the card's peak, with the largest chunk that fits the cohort."""
     worker, down = worker_of(name, clients, device)
     work = flops_per_client(worker, down)
     plan = ExecutionPlan("vmap", max(chunk for chunk in CHUNKS if chunk <= min(clients, 64)))
-    found: dict[str, Any] = {"GFLOP per client": round(work / 1e9, 3)}
+    rates: dict[str, Any] = {"GFLOP per client": round(work / 1e9, 3)}
     for precision, (products, context) in PRECISIONS.items():
         torch.set_float32_matmul_precision(products)
         torch.backends.cudnn.allow_tf32 = precision != "float32"
         with context:
             rate = clients_per_second(worker, down, clients, plan, repeats)
-        peak = next((peaks[precision] for known, peaks in PEAK.items() if known in card), None)
-        found[precision] = {"clients per second": round(rate, 1)}
+        peak = next((peaks[precision] for gpu, peaks in PEAK.items() if gpu in card), None)
+        rates[precision] = {"clients per second": round(rate, 1)}
         if peak:
-            found[precision]["share of peak"] = round(rate * work / peak, 4)
+            rates[precision]["share of peak"] = round(rate * work / peak, 4)
     torch.set_float32_matmul_precision("highest")
-    return found
+    return rates
 
 
 def _serve(pipe: Any, name: str, clients: int, device: str, plan: ExecutionPlan) -> None:
@@ -143,9 +143,9 @@ def _serve(pipe: Any, name: str, clients: int, device: str, plan: ExecutionPlan)
 
 
 def by_processes(name: str, clients: int, device: str, repeats: int, counts: tuple[int, ...]) -> dict[str, Any]:
-    """Clients per second of one process, and of several that share the GPU with a part of the clients each."""
+    """Clients per second of one process, and of several that share the GPU and split the clients."""
     context = mp.get_context("spawn")
-    found: dict[str, Any] = {}
+    rates: dict[str, Any] = {}
     for count in counts:
         share = clients // count
         pipes, processes = [], []
@@ -166,8 +166,8 @@ def by_processes(name: str, clients: int, device: str, repeats: int, counts: tup
         for pipe, process in zip(pipes, processes, strict=True):
             pipe.send(None)
             process.join()
-        found[f"{count} processes"] = round(count * share / median(seconds[2:]), 1)
-    return found
+        rates[f"{count} processes"] = round(count * share / median(seconds[2:]), 1)
+    return rates
 
 
 def main() -> None:
@@ -176,25 +176,25 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--only", nargs="+", default=["chunks", "processes", "precision"])
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
-    parser.add_argument("--quick", action="store_true", help="few clients: whether it runs, not how fast")
+    parser.add_argument("--quick", action="store_true", help="few clients: checks that it runs, not how fast")
     arguments = parser.parse_args()
     if arguments.device == "cuda" and not torch.cuda.is_available():
-        print("gpu.py: no GPU here, nothing was measured")
+        print("gpu.py: no GPU on this machine; nothing was measured")
         return
     card = torch.cuda.get_device_name() if arguments.device == "cuda" else "CPU"
     results: dict[str, Any] = {**conditions(), "card": card}
     for name in arguments.models:
         clients = 4 if arguments.quick else 128
-        found = results[name] = {}
+        figures = results[name] = {}
         if "chunks" in arguments.only:
-            found["clients per second by plan"] = by_chunk(name, clients, arguments.device, arguments.repeats)
+            figures["clients per second by plan"] = by_chunk(name, clients, arguments.device, arguments.repeats)
         if "processes" in arguments.only:
             counts = (1, 2) if arguments.quick else (1, 2, 4, 8)
-            found["clients per second by processes"] = by_processes(
+            figures["clients per second by processes"] = by_processes(
                 name, clients, arguments.device, arguments.repeats, counts
             )
         if "precision" in arguments.only and arguments.device == "cuda":
-            found["by precision"] = by_precision(name, clients, arguments.device, arguments.repeats, card)
+            figures["by precision"] = by_precision(name, clients, arguments.device, arguments.repeats, card)
     write_results("gpu", results)
 
 

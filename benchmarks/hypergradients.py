@@ -1,12 +1,13 @@
-"""How near Comm-FedBiO's estimates come to the hypergradient, at what compression; and why.
+"""Accuracy of Comm-FedBiO's estimates of the hypergradient by compression rate, and the reasons for it.
 
     python benchmarks/hypergradients.py --data-root FOLDER [--rounds 5 20 80] [--rates 1 20 100 1000]
 
 MNIST, 10 clients with 500 samples each, 40 % of their labels wrong, an MLP with 128 units, Gauss-Newton products. After
-so many rounds of FedAvg, at weights of 1, the reference solves the linear system by conjugate gradients on all data.
-Each estimator then runs once as it is. Of its hypergradient: the relative error, the cosine with the reference, and the
-chance that it moves a wrong label's weight below a right one's (AUC). And what the paper's explanation is about: the
-share of energy in the largest entries of the quadratic's gradient and of the Hessian's columns, and the stable rank.
+each number of FedAvg rounds, at weights of 1, the reference solves the linear system by conjugate gradients on all
+data. Each estimator then runs once, unchanged. The results are, for its hypergradient, the relative error, the cosine
+with the reference, and the chance that it moves a wrong label's weight below a right one's (AUC). They also cover the
+paper's explanation: the share of energy in the largest entries of the quadratic's gradient and of the Hessian's
+columns, and the stable rank.
 Writes benchmarks/results/hypergradients.json.
 """
 
@@ -50,7 +51,7 @@ PLAIN = {
 
 
 class Bench:
-    """The clients' data, and an algorithm that can be asked for one estimate."""
+    """The clients' data, and an algorithm that produces single estimates."""
 
     def __init__(self, data_root: Path | None, section: dict[str, Any]):
         partition = {"kind": "iid", "clients": 10, "samples_per_client": 550, "validation": 1 / 11, "label_noise": 0.4}
@@ -81,7 +82,7 @@ class Bench:
         return build_algorithms([self.experiment], self.dataset, self.partition)
 
     def drive(self, generator: Exchanges) -> tuple[Any, CommunicationCost]:
-        """Carry out a generator's exchanges; what it returns, and what it transmitted."""
+        """Carry out a generator's exchanges; returns its result and the communication cost."""
         cost, reply = CommunicationCost(), None
         for number in range(10_000):
             try:
@@ -93,12 +94,12 @@ class Bench:
         raise AssertionError
 
     def estimate(self, y: Tree, b: Tensor) -> Exchanges:
-        """The local steps, in which clients learn their weights, and the estimate at `y`."""
+        """Exchanges of the local steps, in which clients learn their weights, and of the estimate at `y`."""
         yield self.algorithm._training(self.algorithm.init_server() | {"y": y}, self.cohort)
         return (yield from self.algorithm.crosses(y, b, self.cohort))
 
     def system(self, y: Tree) -> "System":
-        """What the estimate is of, on all data."""
+        """The linear system that is estimated, on all data."""
         rows = torch.from_numpy(self.partition.rows("train"))
         own = torch.from_numpy(self.partition.rows("validation"))
         labels, right = torch.from_numpy(self.partition.labels), torch.from_numpy(self.dataset.y_train)
@@ -109,7 +110,7 @@ class Bench:
 
 
 class System:
-    """H v = b at a state, and the hypergradient. v: as a vector."""
+    """The system H v = b at a state, and the hypergradient. v: the solution as a vector."""
 
     def __init__(self, oracles: Derivatives, z: Tree, train: Batch, validation: Batch):
         self.oracles, self.z, self.train = oracles, z, train
@@ -125,35 +126,35 @@ class System:
         return flat(self._product(like(v, self.z["y"])))
 
     def sparsity(self) -> dict[str, float]:
-        """Shares of energy in the d/20 and d/1000 largest entries; stable rank ||H||_F^2 / ||H||^2."""
+        """Shares of energy in the d/20 and d/1000 largest entries, and the stable rank ||H||_F^2 / ||H||^2."""
         d = len(self.b)
         generator = torch.Generator().manual_seed(0)
         some = torch.randint(d, (20,), generator=generator)
         columns = [self.product(column) for column in torch.zeros(20, d).scatter(1, some[:, None], 1.0)]
-        # Rows of pixels that are always black are zero but for the ridge.
+        # Rows of pixels that are always black are zero except for the ridge.
         columns = [column for column in columns if column.norm() > 0.01] or columns
         probes = [self.product(torch.randn(d, generator=generator)).square().sum() for _ in range(20)]
         top = torch.randn(d, generator=generator)
         for _ in range(20):
             top = self.product(top / top.norm())
-        found: dict[str, float] = {}
+        figures: dict[str, float] = {}
         for rate in (20, 1000):
-            found[f"gradient, largest d/{rate}"] = share(self.b, d // rate)
-            found[f"Hessian's columns, largest d/{rate}"] = float(np.mean([share(c, d // rate) for c in columns]))
+            figures[f"gradient, largest d/{rate}"] = share(self.b, d // rate)
+            figures[f"Hessian's columns, largest d/{rate}"] = float(np.mean([share(c, d // rate) for c in columns]))
         residual = self.product(0.5 * self.v) - self.b
-        found["gradient half way, largest d/20"] = share(residual, d // 20)
-        found["stable rank"] = float(torch.stack(probes).mean() / top.norm() ** 2)
-        return found
+        figures["gradient half way, largest d/20"] = share(residual, d // 20)
+        figures["stable rank"] = float(torch.stack(probes).mean() / top.norm() ** 2)
+        return figures
 
 
 def share(u: Tensor, k: int) -> float:
-    """Of the squared norm, in the k largest entries."""
+    """Share of the squared norm in the k largest entries."""
     energy = u.square()
     return float(energy.topk(k).values.sum() / energy.sum())
 
 
 def judged(estimate: Tensor, reference: Tensor, wrong: Tensor) -> dict[str, float]:
-    """Against the reference; and as a way to tell wrong labels."""
+    """Quality of an estimate relative to the reference, and as a detector of wrong labels."""
     # A large derivative lowers the weight.
     ranks = torch.argsort(torch.argsort(-estimate)) / len(estimate)
     return {
@@ -185,20 +186,20 @@ def main() -> None:
         for heading, section in ESTIMATORS.items():
             for rate in arguments.rates if "compression" not in section else [1]:
                 if (heading, rate) == ("Non-iter", 1):
-                    # Hundreds of Hessian products per client.
+                    # Skipped: hundreds of Hessian products per client.
                     continue
                 steps = {} if heading == "Non-iter" else {"u_steps": arguments.steps}
                 one = Bench(arguments.data_root, {**ROBUST, "compression": rate, **section, **steps})
-                found, cost = one.drive(one.estimate(states[round], system.b))
+                outcome, cost = one.drive(one.estimate(states[round], system.b))
                 name = heading if "compression" in section else f"{heading}, rate {rate}"
-                if found is None:
+                if outcome is None:
                     rows[name] = "grew without bound"
                     continue
-                crosses, cohort = found
+                crosses, cohort = outcome
                 weights = torch.from_numpy(cohort.sizes)
                 estimate = -one.algorithm.task.collect(crosses, cohort.clients, weights)["weights"]
                 rows[name] = judged(estimate, system.hypergradient, one.algorithm.task.wrong)
-                # Without the model of the local steps.
+                # Without the model that the local steps send.
                 rows[name]["sent by a client, in models"] = cost.scalars_up / 10 / len(system.b) - 1
                 print(round, name, rows[name], flush=True)
         results[f"after {round} rounds"] = rows

@@ -20,7 +20,7 @@ from hedgerow.platform.runtime.factory import build_data, build_module, build_pa
 
 @dataclass(frozen=True)
 class WrittenJob:
-    """A job's folder, and what judges its results. x_test is prepared."""
+    """A job's folder, and the model and data that evaluate its results. x_test is prepared."""
 
     folder: Path
     source: Source
@@ -29,7 +29,7 @@ class WrittenJob:
     y_test: torch.Tensor
 
     def accuracy(self, parameters: dict[str, np.ndarray]) -> float:
-        """On the test set."""
+        """Accuracy on the test set."""
         w = tree_map(torch.from_numpy, parameters)
         with torch.no_grad():
             batches = zip(self.x_test.split(500), self.y_test.split(500), strict=True)
@@ -37,13 +37,13 @@ class WrittenJob:
         return float(correct) / len(self.y_test)
 
     def apart(self, parameters: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
-        """The largest difference of any parameter, as a share of the farthest that any moved from its initial value."""
+        """Largest difference of any parameter, relative to the largest change of any from its initial value."""
         initial = {name: p.detach().numpy() for name, p in self.module.named_parameters()}
-        moved = max(np.abs(other[name] - p).max() for name, p in initial.items())
-        return float(max(np.abs(parameters[name] - other[name]).max() for name in initial) / moved)
+        change = max(np.abs(other[name] - p).max() for name, p in initial.items())
+        return float(max(np.abs(parameters[name] - other[name]).max() for name in initial) / change)
 
     def shortened(self, rounds: int) -> "WrittenJob":
-        """The first rounds of the same job, in a folder beside it."""
+        """The first rounds of the same job, in a folder next to it."""
         folder = self.folder.with_name(f"{self.folder.name}-of-{rounds}")
         folder.mkdir()
         for file in self.folder.iterdir():
@@ -58,7 +58,7 @@ class WrittenJob:
 
 
 def write_job(folder: Path, workload: Workload, data_root: Path | None) -> WrittenJob:
-    """Write what the contenders read (contenders/job.py), and what Hedgerow reads: experiment.yaml, data.pickle."""
+    """Write the files for contenders (contenders/job.py) and for Hedgerow: experiment.yaml, data.pickle."""
     folder.mkdir(parents=True)
     source = workload.source(data_root)
     experiment = workload.experiment(source)
@@ -82,7 +82,7 @@ def write_job(folder: Path, workload: Workload, data_root: Path | None) -> Writt
 
 
 def mini_batches(experiment: Experiment, partition: Partition) -> tuple[np.ndarray, np.ndarray]:
-    """What Hedgerow will draw: cohorts (rounds, C), and rows of the training set (rounds, C, steps, batch).
+    """Cohorts (rounds, C) and rows of the training set (rounds, C, steps, batch) that Hedgerow will draw.
 
     Every client of a cohort must have the same number of full mini-batches.
     """
@@ -102,6 +102,6 @@ def mini_batches(experiment: Experiment, partition: Partition) -> tuple[np.ndarr
 
 
 def _test_set(dataset: Dataset, prepare: Callable[[torch.Tensor], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """About 1000 samples: enough to see that contenders agree. Test sets may lie sorted by class, hence the stride."""
+    """About 1000 samples, enough to check that contenders agree. Test sets may be sorted by class, hence the stride."""
     few = slice(None, None, -(-len(dataset.y_test) // 1000))
     return prepare(torch.tensor(dataset.x_test[few])), torch.tensor(dataset.y_test[few])

@@ -1,10 +1,10 @@
-"""Where a round's time goes: the arithmetic, what else the steps do, and the exchange with the actors.
+"""Breakdown of a round's time: the arithmetic, other work of the steps, and the exchange with the actors.
 
     python benchmarks/limits.py [--repeats 5] [--only digits pfl cnn lstm resnet]
 
-Each workload of peers.py, on data of the same shape: one actor's half of a round in this process, profiled and against
-the clock, and the whole round on two client actors. The bound is the arithmetic of a client step (the products that
-PyTorch counts) at the speed of a large matrix product on one core: no framework that computes in float32 is faster.
+Each workload of peers.py, on data of the same shape: one actor's half of a round in this process, both profiled and
+timed, and the whole round on two client actors. The bound is the arithmetic of a client step (the products that PyTorch
+counts) at the speed of a large matrix product on one core: no framework that computes in float32 is faster.
 
 Prints a table and writes benchmarks/results/limits.json with the command, the versions and the machine.
 """
@@ -43,11 +43,11 @@ KINDS = {
 }
 
 ROUNDS = 6
-"""Of which the first measures the plan and warms up, and the last evaluates."""
+"""Rounds of a run. The first one measures the plan and warms up; the last one evaluates."""
 
 
 def peak_gflops(size: int = 1536) -> float:
-    """Of a large matrix product on one thread."""
+    """GFLOP/s of a large matrix product on one thread."""
     a, b = torch.randn(size, size), torch.randn(size, size)
     seconds = []
     for _ in range(6):
@@ -58,7 +58,7 @@ def peak_gflops(size: int = 1536) -> float:
 
 
 def task_of(workload: Workload) -> tuple[Experiment, Dataset, Partition]:
-    """The workload with little to evaluate."""
+    """Experiment, data set and partition of a workload, with few test samples."""
     source = workload.source(None)
     experiment = replace(workload, rounds=ROUNDS).experiment(source)
     if source.dataset is None:
@@ -69,7 +69,7 @@ def task_of(workload: Workload) -> tuple[Experiment, Dataset, Partition]:
 
 
 def step_gflop(experiment: Experiment, dataset: Dataset) -> float | None:
-    """The products of one local step, forward and backward; None for recurrent layers, which PyTorch does not count."""
+    """GFLOP of one local step, forward and backward; None for recurrent layers, which PyTorch does not count."""
     module = build_module(experiment, dataset)
     if any(isinstance(part, torch.nn.RNNBase) for part in module.modules()):
         return None
@@ -81,7 +81,7 @@ def step_gflop(experiment: Experiment, dataset: Dataset) -> float | None:
 
 
 def half_a_round(experiment: Experiment, dataset: Dataset, partition: Partition) -> tuple[float, dict, dict]:
-    """Half of a cohort in this process: seconds of a steady round, shares of the time by kind of work, the plans."""
+    """Half of a cohort in this process: seconds of a steady round, shares of time by kind of work, and plans."""
     update = {
         "clients_per_round": experiment.clients_per_round // 2,
         "resources": experiment.resources.model_copy(update={"executor": "inline"}),
@@ -95,28 +95,28 @@ def half_a_round(experiment: Experiment, dataset: Dataset, partition: Partition)
             start = time.perf_counter()
             coordinator.run_round()
             seconds.append(time.perf_counter() - start)
-        with profile(activities=[ProfilerActivity.CPU]) as recorded:
+        with profile(activities=[ProfilerActivity.CPU]) as profiler:
             start = time.perf_counter()
             coordinator.run_round()
             whole = time.perf_counter() - start
-    return median(seconds), shares(recorded, whole), coordinator.executor.plans[0]
+    return median(seconds), shares(profiler, whole), coordinator.executor.plans[0]
 
 
 def shares(recorded: profile, whole: float) -> dict[str, float]:
-    """Of the time of a profiled round, by kind."""
+    """Shares of the time of a profiled round, by kind of work."""
     spent = dict.fromkeys(KINDS, 0.0) | {"other operators": 0.0}
     for event in recorded.key_averages():
         kind = next((kind for kind, names in KINDS.items() if event.key in names), "other operators")
         if event.key.startswith("aten::"):
             spent[kind] += 1e-6 * event.self_cpu_time_total
-    # What no operator of torch accounts for: Python, autograd, drawing mini-batches, reductions.
+    # Time outside of torch operators: Python, autograd, drawing mini-batches, reductions.
     return {kind: round(s / whole, 3) for kind, s in spent.items()} | {
         "rest": round(1 - sum(spent.values()) / whole, 3)
     }
 
 
 def measure(workload: Workload, repeats: int) -> dict[str, Any]:
-    """All figures of a workload; medians over the repeats, in turn."""
+    """All figures of a workload: medians over the repeats, measured in turn."""
     experiment, dataset, partition = task_of(workload)
     (spec,) = experiment.algorithm.batches.values()
     steps = int(steps_per_client(spec, partition.train_sizes[:1])[0]) * experiment.clients_per_round // 2
@@ -125,13 +125,13 @@ def measure(workload: Workload, repeats: int) -> dict[str, Any]:
     for _ in range(repeats):
         peak = peak_gflops()
         inside, parts, plans = half_a_round(experiment, dataset, partition)
-        # By default rounds begin in the driver; here all are to run on the actors.
+        # By default, the first rounds run in the driver; here, all of them run on the actors.
         values = experiment.model_dump(mode="json", exclude={"name", "rounds"})
         values["resources"]["executor"] = "ray"
         on_actors = median(hedgerow_rounds(values, dataset, partition, ROUNDS)[0])
         runs.append((peak, inside, on_actors, parts))
     peak, inside, on_actors = (median(run[i] for run in runs) for i in range(3))
-    found = {
+    figures = {
         "workload": workload.title,
         "plan": f"{plans['train/clients'].mode}, {plans['train/clients'].chunk} at once",
         "client steps of an actor": steps,
@@ -146,12 +146,12 @@ def measure(workload: Workload, repeats: int) -> dict[str, Any]:
         "shares of a profiled round": {kind: median(run[3][kind] for run in runs) for kind in runs[0][3]},
     }
     if gflop is not None:
-        found |= {
+        figures |= {
             "GFLOP per client step": float(f"{gflop:.3g}"),
             "bound, ms per client step": float(f"{1e3 * gflop / peak:.3g}"),
             "share of the bound": round(median(gflop * steps / run[0] / run[1] for run in runs), 2),
         }
-    return found
+    return figures
 
 
 def _spread(seconds: list[float]) -> list[float]:
@@ -164,7 +164,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    # Here and in the actors: the model of pfl's benchmark is found there.
+    # In this process and in the actors: the model of pfl's benchmark is imported from there.
     os.environ["PYTHONPATH"] = str(HERE)
     sys.path.insert(0, str(HERE))
     with ray_session():

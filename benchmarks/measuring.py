@@ -1,4 +1,4 @@
-"""What every benchmark writes down, and how it weighs memory."""
+"""Shared code of the benchmarks: the recorded conditions, and the measurement of memory."""
 
 import json
 import os
@@ -18,7 +18,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def conditions() -> dict[str, Any]:
-    """The command, the versions and the machine; of folders only the names."""
+    """Command, versions and machine; folders appear only by name."""
     arguments = [Path(part).name if Path(part).is_dir() else part for part in sys.argv[1:]]
     return {
         "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *arguments]),
@@ -38,11 +38,11 @@ def write_results(name: str, results: dict[str, Any]) -> None:
 
 
 class PeakMemory:
-    """The most memory that this process and its descendants held at once, in MB; what they share is not counted.
+    """Peak memory of this process and its descendants together, in MB, without memory that they share.
 
-    marker: an entry of the environment, "NAME=VALUE"; then all processes that have it count instead, also those that
-    leave their parent, as Ray's do. shared: the most that one of them had mapped of what they share (Ray's object
-    store, libraries), in MB. samples: seconds since the beginning, and the MB held then.
+    marker: an environment entry "NAME=VALUE"; if given, all processes that have it count instead, including those that
+    leave their parent, as Ray's do. shared: largest shared memory (Ray's object store, libraries) that one of them had
+    mapped, in MB. samples: pairs of seconds since the start and MB held.
     """
 
     def __init__(self, every: float = 0.2, marker: str | None = None):
@@ -75,7 +75,7 @@ class PeakMemory:
             self.samples.append((time.monotonic() - start, used / 1e6))
 
     def members(self) -> set[psutil.Process]:
-        """The processes that count now."""
+        """Processes that currently count."""
         if self.name:
             return {process for process in psutil.process_iter() if self._is_marked(process)}
         members = {self.root}
@@ -84,7 +84,7 @@ class PeakMemory:
         return members
 
     def _is_marked(self, process: psutil.Process) -> bool:
-        """Asked once of every process: an environment is read from the system, which takes time."""
+        """Checked once per process, since reading an environment from the system takes time."""
         if process not in self._marked:
             marked = False
             with suppress(psutil.Error):

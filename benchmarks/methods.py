@@ -1,9 +1,9 @@
-"""What FedDyn, SCAFFOLD and the others cost per round against FedAvg on the same work, measured in turn.
+"""Cost per round of FedDyn, SCAFFOLD and other methods relative to FedAvg on the same work, measured in turn.
 
     python benchmarks/methods.py [--repeats 5] [--only digits compiled mlp cnn]
 
-All do as many local steps; FedAvg has no client states, and SCAFFOLD sends twice as much. Prints the ratios and writes
-benchmarks/results/methods.json with the command, the versions and the machine.
+All methods take the same number of local steps; FedAvg has no client states, and SCAFFOLD sends twice as much.
+Prints the ratios and writes benchmarks/results/methods.json with the command, the versions and the machine.
 """
 
 import argparse
@@ -41,7 +41,7 @@ WORKLOADS = {
 
 
 def measure(name: str, repeats: int) -> dict[str, Any]:
-    """Seconds per steady round of each method, in turn, and their ratios to FedAvg's of the same turn."""
+    """Seconds per steady round of each method, in turn, and their ratios to FedAvg in the same turn."""
     title, values, rounds = WORKLOADS[name]
     experiment = settings(values, rounds)
     if name in ("digits", "compiled"):

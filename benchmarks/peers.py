@@ -1,10 +1,10 @@
-"""Hedgerow beside Flower, pfl-research and a bare loop: the same arithmetic, in turn, on the same machine.
+"""Hedgerow compared with Flower, pfl-research and a bare loop: the same arithmetic, in turn, on the same machine.
 
     python benchmarks/peers.py [--repeats 5] [--data-root FOLDER] [--only digits pfl cnn lstm resnet]
                                [--contenders "bare loop" pfl flower hedgerow ...]
 
-Writes benchmarks/results/peers-WORKLOAD.json, and peers.md and two figures of all workloads whose results lie there.
-Ends with exit code 1 when a contender failed or did other work than the bare loop.
+Writes benchmarks/results/peers-WORKLOAD.json, and peers.md and two figures of all workloads with stored results.
+The exit code is 1 if a contender fails or does different work than the bare loop.
 """
 
 import argparse
@@ -24,13 +24,13 @@ from trials import CONTENDERS, HERE, OURS_ON_RAY, Contender, Failed, run_trial, 
 from workloads import WORKLOADS, Workload
 
 CHECKED = 1
-"""Rounds after which parameters are compared. Later ones prove less: rounding errors grow tenfold and more in each."""
+"""Rounds before parameters are compared. Later rounds prove less: rounding errors grow tenfold or more in each."""
 
 ALIKE = 5e-3
-"""Parameters that differ by more of the way they went were not reached by the same arithmetic.
+"""Largest relative difference of parameters that counts as the same arithmetic.
 
-Rounding alone gives up to 0.001 (the ResNet, by the layout of convolutions); the same mini-batches in another order
-give 0.02 (digits) to 1.3 (the ResNet).
+The difference is relative to the change from the initial values. Rounding alone gives up to 0.001 (the ResNet, by the
+layout of convolutions); the same mini-batches in another order give 0.02 (digits) to 1.3 (the ResNet).
 """
 
 NAMED = ("flwr", "pfl", "ray", "torch", "numpy")
@@ -39,7 +39,7 @@ NAMED = ("flwr", "pfl", "ray", "torch", "numpy")
 def compare(
     workload: Workload, contenders: dict[Contender, Path], data_root: Path | None, repeats: int, scratch: Path
 ) -> dict[str, Any]:
-    """All contenders in turn: once to see that they do the same work, then `repeats` times against the clock."""
+    """Run all contenders in turn: once to check that they do the same work, then `repeats` times with timing."""
     job = write_job(scratch / "job", workload, data_root)
     short = job.shortened(CHECKED)
     checks: dict[str, dict[str, Any]] = {}
@@ -62,17 +62,17 @@ def compare(
                     # The other repeats end with the same parameters.
                     checks[name]["accuracy"] = job.accuracy(parameters)
                 runs.setdefault(name, []).append(run)
-                told = f"{steady_ms(run):.1f} ms per round"
+                status = f"{steady_ms(run):.1f} ms per round"
             else:
                 reference = reference or parameters
                 run["apart"] = job.apart(parameters, reference)
                 if not run["apart"] < ALIKE:
-                    problems[name] = f"not doing the same work: its parameters are {run['apart']:.2g} apart"
+                    problems[name] = f"not doing the same work: its parameters differ by {run['apart']:.2g}"
                 checks[name] = run
-                told = f"{run['apart']:.1g} apart"
-            print(f"  {repeat}/{repeats} {name}: {told}, {run['s to round 1']} s to round 1", flush=True)
+                status = f"{run['apart']:.1g} apart"
+            print(f"  {repeat}/{repeats} {name}: {status}, {run['s to round 1']} s to round 1", flush=True)
     ours = [steady_ms(run) for run in runs.get(OURS_ON_RAY, [])]
-    # One that failed in the end has no complete set of repeats to compare.
+    # A contender that failed later has no complete set of repeats to compare.
     rows = {name: _row(checks[name], mine, ours) for name, mine in runs.items() if name not in problems}
     return {
         "workload": workload.title,
@@ -86,7 +86,7 @@ def compare(
 
 
 def _row(check: dict[str, Any], mine: list[dict[str, Any]], ours: list[float]) -> dict[str, Any]:
-    """Medians over the repeats, [median, least, most] where the spread matters. ours: of Hedgerow on Ray."""
+    """Medians over the repeats; [median, least, most] where the spread matters. ours: times of Hedgerow on Ray."""
     spent, starts = [steady_ms(run) for run in mine], [run["s to round 1"] for run in mine]
     row: dict[str, Any] = {
         key: [round(number, 2) for number in (median(numbers), min(numbers), max(numbers))]
@@ -101,26 +101,24 @@ def _row(check: dict[str, Any], mine: list[dict[str, Any]], ours: list[float]) -
 
 
 def report() -> None:
-    """The table and the figures of all results that there are."""
+    """Write the table and the figures of all stored results."""
     files = {name: RESULTS / f"peers-{name}.json" for name in WORKLOADS}
-    found = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
-    (RESULTS / "peers.md").write_text(table(found))
-    draw(found, RESULTS / "peers")
-    print(table(found))
+    results = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
+    (RESULTS / "peers.md").write_text(table(results))
+    draw(results, RESULTS / "peers")
+    print(table(results))
 
 
 def main() -> None:
     names = [contender.name for contender in CONTENDERS]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=5, help="0: only see that all do the same work")
-    parser.add_argument(
-        "--data-root", type=Path, help="folder of CIFAR-10 and tinyshakespeare/input.txt, where present"
-    )
+    parser.add_argument("--repeats", type=int, default=5, help="0: only check that all do the same work")
+    parser.add_argument("--data-root", type=Path, help="folder with CIFAR-10 and tinyshakespeare/input.txt, if present")
     parser.add_argument("--only", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
     parser.add_argument("--contenders", nargs="+", choices=names, default=names)
     arguments = parser.parse_args()
-    chosen = [contender for contender in CONTENDERS if contender.name in arguments.contenders]
-    contenders = {c: python_of(HERE / c.requirements) if c.requirements else Path(sys.executable) for c in chosen}
+    selection = [contender for contender in CONTENDERS if contender.name in arguments.contenders]
+    contenders = {c: python_of(HERE / c.requirements) if c.requirements else Path(sys.executable) for c in selection}
     record = conditions()
     record["peers"] = {c.name: installed(python, NAMED) for c, python in contenders.items() if c.requirements}
     problems = []
@@ -128,16 +126,16 @@ def main() -> None:
     sys.path.insert(0, str(HERE))
     data_root = arguments.data_root and arguments.data_root.absolute()
     cache = tempfile.TemporaryDirectory(prefix="hedgerow-peers-cache-")
-    # A cache of its own: Hedgerow's plans are measured here and now, while the contenders are checked.
+    # A separate cache, so that Hedgerow's plans are measured now, while the contenders are checked.
     os.environ["HEDGEROW_CACHE"] = cache.name
     for name in arguments.only:
         print(f"{name}: {WORKLOADS[name].title}", flush=True)
         with tempfile.TemporaryDirectory(prefix="hedgerow-peers-") as scratch:
-            found = compare(WORKLOADS[name], contenders, data_root, arguments.repeats, Path(scratch))
-        problems += [(name, contender, problem) for contender, problem in found["problems"].items()]
+            result = compare(WORKLOADS[name], contenders, data_root, arguments.repeats, Path(scratch))
+        problems += [(name, contender, problem) for contender, problem in result["problems"].items()]
         if arguments.repeats:
-            # After every workload: a run that is cut short keeps what it has.
-            (RESULTS / f"peers-{name}.json").write_text(json.dumps(record | found, indent=2) + "\n")
+            # After every workload, so that an interrupted run keeps its results.
+            (RESULTS / f"peers-{name}.json").write_text(json.dumps(record | result, indent=2) + "\n")
             report()
     for workload, contender, problem in problems:
         print(f"{workload}: {contender} {problem}", file=sys.stderr)

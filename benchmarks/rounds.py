@@ -1,4 +1,4 @@
-"""Speed and memory of a round, as ratios against a bare PyTorch loop in the same run.
+"""Speed and memory of a round, as ratios to a bare PyTorch loop in the same run.
 
     python benchmarks/rounds.py [--repeats 5] [--only digits cnn population start]
 
@@ -39,7 +39,7 @@ DIGITS = {
 }
 CNN = {
     "task": {
-        # Samples of CIFAR-10's shape; their values do not matter to the clock.
+        # Samples of CIFAR-10's shape; their values do not affect the timing.
         "data": {"name": "digits"},
         "partition": {"kind": "iid", "clients": 100, "samples_per_client": 100},
         "model": {"name": "cnn"},
@@ -50,7 +50,7 @@ CNN = {
 
 
 def settings(values: dict[str, Any], rounds: int) -> Any:
-    """An experiment on two actors of one thread, that scores only once, after its last round."""
+    """An experiment on two single-threaded actors that evaluates only once, after its last round."""
     return parse_experiment(
         {
             "name": "benchmark",
@@ -65,7 +65,7 @@ def settings(values: dict[str, Any], rounds: int) -> Any:
 
 
 def noise(shape: tuple[int, ...], samples: int, classes: int, test: int) -> Dataset:
-    """Random uint8 images."""
+    """Data set of random uint8 images."""
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (samples + test, *shape), dtype=np.uint8)
     y = rng.integers(0, classes, samples + test)
@@ -86,12 +86,12 @@ def hedgerow_rounds(values: dict[str, Any], dataset: Dataset, clients: Any, roun
             news, done = driver.advance(1.0)
             records += news
         clock = [0.0] + [record["seconds"] for record in records]
-        # The first round holds the measurement of the plan, the last the evaluation.
+        # The first round includes the measurement of the plan, the last one the evaluation.
         return list(np.diff(clock))[1:-1], driver.plans()
 
 
 def load_given(build: Any, x: torch.Tensor, y: torch.Tensor) -> tuple:
-    """What the bare loops load, by a name that their processes can look up."""
+    """Load model and data for the bare loops; a module-level function, since their processes look it up by name."""
     return build(), x, y
 
 
@@ -101,7 +101,7 @@ def steady(moments: list[float]) -> float:
 
 
 def compare(name: str, values: dict[str, Any], dataset: Dataset, rounds: int, repeats: int) -> dict[str, Any]:
-    """Hedgerow against the bare loops on the same clients, in turn."""
+    """Compare Hedgerow with the bare loops on the same clients, in turn."""
 
     experiment = settings(values, rounds)
     clients = experiment.task.partition.draw(dataset.y_train, dataset.classes, None, experiment.seed)
@@ -130,16 +130,16 @@ def compare(name: str, values: dict[str, Any], dataset: Dataset, rounds: int, re
 
 
 def population(size: int) -> dict[str, float]:
-    """In a process of its own: a round of 100 of `size` clients with 10 samples each; its time and the peak memory."""
+    """Time and peak memory of rounds of 100 of `size` clients with 10 samples each, in a separate process."""
     code = f"import rounds, json; print(json.dumps(rounds.measure_population({size})))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(done.stderr)
-    return json.loads(done.stdout.splitlines()[-1])
+    process = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True)
+    if process.returncode:
+        raise RuntimeError(process.stderr)
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 def measure_population(size: int) -> dict[str, float]:
-    """Peak memory of driver, coordinator and actors, each process's own (not the shared data), in MB."""
+    """Time per round, and peak memory of driver, coordinator and actors without shared data, in MB."""
     dataset = noise((1, 8, 8), 1_000_000, 10, 100)
     values = {
         **DIGITS,
@@ -158,7 +158,7 @@ def measure_population(size: int) -> dict[str, float]:
 
 
 def time_to_first_round() -> float:
-    """Seconds from the command to the report of round 1, as a user waits for it (files of the system are cached)."""
+    """Seconds from the command to the report of round 1, as a user waits for it (with a warm file-system cache)."""
     root = Path(__file__).parent.parent
     with tempfile.TemporaryDirectory() as output:
         start = time.perf_counter()

@@ -1,8 +1,8 @@
-"""A model of a round's time, fitted to some measurements and checked against others.
+"""Model of a round's time, fitted to some measurements and checked against others.
 
     python benchmarks/scaling.py [--repeats 3]
 
-The model is hedgerow.cluster.round_time, which `hedgerow plan` uses: its file takes the constants from here.
+The model is hedgerow.cluster.round_time, which `hedgerow plan` uses; its constants come from this script.
 
 Writes benchmarks/results/scaling.json with the constants, the measurements, the predictions, the command, the
 versions and the machine.
@@ -24,7 +24,7 @@ from hedgerow.platform.actors.session import ray_session
 from hedgerow.platform.runtime.factory import build_data
 
 STEPS = 4
-"""Mini-batches of 8 of each client's 16 samples, in two epochs."""
+"""Local steps: mini-batches of 8 of each client's 16 samples, in two epochs."""
 
 CONSTANTS = (
     "per round",
@@ -38,7 +38,7 @@ CONSTANTS = (
 
 
 class Case(NamedTuple):
-    """An MLP 64-hidden-10 and how it is trained."""
+    """An MLP 64-hidden-10 and its training set-up."""
 
     hidden: int
     clients: int
@@ -74,7 +74,7 @@ def measure(case: Case, rounds: int = 30) -> float:
 
 
 def fit(cases: list[Case], seconds: list[float]) -> np.ndarray:
-    """The constants, none negative, that make the relative errors smallest."""
+    """Non-negative constants that minimise the relative errors."""
     rows = np.array([case.round.features for case in cases]) / np.array(seconds)[:, None]
     return nnls(rows, np.ones(len(cases)))[0]
 
@@ -85,7 +85,7 @@ def main() -> None:
     arguments = parser.parse_args()
     cases = FITTED + CHECKED
     with ray_session():
-        # In turn: what else the machine does meets all cases alike.
+        # In turn, so that other load on the machine affects all cases alike.
         runs = [[measure(case) for case in cases] for _ in range(arguments.repeats)]
     seconds = [median(column) for column in zip(*runs, strict=True)]
     constants = fit(FITTED, seconds[: len(FITTED)])
@@ -103,9 +103,9 @@ def main() -> None:
             }
         )
     worst = max(abs(row["error"]) for row in table if not row["fitted"])
-    named = {name: float(f"{value:.3g}") for name, value in zip(CONSTANTS, constants, strict=True)}
-    found = {"seconds": named, "largest error where not fitted": worst, "cases": table}
-    write_results("scaling", conditions() | found)
+    constants_by_name = {name: float(f"{value:.3g}") for name, value in zip(CONSTANTS, constants, strict=True)}
+    document = {"seconds": constants_by_name, "largest error where not fitted": worst, "cases": table}
+    write_results("scaling", conditions() | document)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a search costs beyond the training of its experts, as ratios in the same run.
+"""Overhead of a search beyond the training of its experts, as ratios in the same run.
 
     python benchmarks/search.py [--repeats 3] [--only scheduler search packs]
 
@@ -27,7 +27,7 @@ CORES = os.cpu_count() or 1
 
 
 class Controller:
-    """As much of Tune's controller as the scheduler asks for."""
+    """The part of Tune's controller that the scheduler uses."""
 
     def __init__(self, trials: list[Trial]):
         self.trials = trials
@@ -37,7 +37,7 @@ class Controller:
 
 
 def scheduler_cost(rounds: int = 50) -> dict[str, float]:
-    """Milliseconds per report: taking it, and choosing who runs next, with 200 experts and a journal on disk."""
+    """Milliseconds per report: handling it and choosing the next trial, with 200 experts and a journal on disk."""
     with tempfile.TemporaryDirectory() as folder:
         scheduler = HedgeScheduler(EXPERTS, range=(0, 1), journal=Path(folder) / "losses.jsonl")
         trials = [Trial("benchmark", trial_id=f"x_{i:05d}", stub=True) for i in range(EXPERTS)]
@@ -60,7 +60,7 @@ def scheduler_cost(rounds: int = 50) -> dict[str, float]:
 
 
 def plan(output: str, rounds: int, engine: dict[str, Any] | None = None, **search: Any) -> SearchSpec:
-    """Twelve experts of FedProx on digits, each with the same work per round."""
+    """Search over twelve experts of FedProx on digits, each with the same work per round."""
     return parse_search(
         {
             "name": "benchmark",
@@ -81,7 +81,7 @@ def plan(output: str, rounds: int, engine: dict[str, Any] | None = None, **searc
 
 
 class Clock:
-    """Notes when each round of an expert was reported."""
+    """Records when each round of an expert was reported."""
 
     def __init__(self) -> None:
         self.labels = [""] * 12
@@ -96,13 +96,13 @@ class Clock:
 
 
 def timed(chosen: SearchSpec) -> dict[str, float]:
-    """A search: its wall time, its start-up, its memory, and the time of all rounds at its steady pace."""
+    """Run a search: its wall time, start-up time, memory, and the time of all rounds at its steady pace."""
     clock = Clock()
     began = time.perf_counter()
     with PeakMemory(every=0.5) as peak:
         search(chosen, show=clock)
     whole = time.perf_counter() - began
-    # The search proper begins when every process has brought in its first report: by then all is imported.
+    # The search proper begins when every process has sent its first report: by then, all imports are done.
     firsts = sorted(next(at for at, index in clock.reports if index == i) for i in range(12))
     start = firsts[CORES - 1]
     share = 1 - sum(at <= start for at, _ in clock.reports) / len(clock.reports)
@@ -115,28 +115,28 @@ def timed(chosen: SearchSpec) -> dict[str, float]:
 
 
 def measure_search(rounds: int) -> dict[str, float]:
-    """A search of twelve experts, each in its own trial, against the same twelve trained one by one in this process."""
+    """A search of twelve experts, each in its own trial, compared with training them one by one in this process."""
     with tempfile.TemporaryDirectory() as output:
-        chosen = plan(output, rounds, pack="off")
-        alone = []
-        run(chosen.trial({"rounds": 3, "resources.executor": "inline"}))
-        for overrides in chosen.configurations:
-            records = run(chosen.trial(overrides | {"resources.executor": "inline"})).records
-            alone.append(records[-1]["seconds"])
-        found = timed(chosen)
-    ideal = sum(alone) / CORES
+        spec = plan(output, rounds, pack="off")
+        times = []
+        run(spec.trial({"rounds": 3, "resources.executor": "inline"}))
+        for overrides in spec.configurations:
+            records = run(spec.trial(overrides | {"resources.executor": "inline"})).records
+            times.append(records[-1]["seconds"])
+        figures = timed(spec)
+    ideal = sum(times) / CORES
     return {
         "experts": 12,
         "rounds": rounds,
-        "alone, all experts, s": round(sum(alone), 2),
+        "alone, all experts, s": round(sum(times), 2),
         "alone / cores, s": round(ideal, 2),
-        "ratio": round(found["search, s"] / ideal, 3),
-        **found,
+        "ratio": round(figures["search, s"] / ideal, 3),
+        **figures,
     }
 
 
 def measure_packs(rounds: int) -> dict[str, Any]:
-    """The same search with each expert in a trial of its own, packed, and packed with a compiled step."""
+    """The same search with one trial per expert, packed, and packed with a compiled step."""
     with tempfile.TemporaryDirectory() as output:
         apart, packed = (timed(plan(output, rounds, pack=pack)) for pack in ("off", "auto"))
         compiled = timed(plan(output, rounds, engine={"compile": True}, pack="auto"))

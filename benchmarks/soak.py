@@ -1,11 +1,11 @@
-"""A search whose processes are killed at random all the time: nothing may be lost, and memory stay flat.
+"""A search whose processes are killed at random all the time: nothing may be lost, and memory must stay flat.
 
     python benchmarks/soak.py [--minutes 60] [--every 30] [--rounds N] [--seed 0]
 
-The same search is run twice, at the same time: undisturbed, and with a SIGKILL every so many seconds, once it trains
-again, to a client actor, to a trial (Tune's actor, which is its coordinator) or to the driver, after which it is
-resumed. The kills end with the minutes or with the search. Both must leave the same metrics, models and Hedge's
-weights, bit for bit. Without --rounds the search gets as many as one alone trains in 0.45 times the minutes.
+The same search runs twice at the same time: undisturbed, and with a SIGKILL every --every seconds, once it trains
+again, to a client actor, to a trial (Tune's actor, which is its coordinator) or to the driver, which is then resumed.
+The kills stop after --minutes or with the search. Both searches must end with the same metrics, models and Hedge
+weights, bit for bit. Without --rounds, the number of rounds is what one search alone trains in 0.45 times the minutes.
 
 Prints the results, and writes them to benchmarks/results/soak.json and soak.png.
 """
@@ -32,28 +32,28 @@ from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.tracker import RunLog
 
 CALIBRATION = 60
-"""Rounds of a first search, which tells how many fit into the time."""
+"""Rounds of a first search, which determines how many rounds fit into the time."""
 
 SHARE = 0.45
-"""Of the minutes: what a search alone would take. Two go on at a time, and the disturbed one starts again and again."""
+"""Share of the minutes that one search alone would take. Two run at a time, and the disturbed one restarts often."""
 
 COLOURS = {"client actor": "#56B4E9", "trial": "#009E73", "driver": "#D55E00"}
 
 
 def left_behind(search: Search) -> dict[str, Any]:
-    """What decides whether anything was lost: every expert's records and last model, and Hedge's own records."""
+    """Everything that must not be lost: every expert's records and last model, and Hedge's own records."""
     assert search.folder is not None
-    found: dict[str, Any] = {"hedge": RunLog(search.folder / "metrics.jsonl", HedgeRecord).read()}
+    contents: dict[str, Any] = {"hedge": RunLog(search.folder / "metrics.jsonl", HedgeRecord).read()}
     for expert in sorted((search.folder / "experts").iterdir()):
         records = RunLog(expert / "metrics.jsonl").read()
-        found[f"{expert.name} records"] = [{k: v for k, v in one.items() if k != "seconds"} for one in records]
+        contents[f"{expert.name} records"] = [{k: v for k, v in one.items() if k != "seconds"} for one in records]
         last = latest_checkpoint(expert / "checkpoints")
-        found[f"{expert.name} model"] = (last[0] / "server.safetensors").read_bytes() if last else b""
-    return found
+        contents[f"{expert.name} model"] = (last[0] / "server.safetensors").read_bytes() if last else b""
+    return contents
 
 
 def untidy(search: Search) -> dict[str, Any]:
-    """What must not be there after the end: half-written files, and MLflow runs that have not ended or miss rounds."""
+    """Leftovers to rule out after the end: half-written files, and MLflow runs that have not ended or miss rounds."""
     assert search.folder is not None
     files = [file for file in search.folder.rglob("*") if file.name.startswith(".") or file.suffix == ".tmp"]
     client = MlflowClient(default_uri(search.home / "runs"))
@@ -68,7 +68,7 @@ def untidy(search: Search) -> dict[str, Any]:
 
 
 def steady(samples: list[tuple[float, float]], every: float) -> list[tuple[float, float]]:
-    """The most memory of each interval between two kills, with its moment: in between some processes are missing."""
+    """Peak memory of each interval between two kills, with its time: right after a kill, some processes are missing."""
     parts: dict[int, list[tuple[float, float]]] = {}
     for second, megabytes in samples:
         parts.setdefault(int(second / every), []).append((second, megabytes))
@@ -109,7 +109,7 @@ def draw(disturbance: Disturbance, samples: list[tuple[float, float]], every: fl
 
 
 def affordable(search: Search, minutes: float) -> int:
-    """Rounds that an undisturbed search takes SHARE of the minutes for, from a short one."""
+    """Number of rounds that an undisturbed search trains in SHARE of the minutes, estimated from a short search."""
     search.wait()
     assert search.folder is not None
     clocks = [RunLog(file).read() for file in search.folder.glob("experts/*/metrics.jsonl")]
@@ -124,7 +124,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    # SIGTERM ends it like Ctrl-C: no search goes on by itself.
+    # SIGTERM ends the script like Ctrl-C, so that no search keeps running.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with ExitStack() as stack:
         # Paths of Ray's sockets must be short.
@@ -136,13 +136,13 @@ def main() -> None:
             return search
 
         rounds = arguments.rounds or affordable(start("a", CALIBRATION), arguments.minutes)
-        # Both at a time: they share the machine, and nothing else.
+        # Both run at the same time: they share the machine, and nothing else.
         calm, search = start("b", rounds), start("c", rounds)
         with PeakMemory(every=1.0, marker=search.marker) as memory:
             disturbance = Disturbance(search, memory, arguments.every, arguments.minutes, arguments.seed)
             disturbance.carry_out()
         calm.wait()
-        expected, found = left_behind(calm), left_behind(search)
+        expected, actual = left_behind(calm), left_behind(search)
         draw(disturbance, memory.samples, arguments.every, RESULTS / "soak.png")
         results = conditions() | {
             "experts": len(calm.trained),
@@ -150,7 +150,7 @@ def main() -> None:
             "minutes disturbed": round(disturbance.minutes, 1),
             "kills": dict(Counter(kill["what"] for kill in disturbance.kills)),
             "rounds run again, at most": sum(kill["rounds run again, at most"] for kill in disturbance.kills),
-            "equal": {name: found.get(name) == value for name, value in expected.items()},
+            "equal": {name: actual.get(name) == value for name, value in expected.items()},
             "memory": slope(steady(disturbance.while_it_trained(memory.samples), arguments.every))
             | {"most": round(memory.megabytes)},
             "processes left behind": disturbance.orphans,
@@ -158,7 +158,7 @@ def main() -> None:
             "each kill": disturbance.kills,
         }
         write_results("soak", results)
-    sys.exit(0 if all(results["equal"].values()) and found.keys() == expected.keys() else 1)
+    sys.exit(0 if all(results["equal"].values()) and actual.keys() == expected.keys() else 1)
 
 
 if __name__ == "__main__":

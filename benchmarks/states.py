@@ -1,10 +1,10 @@
-"""A round of clients with states, as the population grows to a million: its time, and where the states lie.
+"""Time per round with client states as the population grows to a million, and where the states are stored.
 
     python benchmarks/states.py [--repeats 3] [--rounds 40] [--only population disk]
 
-population: 1000 clients per round out of 1e3, 1e4, 1e5 and 1e6, in turn; memory for the states of 1e3 clients, so of
-the larger populations nearly all that took part lie in a file. disk: 5e4 clients for 200 rounds, after which nearly
-everybody's state was written, and is read back from the file.
+population: 1000 clients per round out of 1e3, 1e4, 1e5 and 1e6, in turn. Memory holds the states of 1e3 clients, so in
+the larger populations nearly all states of past participants are in a file. disk: 5e4 clients for 200 rounds, after
+which nearly every client's state has been written to the file, and is read back from it.
 
 Prints a table and writes benchmarks/results/states.json with the command, the versions and the machine.
 """
@@ -30,33 +30,33 @@ from hedgerow.platform.runtime.client_states import ClientStates
 
 COHORT = 1000
 MEMORY_MB = 33.0
-"""Of states, per actor: the 500 that each of two actors hosts of a population of 1000 just fit."""
+"""MB of states per actor: just enough for the 500 clients that each of two actors hosts of a population of 1000."""
 
 
 VALUES = {
     "task": {
-        # Images of 8 x 8 pixels; their values do not matter to the clock.
+        # Images of 8 x 8 pixels; their values do not affect the timing.
         "data": {"name": "digits"},
         "partition": {"kind": "iid", "clients": COHORT},
         "model": {"name": "mlp", "hidden": [200]},
     },
     "algorithm": {"name": "feddyn", "alpha": 0.1, "lr": 0.05, "epochs": 1, "batch_size": 5},
     "clients_per_round": COHORT,
-    # The same for all populations, whose shares of a round differ by a few clients: a measurement of its own for each
-    # might choose differently.
+    # Fixed for all populations: their shares of a round differ by a few clients, and separate measurements might
+    # choose different plans.
     "engine": {"mode": "vmap", "chunk": 64},
 }
 
 
 def shared_samples(population: int, samples: int) -> Partition:
-    """Two to ten samples for each client, all clients' of the same few."""
+    """Two to ten samples per client, which all clients draw from the same few."""
     rng = np.random.default_rng(0)
     sizes = rng.integers(2, 11, population)
     return Partition(rng.integers(0, samples, sizes.sum()), np.concatenate([[0], np.cumsum(sizes)]), sizes)
 
 
 def spilled_bytes(folder: str) -> int:
-    """The sizes of the files without a name that the processes under this one hold open in `folder`."""
+    """Total size of the unnamed files in `folder` that descendants of this process hold open."""
     sizes = {}
     for process in psutil.Process().children(recursive=True):
         for descriptor in Path(f"/proc/{process.pid}/fd").iterdir():
@@ -67,19 +67,19 @@ def spilled_bytes(folder: str) -> int:
 
 
 def cpu_seconds() -> float:
-    """What the processes under this one have computed so far, for themselves and in the kernel."""
+    """CPU seconds that the descendants of this process have used so far, in user and kernel mode."""
     times = [process.cpu_times() for process in psutil.Process().children(recursive=True)]
     return sum(time.user + time.system for time in times)
 
 
 def measure(population: int, rounds: int) -> dict[str, Any]:
-    """A run: the time of its rounds, the memory of driver, coordinator and actors, and what they spilled."""
+    """One run: the time of its rounds, the memory of driver, coordinator and actors, and the bytes spilled."""
     from hedgerow.platform.runtime.factory import build_algorithms
 
     dataset, clients = noise((1, 8, 8), 10_000, 10, 100), shared_samples(population, 10_000)
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR", "/var/tmp")) as folder:
         resources = {"executor": "ray", "actors": 2, "threads": 1, "state_memory_mb": MEMORY_MB, "state_folder": folder}
-        # It is left before its last round, which evaluates and saves.
+        # The run is abandoned before its last round, which evaluates and saves.
         experiment = settings({**VALUES, "resources": resources}, 10**6)
         width = ClientStates(build_algorithms([experiment], dataset, clients)[0].init_client(), 1).width
         records: list[dict] = []
@@ -93,7 +93,7 @@ def measure(population: int, rounds: int) -> dict[str, Any]:
                 records += driver.advance(1.0)[0]
             used = (cpu_seconds() - used) / max(1, len(records) - first)
             on_disk = spilled_bytes(folder)
-    # The first round, which warms up, is left out.
+    # The first round is a warm-up and is left out.
     steady = 1e3 * np.diff([record["seconds"] for record in records])
     tenth = max(1, len(steady) // 10)
     return {
@@ -110,23 +110,26 @@ def measure(population: int, rounds: int) -> dict[str, Any]:
 
 
 def touch_memory(most: float = 16e9) -> None:
-    """Use memory once: a virtual machine may get each page from its host when it is first used, which takes 20 times as
-    long as its own part in it, and is no cost of client states."""
+    """Use memory once, since its first use is slow and not a cost of client states.
+
+    A virtual machine may get each page from its host on first use, which takes 20 times as long as the machine's own
+    part in it.
+    """
     np.ones(int(min(most, 0.8 * psutil.virtual_memory().available)), np.uint8)
 
 
 def apart(population: int, rounds: int) -> dict[str, Any]:
-    """`measure`, in a process of its own."""
+    """`measure` in a separate process."""
     code = f"import states, json; print(json.dumps(states.measure({population}, {rounds})))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(done.stderr)
-    print(done.stdout.splitlines()[-1], flush=True)
-    return json.loads(done.stdout.splitlines()[-1])
+    process = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True)
+    if process.returncode:
+        raise RuntimeError(process.stderr)
+    print(process.stdout.splitlines()[-1], flush=True)
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 def compare(runs: list[list[dict]], key: str) -> dict[str, Any]:
-    """Median and spread of a figure for each population, and its ratio to the first one's in the same repeat."""
+    """Median and spread of a figure per population, and its ratio to the first population in the same repeat."""
     columns = [[row[key] for row in column] for column in zip(*runs, strict=True)]
     return {
         str(runs[0][i]["clients"]): {

@@ -1,4 +1,4 @@
-"""The results of peers.py as a Markdown table and as two figures."""
+"""Results of peers.py as a Markdown table and two figures."""
 
 from pathlib import Path
 from typing import Any
@@ -7,21 +7,21 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-# Okabe and Ito's colours can be told apart with any colour vision.
+# Okabe and Ito's colours are distinguishable with any colour vision.
 OURS, THEIRS = "#D55E00", "#56B4E9"
 
 DEFAULT = "hedgerow"
 
 
 def table(workloads: dict[str, Any]) -> str:
-    """One line per contender, under a line for each workload."""
+    """One row per contender, under a heading row for each workload."""
     lines = [
         "| contender | time per round | times Hedgerow | first round after | memory | accuracy | apart |",
         "|---|---|---|---|---|---|---|",
     ]
-    for found in workloads.values():
-        lines.append(f"| **{found['workload']}** ({found['data']}, {found['rounds']} rounds) | | | | | | |")
-        for name, row in found["rows"].items():
+    for result in workloads.values():
+        lines.append(f"| **{result['workload']}** ({result['data']}, {result['rounds']} rounds) | | | | | | |")
+        for name, row in result["rows"].items():
             cells = [
                 name,
                 "{} ({} to {})".format(*map(_seconds, (1e-3 * ms for ms in row["ms per round"]))),
@@ -32,13 +32,13 @@ def table(workloads: dict[str, Any]) -> str:
                 f"{row['apart']:.0e}",
             ]
             lines.append("| " + " | ".join(cells) + " |")
-        lines += [f"| {name} | {_first_line(p)} | | | | | |" for name, p in found["problems"].items()]
+        lines += [f"| {name} | {_first_line(p)} | | | | | |" for name, p in result["problems"].items()]
     return "\n".join(lines) + "\n"
 
 
 def draw(workloads: dict[str, Any], file: Path) -> None:
     """FILE.png: seconds per round, on a logarithmic scale; FILE-start.png: seconds to the end of round 1."""
-    workloads = {name: found for name, found in workloads.items() if found["rows"]}
+    workloads = {name: result for name, result in workloads.items() if result["rows"]}
     if not workloads:
         return
     _panels(workloads, "ms per round", 1e-3, "seconds per round", file.with_name(f"{file.name}.png"), log=True)
@@ -47,13 +47,13 @@ def draw(workloads: dict[str, Any], file: Path) -> None:
 
 
 def _panels(workloads: dict[str, Any], key: str, unit: float, label: str, file: Path, log: bool) -> None:
-    bars = sum(len(found["rows"]) + 2 for found in workloads.values())
+    bars = sum(len(result["rows"]) + 2 for result in workloads.values())
     figure = Figure(figsize=(9, 0.8 + 0.3 * bars), layout="constrained")
-    heights = [len(found["rows"]) + 1 for found in workloads.values()]
+    heights = [len(result["rows"]) + 1 for result in workloads.values()]
     panels = figure.subplots(len(workloads), 1, squeeze=False, height_ratios=heights)[:, 0]
-    for panel, found in zip(panels, workloads.values(), strict=True):
-        _bars(panel, found["rows"], key, unit, log)
-        panel.set_title(f"{found['workload']} ({found['data']})", fontsize=9, loc="left")
+    for panel, result in zip(panels, workloads.values(), strict=True):
+        _bars(panel, result["rows"], key, unit, log)
+        panel.set_title(f"{result['workload']} ({result['data']})", fontsize=9, loc="left")
     panels[-1].set_xlabel(label)
     figure.savefig(file, dpi=150)
 
@@ -74,10 +74,10 @@ def _bars(panel: Axes, rows: dict[str, Any], key: str, unit: float, log: bool) -
         panel.set_xlim(0, 1.3 * max(most))
     ours = rows[DEFAULT][key][0] if DEFAULT in rows else None
     for position, (name, end) in enumerate(zip(names, most, strict=True)):
-        # Per round the ratio is the median over repeats, of numbers taken in turn.
+        # Per round, the ratio is the median over repeats that were measured in turn.
         ratio = rows[name].get("times hedgerow") if log else ours and rows[name][key][0] / ours
-        told = _seconds(middle[position]) + (f"  {ratio:.3g}×" if ratio else "")
-        panel.annotate(told, (end, position), (6, 0), textcoords="offset points", va="center", fontsize=8)
+        label = _seconds(middle[position]) + (f"  {ratio:.3g}×" if ratio else "")
+        panel.annotate(label, (end, position), (6, 0), textcoords="offset points", va="center", fontsize=8)
     panel.spines[["top", "right"]].set_visible(False)
     panel.tick_params(labelsize=8)
 

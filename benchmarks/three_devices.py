@@ -1,10 +1,10 @@
-"""Figure 3.1 of the PFL thesis, computed: three devices, of whom one is active in a round, and two parameters.
+"""Figure 3.1 of the PFL thesis, computed: three devices, one of them active per round, and two parameters.
 
     python benchmarks/three_devices.py
 
-Each device's loss is a quadratic, adapted by one step of gradient descent; device 1 is active, then the others in
-turn. Draws what the server's model does under Per-FedAvg and PFLDyn, with the losses after adaptation, to
-benchmarks/results/three_devices.png, and writes how far from the optimum each ends to three_devices.json.
+Each device's loss is a quadratic, adapted by one step of gradient descent. Device 1 is active first, then the others in
+turn. Draws the path of the server's model under Per-FedAvg and PFLDyn, with the losses after adaptation, to
+benchmarks/results/three_devices.png, and writes the distances from the optimum to three_devices.json.
 """
 
 from typing import Any
@@ -51,7 +51,7 @@ class Devices(Task):
 
 
 def path(kind: Any, settings: dict[str, float]) -> np.ndarray:
-    """The server's model after each round, (rounds + 1, 2)."""
+    """Server's model after each round, shape (rounds + 1, 2)."""
     hyper = kind.Hyper(adapt="maml", adapt_lr=STEP, epochs=None, steps=20, batch_size=None, lr=0.5, **settings)
     algorithm = kind(hyper, Devices())
     server, states = algorithm.init_server(), [algorithm.init_client() for _ in CENTRES]
@@ -60,7 +60,7 @@ def path(kind: Any, settings: dict[str, float]) -> np.ndarray:
         device = number % len(CENTRES)
         rounds = algorithm.round(server, Cohort(number + 1, np.array([device]), np.ones(1), len(CENTRES)))
         exchange = next(rounds)
-        # Each step adapts on the sample, and learns from it.
+        # Each step adapts on the sample and learns from it.
         twice = torch.zeros(hyper.steps, 2, dtype=torch.long), torch.ones(hyper.steps, 2, dtype=torch.bool)
         sample, label = torch.tensor([float(device)]), torch.zeros(1, dtype=torch.long)
         data = ClientData(sample, label, lambda x: x, {"train": twice}, batched=False)

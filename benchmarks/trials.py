@@ -1,4 +1,4 @@
-"""One contender, once: its command, its clock, its memory, and what it leaves."""
+"""One trial of one contender: its command, its time, its memory and its results."""
 
 import json
 import os
@@ -21,16 +21,16 @@ from hedgerow.platform.storage.checkpoint import latest_checkpoint, load_tree
 HERE = Path(__file__).parent / "contenders"
 
 MARKER = "HEDGEROW_BENCH"
-"""The environment variable by which processes of a trial are known, wherever they have gone."""
+"""Environment variable that identifies the processes of a trial, even if they leave their parent."""
 
 PATIENCE = 1800
-"""Seconds that a trial may take."""
+"""Maximum seconds of a trial."""
 
 Outcome = dict[str, Any]
 
 
 class Failed(Exception):  # noqa: N818
-    """A contender came to no end; what it said last."""
+    """A contender failed; the message is the end of its log."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,13 @@ class Contender:
     name: str
     target: str
     requirements: str | None = None
-    """The file of its own environment's requirements; None: it runs in Hedgerow's."""
+    """Requirements file of its own environment; None: it runs in Hedgerow's environment."""
     executor: str | None = None
     """Hedgerow's `resources.executor`."""
 
 
 OURS, OURS_ON_RAY = "hedgerow", "hedgerow, on Ray"
-"""As it is by default, beginning in its own process; and with all rounds on client actors."""
+"""Hedgerow with its defaults, starting in its own process, and with all rounds on client actors."""
 
 CONTENDERS = [
     Contender("bare loop", "bare:one"),
@@ -62,9 +62,9 @@ CONTENDERS = [
 def run_trial(
     contender: Contender, python: Path, job: WrittenJob, data_root: Path | None, folder: Path
 ) -> tuple[Outcome, dict[str, np.ndarray]]:
-    """Run it in an empty folder; returns what was measured, and the final parameters. Raises Failed.
+    """Run a contender in an empty folder; returns the measurements and the final parameters. Raises Failed.
 
-    "seconds" are those of each round; the first of them is not steady.
+    "seconds" has one entry per round; the first one is not steady.
     """
     folder.mkdir(parents=True)
     mark = uuid4().hex
@@ -106,12 +106,12 @@ def run_trial(
 
 
 def steady_ms(run: Outcome) -> float:
-    """Milliseconds of a round: the median of the steady ones."""
+    """Milliseconds per round: the median of the steady rounds."""
     return 1e3 * median(run["seconds"][1:])
 
 
 def _scripted(folder: Path) -> tuple[list[float], dict[str, np.ndarray], Outcome]:
-    """What contenders/job.py wrote."""
+    """Results that contenders/job.py wrote."""
     moments = json.loads((folder / "out.json").read_text())["moments"]
     with np.load(folder / "out.npz") as stored:
         parameters = dict(stored)
@@ -119,18 +119,18 @@ def _scripted(folder: Path) -> tuple[list[float], dict[str, np.ndarray], Outcome
 
 
 def _hedgerow(folder: Path) -> tuple[list[float], dict[str, np.ndarray], Outcome]:
-    """What a run folder holds. The last round, which scores the model, is left out of the seconds."""
+    """Results in a run folder. The last round, which evaluates the model, is left out of the seconds."""
     (run,) = (folder / "runs").iterdir()
     clock = [json.loads(line)["seconds"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-    found = latest_checkpoint(run / "checkpoints")
-    assert found is not None
-    parameters = {name: p.numpy() for name, p in load_tree(found[0] / "server.safetensors")["w"].items()}
+    checkpoint = latest_checkpoint(run / "checkpoints")
+    assert checkpoint is not None
+    parameters = {name: p.numpy() for name, p in load_tree(checkpoint[0] / "server.safetensors")["w"].items()}
     plan = json.loads((run / "run.json").read_text())["plans"]["train/clients"]
     return list(np.diff([0.0, *clock]))[:-1], parameters, {"plan": plan}
 
 
 def _watch(process: subprocess.Popen, folder: Path, start: float) -> float:
-    """Wait for the end of a process. Returns when its first round was reported in a run folder, if it keeps one."""
+    """Wait for a process to end; returns when its first round was reported in a run folder, if it has one."""
     first = 0.0
     while process.poll() is None:
         if time.time() - start > PATIENCE:
@@ -142,11 +142,11 @@ def _watch(process: subprocess.Popen, folder: Path, start: float) -> float:
 
 
 def _clear(mark: str) -> None:
-    """Wait until all processes of a trial are gone, and end those that stay: the next trial has the machine."""
+    """Wait until all processes of a trial are gone, and kill those that remain: the next trial needs the machine."""
     deadline = time.time() + 15
-    while left := [process for process in psutil.process_iter() if _has(process, mark)]:
+    while processes := [process for process in psutil.process_iter() if _has(process, mark)]:
         if time.time() > deadline:
-            for process in left:
+            for process in processes:
                 with suppress(psutil.Error):
                     process.kill()
         time.sleep(0.1)

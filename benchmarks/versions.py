@@ -1,19 +1,19 @@
-"""Two versions of Hedgerow on this machine: the same experiment files must give the same numbers.
+"""Comparison of two versions of Hedgerow on this machine: the same experiment files must give the same numbers.
 
     python benchmarks/versions.py BEFORE [AFTER] [--only algorithms|examples|tables] [--algorithms fedavg,feddyn]
 
-BEFORE and AFTER are git revisions; AFTER is by default the working tree as it is. Both are unpacked into a temporary
-folder and installed there by `make setup`, or both use the packages of one environment (--python).
+BEFORE and AFTER are git revisions; AFTER defaults to the working tree. Both are unpacked into a temporary folder and
+installed there by `make setup`, or both use the packages of one environment (--python).
 
-* Algorithms: every algorithm of BEFORE on a tiny task, in the file that its `hedgerow new` writes: with
+* Algorithms: every algorithm of BEFORE on a tiny task, in the file that BEFORE's `hedgerow new` writes: with
   `engine.mode: loop`, under vmap, and some of them on two client actors of Ray.
-* Examples: BEFORE's examples/*.yaml, shortened; runs and searches.
-* Tables: a line of each published table, shortened, on digits where its own data need a download.
+* Examples: BEFORE's examples/*.yaml, shortened, both runs and searches.
+* Tables: a row of each published table, shortened, on digits if its own data require a download.
 
-Compared are the records without measured times, those of Hedge too, and the final server states: bit for bit, or up to
-1e-6 under vmap and on two client actors. Leaves of the server state other than `w/...` may be renamed. Versions are
-used through `hedgerow.run`, the command line and the files of run folders alone: all else may change between them.
-The exit code is 1 where a number differs or a file is refused.
+The comparison covers the records without measured times, including those of Hedge, and the final server states: bit for
+bit, or up to 1e-6 under vmap and on two client actors. Leaves of the server state other than `w/...` may be renamed.
+Versions are used only through `hedgerow.run`, the command line and the files of run folders; everything else may change
+between them. The exit code is 1 if a number differs or a file is refused.
 """
 
 import argparse
@@ -45,13 +45,13 @@ TOLERANCE = 1e-6
 
 INLINE = {"executor": "inline"}
 ON_RAY = {"executor": "ray", "actors": 2, "cpus_per_actor": 0.5}
-# The plan is given: its measurement would choose, and bits depend on it.
+# The plan is fixed, since the bits depend on it and a measured plan may vary.
 LOOP = {"mode": "loop", "chunk": 1, "compile": False}
 VMAP = {"mode": "vmap", "chunk": 3, "compile": False}
 
 ALGORITHMS_ON_RAY = ("fedavg", "feddyn", "scaffold", "pfldyn", "fedbio", "feddf")
 LOOSE = ("vmap/", "ray/")
-"""Kinds of jobs that need not agree bit for bit."""
+"""Prefixes of jobs that need not agree bit for bit."""
 
 EXAMPLES: dict[str, list[str]] = {
     "digits_teacher": ["task.model.channels=[4, 8]"],
@@ -59,7 +59,7 @@ EXAMPLES: dict[str, list[str]] = {
     "digits_disk": ["task.teacher.epochs=1", "algorithm.warm_start=1"],
     "digits_moml": [f"task.partition.tasks={ROUNDS}", "search.space={algorithm.alpha: [0.1, 1.0]}"],
 }
-"""What is changed in an example, in addition to its rounds. The first one trains the teacher of the second."""
+"""Changes to examples, in addition to the number of rounds. The first example trains the teacher of the second."""
 
 DIGITS = ("task.data={name: digits}",)
 SMALL = (*DIGITS, "task.model={name: mlp, hidden: [32]}")
@@ -73,7 +73,7 @@ LINES: dict[tuple[str, ...], str] = {
         fedbio/representation/digits comm_fedbio/F1/digits fedhen/T4.1/digits fedhen/T4.2/digits
         fedhen/central/digits-complex-all side/next/digits-synthetic side/teacher/digits disk/6.1/intervals
         disk/searched/intervals""",
-    # The model that the line side/teacher/digits has trained before.
+    # The model that the row side/teacher/digits has trained before.
     ("task.teacher.run=runs/tables/side/teacher/digits/first/side-teacher-digits",): """
         side/T7.1/digits-iid side/central/digits""",
     ("task.teacher.epochs=1",): "disk/small/digits disk/ablations/digits-warm-start",
@@ -96,7 +96,7 @@ LINES: dict[tuple[str, ...], str] = {
         disk/A.13/imagenet-resnet50-resnet18 disk/A.14/cifar100-wrn-40-2-resnet8x4""",
     (*SMALL, "task.public.samples=300"): "fedsep/T1/cifar10-2-small fedsep/F5/cifar10-2",
 }
-"""A line of each table that is compared, by the changes in it: other data, where its own need a download."""
+"""Compared rows of each table, by the changes to them: other data if their own require a download."""
 
 BY_COMMAND = {
     "feddyn/TA.4/synthetic-type1": "FedDyn,SCAFFOLD",
@@ -104,32 +104,32 @@ BY_COMMAND = {
     "moml/small/digits": "FS",
     "fedhen/T4.1/digits": "FedHeN,NoSide",
 }
-"""Lines that `hedgerow table` itself runs, with these methods. Of all lines, the first and the last method are run as
-experiments, as `hedgerow table --show` prints them: that takes seconds, and a table half a minute."""
+"""Rows that `hedgerow table` itself runs, with these methods. For all rows, the first and the last method run as
+experiments, as `hedgerow table --show` prints them: that takes seconds, while a table takes half a minute."""
 
 STAMP = re.compile(r"-\d{8}-\d{6}(-\d+)?(?=/|$)")
 """The date and time in the name of a run folder."""
 
 KINDS = ("equal", "close", "DIFFERENT", "refused", "not compared")
-"""Of verdicts; the last three are failures."""
+"""Kinds of verdicts; the last three are failures."""
 
 STRICT = re.compile(r": w/|\.round$")
 """Leaves that both versions must have: the model, and the numbers of the rounds."""
 
 Jobs = dict[str, list[str]]
-"""What one process does: by the name of the job, an experiment file or the words of a command."""
+"""Work of one process: name of a job -> an experiment file, or the words of a command."""
 
 
 @dataclass(frozen=True)
 class Version:
-    """A version of the repository, unpacked. python: the interpreter of its environment."""
+    """An unpacked version of the repository. python: the interpreter of its environment."""
 
     home: Path
     python: Path
 
     @classmethod
     def install(cls, home: Path, tree: str, python: Path | None) -> "Version":
-        """Unpack what git calls `tree` and, unless an interpreter is given, make an environment for it."""
+        """Unpack the git object `tree` and, unless an interpreter is given, create an environment for it."""
         source = home / "hedgerow"
         source.mkdir(parents=True)
         subprocess.run(["tar", "-x", "-C", str(source)], input=git("archive", "--format=tar", tree), check=True)
@@ -137,12 +137,12 @@ class Version:
             subprocess.run(["make", "--silent", "setup", f"PYTHON={sys.executable}"], cwd=source, check=True)
             python = source / ".venv" / "bin" / "python"
         for script in (source / "examples").glob("*.py"):
-            # The user's own code, imported from where the commands run.
+            # User code of the examples, imported from the folder where the commands run.
             shutil.copy(script, home)
         return cls(home, python)
 
     def do(self, jobs: Jobs) -> None:
-        """Do jobs in a process of this version, see `work`."""
+        """Run jobs in a process of this version, see `work`."""
         file = self.home / "jobs.json"
         file.write_text(json.dumps(jobs))
         own = {"PYTHONPATH": str(self.home), "HEDGEROW_CACHE": str(self.home / "cache")}
@@ -158,18 +158,18 @@ class Version:
         return json.loads((self.folder(job) / "stdout").read_text())
 
     def refusal(self, job: str) -> str:
-        """Why a job failed; empty where it did not."""
+        """Reason why a job failed; empty if it did not."""
         file = self.folder(job) / "error"
         return file.read_text() if file.exists() else "it did not run"
 
 
 def work(file: Path) -> None:
-    """Do jobs one after the other in this process; one that fails does not stop the others."""
+    """Run jobs one after the other in this process; a failed job does not stop the others."""
     import ray
 
     import hedgerow
 
-    # Another one in the environment would be compared with itself.
+    # A Hedgerow that is installed in the environment would be compared with itself.
     assert Path(hedgerow.__file__).is_relative_to(file.parent), hedgerow.__file__
     jobs: Jobs = json.loads(file.read_text())
     if any(name.startswith(("ray/", "searches/", "commands/")) for name in jobs):
@@ -203,7 +203,7 @@ def git(*words: str, **places: str) -> bytes:
 
 
 def working_tree(index: Path) -> str:
-    """The working tree as git stores it, with what is neither committed nor ignored. index: a file for git."""
+    """The working tree as git stores it, including uncommitted files that are not ignored. index: a file for git."""
     git("read-tree", "HEAD", GIT_INDEX_FILE=str(index))
     git("add", "--all", GIT_INDEX_FILE=str(index))
     return git("write-tree", GIT_INDEX_FILE=str(index)).decode().strip()
@@ -217,7 +217,7 @@ def shrunk(values: dict[str, Any], job: str) -> dict[str, Any]:
     task["partition"].update({"tasks": ROUNDS} if task["partition"]["kind"] == "stream" else {"clients": 8})
     for model in (task["model"], teacher.get("model", {})):
         model.update({"hidden": [32]} if "hidden" in model else {})
-    # Where the algorithm permits it, not all clients in a round, and some of them twice.
+    # If the algorithm permits it, only some clients per round, so that some take part twice.
     values["participation"] = 1.0 if values["participation"] == 1.0 else 0.5
     return values | {
         "rounds": ROUNDS,
@@ -229,7 +229,7 @@ def shrunk(values: dict[str, Any], job: str) -> dict[str, Any]:
 
 
 def algorithm_jobs(before: Version, wanted: str, results: dict[str, str]) -> Iterator[Jobs]:
-    """Every algorithm in each form, in files that BEFORE writes; those that it does not write go to the results."""
+    """Every algorithm in each form, in files that BEFORE writes. Files that it does not write go to the results."""
     before.do({"list": ["list", "algorithms", "--json"]})
     names = [entry["name"] for entry in before.printed("list")["algorithms"]]
     names = [name for name in names if not wanted or name in wanted.split(",")]
@@ -248,27 +248,27 @@ def algorithm_jobs(before: Version, wanted: str, results: dict[str, str]) -> Ite
 
 
 def example_jobs(before: Version) -> Iterator[Jobs]:
-    """BEFORE's examples: runs, and searches."""
+    """BEFORE's examples, both runs and searches."""
     kinds: dict[str, Jobs] = {"examples": {}, "searches": {}}
     folder = before.home / "hedgerow" / "examples"
     for name in dict.fromkeys([*EXAMPLES, *sorted(file.stem for file in folder.glob("*.yaml"))]):
         file = folder / f"{name}.yaml"
         kind = "searches" if "search" in yaml.safe_load(file.read_text()) else "examples"
-        changed = options(*EXAMPLES.get(name, ()), f"output=runs/{kind}/{name}")
+        changes = options(*EXAMPLES.get(name, ()), f"output=runs/{kind}/{name}")
         words = ["search"] if kind == "searches" else ["run", "--set", "resources.executor=inline"]
-        kinds[kind][f"{kind}/{name}"] = [*words, str(file), *changed]
+        kinds[kind][f"{kind}/{name}"] = [*words, str(file), *changes]
     yield from kinds.values()
 
 
 def table_jobs(version: Version) -> Iterator[Jobs]:
-    """Tables as the version defines them: methods of their lines as experiments, and some lines by the command."""
+    """Tables as the version defines them: methods of their rows as experiments, and some rows by the command."""
     lines = {line: options(*changed) for changed, some in LINES.items() for line in some.split()}
-    shown = {f"show/{line}": ["table", line, "--show", "--json", *words] for line, words in lines.items()}
-    version.do({"tables": ["table", "--json"], **shown})
+    show_jobs = {f"show/{line}": ["table", line, "--show", "--json", *words] for line, words in lines.items()}
+    version.do({"tables": ["table", "--json"], **show_jobs})
     jobs: Jobs = {}
     for line in lines:
         if version.refusal(f"show/{line}"):
-            # Refused again, where its reason is reported.
+            # Run again as jobs, where the reason is reported.
             jobs |= {f"tables/{line}/{which}": ["table", line, "--show", *lines[line]] for which in ("first", "last")}
             continue
         values = version.printed(f"show/{line}")["files"][0]
@@ -293,14 +293,14 @@ def experiment_file(version: Version, job: str, values: dict[str, Any]) -> str:
 
 
 def options(*changed: str) -> list[str]:
-    """The options of a command that shorten an experiment, and those that change it otherwise."""
+    """Options of a command that shorten an experiment, and options that apply its other changes."""
     engine = (f"engine.{key}={json.dumps(value)}" for key, value in LOOP.items())
     changes = (f"rounds={ROUNDS}", "tracking.enabled=false", *engine, *changed)
     return [word for change in changes for word in ("--set", change)]
 
 
 def leaves(value: Any, place: str) -> Iterator[tuple[str, Any]]:
-    """The single values of a record, each with its place; numbers as arrays. Measured times are left out."""
+    """Single values of a record with their paths; numbers become arrays. Measured times are left out."""
     if isinstance(value, dict | list):
         for key, part in value.items() if isinstance(value, dict) else enumerate(value):
             if key != "seconds":
@@ -311,18 +311,18 @@ def leaves(value: Any, place: str) -> Iterator[tuple[str, Any]]:
 
 def outcome(folder: Path) -> dict[str, Any]:
     """Records and final server states of all runs under a folder, by leaf."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for file in sorted(folder.rglob("metrics.jsonl")):
         run = STAMP.sub("", file.parent.relative_to(folder).as_posix())
         for number, line in enumerate(file.read_text().splitlines(), 1):
-            found |= leaves(json.loads(line), f"{run}: record {number}")
+            values |= leaves(json.loads(line), f"{run}: record {number}")
         for state in sorted(file.parent.glob("checkpoints/round-*/server.safetensors"))[-1:]:
-            found |= {f"{run}: {name}": leaf for name, leaf in load_file(state).items()}
-    return found
+            values |= {f"{run}: {name}": leaf for name, leaf in load_file(state).items()}
+    return values
 
 
 def apart(before: Any, after: Any) -> float:
-    """The largest difference of two leaves, absolute or, of numbers over 1, relative: 0 where all bits agree."""
+    """Largest difference of two leaves, absolute or, for numbers above 1, relative; 0 if all bits agree."""
     if not isinstance(before, np.ndarray) or not isinstance(after, np.ndarray):
         return 0.0 if before == after else np.inf
     if before.shape != after.shape or before.dtype != after.dtype:
@@ -332,13 +332,13 @@ def apart(before: Any, after: Any) -> float:
     a, b = before.astype(np.float64), after.astype(np.float64)
     with np.errstate(invalid="ignore"):
         differences = np.abs(a - b) / np.maximum(1, np.abs(a))
-    # 0 and -0 are equal, but not bit for bit. What is not finite must be the same.
+    # 0 and -0 are equal, but not bit for bit. Non-finite values must be the same.
     same = (a == b) | (np.isnan(a) & np.isnan(b))
     return float(np.where(same, np.finfo(np.float64).tiny, np.nan_to_num(differences, nan=np.inf)).max())
 
 
 def compare(before: dict[str, Any], after: dict[str, Any], tolerance: float) -> tuple[str, list[str]]:
-    """The verdict on what both outcomes have, and the leaves that were renamed, which are found by their values."""
+    """Verdict on the leaves of two outcomes, and notes on renamed leaves, which are matched by their values."""
     new = [leaf for leaf in after if leaf not in before]
     differences = {leaf: apart(before[leaf], after[leaf]) for leaf in before if leaf in after}
     notes = []
@@ -359,7 +359,7 @@ def compare(before: dict[str, Any], after: dict[str, Any], tolerance: float) -> 
 
 
 def judge(both: tuple[Jobs, Jobs], versions: tuple[Version, Version]) -> Iterator[tuple[str, str]]:
-    """Do jobs in both versions at the same time; the verdict on each."""
+    """Run jobs in both versions at the same time; yields the verdict on each job."""
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(Version.do, versions, both))
     before, after = versions
@@ -375,7 +375,7 @@ def judge(both: tuple[Jobs, Jobs], versions: tuple[Version, Version]) -> Iterato
 
 
 def results_of(arguments: argparse.Namespace, home: Path) -> dict[str, str]:
-    """The verdict on every job."""
+    """Verdict on every job."""
     trees = {"before": arguments.before, "after": arguments.after or working_tree(home / "index")}
     before, after = (Version.install(home / name, tree, arguments.python) for name, tree in trees.items())
     only = "algorithms" if arguments.algorithms else arguments.only
@@ -392,9 +392,9 @@ def results_of(arguments: argparse.Namespace, home: Path) -> dict[str, str]:
             results[job] = verdict
             print(f"{job}: {verdict}", flush=True)
     if only in (None, "tables"):
-        listed = {line.rpartition("/")[0] for some in LINES.values() for line in some.split()}
-        for table in {table["name"] for table in before.printed("tables")["tables"]} - listed:
-            results[f"tables/{table}"] = "not compared: this script names none of its lines"
+        known_tables = {line.rpartition("/")[0] for some in LINES.values() for line in some.split()}
+        for table in {table["name"] for table in before.printed("tables")["tables"]} - known_tables:
+            results[f"tables/{table}"] = "not compared: this script names none of its rows"
             print(f"tables/{table}: {results[f'tables/{table}']}")
     return results
 
@@ -405,16 +405,14 @@ def main() -> None:
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("before", metavar="BEFORE")
-    parser.add_argument("after", metavar="AFTER", nargs="?", help="default: the working tree as it is")
+    parser.add_argument("after", metavar="AFTER", nargs="?", help="default: the working tree")
     parser.add_argument("--only", choices=["algorithms", "examples", "tables"])
     parser.add_argument("--algorithms", default="", metavar="A,B", help="only these algorithms, no examples or tables")
     parser.add_argument(
-        "--python", type=Path, help="interpreter of an environment for both; default: make one for each"
+        "--python", type=Path, help="interpreter of one environment for both; default: create one for each"
     )
-    parser.add_argument(
-        "--keep", type=Path, metavar="FOLDER", help="where versions and runs are stored; must not exist"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where the verdicts are written too")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="folder for versions and runs; must not exist")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="file to which the verdicts are also written")
     arguments = parser.parse_args()
     if arguments.keep:
         arguments.keep.mkdir(parents=True)

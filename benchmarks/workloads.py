@@ -1,4 +1,4 @@
-"""What the contenders of peers.py train: five tasks, from many small clients to few large ones."""
+"""Workloads of the contenders in peers.py: five tasks, from many small clients to few large ones."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,12 +16,12 @@ from hedgerow.platform.data import Dataset
 from hedgerow.platform.data.sources.cache import data_folder, load_dataset
 
 PLACEHOLDER = {"name": "digits"}
-"""Stands in `task.data` where the data set is handed over from Python."""
+"""Placeholder in `task.data` if the data set is passed from Python."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A data set: the section of an experiment file that reads it, or, where no section does, the data set itself."""
+    """A data set: the section of an experiment file that reads it or, if there is none, the data set itself."""
 
     told: str
     section: dict[str, Any]
@@ -30,7 +30,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Workload:
-    """One task. rounds: enough that the median of the steady ones is worth something, and no more."""
+    """One task. rounds: just enough for a meaningful median of the steady rounds."""
 
     title: str
     rounds: int
@@ -41,7 +41,7 @@ class Workload:
     local: dict[str, Any]
 
     def experiment(self, source: Source) -> Experiment:
-        """The experiment as a user would write it; nothing is scored before the last round, nothing sent to MLflow."""
+        """The experiment as a user would write it, without evaluation before the last round and without MLflow."""
         return parse_experiment(
             {
                 "name": "peers",
@@ -62,7 +62,7 @@ def digits(data_root: Path | None) -> Source:
 
 
 def cifar10(data_root: Path | None) -> Source:
-    """CIFAR-10 in torchvision's layout or as a zip of images by class; else noise of its shape."""
+    """CIFAR-10 in torchvision's layout or as a zip of images by class; otherwise noise of the same shape."""
     for section in ({"name": "cifar10"}, {"name": "image_folder", "path": "cifar10_imagefolder.zip"}):
         try:
             load_dataset(TypeAdapter(DataConfig).validate_python(section), data_root)
@@ -78,7 +78,7 @@ def cifar10(data_root: Path | None) -> Source:
 
 
 def cifar10_few_tests(data_root: Path | None) -> Source:
-    """CIFAR-10 with 500 of its test images: a ResNet takes minutes to score them all, which nobody measures here."""
+    """CIFAR-10 with 500 of its test images: evaluating a ResNet on all of them takes minutes and is not measured."""
     source = cifar10(data_root)
     whole = source.dataset or load_dataset(TypeAdapter(DataConfig).validate_python(source.section), data_root)
     few = slice(None, None, len(whole.y_test) // 500)
@@ -86,15 +86,15 @@ def cifar10_few_tests(data_root: Path | None) -> Source:
 
 
 def characters(data_root: Path | None) -> Source:
-    """Windows of 80 characters, and the character that follows: 100 clients, each with a stretch of the text.
+    """Windows of 80 characters and the character that follows: 100 clients, each with one stretch of the text.
 
-    The text is tiny-Shakespeare where it is present, else characters drawn at random.
+    The text is tiny-Shakespeare if present, otherwise random characters.
     """
     file = data_folder(data_root) / "tinyshakespeare" / "input.txt"
     if file.exists():
-        told, text = "tiny-Shakespeare", np.frombuffer(file.read_bytes(), np.uint8)
+        title, text = "tiny-Shakespeare", np.frombuffer(file.read_bytes(), np.uint8)
     else:
-        told, text = "random characters", np.random.default_rng(0).integers(0, 65, 1_100_000, dtype=np.uint8)
+        title, text = "random characters", np.random.default_rng(0).integers(0, 65, 1_100_000, dtype=np.uint8)
     letters, tokens = np.unique(text, return_inverse=True)
     windows = tokens[: len(tokens) // 81 * 81].reshape(-1, 81)
     x, y = windows[:, :80].astype(np.uint8), windows[:, 80].astype(np.int64)
@@ -102,9 +102,9 @@ def characters(data_root: Path | None) -> Source:
     names = tuple(map(str, letters))
     n = len(owners)
     return Source(
-        told,
+        title,
         PLACEHOLDER,
-        Dataset(told, x[:n], y[:n], x[n:], y[n:], len(names), none, none, names, owners, is_tokens=True),
+        Dataset(title, x[:n], y[:n], x[n:], y[n:], len(names), none, none, names, owners, is_tokens=True),
     )
 
 

@@ -1,1 +1,1 @@
-"""Hedgerow on clusters: what is submitted to them, what would be placed where, and files that set them up."""
+"""Hedgerow on clusters: job submission, dry runs of placement, and files that set clusters up."""

@@ -1,4 +1,4 @@
-"""Places client actors on nodes, and checks that the memory known to be needed is there."""
+"""Placement of client actors on nodes, and checks of the memory that they are known to need."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,33 +21,33 @@ PROCESS = 0.6e9
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes that are known to be needed before a run. What training takes is not known, except as `memory_mb`."""
+    """Memory in bytes that a run is known to need. The memory of training is unknown, except as `memory_mb`."""
 
     actor: float
-    """Of each client actor: its process and its clients' states in memory, at least `memory_mb`."""
+    """Bytes per client actor: its process and its clients' states in memory, at least `memory_mb`."""
     store: float
-    """Of each node's object store: data set, partition, and the broadcast model."""
+    """Bytes in each node's object store: data set, partition, and the broadcast model."""
 
 
 def place(resources: Resources, actors: int, nodes: Sequence[Node]) -> list[int]:
-    """The number of actors on each node; the nodes must have room for all. Ray chooses among equivalent placements."""
+    """Number of actors on each node. The nodes must have room for all; Ray chooses among equivalent placements."""
     room = [actors_that_fit(resources, [node.resources]) for node in nodes]
-    placed = [0] * len(nodes)
+    counts = [0] * len(nodes)
     by_room = sorted(range(len(nodes)), key=lambda index: -room[index])
     if resources.placement == "pack":
         for index in by_room:
-            placed[index] = min(room[index], actors - sum(placed))
-        return placed
-    while sum(placed) < actors:
+            counts[index] = min(room[index], actors - sum(counts))
+        return counts
+    while sum(counts) < actors:
         for index in by_room:
-            placed[index] += placed[index] < room[index] and sum(placed) < actors
-    return placed
+            counts[index] += counts[index] < room[index] and sum(counts) < actors
+    return counts
 
 
 def estimate_memory(
     experiment: Experiment, algorithm: Algorithm, dataset: Dataset, partition: Partition, actors: int
 ) -> MemoryEstimate:
-    """The memory that an experiment is known to need."""
+    """Estimate the memory that an experiment is known to need."""
     resources = experiment.resources
     state = sum(leaf.nbytes for leaf in leaves(algorithm.init_client()))
     states = min(state * -(-len(partition) // actors), 1e6 * resources.state_memory_mb)
@@ -58,17 +58,17 @@ def estimate_memory(
 
 
 def check_memory(nodes: Sequence[Node], placed: Sequence[int], needed: MemoryEstimate) -> None:
-    """Raises UserError, with the node and the shortage, if more memory is needed than there is."""
+    """Raises UserError, with the node and the shortage, if the placement needs more memory than the nodes have."""
     for node, actors in zip(nodes, placed, strict=True):
         if actors and actors * needed.actor > node.memory:
             raise UserError(
-                f"resources: not enough memory on {node.name}: {actors} client actors take "
-                f"{gigabytes(actors * needed.actor)} at least, and {gigabytes(node.memory)} are left next to the "
+                f"resources: not enough memory on {node.name}: {actors} client actors need "
+                f"{gigabytes(actors * needed.actor)} at least, but {gigabytes(node.memory)} are available outside the "
                 "object store; lower resources.actors, memory_mb or state_memory_mb, or raise cpus_per_actor"
             )
         if actors and needed.store > node.store:
             raise UserError(
-                f"resources: not enough object-store memory on {node.name}: data, partition and model take "
-                f"{gigabytes(needed.store)}, and it has {gigabytes(node.store)}; start Ray there with a larger "
+                f"resources: not enough object-store memory on {node.name}: data, partition and model need "
+                f"{gigabytes(needed.store)}, but it has {gigabytes(node.store)}; start Ray there with a larger "
                 "--object-store-memory"
             )

@@ -1,4 +1,4 @@
-"""Client of a cluster's job server; a failed request becomes one sentence."""
+"""Client of a cluster's job server. A failed request raises a UserError of one sentence."""
 
 import asyncio
 import os
@@ -20,20 +20,20 @@ DEFAULT = "http://127.0.0.1:8265"
 """Default address of a job server."""
 
 VARIABLE = "RAY_API_SERVER_ADDRESS"
-"""Ray's environment variable for the address. It has precedence over the argument of Ray's client."""
+"""Ray's environment variable for the address. It takes precedence over the argument of Ray's client."""
 
 PATIENCE = 60.0
-"""Seconds to wait until the nodes of a cluster that was just started accept jobs."""
+"""Seconds to wait until the nodes of a newly started cluster accept jobs."""
 
 ANSWERING = 20.0
-"""Seconds to wait for any reply of a job server; Ray's client would wait for ever."""
+"""Seconds to wait for a reply of a job server. Ray's client would wait forever."""
 
 
 class JobClient:
-    """The jobs of one cluster."""
+    """Submits, lists, follows and stops the jobs of one cluster."""
 
     def __init__(self, address: str | None):
-        """address: an http(s) URL; None: the environment's, else this machine's. Raises UserError."""
+        """address: an http(s) URL. None: the address in the environment, else this machine. Raises UserError."""
         self.address = (address or os.environ.get(VARIABLE) or DEFAULT).rstrip("/")
         try:
             parts = urlsplit(self.address)
@@ -42,8 +42,8 @@ class JobClient:
             well_formed = False
         if not well_formed:
             raise UserError(
-                f"--address: {self.address!r} is not the address of a job server; write one such as {DEFAULT}, which "
-                "`ray start --head` prints as that of its dashboard"
+                f"--address: {self.address!r} is not the address of a job server; write a URL such as {DEFAULT}, which "
+                "`ray start --head` prints as the address of its dashboard"
             )
         os.environ[VARIABLE] = self.address
         quiet_job_client()
@@ -52,7 +52,7 @@ class JobClient:
             self.client = JobSubmissionClient(self.address)
 
     def submit(self, entrypoint: str, runtime_env: dict[str, Any], metadata: dict[str, str]) -> str:
-        """Upload and start a job; returns its identifier. Waits for a cluster that is starting."""
+        """Upload and start a job; returns its identifier. Waits while the cluster is starting."""
         deadline = time.monotonic() + PATIENCE
         with self._sentences():
             while True:
@@ -64,7 +64,7 @@ class JobClient:
                 time.sleep(1)
 
     def jobs(self) -> list[JobDetails]:
-        """All submitted jobs, the oldest first, without drivers that connected by themselves."""
+        """Returns all submitted jobs, oldest first, without drivers that connected directly."""
         with self._sentences():
             jobs = [job for job in self.client.list_jobs() if job.submission_id]
         return sorted(jobs, key=lambda job: job.start_time or 0)
@@ -74,7 +74,7 @@ class JobClient:
             return self.client.get_job_info(name)
 
     def logs(self, name: str) -> str:
-        """The output of a job so far."""
+        """Returns the output of a job so far."""
         with self._sentences(name):
             return self.client.get_job_logs(name)
 
@@ -87,13 +87,13 @@ class JobClient:
 
         with self._sentences(name):
             asyncio.run(tail())
-        # The log ends a moment before the job does, or earlier where the connection broke.
+        # The log ends a moment before the job does, or earlier if the connection broke.
         while not (job := self.job(name)).status.is_terminal():
             time.sleep(0.5)
         return exit_code(job)
 
     def stop(self, name: str) -> bool:
-        """Ask a job to stop, as Ctrl-C would; returns False if it had ended already."""
+        """Ask a job to stop, as Ctrl-C would; returns False if it had already ended."""
         with self._sentences(name):
             return self.client.stop_job(name)
 
@@ -104,10 +104,10 @@ class JobClient:
             yield
         except AuthenticationError:
             raise UserError(
-                f"--address: the job server at {self.address} wants a token; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN"
+                f"--address: the job server at {self.address} needs a token; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN"
             ) from None
         except requests.exceptions.JSONDecodeError:
-            raise UserError(f"--address: what answers at {self.address} is not Ray's job server") from None
+            raise UserError(f"--address: the server at {self.address} is not Ray's job server; check the URL") from None
         except (OSError, ClientError):
             raise UserError(
                 f"--address: no job server answers at {self.address}; check the address and that the cluster "
@@ -117,11 +117,11 @@ class JobClient:
             text = " ".join(str(error).split())
             if name and "does not exist" in text:
                 raise UserError(f"{name}: there is no such job on {self.address}; `hedgerow jobs` lists them") from None
-            raise UserError(f"the job server at {self.address} refuses: {text[:300]}") from None
+            raise UserError(f"the job server at {self.address} refused the request: {text[:300]}") from None
 
 
 def exit_code(job: JobDetails) -> int:
-    """The exit code of the driver of a job that has ended, or 130 if the job was stopped."""
+    """Returns the exit code of the driver of a job that has ended, or 130 if the job was stopped."""
     if job.status == "SUCCEEDED":
         return 0
     return 130 if job.status == "STOPPED" else job.driver_exit_code or 1

@@ -1,4 +1,4 @@
-"""Bodies of the commands `submit`, `jobs`, `logs` and `stop`."""
+"""Implementations of the commands `submit`, `jobs`, `logs` and `stop`."""
 
 import tempfile
 from collections.abc import Sequence
@@ -24,17 +24,17 @@ def submit_job(
 ) -> int:
     """Check a command, submit it as a job and, unless `detach`, show its output; returns its exit code."""
     submission = check_command(command, group, ships=not installed)
-    given = read_runtime_env(runtime_env)
+    user_env = read_runtime_env(runtime_env)
     server = JobClient(address)
     with tempfile.TemporaryDirectory(prefix="hedgerow-submit-") as stage:
-        environment = submission.runtime_env(given, Path(stage))
+        environment = submission.runtime_env(user_env, Path(stage))
         name = server.submit(submission.entrypoint, environment, {"command": " ".join(command)})
     click.echo(f"job: {name}")
     return 0 if detach else _follow(server, name)
 
 
 def list_jobs(address: str | None) -> CommandOutput:
-    """The jobs of a cluster."""
+    """List the jobs of a cluster."""
     rows = []
     for job in JobClient(address).jobs():
         started = datetime.fromtimestamp(job.start_time / 1000) if job.start_time else None
@@ -51,13 +51,13 @@ def list_jobs(address: str | None) -> CommandOutput:
         if rows:
             print_rows(rows, "Jobs")
         else:
-            click.echo("no job was submitted to this cluster")
+            click.echo("no jobs have been submitted to this cluster")
 
     return CommandOutput({"jobs": rows}, render)
 
 
 def print_logs(name: str, address: str | None, follow: bool) -> int:
-    """Print the output of a job. follow: until it ends; returns its exit code."""
+    """Print the output of a job. follow: until the job ends; returns its exit code."""
     server = JobClient(address)
     if follow:
         return _follow(server, name)
@@ -72,7 +72,7 @@ def stop_job(name: str, address: str | None) -> CommandOutput:
     if stopping:
         text = f"{name} is being stopped; `hedgerow submit resume RUN` continues its run"
     else:
-        text = f"{name} had ended already ({str(server.job(name).status).lower()})"
+        text = f"{name} had already ended ({str(server.job(name).status).lower()})"
     return CommandOutput({"job": name, "stopping": stopping}, lambda: click.echo(text))
 
 
@@ -81,6 +81,6 @@ def _follow(server: JobClient, name: str) -> int:
         return server.follow(name, lambda lines: click.echo(lines, nl=False))
     except KeyboardInterrupt as error:
         click.echo(
-            f"\n{name} continues; `hedgerow logs {name} --follow` shows it again, `hedgerow stop {name}` ends it"
+            f"\n{name} keeps running; `hedgerow logs {name} --follow` shows its output, `hedgerow stop {name}` stops it"
         )
         return 128 + signal_of(error)

@@ -1,4 +1,4 @@
-"""The nodes of a plan: those of a running cluster, this machine, or nodes described on the command line."""
+"""The nodes of a plan: nodes of a running cluster, this machine, or nodes described on the command line."""
 
 import re
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ _GROUP = re.compile(r"(\d+)x\(([^()]*)\)")
 
 @dataclass(frozen=True)
 class Node:
-    """A node and its resources, by Ray's names; memory in bytes."""
+    """A node and its resources by Ray's names, with memory in bytes."""
 
     name: str
     resources: dict[str, float]
 
     @property
     def memory(self) -> float:
-        """Bytes for processes, without the object store."""
+        """Memory for processes in bytes, without the object store."""
         return self.resources.get("memory", 0.0)
 
     @property
@@ -36,12 +36,12 @@ class Node:
 
 
 class NodeGroup(Section):
-    """Several equal nodes."""
+    """A group of identical nodes."""
 
     count: int = Field(1, ge=1, le=100_000, description="number of nodes")
-    cpus: float = Field(ge=0, description="CPUs of each")
-    gpus: int = Field(0, ge=0, description="GPUs of each")
-    memory: float = Field(gt=0, description="memory of each, in GB")
+    cpus: float = Field(ge=0, description="CPUs per node")
+    gpus: int = Field(0, ge=0, description="GPUs per node")
+    memory: float = Field(gt=0, description="memory per node, in GB")
 
     def nodes(self) -> list[Node]:
         resources = {"CPU": self.cpus, "GPU": float(self.gpus), **memory_of(self.memory * 1e9)}
@@ -49,13 +49,13 @@ class NodeGroup(Section):
 
 
 class Nodes(Section):
-    """A YAML file of nodes."""
+    """Contents of a YAML file that describes nodes."""
 
-    nodes: list[NodeGroup] = Field(min_length=1, description="groups of equal nodes")
+    nodes: list[NodeGroup] = Field(min_length=1, description="groups of identical nodes")
 
 
 def parse_nodes(text: str) -> list[Node]:
-    """Nodes from a text such as "4x(cpus=16,gpus=2,memory=64)", joined by +, or from a YAML file.
+    """Parse nodes from groups such as "4x(cpus=16,gpus=2,memory=64)", joined by +, or from a YAML file.
 
     Raises UserError.
     """
@@ -80,22 +80,24 @@ def parse_nodes(text: str) -> list[Node]:
 
 
 def _group(part: str, text: str) -> dict[str, Any]:
-    matched = _GROUP.fullmatch(part)
-    if not matched:
-        raise UserError(f"--nodes {text}: write such as 4x(cpus=16,gpus=2,memory=64), joined by +, or name a YAML file")
-    values: dict[str, Any] = {"count": int(matched[1])}
-    for setting in matched[2].split(","):
+    match = _GROUP.fullmatch(part)
+    if not match:
+        raise UserError(
+            f"--nodes {text}: write groups such as 4x(cpus=16,gpus=2,memory=64), joined by +, or a YAML file"
+        )
+    values: dict[str, Any] = {"count": int(match[1])}
+    for setting in match[2].split(","):
         key, _, number = setting.partition("=")
         values[key.strip()], _ = parse_yaml(number, lambda line: f"--nodes {text}")
     return values
 
 
 def local_node() -> Node:
-    """This machine, with the resources that Ray would find if a run started it."""
+    """This machine, with the resources that Ray would detect if a run started it."""
     return Node("this machine", {"GPU": float(torch.cuda.device_count()), **local_resources()})
 
 
 def cluster_nodes() -> list[Node]:
     """The live nodes of the cluster that this process is connected to."""
-    alive = [node for node in ray.nodes() if node["Alive"]]
-    return [Node(node["NodeManagerAddress"], node["Resources"]) for node in alive]
+    live_nodes = [node for node in ray.nodes() if node["Alive"]]
+    return [Node(node["NodeManagerAddress"], node["Resources"]) for node in live_nodes]

@@ -1,4 +1,4 @@
-"""Body of the command `plan`: a dry run of placement, with actors per node, memory and estimated round time."""
+"""Implementation of the command `plan`: a dry run of placement, with actors per node, memory and seconds per round."""
 
 import json
 from collections.abc import Sequence
@@ -29,16 +29,16 @@ from hedgerow.searchspaces.spaces.search_file import SearchSpec, load_search
 def plan_file(
     file: Path, overrides: Sequence[str], data_root: Path | None, address: str | None, nodes: str | None, measure: bool
 ) -> CommandOutput:
-    """The placement of a run, or of a search if the file has one. Raises UserError.
+    """Plan the placement of a run, or of a search if the file has one. Raises UserError.
 
-    measure: run some rounds here, to predict the seconds of a round.
+    measure: run a few rounds here to predict the seconds of a round.
     """
-    described = parse_nodes(nodes) if nodes else None
+    node_list = parse_nodes(nodes) if nodes else None
     search = load_search(file, overrides) if "search" in read_file(file, overrides)[0] else None
     experiment = search.experiment if search else load_experiment(file, overrides)
     dataset, partition = check(experiment, data_root)
-    if described is not None:
-        available = described
+    if node_list is not None:
+        available = node_list
     elif starts_here(address) and not ray.is_initialized():
         available = [local_node()]
     else:
@@ -57,38 +57,38 @@ def _plan(
 ) -> CommandOutput:
     resources, cohort = experiment.resources, experiment.cohort_size(len(partition))
     if resources.executor == "inline":
-        text = f"{experiment.name}: inline, in the driver's process, without client actors"
+        text = f"{experiment.name}: runs inline, in the driver's process, without client actors"
         return CommandOutput({"name": experiment.name, "executor": "inline"}, lambda: click.echo(text))
     if search:
         resources = resources.model_copy(update={"actors": client_actors(resources), "min_actors": None})
     workers = count_actors(resources, cohort, [node.resources for node in nodes], [node.name for node in nodes])
-    fit = actors_that_fit(resources, [node.resources for node in nodes])
-    each = min(workers, fit)
-    room = fit // each
+    capacity = actors_that_fit(resources, [node.resources for node in nodes])
+    actors = min(workers, capacity)
+    room = capacity // actors
     trials = _at_once(search, room) if search else 1
     algorithm = build_algorithms([experiment], dataset, partition)[0]
-    needed = estimate_memory(experiment, algorithm, dataset, partition, each)
-    placed = place(resources, trials * each, nodes)
-    check_memory(nodes, placed, needed)
+    memory = estimate_memory(experiment, algorithm, dataset, partition, actors)
+    placement = place(resources, trials * actors, nodes)
+    check_memory(nodes, placement, memory)
     parameters = sum(leaf.numel() for leaf in leaves(algorithm.task.init()))
     cores = int(sum(node.resources.get("CPU", 0) for node in nodes))
-    rows = _rows(resources, nodes, placed, needed)
+    rows = _rows(resources, nodes, placement, memory)
     if measure:
-        seconds = measure_round_time(experiment, dataset, partition, parameters, each)
+        seconds = measure_round_time(experiment, dataset, partition, parameters, actors)
     else:
-        seconds = predict_round_time(experiment, parameters, partition, each, cores)
-    where = "the coordinator: no CPU reserved, next to the driver"
-    several = f"{_count(each, 'client actor')} of {_size(resources)}"
-    if each < workers:
-        several += f" (others join as nodes do, up to {workers})"
+        seconds = predict_round_time(experiment, parameters, partition, actors, cores)
+    where = "coordinator: reserves no CPU and runs next to the driver"
+    summary = f"{_count(actors, 'client actor')} of {_size(resources)}"
+    if actors < workers:
+        summary += f" (more start when nodes join, up to {workers})"
     if search:
-        several = f"room for {room} trials at once of {several}, of which {trials} run"
-        where = "the coordinators: no CPU reserved, next to the driver or in each trial"
-    most = -(-cohort // each)
+        summary = f"room for {room} concurrent trials of {summary}; {trials} run"
+        where = "coordinators: reserve no CPU and run next to the driver or in each trial"
+    clients = -(-cohort // actors)
 
     def render() -> None:
         click.echo(
-            f"{experiment.name}: {several}, {_how(resources)}; up to {_count(most, 'client')} of a round on each"
+            f"{experiment.name}: {summary}, {_how(resources)}; up to {_count(clients, 'client')} per actor and round"
         )
         print_rows(rows, "Placement")
         click.echo(where)
@@ -98,7 +98,7 @@ def _plan(
         "name": experiment.name,
         "executor": resources.executor,
         "trials": trials,
-        "actors": each,
+        "actors": actors,
         "placement": rows,
         "round": seconds,
     }
@@ -107,14 +107,14 @@ def _plan(
 
 def _size(resources: Resources) -> str:
     share = resources.gpus_per_actor
-    on_each = f", {shares_of_a_gpu(share)} on each GPU" if 0 < share < 1 else ""
+    on_each = f", {shares_of_a_gpu(share)} per GPU" if 0 < share < 1 else ""
     return f"{resources.cpus_per_actor:g} CPU and {share:g} GPU each{on_each}"
 
 
 def _how(resources: Resources) -> str:
     if resources.actors_per_node:
-        return f"{resources.actors_per_node} on each node"
-    return "on as few nodes as hold them" if resources.placement == "pack" else "spread over the nodes"
+        return f"{resources.actors_per_node} per node"
+    return "packed on as few nodes as possible" if resources.placement == "pack" else "spread over the nodes"
 
 
 def _count(number: int, what: str) -> str:
@@ -122,7 +122,7 @@ def _count(number: int, what: str) -> str:
 
 
 def _at_once(search: SearchSpec, room: int) -> int:
-    """The number of trials that run at once, if there is room for `room`."""
+    """Number of trials that run at once, given room for `room` of them."""
     section, configurations = search.search, search.configurations
     trials = len(configurations) or section.samples or room
     room = min(room, section.concurrency or room)
@@ -135,7 +135,7 @@ def _at_once(search: SearchSpec, room: int) -> int:
 def _rows(
     resources: Resources, nodes: Sequence[Node], placed: Sequence[int], needed: MemoryEstimate
 ) -> list[dict[str, Any]]:
-    """One row per node; consecutive nodes with equal rows share one."""
+    """One row per node. Consecutive nodes with equal rows share a row."""
     rows: list[dict[str, Any]] = []
     kinds: list[str] = []
     for node, actors in zip(nodes, placed, strict=True):

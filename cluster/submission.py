@@ -24,25 +24,25 @@ COMMANDS = ("run", "search", "table", "resume", "plan")
 """Commands that can be submitted."""
 
 LEFT_HERE = ["/runs", "/data", ".git", ".venv", "__pycache__", "*.db"]
-"""Parts of the working directory that are not uploaded, in addition to those that .gitignore and .rayignore name."""
+"""Parts of the working directory that are not uploaded, in addition to the entries of .gitignore and .rayignore."""
 
 PACKAGES = ("algorithms", "platform", "searchspaces", "cluster", "reports")
 
 
 @dataclass(frozen=True)
 class Submission:
-    """A checked command for a cluster."""
+    """A validated command for a cluster."""
 
     arguments: list[str]
     ships: bool
-    """Whether this version of Hedgerow is uploaded; else the installed version of the cluster is used."""
+    """Whether this version of Hedgerow is uploaded; otherwise the version installed on the cluster is used."""
 
     @property
     def entrypoint(self) -> str:
         return shlex.join(["python", "-m", "hedgerow", *self.arguments])
 
     def runtime_env(self, given: dict[str, Any], stage: Path) -> dict[str, Any]:
-        """Ray's runtime environment: `given` and the uploaded code. stage: an empty folder."""
+        """Build Ray's runtime environment from `given` and the uploaded code. stage: an empty folder."""
         environment: dict[str, Any] = {
             **given,
             "working_dir": str(Path.cwd()),
@@ -56,7 +56,7 @@ class Submission:
 
 
 def stage_package(stage: Path) -> list[Path]:
-    """Copy the package and its version's metadata into `stage`; returns the two folders, which a job can import."""
+    """Copy the package and its version metadata into `stage`; returns the two folders, which a job can import."""
     root, code = Path(hedgerow.__file__).parent, stage / "hedgerow"
     code.mkdir()
     for file in root.glob("*.py"):
@@ -73,54 +73,54 @@ def stage_package(stage: Path) -> list[Path]:
 def check_command(arguments: Sequence[str], group: click.Group, ships: bool) -> Submission:
     """Check a command as far as possible without the cluster's data. group: the `hedgerow` command.
 
-    Raises UserError if the command would be refused there, or if its results would be deleted with the job.
+    Raises UserError if the cluster would refuse the command, or if its results would be deleted with the job.
     """
     name, *rest = arguments
     command = group.commands.get(name)
     if name not in COMMANDS or command is None:
         raise UserError(f"submit: {name!r} cannot be submitted; write one of {', '.join(COMMANDS)} and its arguments")
     try:
-        given = command.make_context(name, list(rest), parent=click.Context(group, **group.context_settings)).params
+        args = command.make_context(name, list(rest), parent=click.Context(group, **group.context_settings)).params
     except click.UsageError as error:
         raise UserError(f"submit {name}: {error.format_message()}") from None
     if name == "resume":
-        if not is_uri(given["run"]):
-            _check_output("RUN", Path(given["run"]))
+        if not is_uri(args["run"]):
+            _check_output("RUN", Path(args["run"]))
     elif name == "table":
-        if "/" not in given["name"] or given["show"] or given["report"]:
-            raise UserError("submit table: name a table that is to be run, such as feddyn/T2.3")
-        for plan in plan_table(given["name"], given["overrides"], given["methods"], given["grid"], given["output"]):
+        if "/" not in args["name"] or args["show"] or args["report"]:
+            raise UserError("submit table: give the name of a table to run, such as feddyn/T2.3")
+        for plan in plan_table(args["name"], args["overrides"], args["methods"], args["grid"], args["output"]):
             _check_output("--output", Path(plan.search.experiment.output))
     else:
-        for file in given.get("files") or [given["file"]]:
-            _check_file(name, file, given["overrides"])
+        for file in args.get("files") or [args["file"]]:
+            _check_file(name, file, args["overrides"])
     return Submission(list(arguments), ships)
 
 
 def _check_file(command: str, file: Path, overrides: Sequence[str]) -> None:
     if command == "search" and not file.exists() and file.parts[0] in REPRODUCTIONS:
-        raise UserError(f"submit search: a published table is submitted as `table {file}`, which takes --output")
+        raise UserError(f"submit search: submit a published table as `table {file}`, which takes --output")
     if file.is_absolute() or ".." in file.parts:
-        raise UserError(f"{file}: only the present folder is sent; name a file in it by a relative path")
+        raise UserError(f"{file}: only the current folder is uploaded; give the relative path of a file in it")
     experiment = load_search(file, overrides).experiment if command == "search" else load_experiment(file, overrides)
     if command != "plan":
         _check_output(f"{file}: output", Path(experiment.output))
 
 
 def _check_output(what: str, folder: Path) -> None:
-    """Raises UserError for a relative path: it would be inside the job's own folder, which Ray deletes."""
+    """Raises UserError for a relative path, since it would be inside the job's own folder, which Ray deletes."""
     if not folder.is_absolute():
         option = {"--output": "--output /shared/runs", "RUN": "/shared/runs/NAME"}.get(
             what, "--set output=/shared/runs"
         )
         raise UserError(
-            f"{what}: {str(folder)!r} would be inside the job's own folder, which Ray deletes after it; give a full "
-            f"path that all nodes share: {option}"
+            f"{what}: {str(folder)!r} would be inside the job's own folder, which Ray deletes after the job; give an "
+            f"absolute path that all nodes share: {option}"
         )
 
 
 def read_runtime_env(file: Path | None) -> dict[str, Any]:
-    """Ray's runtime environment as a YAML file gives it. Raises UserError."""
+    """Read Ray's runtime environment from a YAML file. Raises UserError."""
     if file is None:
         return {}
     try:
@@ -131,5 +131,5 @@ def read_runtime_env(file: Path | None) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UserError(f"--runtime-env {file}: write `key: value` lines, as Ray's documentation of runtime_env does")
     if "working_dir" in values:
-        raise UserError(f"--runtime-env {file}: working_dir is the present folder; remove it")
+        raise UserError(f"--runtime-env {file}: working_dir is always the current folder; remove the key")
     return values

@@ -19,7 +19,7 @@ WIDTH = 90
 
 
 def module(path: str, *names: str) -> str:
-    """What a module promises: its docstring, and those of the named classes and functions; without names, of all."""
+    """Reference of a module: its docstring, and those of the named classes and functions, or of all without names."""
     tree = ast.parse((ROOT / path).read_text())
     text = f"## `hedgerow.{path.removesuffix('.py').replace('/', '.')}`\n\n{prose(ast.get_docstring(tree))}\n\n"
     for node, doc in _documented(tree):
@@ -57,9 +57,9 @@ def _name(node: Documented) -> str:
 def _signature(node: Documented) -> str:
     if isinstance(node, ast.ClassDef):
         bases = ", ".join(ast.unparse(base) for base in node.bases)
-        # Fields that speak for themselves.
-        told = [member for member, _ in _documented(node)]
-        fields = [one for one in node.body if isinstance(one, ast.AnnAssign) and one not in told]
+        # Fields without a docstring.
+        members = [member for member, _ in _documented(node)]
+        fields = [one for one in node.body if isinstance(one, ast.AnnAssign) and one not in members]
         lines = [f"class {node.name}({bases})" if bases else f"class {node.name}", *map(ast.unparse, fields)]
         return "\n    ".join(lines)
     if isinstance(node, ast.FunctionDef):
@@ -75,7 +75,7 @@ def _signature(node: Documented) -> str:
 
 
 def prose(docstring: str | None) -> str:
-    """A docstring as Markdown. Lines that explain something by its name, `key: ...`, begin anew."""
+    """A docstring as Markdown. Lines of the form `key: ...` start on a new line."""
     lines = (docstring or "").replace("*", "\\*").replace("<", "&lt;").replace("_", "\\_").splitlines()
     return "\n".join(
         f"{line}  " if line and KEY.match(after) else line for line, after in zip(lines, [*lines[1:], ""], strict=False)
@@ -83,7 +83,7 @@ def prose(docstring: str | None) -> str:
 
 
 def _every(group: click.Group, before: str = "") -> Iterator[tuple[str, click.Command]]:
-    """All commands, those of groups by two words."""
+    """All commands; commands of groups are named by two words."""
     for name, command in group.commands.items():
         if isinstance(command, click.Group):
             yield from _every(command, f"{before}{name} ")

@@ -1,6 +1,6 @@
-"""What MkDocs does beside Markdown: generated parts of pages, equations as MathML, results as pages.
+"""MkDocs hooks: generated parts of pages, equations as MathML, and results as pages.
 
-A line `::: PART ARGUMENT` in a page stands for a generated part: `::: algorithm feddyn`, `::: commands`.
+A line `::: PART ARGUMENT` in a page is replaced by a generated part: `::: algorithm feddyn`, `::: commands`.
 """
 
 import ast
@@ -24,19 +24,20 @@ PART = re.compile(r"^::: (\w+) ?(.*)$", re.MULTILINE)
 
 
 def algorithm(name: str) -> str:
-    """What is known of an algorithm: where it comes from, how it is tested, its hyperparameters, its code."""
+    """Reference of an algorithm: its source, its tests, its hyperparameters and its code."""
     file = source_file(name)
     source = (ROOT / file).read_text()
     code = indented(f"```python\n{source}```\n")
     return (
-        f"**`algorithm: {{name: {name}}}`**  \n{prose(ast.get_docstring(ast.parse(source)))}  \nTests: `{tests(name)}`\n\n"
+        f"**`algorithm: {{name: {name}}}`**  \n{prose(ast.get_docstring(ast.parse(source)))}  \n"
+        f"Tests: `{tests(name)}`\n\n"
         f"{hyperparameters(name)}\n"
         f'??? example "The code: `{file}`"\n\n{code}\n'
     )
 
 
 def index(_: str) -> str:
-    """All algorithms, and the pages that have their equations."""
+    """Table of all algorithms, with links to their equations."""
     rows = []
     for name in methods():
         page = page_of(name)
@@ -45,13 +46,13 @@ def index(_: str) -> str:
 
 
 def page_of(name: str) -> Path:
-    """The page of an algorithm's equations."""
+    """Page with the equations of an algorithm."""
     marker = f"::: algorithm {name}\n"
     return next(page for page in sorted((ROOT / "docs/algorithms").glob("*.md")) if marker in page.read_text() + "\n")
 
 
 def anchor(page: Path, name: str) -> str:
-    """The identifier of the section that an algorithm stands in."""
+    """Identifier of the section that contains an algorithm."""
     before = (page.read_text() + "\n").partition(f"::: algorithm {name}\n")[0]
     return re.findall(r"^## .*\{ ?#([\w-]+) ?\}$", before, re.MULTILINE)[-1]
 
@@ -66,22 +67,22 @@ PARTS = {
 
 
 def mathml(found: re.Match[str]) -> str:
-    """An equation of TeX as MathML, which browsers draw by themselves. What is not known of TeX is warned of."""
-    # What is minimised over stands below.
+    """A TeX equation as MathML, which browsers render natively. Unknown TeX is logged as a warning."""
+    # The variable of a minimum or maximum is placed below it.
     tex = UNDER.sub(lambda m: rf"\underset{{{m[3]}}}{{\text{{{'arg ' if m[1] else ''}{m[2]}}}}}\,", unescape(found[2]))
     tex = tex.replace("\\arg", r"\text{arg }")
-    drawn = convert(tex, display="block" if found[1] == "div" else "inline")
-    if unknown := re.findall(r"\\\w+|<mi>&</mi>", drawn):
+    markup = convert(tex, display="block" if found[1] == "div" else "inline")
+    if unknown := re.findall(r"\\\w+|<mi>&</mi>", markup):
         LOG.warning("the equation %s has unknown TeX: %s", tex, unknown)
-    # The two bars of a norm are alike.
-    return drawn.replace("<mo>&#x02016;</mo>", '<mo stretchy="false">&#x02016;</mo>')
+    # Both bars of a norm have the same height.
+    return markup.replace("<mo>&#x02016;</mo>", '<mo stretchy="false">&#x02016;</mo>')
 
 
-# ---- what MkDocs calls -----------------------------------------------------------------------------------------------
+# ---- hooks of MkDocs -------------------------------------------------------------------------------------------------
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """The results of the benchmarks, with their tables and figures, are pages too."""
+    """Adds the results of the benchmarks, with their tables and figures, as pages."""
     results = ROOT / "benchmarks"
     for path in [results / "README.md", *results.glob("results/**/*.md"), *results.glob("results/**/*.png")]:
         files.append(File.generated(config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path)))
@@ -90,7 +91,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     if page.file.src_uri.startswith("benchmarks/"):
-        # Files of the repository that are no pages here.
+        # Links to files of the repository that are not pages of the site become plain code.
         markdown = re.sub(
             r"\[([^]]+)\]\((?:\.\./(?!docs/)|results/)[\w./-]+\.(?:csv|json|py|yaml)\)", r"`\1`", markdown
         )

@@ -20,7 +20,7 @@ Schema = dict[str, Any]
 
 
 class Described:
-    """What a settings class says of its keys, as its JSON schema has it."""
+    """Keys of a settings class, from its JSON schema."""
 
     def __init__(self, settings: type[BaseModel]):
         self.schema = settings.model_json_schema()
@@ -31,7 +31,7 @@ class Described:
         return f"| `{key}` | {self.values(schema)} | {default} | {cell(schema.get('description', ''))} |\n"
 
     def values(self, schema: Schema) -> str:
-        """What may be written, in words."""
+        """Allowed values, in words."""
         if "$ref" in schema:
             return "a section"
         if "const" in schema:
@@ -48,17 +48,17 @@ class Described:
         return TYPES.get(schema.get("type", ""), "anything") + limits(schema)
 
     def sections(self, schema: Schema) -> list[tuple[str, Schema]]:
-        """The sections that a value may be, by the name that tells them apart ("" for a single one)."""
+        """Sections that a value may be, by the name that distinguishes them ("" for a single one)."""
         if "$ref" in schema:
-            found = self.definitions[schema["$ref"].rpartition("/")[2]]
-            return [(tag(found), found)]
+            definition = self.definitions[schema["$ref"].rpartition("/")[2]]
+            return [(tag(definition), definition)]
         if "properties" in schema:
-            # A class of the user's own, of which only the key that names it is known.
+            # A user-defined class: only the key that names it is known.
             return [("", schema)]
         return [one for part in schema.get("anyOf", schema.get("oneOf", [])) for one in self.sections(part)]
 
     def table(self, schema: Schema, prefix: str = "", keys: set[str] | None = None) -> str:
-        """Rows of all keys, those of nested sections too. keys: only these."""
+        """Table of all keys, including nested sections. keys: only these."""
         return HEAD + "".join(self._rows(schema, prefix, keys))
 
     def _rows(self, schema: Schema, prefix: str, keys: set[str] | None) -> Iterator[str]:
@@ -70,7 +70,7 @@ class Described:
             if len(inner) != 1 or field.get("default") is None:
                 yield self.row(prefix + name, field, name in required)
             else:
-                # Its defaults are those of its keys, which follow.
+                # The rows of its keys, which follow, have the defaults.
                 yield f"| `{prefix}{name}` | a section | | {cell(field.get('description', ''))} |\n"
             for _, section in inner if len(inner) == 1 else []:
                 yield from self._rows(section, f"{prefix}{name}.", None)
@@ -79,22 +79,22 @@ class Described:
 
 
 def tag(section: Schema) -> str:
-    """By what name or kind a section is chosen."""
+    """Name or kind that selects a section; "" if there is none."""
     for key in ("name", "kind"):
-        chosen = section["properties"].get(key, {})
-        if "const" in chosen:
-            return str(chosen["const"])
+        field = section["properties"].get(key, {})
+        if "const" in field:
+            return str(field["const"])
     return ""
 
 
 def entries(schema: Schema) -> Schema:
-    """What a mapping from names has under each name; of anything else, nothing."""
-    found = schema.get("additionalProperties")
-    return found if isinstance(found, dict) else {}
+    """Schema of the values of a mapping from names; empty for anything else."""
+    values = schema.get("additionalProperties")
+    return values if isinstance(values, dict) else {}
 
 
 def code(value: Any) -> str:
-    """A value as YAML has it."""
+    """A value in YAML notation."""
     return f"`{json.dumps(value, ensure_ascii=False)}`".replace('"', "").replace("|", "\\|")
 
 
@@ -103,13 +103,13 @@ def cell(text: str) -> str:
 
 
 def limits(schema: Schema) -> str:
-    """What a number is bounded by, unless that is what a computer can count to."""
-    found = [f"{sign} {schema[bound]:g}" for bound, sign in BOUNDS.items() if abs(schema.get(bound, 1e18)) < 1e18]
-    return f" {', '.join(found)}" if found else ""
+    """Bounds of a number, except bounds that only keep it representable."""
+    bounds = [f"{sign} {schema[bound]:g}" for bound, sign in BOUNDS.items() if abs(schema.get(bound, 1e18)) < 1e18]
+    return f" {', '.join(bounds)}" if bounds else ""
 
 
 def hyperparameters(name: str) -> str:
-    """An algorithm's own hyperparameters, and, folded away, those that it shares with others."""
+    """An algorithm's own hyperparameters and, in a collapsed block, those that it shares with others."""
     algorithm = algorithm_class(name)
     described = Described(algorithm.Hyper)
     keys = set(described.schema["properties"]) - {"name"}
@@ -117,14 +117,14 @@ def hyperparameters(name: str) -> str:
     own = {key for key, home in homes.items() if home == algorithm.__module__}
     text = described.table(described.schema, keys=own) if own else ""
     if shared := keys - own:
-        folded = described.table(described.schema, keys=shared)
-        title = "Hyperparameters that it shares with others" if own else "Hyperparameters, all shared with others"
-        text += f'\n??? note "{title}"\n\n' + indented(folded)
+        shared_table = described.table(described.schema, keys=shared)
+        title = "Hyperparameters shared with others" if own else "Hyperparameters, all shared with others"
+        text += f'\n??? note "{title}"\n\n' + indented(shared_table)
     return text
 
 
 def _home(settings: type[BaseModel], key: str) -> str:
-    """The module of the class that says last what a key is."""
+    """Module of the most derived class that defines a key."""
     return next(kind.__module__ for kind in settings.__mro__ if key in vars(kind).get("__annotations__", {}))
 
 
@@ -133,7 +133,7 @@ def indented(text: str) -> str:
 
 
 def _chapter(described: Described, key: str, schema: Schema, depth: int) -> str:
-    """A section of the file under its own heading; where there is a choice, one heading for each."""
+    """A section of the file under its own heading; if there is a choice, one heading per option."""
     text, choices = "", described.sections(schema)
     if len(choices) > 1:
         text += f"{'#' * depth} `{key}`\n\n{cell(schema.get('description', ''))}\n\nOne of:\n\n"
@@ -147,7 +147,7 @@ def _chapter(described: Described, key: str, schema: Schema, depth: int) -> str:
 
 
 def experiment_file() -> str:
-    """The whole experiment file."""
+    """Reference of the whole experiment file."""
     described = Described(Experiment)
     top = described.schema["properties"]
     plain = {name for name, field in top.items() if not described.sections(field) and name != "algorithm"}
@@ -156,7 +156,7 @@ def experiment_file() -> str:
     text += "## `task`\n\n" + cell(task.schema["description"]) + "\n\n"
     for name, field in task.schema["properties"].items():
         text += _chapter(task, f"task.{name}", field, 3)
-    text += "## `algorithm`\n\n`name`, and [that algorithm's](../algorithms/index.md) hyperparameters.\n\n"
+    text += "## `algorithm`\n\n`name` and the hyperparameters of [that algorithm](../algorithms/index.md).\n\n"
     text += _chapter(described, "aggregation", top["aggregation"], 2)
     aggregation = Described(AggregationConfig)
     text += _chapter(aggregation, "aggregation.rule", aggregation.schema["properties"]["rule"], 3)
@@ -176,5 +176,5 @@ def experiment_file() -> str:
 
 
 def paragraphs(docstring: str) -> str:
-    """A docstring as Markdown: what is no Markdown in it stays as it is written."""
+    """A docstring as Markdown, with the characters `*` and `<` escaped."""
     return docstring.replace("*", "\\*").replace("<", "&lt;")

@@ -1,1 +1,1 @@
-"""What runs have left, for people: one page to look at, and which differences between experiments matter."""
+"""Reports on runs: an HTML page, and comparisons that show which differences between experiments matter."""

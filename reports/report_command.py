@@ -1,4 +1,4 @@
-"""Bodies of the commands `report` and `compare`."""
+"""Implementations of the commands `report` and `compare`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,21 +18,21 @@ def write_report(names: Sequence[str], output: Path | None, mlflow: bool) -> Com
     """Write the page, and log it to the MLflow store of the runs. Raises UserError."""
     data = read_all(names)
     if output is None:
-        # A run may have been named by its name under runs/, or by the URI of its copy.
-        homes = [Path(names[0])] if data.tables else [one.folder.path for one in data.recorded]
-        output = (homes[0] if len(names) == 1 else Path()) / "report.html"
+        # The argument may be a name under runs/, or the URI of a copy.
+        folders = [Path(names[0])] if data.tables else [one.folder.path for one in data.recorded]
+        output = (folders[0] if len(names) == 1 else Path()) / "report.html"
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(render_page(data), encoding="utf-8")
     except OSError as error:
         raise UserError(f"--output: cannot write {output} ({error.strerror})") from None
-    wanted = [one.folder for one in data.recorded if one.record.get("mlflow_run_id")]
+    mlflow_folders = [one.folder for one in data.recorded if one.record.get("mlflow_run_id")]
     warnings: list[str] = []
-    if mlflow and wanted:
+    if mlflow and mlflow_folders:
         # mlflow takes seconds to import.
         from hedgerow.reports.page.mlflow_artifact import log_page
 
-        warnings = log_page(wanted, output)
+        warnings = log_page(mlflow_folders, output)
 
     def render() -> None:
         click.echo(f"report: {output}")
@@ -46,15 +46,15 @@ def write_report(names: Sequence[str], output: Path | None, mlflow: bool) -> Com
 def comparison(names: Sequence[str], metric: str | None, targets: Sequence[float]) -> CommandOutput:
     """Compare experiments, paired over seeds. Raises UserError."""
     data = read_all(names)
-    groups, repeated = group_by_seed(data.compared)
+    groups, repeats = group_by_seed(data.compared)
     if len(groups) < 2:
         raise UserError(
-            f"{', '.join(names)}: all of it is one experiment, {groups[0].label}, with seed"
-            f"{'s' * (len(groups[0].seeds) > 1)} {', '.join(map(str, groups[0].seeds))}; name runs of another one, too"
+            f"{', '.join(names)}: only one experiment, {groups[0].label}, with seed"
+            f"{'s' * (len(groups[0].seeds) > 1)} {', '.join(map(str, groups[0].seeds))}; also name runs of another one"
         )
-    found = compare(groups, metric, list(targets) or None)
-    notes = data.notes + repeated + found.notes
-    return CommandOutput(found.as_dict() | {"notes": notes}, lambda: _render_comparison(found, notes))
+    result = compare(groups, metric, list(targets) or None)
+    notes = data.notes + repeats + result.notes
+    return CommandOutput(result.as_dict() | {"notes": notes}, lambda: _render_comparison(result, notes))
 
 
 def _render_comparison(found: Comparison, notes: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Body of the command `list`: everything that an experiment can name. The reference pages are made from it."""
+"""Body of the command `list`: every name that an experiment file accepts. Also the source of the reference pages."""
 
 import re
 from collections.abc import Callable
@@ -17,7 +17,7 @@ def spaces() -> list[Choice]:
 
 
 def tables() -> list[Choice]:
-    """By the names that `hedgerow table` takes."""
+    """Published tables, by the names that `hedgerow table` accepts."""
     return [Choice(table.name, table.title, re.split(r"; |\. |\.$", table.source)[0]) for table in all_tables()]
 
 
@@ -29,7 +29,7 @@ KINDS: dict[str, Callable[[], list[Choice]]] = {
     "spaces": spaces,
     "tables": tables,
 }
-"""The kinds that can be listed."""
+"""Kinds that can be listed, with the function that returns the entries of each."""
 
 
 def _keys(space: NamedSpace) -> str:
@@ -38,6 +38,6 @@ def _keys(space: NamedSpace) -> str:
 
 
 def list_choices(kind: str) -> CommandOutput:
-    """What there is of a kind."""
+    """List every entry of a kind."""
     choices = KINDS[kind]()
     return CommandOutput({kind: [asdict(choice) for choice in choices]}, lambda: print_choices(choices))

@@ -1,4 +1,4 @@
-"""One cache and one Ray for the whole session of a process."""
+"""Shared fixtures: one cache and one Ray for the whole session of a process."""
 
 import os
 import shutil
@@ -8,34 +8,34 @@ from collections import defaultdict
 import pytest
 import torch
 
-# Set before anything is imported that reads it, and inherited by every process that a test starts.
+# Set before any import that reads it, and inherited by every process that a test starts.
 os.environ.setdefault("HEDGEROW_CACHE", tempfile.mkdtemp(prefix="hedgerow-test-cache-"))
 torch.set_num_threads(1)
 
 
 KINDS = {
-    "grid": "a case of a grid whose parameters have every value in other cases of `make test`",
-    "convergence": "many rounds, seeds or cohorts; `make test` has the same promise over fewer, or in closed form",
-    "kills": "a process is killed or frozen; `make test` has another moment or another process of the same recovery",
-    "browser": "a page in a real browser, whose text `make test` reads without one",
-    "compiler": "code that a C++ compiler translates first",
-    "processes": "commands and Rays of their own, of which `make test` starts one of each sort",
+    "grid": "a case of a grid; `make test` covers every value of its parameters with other cases",
+    "convergence": "many rounds, seeds or cohorts; `make test` checks the same claim with fewer, or in closed form",
+    "kills": "a process is killed or frozen; `make test` checks this recovery at another moment or in another process",
+    "browser": "a page in a real browser; `make test` reads its text without one",
+    "compiler": "code that a C++ compiler compiles first",
+    "processes": "separate commands and Ray instances; `make test` starts one of each kind",
 }
-"""Kinds of `exhaustive` tests, which `make test` leaves to `make test-all`."""
+"""Kinds of `exhaustive` tests, which `make test` skips and `make test-all` runs."""
 BY_FIXTURE = {"browser": "browser", "executed": "processes", "nodes": "processes"}
-"""Fixtures whose tests are of such a kind: Chromium, a notebook's kernel, and raylets as the nodes of a cluster."""
+"""Fixtures whose tests are exhaustive: Chromium, a notebook's kernel, and raylets as the nodes of a cluster."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Divide grids: `make test` runs so many cases that every value of every parameter occurs."""
+    """Divide grids: `make test` runs just enough cases that every value of every parameter occurs."""
     grids = defaultdict(list)
     for item in items:
         for fixture in BY_FIXTURE.keys() & set(item.fixturenames):
             item.add_marker(pytest.mark.exhaustive(BY_FIXTURE[fixture]))
         for mark in item.iter_markers("exhaustive"):
             if len(mark.args) != 1 or mark.args[0] not in KINDS:
-                raise pytest.UsageError(f"{item.nodeid}: exhaustive needs one of {', '.join(KINDS)}")
+                raise pytest.UsageError(f"{item.nodeid}: exhaustive needs exactly one of {', '.join(KINDS)}")
         if item.get_closest_marker("grid"):
             grids[item.nodeid.partition("[")[0]].append(item)
     for cases in grids.values():
@@ -45,13 +45,13 @@ def pytest_collection_modifyitems(items):
 
 
 def rest_of_grid(cases, parameters, keep=None):
-    """The cases that `make test` leaves out. parameters: those whose values must occur (all); keep: how many to run."""
+    """Cases that `make test` skips. parameters: those whose values must occur (default: all). keep: number to run."""
     if keep is not None:
         return cases[keep:]
     values = {}
     for case in cases:
-        given = case.callspec.params
-        values[case] = {(name, repr(given[name])) for name in parameters or given}
+        params = case.callspec.params
+        values[case] = {(name, repr(params[name])) for name in parameters or params}
     rest, missing = list(cases), set().union(*values.values())
     while missing:
         best = max(rest, key=lambda case: len(values[case] & missing))
@@ -62,7 +62,7 @@ def rest_of_grid(cases, parameters, keep=None):
 
 @pytest.fixture(scope="session")
 def ray_here():
-    """Ray, started once, as a run starts it: but four CPUs, whatever the machine has."""
+    """Ray, started once as a run starts it, but with four CPUs on any machine."""
     import ray
 
     from hedgerow.platform.actors.session import local_ray
@@ -73,7 +73,7 @@ def ray_here():
 
 @pytest.fixture(scope="module")
 def kept(ray_here):
-    """Runs of a module share processes, as those of one command do."""
+    """Lets the runs of a module share processes, as the runs of one command do."""
     from hedgerow.platform.actors.actor_pool import keep_warm, shutdown_idle
 
     with keep_warm():
@@ -83,19 +83,19 @@ def kept(ray_here):
 
 @pytest.fixture(scope="module")
 def browser():
-    """The system's Chromium without a window, driven by Playwright; a test that wants it is skipped where it is absent.
+    """The system's Chromium without a window, driven by Playwright; tests that need it are skipped if it is missing.
 
-    One per module: as long as it is open, an event loop runs in this thread, which others could not start.
+    One per module: while it is open, an event loop runs in this thread, and no other loop can be started.
     """
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if found is None:
+    executable = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if executable is None:
         pytest.skip("there is no Chromium on this machine (apt-get install chromium)")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         # Chromium has no sandbox for root.
         chromium = playwright.chromium.launch(
-            executable_path=found, chromium_sandbox=os.geteuid() != 0, timeout=200_000
+            executable_path=executable, chromium_sandbox=os.geteuid() != 0, timeout=200_000
         )
         yield chromium
         chromium.close()

@@ -1,4 +1,4 @@
-"""Imports point one way, names of modules and classes occur once, and no folder has too many modules."""
+"""Architecture rules: imports point one way, names of modules and classes are unique, and folders stay small."""
 
 import ast
 from collections import Counter, defaultdict
@@ -45,16 +45,16 @@ LAYERS = [
 ]
 """Folders from the lowest to the highest layer. A folder imports only folders of lower layers.
 
-`hedgerow` is the package itself, which names its public objects as strings; `.` are the other modules of the root.
+`hedgerow` is the package itself, which names its public objects as strings; `.` means the other modules of the root.
 """
 RANK = {folder: rank for rank, folders in enumerate(LAYERS) for folder in folders}
-TEMPLATES = "platform/ui/templates"  # what `hedgerow new` writes: code of users
+TEMPLATES = "platform/ui/templates"  # written by `hedgerow new`: user code
 LARGEST_FOLDER = 20
 ONLY_IN = {
     "ray": ("platform/actors/", "platform/common/ray_private.py", "searchspaces/", "cluster/"),
     "mlflow": ("platform/tracking/mlflow_store.py", "searchspaces/results/mlflow_search.py"),
 }
-"""Imported library -> where. platform/common/ray_private.py imports Ray in its functions alone."""
+"""Imported library -> allowed places. platform/common/ray_private.py imports Ray only inside functions."""
 
 
 def modules() -> dict[str, Path]:
@@ -77,17 +77,17 @@ def folder_of(module: str) -> str:
 
 @cache
 def imports(module: str, everywhere: bool) -> frozenset[str]:
-    """The modules of the package that one imports; everywhere: in functions and for type checkers too."""
-    found = set()
+    """Modules of the package that a module imports. everywhere: also in functions and for type checkers."""
+    targets = set()
     for node in nodes(ast.parse(MODULES[module].read_text()), everywhere):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            targets |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{module} has a relative import"
             # A name of a package is a module of it, or an object in its __init__.
             names = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= names & MODULES.keys() or {str(node.module)}
-    return frozenset(found & MODULES.keys() - {module})
+            targets |= names & MODULES.keys() or {str(node.module)}
+    return frozenset(targets & MODULES.keys() - {module})
 
 
 def nodes(tree: ast.AST, everywhere: bool):
@@ -102,18 +102,18 @@ def nodes(tree: ast.AST, everywhere: bool):
 
 
 def libraries(module: str) -> set[str]:
-    """Top-level packages that a module imports, anywhere in it."""
-    found = set()
+    """Top-level packages that a module imports, anywhere in its code."""
+    packages = set()
     for node in ast.walk(ast.parse(MODULES[module].read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name.partition(".")[0] for alias in node.names}
+            packages |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            found.add(str(node.module).partition(".")[0])
-    return found
+            packages.add(str(node.module).partition(".")[0])
+    return packages
 
 
 def test_imports_point_from_higher_folders_to_lower_ones():
-    assert {folder_of(module) for module in MODULES} <= RANK.keys(), "say in LAYERS where a new folder stands"
+    assert {folder_of(module) for module in MODULES} <= RANK.keys(), "add new folders to LAYERS"
     upward = [
         f"{module} imports {other}"
         for module in MODULES
@@ -134,14 +134,14 @@ def test_no_modules_import_each_other_in_a_circle(everywhere):
 def test_the_name_of_a_module_and_that_of_a_class_occur_once():
     files = Counter(file.stem for file in MODULES.values() if not file.stem.startswith("__"))
     assert [name for name, count in files.items() if count > 1] == []
-    # Classes within classes, as the `Hyper` of every algorithm, are named together with their owner.
+    # Nested classes, such as the `Hyper` of every algorithm, are identified by their owner.
     homes = defaultdict(list)
     for module, file in MODULES.items():
         for node in ast.parse(file.read_text()).body:
             if isinstance(node, ast.ClassDef):
                 homes[node.name].append(module)
-    twice = [f"{name}: {', '.join(places)}" for name, places in sorted(homes.items()) if len(places) > 1]
-    assert not twice, "\n".join(twice)
+    duplicates = [f"{name}: {', '.join(places)}" for name, places in sorted(homes.items()) if len(places) > 1]
+    assert not duplicates, "\n".join(duplicates)
 
 
 def test_no_folder_has_too_many_modules():

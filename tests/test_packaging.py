@@ -1,4 +1,4 @@
-"""The package as it is installed: every module in the wheel, and nothing that shadows the standard library."""
+"""The installed package: the wheel contains every module, and nothing shadows the standard library."""
 
 import subprocess
 import sys
@@ -10,50 +10,50 @@ PACKAGES = ("algorithms", "platform", "searchspaces", "cluster", "reports")
 
 
 def test_platform_of_the_standard_library_is_found_next_to_the_package():
-    where = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", "import platform, hedgerow.cli; print(platform.system())"],
         cwd=ROOT, capture_output=True, text=True,
     )  # fmt: skip
-    assert where.returncode == 0, where.stderr
-    assert where.stdout.strip() in ("Linux", "Darwin", "Windows")
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.strip() in ("Linux", "Darwin", "Windows")
 
 
 def test_the_wheel_holds_every_module(tmp_path):
     build = "from setuptools.build_meta import build_wheel; import sys; print(build_wheel(sys.argv[1]))"
     source = tmp_path / "source"
-    tracked = subprocess.run(
+    listing = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    for name in tracked.stdout.split():
+    for name in listing.stdout.split():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_bytes((ROOT / name).read_bytes())
-    done = subprocess.run([sys.executable, "-c", build, str(tmp_path)], cwd=source, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run([sys.executable, "-c", build, str(tmp_path)], cwd=source, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
     (wheel,) = tmp_path.glob("*.whl")
-    packed = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")}
+    contents = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")}
     modules = {f"hedgerow/{file.name}" for file in ROOT.glob("*.py")}
     for package in PACKAGES:
         modules |= {f"hedgerow/{p.relative_to(ROOT).as_posix()}" for p in (ROOT / package).rglob("*.py")}
-    assert packed == modules
+    assert contents == modules
     spaces = {f"hedgerow/{p.relative_to(ROOT).as_posix()}" for p in (ROOT / "searchspaces/spaces").glob("*.yaml")}
     assert spaces
     assert spaces <= set(zipfile.ZipFile(wheel).namelist())
     pages = {f"hedgerow/{p.relative_to(ROOT).as_posix()}" for p in (ROOT / "reports/page/template").iterdir()}
     assert pages <= set(zipfile.ZipFile(wheel).namelist())
-    given = {f"hedgerow/{p.relative_to(ROOT).as_posix()}" for p in (ROOT / "cluster/files").iterdir()}
-    assert given | {"hedgerow/cluster/round_time.json"} <= set(zipfile.ZipFile(wheel).namelist())
+    cluster_files = {f"hedgerow/{p.relative_to(ROOT).as_posix()}" for p in (ROOT / "cluster/files").iterdir()}
+    assert cluster_files | {"hedgerow/cluster/round_time.json"} <= set(zipfile.ZipFile(wheel).namelist())
 
 
 def test_the_module_is_the_command():
-    done = subprocess.run([sys.executable, "-m", "hedgerow", "--version"], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "version" in done.stdout
+    process = subprocess.run([sys.executable, "-m", "hedgerow", "--version"], cwd=ROOT, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    assert "version" in process.stdout
 
 
 def test_importing_hedgerow_is_light():
     code = "import sys, hedgerow; print([m for m in ('torch', 'ray', 'mlflow', 'torchvision') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == "[]"
 
 
 def test_a_client_actor_imports_neither_mlflow_nor_pandas_nor_torchvision():
@@ -61,5 +61,5 @@ def test_a_client_actor_imports_neither_mlflow_nor_pandas_nor_torchvision():
         "import sys, hedgerow.platform.runtime.worker, hedgerow.platform.runtime.factory; "
         "print([m for m in ('mlflow', 'pandas', 'torchvision', 'sklearn', 'matplotlib') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == "[]"

@@ -1,4 +1,4 @@
-"""Private names of torch and Ray are used in one module each, and have a fallback or a sentence when they are gone."""
+"""Private names of torch and Ray are used in one module each, with a fallback or a clear error if they are gone."""
 
 import ast
 import re
@@ -21,26 +21,26 @@ HOMES = {"algorithms/core/torch_private.py", "platform/common/ray_private.py", "
 
 def private_names(file: Path) -> list[str]:
     """Dotted names of torch and Ray with a private part that a file imports or reads."""
-    found = []
+    names = []
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module:
-            found += [f"{node.module}.{alias.name}" for alias in node.names]
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.Attribute) and re.fullmatch(r"[\w.]+", name := ast.unparse(node)):
-            found.append(name)
+            names.append(name)
     return [
         name
-        for name in found
+        for name in names
         if name.split(".")[0] in ("torch", "ray")
         and any(part.startswith("_") and not part.startswith("__") for part in name.split("."))
     ]
 
 
 def test_only_two_modules_use_private_names():
-    listed = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True)
-    files = set(listed.stdout.split()) - HOMES
-    assert {name: found for name in sorted(files) if (found := private_names(ROOT / name))} == {}
+    listing = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True)
+    files = set(listing.stdout.split()) - HOMES
+    assert {name: private for name in sorted(files) if (private := private_names(ROOT / name))} == {}
     assert all(private_names(ROOT / name) for name in HOMES)
 
 
@@ -88,17 +88,17 @@ def test_operations_on_lists_are_the_same_one_by_one(name, others):
 
 
 def test_whether_code_is_transformed(monkeypatch):
-    seen = []
+    flags = []
 
     def look(x):
-        seen.append(torch_private.is_transformed())
+        flags.append(torch_private.is_transformed())
         return x
 
     look(torch.ones(2))
     torch.func.vmap(look)(torch.ones(2))
     monkeypatch.setattr(torch_private, "_peek_interpreter_stack", None)
     look(torch.ones(2))
-    assert seen == [False, True, True]
+    assert flags == [False, True, True]
 
 
 def test_a_name_that_ray_does_not_have_is_one_sentence(monkeypatch):

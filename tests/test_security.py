@@ -1,4 +1,4 @@
-"""What docs/security.md promises of listening, of what is read, of names and paths."""
+"""Promises of docs/security.md about listening, about files that are read, and about names and paths."""
 
 import ast
 import os
@@ -31,7 +31,7 @@ LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 
 class Malice:
-    """Makes a file when it is unpickled."""
+    """Creates a folder when it is unpickled."""
 
     def __init__(self, mark: Path):
         self.mark = mark
@@ -46,14 +46,14 @@ def test_malice_works(tmp_path):
 
 
 def listening(process: psutil.Process) -> set[str]:
-    """The interfaces on which a process and its children take connections."""
-    found: set[str] = set()
+    """Interfaces on which a process and its children accept connections."""
+    addresses: set[str] = set()
     for one in (process, *process.children(recursive=True)):
         try:
-            found |= {c.laddr.ip for c in one.net_connections("inet") if c.status == psutil.CONN_LISTEN}
+            addresses |= {c.laddr.ip for c in one.net_connections("inet") if c.status == psutil.CONN_LISTEN}
         except psutil.NoSuchProcess:
             continue
-    return found
+    return addresses
 
 
 def test_ray_that_is_started_here_listens_on_the_loopback_interface_alone():
@@ -68,17 +68,17 @@ def test_ray_that_is_started_here_listens_on_the_loopback_interface_alone():
     try:
         assert cluster.stdout is not None
         assert cluster.stdout.readline() == "there\n"
-        found = listening(psutil.Process(cluster.pid))
-        assert found
-        assert found <= LOOPBACK
+        addresses = listening(psutil.Process(cluster.pid))
+        assert addresses
+        assert addresses <= LOOPBACK
     finally:
         cluster.communicate()
 
 
 def test_mlflow_s_page_is_on_the_loopback_interface():
     command = page_command("sqlite:///store.db", 5000)
-    given = mlflow_ui.make_context("ui", command[command.index("ui") + 1 :]).params
-    assert given["host"] == "127.0.0.1"
+    params = mlflow_ui.make_context("ui", command[command.index("ui") + 1 :]).params
+    assert params["host"] == "127.0.0.1"
 
 
 EXECUTES = {"eval", "exec", "compile", "__import__"}
@@ -111,7 +111,7 @@ def test_a_checkpoint_is_not_unpickled(tmp_path):
     def replace_server(folder):
         (folder / "server.safetensors").write_bytes(pickle.dumps(Malice(tmp_path / "mark")))
 
-    # With the SHA-256 that belongs to it.
+    # With a matching SHA-256.
     folder = write_checkpoint(tmp_path / "round-1", {"w": {}}, {}, replace_server)
     with pytest.raises(DamagedCheckpoint, match=r"server\.safetensors cannot be read"):
         read_checkpoint(folder)

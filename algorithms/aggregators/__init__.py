@@ -1,6 +1,7 @@
-"""Rules that combine the clients' updates.
+"""Aggregation rules, which combine client updates.
 
-`AGGREGATORS` names the classes that `aggregation.rule.kind` takes, next to dotted paths of the user's own.
+`AGGREGATORS` maps the values of `aggregation.rule.kind` to classes; users may also give dotted paths of their own
+classes.
 """
 
 AGGREGATORS = {

@@ -10,20 +10,21 @@ from hedgerow.algorithms.core.pytree import Tree
 
 
 class Aggregator(Settings):
-    """A rule that combines the clients' updates into one. Its fields are its hyperparameters."""
+    """A rule that combines client updates into one. Its fields are its hyperparameters."""
 
-    kind: str = Field("", description="which rule: its name, or the dotted path of your own")
+    kind: str = Field("", description="aggregation rule: its name, or the dotted path of your own")
 
     is_mean: ClassVar[bool] = False
-    """Whether it is the weighted mean, which is summed where the clients are; other rules receive every update."""
+    """Whether the rule is the weighted mean, which workers sum locally; other rules receive every update."""
 
     def incompatibility(self, clients: int) -> str | None:
-        """Why it cannot combine the updates of so many clients: "FIELD: the reason; the fix". None: it can."""
+        """Returns why it cannot combine updates of that many clients: "FIELD: the reason; the fix". None if it can."""
         return None
 
     def combine(self, updates: Tree, weights: Tensor) -> Tree:
-        """The aggregated update.
+        """Returns the aggregated update.
 
-        updates: the parts of an answer by name, leaves with a leading dimension of clients. weights (clients,) float64.
+        updates: parts of the updates by name, leaves with a leading dimension of clients.
+        weights: (clients,) float64.
         """
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Mean over the clients that have a parameter."""
+"""Mean over the clients that hold a parameter."""
 
 import torch
 
@@ -7,5 +7,5 @@ from hedgerow.algorithms.core.task import Params
 
 
 def masked_mean(w: Params, totals: Params, holders: Params) -> Params:
-    """Parameter by parameter the mean over those who have it: totals / holders; where nobody has it, w."""
+    """Mean of each parameter over the clients that hold it, totals / holders; w where no client holds it."""
     return tree_map(lambda p, total, n: torch.where(n > 0, total / n.where(n > 0, 1.0), p), w, totals, holders)

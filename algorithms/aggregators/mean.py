@@ -8,7 +8,7 @@ from hedgerow.algorithms.core.pytree import Tree, tree_map
 
 
 class Mean(Aggregator):
-    """The weighted mean of the updates."""
+    """Weighted mean of the updates."""
 
     is_mean = True
 

@@ -1,6 +1,6 @@
-"""Bilevel problems min_x f(x, y_x), y_x = argmin_y g(x, y): what they are, and how clients look at them.
+"""Base class of algorithms for bilevel problems min_x f(x, y_x), y_x = argmin_y g(x, y), and their hyperparameters.
 
-f is the mean of the clients' f^m, over their samples for validation; g of their g^m, over their samples for training.
+f is the mean of the clients' f^m over their validation samples; g is the mean of their g^m over their training samples.
 """
 
 from collections.abc import Iterator
@@ -21,13 +21,13 @@ from hedgerow.algorithms.problems.bilevel_task import BilevelTask
 
 
 class BilevelSGD(HyperParameters):
-    """Hyperparameters of stochastic steps on both levels."""
+    """Hyperparameters of stochastic gradient steps on both levels."""
 
     alternatives = (("upper_lr", "upper_lr_factor"),)
 
     lr: float = Field(0.1, gt=0, description="learning rate of the lower level, gamma")
     upper_lr: float | None = Field(0.1, gt=0, description="learning rate of the upper level, eta")
-    upper_lr_factor: float | None = Field(None, gt=0, description="eta / gamma, in place of `upper_lr`")
+    upper_lr_factor: float | None = Field(None, gt=0, description="ratio eta / gamma, used instead of `upper_lr`")
     steps: int = Field(5, ge=1, description="I, local steps per round")
     batch_size: int | None = Field(50, ge=1, description="samples of each mini-batch; null: the whole local data")
     clip_norm: float | None = Field(
@@ -43,36 +43,38 @@ class BilevelSGD(HyperParameters):
 
 
 class DrawnSGD(BilevelSGD):
-    """The same for methods whose steps take several derivatives each."""
+    """Hyperparameters of methods whose steps take several derivatives each."""
 
     share_batches: bool = Field(
         False,
-        description="one mini-batch for training per step, of which all derivatives are taken in one pass: faster; "
-        "or independent ones for each (of f, x's and u's directions share theirs)",
+        description="take all derivatives of a step on one training mini-batch in a single pass, which is "
+        "faster; false: an independent mini-batch for each derivative (the directions of x and u share the "
+        "mini-batch of f)",
     )
 
 
 class LinearSGD(DrawnSGD):
-    """The same for methods that solve the linear system by steps of their own."""
+    """Hyperparameters of methods that solve the linear system by gradient steps."""
 
     u_lr: float = Field(0.1, gt=0, description="learning rate of u, tau; at most 1 / L")
 
 
 class NeumannSGD(DrawnSGD):
-    """The same for methods that take the Neumann series."""
+    """Hyperparameters of methods that use the Neumann series."""
 
-    u_lr: float = Field(0.1, gt=0, description="step of the Neumann series, tau; at most 1 / L")
-    neumann_terms: int = Field(5, ge=0, description="Q, Hessian products of the series")
+    u_lr: float = Field(0.1, gt=0, description="step size of the Neumann series, tau; at most 1 / L")
+    neumann_terms: int = Field(5, ge=0, description="Q, number of Hessian products in the series")
 
 
 RATES = {"x": "upper_lr", "y": "lr", "u": "u_lr"}
-"""The learning rate of each variable."""
+"""Name of the learning rate of each variable."""
 
 
 class Bilevel(Algorithm):
-    """An algorithm for bilevel problems: which variables there are, and whose.
+    """Base class of bilevel algorithms, which declare their variables and which of them are shared.
 
-    Clients work at z, a tree of all variables. The server holds those that are `shared`; the others are each client's.
+    Clients work on z, a tree of all variables. The server holds the `shared` variables; each client has its own copy of
+    the others.
     """
 
     is_bilevel = needs_validation = True
@@ -83,7 +85,7 @@ class Bilevel(Algorithm):
     task: BilevelTask
 
     def start(self) -> Tree:
-        """Where all variables begin."""
+        """Initial values of all variables."""
         z = self.task.start()
         return {name: z[name] if name in z else zeros_like(z["y"]) for name in self.variables}
 
@@ -94,19 +96,19 @@ class Bilevel(Algorithm):
         return self.own(self.start())
 
     def common(self, z: Tree) -> Tree:
-        """The variables that are shared."""
+        """Shared variables of z."""
         return {name: z[name] for name in self.shared}
 
     def own(self, z: Tree) -> Tree:
-        """The variables that each client has for itself, of all variables or of its state."""
+        """Variables that each client has for itself, taken from all variables or from its state."""
         return {name: z[name] for name in self.variables if name not in self.shared}
 
     def hessians(self) -> int:
-        """Hessian products of one step."""
+        """Number of Hessian products in one step."""
         return self.hyper.neumann_terms if isinstance(self.hyper, NeumannSGD) else 1
 
     def batches(self, steps: int, size: int | None = 0) -> dict[str, BatchSpec]:
-        """The mini-batches of so many steps. size: of each, None for all samples, 0 for `batch_size`."""
+        """Mini-batches of `steps` steps. size: samples in each; None: all samples; 0: `batch_size`."""
         hyper, count = self.hyper, self.hessians()
         size = hyper.batch_size if size == 0 else size
         one = BatchSpec(size, steps=steps)
@@ -116,7 +118,7 @@ class Bilevel(Algorithm):
         return streams | {"cross": one} | ({"hessian": replace(one, steps=steps * count)} if count else {})
 
     def draws(self, data: ClientData) -> Iterator[MiniBatch]:
-        """The mini-batches of a client's steps, in order."""
+        """Yields the mini-batches of a client's steps, in order."""
         hessians = self.hessians()
         pairs = zip(data.batches("upper"), data.batches("lower"), strict=True)
         if "cross" not in data.streams:
@@ -128,33 +130,33 @@ class Bilevel(Algorithm):
             yield MiniBatch(upper, lower, cross, tuple(islice(factors, hessians)))
 
     def moved_y(self, hp: Any, oracles: Derivatives, z: Tree, batches: Iterator[Batch]) -> Tree:
-        """z after a step of y for every mini-batch."""
+        """z after one step on y per mini-batch."""
         for batch in batches:
             z = self.descend(hp, z, {"y": oracles.lower_slope(z, batch)})
         return z
 
     def descend(self, hp: Any, z: Tree, directions: Tree, factor: Any = 1.0) -> Tree:
-        """z after a step of those variables that have a direction, which is clipped first.
+        """z after one step on each variable that has a direction, which is clipped first.
 
-        factor: of all learning rates.
+        factor: multiplies all learning rates.
         """
-        moved = {
+        values = {
             name: add(z[name], _clipped(hp, direction), -factor * getattr(hp, RATES[name]))
             for name, direction in directions.items()
         }
-        if "x" in moved:
-            moved["x"] = self.task.project(moved["x"])
-        return {**z, **moved}
+        if "x" in values:
+            values["x"] = self.task.project(values["x"])
+        return {**z, **values}
 
     def directions(self, oracles: Derivatives, z: Tree, draw: MiniBatch) -> tuple[Tree, Tensor]:
-        """Where z descends along, of z's shape; and f."""
+        """Directions along which z descends, with the structure of z, and the value of f."""
         return oracles.directions(z, draw)
 
     def project(self, server: Tree) -> Tree:
         return {**server, "x": self.task.project(server["x"])} if "x" in server else server
 
     def evaluate_params(self, server: Tree) -> Tree:
-        """The model; where clients have their own y, with y as it was at first."""
+        """Parameters of the model, with the initial y if clients have their own."""
         return self.task.params(server["x"], server.get("y") or self.task.start()["y"])
 
     def server_metrics(self, server: Tree) -> dict[str, float]:
@@ -164,7 +166,7 @@ class Bilevel(Algorithm):
         return self.task.histograms(server["x"])
 
     def evaluate_client(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        """Where clients have their own y: with that."""
+        """Scores the model with the client's own y, if clients have their own."""
         if "y" in self.shared:
             return super().evaluate_client(hp, down, state, data)
         own = self.task.params({}, self.own(state)["y"])

@@ -1,4 +1,4 @@
-"""A client's derivatives of both levels, on mini-batches, counted."""
+"""Derivatives of both levels on a client's mini-batches, with counts of what they cost."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from hedgerow.algorithms.problems.bilevel_task import BilevelTask
 
 
 class MiniBatch(NamedTuple):
-    """The mini-batches of one step."""
+    """Mini-batches of one step."""
 
     upper: Batch
     lower: Batch
@@ -34,9 +34,10 @@ class MiniBatch(NamedTuple):
 
 
 class Derivatives:
-    """A client's derivatives, counted: gradients of f and g, Jacobian- and Hessian-vector products, one per sample.
+    """Derivatives of both levels on a client's mini-batches, with counts of what they cost.
 
-    What was `spent` goes among the metrics of the client step.
+    Counts gradients of f and g and Jacobian- and Hessian-vector products, one per sample. These counts, `spent`, become
+    metrics of the client step.
     """
 
     def __init__(self, task: BilevelTask, hp: Any):
@@ -70,7 +71,7 @@ class Derivatives:
         return hessian_product(self.lower(batch), z["x"], z["y"], v)
 
     def curvature(self, z: Tree, batch: Batch, v: Tree) -> Tree:
-        """grad_yy g v, or, as `hp.curvature` says, the Gauss-Newton product in its place; damped: + `hp.damping` v."""
+        """grad_yy g v, or the Gauss-Newton product, as selected by `hp.curvature`; plus `hp.damping` v."""
         if self.hp.curvature == "hessian":
             product = self.hessian(z, batch, v)
         else:
@@ -95,12 +96,12 @@ class Derivatives:
         return {"x": sub(direct, cross), "y": slope, "u": sub(hessian, b)}, value
 
     def hypergradient(self, z: Tree, draw: MiniBatch) -> tuple[Tree, Tensor]:
-        """N(u) alone, and f."""
+        """N(u) only, and f."""
         direct, _, value = self.upper_slopes(z, draw.upper)
         return sub(direct, self.cross(z, draw.cross, z["u"])), value
 
     def residual(self, z: Tree, draw: MiniBatch) -> Tree:
-        """R(u) alone."""
+        """R(u) only."""
         return sub(self.hessian(z, draw.hessians[0], z["u"]), self.upper_slopes(z, draw.upper).y)
 
     def local_hypergradient(self, z: Tree, draw: MiniBatch) -> tuple[Tree, Tensor]:
@@ -120,7 +121,7 @@ class Derivatives:
         return dense_hessian(self.lower(batch), z["x"], z["y"])
 
     def metrics(self, values: list[Tensor]) -> dict[str, Any]:
-        """The mean of f over the steps, and what was spent."""
+        """Mean of f over the steps, and the counts."""
         loss = {"loss": torch.stack(values).mean()} if values else {}
         return loss | {SPENT + name: number for name, number in self.spent.items()}
 

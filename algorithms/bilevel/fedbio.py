@@ -13,14 +13,14 @@ from hedgerow.algorithms.core.pytree import Tree
 
 
 class FedBiO(Bilevel):
-    """Three federated problems at once: y, the lower level; u, the linear system; x along the hypergradient.
+    """Solves three federated problems at once: y (lower level), u (linear system) and x (along the hypergradient).
 
-    Clients take I local steps on all three; then all three are averaged.
+    Clients take I local steps on all three variables, which are then averaged.
     """
 
     @property
     def parts(self) -> Parts:  # type: ignore[override]
-        """In `train_u` clients receive no u, of which the answer would be a difference."""
+        """In `train_u`, clients do not receive u, so their answer is not a difference to a received value."""
         values = {name: Part(name, "value") for name in self.shared}
         last = {
             "train_xy": {name: values[name] for name in values if name != "u"},
@@ -30,7 +30,9 @@ class FedBiO(Bilevel):
 
     class Hyper(LinearSGD):
         u_at: Literal["t", "t+1"] = Field(
-            "t", description="where u's step looks: at x and y before their step, or after it, which costs an exchange"
+            "t",
+            description="values of x and y for the step on u: before their step (t), or after it (t+1), which costs "
+            "one more exchange",
         )
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
@@ -47,16 +49,16 @@ class FedBiO(Bilevel):
             values.append(value)
         return self.common(z), self.own(z), oracles.metrics(values)
 
-    # ---- where u's step follows those of x and y ------------------------------------------------------------------
+    # ---- step on u after the steps on x and y ---------------------------------------------------------------------
 
     def _u_last(self, server: Tree, cohort: Cohort) -> Exchanges:
         batches = self.batches(self.hyper.steps)
-        moved = yield Exchange(self.train_xy, server, cohort.clients, batches=batches)
-        solved = yield Exchange(self.train_u, moved.up, cohort.clients[moved.contributed], batches=self.batches(1))
-        return {**moved.up, **solved.up}
+        xy = yield Exchange(self.train_xy, server, cohort.clients, batches=batches)
+        u = yield Exchange(self.train_u, xy.up, cohort.clients[xy.contributed], batches=self.batches(1))
+        return {**xy.up, **u.up}
 
     def train_xy(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        """All but the last step of u, which waits for the averaged x and y."""
+        """Takes all steps except the last one on u, which needs the averaged x and y."""
         z, oracles, values, last = down, Derivatives(self.task, hp), [], None
         for draw in self.draws(data):
             if last:
@@ -69,7 +71,7 @@ class FedBiO(Bilevel):
         return {"x": z["x"], "y": z["y"]}, {"u": z["u"]}, oracles.metrics(values)
 
     def train_u(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        """The last step of u."""
+        """Takes the last step on u."""
         oracles = Derivatives(self.task, hp)
         residual = oracles.residual({**down, "u": state["u"]}, next(self.draws(data)))
         return self.descend(hp, {"u": state["u"]}, {"u": residual}), state, oracles.metrics([])

@@ -1,4 +1,4 @@
-"""FedBiO with a lower level per client (Li, Huang, Huang, Algorithm 3)."""
+"""FedBiO with a separate lower level for each client (Li, Huang, Huang, Algorithm 3)."""
 
 from torch import Tensor
 
@@ -9,7 +9,7 @@ from hedgerow.algorithms.core.pytree import Tree
 
 
 class FedBiOLocal(FedBiO):
-    """Clients keep their y, take the Neumann series of their own Hessian, and share x alone."""
+    """Clients keep their own y, use the Neumann series of their own Hessian, and share only x."""
 
     variables = ("x", "y")
     shared = ("x",)

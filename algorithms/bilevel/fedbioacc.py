@@ -11,9 +11,10 @@ from hedgerow.algorithms.optim.storm_momentum import StormXYU, alpha, corrected
 
 
 class FedBiOAcc(Bilevel):
-    """FedBiO with STORM's momentum on all variables; every I steps, variables and momenta are averaged.
+    """FedBiO with STORM's momentum on all variables; variables and momenta are averaged every I steps.
 
-    The momenta are estimated at the averaged variables: two exchanges per round. Clients remember where they stood.
+    The momenta are estimated at the averaged variables, so a round takes two exchanges. Clients store the variables at
+    which their momenta were last estimated.
     """
 
     requires_full_participation = True
@@ -28,26 +29,26 @@ class FedBiOAcc(Bilevel):
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         hyper, first = self.hyper, cohort.round == 1
         step, size = (self.begin, hyper.first_batch_size) if first else (self.estimate, hyper.batch_size)
-        estimated = yield Exchange(step, server, cohort.clients, batches=self.batches(1, size))
-        momenta = {} if first and not hyper.sync_init else estimated.up
-        there = cohort.clients[estimated.contributed]
-        moved = yield Exchange(self.move, momenta, there, batches=self.batches(hyper.steps - 1))
-        return moved.up
+        estimate = yield Exchange(step, server, cohort.clients, batches=self.batches(1, size))
+        momenta = {} if first and not hyper.sync_init else estimate.up
+        clients = cohort.clients[estimate.contributed]
+        result = yield Exchange(self.move, momenta, clients, batches=self.batches(hyper.steps - 1))
+        return result.up
 
     def begin(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        """The first momenta."""
+        """Computes the first momenta."""
         z, oracles = {**self.own(state), **down}, Derivatives(self.task, hp)
         momenta, value = self.directions(oracles, z, next(self.draws(data)))
         return self.common(momenta), {**state, "z": z, "momenta": momenta}, oracles.metrics([value])
 
     def estimate(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        """The momenta at the averaged variables."""
+        """Estimates the momenta at the averaged variables."""
         z, oracles = {**self.own(state), **down}, Derivatives(self.task, hp)
         momenta, value = self._momenta(hp, 0, oracles, next(self.draws(data)), z, state["z"], state["momenta"])
         return self.common(momenta), {**state, "z": z, "momenta": momenta}, oracles.metrics([value])
 
     def move(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        """I steps, and between them new momenta. down: the averaged momenta; empty: each client's own."""
+        """Takes I steps with new momenta between them. down: the averaged momenta; empty: each client uses its own."""
         z, momenta, oracles, values = state["z"], {**state["momenta"], **down}, Derivatives(self.task, hp), []
         for t, draw in enumerate(self.draws(data), start=1):
             new = self.descend(hp, z, momenta, alpha(hp, t))
@@ -60,6 +61,6 @@ class FedBiOAcc(Bilevel):
     def _momenta(
         self, hp: Any, t: int, oracles: Derivatives, draw: MiniBatch, new: Tree, old: Tree, momenta: Tree
     ) -> Any:
-        there, value = self.directions(oracles, new, draw)
-        before, _ = self.directions(oracles, old, draw)
-        return corrected(hp, t, momenta, there, before), value
+        new_directions, value = self.directions(oracles, new, draw)
+        old_directions, _ = self.directions(oracles, old, draw)
+        return corrected(hp, t, momenta, new_directions, old_directions), value

@@ -1,4 +1,4 @@
-"""FedBiOAcc with a lower level per client (Li, Huang, Huang, Algorithm 4)."""
+"""FedBiOAcc with a separate lower level for each client (Li, Huang, Huang, Algorithm 4)."""
 
 from torch import Tensor
 
@@ -10,7 +10,7 @@ from hedgerow.algorithms.optim.storm_momentum import StormXY
 
 
 class FedBiOAccLocal(FedBiOAcc):
-    """x and its momentum are averaged every I steps, y and its momentum never."""
+    """Averages x and its momentum every I steps; y and its momentum stay on the client."""
 
     variables = ("x", "y")
     shared = ("x",)

@@ -14,44 +14,46 @@ from hedgerow.algorithms.core.pytree import Tree, add, scale, sub
 
 
 class FedNest(Bilevel):
-    """A round: FedInn moves y, FedIHGP estimates u by a Neumann series of random length, FedOut moves x.
+    """Updates y by FedInn, estimates u by FedIHGP (a Neumann series of random length), and updates x by FedOut.
 
-    FedInn and FedOut are FedSVRG: local steps along the client's gradient, corrected by the mean of all clients' at
-    where the steps began.
+    FedInn and FedOut are FedSVRG: local steps along the client's gradient, corrected by the mean of all clients'
+    gradients at the starting point.
     """
 
     variables = shared = ("x", "y")
 
     class Hyper(LinearSGD):
-        inner_rounds: int = Field(1, ge=1, description="T_in, rounds of FedInn")
+        inner_rounds: int = Field(1, ge=1, description="T_in, number of FedInn rounds")
         anchor_batch_size: int | None = Field(
-            None, ge=1, description="samples of the gradients by whose mean the local steps are corrected; null: all"
+            None,
+            ge=1,
+            description="samples of each anchor gradient, the mean of which corrects the local steps; null: all",
         )
-        u_steps: int = Field(10, ge=1, description="N, of the Neumann series; its length is drawn below it")
+        u_steps: int = Field(10, ge=1, description="N; the length of the Neumann series is drawn uniformly below N")
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         z, hyper, sampled_clients = server, self.hyper, cohort.clients
         whole, steps = BatchSpec(hyper.anchor_batch_size, steps=1), BatchSpec(hyper.batch_size, steps=hyper.steps)
         for _ in range(hyper.inner_rounds):
             mean = yield Exchange(self.slope_y, z, sampled_clients, batches={"lower": whole})
-            moved = yield Exchange(self.train_y, {**z, **mean.up}, sampled_clients, batches={"lower": steps})
-            z = z | moved.up
+            result = yield Exchange(self.train_y, {**z, **mean.up}, sampled_clients, batches={"lower": steps})
+            z = z | result.up
         u = yield from self._solve(z, cohort)
         mean = yield Exchange(
             self.slope_x, {**z, "u": u}, sampled_clients, batches=self.batches(1, hyper.anchor_batch_size)
         )
-        there = sampled_clients[mean.contributed]
-        moved = yield Exchange(self.train_x, mean.up, there, batches=self.batches(hyper.steps))
-        return z | moved.up
+        clients = sampled_clients[mean.contributed]
+        result = yield Exchange(self.train_x, mean.up, clients, batches=self.batches(hyper.steps))
+        return z | result.up
 
     def _solve(self, z: Tree, cohort: Cohort) -> Exchanges:
-        """FedIHGP: N tau (I - tau H)^N' grad_y f, where N' is uniform below N: in expectation the series of N terms."""
+        """FedIHGP: N tau (I - tau H)^N' grad_y f with N' uniform below N; its expectation is the series of N terms."""
         hyper = self.hyper
-        found = yield Exchange(self.start_u, z, cohort.clients, batches=self.batches(1))
-        u = found.up["u"]
+        result = yield Exchange(self.start_u, z, cohort.clients, batches=self.batches(1))
+        u = result.up["u"]
         for _ in range(cohort.seed_for("neumann") % hyper.u_steps):
-            found = yield Exchange(self.hessian_u, {**z, "u": u}, cohort.clients, batches=self.batches(1))
-            u = add(u, found.up["u"], -hyper.u_lr)
+            result = yield Exchange(self.hessian_u, {**z, "u": u}, cohort.clients, batches=self.batches(1))
+            u = add(u, result.up["u"], -hyper.u_lr)
         return scale(u, hyper.u_lr * hyper.u_steps)
 
     def slope_y(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
@@ -75,7 +77,7 @@ class FedNest(Bilevel):
         return {"u": oracles.hessian(down, next(self.draws(data)).hessians[0], down["u"])}, state, oracles.metrics([])
 
     def slope_x(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        """h^m; the client remembers x, y and u for its steps."""
+        """Sends h^m; the client remembers x, y and u for its steps."""
         oracles = Derivatives(self.task, hp)
         return {"mean": oracles.hypergradient(down, next(self.draws(data)))[0]}, {"z": down}, oracles.metrics([])
 

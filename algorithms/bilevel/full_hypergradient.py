@@ -1,4 +1,4 @@
-"""The full hypergradient in every round, by synchronous rounds (Li, Huang, Huang, section 3: what FedBiO avoids)."""
+"""Full hypergradient in every round, by synchronous exchanges (Li, Huang, Huang, section 3: what FedBiO avoids)."""
 
 from typing import Any
 
@@ -12,32 +12,35 @@ from hedgerow.algorithms.core.pytree import Tree, count
 from hedgerow.algorithms.optim.hypergradient import solve
 
 DENSE = 2000
-"""Parameters of the lower level up to which Hessians are sent."""
+"""Maximum number of lower-level parameters for which Hessians are sent."""
 
 
 class FullHypergradient(Bilevel):
-    """A round: I local steps on y; then N exchanges of Hessian products, which solve the linear system; then x's step.
+    """Takes I local steps on y, solves the linear system in N exchanges of Hessian products, then takes a step on x.
 
-    With `dense` clients send their Hessians once instead (distributed bilevel optimisation), and it is solved exactly.
+    With `dense`, clients send their Hessians once instead, and the system is solved exactly (distributed bilevel
+    optimisation).
     """
 
     class Hyper(LinearSGD):
-        u_steps: int = Field(10, ge=1, description="N, steps on the linear system per round")
-        dense: bool = Field(False, description="average the Hessians as matrices: for a few hundred parameters")
+        u_steps: int = Field(10, ge=1, description="N, number of steps on the linear system per round")
+        dense: bool = Field(
+            False, description="average the Hessians as matrices; feasible for a few hundred parameters"
+        )
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         z, sampled_clients = server, cohort.clients
         steps = {"lower": BatchSpec(self.hyper.batch_size, steps=self.hyper.steps)}
         z = z | (yield Exchange(self.train_y, {"x": z["x"], "y": z["y"]}, sampled_clients, batches=steps)).up
         if self.hyper.dense:
-            found = yield Exchange(self.matrices, {"x": z["x"], "y": z["y"]}, sampled_clients, batches=self.batches(1))
-            z = z | {"u": solve(found.up["hessian"], found.up["b"])}
+            result = yield Exchange(self.matrices, {"x": z["x"], "y": z["y"]}, sampled_clients, batches=self.batches(1))
+            z = z | {"u": solve(result.up["hessian"], result.up["b"])}
         else:
             for _ in range(self.hyper.u_steps):
-                found = yield Exchange(self.residual, z, sampled_clients, batches=self.batches(1))
-                z = self.descend(self.hyper, z, found.up)
-        found = yield Exchange(self.hypergradient, z, sampled_clients, batches=self.batches(1))
-        return self.descend(self.hyper.at(cohort.round), z, found.up)
+                result = yield Exchange(self.residual, z, sampled_clients, batches=self.batches(1))
+                z = self.descend(self.hyper, z, result.up)
+        result = yield Exchange(self.hypergradient, z, sampled_clients, batches=self.batches(1))
+        return self.descend(self.hyper.at(cohort.round), z, result.up)
 
     def incompatibility(self) -> str | None:
         size = count(self.start()["y"])
@@ -57,7 +60,7 @@ class FullHypergradient(Bilevel):
         return {"u": oracles.residual(down, next(self.draws(data)))}, state, oracles.metrics([])
 
     def matrices(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        """The client's Hessian (d, d) and grad_y f."""
+        """Sends the client's Hessian (d, d) and grad_y f."""
         oracles, draw = Derivatives(self.task, hp), next(self.draws(data))
         b = oracles.upper_slopes(down, draw.upper).y
         return {"hessian": oracles.dense_hessian(down, draw.hessians[0]), "b": b}, state, oracles.metrics([])

@@ -1,4 +1,4 @@
-"""LFedNest (Tarzanagh, Li, Thrampoulidis, Oymak, 2022): FedNest with local gradients alone."""
+"""LFedNest (Tarzanagh, Li, Thrampoulidis, Oymak, 2022): FedNest with local gradients only."""
 
 from typing import Any
 
@@ -12,12 +12,12 @@ from hedgerow.algorithms.core.pytree import Tree
 
 
 class LFedNest(Bilevel):
-    """A round: local steps on y; then local steps on x, along hypergradients of the client's own Hessian."""
+    """Takes local steps on y, then local steps on x along hypergradients of the client's own Hessian."""
 
     variables = shared = ("x", "y")
 
     class Hyper(NeumannSGD):
-        inner_rounds: int = Field(1, ge=1, description="T_in, rounds on y")
+        inner_rounds: int = Field(1, ge=1, description="T_in, number of rounds on y")
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         z, hyper = server, self.hyper

@@ -9,9 +9,9 @@ from hedgerow.algorithms.core.pytree import Tree
 
 
 class LocalBO(FedBiO):
-    """x and y are averaged, the linear system is not: biased where the clients' Hessians differ.
+    """Averages x and y, but not the linear system, so it is biased if the clients' Hessians differ.
 
-    With equal clients it is the method of concurrent work for homogeneous data.
+    With identical clients, it is the method of concurrent work for homogeneous data.
     """
 
     variables = ("x", "y")

@@ -13,7 +13,7 @@ from hedgerow.algorithms.optim.storm_momentum import StormXY, alpha, corrected
 
 
 class MRBO(Bilevel):
-    """STORM on x, by a Neumann series, and on y, in a single loop on the pooled data; a round is `steps` steps."""
+    """Single-loop STORM on y and on x (by a Neumann series) on the pooled data; a round is `steps` steps."""
 
     is_centralized = True
     variables = shared = ("x", "y")
@@ -25,8 +25,8 @@ class MRBO(Bilevel):
         pool = np.zeros(1, int)
         if "momenta" not in server:
             first = self.batches(1, self.hyper.first_batch_size)
-            begun = yield Exchange(self.begin, server, pool, batches=first, on="pool")
-            server = {**server, "momenta": begun.up}
+            start = yield Exchange(self.begin, server, pool, batches=first, on="pool")
+            server = {**server, "momenta": start.up}
         result = yield Exchange(self.train, server, pool, batches=self.batches(self.hyper.steps), on="pool")
         return result.up
 
@@ -39,8 +39,8 @@ class MRBO(Bilevel):
         z, momenta, oracles, values = self.common(down), down["momenta"], Derivatives(self.task, hp), []
         for t, draw in enumerate(self.draws(data), start=1):
             new = self.descend(hp, z, momenta, alpha(hp, t))
-            there, value = oracles.local_directions(new, draw)
-            before, _ = oracles.local_directions(z, draw)
-            z, momenta = new, corrected(hp, t, momenta, there, before)
+            new_directions, value = oracles.local_directions(new, draw)
+            old_directions, _ = oracles.local_directions(z, draw)
+            z, momenta = new, corrected(hp, t, momenta, new_directions, old_directions)
             values.append(value)
         return {**z, "momenta": momenta}, state, oracles.metrics(values)

@@ -12,9 +12,9 @@ from hedgerow.algorithms.core.pytree import Tree
 
 
 class StocBiO(Bilevel):
-    """A round, on the pooled data: D = `steps` steps on y from where it was, then one of x, by a Neumann series.
+    """Takes D = `steps` steps on y from its previous value, then one step on x by a Neumann series, on the pooled data.
 
-    Its Hessian mini-batches are equally large, where the paper's shrink geometrically by 1 - tau mu.
+    All Hessian mini-batches have the same size; in the paper they shrink geometrically by 1 - tau mu.
     """
 
     is_centralized = True

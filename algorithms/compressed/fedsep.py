@@ -1,5 +1,5 @@
 """FedSep (Li, Huang, "Resolving the Tug-of-War: A Separation of Communication and Learning in Federated Learning",
-2023): its Algorithm 1, without decoders and encoders, which have files of their own.
+2023, Algorithm 1). Decoders and encoders are in separate modules.
 """
 
 from typing import Any, ClassVar
@@ -15,9 +15,10 @@ from hedgerow.algorithms.optim.local_sgd import minimize
 
 
 class FedSep(Algorithm):
-    """What is transmitted, x, is not what is learnt, y: a client decodes x into y, learns, and encodes how y moved.
+    """Separates the transmitted x from the learnt y: a client decodes x into y, trains y, and encodes the change of y.
 
-    `encode` returns -(dy/dx)' v, which for a descent v is a gradient: the server subtracts the clients' mean.
+    `encode` returns -(dy/dx)' v. For a descent direction v this is a gradient, so the server subtracts the clients'
+    mean.
     """
 
     parts: ClassVar[Parts] = {"train": {"x": Part("x", "difference")}}
@@ -28,22 +29,22 @@ class FedSep(Algorithm):
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         x = server["x"]
-        found = yield Exchange(
+        result = yield Exchange(
             self.train,
             {"x": x},
             cohort.clients,
             batches=self.batches,
             local_inputs_per_client={"own": self.own(cohort.clients)},
         )
-        return {"x": sub(x, found.up["x"])}
+        return {"x": sub(x, result.up["x"])}
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         x = {**down["x"], **down["own"]}
         y, trace = self.decode(hp, x, data)
-        learnt, loss = minimize(lambda y, batch: self.learning_loss(x, y, batch), y, data, hp)
-        return {"x": self.encode(hp, x, y, trace, sub(learnt, y), data)}, state, {"loss": loss}
+        new_y, loss = minimize(lambda y, batch: self.learning_loss(x, y, batch), y, data, hp)
+        return {"x": self.encode(hp, x, y, trace, sub(new_y, y), data)}, state, {"loss": loss}
 
-    # ---- evaluation, where every client decodes for itself ----------------------------------------------------------
+    # ---- evaluation: every client decodes its own model -------------------------------------------------------------
 
     def evaluate(self, server: Tree, cohort: Cohort) -> Exchanges:
         if not self.is_personal:
@@ -63,38 +64,38 @@ class FedSep(Algorithm):
         y, _ = self.decode(hp, x, data)
         return self.evaluate_client(hp, {"w": self.model(x, y)}, state, data)
 
-    # ---- what an application says -----------------------------------------------------------------------------------
+    # ---- interface of an application --------------------------------------------------------------------------------
 
     @property
     def batches(self) -> dict[str, BatchSpec]:
-        """The mini-batches of a client's round: "train" is learnt from."""
+        """Mini-batches of a client's round; the client learns from "train"."""
         return self.hyper.batches
 
     def start(self) -> Tree:
-        """x before round 1."""
+        """Initial x, before round 1."""
         raise NotImplementedError
 
     def own(self, clients: np.ndarray) -> Tree:
-        """What each of these clients knows of its own decoder, a row for each; it is added to x."""
+        """Decoder inputs that each of these clients has for itself, one row per client; added to x."""
         return {}
 
     @property
     def decoded_from(self) -> dict[str, BatchSpec]:
-        """Those of the mini-batches that the decoder draws."""
+        """Mini-batches that the decoder draws."""
         return {}
 
     def model(self, x: Tree, y: Tree) -> Tree:
-        """The parameters that are scored."""
+        """Parameters that are scored."""
         return y
 
     def decode(self, hp: Any, x: Tree, data: ClientData) -> tuple[Tree, Any]:
-        """y, and what the encoder wants to know of how it came about."""
+        """Returns y and a trace of the decoding, which the encoder uses."""
         raise NotImplementedError
 
     def learning_loss(self, x: Tree, y: Tree, batch: Batch) -> Any:
-        """f^m on a batch; 0-d."""
+        """Loss f^m on a batch, 0-d."""
         raise NotImplementedError
 
     def encode(self, hp: Any, x: Tree, y: Tree, trace: Any, moved: Tree, data: ClientData) -> Tree:
-        """-(dy/dx)' moved, of x's shape."""
+        """-(dy/dx)' moved, with the shape of x."""
         raise NotImplementedError

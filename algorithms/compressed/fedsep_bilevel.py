@@ -26,29 +26,35 @@ from hedgerow.algorithms.problems.bilevel_task import BilevelTask
 
 
 class FedSepBilevel(FedSep):
-    """x is decoded by gradient descent on the problem's lower level, from the client's samples for training, and learnt
-    from on its upper level, from those for validation. Every client has its own y.
+    """FedSep whose decoder takes gradient steps on the lower level of a bilevel problem; every client has its own y.
 
-    The encoder is grad_xy g (grad_yy g)^-1 at the decoded y.
+    x is decoded on the client's training samples, and learnt from on the upper level with its validation samples. The
+    encoder is grad_xy g (grad_yy g)^-1 at the decoded y.
     """
 
     is_bilevel = needs_validation = True
     is_personal = True
 
     class Hyper(LocalOptimizer):
-        decode_steps: int = Field(10, ge=1, description="I_dec, steps of the decoder")
-        decode_lr: float = Field(0.1, gt=0, description="their size, gamma; at most 1 / L")
+        decode_steps: int = Field(10, ge=1, description="I_dec, number of decoder steps")
+        decode_lr: float = Field(0.1, gt=0, description="gamma, step size of the decoder; at most 1 / L")
         encoder: Literal["neumann", "cg", "exact", "unrolled"] = Field(
             "neumann",
-            description="the Neumann series of Eq. 3; conjugate gradients; exact: a dense Hessian, for a few hundred "
-            "parameters; unrolled: the derivative of the decoder's steps",
+            description="neumann: the series of Eq. 3; cg: conjugate gradients; exact: a dense Hessian, for a few "
+            "hundred parameters; unrolled: the derivative of the decoder's steps",
         )
-        encode_steps: int = Field(10, ge=0, description="Q, Hessian products of the series, or of conjugate gradients")
-        encode_lr: float = Field(0.1, gt=0, description="step of the series, tau; at most 1 / L")
+        encode_steps: int = Field(
+            10, ge=0, description="Q, number of Hessian products in the series or in conjugate gradients"
+        )
+        encode_lr: float = Field(0.1, gt=0, description="tau, step size of the series; at most 1 / L")
         encode_batch: Literal["same", "fresh"] = Field(
-            "same", description="one mini-batch for the series, or one for each factor, which makes it unbiased"
+            "same",
+            description="same: one mini-batch for the whole series; fresh: one per factor, which makes the series "
+            "unbiased",
         )
-        encode_batch_size: int | None = Field(None, ge=1, description="samples of each of them, b_x; null: all")
+        encode_batch_size: int | None = Field(
+            None, ge=1, description="b_x, samples per mini-batch of the encoder; null: all"
+        )
         ridge: float = Field(0.0, ge=0, description="lambda of lambda/2 ||y||^2, added to the lower loss")
 
     task: BilevelTask
@@ -77,7 +83,7 @@ class FedSepBilevel(FedSep):
         return self.task.upper(x, y, batch)
 
     def decode(self, hp: Any, x: Tree, data: ClientData) -> tuple[Tree, list[Objective]]:
-        """y, and the lower loss of each step."""
+        """Returns y and the lower loss of each step."""
         losses, y = [self._lower(hp, batch) for batch in data.batches("decode")], self.task.start()["y"]
         for g in losses:
             y = add(y, lower_slope(g, x, y), -hp.decode_lr)
@@ -109,7 +115,7 @@ class FedSepBilevel(FedSep):
     # ---- evaluation -------------------------------------------------------------------------------------------------
 
     def evaluate_params(self, server: Tree) -> Tree:
-        """The model with y as it was at first."""
+        """Parameters of the model with the initial y."""
         return self.model(server["x"], self.task.start()["y"])
 
     def server_metrics(self, server: Tree) -> dict[str, float]:

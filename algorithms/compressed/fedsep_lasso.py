@@ -18,11 +18,11 @@ from hedgerow.algorithms.optim.local_sgd import LocalOptimizer
 from hedgerow.algorithms.transforms.random_projection import GaussianRows, HashedRows
 
 DENSE = 5000
-"""Rows of a sketch up to which a p x p system is solved."""
+"""Maximum number of rows of a sketch for which a p x p system is solved."""
 
 
 class Decoded(NamedTuple):
-    """How a decode came about. gamma: the step's size; active: of each step, 1 where a coordinate was not cut to 0."""
+    """Trace of a decoding. gamma: step size; active: for each step, 1 where a coordinate was not cut to 0."""
 
     sketch: GaussianRows
     gamma: Any
@@ -30,43 +30,50 @@ class Decoded(NamedTuple):
 
 
 class FedSepLasso(FedSep):
-    """theta = argmin 1/2 ||S theta - omega||^2 + beta ||theta||_1 with a Gaussian S (p, d) that all know by its seed.
+    """Decodes models from Gaussian sketches: theta = argmin 1/2 ||S theta - omega||^2 + beta ||theta||_1.
 
-    omega (p,) is transmitted, each way; the model is theta beside an initial one that all know, too, or theta alone.
-    With sketches S^m of their own, clients decode models of their own from the same omega.
-    `encode` has the sign that makes the server's step a descent, where Eq. 5 prints the other.
+    Server and clients generate the same S (p, d) from its seed. omega (p,) is transmitted in both directions. The model
+    is theta added to an initial model that all know, or theta alone. If every client has its own sketch S^m, clients
+    decode different models from the same omega. The sign of `encode` makes the server's step a descent; Eq. 5 prints
+    the other sign.
     """
 
     class Hyper(LocalOptimizer):
         alternatives = (("decode_lr", "decode_lr_scale"),)
 
-        sketch_size: int = Field(1000, ge=1, description="p, numbers that are transmitted")
-        sketch_seed: int = Field(0, ge=0, description="of the sketch")
+        sketch_size: int = Field(1000, ge=1, description="p, number of transmitted values")
+        sketch_seed: int = Field(0, ge=0, description="seed of the sketch")
         sketch: Literal["shared", "own"] = Field(
-            "shared", description="own: every client has a sketch of its own, and so its own model"
+            "shared", description="shared: one sketch for all; own: one sketch per client, and so one model per client"
         )
-        lasso: float = Field(0.0, ge=0, description="beta, of the decoder's L1 penalty")
-        decode_steps: int = Field(10, ge=1, description="I_dec, steps of the decoder")
-        decode_lr: float | None = Field(None, gt=0, description="their size, gamma; in place of `decode_lr_scale`")
+        lasso: float = Field(0.0, ge=0, description="beta, weight of the decoder's L1 penalty")
+        decode_steps: int = Field(10, ge=1, description="I_dec, number of decoder steps")
+        decode_lr: float | None = Field(
+            None, gt=0, description="gamma, step size of the decoder; used instead of `decode_lr_scale`"
+        )
         decode_lr_scale: float | None = Field(1.0, gt=0, description="gamma times ||S||^2; below 2")
         decoder: Literal["ista", "fista", "linear"] = Field(
-            "ista", description="ista, or accelerated; linear: the least-norm solution, for lasso 0"
+            "ista", description="ista; fista: accelerated; linear: the least-norm solution, for `lasso: 0`"
         )
         encoder: Literal["neumann", "unrolled", "exact", "ridge", "cg"] = Field(
             "neumann",
             description="neumann: a series of `encode_steps` terms; unrolled: the derivative of the decoder's steps; "
-            "exact, ridge: a p x p system; cg: conjugate gradients. A linear decoder has its own",
+            "exact, ridge: a p x p system; cg: conjugate gradients. A linear decoder has its own encoder",
         )
-        encode_steps: int | None = Field(None, ge=1, description="terms, or steps of cg; null: as many as decode_steps")
-        encode_ridge: float = Field(1e-3, gt=0, description="of ridge and cg")
+        encode_steps: int | None = Field(
+            None, ge=1, description="number of terms, or of cg steps; null: same as decode_steps"
+        )
+        encode_ridge: float = Field(1e-3, gt=0, description="ridge coefficient of the encoders ridge and cg")
         begin: Literal["offset", "project"] = Field(
-            "offset", description="offset: theta is added to the initial model; project: omega begins as its sketch"
+            "offset",
+            description="offset: theta is added to the initial model; project: omega starts as the sketch of that "
+            "model",
         )
 
         @model_validator(mode="after")
         def _fits(self) -> Self:
             if self.decoder == "linear" and self.lasso:
-                raise ValueError("`decoder: linear` is for `lasso: 0`; set one or the other")
+                raise ValueError("`decoder: linear` needs `lasso: 0`; set lasso to 0 or choose another decoder")
             return self
 
     def __init__(self, hyper: Any, task: Task):
@@ -75,7 +82,7 @@ class FedSepLasso(FedSep):
 
     @cached_property
     def sketch(self) -> GaussianRows:
-        """The one that all share."""
+        """Sketch shared by all clients."""
         return GaussianRows(self.hyper.sketch_size, count(self.task.init()), self.hyper.sketch_seed)
 
     def own(self, clients: np.ndarray) -> Tree:
@@ -106,19 +113,19 @@ class FedSepLasso(FedSep):
         return {"omega": torch.zeros(self.hyper.sketch_size)}
 
     def evaluate_params(self, server: Tree) -> Tree:
-        """The model of all; or, where each has one, that of client 0."""
+        """Parameters of the common model; of the model of client 0, if every client has its own."""
         seeds = tree_map(lambda leaf: leaf[0], self.own(np.zeros(1, int)))
         return self.decode(self.hyper, {**server["x"], **seeds}, None)[0]
 
     def learning_loss(self, x: Tree, y: Tree, batch: Batch) -> Tensor:
         return self.task.loss(y, batch)
 
-    # ---- theta from omega -------------------------------------------------------------------------------------------
+    # ---- decoder: theta from omega ----------------------------------------------------------------------------------
 
     def decode(self, hp: Any, x: Tree, data: ClientData | None) -> tuple[Tree, Decoded]:
-        """The model, and how it was decoded."""
+        """Returns the model and the trace of its decoding."""
         omega, s, initial = x["omega"], self._sketch(x), self.task.init()
-        # Gaussian sketches of one size have nearly the same norm: that of one serves for all.
+        # Gaussian sketches of equal size have nearly the same norm, so one norm is used for all.
         gamma = hp.decode_lr if hp.decode_lr is not None else hp.decode_lr_scale / self.sketch.squared_norm
         if hp.decoder == "linear":
             theta = s.transposed(s.solve(omega))
@@ -137,7 +144,7 @@ class FedSepLasso(FedSep):
             point = z + gamma * s.transposed(omega - s.apply(z))
             before, theta = theta, torch.sign(point) * (point.abs() - gamma * hp.lasso).clamp(min=0.0)
             alive = (point.abs() > gamma * hp.lasso).to(point.dtype)
-            # Where all is 0, as at first, every coordinate counts: the encoder would be 0 for ever.
+            # If all coordinates are 0, as at first, all count as active; otherwise the encoder would stay 0.
             active.append(torch.where(alive.any(), alive, torch.ones_like(alive)))
             z = theta
             if hp.decoder == "fista":
@@ -145,7 +152,7 @@ class FedSepLasso(FedSep):
                 z = theta + (last - 1) / momentum * (theta - before)
         return theta, active
 
-    # ---- and back ---------------------------------------------------------------------------------------------------
+    # ---- encoder ----------------------------------------------------------------------------------------------------
 
     def encode(self, hp: Any, x: Tree, y: Tree, trace: Any, moved: Tree, data: ClientData) -> Tree:
         v, s = flat(moved), trace.sketch

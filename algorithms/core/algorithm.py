@@ -1,10 +1,10 @@
-"""What an algorithm is: the server's half of a round as a generator of exchanges, the client's half as pure functions.
+"""Base class of algorithms: the server part of a round is a generator of exchanges, the client part is pure functions.
 
-Nothing here knows Ray, MLflow or files. An executor drives the generator:
+This module is independent of Ray, MLflow and files. An executor drives the generator:
 
     generator = algorithm.round(server, cohort)
-    exchange = next(generator)            # what the server sends, and to whom
-    ...                                   # the clients work, their updates are aggregated
+    exchange = next(generator)            # the message, the client step and the addressed clients
+    ...                                   # the clients run the step, their updates are aggregated
     exchange = generator.send(aggregate)  # until the generator returns the new server state
 """
 
@@ -25,146 +25,150 @@ from hedgerow.algorithms.core.task import Task
 
 
 def exceeds_model_size(tree: Tree, key: str, number: int) -> str | None:
-    """Why a hyperparameter that counts parameters of `tree` is too large, in a sentence; None: it is not."""
+    """Returns an error message if a hyperparameter that counts parameters of `tree` is too large, else None."""
     d = count(tree)
     return None if number <= d else f"algorithm.{key}: {number} is more than the model's {d} parameters; lower it"
 
 
 @dataclass(frozen=True)
 class Aggregate:
-    """What came back from one exchange."""
+    """Result of one exchange."""
 
     up: Tree
-    """The reduced tree; empty when nobody was addressed or the step sends nothing up. A stack has one row per client
-    that contributed."""
+    """The reduced tree; empty if no client was addressed or the step returns an empty tree. With `reduce="stack"` it
+    has one row per client that contributed."""
     contributed: np.ndarray
-    """Per addressed client, in the order of `Exchange.clients`: whether it entered the reduction (bool). A client that
-    diverged, with NaN or infinity in its answer, did not."""
+    """Mask (bool) over the addressed clients, in the order of `Exchange.clients`: whether the client entered the
+    reduction. Clients whose update contains NaN or infinity are excluded."""
     metrics: dict[str, np.ndarray]
-    """One number per addressed client."""
+    """Metric name -> one number per addressed client."""
     client_model_delta: Tree = field(default_factory=dict)
-    """Where client models are tracked (`evaluation.model: clients`): the sum, over the clients that contributed, of how
-    far each one's own model has moved since it last took part."""
+    """Sum over the contributing clients of the change of each client's own model since its last participation. Only
+    filled if client models are tracked (`evaluation.model: clients`)."""
     cost: Any = None
-    """What the exchange transmitted, for the server's record (a CommunicationCost)."""
+    """Communication cost of the exchange, for the server's record (a CommunicationCost)."""
 
 
 class Algorithm:
-    """The server's and the client's half of one round. Subclass it in one file per algorithm.
+    """Base class of an algorithm: the server and the client part of one round. Each algorithm is a subclass in its own
+    file.
 
-    hyper: the validated hyperparameters. task: model and loss.
+    hyper: the validated hyperparameters.
+    task: model and loss.
     """
 
     Hyper: ClassVar[type[HyperParameters]] = HyperParameters
 
     requires_full_participation: ClassVar[bool] = False
-    """Whether all clients must take part in every round."""
+    """Whether all clients must participate in every round."""
 
     is_centralized: ClassVar[bool] = False
-    """Whether its rounds are on all clients' samples in one place, and no client takes part in them."""
+    """Whether a round trains on all clients' samples in one place, without any client."""
 
     is_bilevel: ClassVar[bool] = False
-    """Whether its task must be a BilevelTask."""
+    """Whether the task must be a BilevelTask."""
 
     learns_stream: ClassVar[bool] = False
-    """Whether it learns a stream of tasks, one per round, in place of clients."""
+    """Whether the algorithm learns a stream of tasks, one per round, instead of training on clients."""
 
     needs_validation: ClassVar[bool] = False
-    """Whether clients need samples for validation."""
+    """Whether clients need a validation split."""
 
     needs_public: ClassVar[bool] = False
-    """Whether it learns from public samples, see `public_samples`."""
+    """Whether the algorithm learns from public samples, see `public_samples`."""
 
     needs_teacher: ClassVar[bool] = False
-    """Whether its task must have a teacher."""
+    """Whether the task must have a teacher."""
 
     needs_feature_maps: ClassVar[bool] = False
-    """Whether model and teacher must be networks that show their feature maps."""
+    """Whether model and teacher must be networks that expose their feature maps."""
 
     needs_early_exit: ClassVar[bool] = False
     """Whether the model must be a network with an early exit."""
 
     needs_cleaning: ClassVar[bool] = False
-    """Whether its task must be data cleaning, `task.problem.kind: cleaning`."""
+    """Whether the task must be data cleaning, `task.problem.kind: cleaning`."""
 
     is_personal: bool = False
-    """Whether clients have models of their own, which are scored on what each holds out, and no common one."""
+    """Whether each client has its own model, scored on its held-out samples, and there is no shared model."""
 
     has_client_models: ClassVar[bool] = False
-    """Whether the training step shows each client's own model among its metrics, under `MODEL`; `w` of the server's
-    state is then a model of the same kind, in whose place their average can be scored."""
+    """Whether the training step returns each client's own model in its metrics, under `MODEL`. The entry `w` of the
+    server state is then a model of the same shape, and the average of the client models can be scored instead of it."""
 
     parts: ClassVar[Parts] = {}
-    """Step -> entry of its answer -> what it is, of steps whose answers are averaged: what slots need to know, such as
-    aggregation rules and transforms. All entries of such a step are named. {}: there are no slots around it."""
+    """Step -> entry of its result -> Part, for steps whose results are averaged. Slots such as aggregation rules and
+    transforms need it. A step must declare all entries of its result. {}: the algorithm takes no such slots."""
 
     training_steps: ClassVar[tuple[str, ...]] = ()
-    """Steps that minimise `task.loss`, which an objective may replace. Clients show their models under `MODEL`."""
+    """Steps that minimise `task.loss`, which an objective may replace. They return the client's model under `MODEL`."""
 
     optimizes: ClassVar[str | None] = None
-    """The entry of the server's state on which a server optimiser may act after each round; None: there is none."""
+    """Entry of the server state that a server optimiser may update after each round; None: no optimiser."""
 
     weighting: ClassVar[Weighting | None] = None
-    """How clients count in its means unless `Cohort.weighting` says otherwise; None: as `Exchange.weights` has it."""
+    """Client weights in means unless `Cohort.weighting` overrides them; None: as given by `Exchange.weights`."""
 
     accumulates: ClassVar[bool] = False
-    """Whether the server adds up what clients send from round to round. Rules other than the mean, weights by samples
-    and noise on the server would bias or disturb that memory for good, and are refused."""
+    """Whether the server accumulates client updates over rounds. Aggregation rules other than the mean, weights by
+    sample count and server noise are refused, because they would permanently bias or disturb the accumulated state."""
 
     refuses_server_momentum: ClassVar[bool] = False
-    """Whether it diverges with server momentum."""
+    """Whether the algorithm diverges with server momentum."""
 
     def __init__(self, hyper: Any, task: Task):
         self.hyper = hyper
         self.task = task
 
     def init_server(self) -> Tree:
-        """The server's state before round 1. By convention `w` holds the model."""
+        """Returns the server state before round 1. By convention `w` holds the model."""
         return {"w": self.task.init()}
 
     def init_client(self) -> Tree:
-        """The persistent state of a client before it first takes part; {} when clients are stateless.
+        """Returns the persistent state of a client before its first participation; {} if clients are stateless.
 
-        Keys that a step adds to its state and that are not named here last until the round ends.
+        Keys that a step adds to its state and that are not returned here are discarded at the end of the round.
         """
         return {}
 
     def remember(self, hp: Any, down: Tree, sent: Tree, state: Tree) -> Tree:
-        """Entries of a client's new state that depend on what it sent: `sent`, in the form of its answer.
+        """Returns entries of a client's new state that depend on the update as sent: `sent`, in the form of the step's
+        result.
 
-        state: before the step. Where transforms change an answer, these replace the entries that the step returned.
+        state: the client's state before the step. If transforms change an update, the returned entries replace those of
+        the step's new state.
         """
         return {}
 
     def project(self, server: Tree) -> Tree:
-        """The nearest feasible server state. Also given parts of it: the entries of an aggregate."""
+        """Projects a server state, or an aggregate with some of its entries, onto the feasible set."""
         return server
 
     @property
     def inner(self) -> "Algorithm":
-        """The algorithm inside its slots; itself where none is filled."""
+        """The algorithm inside its slots; the algorithm itself if no slot is filled."""
         return self
 
     def client_step(self, name: str) -> ClientStep:
-        """The client step of that name: exchanges name their steps, since methods do not travel."""
+        """Returns the client step with this name: exchanges name their steps, since methods are not transmitted."""
         step: ClientStep = getattr(self, name)
         return step
 
     @property
     def public_samples(self) -> int:
-        """How many public samples it needs, at least; 0: none."""
+        """Minimum number of public samples that the algorithm needs; 0: none."""
         return 0
 
     def incompatibility(self) -> str | None:
-        """Why it cannot learn this task, and the fix, in a sentence; None: it can."""
+        """Returns the reason why the algorithm cannot learn this task, and the fix, in one sentence; None if it can."""
         return None
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
-        """One round: yields exchanges, returns the new server state. A function of its arguments alone."""
+        """Runs one round: yields exchanges and returns the new server state. Depends on its arguments only."""
         raise NotImplementedError
 
     def evaluate(self, server: Tree, cohort: Cohort) -> Exchanges:
-        """Score the server's model on the shared test set, unless models are personal, and on `cohort.clients`.
+        """Scores the server's model on the shared test set (unless models are personal) and on `cohort.clients`.
 
         Returns the two Aggregates.
         """
@@ -181,44 +185,46 @@ class Algorithm:
         )
 
     def calibrate_batch_norm(self, w: Tree, cohort: Cohort) -> Generator[Exchange, Any, Tree]:
-        """The model as it is scored: one that normalises statically gets its statistics from the cohort's clients,
-        their averages over the mini-batches of training samples.
+        """Returns the model for scoring. A model with static batch normalisation gets its statistics from the cohort's
+        clients: weighted averages over the mini-batches of training samples.
         """
         if not self.task.is_static:
             return w
         once = {"statistics": BatchSpec(EVAL_BATCH_SIZE, shuffle=False)}
-        found = yield Exchange(self.batch_norm_statistics, {"w": w}, cohort.clients, batches=once, weights=cohort.sizes)
-        return {**w, **found.up}
+        aggregate = yield Exchange(
+            self.batch_norm_statistics, {"w": w}, cohort.clients, batches=once, weights=cohort.sizes
+        )
+        return {**w, **aggregate.up}
 
     def batch_norm_statistics(
         self, hp: Any, down: Tree, state: Tree, data: ClientData
     ) -> tuple[Tree, Tree, dict[str, Any]]:
-        """Client step before an evaluation: the statistics of static normalisation."""
-        found = [self.task.statistics(down["w"], batch) for batch in data.batches("statistics")]
-        return tree_map(lambda *parts: torch.stack(parts).mean(0), *found), state, {}
+        """Client step before an evaluation: computes the statistics of static batch normalisation."""
+        per_batch = [self.task.statistics(down["w"], batch) for batch in data.batches("statistics")]
+        return tree_map(lambda *parts: torch.stack(parts).mean(0), *per_batch), state, {}
 
     def scored(self, server: Tree) -> Tree:
-        """What clients receive to score; `w` is the model of `evaluate_params`."""
+        """Returns the broadcast for scoring; `w` is the model of `evaluate_params`."""
         return {"w": self.evaluate_params(server)}
 
     def evaluate_params(self, server: Tree) -> Tree:
-        """The parameters that are reported and saved as the run's model."""
+        """Returns the parameters that are reported and saved as the run's model."""
         return server["w"]
 
     def evaluation_metrics(self, server: Tree, test: Aggregate) -> dict[str, float]:
-        """What else the scores say, by name. test: of the shards of the test set, or of personal models' owners."""
+        """Returns additional metrics by name. test: result on the test shards, or on the clients of personal models."""
         return {}
 
     def server_metrics(self, server: Tree) -> dict[str, float]:
-        """What else there is to say about the server's state when it is evaluated, by name."""
+        """Returns additional metrics of the server state by name, computed at each evaluation."""
         return {}
 
     def histograms(self, server: Tree) -> dict[str, dict[str, Tensor]]:
-        """Numbers between 0 and 1 whose histograms tell something: what they are -> of whom -> (number,)."""
+        """Returns values in [0, 1] to plot as histograms: title -> group -> (number,)."""
         return {}
 
     def evaluate_client(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        """Client step of evaluation: summed loss, correct predictions and sample count of all batches."""
+        """Client step of evaluation: returns the summed loss, correct predictions and sample count over all batches."""
         totals = torch.zeros(3, device=data.x.device)
         for batch in data.batches("test"):
             totals = totals + self.task.score(down["w"], batch)

@@ -1,4 +1,4 @@
-"""What every section of an experiment file is, an algorithm's too."""
+"""Base classes of all sections of an experiment file, including the hyperparameters of algorithms."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Self
@@ -8,11 +8,11 @@ from pydantic_core import CoreSchema
 from torch import Tensor
 
 LARGEST: dict[str, Any] = {"int": 2**31 - 1, "float": 3.4e38}
-"""Upper bounds of numbers whose field has none of its own: beyond them sizes overflow, and float32 is infinite."""
+"""Default upper bounds of numbers: beyond them sizes overflow, and float32 is infinite."""
 
 
 def _parts(schema: Any) -> Iterator[dict[str, Any]]:
-    """All dictionaries inside a core schema, itself included."""
+    """Yields all dictionaries inside a core schema, including the schema itself."""
     if isinstance(schema, dict):
         yield schema
     for inner in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list | tuple) else ():
@@ -20,28 +20,27 @@ def _parts(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 class Settings(BaseModel):
-    """Unknown keys are refused, values never change after validation, numbers are bounded."""
+    """Base class of sections. Unknown keys are refused, values are immutable after validation, numbers are bounded."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
     alternatives: ClassVar[tuple[tuple[str, str], ...]] = ()
-    """Keys of which one has a value and the other is null; those that base classes name hold too.
+    """Pairs of keys of which exactly one has a value and the other is null. Pairs of base classes apply too.
 
-    Who gives one need not write null for the other, whatever its default.
-    """
+    Setting one of them sets the other to null, whatever its default, unless it is given as well."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         schema = handler(source)
         for part in _parts(schema):
-            largest = LARGEST.get(part.get("type", ""))
-            if largest and part.keys().isdisjoint({"le", "lt"}):
-                part["le"] = largest
+            bound = LARGEST.get(part.get("type", ""))
+            if bound and part.keys().isdisjoint({"le", "lt"}):
+                part["le"] = bound
         return schema
 
     @classmethod
     def exclusive_keys(cls) -> list[tuple[str, str]]:
-        """`alternatives` of this class and of its bases."""
+        """Returns the `alternatives` of this class and of its bases."""
         return [pair for kind in cls.__mro__ for pair in vars(kind).get("alternatives", ())]
 
     @model_validator(mode="before")
@@ -50,8 +49,8 @@ class Settings(BaseModel):
         if not isinstance(values, dict):
             return values
         pairs = [pair for a, b in cls.exclusive_keys() for pair in ((a, b), (b, a))]
-        absent = {other: None for one, other in pairs if values.get(one) is not None and other not in values}
-        return values | absent
+        nulls = {other: None for one, other in pairs if values.get(one) is not None and other not in values}
+        return values | nulls
 
     @model_validator(mode="after")
     def _one_of_each(self) -> Self:
@@ -65,39 +64,39 @@ class HyperParameters(Settings):
     """Typed, bounded and documented hyperparameters: an algorithm's section of the experiment file.
 
     A client step receives their values as attributes: as plain numbers (loop), or with floats as 0-d tensors where they
-    differ from client to client (batched). So a step computes with them but never branches on a float.
+    differ between clients (batched). A step may therefore compute with floats but must not branch on them.
     """
 
     name: str = ""
-    """As in the experiment file, which stamps it on (see `platform/common/registry`): no class says it."""
+    """Name in the experiment file. It is set by `platform/common/registry`, not by the subclasses."""
 
     def at(self, round: int) -> Self:
-        """The values in force in `round` (counted from 1); schedules override this."""
+        """Returns the hyperparameters in effect in `round` (counted from 1); schedules override this."""
         return self
 
     def floats(self) -> dict[str, Any]:
-        """Every float by its dotted path, those of nested sections and of lists of sections too (`transforms.0.norm`):
-        what may be batched over experts.
+        """Returns every float by its dotted path, including nested sections and lists of sections
+        (`transforms.0.norm`). These values may be batched over experts.
         """
         return _floats(self)
 
     def with_floats(self, values: Mapping[str, Any]) -> Self:
-        """The same with some floats replaced, by dotted path; values are not validated."""
+        """Returns a copy with some floats replaced, by dotted path; values are not validated."""
         return _with_floats(self, values)
 
 
 def _floats(section: BaseModel) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    floats: dict[str, Any] = {}
     for name, value in section:
         if isinstance(value, float):
-            found[name] = value
+            floats[name] = value
             continue
         numbered = enumerate(value) if isinstance(value, list | tuple) else ()
         inner = {name: value} | {f"{name}.{i}": one for i, one in numbered}
         for place, one in inner.items():
             if isinstance(one, BaseModel):
-                found |= {f"{place}.{path}": number for path, number in _floats(one).items()}
-    return found
+                floats |= {f"{place}.{path}": number for path, number in _floats(one).items()}
+    return floats
 
 
 def _with_floats(section: Any, values: Mapping[str, Any]) -> Any:
@@ -110,7 +109,7 @@ def _with_floats(section: Any, values: Mapping[str, Any]) -> Any:
 
 
 def _below(values: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Of values by dotted path, those under `name`."""
+    """Selects the entries of `values` (by dotted path) under `name`, and strips that prefix."""
     return {path.partition(".")[2]: value for path, value in values.items() if path.startswith(f"{name}.")}
 
 

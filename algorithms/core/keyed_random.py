@@ -1,4 +1,4 @@
-"""Randomness inside a client step: a counter-based hash of keys, the same in a loop and under vmap, run after run."""
+"""Randomness inside a client step: a counter-based hash of keys, the same in a loop, under vmap and in every run."""
 
 import math
 
@@ -9,14 +9,14 @@ STRIDE = 0x9E3779B9
 
 
 def subkey(key: Tensor, purpose: int) -> Tensor:
-    """Another key of 64 bits, (2,), for a purpose (32 bits). key: `ClientData.key`."""
+    """Derives another key of 64 bits, (2,), for a purpose (32 bits). key: `ClientData.key`."""
     first, second = key.unbind(0)
     first = scattered(scattered(first ^ purpose) ^ second)
     return torch.stack([first, scattered(first ^ second ^ STRIDE)])
 
 
 def bits(key: Tensor, n: int, purpose: int = 0) -> Tensor:
-    """32 random bits each, held in int64, (n,). key: (2,), of 64 bits."""
+    """Returns n words of 32 random bits, stored in int64, (n,). key: (2,), of 64 bits."""
     first, second = key.unbind(0)
     at = torch.arange(n, device=key.device)
     return scattered(scattered(scattered(scattered(at) ^ first) ^ second) ^ ((purpose * STRIDE) & WORD))
@@ -30,26 +30,28 @@ def gaussian(key: Tensor, n: int, purpose: int = 0) -> Tensor:
 
 
 def random_words(key: Tensor, at: Tensor, purpose: int) -> Tensor:
-    """32 random bits, held in int64, for each entry of `at`.
+    """Returns 32 random bits, stored in int64, for each entry of `at`.
 
-    key: 0-d, int64, 32 bits. at: integers of any shape, such as rows of the data set. purpose: draws apart.
+    key: 0-d, int64, 32 bits.
+    at: integers of any shape, such as rows of the data set.
+    purpose: number that makes the draws of different uses independent.
     """
     return scattered(scattered(scattered(at & WORD) ^ key) ^ ((purpose * STRIDE) & WORD))
 
 
 def uniform(key: Tensor, at: Tensor, purpose: int) -> Tensor:
-    """The same as float32 in [0, 1)."""
-    # 24 bits, which float32 holds: with all 32 the largest would be rounded to 1.
+    """Returns uniform numbers in [0, 1), float32, for each entry of `at`; arguments as in `random_words`."""
+    # float32 represents 24 bits exactly; with all 32, the largest value would be rounded to 1.
     return (random_words(key, at, purpose) >> 8).float() / 2**24
 
 
 def randint(n: int, key: Tensor, at: Tensor, purpose: int) -> Tensor:
-    """The same as integers from 0 to n - 1."""
+    """Returns integers from 0 to n - 1 for each entry of `at`; other arguments as in `random_words`."""
     return (random_words(key, at, purpose) * n) >> 32
 
 
 def normal(key: Tensor, rows: Tensor, shape: torch.Size) -> Tensor:
-    """Standard normal numbers of a batch's `shape`; a sample's depend on its row alone (Box and Muller, 1958)."""
+    """Standard normal numbers of a batch's `shape`; those of a sample depend on its row only (Box and Muller, 1958)."""
     entries = torch.arange(math.prod(shape[1:]), device=rows.device)
     at = scattered(rows & WORD)[:, None] ^ entries
     first = (random_words(key, at, 0).double() + 0.5) / 2**32
@@ -61,7 +63,7 @@ WORD = 2**32 - 1
 
 
 def scattered(x: Tensor) -> Tensor:
-    """A bijection of 32-bit words, held in int64, that scatters their bits (Wellons, "lowbias32", 2018)."""
+    """Bijection of 32-bit words, stored in int64, that scatters their bits (Wellons, "lowbias32", 2018)."""
     x = ((x ^ (x >> 16)) * 0x7FEB352D) & WORD
     x = ((x ^ (x >> 15)) * 0x846CA68B) & WORD
     return x ^ (x >> 16)

@@ -1,4 +1,4 @@
-"""What travels in a round: the cohort, exchanges, and their results."""
+"""Messages of a round: cohorts, exchanges and their results."""
 
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,13 +12,12 @@ from hedgerow.algorithms.core.parts import MessageSize
 from hedgerow.algorithms.core.pytree import Tree
 
 MODEL = "model"
-"""Among a client step's metrics: the client's own model, which is looked at and not transmitted."""
+"""Key of a client step's metrics that holds the client's own model; it is recorded, not transmitted."""
 
 
 SPENT = "spent_"
-"""How those of a client step's metrics begin that count what it computed: of each, the mean over an exchange's clients
-adds up over exchanges and rounds.
-"""
+"""Prefix of client-step metrics that count computation: averaged over the clients of an exchange, summed over exchanges
+and rounds."""
 
 
 Weighting = Literal["uniform", "samples"]
@@ -27,51 +26,52 @@ Weighting = Literal["uniform", "samples"]
 
 @dataclass(frozen=True)
 class Cohort:
-    """The clients of one round."""
+    """Clients of one round."""
 
     round: int
-    """Counted from 1."""
+    """Number of the round, counted from 1."""
     clients: np.ndarray
-    """Sampled client ids, ascending (int64)."""
+    """Ids of the participating clients, ascending (int64)."""
     sizes: np.ndarray
-    """Number of training samples of each sampled client."""
+    """Number of training samples of each client in `clients`."""
     population: int
-    """Number of all clients, m."""
+    """Total number of clients, m."""
     test_shards: int = 0
-    """The shared test set is dealt into this many shards, addressed with `Exchange(on="test")`."""
+    """Number of shards of the shared test set, addressed with `Exchange(on="test")`."""
     seed: int = 0
-    """The experiment's."""
+    """Seed of the experiment."""
     sampled: np.ndarray | None = None
     """Clients sampled before dropouts; None: the same as `clients`."""
     population_sizes: np.ndarray | None = None
     """Number of training samples of each client of the population."""
     is_stateless: bool = False
-    """Whether clients keep nothing from round to round, so that any worker may run any client."""
+    """Whether clients keep no state between rounds, so that any worker may run any client."""
     weighting: Weighting | None = None
-    """How clients count in means, as the experiment file has it; None: as the algorithm does by default."""
+    """Client weights in means as set in the experiment file; None: the default of the algorithm."""
 
     def subset(self, kept: np.ndarray) -> "Cohort":
-        """Those of them that are kept (bool)."""
+        """Returns the cohort restricted to the clients in the mask `kept` (bool)."""
         return replace(self, clients=self.clients[kept], sizes=self.sizes[kept], sampled=self.sampled_clients)
 
     @property
     def sampled_clients(self) -> np.ndarray:
-        """Those that were sampled for the round, of whom some may have been lost."""
+        """Clients that were sampled for the round, including those that dropped out."""
         return self.clients if self.sampled is None else self.sampled
 
     def seed_for(self, purpose: str) -> int:
-        """A random number for the server's half, below 2^63: from seed, round and purpose alone."""
+        """Random number below 2^63 for the server part; depends on seed, round and purpose only."""
         rng = np.random.default_rng([self.seed, crc32(b"server"), crc32(purpose.encode()), self.round])
         return int(rng.integers(2**63))
 
     def uniform(self, purpose: str) -> float:
-        """The same, uniform in [0, 1)."""
+        """Random number for the server part, uniform in [0, 1); depends on seed, round and purpose only."""
         return self.seed_for(purpose) / 2**63
 
 
 ClientStep = Callable[[Any, Tree, Tree, ClientData], tuple[Tree, Tree, dict[str, Any]]]
-"""(hp, down, state, data) -> (up, new state, metrics). Metrics are 0-d tensors, recorded and not transmitted: means,
-or, where their names begin with `SPENT`, counts; under `MODEL` a step may also show the client's own model, a tree."""
+"""(hp, down, state, data) -> (up, new state, metrics). Metrics are 0-d tensors, recorded and not transmitted: they are
+averaged, or count computation if their names start with `SPENT`. Under `MODEL` a step may also return the client's own
+model, a tree."""
 
 
 Reduction = Literal["mean", "sum", "stack"]
@@ -79,28 +79,28 @@ Reduction = Literal["mean", "sum", "stack"]
 
 @dataclass(frozen=True)
 class Exchange:
-    """One broadcast - client work - reduction.
+    """One exchange: broadcast, client work, reduction.
 
     step: a method of the algorithm, `(hp, down, state, data) -> (up, state, metrics)`, written for one client.
-    broadcast: the tree that every addressed client receives.
-    clients: the addressed ids, ascending.
-    per_client: a tree whose leaves have a leading client dimension; client i also receives row i, merged into
-        `broadcast`.
-    batches: the index streams to draw, by name.
-    reduce: "mean" (weighted), "sum" (weighted) or "stack" (every client's answer, in the order of `clients`).
+    broadcast: tree that every addressed client receives.
+    clients: ids of the addressed clients, ascending.
+    per_client: tree whose leaves have a leading client dimension; client i also receives row i, merged into
+    `broadcast`.
+    batches: specifications of the mini-batches to draw, by stream name.
+    reduce: "mean" (weighted), "sum" (weighted) or "stack" (the update of every client, in the order of `clients`).
     weights: one number per addressed client; None: all equal.
-    local_inputs: a tree that every addressed client receives as well, merged into `broadcast`, and that is not
-        transmitted: each could make it for itself, such as hash functions, from the seed that all have in common.
-    local_inputs_per_client: the same for what differs from client to client, in the form of `per_client`.
-    padding_down, padding_up: how many numbers of what each client receives, and of its answer, are there only to make
-        clients alike, or to stand for zeros, and are not transmitted.
+    local_inputs: tree that every addressed client also receives, merged into `broadcast`, without transmission: each
+    client can compute it from the shared seed, such as hash functions.
+    local_inputs_per_client: the same for inputs that differ between clients, in the form of `per_client`.
+    padding_down, padding_up: how many numbers of each client's input and update are only padding to equal shapes, or
+    stand for zeros, and are not counted as transmitted.
     on: "clients"; "test" for the shards of the shared test set; "pool" for one pseudo-client, 0, that has all clients'
-        samples for training and for validation, and the public ones. To the last two nothing is transmitted.
+    training and validation samples, and the public ones. Nothing is transmitted with "test" and "pool".
     keyed: whether the step draws random numbers from `data.key`.
-    wire: what each client sends, where the trees of its answer do not show it.
+    wire: size of each client's message if the trees of its update do not show it.
 
-    The server adds, before it hands the exchange on: cohort, that of its round; position within the round;
-    committed_round, the last one whose client states are final; variant, its number among variants of an experiment.
+    The server adds the following before it passes the exchange on: cohort, of its round; position within the round;
+    committed_round, the last round whose client states are final; variant, its index among variants of an experiment.
     """
 
     step: ClientStep
@@ -124,18 +124,18 @@ class Exchange:
 
     @property
     def received(self) -> Tree:
-        """What every addressed client is given, transmitted or not."""
+        """Inputs of every addressed client, transmitted or not."""
         return {**self.broadcast, **self.local_inputs}
 
     @property
     def received_per_client(self) -> Tree:
-        """What each one is given in addition, a row for each, transmitted or not."""
+        """Additional inputs of each client, one row per client, transmitted or not."""
         return {**self.per_client, **self.local_inputs_per_client}
 
 
 Exchanges = Generator[Exchange | list[Exchange], Any, Any]
-"""The server's half: yields an exchange and is sent its Aggregate, or a list of them and is sent their Aggregates."""
+"""The server part: yields an exchange and receives its Aggregate, or yields a list and receives a list of them."""
 
 
 POOL = np.zeros(1, int)
-"""Whom an exchange addresses that is carried out where all samples are."""
+"""Client ids of an exchange with `on="pool"`, which runs on all samples in one place."""

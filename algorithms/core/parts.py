@@ -1,4 +1,4 @@
-"""What a client's answer consists of, as far as slots around an algorithm may touch it, and what it costs to send."""
+"""Parts of a client step's result that slots around an algorithm may change, and their size in messages."""
 
 from collections.abc import Mapping
 from typing import Literal, NamedTuple, Self
@@ -9,11 +9,11 @@ Kind = Literal["value", "difference", "opaque"]
 
 
 class Part(NamedTuple):
-    """One entry of a client's answer.
+    """One entry of a client step's result `up`.
 
-    like: the entry of the server's state that has its shape.
+    like: the entry of the server state with the same shape.
     kind: "value", a new value of `like`, which the client received under that name: its update is the difference;
-        "difference": it is the update itself; "opaque": it is averaged as it is, and no slot changes it.
+    "difference": the entry is the update itself; "opaque": the entry is averaged as is, and no slot changes it.
     """
 
     like: str
@@ -21,12 +21,12 @@ class Part(NamedTuple):
 
 
 Parts = Mapping[str, Mapping[str, Part]]
-"""Step -> entry of its answer -> what that is."""
+"""Step -> entry of its result -> Part."""
 
 
 class Wire(NamedTuple):
-    """What a client sends of a part: `values` numbers of `value_bits` bits each, and `others`, such as indices, which
-    take `other_bits` bits together.
+    """Message size of one part: `values` numbers of `value_bits` bits each, and `others`, such as indices, with
+    `other_bits` bits in total.
     """
 
     values: int
@@ -36,7 +36,7 @@ class Wire(NamedTuple):
 
     @classmethod
     def of(cls, tree: Tree) -> Self:
-        """Of an entry that is sent as it is."""
+        """Size of a tree that is sent unchanged."""
         numbers = count(tree)
         bits = 8 * sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree))
         return cls(numbers, bits // max(numbers, 1))
@@ -51,7 +51,7 @@ class Wire(NamedTuple):
 
 
 class MessageSize(NamedTuple):
-    """What each client sends in an exchange, where its trees do not show it. The bits are padded to whole bytes."""
+    """Size of each client's message in an exchange if its trees do not show it. The bits are padded to whole bytes."""
 
     scalars: int
     bits: int

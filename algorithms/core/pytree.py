@@ -11,24 +11,24 @@ Tree = dict[str, Any]
 
 
 def tree_map(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
-    """Apply `function` leaf by leaf to trees of the same shape."""
+    """Applies `function` leaf by leaf to trees of the same shape."""
     if isinstance(tree, dict):
         return {key: tree_map(function, tree[key], *(other[key] for other in rest)) for key in tree}
     return function(tree, *rest)
 
 
 def stack(*trees: Any) -> Any:
-    """Trees of the same shape as one, whose leaves have a new first dimension; of a single one a view."""
+    """Stacks trees of the same shape along a new first dimension; returns a view if there is only one."""
     return tree_map(lambda *parts: torch.stack(parts) if len(parts) > 1 else parts[0][None], *trees)
 
 
 def unstack(tree: Any) -> list[Any]:
-    """The trees of which one is a stack."""
+    """Splits a stacked tree along its first dimension."""
     return [tree_map(lambda leaf, i=i: leaf[i], tree) for i in range(len(next(leaves(tree))))] if tree else []
 
 
 def leaves(tree: Any) -> Iterator[Any]:
-    """The leaves of a tree, in the order of its keys."""
+    """Yields the leaves of a tree, in the order of its keys."""
     if isinstance(tree, dict):
         for child in tree.values():
             yield from leaves(child)
@@ -37,7 +37,7 @@ def leaves(tree: Any) -> Iterator[Any]:
 
 
 def flatten(tree: Tree, prefix: str = "") -> dict[str, Any]:
-    """One flat dictionary with keys joined by '/': the form in which trees are stored. Empty branches vanish."""
+    """Returns a flat dictionary with keys joined by '/': the form in which trees are stored. Empty branches vanish."""
     flat: dict[str, Any] = {}
     for key, child in tree.items():
         flat.update(flatten(child, f"{prefix}{key}/") if isinstance(child, dict) else {f"{prefix}{key}": child})
@@ -45,7 +45,7 @@ def flatten(tree: Tree, prefix: str = "") -> dict[str, Any]:
 
 
 def unflatten(flat: dict[str, Any]) -> Tree:
-    """The inverse of `flatten`."""
+    """Inverse of `flatten`."""
     tree: Tree = {}
     for path, leaf in flat.items():
         *branches, last = path.split("/")
@@ -66,7 +66,7 @@ def zeros_like(tree: Any) -> Any:
 
 
 def add(a: Any, b: Any, scale: Any = 1.0) -> Any:
-    """a + scale * b, in one pass over memory."""
+    """Computes a + scale * b, in one pass over memory."""
     if isinstance(scale, Tensor):
         return tree_map(lambda x, y: torch.addcmul(x, y, scale), a, b)
     return tree_map(lambda x, y: torch.add(x, y, alpha=scale), a, b)
@@ -81,16 +81,16 @@ def sub(a: Any, b: Any) -> Any:
 
 
 def dot(a: Any, b: Any) -> Tensor:
-    """The inner product of two trees of the same shape; 0-d."""
+    """Inner product of two trees of the same shape; 0-d."""
     return torch.stack([(x * y).sum() for x, y in zip(leaves(a), leaves(b), strict=True)]).sum()
 
 
 def flat(tree: Tree) -> Tensor:
-    """The leaves in a row: (d,)."""
+    """Concatenates the flattened leaves: (d,)."""
     return torch.cat([leaf.reshape(-1) for leaf in leaves(tree)])
 
 
 def like(vector: Tensor, tree: Tree) -> Any:
-    """The inverse of `flat`, in the shape of a tree."""
+    """Inverse of `flat`: splits a vector into the shape of a tree."""
     pieces = iter(vector.split([leaf.numel() for leaf in leaves(tree)]))
     return tree_map(lambda leaf: next(pieces).reshape(leaf.shape), tree)

@@ -11,10 +11,10 @@ Params = dict[str, Tensor]
 
 
 class StaticBatchNorm2d(nn.Module):
-    """Normalises images (batch, C, H, W), or features (batch, C), by the statistics of the mini-batch, or, at
-    evaluation, by those it is given.
+    """Batch normalisation of images (batch, C, H, W) or features (batch, C) without running statistics.
 
-    They are given through `functional_call`, as the buffers `mean` and `variance`.
+    It uses the statistics of the mini-batch, or, at evaluation, the buffers `mean` and `variance`, which are passed
+    through `functional_call`.
     """
 
     mean: Tensor
@@ -30,25 +30,25 @@ class StaticBatchNorm2d(nn.Module):
         if len(self.mean):
             return F.batch_norm(x, self.mean, self.variance, self.weight, self.bias)
         if x.numel() == x.shape[1]:
-            # Of a single value nothing is left but the mean's place.
+            # A single value per channel is its own mean: the normalised value is 0, and the output is the bias.
             return self.bias[:, None, None] + 0 * x
         return F.batch_norm(x, None, None, self.weight, self.bias, training=True)
 
 
 def is_static(module: nn.Module) -> bool:
-    """Whether a module normalises statically."""
+    """Whether a module contains static batch normalisation."""
     return any(isinstance(layer, StaticBatchNorm2d) for layer in module.modules())
 
 
 def statistics(module: nn.Module, w: Params, x: Tensor) -> Params:
-    """Mean and unbiased variance (C,) of every such layer's input over a mini-batch, by the names of the buffers."""
-    found: Params = {}
+    """Mean and unbiased variance (C,) of the input of every StaticBatchNorm2d over a mini-batch, by buffer name."""
+    buffers: Params = {}
 
     def look(name: str) -> Any:
         def hook(_: nn.Module, inputs: tuple[Tensor]) -> None:
-            several = inputs[0].numel() > inputs[0].shape[1]
-            variance, mean = torch.var_mean(inputs[0], dim=[0, *range(2, inputs[0].dim())], correction=int(several))
-            found.update({f"{name}.mean": mean, f"{name}.variance": variance})
+            has_several = inputs[0].numel() > inputs[0].shape[1]
+            variance, mean = torch.var_mean(inputs[0], dim=[0, *range(2, inputs[0].dim())], correction=int(has_several))
+            buffers.update({f"{name}.mean": mean, f"{name}.variance": variance})
 
         return hook
 
@@ -60,4 +60,4 @@ def statistics(module: nn.Module, w: Params, x: Tensor) -> Params:
     finally:
         for handle in handles:
             handle.remove()
-    return found
+    return buffers

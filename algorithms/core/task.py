@@ -1,4 +1,4 @@
-"""The task as the mathematics sees it: a functional model and its loss."""
+"""The task in mathematical form: a functional model and its loss."""
 
 from collections.abc import Callable
 from copy import copy
@@ -21,17 +21,18 @@ Params = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Task:
-    """A model, without a state of its own, and the cross-entropy loss on its logits.
+    """A stateless model with the cross-entropy loss on its logits.
 
-    module: maps a batch of samples to logits (samples, classes). Its frozen parameters are part of the model, and of no
-    tree.
+    module: maps a batch of samples to logits (samples, classes). Its frozen parameters are part of the model, but of no
+    tree of parameters.
     mean, std: normalisation, broadcast against one raw sample; None leaves samples as they are (tokens).
-    build: makes the same module with the initial parameters that a seed decides.
-    sample_shape: of one sample, without the batch.
-    augment: what training samples go through, as they are stored: (samples, key, rows) -> samples; None: nothing.
-    teacher: another model of the same classes, which learns nothing here.
-    schooling: how it is trained before it teaches, a `teacher.Schooling`; None: it has learnt already.
-    guide: network of DiSK's guide of a client, without numbers: its parameters are client state; None: there is none.
+    build: creates the same module with the initial parameters of a seed.
+    sample_shape: shape of one sample, without the batch dimension.
+    augment: augmentation of stored training samples: (samples, key, rows) -> samples; None: no augmentation.
+    teacher: another model for the same classes, which is not trained here.
+    teacher_training: how the teacher is trained before the first round, a `TeacherTraining`; None: it is already
+    trained.
+    guide: network of a client's guide in DiSK, without values: its parameters are client state; None: no guide.
     """
 
     module: nn.Module
@@ -45,48 +46,48 @@ class Task:
     guide: nn.Module | None = None
 
     is_scored: ClassVar[bool] = True
-    """Whether there are predictions to be scored."""
+    """Whether there are predictions to score."""
 
     @property
     def teacher_task(self) -> "Task":
-        """The teacher's own task."""
+        """The task with the teacher as its model."""
         assert self.teacher is not None
         return replace(self, module=self.teacher, build=None, teacher=None)
 
     def init(self, seed: int | None = None) -> Params:
-        """The initial parameters: those that the module was built with, or, with a seed, those of another one.
+        """Returns initial parameters: those of the module, or, with a seed, those of a newly built module.
 
-        Frozen parameters (`requires_grad=False`) are not among them: they stay in `module`, and are used from there.
+        Frozen parameters (`requires_grad=False`) are not included: they stay in `module` and are used from there.
         """
         if seed is not None and self.build is None:
-            raise ValueError("this task was made without `build`, which makes other initial parameters")
+            raise ValueError("Task.init: this task has no `build` to create other initial parameters; omit `seed`")
         module = self.module if seed is None or self.build is None else self.build(seed)
         return {name: p.detach().clone() for name, p in trainable(module).items()}
 
     def prepare(self, x: Tensor) -> Tensor:
-        """Raw samples, as stored, to the model's input."""
+        """Converts raw samples, as stored, to the input of the model."""
         if self.mean is None or self.std is None:
             return x.long()
         return (x.float() - self.mean) / self.std
 
     @property
     def fields(self) -> dict[str, Any]:
-        """What it is made of, by name."""
+        """The fields of the task, by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def to(self, device: torch.device) -> Self:
-        """The same on another device."""
+        """Returns a copy on another device."""
         tensors: Any = {name: value.to(device) for name, value in self.fields.items() if isinstance(value, Tensor)}
         teacher = None if self.teacher is None else self.teacher.to(device)
         return replace(self, module=self.module.to(device), teacher=teacher, **tensors)
 
     @property
     def is_static(self) -> bool:
-        """Whether the model normalises statically: by statistics that `w` must have to be scored."""
+        """Whether the model uses static batch normalisation, whose statistics must be in `w` for scoring."""
         return is_static(self.module)
 
     def statistics(self, w: Params, batch: "Batch") -> Params:
-        """Those of one mini-batch."""
+        """Statistics of static batch normalisation over one mini-batch."""
         return statistics(self.module, w, batch.x)
 
     def logits(self, w: Params, x: Tensor) -> Tensor:
@@ -94,7 +95,7 @@ class Task:
         return functional_call(self.module, w, (x,))
 
     def teacher_logits(self, x: Tensor) -> Tensor:
-        """The teacher's logits of prepared samples."""
+        """Logits (samples, classes) of the teacher for prepared samples."""
         assert self.teacher is not None
         return functional_call(self.teacher, with_frozen(self.teacher, {}), (x,))
 
@@ -103,23 +104,23 @@ class Task:
         return self.criterion(self.logits(w, batch.x), batch)
 
     def with_loss(self, loss: Callable[[Params, "Batch"], Tensor]) -> Self:
-        """The same task, whose `loss` is another function."""
+        """Returns a copy of the task with another loss function."""
         other = copy(self)
         object.__setattr__(other, "loss", loss)
         return other
 
     def criterion(self, logits: Tensor, batch: "Batch") -> Tensor:
-        """The same of the batch's logits (samples, classes)."""
+        """Mean cross-entropy over the real samples of a batch, from its logits (samples, classes); 0-d."""
         if batch.mask is None:
             return F.cross_entropy(logits, batch.y)
         return mean_over(cross_entropies(logits, batch.y), batch)
 
     def score(self, w: Params, batch: "Batch") -> Tensor:
-        """(summed loss, correct predictions, samples) of a batch, as a tensor of shape (3,)."""
+        """Returns (summed loss, correct predictions, samples) of a batch, as a tensor of shape (3,)."""
         return self.rate(self.logits(w, batch.x), batch)
 
     def rate(self, logits: Tensor, batch: "Batch") -> Tensor:
-        """The same of the batch's logits (samples, classes)."""
+        """Returns the same as `score`, from the batch's logits (samples, classes)."""
         mask = torch.ones_like(batch.y, dtype=logits.dtype) if batch.mask is None else batch.mask
         losses = cross_entropies(logits, batch.y)
         hits = (logits.argmax(-1) == batch.y).to(logits.dtype)
@@ -127,17 +128,17 @@ class Task:
 
 
 def trainable(module: nn.Module) -> Params:
-    """The parameters that are trained and transmitted: those with `requires_grad`."""
+    """Returns the parameters that are trained and transmitted: those with `requires_grad`."""
     return {name: p for name, p in module.named_parameters() if p.requires_grad}
 
 
 def with_frozen(module: nn.Module, w: Params) -> Params:
-    """All parameters of a module: w, and the frozen ones, which w does not have."""
+    """Returns all parameters of a module: `w` and the frozen ones, which `w` does not contain."""
     return {name: p.detach() for name, p in module.named_parameters() if name not in w} | w
 
 
 def drawn(module: nn.Module, generator: torch.Generator) -> Params:
-    """Initial parameters of a module: weights by He's rule, biases 0, scales 1."""
+    """Draws initial parameters of a module: weights by He initialisation, biases 0, scales 1."""
     return {name: _drawn(name, p, generator) for name, p in module.named_parameters()}
 
 
@@ -148,13 +149,13 @@ def _drawn(name: str, p: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def mean_over(values: Tensor, batch: "Batch") -> Tensor:
-    """The mean of one value per sample, (samples,), over a batch's real samples; 0 where there are none."""
+    """Mean of one value per sample, (samples,), over a batch's real samples; 0 if there are none."""
     return values.mean() if batch.mask is None else (values * batch.mask).sum() / batch.mask.sum().clamp(min=1.0)
 
 
 def cross_entropies(logits: Tensor, y: Tensor) -> Tensor:
-    """The cross-entropy of each sample: logits (samples, classes), y (samples,) -> (samples,).
+    """Cross-entropy of each sample: logits (samples, classes), y (samples,) -> (samples,).
 
-    F.cross_entropy falls back to Python under vmap, which imports torch's compiler: seconds in every process.
+    F.cross_entropy falls back to Python under vmap, which imports torch's compiler and costs seconds in every process.
     """
     return logits.logsumexp(-1) - logits.gather(-1, y[:, None])[:, 0]

@@ -1,6 +1,6 @@
-"""The private names of torch that this package uses, all of them tried with torch 2.15.0.
+"""Private names of torch that this package uses, all tested with torch 2.15.0.
 
-torch may rename or remove them in any release. Each function says what happens then.
+torch may rename or remove them in any release. Each function documents its fallback.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 try:
-    # `torch.func.grad` imports torch's compiler on its first call, which takes longer than importing torch. This does
-    # not. Without these names HAS_GRADIENT_LEVELS is False, and callers use `torch.func.grad_and_value`.
+    # `torch.func.grad` imports torch's compiler on its first call, which takes longer than importing torch. These names
+    # avoid that import. Without them HAS_GRADIENT_LEVELS is False, and callers use `torch.func.grad_and_value`.
     from torch._functorch.eager_transforms import (
         _create_differentiable,
         _undo_create_differentiable,
@@ -27,24 +27,24 @@ except ImportError:
 
 
 def gradient_level() -> AbstractContextManager[int]:
-    """A level of differentiation of torch.func. Only if HAS_GRADIENT_LEVELS, as the next two functions."""
+    """Opens a differentiation level of torch.func. Requires HAS_GRADIENT_LEVELS, as do the next two functions."""
     return grad_increment_nesting()
 
 
 def enter_level(tensor: Tensor, level: int) -> Tensor:
-    """The tensor as a variable of a level."""
+    """Wraps a tensor as a differentiable variable of a level."""
     return _create_differentiable(_wrap_tensor_for_grad(tensor, level), level)
 
 
 def leave_level(tensor: Tensor, level: int) -> Tensor:
-    """The tensor outside of a level."""
+    """Unwraps a tensor from a level."""
     return _undo_create_differentiable(tensor, level)
 
 
 def is_transformed() -> bool:
     """Whether this code runs under a transform of torch.func, such as vmap.
 
-    Without `peek_interpreter_stack` the answer is True: callers then use operations that work under every transform.
+    Without `peek_interpreter_stack` it returns True: callers then use operations that work under every transform.
     """
     return _peek_interpreter_stack is None or _peek_interpreter_stack() is not None
 
@@ -53,13 +53,13 @@ _peek_interpreter_stack = getattr(getattr(torch._C, "_functorch", None), "peek_i
 
 
 def _each(name: str, tensors: Sequence[Tensor], *others: Any, **options: Any) -> list[Tensor]:
-    """A method of every tensor; lists among `others` have one entry per tensor."""
+    """Calls a method of every tensor; lists among `others` have one entry per tensor."""
     columns = [other if isinstance(other, Sequence) else [other] * len(tensors) for other in others]
     return [getattr(tensor, name)(*rest, **options) for tensor, *rest in zip(tensors, *columns, strict=True)]
 
 
 def _foreach(name: str) -> Callable[..., Any]:
-    """An operation on lists of tensors, in one kernel on a GPU. Without it: one call per tensor, with equal results."""
+    """Returns an operation on lists of tensors, one kernel on a GPU. Fallback: one call per tensor, equal results."""
     return getattr(torch, f"_foreach_{name}", None) or partial(_each, name)
 
 
@@ -70,9 +70,9 @@ foreach_norm = _foreach("norm")
 
 
 def allow_recompilations(limit: int) -> None:
-    """Raise the number of times that `torch.compile` compiles one function, in this process.
+    """Raises the limit on how often `torch.compile` compiles one function, in this process.
 
-    A setting that is gone keeps torch's default; torch then raises an error of its own when the limit is reached.
+    If torch has removed a setting, its default stays; torch raises its own error when the limit is reached.
     """
     config: Any = torch._dynamo.config
     for name in ("recompile_limit", "accumulated_recompile_limit"):
@@ -81,12 +81,12 @@ def allow_recompilations(limit: int) -> None:
 
 
 def count_compilations() -> int:
-    """The number of graphs that torch compiled in this process, for tests. AttributeError if the name is gone."""
+    """Number of graphs that torch compiled in this process, for tests. Raises AttributeError if the name is gone."""
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
 def _base(module: Any, name: str, *public: type[nn.Module]) -> tuple[type[nn.Module], ...]:
-    """A private base class, or the public classes if it is gone; these do not cover a user's own subclass of it."""
+    """Returns a private base class; if it is gone, the public classes, which do not cover a user's subclass of it."""
     return (getattr(module, name),) if hasattr(module, name) else public
 
 
@@ -105,7 +105,7 @@ DROPOUTS = _base(
 
 
 def submodules(module: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The direct submodules in order, with those that are used twice, which `named_children` lists once.
+    """Returns the direct submodules in order, including repeated ones, which `named_children` lists once.
 
     If `_modules` is gone, each submodule is listed once.
     """

@@ -28,10 +28,10 @@ from hedgerow.algorithms.optim.local_sgd import minimize
 
 
 class Guided(Guidance, Student.Hyper):
-    """Hyperparameters of whoever has a guide."""
+    """Hyperparameters of algorithms with a guide."""
 
     alpha: float = Field(0.1, ge=0, le=1, description="weight of the labels")
-    tau: float = Field(4.0, gt=0, description="temperature, which softens the teacher")
+    tau: float = Field(4.0, gt=0, description="temperature that softens the teacher's outputs")
 
     def at(self, round: int) -> Self:
         now = super().at(round)
@@ -39,10 +39,10 @@ class Guided(Guidance, Student.Hyper):
 
 
 class DiSK(Student):
-    """In every round the guide learns against the student, then the student with its excuses.
+    """Trains the guide against the student in every round, then the student with the guide's excuses.
 
-    Both go through `epochs` passes, or `steps`, each with shuffled mini-batches of its own. The student's step leaves
-    the budget out, as the source does: it is more stable.
+    Both take `epochs` passes, or `steps` steps, each with its own shuffled mini-batches. The student's step omits the
+    budget, as the source does, which is more stable.
     """
 
     Hyper = Guided
@@ -52,10 +52,10 @@ class DiSK(Student):
     def __init__(self, hyper: Any, task: Task):
         super().__init__(hyper, task)
         if task.teacher is not None:
-            seen = shapes(self.teacher_task)
-            # Its parameters are in the server's state.
+            outputs = shapes(self.teacher_task)
+            # The parameters of the guide are in the server state, so this module needs no memory.
             with torch.device("meta"):
-                self.guide = guide_network(seen.features.shape[-1] + seen.logits.shape[-1], hyper.guide_hidden)
+                self.guide = guide_network(outputs.features.shape[-1] + outputs.logits.shape[-1], hyper.guide_hidden)
 
     def beside(self, cohort: Cohort) -> Tree:
         return {"guide": self.drawn(self.guide, cohort, "guide")}
@@ -89,7 +89,7 @@ class DiSK(Student):
         return {**up, "guide": guide}, state, metrics | {"guide_loss": value / hp.starts, "excused": excused.mean()}
 
     def excuse(self, hp: Any, down: Tree, batch: Batch) -> Lesson:
-        """What the guide minimises (line 2): (1 - alpha) L_dist + lambda L_bud, with the student as it is."""
+        """Loss of the guide (line 2): (1 - alpha) L_dist + lambda L_bud, with the student fixed."""
         teacher = self.says(down, batch)
         target = soft_labels(teacher.logits, hp.tau)
 
@@ -103,7 +103,7 @@ class DiSK(Student):
         return loss
 
     def lesson(self, hp: Any, down: Tree, batch: Batch) -> Lesson:
-        """What the student minimises (line 3): alpha L_CE + (1 - alpha) L_dist, with the guide as it is."""
+        """Loss of the student (line 3): alpha L_CE + (1 - alpha) L_dist, with the guide fixed."""
         teacher = self.says(down, batch)
         target = soft_labels(teacher.logits, hp.tau)
 
@@ -116,20 +116,20 @@ class DiSK(Student):
         return loss
 
     def answers(self, student: Tree, down: Tree, batch: Batch) -> Tensor:
-        """The student's logits."""
+        """Logits of the student."""
         return self.task.logits(student["w"], batch.x)
 
     def softness(self, hp: Any, down: Tree, batches: Iterable[Batch]) -> Tensor:
-        """tau_s of each student, 0-d for one alone. batches: all samples, where it is to be fitted."""
-        given = hp.tau if hp.student_tau == "teacher" else hp.student_tau
-        if given != "fit":
+        """tau_s of each student, 0-d for a single student. batches: all samples, if tau_s is fitted."""
+        setting = hp.tau if hp.student_tau == "teacher" else hp.student_tau
+        if setting != "fit":
             device = next(iter(down["w"].values())).device
-            return torch.full((hp.starts,) if hp.starts > 1 else (), given, device=device)
+            return torch.full((hp.starts,) if hp.starts > 1 else (), setting, device=device)
 
         def answers(student: Tree) -> Tensor:
-            return torch.cat([self.answers(student, down, batch) for batch in seen])
+            return torch.cat([self.answers(student, down, batch) for batch in samples])
 
-        seen = list(batches)
-        said = soft_labels(torch.cat([self.says(down, batch).logits for batch in seen]), hp.tau)
+        samples = list(batches)
+        target = soft_labels(torch.cat([self.says(down, batch).logits for batch in samples]), hp.tau)
         with torch.no_grad():
-            return self.each(lambda w: fitted_temperature(said, answers(w)), {key: down[key] for key in self.learns})
+            return self.each(lambda w: fitted_temperature(target, answers(w)), {key: down[key] for key in self.learns})

@@ -21,17 +21,17 @@ from hedgerow.algorithms.optim.local_sgd import minimize
 
 
 class OpenSet(Distiller):
-    """How everybody learns from the round's public samples."""
+    """Hyperparameters of the distillation on the round's public samples."""
 
-    batches: int = Field(10, ge=1, description="mini-batches of public samples that are labelled in a round")
-    epochs: int = Field(1, ge=1, description="passes over them")
+    batches: int = Field(10, ge=1, description="number of mini-batches of public samples that are labelled in a round")
+    epochs: int = Field(1, ge=1, description="number of passes over these mini-batches")
 
 
 class DSFL(ModelFamilies):
-    """Clients, who keep their models, say what they think of public samples; all learn from the sharpened mean.
+    """Clients keep their models and label public samples; all models learn from the sharpened mean of the labels.
 
-    Nothing but soft labels is transmitted. The model that is scored is the server's, which has learnt from them alone.
-    The passes over the round's public samples have them in one order.
+    Only soft labels are transmitted. The scored model is the server's, which learns from these labels only. All passes
+    over the round's public samples have the same order.
     """
 
     needs_public = True
@@ -44,7 +44,7 @@ class DSFL(ModelFamilies):
 
     @property
     def public_samples(self) -> int:
-        # So that all mini-batches are full, and soft labels of one shape.
+        # Makes all mini-batches full, so that all soft labels have the same shape.
         return int(self.hyper.open_set.batches * self.hyper.open_set.batch_size)
 
     def init_client(self) -> Tree:
@@ -60,38 +60,38 @@ class DSFL(ModelFamilies):
             )
             for group, own in zip(groups, known, strict=True)
         ]
-        voices = sum(int(result.contributed.sum()) for result in results)
-        mean = torch.stack([result.up["labels"] for result in results if result.contributed.any()]).sum(0) / voices
+        voters = sum(int(result.contributed.sum()) for result in results)
+        mean = torch.stack([result.up["labels"] for result in results if result.contributed.any()]).sum(0) / voters
         down = {"labels": sharpened(mean, self.hyper.sharpen)}
-        *_, learnt = yield [
+        *_, distilled = yield [
             *(
                 Exchange(self.learn, down, group.clients, local_inputs=own, batches=public)
                 for group, own in zip(groups, known, strict=True)
             ),
             Exchange(self.follow, {**down, "w": server["w"]}, np.zeros(1, int), batches=public, on="pool"),
         ]
-        return learnt.up if learnt.contributed.all() else server
+        return distilled.up if distilled.contributed.all() else server
 
     def label(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        """Update, then predict: soft labels (mini-batches, samples, classes)."""
+        """Steps Update and Predict; sends soft labels (mini-batches, samples, classes)."""
         w, loss = minimize(self.task.loss, self.layout.part(state["w"], down["channels"]), data, hp)
         labels = [soft_labels(self.task.logits(w, batch.x)) for batch in data.batches("public")]
         return {"labels": torch.stack(labels)}, self.kept(w, down), {"loss": loss}
 
     def learn(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        """Distil, at a client."""
+        """Distillation step of a client."""
         w, loss = self.distilled(hp, self.layout.part(state["w"], down["channels"]), down["labels"], data)
         return {}, self.kept(w, down), {"distillation_loss": loss}
 
     def follow(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        """Distil, at the server."""
+        """Distillation step of the server."""
         w, loss = self.distilled(hp, down["w"], down["labels"], data)
         return {"w": w}, state, {"server_distillation_loss": loss}
 
     def distilled(self, hp: Any, w: Params, labels: Tensor, data: ClientData) -> tuple[Params, Tensor]:
         def labelled() -> Iterator[Batch]:
             for _ in range(hp.open_set.epochs):
-                # A step that is only measured has fewer mini-batches than labels.
+                # A step that runs only to be measured has fewer mini-batches than labels.
                 for batch, target in zip(data.batches("public"), labels.unbind(0), strict=False):
                     yield replace(batch, y=target)
 
@@ -106,5 +106,5 @@ class DSFL(ModelFamilies):
         return students["w"], loss
 
     def kept(self, w: Params, down: Tree) -> Tree:
-        """A client's state: its model in its place within one of full size, since all states have one shape."""
+        """Client state: the model, placed in one of full size, because all states have the same shape."""
         return {"w": self.layout.whole(w, down["channels"])}

@@ -1,4 +1,4 @@
-"""What methods that match feature maps have in common: what else they learn from, and modules that learn beside."""
+"""Base class of methods that match feature maps: their other losses, and modules trained with the student."""
 
 from typing import Any
 
@@ -16,14 +16,15 @@ from hedgerow.algorithms.objectives.distillation_loss import divergence, soft_la
 
 
 class Matching(Student):
-    """A student that also matches the teacher's feature maps, L = L_CE + L_KL + weight L_maps, by modules that learn
-    beside it.
+    """Student that also matches the teacher's feature maps: L = L_CE + L_KL + weight L_maps.
+
+    Modules that are trained together with the student match the maps.
     """
 
     needs_feature_maps = True
 
     class Hyper(Student.Hyper):
-        tau: float = Field(4.0, gt=0, description="temperature, which softens what both say")
+        tau: float = Field(4.0, gt=0, description="temperature that softens the outputs of student and teacher")
 
     learns = ("w", "bridge")
 
@@ -34,12 +35,12 @@ class Matching(Student):
                 self.bridge = self.bridge_between(shapes(task).maps, shapes(self.teacher_task).maps)
 
     def incompatibility(self) -> str | None:
-        if found := super().incompatibility():
-            return found
+        if problem := super().incompatibility():
+            return problem
         return feature_map_incompatibility(self.hyper.name, self.task, self.teacher_task)
 
     def bridge_between(self, student: list[Tensor], teacher: list[Tensor]) -> nn.Module:
-        """The modules that learn beside the student, for maps of these shapes."""
+        """Modules that are trained together with the student, for maps of these shapes."""
         raise NotImplementedError
 
     def beside(self, cohort: Any) -> Tree:
@@ -48,5 +49,5 @@ class Matching(Student):
     def outputs(self, hp: Any, student: Features, teacher: Features, batch: Batch) -> Tensor:
         """L_CE + L_KL."""
         target = soft_labels(teacher.logits, hp.tau)
-        taught = divergence(target, student.logits, batch, hp.tau)
-        return self.task.criterion(student.logits, batch) + taught
+        distillation = divergence(target, student.logits, batch, hp.tau)
+        return self.task.criterion(student.logits, batch) + distillation

@@ -29,21 +29,21 @@ from hedgerow.algorithms.objectives.distillation_loss import (
 
 
 class FedET(ModelFamilies):
-    """Small models of clients teach a large one of the server's, whose representation goes back to them.
+    """Small client models teach a large server model, whose representation is sent back to the clients.
 
-    A teacher weighs as much as it is sure of a sample (the variance of its logits). What the ensemble agrees on is the
-    sample's label; those who disagree are heard too, as a regulariser, which is left out where all agree.
+    The weight of a teacher is its confidence in a sample (the variance of its logits). The consensus of the ensemble is
+    the sample's label. Teachers that disagree contribute a regulariser, which is omitted where all agree.
 
-    The paper's models have one representation layer of the same size in common. Here small models are nested in the
-    large one, and all layers but the last are their representation: the server takes the means of what it received,
-    parameter by parameter over those who have it, distils, and hands back each prototype its part.
+    The paper's models share one representation layer of the same size. Here small models are nested in the large one,
+    and all layers except the last are their representation: the server averages the models that it receives, parameter
+    by parameter over the clients that have it, distils, and returns its part to each prototype.
     """
 
     weighting: ClassVar[Weighting | None] = "samples"
     needs_public = True
 
     class Hyper(ModelFamilyHyper):
-        diversity: float = Field(0.05, ge=0, description="lambda, weight of those who disagree")
+        diversity: float = Field(0.05, ge=0, description="lambda, weight of the teachers that disagree")
         distillation: Distillation = Distillation()
 
     @property
@@ -59,20 +59,20 @@ class FedET(ModelFamilies):
         w = self.represented(server["w"], received)
         if self.hyper.distillation.steps:
             teachers = {self.name(one.group.capacity): one.models for one in received}
-            learnt = yield Exchange(
+            result = yield Exchange(
                 self.transfer,
                 {"w": w, "teachers": teachers},
                 np.zeros(1, int),
                 batches=self.hyper.distillation.batches,
                 on="pool",
             )
-            w = learnt.up["w"]
+            w = result.up["w"]
         before = {**server, **{self.name(one.group.capacity): one.mean for one in received}}
         small = {name: self.headed(part, before[name]) for name, part in self.prototypes(w).items()}
         return {"w": w, **small}
 
     def represented(self, w: Params, received: list[Received]) -> Params:
-        """The server's model, whose representation is the mean of what it received, where anybody has it."""
+        """Server model whose representation is the mean of the received models, where any of them has it."""
         total, holders = zeros_like(w), zeros_like(w)
         for one in received:
             channels = one.group.channels
@@ -82,11 +82,11 @@ class FedET(ModelFamilies):
         return self.headed(masked_mean(w, total, holders), w)
 
     def headed(self, w: Params, other: Params) -> Params:
-        """The representation of one model under the last layer of another."""
+        """Representation of one model with the last layer of another."""
         return {name: other[name] if self.layout.axes[name][:1] == (OUTPUTS,) else p for name, p in w.items()}
 
     def transfer(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        """The server's own step."""
+        """Distillation step of the server."""
 
         def loss(logits: Tensor, batch: Batch) -> Tensor:
             agreed, dissenting = batch.y.unbind(0)
@@ -98,6 +98,6 @@ class FedET(ModelFamilies):
 
 
 def targets(logits: Tensor) -> Tensor:
-    """(2, samples, classes), from those of the teachers: what they agree on, as one class, and what others say."""
+    """Targets (2, samples, classes) from the teachers' logits: the one-hot consensus, and predictions that disagree."""
     labels = consensus(logits).argmax(-1)
     return torch.stack([F.one_hot(labels, logits.shape[-1]).to(logits.dtype), dissent(logits, labels)])

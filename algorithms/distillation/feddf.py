@@ -22,18 +22,20 @@ from hedgerow.algorithms.objectives.distillation_loss import (
 
 
 class FedDF(ModelFamilies):
-    """The server averages the models of each shape, and distils the mean logits of all models into each average.
+    """Averages the models of each shape, and distils the mean logits of all models into each average.
 
-    The steps are a fixed number at a constant rate; the paper takes up to 10^4, at a rate that falls like a cosine,
-    until the accuracy on labelled samples of the server's stands still: these it does not have here. Nor are the worst
-    models of a round left out. The model that is scored is the largest.
+    The number of steps and the learning rate are fixed. The paper takes up to 10^4 steps with a cosine learning rate,
+    until the accuracy on labelled samples of the server stops improving; such samples are not available here. The worst
+    models of a round are not dropped either. The scored model is the largest one.
     """
 
     weighting: ClassVar[Weighting | None] = "samples"
     needs_public = True
 
     class Hyper(ModelFamilyHyper):
-        temperature: float = Field(1.0, gt=0, description="of the teachers' and the students' probabilities")
+        temperature: float = Field(
+            1.0, gt=0, description="temperature of the teachers' and the students' probabilities"
+        )
         distillation: Distillation = Distillation()
 
     @property
@@ -42,7 +44,7 @@ class FedDF(ModelFamilies):
 
     def incompatibility(self) -> str | None:
         if max(self.hyper.capacities) < 1:
-            return "algorithm.capacities: without 1 nobody trains the model that is scored; add 1"
+            return "algorithm.capacities: without 1 no client trains the scored model; add 1"
         return super().incompatibility()
 
     def name(self, capacity: float) -> str:
@@ -57,17 +59,17 @@ class FedDF(ModelFamilies):
         if not self.hyper.distillation.steps:
             return students
         teachers = {self.name(one.group.capacity): one.models for one in received}
-        fused = yield Exchange(
+        result = yield Exchange(
             self.fuse,
             {"students": students, "teachers": teachers},
             np.zeros(1, int),
             batches=self.hyper.distillation.batches,
             on="pool",
         )
-        return fused.up
+        return result.up
 
     def fuse(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        """The server's own step."""
+        """Distillation step of the server."""
         batches = taught(
             data.batches("public"),
             lambda x: soft_labels(ensemble(self.task, down["teachers"], x).mean(0), hp.temperature),

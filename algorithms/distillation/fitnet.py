@@ -17,18 +17,18 @@ from hedgerow.algorithms.nn.features import extract_features, shapes
 
 
 class FitNet(Matching):
-    """L_CE + L_KL + beta ||r(f_s) - f_t||^2 of one stage's maps; r is a convolution."""
+    """Minimises L_CE + L_KL + beta ||r(f_s) - f_t||^2 on the maps of one stage, where r is a convolution."""
 
     class Hyper(Matching.Hyper):
-        hint: int = Field(1, ge=1, description="the stage whose maps are matched, of student and teacher")
-        hint_weight: float = Field(100.0, ge=0, description="beta")
+        hint: int = Field(1, ge=1, description="stage of student and teacher whose maps are matched")
+        hint_weight: float = Field(100.0, ge=0, description="beta, weight of the matching loss")
 
     def incompatibility(self) -> str | None:
-        if found := super().incompatibility():
-            return found
+        if problem := super().incompatibility():
+            return problem
         stages = min(len(shapes(self.task).maps), len(shapes(self.teacher_task).maps))
         if self.hyper.hint > stages:
-            return f"algorithm.hint: student and teacher have {stages} stages in common; lower it"
+            return f"algorithm.hint: student and teacher have only {stages} stages in common; lower it"
         return None
 
     def bridge_between(self, student: list[Tensor], teacher: list[Tensor]) -> nn.Module:
@@ -39,24 +39,24 @@ class FitNet(Matching):
         teacher, stage = self.says(down, batch), hp.hint - 1
 
         def loss(student: Tree, aids: Tree) -> Tensor:
-            seen = extract_features(self.task, student["w"], batch.x)
-            regressed = functional_call(self.bridge, student["bridge"], (seen.maps[stage],))
-            far = mean_over((regressed - teacher.maps[stage]).square().flatten(1).mean(1), batch)
-            return self.outputs(hp, seen, teacher, batch) + hp.hint_weight * far
+            features = extract_features(self.task, student["w"], batch.x)
+            regressed = functional_call(self.bridge, student["bridge"], (features.maps[stage],))
+            distance = mean_over((regressed - teacher.maps[stage]).square().flatten(1).mean(1), batch)
+            return self.outputs(hp, features, teacher, batch) + hp.hint_weight * distance
 
         return loss
 
 
 def regressor(student: Tensor, teacher: Tensor, rectified: bool = True) -> nn.Module:
-    """From a map of the student's shape to one of the teacher's. rectified: no entry of which is negative."""
-    inputs, outputs, size, wanted = student.shape[1], teacher.shape[1], student.shape[-1], teacher.shape[-1]
+    """Maps features of the student's shape to the teacher's. rectified: the teacher's have no negative entries."""
+    inputs, outputs, size, target = student.shape[1], teacher.shape[1], student.shape[-1], teacher.shape[-1]
     conv: nn.Module
-    if size == 2 * wanted:
+    if size == 2 * target:
         conv = nn.Conv2d(inputs, outputs, 3, stride=2, padding=1)
-    elif 2 * size == wanted:
+    elif 2 * size == target:
         conv = nn.ConvTranspose2d(inputs, outputs, 4, stride=2, padding=1)
-    elif size >= wanted:
-        conv = nn.Conv2d(inputs, outputs, 1 + size - wanted)
+    elif size >= target:
+        conv = nn.Conv2d(inputs, outputs, 1 + size - target)
     else:
-        conv = nn.Sequential(nn.Upsample(size=wanted), nn.Conv2d(inputs, outputs, 1))
+        conv = nn.Sequential(nn.Upsample(size=target), nn.Conv2d(inputs, outputs, 1))
     return nn.Sequential(conv, StaticBatchNorm2d(outputs), *([nn.ReLU()] if rectified else []))

@@ -18,13 +18,14 @@ from hedgerow.algorithms.nn.features import extract_features
 
 
 class SemCKD(Matching):
-    """L_CE + L_KL + beta sum_ij a_ij ||p_ij(f_s,i) - f_t,j||^2: every stage of the student matches all of the
-    teacher's, with weights that say for each sample how alike the stages see the mini-batch.
+    """Matches every student stage to all teacher stages: L_CE + L_KL + beta sum_ij a_ij ||p_ij(f_s,i) - f_t,j||^2.
+
+    The weights a_ij express, for each sample, how similarly two stages relate it to the mini-batch.
     """
 
     class Hyper(Matching.Hyper):
-        match_weight: float = Field(400.0, ge=0, description="beta")
-        batch_size: int = Field(50, ge=4, description="samples per step, which the attention is made for")  # type: ignore[assignment]
+        match_weight: float = Field(400.0, ge=0, description="beta, weight of the matching loss")
+        batch_size: int = Field(50, ge=4, description="batch size, fixed for the attention")  # type: ignore[assignment]
 
     def bridge_between(self, student: list[Tensor], teacher: list[Tensor]) -> nn.Module:
         return Calibration([f.shape[1] for f in student], [f.shape[1] for f in teacher], self.hyper.batch_size)
@@ -33,15 +34,15 @@ class SemCKD(Matching):
         teacher = self.says(down, batch)
 
         def loss(student: Tree, aids: Tree) -> Tensor:
-            seen = extract_features(self.task, student["w"], batch.x)
-            far = functional_call(self.bridge, student["bridge"], (seen.maps, teacher.maps))
-            return self.outputs(hp, seen, teacher, batch) + hp.match_weight * mean_over(far, batch)
+            features = extract_features(self.task, student["w"], batch.x)
+            distance = functional_call(self.bridge, student["bridge"], (features.maps, teacher.maps))
+            return self.outputs(hp, features, teacher, batch) + hp.match_weight * mean_over(distance, batch)
 
         return loss
 
 
 class Calibration(nn.Module):
-    """Attention and projections between the stages of a student and a teacher, whose channels are given."""
+    """Attention and projections between the stages of a student and a teacher, given their numbers of channels."""
 
     def __init__(self, student: list[int], teacher: list[int], batch_size: int):
         super().__init__()
@@ -61,21 +62,21 @@ class Calibration(nn.Module):
         )
 
     def forward(self, student: list[Tensor], teacher: list[Tensor]) -> Tensor:
-        """The weighted squared distance of each sample, the mean over the student's stages: (samples,)."""
+        """Weighted squared distance of each sample, averaged over the student's stages: (samples,)."""
         keys = torch.stack([self._look(k, f) for k, f in zip(self.keys, teacher, strict=True)], 1)
         total = torch.zeros(len(teacher[0]), device=teacher[0].device)
         for query, projections, f in zip(self.queries, self.projections, student, strict=True):
             weights = (self._look(query, f)[:, None] * keys).sum(-1).softmax(-1)
             for j, (project, g) in enumerate(zip(projections, teacher, strict=True)):  # type: ignore[call-overload]
-                mine, wanted = match_resolution(f, g)
-                total = total + weights[:, j] * (project(mine) - wanted).square().flatten(1).mean(1)
+                student_map, teacher_map = match_resolution(f, g)
+                total = total + weights[:, j] * (project(student_map) - teacher_map).square().flatten(1).mean(1)
         return total / len(student)
 
     def _look(self, embedding: nn.Module, f: Tensor) -> Tensor:
-        """Each sample by how alike it is to the others of the mini-batch; a shorter batch is filled up with zeros."""
+        """Embeds each sample by its similarity to the mini-batch's samples; a shorter batch is padded with zeros."""
         flat = f.flatten(1)
-        alike = F.pad(flat @ flat.T, (0, self.batch_size - len(flat)))
-        return F.normalize(embedding(F.normalize(alike, dim=1)), dim=1)
+        similarity = F.pad(flat @ flat.T, (0, self.batch_size - len(flat)))
+        return F.normalize(embedding(F.normalize(similarity, dim=1)), dim=1)
 
 
 def _embedding(batch_size: int) -> nn.Module:

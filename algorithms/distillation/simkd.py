@@ -23,25 +23,26 @@ from hedgerow.algorithms.nn.features import Features, extract_features
 
 
 class SimKD(Student):
-    """The student learns the teacher's last map alone, and is scored through its projector and the teacher's last
-    layer; these layers stay, so it is larger than the others.
+    """The student learns only the teacher's last map, and is scored through its projector and the teacher's last layer.
+
+    These layers stay part of the model, so it is larger than the other students.
     """
 
     needs_feature_maps = True
 
     class Hyper(Student.Hyper):
-        warm_start: Literal[0] = Field(0, description="it has no last layer to begin with")  # type: ignore[assignment]
-        starts: Literal[1] = Field(1, description="one student")  # type: ignore[assignment]
+        warm_start: Literal[0] = Field(0, description="always 0: no last layer of its own")  # type: ignore[assignment]
+        starts: Literal[1] = Field(1, description="always 1")  # type: ignore[assignment]
 
     def __init__(self, hyper: Any, task: Task):
         super().__init__(hyper, task)
         if self.incompatibility() is None:
-            # What is not the student's comes with the parameters.
+            # The teacher's layer gets its weights from the server state.
             self.task = replace(task, module=ReusedClassifier(task, self.teacher_task), build=None)
 
     def incompatibility(self) -> str | None:
-        if found := super().incompatibility():
-            return found
+        if problem := super().incompatibility():
+            return problem
         return (
             feature_map_incompatibility(self.hyper.name, self.task, self.teacher_task)
             if not isinstance(self.task.module, ReusedClassifier)
@@ -54,27 +55,27 @@ class SimKD(Student):
     def started(self, server: Tree, cohort: Cohort) -> Tree:
         if cohort.round > 1:
             return server
-        drawn = self.drawn(self.task.module.projector, cohort, "projector")  # type: ignore[arg-type]
-        return {**server, "w": server["w"] | {f"projector.{name}": p for name, p in drawn.items()}}
+        projector = self.drawn(self.task.module.projector, cohort, "projector")  # type: ignore[arg-type]
+        return {**server, "w": server["w"] | {f"projector.{name}": p for name, p in projector.items()}}
 
     def lesson(self, hp: Any, down: Tree, batch: Batch) -> Lesson:
-        """L_ft = ||Psi(f_s) - f_t||^2 of the last maps."""
+        """Loss L_ft = ||Psi(f_s) - f_t||^2 of the last maps."""
         teacher = self.says(down, batch)
         return lambda student, aids: mean_over(self.far(student, down, batch, teacher), batch)
 
     def far(self, student: Tree, down: Tree, batch: Batch, teacher: Features) -> Tensor:
-        """The mean squared distance of each sample's maps, (samples,)."""
+        """Mean squared distance between the maps of each sample, (samples,)."""
         return feature_distance(self.shown(student, down, batch), teacher)
 
     def shown(self, student: Tree, down: Tree, batch: Batch) -> Features:
-        """What the student makes of a mini-batch, under the teacher's last layer."""
+        """Outputs of the student on a mini-batch, through the teacher's last layer."""
         return extract_features(self.task, {**student["w"], **self._head(down)}, batch.x)
 
     def scored(self, server: Tree) -> Tree:
         return {"w": {**server["w"], **self._head(server)}}
 
     def evaluate_params(self, server: Tree) -> Tree:
-        """The student's own: its projector and the teacher's layer are not of the task's model."""
+        """Parameters of the student; its projector and the teacher's layer are not part of the task's model."""
         return student_parameters(server["w"])
 
     def _head(self, tree: Tree) -> Params:

@@ -15,19 +15,21 @@ from hedgerow.algorithms.objectives.guide import excuses
 
 
 class SimKDDiSK(SimKD, DiSK):
-    """The guide learns as DiSK's does, from the logits of the teacher's last layer on the student's projected map; the
-    student's step is on mean (1 - g(x)) ||Psi(f_s) - f_t||^2. The source does not say how the two go together.
+    """SimKD with the student loss mean (1 - g(x)) ||Psi(f_s) - f_t||^2, where g is the guide of DiSK.
+
+    The guide learns as in DiSK, from the logits of the teacher's last layer on the student's projected map. The source
+    does not specify how to combine the two.
     """
 
     class Hyper(Guided):
-        warm_start: Literal[0] = Field(0, description="it has no last layer to begin with")  # type: ignore[assignment]
-        starts: Literal[1] = Field(1, description="one student")  # type: ignore[assignment]
+        warm_start: Literal[0] = Field(0, description="always 0: no last layer of its own")  # type: ignore[assignment]
+        starts: Literal[1] = Field(1, description="always 1")  # type: ignore[assignment]
 
     def answers(self, student: Tree, down: Tree, batch: Batch) -> Tensor:
         return self.shown(student, down, batch).logits
 
     def lesson(self, hp: Any, down: Tree, batch: Batch) -> Lesson:
-        """L_ft-g."""
+        """Loss L_ft-g."""
         teacher = self.says(down, batch)
 
         def loss(student: Tree, aids: Tree) -> Tensor:

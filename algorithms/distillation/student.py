@@ -1,4 +1,4 @@
-"""What all have in common who teach one model by another, in one place: warm start, teacher, then lessons."""
+"""Base class of centralised distillation from one model to another: warm start, teacher, then lessons."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar, Self
@@ -17,18 +17,21 @@ from hedgerow.algorithms.nn.features import Features, extract_features
 from hedgerow.algorithms.optim.local_sgd import minimize
 
 Lesson = Callable[[Tree, Tree], Tensor]
-"""The loss of one student on one mini-batch: (the branches that learn, its aids) -> 0-d."""
+"""Loss of one student on one mini-batch: (the branches that learn, its aids) -> 0-d."""
 
 
 class Student(Taught, Central):
-    """A round is `epochs` passes over the pooled samples, or `steps`; the first `warm_start` are without a teacher."""
+    """Centralised distillation; a round is `epochs` passes over the pooled samples, or `steps` steps.
+
+    The first `warm_start` rounds are without a teacher.
+    """
 
     class Hyper(Central.Hyper):
         warm_start: int = Field(
             0,
             ge=0,
-            description="rounds at the beginning in which the student learns from labels alone; then the learning rate "
-            "begins anew",
+            description="initial rounds in which the student learns from labels only; afterwards the learning rate "
+            "schedule restarts",
         )
 
         def at(self, round: int) -> Self:
@@ -37,35 +40,35 @@ class Student(Taught, Central):
     training_steps = ()
 
     learns: ClassVar[tuple[str, ...]] = ("w",)
-    """The branches of the server's state that the student's lessons move."""
+    """Branches of the server state that the student's lessons train."""
 
     moved = ("w", "bridge", "guide")
 
     aids: ClassVar[tuple[str, ...]] = ()
-    """What else of `down` each student has for itself."""
+    """Other branches of `down` that each student has for itself."""
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         server = self.remembering(self.started(server, cohort))
         if cohort.round <= self.hyper.warm_start:
-            learnt = yield Exchange(self.warm_up, server, POOL, batches=self.hyper.batches, on="pool")
-            return {**server, **learnt.up}
-        begins = "teacher" not in server
-        if begins:
+            result = yield Exchange(self.warm_up, server, POOL, batches=self.hyper.batches, on="pool")
+            return {**server, **result.up}
+        is_first_lesson = "teacher" not in server
+        if is_first_lesson:
             teacher = yield from self.teacher(cohort)
             server = self.remembering({"w": server["w"], "teacher": teacher, **self.beside(cohort)})
         known = self.known(cohort.round - self.hyper.warm_start)
-        learnt = yield Exchange(self.train, server, POOL, batches=self.batches(cohort), on="pool", local_inputs=known)
-        if begins:
-            # After the lesson, whose mini-batches are drawn by the number of its exchange.
+        result = yield Exchange(self.train, server, POOL, batches=self.batches(cohort), on="pool", local_inputs=known)
+        if is_first_lesson:
+            # After the lesson, because mini-batches depend on the number of their exchange.
             yield self.evaluate_teacher(server["teacher"], cohort)
-        return {**server, **learnt.up}
+        return {**server, **result.up}
 
     def beside(self, cohort: Cohort) -> Tree:
-        """What is trained beside the student, before its first lesson."""
+        """Initial state of what is trained together with the student, before its first lesson."""
         return {}
 
     def known(self, lesson: int) -> Tree:
-        """What the schedule says. lesson: the round, counted from 1 where the teacher begins."""
+        """Inputs from the schedule. lesson: the round, counted from 1 where the teacher begins."""
         return {}
 
     def warm_up(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
@@ -78,15 +81,15 @@ class Student(Taught, Central):
         aids = {key: down[key] for key in self.aids}
         memory = flatten({key: down["momentum"][key] for key in self.learns}) if "momentum" in down else None
         start = flatten({key: down[key] for key in self.learns})
-        learnt, value = minimize(total, start, data, hp, memory=memory)
-        lasting = {} if memory is None else {"momentum": unflatten(memory)}
-        return {**unflatten(learnt), **lasting}, state, {"loss": value / hp.starts}
+        result, value = minimize(total, start, data, hp, memory=memory)
+        momentum = {} if memory is None else {"momentum": unflatten(memory)}
+        return {**unflatten(result), **momentum}, state, {"loss": value / hp.starts}
 
     def lesson(self, hp: Any, down: Tree, batch: Batch) -> Lesson:
         raise NotImplementedError
 
     def says(self, down: Tree, batch: Batch) -> Features:
-        """What the teacher makes of a mini-batch."""
+        """Outputs of the teacher on a mini-batch."""
         with torch.no_grad():
             return extract_features(self.teacher_task, down["teacher"], batch.x)
 

@@ -1,4 +1,4 @@
-"""The centralised reference: SGD on all clients' training samples in one place (thesis, appendix A.1.1)."""
+"""Centralised reference: SGD on the pooled training samples of all clients (thesis, appendix A.1.1)."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -15,75 +15,77 @@ from hedgerow.algorithms.optim.local_sgd import LocalOptimizer, minimize
 
 
 class Central(Algorithm):
-    """A round is `epochs` passes over the pooled data. Nothing is transmitted, and nobody is sampled. Momentum lasts
-    from round to round, as in one run of SGD.
+    """Centralised SGD; a round is `epochs` passes over the pooled data of all clients, and nothing is transmitted.
 
-    Several models may start side by side: they see the same mini-batches and are one program, in which no model moves
-    another, since the slope of the sum of their losses by one of them is its own. Scores are means over them.
+    Clients are not sampled. Momentum persists across rounds, as in one run of SGD.
+
+    With `starts` > 1, several models train side by side on the same mini-batches, in one program. They are independent:
+    the gradient of the sum of their losses with respect to one model is the gradient of that model's own loss. Scores
+    are means over the models.
     """
 
     is_centralized = True
     training_steps: ClassVar[tuple[str, ...]] = ("train",)
 
     moved: ClassVar[tuple[str, ...]] = ("w",)
-    """The branches of the server's state that learn, each with its momentum."""
+    """Branches of the server state that are trained, each with its own momentum."""
 
     class Hyper(LocalOptimizer):
-        momentum: float = Field(0.0, ge=0, lt=1, description="heavy-ball momentum, which lasts from round to round")
+        momentum: float = Field(0.0, ge=0, lt=1, description="heavy-ball momentum, which persists across rounds")
         starts: int = Field(
-            1, ge=1, description="models that learn side by side, each from initial parameters of its own"
+            1, ge=1, description="number of models trained side by side, each from its own initial parameters"
         )
 
     def incompatibility(self) -> str | None:
         if self.hyper.starts > 1 and self.hyper.clip_norm is not None:
-            return "algorithm.clip_norm: models that start side by side would be clipped together; set it to null"
+            return "algorithm.clip_norm: models trained side by side would be clipped together; set it to null"
         return super().incompatibility()
 
     def init_server(self) -> Tree:
         return {"w": self._side_by_side([self.task.init()] * self.hyper.starts)}
 
     def remembering(self, server: Tree) -> Tree:
-        """The server's state with a momentum, which begins at 0, of all that learns."""
+        """Adds a momentum, initialised to 0, for all trained branches to the server state, unless it has one."""
         if not self.hyper.momentum or "momentum" in server:
             return server
         return {**server, "momentum": {name: zeros_like(server[name]) for name in self.moved if name in server}}
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         server = self.remembering(self.started(server, cohort))
-        learnt = yield Exchange(self.train, server, POOL, batches=self.batches(cohort), on="pool")
-        return {**server, **learnt.up}
+        result = yield Exchange(self.train, server, POOL, batches=self.batches(cohort), on="pool")
+        return {**server, **result.up}
 
     def batches(self, cohort: Cohort) -> dict[str, BatchSpec]:
         return self.hyper.batches
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         memory = dict(down["momentum"]["w"]) if "momentum" in down else None
-        lasting = {} if memory is None else {"momentum": {"w": memory}}
+        momentum = {} if memory is None else {"momentum": {"w": memory}}
 
         def total(w: Tree, batch: Batch) -> Tensor:
             return self.each(lambda w: self.task.loss(w, batch), w).sum()
 
         w, value = minimize(total, down["w"], data, hp, memory=memory)
-        return {"w": w, **lasting}, state, {"loss": value / hp.starts}
+        return {"w": w, **momentum}, state, {"loss": value / hp.starts}
 
     # ---- models side by side ----------------------------------------------------------------------------------------
 
     def started(self, server: Tree, cohort: Cohort) -> Tree:
-        """In the first round, models that start side by side get initial parameters of their own."""
+        """Gives models that are trained side by side their own initial parameters, in the first round."""
         if cohort.round > 1 or self.hyper.starts == 1:
             return server
         seeds = [cohort.seed_for(f"start {number}") for number in range(self.hyper.starts)]
         return {**server, "w": self._side_by_side([self.task.init(seed) for seed in seeds])}
 
     def each(self, function: Callable[..., Any], *trees: Tree) -> Any:
-        """What a function says of each model, with a leading dimension of models; of a single one, without it."""
+        """Output of a function for each model, with a leading dimension of models; without it for a single model."""
         return function(*trees) if self.hyper.starts == 1 else torch.func.vmap(function)(*trees)
 
     def _side_by_side(self, trees: list[Tree]) -> Tree:
         return trees[0] if self.hyper.starts == 1 else stack(*trees)
 
     def evaluate_params(self, server: Tree) -> Tree:
-        """The model; of several the first."""
+        """Parameters of the model; of the first one, if there are several."""
         return server["w"] if self.hyper.starts == 1 else tree_map(lambda p: p[0], server["w"])
 
     def scored(self, server: Tree) -> Tree:
@@ -92,11 +94,11 @@ class Central(Algorithm):
     def batch_norm_statistics(
         self, hp: Any, down: Tree, state: Tree, data: ClientData
     ) -> tuple[Tree, Tree, dict[str, Any]]:
-        found = [
+        statistics = [
             self.each(lambda w, batch=batch: self.task.statistics(w, batch), down["w"])
             for batch in data.batches("statistics")
         ]
-        return tree_map(lambda *parts: torch.stack(parts).mean(0), *found), state, {}
+        return tree_map(lambda *parts: torch.stack(parts).mean(0), *statistics), state, {}
 
     def evaluate_client(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         totals = torch.zeros(3, device=data.x.device)
@@ -107,7 +109,7 @@ class Central(Algorithm):
         return {"correct": correct, "samples": samples}, state, metrics
 
     def evaluation_metrics(self, server: Tree, test: Aggregate) -> dict[str, float]:
-        """Of models side by side: how many have ended in which minimum, where the model knows its minima by name."""
+        """Number of models that ended in each minimum, if several are trained and the model names its minima."""
         minima = getattr(self.task.module, "minima", None)
         if minima is None or self.hyper.starts == 1:
             return {}

@@ -13,10 +13,10 @@ from hedgerow.algorithms.optim.local_sgd import LocalSolver, Proximal, minimize
 
 
 class FedDyn(Algorithm):
-    """Each client's objective is regularised anew every round, so that its minimiser agrees with the global one.
+    """Regularises each client's objective anew in every round, so that its minimiser agrees with the global one.
 
-    g, a client's state, is the gradient of its loss at its latest model; h, the server's, is their mean over all
-    clients. Neither is ever transmitted.
+    The client state g is the gradient of the client's loss at its latest model. The server state h is the mean of g
+    over all clients. Neither is ever transmitted.
     """
 
     has_client_models = accumulates = refuses_server_momentum = True
@@ -37,8 +37,8 @@ class FedDyn(Algorithm):
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         alpha = self.hyper.alpha
         result = yield Exchange(self.train, {"w": server["w"]}, cohort.clients, batches=self.hyper.batches)
-        moved = sub(result.up["w"], server["w"])
-        h = add(server["h"], moved, -alpha * int(result.contributed.sum()) / cohort.population)
+        update = sub(result.up["w"], server["w"])
+        h = add(server["h"], update, -alpha * int(result.contributed.sum()) / cohort.population)
         return {"w": add(result.up["w"], h, -1 / alpha), "h": h}
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
@@ -47,9 +47,9 @@ class FedDyn(Algorithm):
         return {"w": w}, self.remember(hp, down, {"w": w}, state), {"loss": loss, MODEL: w}
 
     def centre(self, hp: Any, down: Tree, state: Tree) -> Tree:
-        """That of -<g, w> + alpha/2 ||w - w_server||^2 = alpha/2 ||w - centre||^2 + a constant."""
+        """Centre of the proximal term: -<g, w> + alpha/2 ||w - w_server||^2 = alpha/2 ||w - centre||^2 + a constant."""
         return add(down["w"], state["g"], 1 / hp.alpha)
 
     def remember(self, hp: Any, down: Tree, sent: Tree, state: Tree) -> Tree:
-        """At the minimum the loss's gradient is g - alpha (w - w_server) = alpha (centre - w)."""
+        """Updates g: at the minimum, the gradient of the loss is g - alpha (w - w_server) = alpha (centre - w)."""
         return {"g": scale(sub(self.centre(hp, down, state), sent["w"]), hp.alpha)}

@@ -1,4 +1,4 @@
-"""Distributed SGD, also FedSGD (McMahan et al., 2017, section 2; thesis, chapter 2)."""
+"""Distributed SGD, also called FedSGD (McMahan et al., 2017, section 2; thesis, chapter 2)."""
 
 from typing import Any, ClassVar
 

@@ -15,8 +15,8 @@ from hedgerow.algorithms.optim.local_sgd import LocalSolver, Proximal, minimize
 class FedSplit(Algorithm):
     """Peaceman-Rachford splitting: each client reflects the server's model at its own z and takes a proximal step.
 
-    The server's model is the mean of z over all clients, of which those that are inactive keep theirs, or over the
-    active ones. With all clients active these are the same.
+    The server's model is the mean of z over all clients, where inactive clients keep their z, or over the active
+    clients only. Both are the same if all clients are active.
     """
 
     has_client_models = accumulates = True
@@ -25,7 +25,7 @@ class FedSplit(Algorithm):
 
     class Hyper(LocalSolver):
         step_size: float = Field(1.0, gt=0, description="s: the proximal term is 1/(2s) ||u - (2x - z)||^2")
-        average: Literal["all", "active"] = Field("all", description="over which clients the server averages z")
+        average: Literal["all", "active"] = Field("all", description="clients over which the server averages z")
 
     @property
     def parts(self) -> Parts:  # type: ignore[override]
@@ -42,12 +42,12 @@ class FedSplit(Algorithm):
         return {"w": add(server["w"], result.up["moved"], int(result.contributed.sum()) / cohort.population)}
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        reflected = tree_map(lambda x, z: 2 * x - z, down["w"], state["z"])
-        penalty = Proximal(1 / hp.step_size, reflected)
+        reflection = tree_map(lambda x, z: 2 * x - z, down["w"], state["z"])
+        penalty = Proximal(1 / hp.step_size, reflection)
         half, loss = minimize(self.task.loss, down["w"], data, hp, proximal=penalty)
-        moved = scale(sub(half, down["w"]), 2)
-        z = add(state["z"], moved)
-        up = {"z": z} if hp.average == "active" else {"moved": moved}
+        update = scale(sub(half, down["w"]), 2)
+        z = add(state["z"], update)
+        up = {"z": z} if hp.average == "active" else {"moved": update}
         return up, {"z": z}, {"loss": loss, MODEL: half}
 
     def remember(self, hp: Any, down: Tree, sent: Tree, state: Tree) -> Tree:

@@ -1,4 +1,4 @@
-"""SCAFFOLD (Karimireddy et al., 2020), with the update that the thesis compares with (option II of the paper)."""
+"""SCAFFOLD (Karimireddy et al., 2020) with the control variates of option II, which the thesis compares with."""
 
 from typing import Any, ClassVar
 
@@ -11,10 +11,11 @@ from hedgerow.algorithms.optim.local_sgd import LocalSGD, minimize, plain_steps
 
 
 class Scaffold(Algorithm):
-    """Local steps are corrected by the difference of the server's and the client's control variates, c - c_k.
+    """Corrects local steps by the difference between the server's and the client's control variates, c - c_k.
 
-    Both travel with the model, in both directions: a round costs two of FedAvg's. c_k is the mean of the gradients of a
-    client's steps; with local momentum, which the paper does not have, a weighted mean.
+    Control variates are transmitted with the model, in both directions, so a round costs twice as much as one of
+    FedAvg. c_k is the mean of the gradients of a client's steps; with local momentum, which the paper does not have, it
+    is a weighted mean.
     """
 
     has_client_models = accumulates = True
@@ -41,8 +42,8 @@ class Scaffold(Algorithm):
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         w, loss = minimize(self.task.loss, down["w"], data, hp, linear=sub(down["c"], state["c"]))
-        # c_k+ - c_k = (w_server - w) / (K lr) - c, with K the steps that this client took. Momentum moves the model
-        # farther than K plain steps: without the correction c_k would be about 1 / (1 - momentum) times the gradient.
+        # c_k+ - c_k = (w_server - w) / (K lr) - c, where this client takes K steps. Momentum moves the model farther
+        # than K plain steps: without the correction c_k would be about 1 / (1 - momentum) times the gradient.
         steps = plain_steps(hp, data.steps("train"))
         change = add(scale(down["c"], -1), sub(down["w"], w), 1 / (steps * hp.lr))
         up = {"w": w, "change": change}

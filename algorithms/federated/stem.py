@@ -14,15 +14,16 @@ from hedgerow.algorithms.optim.storm_momentum import Storm, alpha, corrected
 
 
 class Stem(Algorithm):
-    """Local steps with STORM's momentum; every I steps, models and momenta are averaged.
+    """Takes local steps with STORM's momentum; models and momenta are averaged every I steps.
 
-    The momenta are estimated at the averaged model: two exchanges per round. Clients remember where they stood.
+    The momenta are estimated at the averaged model, so a round takes two exchanges. Clients store the model at which
+    their momentum was last estimated.
     """
 
     requires_full_participation = True
 
     class Hyper(Storm):
-        lr: float = Field(0.1, gt=0, description="learning rate, times alpha_t")
+        lr: float = Field(0.1, gt=0, description="learning rate, multiplied by alpha_t")
         batch_size: int | None = Field(50, ge=1, description="samples of each mini-batch; null: the whole local data")
         weight_decay: float = Field(0.0, ge=0, description="L2 penalty of the loss")
 
@@ -34,23 +35,23 @@ class Stem(Algorithm):
         hyper, first = self.hyper, cohort.round == 1
         step, size = (self.begin, hyper.first_batch_size) if first else (self.estimate, hyper.batch_size)
         one, more = {"train": BatchSpec(size, steps=1)}, {"train": BatchSpec(hyper.batch_size, steps=hyper.steps - 1)}
-        estimated = yield Exchange(step, server, cohort.clients, batches=one)
-        momentum = {} if first and not hyper.sync_init else estimated.up
-        moved = yield Exchange(self.move, momentum, cohort.clients[estimated.contributed], batches=more)
-        return moved.up
+        estimate = yield Exchange(step, server, cohort.clients, batches=one)
+        momentum = {} if first and not hyper.sync_init else estimate.up
+        result = yield Exchange(self.move, momentum, cohort.clients[estimate.contributed], batches=more)
+        return result.up
 
     def begin(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        """The first momentum."""
+        """Computes the first momentum."""
         momentum, loss = self._slope(hp, down["w"], next(data.batches()))
         return {"momentum": momentum}, {"w": down["w"], "momentum": momentum}, {"loss": loss}
 
     def estimate(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        """The momentum at the averaged model."""
+        """Estimates the momentum at the averaged model."""
         momentum, loss = self._momentum(hp, 0, next(data.batches()), down["w"], state["w"], state["momentum"])
         return {"momentum": momentum}, {"w": down["w"], "momentum": momentum}, {"loss": loss}
 
     def move(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        """I steps, and between them new momenta. down: the averaged momentum; empty: each client's own."""
+        """Takes I steps with new momenta between them. down: the averaged momentum; empty: each client uses its own."""
         w, momentum, losses = state["w"], {**state, **down}["momentum"], []
         for t, batch in enumerate(data.batches(), start=1):
             new = add(w, momentum, -hp.lr * alpha(hp, t))
@@ -61,9 +62,9 @@ class Stem(Algorithm):
         return {"w": last}, {"w": w, "momentum": momentum}, {"loss": torch.stack(losses).mean()} if losses else {}
 
     def _momentum(self, hp: Any, t: int, batch: Batch, new: Tree, old: Tree, momentum: Tree) -> Any:
-        there, loss = self._slope(hp, new, batch)
-        before, _ = self._slope(hp, old, batch)
-        return corrected(hp, t, {"x": momentum}, {"x": there}, {"x": before})["x"], loss
+        new_slope, loss = self._slope(hp, new, batch)
+        old_slope, _ = self._slope(hp, old, batch)
+        return corrected(hp, t, {"x": momentum}, {"x": new_slope}, {"x": old_slope})["x"], loss
 
     def _slope(self, hp: Any, w: Tree, batch: Batch) -> Any:
         slope, loss = gradient_and_value(self.task.loss)(w, batch)

@@ -12,7 +12,7 @@ from hedgerow.algorithms.optim.storm_momentum import alpha
 
 
 class STORM(Stem):
-    """STEM's steps on the pooled data; a round is `steps` of them."""
+    """STORM on the pooled data, by the steps of STEM; a round is `steps` steps."""
 
     requires_full_participation = False
     is_centralized = True
@@ -26,8 +26,8 @@ class STORM(Stem):
         pool, hyper = np.zeros(1, int), self.hyper
         if "momentum" not in server:
             first = {"train": BatchSpec(hyper.first_batch_size, steps=1)}
-            begun = yield Exchange(self.begin, server, pool, batches=first, on="pool")
-            server = {**server, **begun.up}
+            start = yield Exchange(self.begin, server, pool, batches=first, on="pool")
+            server = {**server, **start.up}
         steps = {"train": BatchSpec(hyper.batch_size, steps=hyper.steps)}
         result = yield Exchange(self.train, server, pool, batches=steps, on="pool")
         return result.up

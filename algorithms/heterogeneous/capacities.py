@@ -1,6 +1,6 @@
-"""Clients of different capacities: who has which, what they lose, and how the parts that they return are averaged.
+"""Client capacities: their assignment to clients, the masked loss, and the mean of the parts that clients return.
 
-What a capacity is a share of, the methods say: of channels (`partial_training`), or of weights (`sparse_training`).
+Each method defines what a capacity is a share of: channels (`partial_training`) or weights (`sparse_training`).
 """
 
 from contextlib import suppress
@@ -26,75 +26,83 @@ Capacity = Annotated[float, Field(gt=0, le=1)]
 
 
 CAPACITIES = [1.0, 0.5, 0.25, 0.125, 0.0625]
-"""Those of HeteroFL, and of all who compare with it."""
+"""Capacities of HeteroFL and of the methods that compare with it."""
 
 
 class Heterogeneous(LocalOptimizer):
-    """Hyperparameters of all whose clients differ in capacity."""
+    """Hyperparameters of algorithms whose clients differ in capacity."""
 
-    capacities: list[Capacity] = Field(CAPACITIES, min_length=1, description="a client has one, drawn uniformly")
-    redraw: bool = Field(True, description="draw the clients' capacities anew in every round; else once")
+    capacities: list[Capacity] = Field(
+        CAPACITIES, min_length=1, description="capacities; each client has one, drawn uniformly"
+    )
+    redraw: bool = Field(True, description="draw the clients' capacities anew in every round; false: once")
     masked_loss: bool = Field(
         True,
-        description="logits of classes that a client has no samples of, among the round's mini-batches, are 0 in its "
-        "loss, and it leaves these classes alone",
+        description="in a client's loss, set the logits of classes without samples in its mini-batches of the "
+        "round to 0, and do not update these classes",
     )
     average: Literal["holders", "all"] = Field(
-        "holders", description="over whom a parameter's moves are averaged: those who trained it, or all of the round"
+        "holders",
+        description="clients over which the updates of a parameter are averaged; holders: those that trained it; "
+        "all: all of the round",
     )
-    server_lr: float = Field(1.0, gt=0, description="the server's step along that average")
+    server_lr: float = Field(1.0, gt=0, description="server step size along that average")
 
 
 class ByLayers(Algorithm):
-    """An algorithm that knows the layers of its model."""
+    """Base class of algorithms that know the layers of their model."""
 
     def __init__(self, hyper: Any, task: Task):
         super().__init__(hyper, task)
-        # A compiled step cannot find it out.
+        # Computed here, because a compiled step cannot compute it.
         with suppress(NoSubModelsError):
             _ = self.layout
 
     @cached_property
     def layout(self) -> Layout:
-        """Raises NoSubModelsError."""
+        """Layout of the task's model. Raises NoSubModelsError."""
         return Layout.of(self.task)
 
 
 def by_capacity(cohort: Cohort, capacities: list[float], redraw: bool) -> list[tuple[float, np.ndarray]]:
-    """The round's clients by capacity: (capacity, clients), of those capacities that somebody has.
+    """Groups the round's clients by capacity: (capacity, clients), for each capacity that has clients.
 
-    They are drawn uniformly, so a capacity that is named twice has twice the clients; anew in every round, or once.
+    Capacities are drawn uniformly, in every round or once, so a capacity that is listed twice has twice the clients.
     """
     if redraw:
         rng = np.random.default_rng(cohort.seed_for("capacities"))
-        # Of all who were sampled, so that a client's capacity does not depend on who is lost.
-        drawn = rng.integers(len(capacities), size=len(cohort.sampled_clients))[
+        # Drawn for all sampled clients, so that a client's capacity does not depend on dropouts.
+        indices = rng.integers(len(capacities), size=len(cohort.sampled_clients))[
             np.isin(cohort.sampled_clients, cohort.clients)
         ]
     else:
         rng = np.random.default_rng([cohort.seed, crc32(b"capacities")])
-        drawn = rng.integers(len(capacities), size=cohort.population)[cohort.clients]
-    has = np.array(capacities)[drawn]
-    parts = [(capacity, cohort.clients[has == capacity]) for capacity in dict.fromkeys(capacities)]
+        indices = rng.integers(len(capacities), size=cohort.population)[cohort.clients]
+    assignment = np.array(capacities)[indices]
+    parts = [(capacity, cohort.clients[assignment == capacity]) for capacity in dict.fromkeys(capacities)]
     return [(capacity, clients) for capacity, clients in parts if len(clients)]
 
 
 def averaged(hyper: Heterogeneous, w: Params, moves: Params, holders: Params, sampled_clients: float) -> Params:
-    """w, moved by the mean of the clients' moves. moves: their sum; holders: how many of `everybody` trained what."""
+    """w after a server step along the mean of the clients' updates.
+
+    moves: sum of the updates. holders: number (or weight) of the clients that trained each parameter. sampled_clients:
+    number (or weight) of all clients.
+    """
     if hyper.average == "all":
         return add(w, moves, hyper.server_lr / sampled_clients) if sampled_clients else w
-    # Where nobody trained, nothing moved.
+    # A parameter that no client trained has an update of 0.
     return add(w, masked_mean(moves, moves, holders), hyper.server_lr)
 
 
 def masked_loss(task: Any, w: Params, batch: Batch, here: Tensor | None) -> Tensor:
-    """The loss where the logits of classes that are not here are 0 (HeteroFL, section 3)."""
+    """Loss with logits of absent classes set to 0 (HeteroFL, section 3). here: 1 for present classes; None: all."""
     logits = task.logits(w, batch.x)
     return task.criterion(logits if here is None else logits * here, batch)
 
 
 def classes_of(data: ClientData, classes: int) -> Tensor:
-    """(classes,): 1 for those that the client's mini-batches have samples of, else 0."""
+    """Mask of the classes that occur in the client's mini-batches, (classes,): 1 for these, else 0."""
     rows, real = data.streams["train"]
-    found = (data.y[rows][..., None] == torch.arange(classes, device=data.y.device)) & real[..., None]
-    return found.flatten(0, -2).any(0).float()
+    matches = (data.y[rows][..., None] == torch.arange(classes, device=data.y.device)) & real[..., None]
+    return matches.flatten(0, -2).any(0).float()

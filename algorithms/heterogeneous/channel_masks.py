@@ -1,7 +1,6 @@
-"""Which channels of a model a client of a capacity keeps: FedSep's mask problem and the derivative of its solution
-(Li, Huang, 2023, Eq. 7 and 8).
+"""FedSep's mask problem (Li, Huang, 2023, Eq. 7), which selects a client's channels, and its derivative (Eq. 8).
 
-a: space -> how far each channel is on, (channels,), between 0 and 1.
+a: space -> gate of each channel, (channels,), between 0 and 1.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,19 +22,19 @@ Shares = dict[str, Tensor]
 
 
 def excess(macs: Tensor, budget: Any) -> Tensor:
-    """R(T, c) = log(max(T, c) / c): how far the multiply-adds T exceed a budget c. Its slope is grad T / T, or 0."""
+    """R(T, c) = log(max(T, c) / c): excess of the multiply-adds T over a budget c. Its gradient is grad T / T, or 0."""
     return (macs / budget).clamp(min=1.0).log()
 
 
 def masked(layout: Layout, w: Params, a: Shares) -> Params:
-    """a (.) w: every channel's parameters multiplied with how far it is on."""
+    """a (.) w: the parameters of every channel multiplied by its gate."""
     return tree_map(torch.mul, w, layout.mask(a, inputs=False))
 
 
 class MaskProblem:
     """G(w, a) = L(a (.) w) + weight R(T(a), capacity T_total), on a mini-batch.
 
-    here: which classes the client has, or None: L is then masked as what it learns.
+    here: classes that the client has, or None; L is masked like the training loss.
     """
 
     def __init__(self, task: Task, layout: Layout, capacity: Any, weight: Any, here: Tensor | None = None):
@@ -49,7 +48,7 @@ class MaskProblem:
 
 
 def descend(loss: Any, phi: Params, batches: Iterable[Batch], lr: Any, decay: float = 0.01) -> Params:
-    """Steps of AdamW (Loshchilov, Hutter, 2019) on loss(phi, batch), one per batch that is not padding."""
+    """Takes AdamW steps (Loshchilov, Hutter, 2019) on loss(phi, batch), one per batch that is not padding."""
     gradient, adam = gradient_and_value(loss), Adam()
     for batch in batches:
         direction = dict(zip(phi, adam(gradient(phi, batch)[0].values()), strict=True))
@@ -59,18 +58,22 @@ def descend(loss: Any, phi: Params, batches: Iterable[Batch], lr: Any, decay: fl
 
 
 def most(a: Mapping[str, Tensor], first: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The channels that are on most, of equals the first; as many of each space as `first` has entries, ascending."""
-    return {space: a[space].argsort(descending=True, stable=True)[kept].sort().values for space, kept in first.items()}
+    """Channels with the largest gates, ascending, as many per space as in `first`; ties go to the first channel."""
+    return {
+        space: a[space].argsort(descending=True, stable=True)[channels].sort().values
+        for space, channels in first.items()
+    }
 
 
 def encode(g: Any, layout: Layout, w: Params, a: Shares, moved: Params, steps: int, damping: Any) -> Tree:
-    """Enc{v} = -a (.) v - grad_w a (w (.) v) with grad_w a = -grad_wa G (grad_aa G + damping)^-1 (Eq. 8), for an a that
-    minimises G in the inside of [0, 1]. g: (w, a) -> G. steps: of conjugate gradients.
+    """Enc{v} = -a (.) v - grad_w a (w (.) v) with grad_w a = -grad_wa G (grad_aa G + damping)^-1 (Eq. 8).
+
+    a minimises G in the interior of [0, 1]. g: (w, a) -> G. steps: number of conjugate gradient steps.
     """
     per_channel = gradient_and_value(lambda a: dot(masked(layout, w, a), moved))(a)[0]
 
     def curvature(u: Tree) -> Tree:
         return add(hessian_product(g, w, a, u), u, damping)
 
-    solved = conjugate_gradient(curvature, per_channel, steps)
-    return sub(cross_product(g, w, a, solved), masked(layout, moved, a))
+    solution = conjugate_gradient(curvature, per_channel, steps)
+    return sub(cross_product(g, w, a, solution), masked(layout, moved, a))

@@ -1,4 +1,4 @@
-"""Decouple (thesis, chapter 4): two architectures in two separate trainings, for comparison."""
+"""Decouple (thesis, chapter 4): two architectures that are trained separately, for comparison."""
 
 from hedgerow.algorithms.core.algorithm import Aggregate
 from hedgerow.algorithms.core.pytree import Tree
@@ -6,7 +6,7 @@ from hedgerow.algorithms.heterogeneous.early_exits import TwoArchitectures, TwoE
 
 
 class Decouple(TwoExits):
-    """FedAvg of the simple clients beside FedAvg of the complex ones: nothing is shared."""
+    """FedAvg on the simple clients and, separately, on the complex clients; nothing is shared."""
 
     shares = False
 

@@ -1,4 +1,4 @@
-"""Clients with a simple and clients with a complex architecture, one being a part of the other (thesis, chapter 4)."""
+"""Clients with a simple or a complex architecture, one being a part of the other (thesis, chapter 4)."""
 
 from collections.abc import Collection
 from typing import Any, ClassVar
@@ -20,19 +20,23 @@ from hedgerow.algorithms.optim.local_sgd import LocalSGD, minimize
 
 
 class TwoArchitectures(LocalSGD):
-    """Hyperparameters of all who train two architectures."""
+    """Hyperparameters of algorithms that train two architectures."""
 
-    simple: float = Field(0.5, ge=0, le=1, description="share of the clients, the first ones, with the simple network")
+    simple: float = Field(
+        0.5, ge=0, le=1, description="share of the clients (the first ones) that have the simple network"
+    )
     latest: bool = Field(
-        False, description="score the averages of all clients' latest models, simple and complex, not the server's"
+        False,
+        description="score the averages of all clients' latest models, simple and complex, instead of the "
+        "server's models",
     )
 
 
 class TwoExits(Algorithm):
-    """The model is a complex network w with an exit of its own for a simple one: [w]_M, its parameters `early`. Those
-    of them that the complex network does without, the exit, are `early_alone`.
+    """Base class of algorithms on a complex network w that contains a simple one, [w]_M, with an exit of its own.
 
-    Who shares [w]_M keeps one w; else the server has a simple model beside it.
+    The model lists the parameters of [w]_M in `early`, and those of its exit, which the complex network does not use,
+    in `early_alone`. Algorithms that share [w]_M keep one w; for the others, the server also has a simple model.
     """
 
     needs_early_exit = True
@@ -45,7 +49,7 @@ class TwoExits(Algorithm):
         return f"task.model: {self.hyper.name} needs a network with an early exit; choose resnet_exit"
 
     def early(self, w: Params) -> Params:
-        """[w]_M"""
+        """Parameters of the simple network, [w]_M."""
         return named(w, self.task.module.early)  # type: ignore[arg-type]
 
     @property
@@ -59,10 +63,10 @@ class TwoExits(Algorithm):
         return {**server, "latest": {"simple": self.early(w), "complex": w}} if self.hyper.latest else server
 
     def init_client(self) -> Tree:
-        """Its latest model, where it is asked for; of a simple one the other parameters lie idle."""
+        """Latest model of the client, if `latest` is set; simple clients do not use its other parameters."""
         return {"latest": self.task.init()} if self.hyper.latest else {}
 
-    # ---- the server's half ------------------------------------------------------------------------------------------
+    # ---- server -----------------------------------------------------------------------------------------------------
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         border = round(self.hyper.simple * cohort.population)
@@ -79,36 +83,38 @@ class TwoExits(Algorithm):
         return after
 
     def ask(self, step: Any, w: Params, clients: np.ndarray) -> Exchange:
-        # How far it is from its latest model is for the averages alone.
-        spared = np.full(len(clients), count(w)) if self.hyper.latest else None
-        return Exchange(step, {"w": w}, clients, batches=self.hyper.batches, reduce="sum", padding_up=spared)
+        # The change of a client's latest model serves the averages only and is not charged as traffic.
+        padding = np.full(len(clients), count(w)) if self.hyper.latest else None
+        return Exchange(step, {"w": w}, clients, batches=self.hyper.batches, reduce="sum", padding_up=padding)
 
     def simple(self, server: Tree) -> Params:
-        """The simple model."""
+        """Parameters of the simple model."""
         return self.early(server["w"]) if self.shares else server["simple"]
 
     def aggregate(self, server: Tree, few: Aggregate, many: Aggregate) -> Tree:
-        """The server's models after the round: the mean of all clients' shared parameters, of complex ones' others.
+        """Server models after the round: shared parameters are averaged over all clients, others over complex clients.
 
-        few, many: the sums of what simple and complex clients learnt.
+        few, many: sums of the parameters that simple and complex clients trained.
         """
         return {"w": mean(server["w"], learnt(few), learnt(many))}
 
-    # ---- the client's half ------------------------------------------------------------------------------------------
+    # ---- clients ----------------------------------------------------------------------------------------------------
 
     def train_simple(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        """ClientTraining of a simple model."""
+        """ClientTraining step of a simple model."""
         return self.learn(lambda w, batch: self.loss(w, batch, "early"), hp, down, state, data)
 
     def train_complex(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        """ClientTraining of a complex model."""
+        """ClientTraining step of a complex model."""
         return self.learn(lambda w, batch: self.loss(w, batch, "late"), hp, down, state, data, side=0.0)
 
     def learn(
         self, loss: Any, hp: Any, down: Tree, state: Tree, data: ClientData, side: Any = 1.0
     ) -> tuple[Tree, Tree, dict[str, Any]]:
-        """Minimise a loss in which the simple network's has the weight `side`: at 0 its exit stays as it was received,
-        and weight decay does not shrink it."""
+        """Minimises a loss in which the simple network's loss has the weight `side`.
+
+        If `side` is 0, the simple network's exit is returned as received, so weight decay does not shrink it.
+        """
         w, value = minimize(loss, down["w"], data, hp)
         exits = named(down["w"], self.exit)
         w = w | {name: torch.where(old.new_zeros(()) + side > 0, w[name], old) for name, old in exits.items()}
@@ -118,7 +124,7 @@ class TwoExits(Algorithm):
         return {"w": w, "change": sub(w, before)}, {"latest": {**state["latest"], **w}}, {"loss": value}
 
     def logits(self, w: Params, x: Tensor, exits: str) -> Any:
-        """Of the "early" or the "late" exit, or of "both", a pair."""
+        """Logits of the "early" or the "late" exit, or of "both" as a pair."""
         return functional_call(self.task.module, w, (x,), {"exits": exits})
 
     def loss(self, w: Params, batch: Batch, exits: str) -> Tensor:
@@ -134,7 +140,7 @@ class TwoExits(Algorithm):
         return {"w": self.evaluate_params(server), "simple": simple}
 
     def evaluate_client(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        """Of both models."""
+        """Scores both models."""
         total = torch.zeros(3, device=data.x.device)
         for batch in data.batches("test"):
             total = total + self.task.rate(self.logits(down["simple"], batch.x, "early"), batch)
@@ -143,13 +149,15 @@ class TwoExits(Algorithm):
 
 
 def _moved(average: Params, result: Aggregate, clients: int) -> Params:
-    """The average of all clients' latest models, after those of the round have moved."""
+    """Average of all clients' latest models, after the clients of the round have updated theirs."""
     return add(average, result.up["change"], 1 / clients) if result.contributed.any() else average
 
 
 def mean(w: Params, *answers: tuple[Params, int]) -> Params:
-    """Parameter by parameter the mean over the clients that have it; where nobody has it, w. answers: sums of what so
-    many clients learnt."""
+    """Mean of each parameter over the clients that have it; w where no client has it.
+
+    answers: pairs of a sum of trained parameters and the number of clients in it.
+    """
     totals = zeros_like(w)
     holders = tree_map(lambda p: p.new_zeros(()), w)
     for sums, number in answers:
@@ -159,5 +167,5 @@ def mean(w: Params, *answers: tuple[Params, int]) -> Params:
 
 
 def learnt(result: Aggregate) -> tuple[Params, int]:
-    """The sum of what clients learnt, and how many they are."""
+    """Sum of the parameters that clients trained, and the number of these clients."""
     return (result.up["w"], int(result.contributed.sum())) if result.contributed.any() else ({}, 0)

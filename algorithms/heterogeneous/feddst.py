@@ -33,32 +33,35 @@ from hedgerow.algorithms.optim.gradient import gradient_and_value
 
 
 class FedDST(SparseTraining):
-    """Clients train under masks, and every few rounds each readjusts its own: small weights go, and as many come where
-    the gradient is largest, with the value 0. From what they kept the server makes its next mask.
+    """Clients train under sparse masks that they readjust every few rounds, and the server combines them into its own.
 
-    The server's mask has the largest of the densities, by layers; at first it has the largest of the initial weights.
-    A client of density r trains r of all weights, dealt among the layers by `layers`, of each layer those that are
-    largest in the server's model, so masks of small clients lie in those of large ones. It readjusts when it has
-    trained, as in the authors' program, by the gradient of one more mini-batch.
+    In a readjustment, a client drops its smallest weights and grows as many where the gradient is largest, with the
+    value 0. The server makes its next mask from the weights that clients kept.
 
-    Averages are over those who trained a weight and kept it, by their samples. The server's mask has the largest of
-    the weights that are in anyone's mask, and of those that came, which are 0, the ones that most have, by their
-    samples too; weights that nobody of the round trained stay. Two decisions for different densities: a client that
-    brings back a weight of the server's model has no say in its value; and a weight that goes and comes back at once
-    keeps its value, so that density 1 is FedAvg.
+    The server's mask has the largest of the densities, distributed over layers by `layers`; at first it selects the
+    largest initial weights. A client of density r trains a share r of all weights, distributed over layers by `layers`.
+    In each layer these are the largest in the server's model, so masks of small clients are contained in those of large
+    ones. A client readjusts its mask after training, as in the authors' program, by the gradient of one more
+    mini-batch.
+
+    Averages are weighted by samples, over the clients that trained a weight and kept it. The server's mask selects the
+    largest of the weights in any client's mask and, among the grown ones, which are 0, those that most clients have,
+    also weighted by samples. Weights that no client of the round trained stay in it. Two decisions are due to different
+    densities: a client that grows back a weight of the server's model does not contribute to its value, and a weight
+    that is dropped and grown again at once keeps its value, so that density 1 is FedAvg.
     """
 
     weighting: ClassVar[Weighting | None] = "samples"
 
     class Hyper(SparseTrainingHyper):
         layers: Literal["erk", "uniform"] = Field(
-            "erk", description="densities of the layers: small layers denser (Erdos-Renyi kernel), or all alike"
+            "erk",
+            description="densities of the layers; erk: small layers are denser (Erdos-Renyi kernel); uniform: all "
+            "equal",
         )
-        readjust: float = Field(0.1, ge=0, le=1, description="alpha, the share of a mask's ones that go and come")
-        readjust_every: int = Field(10, ge=1, description="rounds from one readjustment to the next")
-        readjust_until: int = Field(
-            1000, ge=1, description="the round in which that share has fallen to 0, by a cosine"
-        )
+        readjust: float = Field(0.1, ge=0, le=1, description="alpha, share of a mask's ones that are dropped and grown")
+        readjust_every: int = Field(10, ge=1, description="number of rounds from one readjustment to the next")
+        readjust_until: int = Field(1000, ge=1, description="round in which that share reaches 0, by a cosine schedule")
 
     def init_server(self) -> Tree:
         w = self.task.init()
@@ -71,20 +74,20 @@ class FedDST(SparseTraining):
         return erdos_renyi({name: self.layout.shapes[name] for name in self.sizes})
 
     def server_ones(self, server: Tree) -> dict[str, int]:
-        """Sparse layer -> how many ones the server's mask has."""
+        """Sparse layer -> number of ones in the server's mask."""
         return spread(max(self.hyper.capacities), self.sizes, self.profile(server))
 
     def masks(self, server: Tree, ones: dict[str, int]) -> Params:
         return largest_of(server["w"], ones, among=server["mask"])
 
     def turnover(self, round: int) -> float:
-        """The share of a mask's ones that go and come in a round."""
+        """Share of a mask's ones that are dropped and grown in a round."""
         hyper = self.hyper
         if round % hyper.readjust_every or round >= hyper.readjust_until:
             return 0.0
         return hyper.readjust / 2 * (1 + cos(pi * round / hyper.readjust_until))
 
-    # ---- the server's half ------------------------------------------------------------------------------------------
+    # ---- server -----------------------------------------------------------------------------------------------------
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         share = self.turnover(cohort.round)
@@ -97,20 +100,20 @@ class FedDST(SparseTraining):
         return {**server, "w": masked(w, mask), "mask": mask}
 
     def readjusting(self, w: Params, group: DensityGroup, share: float) -> Exchange:
-        """The exchange of a round in which masks are readjusted, and sent upwards too."""
-        turned = {name: torch.tensor(round(share * ones)) for name, ones in group.ones.items()}
-        plain = self.exchange(w, group, turned=turned)
+        """Exchange of a round in which clients readjust their masks and send them."""
+        turnover = {name: torch.tensor(round(share * ones)) for name, ones in group.ones.items()}
+        exchange = self.exchange(w, group, turned=turnover)
         return replace(
-            plain,
+            exchange,
             step=self.train_and_readjust,
-            batches={**plain.batches, "regrow": BatchSpec(self.hyper.batch_size, steps=1)},
+            batches={**exchange.batches, "regrow": BatchSpec(self.hyper.batch_size, steps=1)},
             padding_up=np.full(
                 len(group.clients), 2 * count(w) + total(self.sizes) - self.sent_up(group) - self.bits(group)
             ),
         )
 
     def next_mask(self, w: Params, server: Tree, groups: list[DensityGroup], results: list[Aggregate]) -> Params:
-        """The server's, from the averages w and the clients' own masks."""
+        """Next mask of the server, from the averages w and the clients' own masks."""
         votes, trained = zeros_like(server["mask"]), zeros_like(server["mask"])
         for group, result in zip(groups, results, strict=True):
             if result.contributed.any():
@@ -121,36 +124,36 @@ class FedDST(SparseTraining):
             for name in ones
         }
 
-    # ---- the client's half ------------------------------------------------------------------------------------------
+    # ---- clients ----------------------------------------------------------------------------------------------------
 
     def train_and_readjust(
         self, hp: Any, down: Tree, state: Tree, data: ClientData
     ) -> tuple[Tree, Tree, dict[str, Any]]:
-        learnt, here, metrics = self.learn(hp, down, data)
+        new_w, here, metrics = self.learn(hp, down, data)
         batch = next(data.batches("regrow"))
-        slope, _ = gradient_and_value(lambda w: masked_loss(self.task, w, batch, here))(learnt)
+        slope, _ = gradient_and_value(lambda w: masked_loss(self.task, w, batch, here))(new_w)
         masks = {
-            name: readjusted(mask, learnt[name], slope[name], down["turned"][name])
+            name: readjusted(mask, new_w[name], slope[name], down["turned"][name])
             for name, mask in down["masks"].items()
         }
-        held = self.held(learnt, tree_map(torch.mul, down["masks"], masks), here)
-        moved = tree_map(torch.mul, sub(learnt, down["w"]), held)
+        held = self.held(new_w, tree_map(torch.mul, down["masks"], masks), here)
+        update = tree_map(torch.mul, sub(new_w, down["w"]), held)
         metrics["spent_gmacs"] = metrics["spent_gmacs"] + 3e-9 * self.macs({}) * data.streams["regrow"][1].sum()
-        return {"moved": moved, "held": held, "mask": masks}, state, metrics
+        return {"moved": update, "held": held, "mask": masks}, state, metrics
 
 
 def readjusted(mask: Tensor, w: Tensor, slope: Tensor, turned: Any) -> Tensor:
-    """`turned` of a mask's ones, the smallest weights, go, and as many come where the slope is steepest."""
+    """Mask after dropping its `turned` smallest weights and growing as many where the gradient is largest."""
     before = mask.flatten()
-    kept = largest(torch.where(before > 0, w.abs().flatten(), -1.0), before.sum() - turned)
-    come = largest(torch.where(kept > 0, -1.0, slope.abs().flatten()), turned)
-    return (kept + come).reshape(mask.shape)
+    survivors = largest(torch.where(before > 0, w.abs().flatten(), -1.0), before.sum() - turned)
+    growth = largest(torch.where(survivors > 0, -1.0, slope.abs().flatten()), turned)
+    return (survivors + growth).reshape(mask.shape)
 
 
 def chosen(size: Tensor, votes: Tensor, stays: Tensor, ones: int) -> Tensor:
-    """The mask of the `ones` largest of the weights that have votes or stay; of equals those with the most votes.
+    """Mask of the `ones` largest weights among those that have votes or stay; ties go to the most votes.
 
-    Where these are too few, the largest of the others make up for it.
+    If these are too few, the largest of the other weights are added.
     """
     others = size - size.max() - 1
     order = votes.flatten().argsort(descending=True, stable=True)

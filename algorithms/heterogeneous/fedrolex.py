@@ -10,7 +10,10 @@ from hedgerow.algorithms.nn.submodel import Channels
 
 
 class FedRolex(PartialTraining):
-    """A client of capacity r trains a window of r of each layer's channels, which moves by one from round to round."""
+    """A client of capacity r trains a window of a share r of each layer's channels.
+
+    The window moves by one channel per round.
+    """
 
     Hyper = PartialTrainingHyper
 

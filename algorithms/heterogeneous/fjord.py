@@ -22,12 +22,13 @@ from hedgerow.algorithms.heterogeneous.partial_training import CapacityGroup, Pa
 
 
 class FjORD(HeteroFL):
-    """HeteroFL whose clients draw, for each local step, one of the capacities up to their own, and train so many of the
-    first channels: ordered dropout.
+    """HeteroFL with ordered dropout: clients draw one of the capacities up to their own for each local step.
+
+    A step trains that share of each layer's first channels.
     """
 
     class Hyper(PartialTrainingHyper):
-        scaler: bool = Field(False, description="in training, divide what a layer puts out by the capacity of the step")
+        scaler: bool = Field(False, description="in training, divide a layer's output by the capacity of the step")
 
     def exchange(self, w: Params, group: CapacityGroup, cohort: Cohort) -> Exchange:
         exchange = super().exchange(w, group, cohort)
@@ -39,7 +40,7 @@ class FjORD(HeteroFL):
         return replace(exchange, local_inputs_per_client={"widths": widths})
 
     def macs(self, group: CapacityGroup) -> float:
-        """Of a step, on average."""
+        """Multiply-adds of one sample, averaged over the capacities of a step."""
         return float(np.mean([self.layout.macs(self.layout.counts(width)) for width in self._smaller(group)]))
 
     def _smaller(self, group: CapacityGroup) -> list[float]:

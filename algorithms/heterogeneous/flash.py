@@ -24,28 +24,31 @@ from hedgerow.algorithms.heterogeneous.sparse_training import (
 
 
 class Flash(FedDST):
-    """The clients of round 1 find out how dense each layer should be; then all train under masks of these densities.
+    """Clients find the density of each layer in round 1; then all clients train under masks of these densities.
 
-    Stage 1, at the start of the first round that succeeds: each warms up under a mask that is alike in all layers. A
-    share of each layer's ones is then dealt anew, in proportion to the mean magnitude of what the layer learnt
-    (Dettmers, Zettlemoyer, "Sparse Networks from Scratch", 2019). It sends the densities that come of it, in units of
-    its own density, and the server takes their mean. What else was learnt is forgotten.
+    Stage 1, at the start of the first round that succeeds: each client warms up under a mask with the same density in
+    all layers. Then it redistributes a share of each layer's ones, in proportion to the mean magnitude of the weights
+    that the layer learnt (Dettmers, Zettlemoyer, "Sparse Networks from Scratch", 2019). It sends the resulting
+    densities, in units of its own density, and the server takes their mean. All other results of stage 1 are discarded.
 
-    Stage 2: the server's mask has the largest of the clients' densities, at random places of the initial model; a
-    client of density r trains the r of each layer that are largest in the server's model. `mask_update: fixed` is the
-    paper's SPDST; `joint` its JMWST, where clients readjust their masks and the server makes the next one of them, as
-    in FedDST. The authors' program deals ones anew after each local epoch of stage 1, here it is done once; and
-    weights come back at random there, here by the gradient.
+    Stage 2: the server's mask has the largest of the clients' densities, at random positions of the initial model. A
+    client of density r trains the share r of each layer that is largest in the server's model. `mask_update: fixed` is
+    the paper's SPDST. `joint` is its JMWST, where clients readjust their masks and the server makes its next mask from
+    them, as in FedDST. The authors' program redistributes ones after each local epoch of stage 1, here this is done
+    once; and it grows weights at random, here by the gradient.
     """
 
     class Hyper(SparseTrainingHyper):
         warmup_epochs: int = Field(10, ge=1, description="passes over the local data in stage 1")
-        dealt: float = Field(0.5, ge=0, lt=1, description="share of a layer's ones that stage 1 deals anew")
+        dealt: float = Field(0.5, ge=0, lt=1, description="share of a layer's ones that stage 1 redistributes")
         mask_update: Literal["fixed", "joint"] = Field(
-            "fixed", description="the server's mask: as it was after stage 1, or readjusted jointly by the clients"
+            "fixed",
+            description="server's mask; fixed: unchanged after stage 1; joint: readjusted jointly by the clients",
         )
-        readjust: float = Field(0.25, ge=0, le=1, description="joint: the share of a mask's ones that go and come")
-        readjust_every: int = Field(1, ge=1, description="joint: rounds from one readjustment to the next")
+        readjust: float = Field(
+            0.25, ge=0, le=1, description="joint: share of a mask's ones that are dropped and grown"
+        )
+        readjust_every: int = Field(1, ge=1, description="joint: number of rounds from one readjustment to the next")
 
     def init_server(self) -> Tree:
         w = self.task.init()
@@ -66,17 +69,17 @@ class Flash(FedDST):
         return (yield from super().round(server, cohort))
 
     def find_densities(self, server: Tree, cohort: Cohort) -> Exchanges:
-        """Stage 1. Returns the server's state as stage 2 begins with it."""
+        """Runs stage 1; returns the server state with which stage 2 begins."""
         hyper, groups = self.hyper, self.groups(server, cohort)
-        warm = {"train": BatchSpec(hyper.batch_size, epochs=hyper.warmup_epochs)}
+        batches = {"train": BatchSpec(hyper.batch_size, epochs=hyper.warmup_epochs)}
         results = yield [
-            replace(self.exchange(server["w"], group), step=self.warm_up, batches=warm, padding_up=None)
+            replace(self.exchange(server["w"], group), step=self.warm_up, batches=batches, padding_up=None)
             for group in groups
         ]
         sampled_clients = sum(g.weights[result.contributed].sum() for g, result in zip(groups, results, strict=True))
-        found = [result.up["profile"] for result in results if result.contributed.any()]
-        if found:
-            profile = {name: sum(one[name] for one in found) / float(sampled_clients) for name in self.sizes}
+        profiles = [result.up["profile"] for result in results if result.contributed.any()]
+        if profiles:
+            profile = {name: sum(one[name] for one in profiles) / float(sampled_clients) for name in self.sizes}
             server = {**server, "profile": profile}
         rng = np.random.default_rng(cohort.seed_for("mask"))
         mask = {
@@ -88,9 +91,9 @@ class Flash(FedDST):
         return {**server, "w": masked(server["w"], mask), "mask": mask, "found": torch.tensor(1)}
 
     def warm_up(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        learnt, _, metrics = self.learn(hp, down, data)
+        new_w, _, metrics = self.learn(hp, down, data)
         ones = {name: mask.sum() for name, mask in down["masks"].items()}
-        means = {name: (learnt[name].abs() * down["masks"][name]).sum() / ones[name] for name in ones}
+        means = {name: (new_w[name].abs() * down["masks"][name]).sum() / ones[name] for name in ones}
         every, dealt = sum(ones.values()), hp.dealt * sum(ones.values())
         own = every / total(self.sizes)
         profile = {

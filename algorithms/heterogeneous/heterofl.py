@@ -9,10 +9,10 @@ from hedgerow.algorithms.nn.submodel import Channels
 
 
 class HeteroFL(PartialTraining):
-    """A client of capacity r trains the first r of each layer's channels, rounded up: small models lie in large ones.
+    """A client of capacity r trains the first r of each layer's channels, rounded up, so small models are nested.
 
-    The model that is scored is the largest that is trained. With a single capacity all train the same: the references
-    for the smallest and the largest model.
+    The scored model is the largest one that is trained. With a single capacity, all clients train the same model; this
+    gives the references for the smallest and the largest model.
     """
 
     Hyper = PartialTrainingHyper

@@ -1,4 +1,4 @@
-"""Prototypes: clients of different capacities have models of different shapes, and nobody a part of another's."""
+"""Prototypes: clients of different capacities have models of different shapes, and no model is a part of another."""
 
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -20,19 +20,19 @@ from hedgerow.algorithms.optim.local_sgd import LocalOptimizer, minimize
 
 
 class ModelFamilyHyper(LocalOptimizer):
-    """Hyperparameters of all whose clients differ in shape."""
+    """Hyperparameters of algorithms whose clients have models of different shapes."""
 
     capacities: list[Capacity] = Field(
         CAPACITIES,
         min_length=1,
-        description="shares of each layer's channels that the clients' models have; a client has one of them for good, "
-        "drawn uniformly",
+        description="shares of each layer's channels in the clients' models; each client has one of them, drawn "
+        "uniformly once",
     )
 
 
 @dataclass(frozen=True)
 class Received:
-    """Models of one capacity, that came back. models: a stack; weights: one per model."""
+    """Models of one capacity that clients returned. models: a stack; weights: one per model."""
 
     group: CapacityGroup
     models: Params
@@ -40,7 +40,7 @@ class Received:
 
     @property
     def total(self) -> Params:
-        """Their weighted sum."""
+        """Weighted sum of the models."""
         return tree_map(lambda leaf: torch.tensordot(self.weights, leaf, 1), self.models)
 
     @property
@@ -49,25 +49,25 @@ class Received:
 
 
 class ModelFamilies(ByLayers):
-    """Clients train models of their capacity.
+    """Base class of algorithms whose clients train models of their own capacity.
 
-    A model of capacity r has the first r of each layer's channels of the task's model, and so its initial parameters.
+    A model of capacity r has the first r of each layer's channels of the task's model, and their initial parameters.
     """
 
     def incompatibility(self) -> str | None:
         return submodel_incompatibility(self.task, self.hyper.name)
 
     def groups(self, cohort: Cohort) -> list[CapacityGroup]:
-        """The round's clients by capacity."""
-        dealt = by_capacity(cohort, self.hyper.capacities, redraw=False)
-        return [CapacityGroup(capacity, clients, self.layout.nested(capacity)) for capacity, clients in dealt]
+        """Clients of the round, grouped by capacity."""
+        assignment = by_capacity(cohort, self.hyper.capacities, redraw=False)
+        return [CapacityGroup(capacity, clients, self.layout.nested(capacity)) for capacity, clients in assignment]
 
     def name(self, capacity: float) -> str:
-        """Under which the server's state has the prototype of a capacity."""
+        """Key of a capacity's prototype in the server state."""
         return f"w_{capacity:g}"
 
     def prototypes(self, w: Params) -> Tree:
-        """Of each capacity, cut out of a model."""
+        """Prototype of each capacity, cut out of a model."""
         return {self.name(capacity): self.layout.part(w, self.layout.nested(capacity)) for capacity in self.capacities}
 
     @property
@@ -75,7 +75,7 @@ class ModelFamilies(ByLayers):
         return list(dict.fromkeys(self.hyper.capacities))
 
     def gather(self, server: Tree, cohort: Cohort) -> Generator[list[Exchange], Any, list[Received]]:
-        """Clients train the prototypes; what came back of each."""
+        """Trains the prototypes on the clients; returns the models of each capacity."""
         groups = self.groups(cohort)
         results = yield [
             Exchange(

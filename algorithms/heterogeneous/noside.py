@@ -1,4 +1,4 @@
-"""NoSide (thesis, chapter 4): two architectures share parameters, whose mean is over all clients, as in HeteroFL."""
+"""NoSide (thesis, chapter 4): two architectures share parameters, averaged over all clients, as in HeteroFL."""
 
 from typing import Literal
 
@@ -11,16 +11,16 @@ from hedgerow.algorithms.nn.submodel import named
 
 
 class NoSide(TwoExits):
-    """[w]_M is the mean of all clients' shared parameters, the rest that of the complex clients'.
+    """Averages [w]_M over all clients, and the other parameters over the complex clients.
 
-    The exit of the simple network has no gradient on complex clients, which send it back as it was.
+    The exit of the simple network has no gradient on complex clients, which return it unchanged.
     """
 
     class Hyper(TwoArchitectures):
         exit: Literal["all", "simple"] = Field(
             "all",
-            description="whose exits of the simple network are averaged: those of all clients, also of complex ones, "
-            "which do not train theirs; or of the simple ones alone",
+            description="clients over which the exit of the simple network is averaged: all clients, including "
+            "complex ones, which do not train it; or only simple ones",
         )
 
     def aggregate(self, server: Tree, few: Aggregate, many: Aggregate) -> Tree:

@@ -29,21 +29,21 @@ from hedgerow.algorithms.optim.local_sgd import minimize
 
 
 class PartialTrainingHyper(Heterogeneous):
-    """Hyperparameters of all who train sub-models."""
+    """Hyperparameters of algorithms whose clients train sub-models."""
 
     capacities: list[Capacity] = Field(
         CAPACITIES,
         min_length=1,
-        description="shares of each layer's channels; a client has one of them, drawn uniformly",
+        description="shares of each layer's channels; each client has one of them, drawn uniformly",
     )
-    scaler: bool = Field(True, description="in training, divide what a layer puts out by the share of its channels")
+    scaler: bool = Field(True, description="in training, divide a layer's output by the share of its channels")
 
 
 @dataclass(frozen=True)
 class CapacityGroup:
-    """The clients of a round that have one capacity.
+    """Clients of a round that have the same capacity.
 
-    channels: of their sub-model; where every client has its own, with a leading dimension of clients.
+    channels: channels of their sub-model, with a leading dimension of clients if every client has its own.
     """
 
     capacity: float
@@ -52,22 +52,22 @@ class CapacityGroup:
 
 
 class PartialTraining(ByLayers):
-    """A client gets a sub-model and returns how it moved; the server averages, parameter by parameter.
+    """Base class in which clients train sub-models and the server averages their updates, parameter by parameter.
 
-    Which channels the sub-model has is what the methods differ in.
+    Subclasses define the channels of a sub-model.
     """
 
     alike: bool = True
     """Whether all clients of a capacity have the same channels in a round."""
 
     def channels(self, capacity: float, cohort: Cohort, client: int) -> Channels:
-        """Those of a client's sub-model in this round."""
+        """Channels of a client's sub-model in this round."""
         raise NotImplementedError
 
     def incompatibility(self) -> str | None:
         return submodel_incompatibility(self.task, self.hyper.name)
 
-    # ---- the server's half ------------------------------------------------------------------------------------------
+    # ---- server -----------------------------------------------------------------------------------------------------
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         groups = self.groups(cohort)
@@ -75,11 +75,11 @@ class PartialTraining(ByLayers):
         return {"w": self.average(server["w"], groups, results)}
 
     def groups(self, cohort: Cohort) -> list[CapacityGroup]:
-        """The round's clients by capacity."""
+        """Clients of the round, grouped by capacity."""
         groups = []
         for capacity, clients in by_capacity(cohort, self.hyper.capacities, self.hyper.redraw):
-            asked = clients[:1] if self.alike else clients
-            own = [self.channels(capacity, cohort, int(client)) for client in asked]
+            members = clients[:1] if self.alike else clients
+            own = [self.channels(capacity, cohort, int(client)) for client in members]
             groups.append(CapacityGroup(capacity, clients, own[0] if self.alike else stack(*own)))
         return groups
 
@@ -92,23 +92,23 @@ class PartialTraining(ByLayers):
         return Exchange(self.train, {}, group.clients, per_client={"w": parts}, reduce="stack", **common)
 
     def known(self, capacity: float, macs: float) -> Tree:
-        """What the clients of a capacity know of their sub-model."""
+        """Inputs by which the clients of a capacity know their sub-model."""
         return {"width": torch.tensor(self.width(capacity)), "macs": torch.tensor(float(macs))}
 
     def width(self, capacity: float) -> float:
-        """The share of each layer's channels that a client of a capacity has."""
+        """Share of each layer's channels in the sub-model of a capacity."""
         return capacity
 
     def macs(self, group: CapacityGroup) -> float:
         """Multiply-adds of one sample in the group's sub-model."""
-        return self.layout.macs({space: kept.shape[-1] for space, kept in group.channels.items()})
+        return self.layout.macs({space: channels.shape[-1] for space, channels in group.channels.items()})
 
     def average(self, w: Params, groups: list[CapacityGroup], results: list[Aggregate]) -> Params:
-        """w, moved by what came back: parameter by parameter the mean over those who trained it, or over all."""
+        """w after the server step; a parameter's updates are averaged over the clients that trained it, or over all."""
         moves, holders, sampled_clients = zeros_like(w), zeros_like(w), 0
         for group, result in zip(groups, results, strict=True):
             for channels, up, number in self._answers(group, result):
-                on = {space: _on(kept, self.layout.sizes[space]) for space, kept in channels.items()}
+                on = {space: _on(indices, self.layout.sizes[space]) for space, indices in channels.items()}
                 if "classes" in up:
                     on[OUTPUTS] = up["classes"] / number
                 moves = add(moves, self.layout.whole(up["moved"], channels))
@@ -117,32 +117,32 @@ class PartialTraining(ByLayers):
         return averaged(self.hyper, w, moves, holders, sampled_clients)
 
     def _answers(self, group: CapacityGroup, result: Aggregate) -> Iterator[tuple[Channels, Tree, int]]:
-        """(channels, sum of the answers, how many they are): of the group, or of each of its clients."""
-        kept = torch.from_numpy(result.contributed)
-        if not kept.any():
+        """Yields (channels, sum of the answers, number of clients), for the whole group or for each of its clients."""
+        mask = torch.from_numpy(result.contributed)
+        if not mask.any():
             return
-        own = result.up.get("channels") or (None if self.alike else tree_map(lambda c: c[kept], group.channels))
+        own = result.up.get("channels") or (None if self.alike else tree_map(lambda c: c[mask], group.channels))
         if own is None:
-            yield group.channels, result.up, int(kept.sum())
+            yield group.channels, result.up, int(mask.sum())
             return
         for channels, up in zip(unstack(own), unstack(result.up), strict=True):
             yield tree_map(lambda c: c.long(), channels), up, 1
 
-    # ---- the client's half ------------------------------------------------------------------------------------------
+    # ---- clients ----------------------------------------------------------------------------------------------------
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         here = classes_of(data, self.layout.sizes[OUTPUTS]) if hp.masked_loss else None
-        learnt, loss = minimize(self.local_loss(hp, down, here), down["w"], data, hp)
-        up: Tree = {"moved": sub(learnt, down["w"])}
+        new_w, loss = minimize(self.local_loss(hp, down, here), down["w"], data, hp)
+        up: Tree = {"moved": sub(new_w, down["w"])}
         if here is not None:
-            # Weight decay moves the others as well.
+            # Weight decay also changes absent classes, so their updates are masked.
             mask = self.layout.mask({OUTPUTS: here})
             up = {"moved": tree_map(torch.mul, up["moved"], mask), "classes": here}
         samples = data.streams["train"][1].sum()
         return up, state, {"loss": loss, "spent_gmacs": 3e-9 * down["macs"] * samples}
 
     def local_loss(self, hp: Any, down: Tree, here: Tensor | None) -> Any:
-        """The loss of a sub-model's parameters on a batch. here: which classes the client has, or None."""
+        """Loss of a sub-model's parameters on a batch. here: classes that the client has, or None."""
 
         def loss(w: Params, batch: Batch) -> Tensor:
             return masked_loss(self.task, self.layout.scale(w, 1 / down["width"]) if hp.scaler else w, batch, here)

@@ -1,7 +1,7 @@
-"""Sparse training: clients of different densities learn with some of the weights of each layer, wherever these stand.
+"""Sparse training: clients of different densities train some weights of each layer, at arbitrary positions.
 
-Sparse are the weights of convolutions and linear layers. Biases and norms are dense, and so is the output layer unless
-`dense_output` says otherwise: of these every client trains all.
+The weights of convolutions and linear layers are sparse. Biases and norms are dense, and so is the output layer unless
+`dense_output` is false. Every client trains all dense parameters.
 """
 
 from collections.abc import Mapping
@@ -35,26 +35,26 @@ from hedgerow.algorithms.nn.submodel import OUTPUTS, NoSubModelsError
 from hedgerow.algorithms.optim.local_sgd import minimize
 
 Profile = Mapping[str, float]
-"""Sparse layer -> its density in proportion to the others'."""
+"""Sparse layer -> its density relative to the other layers."""
 
 
 class SparseTrainingHyper(Heterogeneous):
-    """Hyperparameters of all who train sparsely."""
+    """Hyperparameters of sparse training algorithms."""
 
     capacities: list[Capacity] = Field(
         CAPACITIES,
         min_length=1,
-        description="densities, shares of the sparse layers' weights; a client has one of them, drawn uniformly",
+        description="densities, shares of the sparse layers' weights; each client has one of them, drawn uniformly",
     )
-    dense_output: bool = Field(True, description="the output layer is dense too, as biases and norms are")
+    dense_output: bool = Field(True, description="keep the output layer dense, like biases and norms")
 
 
 @dataclass(frozen=True)
 class DensityGroup:
-    """The clients of a round that have one density.
+    """Clients of a round that have the same density.
 
-    weights: of each in the means. ones: sparse layer -> how many of its weights they send. masks: sparse layer -> 1
-    for the weights that they train, else 0; layers that are not there they train whole.
+    weights: weight of each client in means. ones: sparse layer -> number of its weights that they send. masks: sparse
+    layer -> 1 for the weights that they train, else 0; layers without a mask are trained completely.
     """
 
     density: float
@@ -65,11 +65,11 @@ class DensityGroup:
 
 
 class SparseTraining(ByLayers):
-    """A client trains under a mask and returns how it moved; the server averages, weight by weight.
+    """Base class in which clients train under masks and the server averages their updates, weight by weight.
 
-    Which mask that is, the methods differ in. Traffic is charged as a protocol would have it that sends the values of
-    a mask's ones, those of all that is dense, and, where anything is masked, the mask itself: one bit per weight of the
-    sparse layers, so 1/32 of a number. That trees hold zeros beside these is the simulation's affair (`padding`).
+    Subclasses define the masks. Traffic is charged as for a protocol that sends the values under a mask, all dense
+    values and, where anything is masked, the mask itself: one bit per weight of the sparse layers, so 1/32 of a number.
+    The trees of the simulation also hold zeros, which are not charged (`padding`).
     """
 
     weighting: ClassVar[Weighting | None] = "uniform"
@@ -81,10 +81,12 @@ class SparseTraining(ByLayers):
 
     @cached_property
     def sizes(self) -> dict[str, int]:
-        """Sparse layer -> its weights."""
-        layout, kept = self.layout, self.hyper.dense_output
+        """Sparse layer -> number of its weights."""
+        layout, dense_output = self.layout, self.hyper.dense_output
         return {
-            name: prod(layout.shapes[name]) for name in layout.work if not (kept and layout.axes[name][0] == OUTPUTS)
+            name: prod(layout.shapes[name])
+            for name in layout.work
+            if not (dense_output and layout.axes[name][0] == OUTPUTS)
         }
 
     def incompatibility(self) -> str | None:
@@ -92,18 +94,18 @@ class SparseTraining(ByLayers):
             if self.sizes:
                 return None
         except NoSubModelsError as error:
-            return f"task.model: {self.hyper.name} needs layers to thin, and this model is none that it knows: {error}"
-        return "algorithm.dense_output: this model has no layer but the output's; set it to false, or choose another"
+            return f"task.model: {self.hyper.name} needs a model whose layers it can make sparse: {error}"
+        return "algorithm.dense_output: this model has only an output layer; set it to false, or choose another model"
 
     def profile(self, server: Tree) -> Profile:
-        """By default all layers are of the same density."""
+        """Relative densities of the layers; by default all are equal."""
         return dict.fromkeys(self.sizes, 1.0)
 
     def masks(self, server: Tree, ones: dict[str, int]) -> Params:
-        """Those under which a client trains that has so many ones in each layer."""
+        """Masks of a client that has the given number of ones in each layer."""
         raise NotImplementedError
 
-    # ---- the server's half ------------------------------------------------------------------------------------------
+    # ---- server -----------------------------------------------------------------------------------------------------
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         groups = self.groups(server, cohort)
@@ -111,18 +113,18 @@ class SparseTraining(ByLayers):
         return {**server, "w": self.average(server["w"], groups, results)}
 
     def groups(self, server: Tree, cohort: Cohort) -> list[DensityGroup]:
-        """The round's clients by density."""
+        """Clients of the round, grouped by density."""
         groups = []
         for density, clients in by_capacity(cohort, self.hyper.capacities, self.hyper.redraw):
-            mine = np.isin(cohort.clients, clients)
+            members = np.isin(cohort.clients, clients)
             samples = (cohort.weighting or self.weighting) == "samples"
-            weights = cohort.sizes[mine] if samples else np.ones(len(clients))
+            weights = cohort.sizes[members] if samples else np.ones(len(clients))
             ones = spread(density, self.sizes, self.profile(server))
             groups.append(DensityGroup(density, clients, weights, ones, self.masks(server, ones)))
         return groups
 
     def exchange(self, w: Params, group: DensityGroup, **known: Any) -> Exchange:
-        """Of a group. known: what else its clients know."""
+        """Exchange with a group. known: further inputs of its clients."""
         counts = {name: torch.tensor(ones) for name, ones in group.ones.items()}
         down = {"w": masked(w, group.masks), "masks": group.masks}
         return Exchange(
@@ -134,29 +136,29 @@ class SparseTraining(ByLayers):
             weights=group.weights,
             local_inputs={"ones": counts, "macs": torch.tensor(self.macs(group.ones)), **known},
             padding_down=np.full(len(group.clients), count(down) - self.sent_down(group)),
-            # The moves, and over whom they are averaged.
+            # Simulated clients send w-shaped updates and the masks over which these are averaged.
             padding_up=np.full(len(group.clients), 2 * count(w) - self.sent_up(group)),
         )
 
     def values(self, group: DensityGroup) -> int:
-        """The numbers of a group's model: those under the mask, and what is dense."""
+        """Number of values in a group's model: those under the mask, and all dense ones."""
         return sum(prod(shape) for shape in self.layout.shapes.values()) - sum(self.sizes.values()) + total(group.ones)
 
     def bits(self, group: DensityGroup) -> int:
-        """What a mask costs, in numbers; where all is one there is none to be sent."""
+        """Cost of a mask, in numbers; 0 if all its entries are 1, because it is then not sent."""
         weights = sum(self.sizes.values())
         return ceil(weights / 32) if total(group.ones) < weights else 0
 
     def sent_down(self, group: DensityGroup) -> int:
-        """The numbers that a client receives."""
+        """Number of values that a client receives."""
         return self.values(group) + self.bits(group)
 
     def sent_up(self, group: DensityGroup) -> int:
-        """The numbers that a client sends: the server knows its mask, but not which classes it has."""
+        """Number of values that a client sends: the server knows its mask, but not its classes."""
         return self.values(group) + (self.layout.sizes[OUTPUTS] if self.hyper.masked_loss else 0)
 
     def macs(self, ones: Mapping[str, int]) -> float:
-        """Multiply-adds of one sample with so many ones in each sparse layer."""
+        """Multiply-adds of one sample with the given number of ones in each sparse layer."""
         shapes = self.layout.shapes
         return float(
             sum(
@@ -166,7 +168,7 @@ class SparseTraining(ByLayers):
         )
 
     def average(self, w: Params, groups: list[DensityGroup], results: list[Aggregate]) -> Params:
-        """w, moved by what came back: weight by weight the mean over those who trained it, or over all."""
+        """w after the server step: each weight's updates are averaged over the clients that trained it, or over all."""
         moves, holders, sampled_clients = zeros_like(w), zeros_like(w), 0.0
         for group, result in zip(groups, results, strict=True):
             if result.contributed.any():
@@ -174,22 +176,22 @@ class SparseTraining(ByLayers):
                 sampled_clients += float(group.weights[result.contributed].sum())
         return averaged(self.hyper, w, moves, holders, sampled_clients)
 
-    # ---- the client's half ------------------------------------------------------------------------------------------
+    # ---- clients ----------------------------------------------------------------------------------------------------
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        learnt, here, metrics = self.learn(hp, down, data)
-        held = self.held(learnt, down["masks"], here)
-        return {"moved": tree_map(torch.mul, sub(learnt, down["w"]), held), "held": held}, state, metrics
+        new_w, here, metrics = self.learn(hp, down, data)
+        held = self.held(new_w, down["masks"], here)
+        return {"moved": tree_map(torch.mul, sub(new_w, down["w"]), held), "held": held}, state, metrics
 
     def learn(self, hp: Any, down: Tree, data: ClientData) -> tuple[Params, Tensor | None, dict[str, Any]]:
-        """(what it learns under its masks, which classes it has or None, metrics)."""
+        """Trains under the client's masks; returns (parameters, classes that it has or None, metrics)."""
         here = classes_of(data, self.layout.sizes[OUTPUTS]) if hp.masked_loss else None
-        learnt, loss = minimize(self.local_loss(hp, down, here), down["w"], data, hp)
+        new_w, loss = minimize(self.local_loss(hp, down, here), down["w"], data, hp)
         samples = data.streams["train"][1].sum()
-        return learnt, here, {"loss": loss, "spent_gmacs": 3e-9 * down["macs"] * samples}
+        return new_w, here, {"loss": loss, "spent_gmacs": 3e-9 * down["macs"] * samples}
 
     def local_loss(self, hp: Any, down: Tree, here: Tensor | None) -> Any:
-        """The loss on a batch under the client's masks. here: which classes it has, or None."""
+        """Loss on a batch under the client's masks. here: classes that the client has, or None."""
 
         def loss(w: Params, batch: Batch) -> Tensor:
             return masked_loss(self.task, masked(w, down["masks"]), batch, here)
@@ -197,13 +199,13 @@ class SparseTraining(ByLayers):
         return loss
 
     def held(self, w: Params, masks: Params, here: Tensor | None) -> Params:
-        """1 for what it trained, of w's shapes: under its masks, and of the output layer its classes."""
+        """1 for trained weights, with the shapes of w: those under masks, and only the client's output classes."""
         held = masked(tree_map(torch.ones_like, w), masks)
         return held if here is None else tree_map(torch.mul, held, self.layout.mask({OUTPUTS: here}))
 
 
 def masked(w: Params, masks: Params) -> Params:
-    """w under masks, which some layers have."""
+    """w under masks; layers without a mask are unchanged."""
     return {name: p * masks[name] if name in masks else p for name, p in w.items()}
 
 
@@ -212,13 +214,15 @@ def total(ones: Mapping[str, int]) -> int:
 
 
 def spread(density: float, sizes: Mapping[str, int], profile: Profile) -> dict[str, int]:
-    """How many ones each layer has: densities in proportion to the profile, 1 at most, that make up `density` of all
-    weights. A layer has one at least. More density is more ones in every layer.
+    """Number of ones in each layer, so that they make up `density` of all weights.
+
+    Densities are proportional to the profile, at most 1. Every layer has at least one. A higher density gives more ones
+    in every layer.
     """
     full: set[str] = set()
     while len(full) < len(sizes):
-        left = density * total(sizes) - sum(sizes[name] for name in full)
-        factor = left / sum(size * profile[name] for name, size in sizes.items() if name not in full)
+        rest = density * total(sizes) - sum(sizes[name] for name in full)
+        factor = rest / sum(size * profile[name] for name, size in sizes.items() if name not in full)
         over = {name for name in sizes if name not in full and factor * profile[name] >= 1}
         if not over:
             break
@@ -229,14 +233,14 @@ def spread(density: float, sizes: Mapping[str, int], profile: Profile) -> dict[s
 
 
 def erdos_renyi(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, float]:
-    """The profile ERK: small layers are denser (Evci et al., "Rigging the Lottery", 2020, section 3)."""
+    """Profile ERK, in which small layers are denser (Evci et al., "Rigging the Lottery", 2020, section 3)."""
     return {name: sum(shape) / prod(shape) for name, shape in shapes.items()}
 
 
 def largest(scores: Tensor, ones: Any) -> Tensor:
-    """The mask of the `ones` largest scores (..., n) along the last dimension; of equals the first.
+    """Mask of the `ones` largest scores (..., n) along the last dimension; ties go to the first.
 
-    ones: a number, or 0-d tensor. Scores are of weights that may be chosen 0 at least, of others negative.
+    ones: a number, or 0-d tensor. Scores of weights that may be chosen are at least 0; others are negative.
     """
     order = scores.argsort(dim=-1, descending=True, stable=True)
     first = (torch.arange(scores.shape[-1], device=scores.device) < ones).to(scores.dtype)
@@ -244,7 +248,7 @@ def largest(scores: Tensor, ones: Any) -> Tensor:
 
 
 def largest_of(w: Params, ones: Mapping[str, Any], among: Params | None = None) -> Params:
-    """Sparse layer -> the mask of its so many largest magnitudes. among: masks from whose ones they are taken."""
+    """Sparse layer -> mask of its `ones` largest magnitudes. among: masks of the weights that may be chosen."""
     masks = {}
     for name, number in ones.items():
         scores = w[name].abs() if among is None else torch.where(among[name] > 0, w[name].abs(), -1.0)

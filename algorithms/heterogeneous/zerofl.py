@@ -30,25 +30,31 @@ from hedgerow.algorithms.nn.submodel import NoSubModelsError
 
 
 class ZeroFL(SparseTraining):
-    """Clients keep dense weights and compute with sparse ones, as SWAT does (Raihan, Aamodt, "Sparse Weight Activation
-    Training", 2020); of how these moved they send the largest entries, with their places.
+    """Clients keep dense weights, compute with sparse ones as SWAT does, and send the largest entries of their update.
 
-    In every step a layer computes, forwards and backwards, with the r largest of its weights, r being the client's
-    density; gradients by weights are those of all of them, from the r largest of each sample's activations. SWAT takes
-    the largest of a mini-batch's activations; a sample's own do not depend on whom it is padded with.
+    SWAT is by Raihan, Aamodt, "Sparse Weight Activation Training", 2020. In every step, a layer computes its forward
+    and backward pass with the r largest of its weights, where r is the client's density. Gradients are taken for all
+    weights, from the r largest of each sample's activations. SWAT takes the largest of a mini-batch's activations;
+    those of a single sample do not depend on how its batch is padded.
 
-    What is sent are r of the entries of each layer, and what is dense. Nothing downwards is sparse: a client of any
-    density gets all of w, and it is all of w that is scored. An entry that was not sent counts as no move, hence the
-    mean over all.
+    A client sends a share r of the entries of each layer, with their positions, and all dense parameters. Downloads are
+    not sparse: a client of any density receives all of w, and all of w is scored. An entry that was not sent counts as
+    no change, hence the mean over all clients.
     """
 
     class Hyper(SparseTrainingHyper):
         average: Literal["holders", "all"] = Field(
-            "all", description="over whom an entry's moves are averaged: those who sent it, or all of the round"
+            "all",
+            description="clients over which the updates of an entry are averaged; holders: those that sent it; all: "
+            "all of the round",
         )
-        sparse_activations: bool = Field(True, description="activations are sparse in gradients by weights; else dense")
+        sparse_activations: bool = Field(
+            True, description="use sparse activations in the gradients of weights; false: dense ones"
+        )
         sent: Literal["moved", "weights"] = Field(
-            "moved", description="whose largest entries are sent: of the moves, or moves of the largest weights"
+            "moved",
+            description="entries that are sent; moved: the largest updates; weights: the updates of the largest "
+            "weights",
         )
 
     def __init__(self, hyper: Any, task: Task):
@@ -69,16 +75,16 @@ class ZeroFL(SparseTraining):
         return super().sent_up(group) + self.bits(group)
 
     def macs(self, ones: Mapping[str, int]) -> float:
-        """Of the three products of a layer, one is by activations."""
+        """Multiply-adds of one sample; one of a layer's three products is sparse only if activations are."""
         by_weights = super().macs(ones)
         return by_weights if self.hyper.sparse_activations else (2 * by_weights + super().macs({})) / 3
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        learnt, here, metrics = self.learn(hp, down, data)
-        moved = sub(learnt, down["w"])
-        sent = largest_of(moved if hp.sent == "moved" else learnt, down["ones"])
-        held = self.held(learnt, sent, here)
-        return {"moved": tree_map(torch.mul, moved, held), "held": held}, state, metrics
+        new_w, here, metrics = self.learn(hp, down, data)
+        update = sub(new_w, down["w"])
+        masks = largest_of(update if hp.sent == "moved" else new_w, down["ones"])
+        held = self.held(new_w, masks, here)
+        return {"moved": tree_map(torch.mul, update, held), "held": held}, state, metrics
 
     def local_loss(self, hp: Any, down: Tree, here: Tensor | None) -> Any:
         task = self.swat if hp.sparse_activations else self.task
@@ -87,7 +93,7 @@ class ZeroFL(SparseTraining):
         def loss(w: Params, batch: Batch) -> Tensor:
             now = tree_map(torch.Tensor.detach, w)
             masks = largest_of(now, down["ones"])
-            # The values of sparse weights, and the gradients of dense ones.
+            # Forward values are those of sparse weights; gradients are those of dense ones.
             sparse = {name: p + (now[name] * masks[name] - now[name]) if name in masks else p for name, p in w.items()}
             return masked_loss(task, {**sparse, **densities}, batch, here)
 
@@ -95,7 +101,7 @@ class ZeroFL(SparseTraining):
 
     @cached_property
     def swat(self) -> Task:
-        """The task with a model whose sparse layers are SWAT's."""
+        """Task with a model whose sparse layers are SWAT layers."""
         module = deepcopy(self.task.module)
         for name in self.sizes:
             layer: Any = module.get_submodule(_layer(name).rstrip("."))
@@ -109,10 +115,10 @@ def _layer(weight: str) -> str:
 
 
 class SwatLinear(nn.Linear):
-    """A layer whose gradient by weights is that of the largest of each sample's activations.
+    """Linear layer whose weight gradient uses only the largest of each sample's activations.
 
-    What it puts out, and the gradient by what it reads, are what they would be. density: the share of these
-    activations, a buffer that is given through `functional_call`.
+    Its output and the gradient with respect to its input are unchanged. density: share of these activations, a buffer
+    that is passed through `functional_call`.
     """
 
     density: Tensor
@@ -122,7 +128,7 @@ class SwatLinear(nn.Linear):
 
 
 class SwatConv2d(nn.Conv2d):
-    """The same of a convolution."""
+    """Convolution whose weight gradient uses only the largest of each sample's activations."""
 
     density: Tensor
 
@@ -131,8 +137,8 @@ class SwatConv2d(nn.Conv2d):
 
 
 def swat(x: Tensor, weight: Tensor, bias: Tensor | None, density: Tensor, apply: Callable[..., Tensor]) -> Tensor:
-    """apply(x, weight, bias), with the gradient by weight of the activations' largest."""
+    """apply(x, weight, bias), where the weight gradient uses only the largest activations."""
     scores = x.detach().abs().flatten(1)
-    kept = largest(scores, (density * scores.shape[1]).round().clamp(min=1)).reshape(x.shape)
-    inner = apply(x.detach() * kept, weight, None)
+    mask = largest(scores, (density * scores.shape[1]).round().clamp(min=1)).reshape(x.shape)
+    inner = apply(x.detach() * mask, weight, None)
     return apply(x, weight.detach(), bias) + (inner - inner.detach())

@@ -1,1 +1,1 @@
-"""Views of networks that methods need: features, sub-models, hypernetworks."""
+"""Features, sub-models and hypernetworks of models."""

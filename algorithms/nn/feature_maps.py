@@ -1,6 +1,4 @@
-"""Feature maps of two models: what brings them to one size, how far they are apart, a model that ends in another's
-last layer.
-"""
+"""Feature maps of two models: matching their sizes, their distance, models that reuse another's last layer."""
 
 import math
 from collections.abc import Callable
@@ -19,18 +17,18 @@ Norm = Callable[[int], nn.Module]
 
 
 def feature_map_incompatibility(name: str, student: Task, teacher: Task) -> str | None:
-    """The objection to models whose feature maps cannot be matched."""
+    """Returns an error message if the feature maps of the models cannot be matched, else None."""
     if shapes(student).maps and shapes(teacher).maps:
         return None
     return (
-        f"task.model: {name} matches feature maps, which student or teacher does not show; choose resnet, "
+        f"task.model: {name} matches feature maps, which student or teacher does not expose; choose resnet, "
         "preact_resnet, shufflenet_v2 or mobilenet_v2 for both"
     )
 
 
 def is_rectified(task: Task) -> bool:
-    """Whether no entry of a model's feature maps is negative, since each is a ReLU's, as its attribute `rectified`
-    says; without that, they may be anything.
+    """Whether all entries of a model's feature maps are non-negative because they are outputs of a ReLU, as declared by
+    its attribute `rectified`; without the attribute, False.
     """
     return getattr(task.module, "rectified", False)
 
@@ -38,12 +36,12 @@ def is_rectified(task: Task) -> bool:
 def convolution(
     inputs: int, outputs: int, kernel: int = 1, padding: int = 0, norm: Norm = StaticBatchNorm2d
 ) -> list[nn.Module]:
-    """With norm and ReLU."""
+    """Convolution, norm and ReLU."""
     return [nn.Conv2d(inputs, outputs, kernel, padding=padding, bias=False), norm(outputs), nn.ReLU()]
 
 
 def norm_of(module: nn.Module) -> Norm:
-    """How a model normalises: statically, or by groups, as many as it has where that divides the channels."""
+    """Norm of a model: static batch norm, or GroupNorm with its number of groups if that divides the channels."""
     if is_static(module):
         return StaticBatchNorm2d
     groups = next((layer.num_groups for layer in module.modules() if isinstance(layer, nn.GroupNorm)), 1)
@@ -51,19 +49,19 @@ def norm_of(module: nn.Module) -> Norm:
 
 
 def match_resolution(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
-    """Both maps, averaged down to the smaller size."""
+    """Averages both maps down to the smaller resolution."""
     size = min(student.shape[-1], teacher.shape[-1])
     return tuple(F.adaptive_avg_pool2d(one, size) for one in (student, teacher))  # type: ignore[return-value]
 
 
-# ---- a student under its teacher's last layer ------------------------------------------------------------------------
+# ---- a student with its teacher's last layer -------------------------------------------------------------------------
 
 STUDENT, HEAD = "student.", "head."
-"""How the names of the student's parameters begin, and those of the last layer's."""
+"""Prefixes of the parameter names of the student and of the last layer."""
 
 
 class Fixed(nn.Module):
-    """A linear layer that learns nothing."""
+    """A linear layer that is not trained."""
 
     def __init__(self, inputs: int, outputs: int):
         super().__init__()
@@ -75,32 +73,32 @@ class Fixed(nn.Module):
 
 
 class ReusedClassifier(nn.Module):
-    """A student's last map, averaged down to the teacher's size, a projector, the mean over the image, the teacher's
-    last layer. (batch, C, H, W) -> (batch, classes).
+    """A student's last map, averaged down to the teacher's size, a projector, the mean over the image, and the
+    teacher's last layer. (batch, C, H, W) -> (batch, classes).
 
-    The projector normalises as the student does, and ends in norm and ReLU; under a teacher whose maps are not
-    rectified in a convolution alone, which can say anything. It holds no numbers yet, and the last layer zeros.
+    The projector uses the student's norm and ends in norm and ReLU. For a teacher whose maps are not rectified it ends
+    in a plain convolution, whose output is unrestricted. The projector is uninitialised, and the last layer is 0.
     """
 
     shows_inside = True
 
     def __init__(self, student: Task, teacher: Task):
         super().__init__()
-        mine, theirs, norm = shapes(student).maps[-1], shapes(teacher), norm_of(student.module)
-        wanted = theirs.maps[-1]
-        inner, outputs = wanted.shape[1] // 2, wanted.shape[1]
-        self.student, self.size = student.module, min(mine.shape[-1], wanted.shape[-1])
+        student_map, teacher_shapes, norm = shapes(student).maps[-1], shapes(teacher), norm_of(student.module)
+        teacher_map = teacher_shapes.maps[-1]
+        inner, outputs = teacher_map.shape[1] // 2, teacher_map.shape[1]
+        self.student, self.size = student.module, min(student_map.shape[-1], teacher_map.shape[-1])
         self.no_vmap = getattr(student.module, "no_vmap", None)
-        # To draw them here would move torch's generator.
+        # Drawing values here would advance torch's generator.
         with torch.device("meta"):
             layers = [
-                *convolution(mine.shape[1], inner, norm=norm),
+                *convolution(student_map.shape[1], inner, norm=norm),
                 *convolution(inner, inner, 3, padding=1, norm=norm),
                 *(convolution(inner, outputs, norm=norm) if is_rectified(teacher) else [nn.Conv2d(inner, outputs, 1)]),
             ]
             self.projector = nn.Sequential(*layers)
         self.projector.to_empty(device="cpu")
-        self.head = Fixed(outputs, theirs.logits.shape[-1])
+        self.head = Fixed(outputs, teacher_shapes.logits.shape[-1])
 
     def forward(self, x: Tensor, inside: bool = False) -> Any:
         last = self.student(x, inside=True)[0][-1]
@@ -111,7 +109,7 @@ class ReusedClassifier(nn.Module):
 
 
 def with_teacher_classifier(task: Task) -> Task:
-    """A task whose model ends in the last layer of its teacher, which has learnt already; projectors begin alike."""
+    """Returns a task whose model ends in the last layer of its trained teacher; projectors start equal."""
     master = task.teacher_task
     module = ReusedClassifier(task, master)
     last = last_layer(master.module, dict(master.module.named_parameters()))
@@ -121,18 +119,18 @@ def with_teacher_classifier(task: Task) -> Task:
 
 
 def last_layer(module: nn.Module, w: Params) -> Params:
-    """The parameters of a model's last linear layer, as those of `Reusing`'s."""
+    """Parameters of a model's last linear layer, with the names of `ReusedClassifier`."""
     name = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)][-1]
     return {f"{HEAD}{part}": w[f"{name}.{part}"] for part in ("weight", "bias") if f"{name}.{part}" in w}
 
 
 def student_parameters(w: Params) -> Params:
-    """Of `Reusing`'s parameters those of the student, as it names them itself."""
+    """Selects the student's parameters from those of a `ReusedClassifier`, with the student's own names."""
     return {name.removeprefix(STUDENT): p for name, p in w.items() if name.startswith(STUDENT)}
 
 
 def feature_distance(mine: Features, teacher: Features) -> Tensor:
-    """The mean squared distance of each sample's last maps, (samples,): ||Psi(f_s) - f_t||^2 of SimKD."""
+    """Mean squared distance of each sample's last maps, (samples,): ||Psi(f_s) - f_t||^2 of SimKD."""
     projected = mine.maps[-1]
-    wanted = F.adaptive_avg_pool2d(teacher.maps[-1], projected.shape[-1])
-    return (projected - wanted).square().flatten(1).mean(1)
+    target = F.adaptive_avg_pool2d(teacher.maps[-1], projected.shape[-1])
+    return (projected - target).square().flatten(1).mean(1)

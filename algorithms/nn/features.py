@@ -1,4 +1,4 @@
-"""What models make of samples on their way to the logits."""
+"""Intermediate features of models."""
 
 from collections import OrderedDict
 from typing import NamedTuple
@@ -13,8 +13,10 @@ from hedgerow.algorithms.core.torch_private import submodules
 
 
 class Features(NamedTuple):
-    """maps: a feature map (samples, C, H, W) per stage, the last one not pooled yet; none of models that show none.
-    features: what the last layer is given, (samples, width); of models that do not show it, with width 0.
+    """Features and logits of samples.
+
+    maps: one feature map (samples, C, H, W) per stage, the last one before pooling; empty if the model exposes none.
+    features: inputs of the last layer, (samples, width); width 0 if the model does not expose them.
     """
 
     maps: list[Tensor]
@@ -23,8 +25,9 @@ class Features(NamedTuple):
 
 
 def extract_features(task: Task, w: Params, x: Tensor) -> Features:
-    """Of prepared samples. A module shows it where its attribute `shows_inside` is true: `forward(x, inside=True)`
-    returns (maps, features, logits); where its attribute `rectified` is true, no entry of the maps is negative.
+    """Computes the features of prepared samples. A module whose attribute `shows_inside` is true returns (maps,
+    features, logits) from `forward(x, inside=True)`; if its attribute `rectified` is true, no entry of the maps is
+    negative.
     """
     if getattr(task.module, "shows_inside", False):
         return Features(*functional_call(task.module, w, (x,), {"inside": True}))
@@ -39,30 +42,30 @@ def extract_features(task: Task, w: Params, x: Tensor) -> Features:
 
 
 def teacher_features(task: Task, x: Tensor) -> Features:
-    """What the task's teacher, which has learnt already, makes of prepared samples."""
+    """Computes the features of prepared samples with the task's trained teacher."""
     assert task.teacher is not None
     with torch.no_grad():
         return extract_features(task.teacher_task, dict(task.teacher.named_parameters()), x)
 
 
 def shapes(task: Task) -> Features:
-    """The same of two samples of zeros at the initial parameters, for what is built to fit."""
+    """Features of two samples of zeros at the initial parameters, used for their shapes."""
     with torch.no_grad():
         raw = torch.zeros(2, *task.sample_shape, device=next(task.module.parameters()).device)
         return extract_features(task, task.init(), raw.long() if task.mean is None else raw)
 
 
 def embedded(module: nn.Module, w: Params, x: Tensor, layer: str) -> Tensor:
-    """What a model makes of prepared samples: its output, or its features, which its last layer is given."""
+    """Returns a model's output on prepared samples, or its features, which are the inputs of its last layer."""
     if layer == "output":
         return functional_call(module, w, (x,))
     assert isinstance(module, nn.Sequential)
-    # Not module[:-1], which calls the constructor of a class of its own.
+    # module[:-1] would call the constructor of a subclass.
     body = nn.Sequential(OrderedDict(submodules(module)[:-1]))
     return functional_call(body, {name: w[name] for name, _ in body.named_parameters() if name in w}, (x,))
 
 
 def head(module: nn.Module) -> nn.Linear | None:
-    """The last layer, where it is known what it is given: of a torch.nn.Sequential that ends in a linear layer."""
+    """Returns the last layer of a torch.nn.Sequential that ends in a linear layer; None for other modules."""
     last = module[-1] if isinstance(module, nn.Sequential) else None
     return last if isinstance(last, nn.Linear) else None

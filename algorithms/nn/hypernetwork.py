@@ -1,4 +1,4 @@
-"""The network that puts out which channels of a model are on, reading its layers as a sequence (Gao et al.,
+"""Hypernetwork that computes which channels of a model are on, and reads its layers as a sequence (Gao et al.,
 "Disentangled Differentiable Network Pruning", 2022).
 """
 
@@ -13,11 +13,11 @@ from hedgerow.algorithms.core.task import Params
 INPUTS, HIDDEN = 64, 128
 
 OFFSET, TEMPERATURE = 3.0, 0.4
-"""All channels are on at first; the published network adds Gumbel noise, which is left out here."""
+"""All channels are initially on. The published network adds Gumbel noise, which is omitted here."""
 
 
 def initial(sizes: Mapping[str, int]) -> Params:
-    """Its parameters, and its fixed inputs, for spaces of so many channels: the same for everybody."""
+    """Returns the initial parameters for spaces of these sizes; they are the same for all clients."""
     generator = torch.Generator().manual_seed(0)
 
     def uniform(*shape: int, bound: float) -> Tensor:
@@ -36,14 +36,14 @@ def initial(sizes: Mapping[str, int]) -> Params:
 
 
 def inputs(spaces: int) -> Tensor:
-    """What it reads, (spaces, INPUTS): orthogonal rows, as long as there are no more of them than INPUTS."""
+    """Returns the fixed inputs (spaces, INPUTS): orthogonal rows, if there are at most INPUTS spaces."""
     generator = torch.Generator().manual_seed(1)
     size = max(spaces, INPUTS)
     return torch.linalg.qr(torch.randn(size, size, generator=generator))[0][:spaces, :INPUTS]
 
 
 def shares(w: Params, z: Tensor, spaces: list[str]) -> dict[str, Tensor]:
-    """How far each channel is on, between 0 and 1: space -> (channels,). z: its inputs, one row per space."""
+    """How far each channel is on, in [0, 1]: space -> (channels,). z: inputs, one row per space."""
     forward = _read(w, "forward", list(z))
     backward = _read(w, "backward", list(z.flip(0)))[::-1]
     on = {}
@@ -56,12 +56,12 @@ def shares(w: Params, z: Tensor, spaces: list[str]) -> dict[str, Tensor]:
 
 
 def switched(out: Tensor) -> Tensor:
-    """Of a number per channel, how far the channel is on."""
+    """Converts one number per channel to how far the channel is on, in [0, 1]."""
     return torch.sigmoid((out + OFFSET) / TEMPERATURE)
 
 
 def _read(w: Params, direction: str, rows: list[Tensor]) -> list[Tensor]:
-    """The states of a gated recurrent unit (Cho et al., 2014) after each row."""
+    """States of a gated recurrent unit (Cho et al., 2014) after each row."""
     h = torch.zeros(HIDDEN, device=rows[0].device)
     states = []
     for row in rows:

@@ -1,7 +1,8 @@
-"""Sub-models: a model with some channels of every layer; or with some of its layers (`named`).
+"""Sub-models: a model with a subset of the channels of every layer, or with a subset of its layers (`named`).
 
-Channels fall into spaces, one for all layers that must agree: a layer reads the channels that the one before it writes,
-and the layers that a residual network adds up write the same ones. Units of linear layers are channels too.
+Channels are grouped in spaces, one for all layers that must agree: a layer reads the channels that the previous one
+writes, and layers whose outputs a residual network adds write the same channels. Units of linear layers are channels
+too.
 """
 
 from collections.abc import Callable, Container, Iterator, Mapping
@@ -16,25 +17,28 @@ from hedgerow.algorithms.core.static_batch_norm import StaticBatchNorm2d
 from hedgerow.algorithms.core.task import Params, Task
 
 Axes = tuple[str, ...]
-"""The space of a parameter's first dimension and, of a weight, that of its second; empty: that counts no channels."""
+"""Spaces of a parameter's first dimension and, for weights, of its second; empty: the dimension counts no channels."""
 
 OUTPUTS = "outputs"
-"""The space of the logits, all of which every sub-model has."""
+"""Space of the logits, which every sub-model has completely."""
 
 Channels = Mapping[str, Tensor]
-"""Space -> the channels that a sub-model has, (their number,), ascending. Spaces that are not there are whole."""
+"""Space -> channels of a sub-model, ascending (number,). Spaces that are missing are complete."""
 
 
 class NoSubModelsError(ValueError):
-    """Why a model has no sub-models, and the mend."""
+    """Raised if a model has no sub-models; the message has the reason and the fix."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the channels of a model are.
+    """Positions of the channels in the parameters of a model.
 
-    axes: parameter -> its spaces. sizes: space -> its channels. shapes: of the full parameters. work: weight ->
-    multiply-adds per sample, output channel and input. scaled: the weights and biases of layers that write channels.
+    axes: parameter -> its spaces.
+    sizes: space -> number of its channels.
+    shapes: parameter -> shape in the full model.
+    work: weight -> multiply-adds per sample, output channel and input.
+    scaled: weights and biases of layers that write channels.
     """
 
     axes: dict[str, Axes]
@@ -45,8 +49,8 @@ class Layout:
 
     @classmethod
     def of(cls, task: Task) -> "Layout":
-        """That of a task's model: of a chain of layers, or of a module that says by its attribute `axes` which spaces
-        its parameters have.
+        """Layout of a task's model: of a chain of layers, or of a module that declares the spaces of its parameters in
+        its attribute `axes`.
 
         Raises NoSubModelsError.
         """
@@ -54,14 +58,14 @@ class Layout:
         frozen = [name for name, p in module.named_parameters() if not p.requires_grad]
         if frozen:
             raise NoSubModelsError(
-                f"{frozen[0]} is frozen (requires_grad=False), and a sub-model trains a part of every layer; train it "
-                "or choose another algorithm"
+                f"{frozen[0]} is frozen (requires_grad=False), but a sub-model trains a part of every layer; unfreeze "
+                "it or choose another algorithm"
             )
         axes = dict(getattr(module, "axes", None) or _chain(module))
         shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
         if axes.keys() != shapes.keys():
-            wrong = sorted(axes.keys() ^ shapes.keys())
-            raise NoSubModelsError(f"its `axes` must name its parameters, all and no others; mend {wrong[0]}")
+            mismatches = sorted(axes.keys() ^ shapes.keys())
+            raise NoSubModelsError(f"its `axes` must name its parameters, all and no others; fix {mismatches[0]}")
         sizes = {spaces[0]: shapes[name][0] for name, spaces in axes.items() if spaces[0]}
         layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, nn.Conv2d | nn.Linear)}
         positions = _positions(task, layers)
@@ -75,32 +79,32 @@ class Layout:
 
     @property
     def thinned(self) -> dict[str, int]:
-        """The spaces that a sub-model has a part of, with their channels."""
+        """Spaces that a sub-model has only partly, with their numbers of channels."""
         return {space: size for space, size in self.sizes.items() if space != OUTPUTS}
 
     def counts(self, share: float) -> dict[str, int]:
-        """How many channels of each space are a share of it: rounded up."""
+        """Number of channels of each space for a share of it, rounded up."""
         return {space: ceil(share * size - 1e-9) for space, size in self.thinned.items()}
 
     def nested(self, share: float) -> dict[str, Tensor]:
-        """The first of each space's channels, so many of them as are a share of it."""
+        """First channels of each space, as many as a share of it."""
         return {space: torch.arange(number) for space, number in self.counts(share).items()}
 
     def counted(self, part: Params) -> dict[str, int]:
-        """How many channels of each space a sub-model's parameters have."""
+        """Number of channels of each space in a sub-model's parameters."""
         return {self.axes[name][0]: len(p) for name, p in part.items() if self.axes[name][0] in self.thinned}
 
-    # ---- parameters -------------------------------------------------------------------------------------------------
+    # ---- parameters --------------------------------------------------------------------------------------------------
 
     def part(self, w: Params, channels: Channels) -> Params:
-        """The sub-model's parameters, of the full ones."""
+        """Extracts the sub-model's parameters from the full ones."""
         part = dict(w)
         for name, dim, index in self._indices(w, channels):
             part[name] = part[name].index_select(dim, index)
         return part
 
     def whole(self, part: Params, channels: Channels) -> Params:
-        """The full parameters with the sub-model's in their places, and 0 elsewhere."""
+        """Returns full parameters with the sub-model's values in their places, and 0 elsewhere."""
         whole = dict(part)
         for name, dim, index in self._indices(part, channels):
             p = whole[name]
@@ -109,20 +113,20 @@ class Layout:
         return whole
 
     def _indices(self, w: Params, channels: Channels) -> Iterator[tuple[str, int, Tensor]]:
-        """Each dimension of a parameter that is thinned: (parameter, dimension, places that are kept)."""
+        """Yields each thinned dimension of a parameter: (parameter, dimension, indices to keep)."""
         for name in w:
             for dim, space in enumerate(self.axes[name]):
                 if space in channels:
-                    kept, each = channels[space], self._each(name, dim)
-                    inner = torch.arange(each, device=kept.device)
-                    yield name, dim, (kept[:, None] * each + inner).flatten() if each > 1 else kept
+                    indices, width = channels[space], self._each(name, dim)
+                    inner = torch.arange(width, device=indices.device)
+                    yield name, dim, (indices[:, None] * width + inner).flatten() if width > 1 else indices
 
     def mask(self, on: Mapping[str, Tensor], inputs: bool = True) -> dict[str, Any]:
-        """Parameter -> what it is multiplied with where channels are on (1), off (0) or something between.
+        """Parameter -> factor for channels that are on (1), off (0) or something between.
 
-        on: space -> (channels,); spaces that are not there are on. inputs: what a weight reads from channels that are
-        off is off too, and not only what it writes. A mask has the parameter's dimensions, or 1 in their place; it is
-        the number 1 where all is on.
+        on: space -> (channels,); missing spaces are on.
+        inputs: whether channels that are off also mask the weights that read them, and not only those that write them.
+        A mask has the parameter's dimensions, or 1 in their place; it is the number 1 if all channels are on.
         """
         masks: dict[str, Any] = {}
         for name, spaces in self.axes.items():
@@ -136,24 +140,24 @@ class Layout:
         return masks
 
     def scale(self, w: Params, factor: Any) -> Params:
-        """What the scalers of HeteroFL do, where a layer is linear: outputs are multiplied with a factor."""
+        """Multiplies the outputs of layers by a factor, which has the effect of HeteroFL's scalers on linear layers."""
         return {name: p * factor if name in self.scaled else p for name, p in w.items()}
 
     def _each(self, name: str, dim: int) -> int:
-        """How many places in a row belong to a channel: the pixels of an image that was flattened, else 1."""
+        """Number of consecutive indices per channel: the pixels of a flattened image, else 1."""
         return self.shapes[name][dim] // self.sizes[self.axes[name][dim]]  # type: ignore[index]
 
-    # ---- what they cost ---------------------------------------------------------------------------------------------
+    # ---- cost --------------------------------------------------------------------------------------------------------
 
     def macs(self, counts: Mapping[str, Any]) -> Any:
-        """Multiply-adds per sample of a sub-model with so many channels of each space (FedSep's T(a)).
+        """Multiply-adds per sample of a sub-model with these numbers of channels per space (FedSep's T(a)).
 
-        A count may be a 0-d tensor and a fraction, and then this is one.
+        Counts may be 0-d tensors with fractions; the result is then a 0-d tensor.
         """
         return sum(work * prod(self._shape(name, counts)[:2]) for name, work in self.work.items())
 
     def numbers(self, counts: Mapping[str, int]) -> int:
-        """The parameters of such a sub-model."""
+        """Number of parameters of a sub-model with these numbers of channels per space."""
         return sum(prod(self._shape(name, counts)) for name in self.shapes)
 
     def _shape(self, name: str, counts: Mapping[str, Any]) -> list[Any]:
@@ -165,22 +169,22 @@ class Layout:
 
 
 def named(w: Params, names: Container[str]) -> Params:
-    """The parameters of these names: a sub-model of whole layers."""
+    """Selects the parameters with these names: a sub-model of whole layers."""
     return {name: p for name, p in w.items() if name in names}
 
 
 def submodel_incompatibility(task: Task, name: str) -> str | None:
-    """Why a method of this name, which needs sub-models, cannot learn a task, and the mend; None: it can."""
+    """Returns why a method that needs sub-models cannot learn a task, and the fix; None if it can."""
     try:
         if Layout.of(task).thinned:
             return None
     except NoSubModelsError as error:
-        return f"task.model: {name} needs sub-models, and this model has none: {error}"
-    return f"task.model: {name} needs layers to thin, and this model has no layer but the output's; choose another"
+        return f"task.model: {name} needs sub-models, but this model has none: {error}"
+    return f"task.model: {name} needs layers to thin, but this model has only an output layer; choose another"
 
 
 def _chain(module: nn.Module) -> dict[str, Axes]:
-    """The axes of layers that follow one another."""
+    """Returns the axes of consecutive layers."""
     axes: dict[str, Axes] = {}
     space = last = ""
     for name, layer in _layers(module):
@@ -210,12 +214,12 @@ def _kinds(layer: nn.Module) -> list[str]:
 
 
 def _positions(task: Task, layers: Mapping[str, nn.Module]) -> dict[str, int]:
-    """How often a layer is applied to a sample: at each pixel of its output, or once."""
-    found: dict[str, int] = {}
+    """Number of times a layer is applied to a sample: once per pixel of its output, or once."""
+    counts: dict[str, int] = {}
 
     def look(name: str) -> Callable[..., None]:
         def hook(_: nn.Module, inputs: Any, output: Tensor) -> None:
-            found[name] = prod(output.shape[2:])
+            counts[name] = prod(output.shape[2:])
 
         return hook
 
@@ -226,4 +230,4 @@ def _positions(task: Task, layers: Mapping[str, nn.Module]) -> dict[str, int]:
     finally:
         for handle in handles:
             handle.remove()
-    return found
+    return counts

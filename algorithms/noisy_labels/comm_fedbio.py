@@ -1,6 +1,6 @@
 """Comm-FedBiO (Li, Pei, Huang, "Communication-Efficient Robust Federated Learning with Noisy Labels", 2022).
 
-Its main loop, without the estimators of the hypergradient, which have files of their own.
+This module has its main loop; the estimators of the hypergradient are in separate modules.
 """
 
 from typing import Any, ClassVar, Literal
@@ -20,7 +20,7 @@ from hedgerow.algorithms.core.pytree import Tree, flat, like, scale, sub
 
 
 class CommSGD(BilevelSGD):
-    """Hyperparameters of Comm-FedBiO, whatever its estimator."""
+    """Hyperparameters that all estimators of Comm-FedBiO share."""
 
     lr: float = Field(0.01, gt=0, description="learning rate of the lower level, gamma")
     batch_size: int | None = Field(256, ge=1, description="samples of each local step; null: the whole local data")
@@ -29,23 +29,25 @@ class CommSGD(BilevelSGD):
     )
     curvature: Literal["gauss_newton", "hessian"] = Field(
         "gauss_newton",
-        description="gauss_newton: in place of the Hessian, which for neural networks need not be positive definite",
+        description="gauss_newton: used instead of the Hessian, which need not be positive definite for neural "
+        "networks",
     )
     damping: float = Field(0.0, ge=0, description="rho: rho v is added to each Hessian product")
     upper_scale: Literal["per_sample", "per_client", "paper"] | None = Field(
         None,
-        description="factor on the hypergradient, which of a sample's weight has a 1/N: the number N of the "
-        "participants' samples; each client's own number; 1; null: per_sample for weights of samples, else paper",
+        description="factor on the hypergradient, which contains 1/N for the weight of a sample; per_sample: the "
+        "number N of the participants' samples; per_client: each client's own number of samples; paper: 1; null: "
+        "per_sample for weights of samples, else paper",
     )
-    compression: int = Field(20, ge=1, description="parameters per number of a compressed message")
+    compression: int = Field(20, ge=1, description="number of parameters per number in a compressed message")
 
 
 class CommFedBiO(Bilevel):
-    """A round (Algorithm 1): T local steps on y; an estimate of the hypergradient from compressed messages; x's step.
+    """Takes T local steps on y, estimates the hypergradient from compressed messages, then steps on x (Algorithm 1).
 
-    The server validates on the pool of the clients' samples for validation, which are its own: nothing is transmitted
-    for them. x is on the server; of it clients receive what concerns them, such as the weights of their samples. All
-    exchanges of a round are with the round's clients, where Algorithms 2 and 3 sample again.
+    The server validates on the pool of the clients' validation samples, which it owns: nothing is transmitted for them.
+    x is stored on the server; clients receive the part of x that concerns them, such as the weights of their samples.
+    All exchanges of a round are with the round's clients, whereas Algorithms 2 and 3 sample clients again.
     """
 
     variables = shared = ("x", "y")
@@ -56,19 +58,19 @@ class CommFedBiO(Bilevel):
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         everything = {"upper": BatchSpec(shuffle=False, split="validation")}
-        moved = yield self._training(server, cohort)
-        z = server | moved.up
+        result = yield self._training(server, cohort)
+        z = server | result.up
         outer = yield Exchange(self.outer, self.common(z), np.zeros(1, int), batches=everything, on="pool")
-        found = yield from self.crosses(z["y"], flat(outer.up["y"]), cohort.subset(moved.contributed))
-        if found is None:
-            # The estimate grew without bound: x stays where it is.
+        estimate = yield from self.crosses(z["y"], flat(outer.up["y"]), cohort.subset(result.contributed))
+        if estimate is None:
+            # The estimate diverged, so x is not updated.
             return {**z, "failed": z["failed"] + 1}
-        return self.descend(self.hyper.at(cohort.round), z, {"x": self.hypergradient(outer.up["x"], *found)})
+        return self.descend(self.hyper.at(cohort.round), z, {"x": self.hypergradient(outer.up["x"], *estimate)})
 
     def crosses(self, y: Tree, b: Tensor, cohort: Cohort) -> Exchanges:
-        """Every client's grad_xy g_m v, a stack of trees, where H v = b, roughly; and which clients' they are.
+        """Stack of every client's grad_xy g_m v, where v approximately solves H v = b, and the cohort of these clients.
 
-        None where it fails. b (d,): grad_y F. Clients remember x.
+        Returns None if the estimate fails. b (d,): grad_y F. Clients remember x.
         """
         raise NotImplementedError
 
@@ -85,7 +87,7 @@ class CommFedBiO(Bilevel):
         )
 
     def crossing(self, down: Tree, known: Tree, cohort: Cohort) -> Exchange:
-        """The last exchange of an estimate: what clients still need to know of v, and what they have for it."""
+        """Last exchange of an estimate. down: data about v that clients still need; known: their local inputs."""
         return Exchange(
             self.finish,
             down,
@@ -109,32 +111,32 @@ class CommFedBiO(Bilevel):
         return exceeds_model_size(self.start()["y"], "compression", self.hyper.compression)
 
     def server_metrics(self, server: Tree) -> dict[str, float]:
-        """`failed_estimates`: rounds without a step on x, if there were any."""
+        """`failed_estimates`: number of rounds without a step on x, if there are any."""
         failed = float(server["failed"])
         return super().server_metrics(server) | ({"failed_estimates": failed} if failed else {})
 
     # ---- the clients ------------------------------------------------------------------------------------------------
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        """T local steps on y; x is remembered."""
+        """Takes T local steps on y; remembers x."""
         oracles = Derivatives(self.task, hp)
         z = self.moved_y(hp, oracles, down, data.batches("lower"))
         return {"y": z["y"]}, {"x": down["x"]}, oracles.metrics([])
 
     def outer(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        """On the server's own samples: grad_x F and grad_y F."""
+        """grad_x F and grad_y F on the server's own samples."""
         oracles = Derivatives(self.task, hp)
         x, y, value = oracles.upper_slopes(down, next(data.batches("upper")))
         return {"x": x, "y": y}, state, oracles.metrics([value])
 
     def finish(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        """grad_xy g_m v, of what the client has of x: of a sample's weight, <its gradient, v> / N_m."""
+        """grad_xy g_m v for the client's part of x; for a sample's weight it is <the sample's gradient, v> / N_m."""
         oracles = Derivatives(self.task, hp)
         v = like(self.solution(hp, down, state), state["y"])
         return oracles.cross(state, next(data.batches("whole")), v), state, oracles.metrics([])
 
     def solution(self, hp: Any, down: Tree, state: Tree) -> Tensor:
-        """v (d,), as a client knows it in the end."""
+        """Final v (d,), as a client knows it."""
         raise NotImplementedError
 
     def product(self, oracles: Derivatives, z: Tree, data: ClientData, v: Tensor) -> Tensor:
@@ -143,7 +145,7 @@ class CommFedBiO(Bilevel):
 
     @property
     def products(self) -> dict[str, BatchSpec]:
-        """The mini-batch of a Hessian product."""
+        """Mini-batch of a Hessian product."""
         return {"product": BatchSpec(self.hyper.product_batch_size, steps=1)}
 
 
@@ -152,5 +154,5 @@ WHOLE = {"whole": BatchSpec(shuffle=False)}
 
 
 def shares_of(cohort: Cohort) -> Tensor:
-    """Of each client, its share of the samples: (clients,)."""
+    """Share of the samples that each client has, (clients,)."""
     return torch.from_numpy(cohort.sizes / cohort.sizes.sum())

@@ -15,28 +15,29 @@ from hedgerow.algorithms.noisy_labels.comm_fedbio import WHOLE, CommFedBiO, Comm
 from hedgerow.algorithms.transforms.sketches import SKETCHES
 
 ROUGHLY = 1e-6
-"""Singular values of so small a share of the largest are noise, of single precision."""
+"""Singular values below this share of the largest are noise of single precision."""
 
 
 class CommFedBiONonIter(CommFedBiO):
-    """v = S1' w, where w solves S2 H S1' w = S2 b by least squares (Eq. 13, 14).
+    """Solves the sketched system S2 H S1' w = S2 b by least squares, and returns v = S1' w (Eq. 13, 14).
 
-    S1 (r1, d) and S2 (r2, d) are drawn anew in every round; r2 = 2 r1, and r1 r2 is parameters / compression. A client
-    takes r1 Hessian products. v lies in a space of r1 dimensions: where neither b nor the samples' gradients lie in the
-    dominant eigenspace of H, the estimate is no good at any compression.
+    S1 (r1, d) and S2 (r2, d) are drawn anew in every round, where r2 = 2 r1 and r1 r2 = parameters / compression. A
+    client computes r1 Hessian products. v is in a space of r1 dimensions. If neither b nor the samples' gradients are
+    in the dominant eigenspace of H, the estimate is poor at any compression.
     """
 
     class Hyper(CommSGD):
-        sketch: Literal["sparse", "gaussian"] = Field("sparse", description="what S1 and S2 are")
+        sketch: Literal["sparse", "gaussian"] = Field("sparse", description="kind of the sketches S1 and S2")
         one_round: bool = Field(
-            False, description="clients send their samples' derivatives along all of S1's rows at once, r1 numbers each"
+            False,
+            description="clients send their samples' derivatives along all rows of S1 at once, r1 numbers per sample",
         )
 
     def crosses(self, y: Tree, b: Tensor, cohort: Cohort) -> Exchanges:
         d, kind, one_round = len(b), SKETCHES[self.hyper.sketch], self.hyper.one_round
         r1 = self.size(d)
         s1, s2 = kind.draw(d, r1, cohort.seed_for("S1")), kind.draw(d, 2 * r1, cohort.seed_for("S2"))
-        found = yield Exchange(
+        sketched = yield Exchange(
             self.sketch,
             {"y": y},
             cohort.clients,
@@ -46,24 +47,24 @@ class CommFedBiONonIter(CommFedBiO):
             local_inputs={"s1": s1.tree, "s2": s2.tree},
             padding_up=r1 * self.task.padding(cohort.clients) if one_round else None,
         )
-        cohort = cohort.subset(found.contributed)
-        a = torch.tensordot(shares_of(cohort), found.up["a"].double(), 1) if one_round else found.up["a"].double()
+        cohort = cohort.subset(sketched.contributed)
+        a = torch.tensordot(shares_of(cohort), sketched.up["a"].double(), 1) if one_round else sketched.up["a"].double()
         w = torch.linalg.lstsq(a, s2.apply(b).double()[:, None], rcond=ROUGHLY, driver="gelsd").solution[:, 0].to(b)
         if not torch.isfinite(w).all():
             return None
         if one_round:
-            return tree_map(lambda leaf: torch.einsum("cr...,r->c...", leaf, w.to(leaf)), found.up["along"]), cohort
-        crossed = yield self.crossing({"w": w}, {"s1": s1.tree}, cohort)
-        return crossed.up, cohort.subset(crossed.contributed)
+            return tree_map(lambda leaf: torch.einsum("cr...,r->c...", leaf, w.to(leaf)), sketched.up["along"]), cohort
+        result = yield self.crossing({"w": w}, {"s1": s1.tree}, cohort)
+        return result.up, cohort.subset(result.contributed)
 
     def size(self, d: int) -> int:
-        """r1."""
+        """Number of rows of S1, r1."""
         return max(1, isqrt(d // (2 * self.hyper.compression)))
 
     # ---- the clients ------------------------------------------------------------------------------------------------
 
     def sketch(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        """S2 H_m S1', (2 r1, r1), and in the one-round form the cross products along each row of S1, (r1, ...)."""
+        """S2 H_m S1', (2 r1, r1), and in the one-round form also the cross products along each row of S1, (r1, ...)."""
         oracles, kind, z = Derivatives(self.task, hp), SKETCHES[hp.sketch], {**state, "y": down["y"]}
         s1, s2, some = kind(**down["s1"]), kind(**down["s2"]), next(leaves(down["y"]))
         batch = next(data.batches("product"))

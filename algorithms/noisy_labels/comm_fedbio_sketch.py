@@ -16,24 +16,25 @@ from hedgerow.algorithms.transforms.sparse_vectors import dense
 
 
 class CommFedBiOSketch(Solver):
-    """Clients send tables of signed sums of their steps, from which the server recovers the k largest entries.
+    """Clients send count sketches of their steps, from which the server recovers the k largest entries.
 
-    two_round (as sketched SGD, Ivkin et al., 2019): the server then asks for those entries themselves; clients keep the
-    rest, and hash functions are drawn anew for each step; k more numbers are sent. server: as Algorithm 2 is printed
-    (with `variant: literal` to the letter), the server keeps the rest, in tables; that grows without bound where k is
-    too large for the tables. zero_cells: the same, but the cells of the recovered entries are emptied.
+    A sketch is a table of signed sums. two_round (as in sketched SGD, Ivkin et al., 2019): the server then requests
+    these entries themselves, so k more numbers are sent; clients keep the rest, and hash functions are drawn anew for
+    each step. server: as Algorithm 2 is printed (exactly so with `variant: literal`), the server keeps the rest in
+    tables, which grow without bound if k is too large for them. zero_cells: the same, but the cells of the recovered
+    entries are emptied.
     """
 
     class Hyper(SolverSGD):
         recovery: Literal["two_round", "server", "zero_cells"] = Field(
-            "two_round", description="how entries come out of the tables, and where the rest is kept"
+            "two_round", description="how entries are recovered from the tables, and where the rest is kept"
         )
-        rows: int = Field(5, ge=1, description="r, rows of a table, which has parameters / compression cells")
+        rows: int = Field(5, ge=1, description="r, number of rows of a table, which has parameters / compression cells")
         recovered: int | None = Field(
             None,
             ge=1,
-            description="k, entries recovered in a step; null: as many as a table has columns in two rounds, else a "
-            "60th of them",
+            description="k, number of entries recovered per step; null: with two_round the number of columns of a "
+            "table, else a 60th of it",
         )
 
     caution = 0.3
@@ -46,8 +47,8 @@ class CommFedBiOSketch(Solver):
         d, rows, recovered = count(self.start()["y"]), self.hyper.rows, self.hyper.recovered
         if rows * self.hyper.compression > d:
             return (
-                f"algorithm.compression: tables of {rows} rows have no room for the model's {d} parameters at rate "
-                f"{self.hyper.compression}; lower it to {max(1, d // rows)} at most"
+                f"algorithm.compression: tables of {rows} rows have no columns for the model's {d} parameters at "
+                f"compression {self.hyper.compression}; lower it to at most {max(1, d // rows)}"
             )
         if recovered and recovered > d:
             return f"algorithm.recovered: {recovered} entries are more than the model's {d} parameters; lower it"
@@ -59,24 +60,24 @@ class CommFedBiOSketch(Solver):
         sketch = CountSketch.draw(len(b), self.hyper.rows, self.width(self.hyper, len(b)), seed)
         k = self.hyper.recovered or (sketch.width if fresh else max(1, sketch.width // 60))
         known = {**last.local_inputs, **step.local_inputs, "hashes": sketch.tree}
-        sent = yield Exchange(
+        result = yield Exchange(
             self.table, last.broadcast, cohort.clients, batches=self.products, weights=cohort.sizes, local_inputs=known
         )
-        cohort = cohort.subset(sent.contributed)
+        cohort = cohort.subset(result.contributed)
         if fresh:
-            at = sketch.heavy(sent.up["table"], k)["indices"]
-            asked = yield Exchange(self.values, {"at": at}, cohort.clients, weights=cohort.sizes)
-            change = dense({**asked.up, "indices": at}, len(b))
-            return Change(change, {"change": asked.up}, {"change_at": at}, cohort.subset(asked.contributed))
-        table = sent.up["table"] + last.rest
+            at = sketch.heavy(result.up["table"], k)["indices"]
+            values = yield Exchange(self.values, {"at": at}, cohort.clients, weights=cohort.sizes)
+            change = dense({**values.up, "indices": at}, len(b))
+            return Change(change, {"change": values.up}, {"change_at": at}, cohort.subset(values.contributed))
+        table = result.up["table"] + last.rest
         if not self.sends_b:
             table = table - step.alpha * sketch.sketch(b)
-        found = sketch.heavy(table, k)
-        change = dense(found, len(b))
-        return Change(change, {"change": found}, {}, cohort, self._rest(sketch, table, found, change))
+        entries = sketch.heavy(table, k)
+        change = dense(entries, len(b))
+        return Change(change, {"change": entries}, {}, cohort, self._rest(sketch, table, entries, change))
 
     def _rest(self, sketch: CountSketch, table: Tensor, found: Tree, change: Tensor) -> Tensor:
-        """What is left of a table once entries are recovered."""
+        """Rest of a table after entries are recovered."""
         if not self.hyper.error_feedback:
             return torch.zeros_like(table)
         if self.hyper.recovery == "zero_cells":
@@ -85,7 +86,7 @@ class CommFedBiOSketch(Solver):
 
     @staticmethod
     def width(hp: Any, d: int) -> int:
-        """Columns of a table."""
+        """Number of columns of a table."""
         return max(1, d // (hp.compression * hp.rows))
 
     # ---- the clients ------------------------------------------------------------------------------------------------
@@ -100,7 +101,7 @@ class CommFedBiOSketch(Solver):
         return {"table": sketch.sketch(p)}, state, oracles.metrics([])
 
     def values(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        """The entries that the server asks for; the others are kept."""
+        """Sends the entries that the server requests; keeps the others."""
         p, at = state["residual"], down["at"].long()
-        left = p.scatter(0, at, 0.0) if hp.error_feedback else torch.zeros_like(p)
-        return {"values": p.gather(0, at)}, {**state, "residual": left}, {}
+        rest = p.scatter(0, at, 0.0) if hp.error_feedback else torch.zeros_like(p)
+        return {"values": p.gather(0, at)}, {**state, "residual": rest}, {}

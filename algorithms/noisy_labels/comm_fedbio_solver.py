@@ -1,4 +1,4 @@
-"""Comm-FedBiO's iterative estimator (Algorithm 2): what its compressors have in common."""
+"""Base class of Comm-FedBiO's iterative estimators (Algorithm 2), which differ in their compressor."""
 
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -14,42 +14,46 @@ from hedgerow.algorithms.noisy_labels.comm_fedbio import CommFedBiO, CommSGD
 from hedgerow.algorithms.transforms.sparse_vectors import dense
 
 GROWN = 3.0
-"""Of a convex quadratic no iterate is longer than the sum of the steps times |b|, nor than |b| / mu, for steps up to
-1 / L. One that is so many times longer has failed."""
+"""Factor beyond which an iterate has failed. On a convex quadratic with steps up to 1 / L, no iterate is longer than
+the sum of the steps times |b|, nor than |b| / mu; an iterate that is this many times longer has diverged.
+"""
 
 
 class SolverSGD(CommSGD):
-    """Hyperparameters where H v = b is solved step by step."""
+    """Hyperparameters of estimators that solve H v = b step by step."""
 
     u_lr: float | None = Field(
         None,
         gt=0,
-        description="step of the quadratic's solver, alpha; null: 1 over the largest curvature (.3 over it with count "
-        "sketches), which each client looks for by `power_steps` power iterations and sends, a single number",
+        description="alpha, step size of the quadratic's solver; null: 1 over the largest curvature (0.3 over it "
+        "with count sketches), which each client estimates by `power_steps` power iterations and sends as a "
+        "single number",
     )
-    power_steps: int = Field(5, ge=1, description="Hessian products by which a client looks for its largest curvature")
-    u_steps: int = Field(10, ge=1, description="I, steps of the quadratic's solver")
+    power_steps: int = Field(
+        5, ge=1, description="Hessian products with which a client estimates its largest curvature"
+    )
+    u_steps: int = Field(10, ge=1, description="I, number of steps of the quadratic's solver")
     u_offset: float | None = Field(
-        None, gt=0, description="a of alpha_i = alpha a / (i + a), for decaying steps; null: constant ones"
+        None, gt=0, description="a in alpha_i = alpha a / (i + a), for decaying steps; null: constant steps"
     )
     average: bool = Field(
-        False, description="take the average of the iterates, weighted by (i + a)^2 (a = 1 for constant steps)"
+        False, description="use the average of the iterates, weighted by (i + a)^2 (a = 1 for constant steps)"
     )
     variant: Literal["full", "literal"] = Field(
         "full",
-        description="what is compressed: the quadratic's whole gradient (Eq. 12); or the Hessian product alone, as "
-        "Algorithm 2 is printed, which stalls",
+        description="quantity that is compressed; full: the whole gradient of the quadratic (Eq. 12); literal: "
+        "only the Hessian product, as Algorithm 2 is printed, which stalls",
     )
-    error_feedback: bool = Field(True, description="add what compression left out to the next message")
+    error_feedback: bool = Field(True, description="add the compression error to the next message")
 
 
 def exactly(number: float) -> Tensor:
-    """0-d: of double precision, which does not spread to what it is multiplied with."""
+    """0-d tensor of double precision, which does not promote the tensors that it is multiplied with."""
     return torch.tensor(number, dtype=torch.float64)
 
 
 class Step(NamedTuple):
-    """A step of the solver, and what clients know of it. share: of the iterate before it, in their average."""
+    """Step of the solver, and its inputs for clients. share: weight of the previous iterate in the average."""
 
     number: int
     alpha: float
@@ -61,9 +65,9 @@ class Step(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A step of v, -change (d,), and how clients learn of it: by what is sent, and what they know.
+    """Step of v, -change (d,), and how clients learn of it: from `broadcast` and `local_inputs`.
 
-    cohort: who is still there. rest: what compression left out, where the server keeps it.
+    cohort: clients that remain. rest: compression error, if the server keeps it.
     """
 
     change: Tensor
@@ -74,36 +78,36 @@ class Change(NamedTuple):
 
 
 class Solver(CommFedBiO):
-    """v = H^-1 b by gradient descent on 1/2 v'Hv - b'v from v = 0, whose steps are compressed.
+    """Computes v = H^-1 b by gradient descent on 1/2 v'Hv - b'v from v = 0, with compressed steps.
 
-    Clients follow v by the changes that the server sends. One that diverges is left out until the round ends.
+    Clients follow v through the changes that the server sends. A client that diverges is excluded until the round ends.
     """
 
     caution: ClassVar[float] = 1.0
-    """The step, where it is looked for, times the largest curvature."""
+    """Step size times the largest curvature, if the step size is estimated."""
 
     def crosses(self, y: Tree, b: Tensor, cohort: Cohort) -> Exchanges:
-        began = yield self._beginning(y, b, cohort)
-        alpha = self.hyper.u_lr or self.caution / max(float(began.up["curvature"]), 1e-12)
-        # What clients cannot know by themselves is sent to them.
-        found = {} if self.hyper.u_lr else {"first_alpha": torch.tensor(alpha)}
-        v, walked, last = torch.zeros_like(b), 0.0, Change(b, found, {}, cohort.subset(began.contributed))
+        start = yield self._beginning(y, b, cohort)
+        alpha = self.hyper.u_lr or self.caution / max(float(start.up["curvature"]), 1e-12)
+        # Clients cannot compute the estimated step size themselves, so it is sent to them.
+        broadcast = {} if self.hyper.u_lr else {"first_alpha": torch.tensor(alpha)}
+        v, distance, last = torch.zeros_like(b), 0.0, Change(b, broadcast, {}, cohort.subset(start.contributed))
         convexity = max(self.hyper.ridge + self.hyper.damping, 1e-12)
         for step in self.schedule(alpha):
             last = yield from self.step(step, last, b)
-            v, walked = self.moved(self.hyper, v, last.change, b, step.alpha), walked + step.alpha
-            if not v.norm() <= GROWN * min(walked, 1 / convexity) * b.norm():
+            v, distance = self.moved(self.hyper, v, last.change, b, step.alpha), distance + step.alpha
+            if not v.norm() <= GROWN * min(distance, 1 / convexity) * b.norm():
                 return None
             last = last._replace(local_inputs={**last.local_inputs, "alpha_before": exactly(step.alpha)})
-        crossed = yield self.crossing(last.broadcast, last.local_inputs, last.cohort)
-        return crossed.up, last.cohort.subset(crossed.contributed)
+        result = yield self.crossing(last.broadcast, last.local_inputs, last.cohort)
+        return result.up, last.cohort.subset(result.contributed)
 
     def step(self, step: Step, last: Change, b: Tensor) -> Exchanges:
-        """Tell the clients of the last change, and return the next one."""
+        """Sends the last change to the clients, and returns the next one."""
         raise NotImplementedError
 
     def schedule(self, alpha: float) -> list[Step]:
-        """The solver's steps. alpha: the first one's size."""
+        """Steps of the solver. alpha: size of the first step."""
         offset, numbers = self.hyper.u_offset, range(self.hyper.u_steps)
         sizes = [alpha if offset is None else alpha * offset / (i + offset) for i in numbers]
         shares = [(i + (offset or 1.0)) ** 2 for i in numbers]
@@ -128,7 +132,7 @@ class Solver(CommFedBiO):
     # ---- the clients ------------------------------------------------------------------------------------------------
 
     def begin(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        """Remember y and b; and look for the largest curvature, where it decides the solver's step."""
+        """Remembers y and b; estimates the largest curvature, if it determines the solver's step size."""
         oracles, zero = Derivatives(self.task, hp), torch.zeros_like(down["start"])
         state = {**state, "v": zero, "mean": zero, "residual": zero}
         state |= {name: down[name] for name in ("y", "b") if name in down}
@@ -141,7 +145,7 @@ class Solver(CommFedBiO):
         return {"curvature": size}, state, oracles.metrics([])
 
     def follow(self, hp: Any, down: Tree, state: Tree) -> Tree:
-        """The client's state, with v as it is after the server's last change."""
+        """Client state with v after the server's last change."""
         v = state["v"]
         if "change" in down:
             change = dense({"indices": down.get("change_at"), **down["change"]}, len(v))
@@ -149,7 +153,7 @@ class Solver(CommFedBiO):
         return {**state, "v": v}
 
     def advanced(self, oracles: Derivatives, down: Tree, state: Tree, data: ClientData) -> tuple[Tensor, Tree]:
-        """alpha (H_m v - b), or without b where the product alone is compressed; and the state at v."""
+        """alpha (H_m v - b), without b if only the product is compressed; and the client state at v."""
         hp = oracles.hp
         state = self.follow(hp, down, state)
         u = self.product(oracles, state, data, state["v"])

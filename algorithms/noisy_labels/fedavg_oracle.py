@@ -1,4 +1,4 @@
-"""FedAvg on the samples whose labels are right, as only an oracle knows (Li, Pei, Huang, 2022, section 6)."""
+"""FedAvg on the samples with right labels, which only an oracle knows (Li, Pei, Huang, 2022, section 6)."""
 
 from typing import Any
 
@@ -15,9 +15,7 @@ from hedgerow.algorithms.problems.cleaning import NEEDED, Cleaning, only
 
 
 class FedAvgOracle(FedAvg):
-    """FedAvg where each mini-batch's loss is the mean over its samples with right labels, by whose number clients
-    count.
-    """
+    """FedAvg whose losses average only samples with right labels; their number is the weight of a client."""
 
     needs_cleaning = True
     training_steps = ()
@@ -47,8 +45,8 @@ class FedAvgOracle(FedAvg):
         return {"w": w}, state, {"loss": value, MODEL: w}
 
     def right_labels(self, cohort: Cohort) -> np.ndarray | None:
-        """Their number, of each client; None where there are none."""
-        # No sample stands past the last.
+        """Number of samples with right labels of each client; None if there are none."""
+        # Blocks are padded with the index past the last sample, which counts as no sample.
         right = torch.cat([~self.task.wrong, torch.zeros(1, dtype=torch.bool)])
         counts = right[self.task.blocks[cohort.clients]].sum(1).numpy()
         return counts if counts.any() else None

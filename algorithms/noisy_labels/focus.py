@@ -20,11 +20,12 @@ VALIDATION = replace(EVERYTHING, split="validation")
 
 
 class Focus(FedAvg):
-    """FedAvg whose clients weigh as much as they are believed.
+    """FedAvg that weights clients by their credibility.
 
-    Client m's error E_m is the loss of the server's model on its samples plus that of its own model on the server's
-    samples for validation, the pool of all clients'. Its weight is its number of samples times
-    1 - exp(alpha E_m) / sum_i exp(alpha E_i). A loss per client is transmitted beside the model.
+    The error E_m of client m is the loss of the server's model on the client's samples plus the loss of the client's
+    model on the server's validation samples, the pool of all clients'. The weight of the client is its number of
+    samples times 1 - exp(alpha E_m) / sum_i exp(alpha E_i). One loss per client is transmitted in addition to the
+    model.
     """
 
     needs_validation = True
@@ -32,15 +33,15 @@ class Focus(FedAvg):
     training_steps = ()
 
     class Hyper(FedAvg.Hyper):
-        alpha: float = Field(1.0, ge=0, description="how much errors count; 0 is FedAvg")
+        alpha: float = Field(1.0, ge=0, description="how strongly errors reduce weights; 0 is FedAvg")
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         batches = {**self.hyper.batches, "all": EVERYTHING}
-        found = yield Exchange(self.train, {"w": server["w"]}, cohort.clients, batches=batches, reduce="stack")
-        judged = yield Exchange(self.judge, found.up["w"], np.zeros(1, int), batches={"all": VALIDATION}, on="pool")
-        errors = found.up["error"].double() + judged.up["errors"].double()
-        weights = torch.from_numpy(cohort.sizes[found.contributed]) * credibilities(errors, self.hyper.alpha)
-        mean = tree_map(lambda leaf: torch.tensordot((weights / weights.sum()).to(leaf), leaf, 1), found.up["w"])
+        result = yield Exchange(self.train, {"w": server["w"]}, cohort.clients, batches=batches, reduce="stack")
+        verdict = yield Exchange(self.judge, result.up["w"], np.zeros(1, int), batches={"all": VALIDATION}, on="pool")
+        errors = result.up["error"].double() + verdict.up["errors"].double()
+        weights = torch.from_numpy(cohort.sizes[result.contributed]) * credibilities(errors, self.hyper.alpha)
+        mean = tree_map(lambda leaf: torch.tensordot((weights / weights.sum()).to(leaf), leaf, 1), result.up["w"])
         return {"w": mean}
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
@@ -49,14 +50,14 @@ class Focus(FedAvg):
         return {"w": w, "error": error}, state, {"loss": loss, MODEL: w}
 
     def judge(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        """On the server: the loss of each client's model."""
+        """Server step: the loss of each client's model."""
         several = range(len(next(iter(down.values()))))
         errors = [self.mean_loss(tree_map(lambda leaf, i=i: leaf[i], down), data) for i in several]
-        # A model that fails here is not believed; the others are judged all the same.
+        # A model with a non-finite loss gets the largest error; the others are judged as usual.
         return {"errors": torch.stack(errors).nan_to_num(HOPELESS, HOPELESS)}, state, {}
 
     def mean_loss(self, w: Tree, data: ClientData) -> torch.Tensor:
-        """Over all samples."""
+        """Mean loss over all samples."""
         totals = torch.zeros(3, device=data.x.device)
         for batch in data.batches("all"):
             totals = totals + self.task.score(w, batch)
@@ -64,5 +65,5 @@ class Focus(FedAvg):
 
 
 def credibilities(errors: torch.Tensor, alpha: float) -> torch.Tensor:
-    """C_m = 1 - softmax(alpha E)_m; of a single client 1. errors (clients,)."""
+    """C_m = 1 - softmax(alpha E)_m; 1 for a single client. errors (clients,)."""
     return 1 - torch.softmax(alpha * errors, 0) if len(errors) > 1 else torch.ones_like(errors)

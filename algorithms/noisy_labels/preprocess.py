@@ -16,7 +16,7 @@ from hedgerow.algorithms.optim.local_sgd import LocalSGD, minimize
 from hedgerow.algorithms.problems.cleaning import NEEDED, Cleaning, found_of, only
 
 COUNTS = ("dropped_wrong", "dropped_samples", "wrong_samples")
-"""What is counted of the clients' samples: not transmitted, for the report alone."""
+"""Counts over the clients' samples, which are reported but not transmitted."""
 
 EVERYTHING = {"all": BatchSpec(200, shuffle=False)}
 
@@ -24,8 +24,8 @@ EVERYTHING = {"all": BatchSpec(200, shuffle=False)}
 class Preprocess(FedAvg):
     """FedAvg on the samples that a benchmark model finds plausible: those whose loss under it is at most `threshold`.
 
-    The server trains the benchmark model on its samples for validation, the pool of all clients', and sends it to each
-    client once, when it first takes part. Clients count by their numbers of samples that are kept.
+    The server trains the benchmark model on its validation samples, the pool of all clients', and sends it to each
+    client once, when the client first takes part. The weight of a client is the number of samples that it keeps.
     """
 
     needs_cleaning = needs_validation = True
@@ -33,11 +33,15 @@ class Preprocess(FedAvg):
 
     class Hyper(FedAvg.Hyper):
         threshold: float = Field(
-            1.5, ge=0, description="largest loss, under the benchmark model, of a sample that is kept"
+            1.5, ge=0, description="largest loss under the benchmark model of a sample that is kept"
         )
-        benchmark_steps: int = Field(500, ge=1, description="steps in which the server trains the benchmark model")
-        benchmark_batch_size: int | None = Field(50, ge=1, description="samples of each of them; null: all")
-        benchmark_lr: float = Field(0.1, gt=0, description="their learning rate")
+        benchmark_steps: int = Field(
+            500, ge=1, description="number of steps in which the server trains the benchmark model"
+        )
+        benchmark_batch_size: int | None = Field(
+            50, ge=1, description="samples per step of the benchmark model; null: all"
+        )
+        benchmark_lr: float = Field(0.1, gt=0, description="learning rate of the benchmark model")
 
     task: Cleaning
 
@@ -45,7 +49,7 @@ class Preprocess(FedAvg):
         return None if isinstance(self.task, Cleaning) else NEEDED.format("preprocess")
 
     def init_server(self) -> Tree:
-        """`sizes`: how many samples each client keeps, -1 where that is not known yet; `counts`: see `COUNTS`."""
+        """`sizes`: number of samples that each client keeps, -1 if not known yet; `counts`: see `COUNTS`."""
         return super().init_server() | {"sizes": torch.full((len(self.task.blocks),), -1.0), "counts": torch.zeros(3)}
 
     def init_client(self) -> Tree:
@@ -53,15 +57,15 @@ class Preprocess(FedAvg):
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         if "benchmark" not in server:
-            trained = yield Exchange(
+            benchmark = yield Exchange(
                 self.benchmark, {"w": server["w"]}, np.zeros(1, int), batches=self._benchmark_batches, on="pool"
             )
-            server = {**server, "benchmark": trained.up["w"]}
+            server = {**server, "benchmark": benchmark.up["w"]}
         new = cohort.clients[(server["sizes"][cohort.clients] < 0).numpy()]
         if len(new):
-            sifted = yield Exchange(self.sift, {"w": server["benchmark"]}, new, batches=EVERYTHING, reduce="stack")
-            counts = [float(sifted.metrics[name].sum()) for name in COUNTS]
-            sizes = server["sizes"].index_put((torch.from_numpy(new[sifted.contributed]),), sifted.up["kept"])
+            selection = yield Exchange(self.sift, {"w": server["benchmark"]}, new, batches=EVERYTHING, reduce="stack")
+            counts = [float(selection.metrics[name].sum()) for name in COUNTS]
+            sizes = server["sizes"].index_put((torch.from_numpy(new[selection.contributed]),), selection.up["kept"])
             server = {**server, "sizes": sizes, "counts": server["counts"] + torch.tensor(counts)}
         sizes = server["sizes"][cohort.clients].clamp(min=0.0).numpy()
         weights = sizes if sizes.any() else None
@@ -76,14 +80,14 @@ class Preprocess(FedAvg):
         return {"train": BatchSpec(hyper.benchmark_batch_size, steps=hyper.benchmark_steps, split="validation")}
 
     def benchmark(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        """On the server: a model of its own samples alone."""
+        """Server step: trains a model on the server's own samples only."""
         sgd = LocalSGD(name="sgd").model_copy(update={"lr": hp.benchmark_lr})
         w, loss = minimize(self.task.loss, down["w"], data, sgd)
         return {"w": w}, state, {"loss": loss}
 
     def sift(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        """Remember which samples are kept; their number is sent."""
-        # Padding falls into a place past the last.
+        """Remembers which samples are kept, and sends their number."""
+        # Padding is scattered to a place past the last one, which is then cut off.
         most = len(state["kept"])
         keep, counts = state["kept"].new_zeros(most + 1), torch.zeros(3, device=data.x.device)
         for batch in data.batches("all"):
@@ -104,6 +108,6 @@ class Preprocess(FedAvg):
         return {"w": w}, state, {"loss": value, MODEL: w}
 
     def server_metrics(self, server: Tree) -> dict[str, float]:
-        """Precision, recall and F1 of taking dropped samples for wrong ones; nothing where all labels are right."""
+        """Precision, recall and F1 of dropped samples as predictions of wrong labels; empty if all labels are right."""
         hits, flagged, bad = (int(number) for number in server["counts"])
         return found_of(hits, flagged, bad) if bad else {}

@@ -1,6 +1,6 @@
-"""Objectives: what a client minimises in place of the task's loss.
+"""Objectives: losses that clients minimise instead of the task's loss.
 
-`OBJECTIVES` names the classes that `objective.kind` takes, next to dotted paths of the user's own.
+`OBJECTIVES` maps the values of `objective.kind` to classes; users may also give dotted paths of their own classes.
 """
 
 OBJECTIVES = {

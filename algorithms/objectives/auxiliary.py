@@ -1,9 +1,9 @@
-"""The cross-entropy with an auxiliary loss, which has a weight, or an upper bound and a multiplier per client.
+"""Cross-entropy plus an auxiliary loss, which has a weight, or an upper bound and a multiplier per client.
 
     alpha CE(w; x_a, y) + (1 - alpha) S(w),  or CE(w; x_a, y) + lambda (S(w) - limit)
 
 x_a and x_b are two draws of the task's augmentation of x. lambda is a client's dual variable: after each round in which
-the client takes part it moves by `dual_lr` times the excess of S over all samples of the client (dual ascent).
+the client participates it moves by `dual_lr` times the excess of S over all samples of the client (dual ascent).
 """
 
 from collections.abc import Mapping
@@ -19,14 +19,14 @@ from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.core.task import Params, Task
 from hedgerow.algorithms.objectives.objective import Loss, Objective
 
-Temperature = Annotated[float, Field(gt=0, description="tau: logits are divided by it")]
+Temperature = Annotated[float, Field(gt=0, description="tau, divides the logits")]
 
 ALL_SAMPLES = "side"
-"""Stream with one pass over a client's samples; its name is part of the key that its mini-batches are drawn from."""
+"""Stream with one pass over a client's samples; its name is part of the key that seeds its mini-batches."""
 
 
 class AuxiliaryLoss(Objective):
-    """The cross-entropy and an auxiliary loss S, which subclasses define in `terms`."""
+    """Cross-entropy plus an auxiliary loss S, which subclasses define in `terms`."""
 
     alternatives = (("alpha", "limit"),)
 
@@ -34,35 +34,35 @@ class AuxiliaryLoss(Objective):
         0.5,
         ge=0,
         le=1,
-        description="weight of the cross-entropy; the auxiliary loss has weight 1 - alpha; null where `limit` is given",
+        description="weight of the cross-entropy; the auxiliary loss has weight 1 - alpha; null if `limit` is given",
     )
     limit: float | None = Field(
         None,
         ge=0,
-        description="upper bound of the auxiliary loss on each client's mean, in place of `alpha`: its weight is a "
-        "multiplier of the client, which rises while the loss is above the bound",
+        description="upper bound of each client's mean auxiliary loss, instead of `alpha`: its weight is a "
+        "multiplier per client, which rises while the loss is above the bound",
     )
-    dual_lr: float = Field(1.0, gt=0, description="learning rate of the multiplier, which moves once a round")
+    dual_lr: float = Field(1.0, gt=0, description="learning rate of the multiplier, which is updated once per round")
 
-    # ---- what a subclass defines -------------------------------------------------------------------------------------
+    # ---- defined by subclasses ---------------------------------------------------------------------------------------
 
     def prepare(self, task: Task, hp: Any, down: Tree, state: Tree, data: ClientData) -> Any:
-        """What `terms` needs in this round, computed before the local steps."""
+        """Returns the inputs of `terms` for this round, computed before the local steps."""
         return None
 
     def terms(self, own: Any, task: Task, w: Params, batch: Batch, prepared: Any) -> tuple[Tensor, Tensor]:
-        """The logits of a mini-batch, and S on it (0-d). own: the values of this section in the current round."""
+        """Returns the logits of a mini-batch, and S on it (0-d). own: values of this section in the current round."""
         raise NotImplementedError
 
-    # ---- the contract of an objective --------------------------------------------------------------------------------
+    # ---- interface of an objective -----------------------------------------------------------------------------------
 
     def centralized_incompatibility(self, hyper: Any) -> str | None:
         if self.limit is not None:
-            return f"objective.limit: {hyper.name} has no clients with multipliers; give `alpha`"
+            return f"objective.limit: {hyper.name} has no clients to keep multipliers; give `alpha`"
         return super().centralized_incompatibility(hyper)
 
     def batches(self, specs: Mapping[str, BatchSpec]) -> dict[str, BatchSpec]:
-        """Two views of each sample; with `limit` a further pass over them."""
+        """Requests two views of each sample and, with `limit`, an additional pass over the samples."""
         two_views = {name: replace(spec, views=2) for name, spec in specs.items()}
         once = {ALL_SAMPLES: one_pass(two_views["train"])} if self.limit is not None else {}
         return {**two_views, **once}
@@ -91,7 +91,7 @@ class AuxiliaryLoss(Objective):
         return {"multiplier": multiplier}, {"multiplier": multiplier, "side_loss": excess + own.limit}
 
     def _mean(self, own: Any, task: Task, w: Params, data: ClientData, prepared: Any) -> Tensor:
-        """S over all samples of the client; 0-d."""
+        """Mean of S over all samples of the client; 0-d."""
         total, samples = torch.zeros((), device=data.x.device), torch.zeros((), device=data.x.device)
         for batch in data.batches(ALL_SAMPLES):
             n = len(batch.y) if batch.mask is None else batch.mask.sum()
@@ -101,5 +101,5 @@ class AuxiliaryLoss(Objective):
 
 
 def one_pass(spec: BatchSpec) -> BatchSpec:
-    """The same mini-batches in one pass over the samples."""
+    """Returns the same mini-batches in one pass over the samples."""
     return replace(spec, epochs=1, steps=None)

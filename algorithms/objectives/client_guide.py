@@ -1,12 +1,12 @@
-"""DiSK on the clients: each client has a guide, which selects what the teacher's predictions are learnt from.
+"""DiSK on the clients: each client has a guide, which selects the samples whose teacher predictions the student learns.
 
     disk        L_dist of DiSK (thesis, Eq. 6.4)
     simkd_disk  mean (1 - g) ||Psi(f) - f_t||^2, SimKD with a guide (Eq. A.1)
 
-The thesis (7.2) names both as next steps without details. Here lines 2 to 4 of Algorithm 7 are one round in which the
-client takes part, a lesson: the guide learns against the received model, the model learns with the guide as it is, and
-the multiplier moves on. The guide and the number of lessons are client state and are never transmitted. There is no
-warm start.
+The thesis (7.2) names both as next steps without details. Here lines 2 to 4 of Algorithm 7 form one round in which the
+client participates, called a lesson: the guide learns with the received model fixed, the model learns with the guide
+fixed, and the multiplier is updated. The guide and the number of lessons are client state and are never transmitted.
+There is no warm start.
 """
 
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ from hedgerow.algorithms.optim.local_sgd import minimize
 
 
 class Lesson(NamedTuple):
-    """What a client's guide learnt in a round. student_tau: temperature of the student."""
+    """Result of training a client's guide in a round. student_tau: temperature of the student."""
 
     guide: Params
     student_tau: Any
@@ -50,10 +50,11 @@ class Lesson(NamedTuple):
 
 
 class GuidedObjective(FromTeacher):
-    """An objective with a guide per client, which learns before the model in every round that the client takes part in.
+    """An objective with one guide per client, which is trained before the model in every round in which the client
+    participates.
 
-    The guide normalises statically, as in the thesis, where the model does; else each sample by itself, since
-    mini-batches of clients may be padded.
+    If the model uses static batch normalisation, so does the guide, as in the thesis. Otherwise the guide normalises
+    each sample separately, since mini-batches of clients may be padded.
     """
 
     is_algorithm = True
@@ -64,40 +65,42 @@ class GuidedObjective(FromTeacher):
     @model_validator(mode="after")
     def _has_a_budget(self) -> Self:
         if self.limit is not None:
-            raise ValueError(f"`limit`: {self.kind} has a budget of its own, `guide.delta`; give `alpha`")
+            raise ValueError(f"`limit`: {self.kind} has its own budget, `guide.delta`; give `alpha`")
         return self
 
     def distance(
         self, own: Any, seen: Features, teacher: Features, g: Tensor, batch: Batch, student_tau: Any
     ) -> Tensor:
-        """The student's distance from the teacher with excuses g; 0-d."""
+        """Distance of the student from the teacher with excuses g; 0-d."""
         return guided_distance(own, seen.logits, teacher, g, batch, student_tau)
 
     def task(self, task: Task) -> Task:
-        seen = shapes(task.teacher_task)
+        outputs = shapes(task.teacher_task)
         norm = StaticBatchNorm2d if task.is_static else partial(nn.GroupNorm, 1)
         with torch.device("meta"):
-            network = guide_network(seen.features.shape[-1] + seen.logits.shape[-1], self.guide.guide_hidden, norm)
+            network = guide_network(
+                outputs.features.shape[-1] + outputs.logits.shape[-1], self.guide.guide_hidden, norm
+            )
         return replace(super().task(task), guide=network)
 
     def batches(self, specs: Mapping[str, BatchSpec]) -> dict[str, BatchSpec]:
-        found = super().batches(specs)
+        streams = super().batches(specs)
         fit = {"fit": BatchSpec(EVAL_BATCH_SIZE, shuffle=False)} if self.guide.student_tau == "fit" else {}
-        return {**found, "guide": found["train"], **fit}
+        return {**streams, "guide": streams["train"], **fit}
 
     def at(self, round: int, initial: Any, now: Any) -> Self:
-        """The guide's learning rate follows the schedule of the model's."""
+        """Scales the guide's learning rate with the schedule of the model's learning rate."""
         if self.guide.guide_lr is None:
             return self
         rate = self.guide.guide_lr * now.lr / initial.lr
         return self.model_copy(update={"guide": self.guide.model_copy(update={"guide_lr": rate})})
 
     def init_client(self, task: Task) -> Tree:
-        """The same guide for all clients, and no lesson yet."""
+        """Returns the same guide for all clients, and 0 lessons."""
         return {"guide": drawn(guide_of(task), torch.Generator().manual_seed(0)), "lessons": torch.zeros(())}
 
     def prepare(self, task: Task, hp: Any, down: Tree, state: Tree, data: ClientData) -> Lesson:
-        """The guide learns against the received model (line 2)."""
+        """Trains the guide with the received model fixed (line 2)."""
         own, guide, w, network = hp.objective, hp.objective.guide, down["w"], guide_of(task)
         student_tau = _student_temperature(task, own, w, data)
         weight = multiplier(state["lessons"] + 1, guide.lambda_min, guide.lambda_max, guide.lambda_period)
@@ -111,15 +114,15 @@ class GuidedObjective(FromTeacher):
         sgd = hp.algorithm
         rate = sgd.lr if guide.guide_lr is None else guide.guide_lr
         steps = SimpleNamespace(lr=rate, momentum=sgd.momentum, weight_decay=sgd.weight_decay, clip_norm=sgd.clip_norm)
-        learnt, value = minimize(loss, state["guide"], data, steps, batches=data.batches("guide"))
+        new_guide, value = minimize(loss, state["guide"], data, steps, batches=data.batches("guide"))
         first = next(data.batches("guide"))
-        excused = mean_over(excuses(network, learnt, teacher_features(task, first.x)), first)
-        return Lesson(learnt, student_tau, {"guide_loss": value, "excused": excused})
+        excuse = mean_over(excuses(network, new_guide, teacher_features(task, first.x)), first)
+        return Lesson(new_guide, student_tau, {"guide_loss": value, "excused": excuse})
 
     def terms(self, own: Any, task: Task, w: Params, batch: Batch, prepared: Lesson) -> tuple[Tensor, Tensor]:
-        seen, teacher = extract_features(task, w, batch.x), teacher_features(task, batch.x)
+        student, teacher = extract_features(task, w, batch.x), teacher_features(task, batch.x)
         g = excuses(guide_of(task), prepared.guide, teacher)
-        return seen.logits, self.distance(own, seen, teacher, g, batch, prepared.student_tau)
+        return student.logits, self.distance(own, student, teacher, g, batch, prepared.student_tau)
 
     def end(
         self, task: Task, hp: Any, w: Params, state: Tree, context: Lesson, data: ClientData
@@ -128,19 +131,19 @@ class GuidedObjective(FromTeacher):
 
 
 class GuidedDistillation(GuidedObjective):
-    """Distillation with a guide: where the guide excuses a sample, the teacher's predictions of it count less."""
+    """Distillation with a guide: teacher predictions count less for samples that the guide excuses."""
 
 
 class SimKDGuidance(Guidance):
-    """A guide next to SimKD. A client has few lessons, and does not move while all samples are excused: the weight of
-    the budget is high from the first one on.
+    """Settings of a guide for SimKD. A client has few lessons, and its guide does not move while all samples are
+    excused. The weight of the budget is therefore high from the first lesson on.
     """
 
     lambda_min: float = Field(50.0, ge=0, description="weight of the budget in the first round")
 
 
 class GuidedFeatureReuse(GuidedObjective, ReusedTeacher):
-    """SimKD with a guide, which learns as that of `disk`, from the logits of the teacher's last layer."""
+    """SimKD with a guide, which is trained as in `disk`, on the logits of the teacher's last layer."""
 
     guide: SimKDGuidance = Field(SimKDGuidance(), description="each client's guide")
 
@@ -151,7 +154,7 @@ class GuidedFeatureReuse(GuidedObjective, ReusedTeacher):
 
 
 def guide_of(task: Task) -> nn.Module:
-    """The network of the guide."""
+    """Returns the network of the guide."""
     assert task.guide is not None
     return task.guide
 
@@ -163,14 +166,14 @@ def guided_distance(own: Any, logits: Tensor, teacher: Features, g: Tensor, batc
 
 
 def _student_temperature(task: Task, own: Any, w: Params, data: ClientData) -> Any:
-    """tau_s: given, or fitted on all samples of the client."""
-    given = own.temperature if own.guide.student_tau == "teacher" else own.guide.student_tau
-    if given != "fit":
-        return given
+    """Returns tau_s: the configured value, or the value fitted on all samples of the client."""
+    setting = own.temperature if own.guide.student_tau == "teacher" else own.guide.student_tau
+    if setting != "fit":
+        return setting
     targets, logits = [], []
     with torch.no_grad():
         for batch in data.batches("fit"):
-            # A sample without logits does not change the temperature.
+            # Logits of 0 do not change the temperature.
             real = 1.0 if batch.mask is None else batch.mask[:, None]
             targets.append(soft_labels(teacher_features(task, batch.x).logits, own.temperature))
             logits.append(real * task.logits(w, batch.x))

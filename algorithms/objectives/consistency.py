@@ -1,4 +1,4 @@
-"""Consistency: the predictions of a model agree on two versions of a sample.
+"""Consistency: a model makes the same predictions on two versions of a sample.
 
     robustness  tau^2 KL(w^tau(x_a), w^tau(x_b)) of two augmentations (thesis, Eq. 7.2)
     stability   tau^2 KL(w^tau(x_a), w^tau(x_a + noise)) (Zheng et al., "Improving the Robustness of Deep Neural
@@ -20,13 +20,13 @@ from hedgerow.algorithms.objectives.distillation_loss import between
 
 
 class Consistency(AuxiliaryLoss):
-    """S is the divergence between the predictions on a sample and on another version of it."""
+    """S is the divergence between the predictions on two versions of a sample."""
 
     temperature: Temperature = 3.5
-    detach_target: bool = Field(False, description="no gradient through the target, the predictions on x_a")
+    detach_target: bool = Field(False, description="stop the gradient through the target, the predictions on x_a")
 
     def other(self, own: Any, batch: Batch) -> Tensor:
-        """The other version of the samples."""
+        """Returns the other version of the samples."""
         raise NotImplementedError
 
     def terms(self, own: Any, task: Task, w: Params, batch: Batch, prepared: Any) -> tuple[Tensor, Tensor]:
@@ -34,13 +34,13 @@ class Consistency(AuxiliaryLoss):
         return logits, self.disagreement(own, task, w, logits, batch)
 
     def disagreement(self, own: Any, task: Task, w: Params, logits: Tensor, batch: Batch) -> Tensor:
-        """The divergence; 0-d. logits: of the batch's own samples."""
+        """Divergence; 0-d. logits: of the batch's own samples."""
         target = logits.detach() if own.detach_target else logits
         return between(target, task.logits(w, self.other(own, batch)), batch, own.temperature)
 
 
 class Robustness(Consistency):
-    """Two augmentations of a sample have the same predictions."""
+    """Consistency between two augmentations of a sample."""
 
     def incompatibility(self, task: Task) -> str | None:
         if task.augment is None:
@@ -53,9 +53,9 @@ class Robustness(Consistency):
 
 
 class Stability(Consistency):
-    """A sample with Gaussian noise has the same predictions as without."""
+    """Consistency between a sample and the same sample with Gaussian noise."""
 
-    noise: float = Field(0.1, gt=0, description="standard deviation of the noise; that of a data set is about 1")
+    noise: float = Field(0.1, gt=0, description="standard deviation of the noise; that of normalised data is about 1")
 
     def other(self, own: Any, batch: Batch) -> Tensor:
         assert batch.keys is not None

@@ -1,6 +1,6 @@
-"""Distillation: models learn from what others say of samples without labels.
+"""Distillation: models learn from the predictions of other models on unlabelled samples.
 
-A target is a probability for each class; it stands in a mini-batch in the place of the labels.
+A target is a probability for each class; it replaces the labels in a mini-batch.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -19,13 +19,13 @@ from hedgerow.algorithms.optim.local_sgd import minimize
 
 
 class Distiller(Settings):
-    """How a model learns from targets."""
+    """Settings of a model that learns from targets."""
 
-    lr: float = Field(1e-3, gt=0, description="learning rate, the same in all rounds")
-    optimizer: Literal["sgd", "adam"] = Field("adam", description="begun anew in every round")
+    lr: float = Field(1e-3, gt=0, description="learning rate, constant over rounds")
+    optimizer: Literal["sgd", "adam"] = Field("adam", description="optimiser; its state is reset in every round")
     momentum: float = Field(0.0, ge=0, lt=1, description="heavy-ball momentum of sgd")
     weight_decay: float = Field(0.0, ge=0, description="L2 penalty")
-    clip_norm: float | None = Field(None, gt=0, description="largest norm of the direction; null: no clipping")
+    clip_norm: float | None = Field(None, gt=0, description="maximum norm of the direction; null: no clipping")
     batch_size: int = Field(64, ge=1, description="public samples per step")
 
     @model_validator(mode="after")
@@ -36,9 +36,9 @@ class Distiller(Settings):
 
 
 class Distillation(Distiller):
-    """How the server does, in one go through public samples."""
+    """Settings of distillation on the server, over public samples."""
 
-    steps: int = Field(100, ge=0, description="steps in a round")
+    steps: int = Field(100, ge=0, description="steps per round")
 
     @property
     def batches(self) -> dict[str, BatchSpec]:
@@ -46,73 +46,73 @@ class Distillation(Distiller):
         return {"public": BatchSpec(size=self.batch_size, steps=self.steps, split="public")}
 
 
-# ---- what teachers say -----------------------------------------------------------------------------------------------
+# ---- targets of teachers ---------------------------------------------------------------------------------------------
 
 
 def ensemble(task: Task, teachers: Tree, x: Tensor) -> Tensor:
-    """The logits (teachers, samples, classes) of some models. teachers: name -> a stack of models of one shape."""
+    """Logits (teachers, samples, classes) of several models. teachers: name -> a stack of models of one shape."""
     return torch.stack([task.logits(w, x) for alike in teachers.values() for w in unstack(alike)])
 
 
 def soft_labels(logits: Tensor, temperature: Any = 1.0) -> Tensor:
-    """Probabilities; the higher the temperature, the more equal."""
+    """Class probabilities; a higher temperature makes them more uniform."""
     return (logits / temperature).softmax(-1)
 
 
 def sharpened(probabilities: Tensor, temperature: Any) -> Tensor:
     """Entropy reduction (Itahara et al., 2021, Eq. 8): a softmax of averaged probabilities, not of logits.
 
-    Low temperatures sharpen whatever is not sharp yet; a probability that is next to 1 they lower again a little.
+    Low temperatures sharpen probabilities that are not sharp yet, but slightly lower a probability that is close to 1.
     """
     return (probabilities / temperature).softmax(-1)
 
 
 def confidence(logits: Tensor) -> Tensor:
-    """How sure models are of samples: the variance of their logits over the classes, (teachers, samples)."""
+    """Confidence of models in samples: variance of their logits over the classes, (teachers, samples)."""
     return logits.var(-1)
 
 
 def consensus(logits: Tensor) -> Tensor:
-    """The logits (samples, classes) that teachers agree on, each weighing as much as it is sure (Cho et al., 2022)."""
+    """Mean logits (samples, classes) of teachers, weighted by their confidence (Cho et al., 2022)."""
     return _weighted(logits, confidence(logits))
 
 
 def dissent(logits: Tensor, labels: Tensor) -> Tensor:
-    """What those say who would give samples other labels, as probabilities (samples, classes); where all agree, 0."""
+    """Probabilities (samples, classes) of the teachers that predict other labels; 0 where all teachers agree."""
     others = (logits.argmax(-1) != labels).to(logits.dtype)
     return soft_labels(_weighted(logits, others * confidence(logits))) * others.amax(0)[:, None]
 
 
 def _weighted(logits: Tensor, weights: Tensor) -> Tensor:
-    """The mean over the teachers, sample by sample. Where all weights are 0, so is the mean."""
+    """Weighted mean over the teachers, sample by sample; 0 where all weights are 0."""
     total = weights.sum(0)
     shares = weights / torch.where(total > 0, total, torch.ones_like(total))
     return (shares[..., None] * logits).sum(0)
 
 
-# ---- what students learn ---------------------------------------------------------------------------------------------
+# ---- losses of students ----------------------------------------------------------------------------------------------
 
 
 def divergence(target: Tensor, logits: Tensor, batch: Batch, temperature: Any = 1.0) -> Tensor:
-    """T^2 KL(target || softmax(logits / T)), the mean over a batch's real samples; its slope by the logits does not
-    fade as T grows (Hinton, Vinyals, Dean, 2015). A target of zeros counts as 0.
+    """T^2 KL(target || softmax(logits / T)), mean over a batch's real samples. Its gradient by the logits does not
+    vanish as T grows (Hinton, Vinyals, Dean, 2015). A target of zeros counts as 0.
     """
-    said = (logits / temperature).log_softmax(-1)
-    return temperature**2 * mean_over((torch.xlogy(target, target) - target * said).sum(-1), batch)
+    log_probabilities = (logits / temperature).log_softmax(-1)
+    return temperature**2 * mean_over((torch.xlogy(target, target) - target * log_probabilities).sum(-1), batch)
 
 
 def between(target: Tensor, logits: Tensor, batch: Batch, temperature: Any = 1.0) -> Tensor:
-    """The same of a target that is softmax(target / T) of logits too; it can be differentiated by both."""
-    known, said = ((one / temperature).log_softmax(-1) for one in (target, logits))
-    return temperature**2 * mean_over((known.exp() * (known - said)).sum(-1), batch)
+    """Same as `divergence` for the target softmax(target / T) of logits; differentiable by both arguments."""
+    target_log, student_log = ((one / temperature).log_softmax(-1) for one in (target, logits))
+    return temperature**2 * mean_over((target_log.exp() * (target_log - student_log)).sum(-1), batch)
 
 
 Loss = Callable[[Tensor, Batch], Tensor]
-"""Of a student's logits on a mini-batch whose `y` are targets; 0-d."""
+"""(logits of a student, mini-batch whose `y` are targets) -> a 0-d tensor."""
 
 
 def taught(batches: Iterable[Batch], teach: Callable[[Tensor], Tensor]) -> Iterator[Batch]:
-    """The same mini-batches with targets, made as each is looked at."""
+    """Yields the same mini-batches with targets, each computed when it is requested."""
     for batch in batches:
         with torch.no_grad():
             target = teach(batch.x)
@@ -122,14 +122,15 @@ def taught(batches: Iterable[Batch], teach: Callable[[Tensor], Tensor]) -> Itera
 def distil(
     task: Task, students: Tree, data: ClientData, hp: Any, batches: Iterable[Batch], loss: Loss
 ) -> tuple[Tree, Tensor]:
-    """Students that have learnt from the same mini-batches with targets, and the mean sum of their losses.
+    """Trains students on the same mini-batches with targets; returns them, and the mean sum of their losses.
 
-    students: name -> model; they may differ in shape. hp: a Distiller.
+    students: name -> model; they may differ in shape.
+    hp: a Distiller.
     """
 
     def together(flat: Params, batch: Batch) -> Tensor:
         return torch.stack([loss(task.logits(w, batch.x), batch) for w in unflatten(flat).values()]).sum()
 
-    # Unless they are clipped together, no student disturbs another: steps depend on a parameter's own slope alone.
-    learnt, total = minimize(together, flatten(students), data, hp, batches=batches)
-    return unflatten(learnt), total
+    # Without joint clipping, students are independent: steps depend on a parameter's own gradient only.
+    models, total = minimize(together, flatten(students), data, hp, batches=batches)
+    return unflatten(models), total

@@ -19,29 +19,29 @@ from hedgerow.algorithms.objectives.distillation_loss import between
 
 
 class FromTeacher(AuxiliaryLoss):
-    """An auxiliary loss that needs the task's teacher, which every client is assumed to have."""
+    """An auxiliary loss that needs the task's teacher, which is assumed to be available on every client."""
 
     is_algorithm: ClassVar[bool] = False
-    """Whether an algorithm of the same name does it in one place."""
+    """Whether a centralised algorithm with the same name exists."""
 
     def incompatibility(self, task: Task) -> str | None:
         if task.teacher is None or task.teacher_training is not None:
-            return f"objective: {self.kind} needs a teacher; give `task.teacher`, a run"
+            return f"objective: {self.kind} needs a teacher; set `task.teacher` to a run"
         if task.teacher_task.is_static:
             return (
-                f"task.teacher: it normalises by statistics of samples, and the mini-batches of clients have too few "
-                f"of them for {self.kind}; choose a teacher with GroupNorm, such as preact_resnet"
+                f"task.teacher: it normalises by statistics of samples, and client mini-batches are too small for this "
+                f"with {self.kind}; choose a teacher with GroupNorm, such as preact_resnet"
             )
         return super().incompatibility(task)
 
     def centralized_incompatibility(self, hyper: Any) -> str | None:
         if self.is_algorithm:
-            return f"objective: in one place {self.kind} is an algorithm; choose it by `algorithm.name`"
+            return f"objective: for centralised training, {self.kind} is an algorithm; set `algorithm.name`"
         return super().centralized_incompatibility(hyper)
 
 
 class PlainDistillation(FromTeacher):
-    """The model has the predictions of the teacher."""
+    """Distillation: the model learns the predictions of the teacher."""
 
     temperature: Temperature = 3.5
 
@@ -60,7 +60,7 @@ class DistillationRobustness(FromTeacher, Robustness):
 
 
 def divergence_from_teacher(own: Any, task: Task, logits: Tensor, batch: Batch) -> Tensor:
-    """tau^2 KL(teacher, student); 0-d. logits: the student's."""
+    """tau^2 KL(teacher, student); 0-d. logits: of the student."""
     with torch.no_grad():
         target = task.teacher_logits(batch.x)
     return between(target, logits, batch, own.temperature)

@@ -28,8 +28,8 @@ class ReusedTeacher(FromTeacher):
     is_algorithm = True
 
     def incompatibility(self, task: Task) -> str | None:
-        if found := super().incompatibility(task):
-            return found
+        if reason := super().incompatibility(task):
+            return reason
         return (
             feature_map_incompatibility(self.kind, task, task.teacher_task)
             if not isinstance(task.module, ReusedClassifier)
@@ -40,15 +40,15 @@ class ReusedTeacher(FromTeacher):
         return with_teacher_classifier(super().task(task))
 
     def reported(self, w: Params) -> Params:
-        """The model without the projector."""
+        """Returns the model without the projector."""
         return student_parameters(w)
 
 
 class FeatureReuse(ReusedTeacher):
-    """The last feature map of the teacher; `alpha: 0` is the published objective."""
+    """SimKD: the model learns the last feature map of the teacher; `alpha: 0` is the published objective."""
 
     def terms(
         self, student_parameters: Any, task: Task, w: Params, batch: Batch, prepared: Any
     ) -> tuple[Tensor, Tensor]:
-        seen = extract_features(task, w, batch.x)
-        return seen.logits, mean_over(feature_distance(seen, teacher_features(task, batch.x)), batch)
+        student = extract_features(task, w, batch.x)
+        return student.logits, mean_over(feature_distance(student, teacher_features(task, batch.x)), batch)

@@ -16,54 +16,55 @@ Loss = Callable[[Params, Batch], Tensor]
 
 
 class Objective(Settings):
-    """What clients minimise in place of the task's loss, in every step that the algorithm names in `training_steps`.
+    """A loss that clients minimise instead of the task's loss, in every step that the algorithm lists in
+    `training_steps`.
 
-    Its fields are its hyperparameters. The step itself minimises `self.task.loss`, and does not know of it.
+    Its fields are its hyperparameters. The step itself minimises `self.task.loss` and is not aware of the objective.
     """
 
-    kind: str = Field("", description="which objective: its name, or the dotted path of your own")
+    kind: str = Field("", description="objective: its name, or the dotted path of your own")
 
     def incompatibility(self, task: Task) -> str | None:
-        """Why a task cannot be learnt with it: "the key: the reason; the fix". None: it can."""
+        """Returns why a task cannot be learnt with it: "KEY: the reason; the fix". None if it can."""
         return None
 
     def centralized_incompatibility(self, hyper: Any) -> str | None:
-        """The same where all samples are in one place: there are no clients, and `end` is not called.
+        """Returns why it does not support centralised training, without clients and calls of `end`; None if it does.
 
         hyper: hyperparameters of the algorithm.
         """
         return None
 
     def task(self, task: Task) -> Task:
-        """The task that is learnt in place of the file's."""
+        """Returns the task to learn instead of the task of the experiment file."""
         return task
 
     def batches(self, specs: Mapping[str, BatchSpec]) -> dict[str, BatchSpec]:
-        """The mini-batches of a training step, given those of the algorithm."""
+        """Returns the mini-batches of a training step, given those of the algorithm."""
         return dict(specs)
 
     def init_client(self, task: Task) -> Tree:
-        """A client's state of this objective; {}: it has none."""
+        """Returns a client's initial state of this objective; {}: stateless."""
         return {}
 
     def at(self, round: int, initial: Any, now: Any) -> Self:
-        """The values in force in `round`. initial, now: hyperparameters of the algorithm in round 1 and in this one."""
+        """Returns the values in effect in `round`. initial, now: the algorithm's hyperparameters in round 1 and now."""
         return self
 
     def begin(self, task: Task, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Loss, Any]:
-        """Before a training step: the loss in place of `task.loss`, and a context for `end`.
+        """Called before a training step: returns the loss that replaces `task.loss`, and a context for `end`.
 
-        hp: hyperparameters, `hp.objective` of this one and `hp.algorithm` of the algorithm. state: the client's, of
-        this objective.
+        hp: hyperparameters, `hp.objective` of this objective and `hp.algorithm` of the algorithm.
+        state: the client's state of this objective.
         """
         raise NotImplementedError
 
     def end(
         self, task: Task, hp: Any, w: Params, state: Tree, context: Any, data: ClientData
     ) -> tuple[Tree, dict[str, Tensor]]:
-        """After a client's step: its new state of this objective, and metrics. w: the client's own model."""
+        """Called after a client's step: returns its new state of this objective, and metrics. w: the client's model."""
         return state, {}
 
     def reported(self, w: Params) -> Params:
-        """The model that is reported and saved, of the one that is trained."""
+        """Returns the model to report and save, given the trained model."""
         return w

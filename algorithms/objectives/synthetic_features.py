@@ -1,4 +1,4 @@
-"""Synthetic samples (experimental; thesis, 7.1): the cross-entropy of features drawn from a Gaussian of each class.
+"""Synthetic samples (experimental; thesis, 7.1): cross-entropy of features drawn from one Gaussian per class.
 
 A client fits the Gaussians to the features of its own samples at the received model, see
 `algorithms/objectives/synthetic_samples.py`.
@@ -18,25 +18,25 @@ from hedgerow.algorithms.objectives.auxiliary import AuxiliaryLoss, one_pass
 from hedgerow.algorithms.objectives.synthetic_samples import MOST, Gaussians, nearness, synthetic_loss
 
 REAL = "real"
-"""Stream with the samples that the Gaussians are fitted to."""
+"""Stream with the samples to which the Gaussians are fitted."""
 
 
 class Fitted(NamedTuple):
-    """generator: what samples are drawn from. received: the model whose features it was fitted to."""
+    """generator: distribution of the synthetic samples. received: model whose features the generator was fitted to."""
 
     generator: Gaussians
     received: Params
 
 
 class SyntheticFeatures(AuxiliaryLoss):
-    """Experimental: features drawn from each class's Gaussian are further samples of the last layer."""
+    """Experimental: features drawn from each class's Gaussian are additional samples for the last layer."""
 
-    ratio: float = Field(1.0, gt=0, le=MOST, description="synthetic samples for each real one")
+    ratio: float = Field(1.0, gt=0, le=MOST, description="synthetic samples per real sample")
     duplicate: float = Field(
         0.5,
         gt=0,
-        description="a synthetic sample counts as a duplicate where its distance to the nearest sample is below this "
-        "fraction of the samples' usual distance",
+        description="a synthetic sample counts as a duplicate if its distance to the nearest real sample is below this "
+        "fraction of the mean distance between nearest real samples",
     )
 
     def incompatibility(self, task: Task) -> str | None:
@@ -53,8 +53,8 @@ class SyntheticFeatures(AuxiliaryLoss):
         return super().centralized_incompatibility(hyper)
 
     def batches(self, specs: Mapping[str, BatchSpec]) -> dict[str, BatchSpec]:
-        found = super().batches(specs)
-        return {**found, REAL: one_pass(found["train"])}
+        streams = super().batches(specs)
+        return {**streams, REAL: one_pass(streams["train"])}
 
     def prepare(self, task: Task, hp: Any, down: Tree, state: Tree, data: ClientData) -> Fitted:
         return Fitted(Gaussians.fit(task, down["w"], data.batches(REAL)), down["w"])

@@ -1,6 +1,6 @@
-"""Experimental: synthetic samples beside a client's own (thesis, 7.1, which names generators and no algorithm).
+"""Experimental: synthetic samples in addition to a client's own (thesis, 7.1, which names generators and no algorithm).
 
-The cheapest generator alone: for each class a Gaussian of the features that the last layer is given.
+Only the cheapest generator is implemented: one Gaussian per class, of the inputs of the last layer.
 """
 
 from collections.abc import Iterable
@@ -17,22 +17,22 @@ from hedgerow.algorithms.core.task import Params, Task, cross_entropies, with_fr
 from hedgerow.algorithms.nn.features import embedded, head
 
 MOST = 2
-"""Synthetic samples that a real one stands for, at most."""
+"""Maximum number of synthetic samples per real sample."""
 
 MEASURED = 500
-"""Samples of a client that are compared with all of its own, at most."""
+"""Maximum number of a client's samples that are compared with all of its samples."""
 
 
 @dataclass(frozen=True)
 class Gaussians:
-    """means (classes, features); spread (features,): the deviation from them that all classes have in common."""
+    """means (classes, features); spread (features,): standard deviation from the means, shared by all classes."""
 
     means: Tensor
     spread: Tensor
 
     @classmethod
     def fit(cls, task: Task, w: Params, batches: Iterable[Batch]) -> Self:
-        """Of the features of some samples; of classes that none has, no sample is drawn."""
+        """Fits the Gaussians to features of samples; no samples are drawn from classes without samples."""
         last = head(task.module)
         assert last is not None
         like = with_frozen(task.module, w)[f"{len(task.module) - 1}.weight"]  # type: ignore[arg-type]
@@ -49,13 +49,13 @@ class Gaussians:
         return cls(means, (within / total.clamp(min=1.0)).clamp(min=0.0).sqrt())
 
     def sample(self, labels: Tensor, key: Tensor, rows: Tensor) -> Tensor:
-        """Features (samples, features) of some labels; rows: what tells the samples apart."""
+        """Draws features (samples, features) for labels; rows identify the samples, and seed the draws."""
         noise = normal(key, rows, torch.Size((len(labels), len(self.spread))))
         return self.means[labels] + self.spread * noise
 
 
 def synthetic_loss(task: Task, w: Params, batch: Batch, generator: Gaussians, ratio: Tensor | float) -> Tensor:
-    """The cross-entropy of synthetic samples, `ratio` for each real one, with labels as those have; 0-d."""
+    """Cross-entropy of synthetic samples, `ratio` per real sample, with the labels of the real samples; 0-d."""
     assert batch.keys is not None
     assert batch.rows is not None
     last, params = len(task.module) - 1, with_frozen(task.module, w)  # type: ignore[arg-type]
@@ -65,41 +65,45 @@ def synthetic_loss(task: Task, w: Params, batch: Batch, generator: Gaussians, ra
         rows = batch.rows * MOST + copy
         features = generator.sample(batch.y, batch.keys[1], rows)
         losses = cross_entropies(F.linear(features, params[f"{last}.weight"], params[f"{last}.bias"]), batch.y)
-        there = real * (copy + uniform(batch.keys[1], rows, 2) < ratio)
-        total, samples = total + (there * losses).sum(), samples + there.sum()
+        mask = real * (copy + uniform(batch.keys[1], rows, 2) < ratio)
+        total, samples = total + (mask * losses).sum(), samples + mask.sum()
     return total / samples.clamp(min=1.0)
 
 
 def nearness(
     task: Task, w: Params, batches: Iterable[Batch], generator: Gaussians, duplicate: Tensor | float
 ) -> dict[str, Tensor]:
-    """How near synthetic samples come to the real ones that they are made of, one for each; by features.
+    """Distances from synthetic samples, one per real sample, to the real ones they are generated from, in feature
+    space.
 
-    synthetic_distance: their mean distance to the nearest real one, relative to that from a real one to the nearest
-    other, which stands for what was held out; 1: no nearer than strangers are, 0: copies, or nothing to compare with.
-    synthetic_duplicates: the share of them that is nearer than `duplicate` of the latter distance.
+    synthetic_distance: mean distance to the nearest real sample, relative to the mean distance from a real sample to
+    its nearest other, which stands for held-out samples; 1: as far as independent samples, 0: copies, or nothing to
+    compare with.
+    synthetic_duplicates: share of synthetic samples that are closer than `duplicate` times the latter distance.
     """
-    features, drawn, rows, masks = [], [], [], []
+    features, samples, rows, masks = [], [], [], []
     for batch in batches:
         assert batch.keys is not None
         assert batch.rows is not None
         features.append(embedded(task.module, w, batch.x, "features"))
-        drawn.append(generator.sample(batch.y, batch.keys[1], batch.rows * MOST))
+        samples.append(generator.sample(batch.y, batch.keys[1], batch.rows * MOST))
         rows.append(batch.rows)
         masks.append(torch.ones_like(features[-1][:, 0]) if batch.mask is None else batch.mask)
-    real, row, there = (torch.cat(parts) for parts in (features, rows, masks))
-    some, never = there[:MEASURED] > 0, real.new_tensor(torch.inf)
-    apart = torch.where(there > 0, torch.cdist(torch.cat([real[:MEASURED], torch.cat(drawn)[:MEASURED]]), real), never)
-    among, of_drawn = apart[: len(some)], apart[len(some) :].amin(-1)
-    others = torch.where(row[:MEASURED, None] == row, never, among).amin(-1)
-    usual = _mean(others, some & others.isfinite())
-    nearest = _mean(of_drawn, some)
+    real, row, mask = (torch.cat(parts) for parts in (features, rows, masks))
+    subset, infinity = mask[:MEASURED] > 0, real.new_tensor(torch.inf)
+    distances = torch.where(
+        mask > 0, torch.cdist(torch.cat([real[:MEASURED], torch.cat(samples)[:MEASURED]]), real), infinity
+    )
+    real_distances, sample_distances = distances[: len(subset)], distances[len(subset) :].amin(-1)
+    neighbour_distances = torch.where(row[:MEASURED, None] == row, infinity, real_distances).amin(-1)
+    reference = _mean(neighbour_distances, subset & neighbour_distances.isfinite())
+    mean_distance = _mean(sample_distances, subset)
     return {
-        "synthetic_distance": torch.where(usual > 0, nearest / usual.clamp(min=1e-12), 0.0),
-        "synthetic_duplicates": _mean((of_drawn < duplicate * usual).to(real), some),
+        "synthetic_distance": torch.where(reference > 0, mean_distance / reference.clamp(min=1e-12), 0.0),
+        "synthetic_duplicates": _mean((sample_distances < duplicate * reference).to(real), subset),
     }
 
 
 def _mean(values: Tensor, counted: Tensor) -> Tensor:
-    """Over those that are counted; 0-d, and 0 where none is."""
+    """Mean over the entries in the mask `counted`; 0-d, and 0 if there are none."""
     return torch.where(counted, values, 0.0).sum() / counted.sum().clamp(min=1)

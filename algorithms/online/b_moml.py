@@ -13,35 +13,37 @@ EMPTY = -1
 
 
 class BMOML(MOML):
-    """As MOML, with the mean of F over a window: the task of the round and those of the buffer."""
+    """MOML on the mean of F over a window: the task of the round and the tasks in the buffer."""
 
     class Hyper(MOML.Hyper):
-        alpha: float = Field(1.0, ge=0, description="weight of the quadratic penalty; 0: the window alone")
-        buffer: int = Field(5, ge=0, description="past tasks whose samples are kept, B; 0 is MOML")
+        alpha: float = Field(1.0, ge=0, description="weight of the quadratic penalty; 0: only the window")
+        buffer: int = Field(5, ge=0, description="B, number of past tasks whose samples are kept; 0 is MOML")
         policy: Literal["latest", "random"] = Field(
-            "latest", description="which are kept: the latest, or each with probability `keep`, in place of the oldest"
+            "latest",
+            description="tasks that are kept: the latest; or each new task with probability `keep`, in place of the "
+            "oldest",
         )
-        keep: float = Field(0.5, gt=0, le=1, description="p, of policy random; the buffer is filled first")
+        keep: float = Field(0.5, gt=0, le=1, description="p of `policy: random`; the buffer is filled first")
         state_update: Literal["linear", "exact"] = Field(
             "linear",
-            description="the mean of the latest tasks' gradients, as many as the window has: from the condition that "
-            "the regularised loss is stationary (0 without a penalty), or one gradient kept per task",
+            description="mean gradient of the tasks in the window; linear: from the stationarity condition of the "
+            "regularised loss (0 without a penalty); exact: from one stored gradient per task",
         )
 
     def init_server(self) -> Tree:
         w, size = self.task.init(), self.hyper.buffer
         server = {"w": w, "v": self.task.init(), "lam": zeros_like(w)}
         if self.hyper.state_update == "exact":
-            # lam of the latest tasks, this one's included; zero rows before there are so many.
+            # lam of the latest tasks, including the current one; rows are 0 until there are enough tasks.
             server["lams"] = tree_map(lambda leaf: leaf.new_zeros((size + 1, *leaf.shape)), w)
             server["learnt"] = torch.zeros((), dtype=torch.int64)
         return server | {"buffer": torch.full((size,), EMPTY)}
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         alpha, buffer = self.hyper.alpha, server["buffer"]
-        kept = buffer[buffer != EMPTY].tolist()
+        past_tasks = buffer[buffer != EMPTY].tolist()
         task = int(cohort.clients[0])
-        result = yield self.learn({key: server[key] for key in ("w", "v", "lam")}, cohort, (*kept, task))
+        result = yield self.learn({key: server[key] for key in ("w", "v", "lam")}, cohort, (*past_tasks, task))
         w = result.up["w"]
         new = {"w": w, "buffer": self.pushed(buffer, task, cohort)}
         if self.hyper.state_update == "exact":
@@ -56,7 +58,7 @@ class BMOML(MOML):
         return new
 
     def pushed(self, buffer: torch.Tensor, task: int, cohort: Cohort) -> torch.Tensor:
-        """The buffer after the round, the oldest task first."""
+        """Buffer after the round, oldest task first."""
         full = bool((buffer != EMPTY).all())
         if full and self.hyper.policy == "random" and cohort.uniform("buffer") >= self.hyper.keep:
             return buffer

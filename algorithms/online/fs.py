@@ -1,4 +1,4 @@
-"""FS: train from scratch (thesis, 5.3): a new random model for every task, adapted to it alone."""
+"""FS: train from scratch (thesis, 5.3): a new random model for every task, adapted only to that task."""
 
 from hedgerow.algorithms.core.messages import Cohort, Exchanges
 from hedgerow.algorithms.core.pytree import Tree
@@ -7,7 +7,10 @@ from hedgerow.algorithms.personalized.adaptation import Adaptation
 
 
 class FS(Online):
-    """Nothing is carried over. More training from scratch is more of `adapt_steps`."""
+    """Starts from a new random model for every task, so nothing is carried over.
+
+    `adapt_steps` sets how long a model is trained from scratch.
+    """
 
     Hyper = Adaptation  # type: ignore[assignment]
 

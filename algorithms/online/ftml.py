@@ -1,4 +1,4 @@
-"""FTML: follow the meta leader (Finn et al., 2019): every task is kept, and learnt again and again."""
+"""FTML: follow the meta leader (Finn et al., 2019): every task is kept and trained on repeatedly."""
 
 from hedgerow.algorithms.core.messages import Cohort, Exchanges
 from hedgerow.algorithms.core.pytree import Tree
@@ -6,7 +6,7 @@ from hedgerow.algorithms.online.online_algorithm import Online, OnlineSGD
 
 
 class FTML(Online):
-    """K steps a round on the sum of all tasks' F so far, each on a task drawn from those kept."""
+    """Takes K steps per round on the sum of F over all tasks so far, each step on one task drawn from them."""
 
     Hyper = OnlineSGD
 

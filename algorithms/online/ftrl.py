@@ -13,14 +13,14 @@ from hedgerow.algorithms.optim.local_sgd import Proximal, minimize
 
 
 class FTRL(Online):
-    """w = argmin mu/2 ||w||^2 + the sum of all tasks' F so far; every task is kept."""
+    """Minimises mu/2 ||w||^2 plus the sum of F over all tasks so far; every task is kept."""
 
     class Hyper(OnlineSGD):
         weight_decay: float = Field(0.0, ge=0, description="L2 penalty, added to the direction after clipping")
         mu: float = Field(1.0, ge=0, description="weight of the regulariser; 0 is FTL, follow the leader")
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
-        # The objective divided by the number of tasks: the mean over them, as mini-batches give it.
+        # The objective is divided by the number of tasks, because mini-batches give the mean over tasks.
         weight = torch.tensor(self.hyper.mu / cohort.round)
         result = yield self.learn({"w": server["w"], "weight": weight}, cohort, range(cohort.round))
         return result.up

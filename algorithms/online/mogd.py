@@ -1,4 +1,4 @@
-"""MOGD: meta online gradient descent (thesis, 5.3): K steps on the task of the round, and nothing is kept."""
+"""MOGD: meta online gradient descent (thesis, 5.3): K steps on the task of the round; no task is kept."""
 
 from hedgerow.algorithms.core.messages import Cohort, Exchanges
 from hedgerow.algorithms.core.pytree import Tree
@@ -6,7 +6,10 @@ from hedgerow.algorithms.online.online_algorithm import Online, OnlineSGD
 
 
 class MOGD(Online):
-    """With `adapt: none`, one step and `batch_size: null` it is OGD, online gradient descent."""
+    """Takes K steps on the task of the round.
+
+    With `adapt: none`, one step and `batch_size: null` it is OGD (online gradient descent).
+    """
 
     Hyper = OnlineSGD
 

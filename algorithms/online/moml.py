@@ -12,7 +12,7 @@ from hedgerow.algorithms.optim.local_sgd import Proximal, minimize
 
 
 class MOML(Online):
-    """Two vectors stand for all past tasks: lam, the gradient at the latest model, and v, a running summary.
+    """Represents all past tasks by two vectors: lam, the gradient at the latest model, and v, a running summary.
 
     Each task is learnt with the regulariser -<lam, z> + alpha/2 ||z - v||^2.
     """
@@ -21,8 +21,8 @@ class MOML(Online):
         alpha: float = Field(1.0, gt=0, description="weight of the quadratic penalty")
         state_update: Literal["linear", "exact"] = Field(
             "linear",
-            description="lam: from the condition that the regularised loss is stationary (the slope of weight_decay is "
-            "then in it), or by one more pass over the task",
+            description="source of lam; linear: the stationarity condition of the regularised loss (lam then "
+            "includes the gradient of weight_decay); exact: one more pass over the task",
         )
 
     def init_server(self) -> Tree:

@@ -1,4 +1,4 @@
-"""MOML with the linear term 0 (thesis, Algorithm 11)."""
+"""MOML with a linear term of 0 (thesis, Algorithm 11)."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from hedgerow.algorithms.optim.local_sgd import Proximal, minimize
 
 
 class MOMLZero(Online):
-    """MOML without its linear term: only the running summary is left (the ablation of table A.10)."""
+    """MOML without its linear term, so only the running summary remains (the ablation of table A.10)."""
 
     class Hyper(OnlineSGD):
         alpha: float = Field(1.0, gt=0, description="weight of the quadratic penalty")

@@ -1,4 +1,4 @@
-"""The offline competitor (thesis, Eq. 5.4), to which regret refers: it knows all tasks from the start."""
+"""Offline competitor (thesis, Eq. 5.4), the reference for regret: it knows all tasks from the start."""
 
 from pydantic import Field
 
@@ -8,7 +8,7 @@ from hedgerow.algorithms.online.online_algorithm import Online, OnlineSGD
 
 
 class Offline(Online):
-    """K steps a round on the mean of the F of all tasks of the stream, also of those that are still to come."""
+    """Takes K steps per round on the mean of F over all tasks of the stream, including future ones."""
 
     class Hyper(OnlineSGD):
         weight_decay: float = Field(0.0, ge=0, description="L2 penalty, added to the direction after clipping")

@@ -1,4 +1,4 @@
-"""Learners of a stream: one task per round, scored before it is learnt, without a second pass (thesis, chapter 5)."""
+"""Base class of stream learners: one task per round, scored before it is learnt, in one pass (thesis, chapter 5)."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -15,21 +15,21 @@ from hedgerow.algorithms.personalized.adaptation import Adaptation, Adapting
 
 
 class OnlineSGD(LocalSolver, Adaptation):
-    """Hyperparameters of learners of a stream: K steps of SGD per round, and the adaptation."""
+    """Hyperparameters of stream learners: K steps of SGD per round, and the adaptation."""
 
-    epochs: None = Field(None, description="not for streams: see `steps`")
-    steps: int = Field(10, ge=1, description="K, gradient steps per round")
+    epochs: None = Field(None, description="not available for streams; set `steps`")
+    steps: int = Field(10, ge=1, description="K, number of gradient steps per round")
     batch_size: int | None = Field(
-        10, ge=1, description="samples per step, and as many to adapt on; null: all that there are"
+        10, ge=1, description="samples per step, and as many again for adaptation; null: all samples"
     )
     weight_decay: float = Field(1e-3, ge=0, description="L2 penalty, added to the direction after clipping")
 
 
 class Online(Adapting):
-    """A learner of a stream. Tasks are numbered as they come; the one of a round is its cohort's only client.
+    """Base class of learners on a stream of tasks, numbered by arrival; a round's task is its cohort's only client.
 
-    Its round is `learn` on some tasks, and what follows from the answer. Samples of earlier tasks are looked at only
-    where `learn` names them: those it must keep.
+    A round calls `learn` on some tasks and updates the server state from the result. Samples of earlier tasks are read
+    only if `learn` names these tasks: the learner must keep them.
     """
 
     learns_stream = True
@@ -37,12 +37,12 @@ class Online(Adapting):
     Hyper: ClassVar[type[OnlineSGD]] = OnlineSGD
 
     def learn(self, down: Tree, cohort: Cohort, tasks: Sequence[int] | None = None) -> Exchange:
-        """K steps on these tasks; None: the one of the round."""
+        """Exchange of K steps on the given tasks; None: the task of the round."""
         batches = {"train": self.mini_batches(tasks or (int(cohort.clients[0]),))}
         return Exchange(self.train, down, cohort.clients, batches=batches)
 
     def mini_batches(self, tasks: Sequence[int]) -> BatchSpec:
-        """K mini-batches, each of one of the tasks, with samples to adapt on and as many to learn from."""
+        """K mini-batches, each from one of the tasks, with samples to adapt on and as many to learn from."""
         hyper = self.hyper
         if hyper.solver == "newton":
             return BatchSpec(shuffle=False, pooled_from=tasks, mixed=True)
@@ -54,11 +54,11 @@ class Online(Adapting):
         return {"w": w}, state, {"loss": loss}
 
     def kept(self, server: Tree, cohort: Cohort) -> int:
-        """How many tasks' samples are kept after a round."""
+        """Number of tasks whose samples are kept after a round."""
         return 0
 
     def efficiency(self, server: Tree, cohort: Cohort, points: Sequence[int]) -> Exchanges:
-        """Score U(w) with the first so many of the task's training samples; returns one Aggregate per number."""
+        """Scores U(w) after adaptation to the first n training samples of the task; one Aggregate per n in `points`."""
         down = {"w": self.evaluate_params(server)}
         test = BatchSpec(EVAL_BATCH_SIZE, shuffle=False, split="held_out")
         return (
@@ -74,15 +74,15 @@ class Online(Adapting):
         )
 
     def untouched(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        """The same of the meta-model itself."""
+        """Scores the meta-model without adaptation."""
         totals = self.tally(hp, down["w"], data, None)
         return {}, state, {"loss": totals[0], "correct": totals[1], "samples": totals[2]}
 
     def look(self, w: Params, cohort: Cohort) -> Exchange:
-        """The gradient of the task's F at w, from all of its training samples: up["gradient"]."""
+        """Exchange for the gradient of the task's F at w, from all of its training samples: up["gradient"]."""
         return Exchange(self.gradient, {"w": w}, cohort.clients, batches={"train": BatchSpec()})
 
     def gradient(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        """Client step: one gradient, with half of the samples to adapt on."""
+        """Client step: one gradient, with half of the samples used for adaptation."""
         slope, _ = gradient_and_value(self.objective(hp))(down["w"], next(data.batches("train")))
         return {"gradient": slope}, state, {}

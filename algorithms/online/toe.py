@@ -1,4 +1,4 @@
-"""TOE: train on everything (thesis, 5.3): one ordinary model of all samples so far, adapted only to be scored."""
+"""TOE: train on everything (thesis, 5.3): one ordinary model of all samples so far, adapted only for evaluation."""
 
 from dataclasses import replace
 from typing import Any
@@ -10,7 +10,7 @@ from hedgerow.algorithms.online.online_algorithm import Online, OnlineSGD
 
 
 class TOE(Online):
-    """K steps a round on mini-batches of the union of all tasks so far."""
+    """Takes K steps per round on mini-batches from the union of all tasks so far."""
 
     Hyper = OnlineSGD
 

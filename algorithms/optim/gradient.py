@@ -1,4 +1,4 @@
-"""Derivatives of a loss under vmap, without the seconds that torch.func.grad takes to import torch's compiler."""
+"""Gradients of a loss under vmap, without torch.func.grad, which takes seconds to import torch's compiler."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,17 +10,20 @@ from hedgerow.algorithms.core.torch_private import HAS_GRADIENT_LEVELS, enter_le
 
 
 def gradient_and_value(loss: Callable[..., Any], differentiable: bool = False, aux: bool = False) -> Callable[..., Any]:
-    """As torch.func.grad_and_value by the first argument, a tree: (gradient, value).
+    """Same as torch.func.grad_and_value by the first argument, a tree: returns a function for (gradient, value).
 
-    aux: the loss returns (value, a tree), and that tree is returned as a third. differentiable: the gradient, too, can
-    be differentiated by an outer gradient. torch.func always keeps the graph for that, and on its first call imports
-    torch's compiler, which takes longer than torch itself, in every process. It is used while a step is compiled.
+    aux: the loss returns (value, a tree), and the tree is returned as a third entry.
+    differentiable: the gradient can itself be differentiated by an outer gradient.
+
+    torch.func always keeps the graph for outer gradients. Its first call in a process also imports torch's compiler,
+    which takes longer than importing torch. torch.func.grad_and_value is therefore used only while a step is compiled,
+    or if the private names of torch are missing.
     """
     if torch.compiler.is_compiling() or not HAS_GRADIENT_LEVELS:
         return _compilable(loss, aux)
 
     def both(w: Tree, *rest: Any) -> tuple[Any, ...]:
-        # What torch's own grad_and_value_impl does, for a tree and one derivative.
+        # Same as torch's grad_and_value_impl, for a tree and one derivative.
         with gradient_level() as level, torch.enable_grad():
             inside = tree_map(lambda p: enter_level(p, level), w)
             value, *others = loss(inside, *rest) if aux else (loss(inside, *rest),)

@@ -1,11 +1,11 @@
-"""Hypergradients: products with second derivatives, and what solves the linear system of a bilevel problem.
+"""Hypergradients: products with second derivatives, and solvers for the linear system of a bilevel problem.
 
 The problem is min_x f(x, y_x), y_x = argmin_y g(x, y); its hypergradient (FedBiO, Eq. 2) is
 
     grad_x f - cross u,    hessian u = grad_y f,    cross = d/dx (grad_y g)^T,    hessian = d/dy (grad_y g)^T.
 
-x, y and u are trees, u of y's shape. Products are differentiated twice in reverse, which is faster than forward over
-reverse, in a loop 2 to 6 times. All of it runs under vmap.
+x, y and u are trees; u has the shape of y. Products use reverse-over-reverse differentiation, which is 2 to 6 times
+faster than forward-over-reverse in a loop. All functions run under vmap.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ Product = Callable[[Tree], Tree]
 
 
 class Slopes(NamedTuple):
-    """The two halves of a gradient, and the value."""
+    """Gradients by x and by y, and the value."""
 
     x: Tree
     y: Tree
@@ -34,7 +34,7 @@ class Slopes(NamedTuple):
 
 
 class Products(NamedTuple):
-    """What one pass over the lower loss gives: grad_y g, cross u and hessian u."""
+    """Results of one pass over the lower loss: grad_y g, cross u and hessian u."""
 
     slope: Tree
     cross: Tree
@@ -42,18 +42,18 @@ class Products(NamedTuple):
 
 
 def slopes(f: Objective, x: Tree, y: Tree) -> Slopes:
-    """grad_x f and grad_y f."""
+    """Computes grad_x f and grad_y f."""
     gradient, value = gradient_and_value(lambda z: f(z["x"], z["y"]))({"x": x, "y": y})
     return Slopes(gradient["x"], gradient["y"], value)
 
 
 def lower_slope(g: Objective, x: Tree, y: Tree, differentiable: bool = False) -> Tree:
-    """grad_y g."""
+    """Computes grad_y g."""
     return gradient_and_value(lambda y: g(x, y), differentiable)(y)[0]
 
 
 def products(g: Objective, x: Tree, y: Tree, u: Tree) -> Products:
-    """All three on the same samples, in one pass."""
+    """Computes grad_y g, cross u and hessian u on the same samples, in one pass."""
 
     def along(z: Tree) -> tuple[Tensor, Tree]:
         slope = lower_slope(g, z["x"], z["y"], differentiable=True)
@@ -64,12 +64,12 @@ def products(g: Objective, x: Tree, y: Tree, u: Tree) -> Products:
 
 
 def hessian_product(g: Objective, x: Tree, y: Tree, v: Tree) -> Tree:
-    """hessian v, of y's shape."""
+    """Computes hessian v, with the shape of y."""
     return gradient_and_value(lambda y: dot(lower_slope(g, x, y, differentiable=True), v))(y)[0]
 
 
 def gauss_newton_product(outputs: Callable[[Tree], Tensor], fit: Callable[[Tensor], Tensor], y: Tree, v: Tree) -> Tree:
-    """J' (d^2 fit) J v of the loss fit(outputs(y)): positive semidefinite where fit is convex, of y's shape."""
+    """J' (d^2 fit) J v of the loss fit(outputs(y)), with the shape of y: positive semidefinite if fit is convex."""
     # J v is the derivative by w of <J' w, v>, which is linear in w.
     here = outputs(y).detach()
     forward = gradient_and_value(
@@ -80,14 +80,15 @@ def gauss_newton_product(outputs: Callable[[Tree], Tensor], fit: Callable[[Tenso
 
 
 def cross_product(g: Objective, x: Tree, y: Tree, v: Tree) -> Tree:
-    """cross v, of x's shape."""
+    """Computes cross v, with the shape of x."""
     return gradient_and_value(lambda x: dot(lower_slope(g, x, y, differentiable=True), v))(x)[0]
 
 
 def neumann(hessians: Sequence[Product], b: Tree, lr: Any) -> Tree:
-    """The series lr sum_k (I - lr H)^k b of len(hessians) + 1 terms, which tends to H^-1 b (FedBiO, Eq. 6).
+    """Neumann series lr sum_k (I - lr H)^k b of len(hessians) + 1 terms, which converges to H^-1 b (FedBiO, Eq. 6).
 
-    hessians: one per factor, each on samples of its own where the estimate is to be unbiased. lr at most 1 / |H|.
+    hessians: one per factor, each on separate samples if the estimate must be unbiased.
+    lr: at most 1 / |H|.
     """
     term = total = b
     for hessian in hessians:
@@ -97,9 +98,9 @@ def neumann(hessians: Sequence[Product], b: Tree, lr: Any) -> Tree:
 
 
 def conjugate_gradient(hessian: Product, b: Tree, steps: int) -> Tree:
-    """H^-1 b for a positive definite H: exact after as many steps as H has different eigenvalues.
+    """Computes H^-1 b for a positive definite H; exact after as many steps as H has distinct eigenvalues.
 
-    Steps after the residual is 0 change nothing.
+    Further steps after the residual reaches 0 change nothing.
     """
     solution, residual, direction = zeros_like(b), b, b
     size = dot(residual, residual)
@@ -117,9 +118,9 @@ def _ratio(a: Tensor, b: Tensor) -> Tensor:
 
 
 def linear_descent(hessian: Product, b: Tree, u: Tree, lr: Any, steps: int) -> Tree:
-    """So many steps of gradient descent on 1/2 u' H u - b' u from u (FedBiO, Eq. 4).
+    """Runs `steps` steps of gradient descent on 1/2 u' H u - b' u from u (FedBiO, Eq. 4).
 
-    Each takes it nearer to H^-1 b by a factor 1 - lr mu, for lr up to 1 / |H|.
+    Each step reduces the distance to H^-1 b by a factor 1 - lr mu, for lr up to 1 / |H|.
     """
     for _ in range(steps):
         u = add(u, sub(hessian(u), b), -lr)
@@ -127,7 +128,7 @@ def linear_descent(hessian: Product, b: Tree, u: Tree, lr: Any, steps: int) -> T
 
 
 def unrolled(f: Objective, g: Objective, x: Tree, y: Tree, lr: Any, steps: int) -> Tree:
-    """The hypergradient of f(x, y_K(x)), where y_K is what K steps of gradient descent on g make of y."""
+    """Hypergradient of f(x, y_K(x)), where y_K is the result of K steps of gradient descent on g from y."""
 
     def outer(x: Tree) -> Tensor:
         z = y
@@ -139,7 +140,7 @@ def unrolled(f: Objective, g: Objective, x: Tree, y: Tree, lr: Any, steps: int) 
 
 
 def dense_hessian(g: Objective, x: Tree, y: Tree) -> Tensor:
-    """H as a matrix (d, d), for a few hundred parameters."""
+    """Returns H as a dense matrix (d, d), for a few hundred parameters."""
     some = next(leaves(y))
     eye = torch.eye(sum(leaf.numel() for leaf in leaves(y)), dtype=some.dtype, device=some.device)
     columns = torch.func.vmap(lambda v: flat(hessian_product(g, x, y, like(v, y))))(eye)
@@ -147,12 +148,12 @@ def dense_hessian(g: Objective, x: Tree, y: Tree) -> Tensor:
 
 
 def exact(f: Objective, g: Objective, x: Tree, y: Tree) -> Tree:
-    """The hypergradient with H^-1 from a dense matrix: for small problems, at y_x."""
+    """Hypergradient at y_x, with H^-1 from a dense matrix: for small problems."""
     direct, b, _ = slopes(f, x, y)
     u = solve(dense_hessian(g, x, y), b)
     return sub(direct, cross_product(g, x, y, u))
 
 
 def solve(hessian: Tensor, b: Tree) -> Tree:
-    """H^-1 b of a matrix (d, d)."""
+    """Computes H^-1 b for a matrix H (d, d)."""
     return like(torch.linalg.solve(hessian, flat(b)), b)

@@ -1,4 +1,4 @@
-"""Local minimisation: what nearly every client step calls. SGD or Adam, both forms with the same numbers, or Newton."""
+"""Local minimisation, used by nearly all client steps: SGD or Adam, looped or batched with equal results, or Newton."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -21,19 +21,19 @@ Loss = Callable[[Params, Batch], Tensor]
 
 
 class LearningRate(HyperParameters):
-    """A learning rate that falls from round to round."""
+    """A learning rate with a schedule over rounds."""
 
     lr: float = Field(0.1, gt=0, description="learning rate in round 1")
     lr_decay: float = Field(1.0, gt=0, le=1, description="factor on the learning rate from round to round")
-    lr_decay_every: int = Field(1, ge=1, description="rounds from one such decay to the next")
+    lr_decay_every: int = Field(1, ge=1, description="rounds between two decays of the learning rate")
     lr_decay_after: list[int] | None = Field(
-        None, description="the rounds after which the learning rate decays; null: every `lr_decay_every`"
+        None, description="rounds after which the learning rate decays; null: every `lr_decay_every` rounds"
     )
 
     lr_cosine: int | None = Field(
         None,
         ge=1,
-        description="it falls like a cosine, to nearly 0 in this round and those after it; null: it does not",
+        description="last round of a cosine schedule, with a learning rate near 0 from then on; null: no schedule",
     )
 
     def at(self, round: int) -> Self:
@@ -47,7 +47,7 @@ class LearningRate(HyperParameters):
 
 
 def cosine(number: int, last: int) -> float:
-    """A factor that falls along half a cosine from 1 in round 1 to nearly 0 in the last one, and stays."""
+    """Factor that falls along half a cosine from 1 in round 1 to nearly 0 in round `last`, and then stays constant."""
     return (1 + math.cos(math.pi * (min(number, last) - 1) / last)) / 2
 
 
@@ -56,12 +56,12 @@ class LocalSGD(LearningRate):
 
     alternatives = (("epochs", "steps"),)
 
-    epochs: int | None = Field(1, ge=1, description="passes over the local data; null where `steps` is given")
-    steps: int | None = Field(None, ge=1, description="local steps, in place of `epochs`")
-    batch_size: int | None = Field(50, ge=1, description="samples per step; null: the whole local data")
+    epochs: int | None = Field(1, ge=1, description="passes over the local data; null if `steps` is given")
+    steps: int | None = Field(None, ge=1, description="local steps, instead of `epochs`")
+    batch_size: int | None = Field(50, ge=1, description="samples per step; null: all local data")
     momentum: float = Field(0.0, ge=0, lt=1, description="heavy-ball momentum, reset at the start of a round")
     weight_decay: float = Field(0.0, ge=0, description="L2 penalty, added to the direction after clipping")
-    clip_norm: float | None = Field(None, gt=0, description="largest norm of the direction; null: no clipping")
+    clip_norm: float | None = Field(None, gt=0, description="maximum norm of the direction; null: no clipping")
 
     @property
     def batches(self) -> dict[str, BatchSpec]:
@@ -70,10 +70,10 @@ class LocalSGD(LearningRate):
 
 
 class LocalOptimizer(LocalSGD):
-    """The same where the steps may also be Adam's."""
+    """Hyperparameters of the local solver, with a choice of SGD or Adam."""
 
     optimizer: Literal["sgd", "adam"] = Field(
-        "sgd", description="adam: with beta_1 .9, beta_2 .999, its moments reset at the start of a round"
+        "sgd", description="local optimiser; adam: beta_1 .9, beta_2 .999, moments reset at the start of a round"
     )
 
     @model_validator(mode="after")
@@ -84,12 +84,12 @@ class LocalOptimizer(LocalSGD):
 
 
 class LocalSolver(LocalSGD):
-    """The same where the local problem may also be solved exactly, as in the analyses."""
+    """Hyperparameters of the local solver, with the option of an exact solution, as assumed in analyses."""
 
     solver: Literal["sgd", "newton"] = Field(
         "sgd",
-        description="newton: the exact minimiser, for convex problems of a few hundred parameters; what SGD alone "
-        "needs is then ignored",
+        description="local solver; newton: the exact minimiser, for convex problems of a few hundred parameters; it "
+        "ignores the settings of SGD",
     )
 
     @property
@@ -98,7 +98,7 @@ class LocalSolver(LocalSGD):
 
 
 class Proximal(NamedTuple):
-    """weight/2 ||w - centre||^2"""
+    """Proximal term weight/2 ||w - centre||^2."""
 
     weight: Any
     centre: Params
@@ -114,13 +114,13 @@ def minimize(
     batches: Iterable[Batch] | None = None,
     memory: Params | None = None,
 ) -> tuple[Params, Tensor]:
-    """Minimise `loss(w) + <linear, w> + proximal(w) + weight_decay/2 ||w||^2` from `start` over `batches`; None: over
-    those of the stream "train".
+    """Minimises `loss(w) + <linear, w> + proximal(w) + weight_decay/2 ||w||^2` from `start` over `batches`; by default
+    over the stream "train".
 
-    hp: LocalSGD, LocalOptimizer or LocalSolver. A direction is clip(grad loss + linear + weight (w - centre))
-    + weight_decay w, from which Adam, where it is wanted, makes another one.
-    memory: where momentum lasts, in a loop alone: that with which the first step goes on, in whose place is put that of
-    the last one.
+    hp: LocalSGD, LocalOptimizer or LocalSolver. The direction of a step is clip(grad loss + linear + weight (w -
+    centre)) + weight_decay w; Adam, if selected, transforms it further.
+    memory: momentum that persists between calls (loop form only). The first step starts from it, and the momentum of
+    the last step is written back to it.
     Returns the final parameters and the mean loss over the steps (0-d).
     """
     linear, proximal = _one_of(linear, proximal)
@@ -134,19 +134,19 @@ def minimize(
 
 
 def _one_of(linear: Params | None, proximal: Proximal | None) -> tuple[Params | None, Proximal | None]:
-    """The same terms as one of the two, by completing the square: a pass over memory less in every step."""
+    """Merges the two terms into one by completing the square, which saves a pass over memory in every step."""
     if proximal is None or not enabled(proximal.weight):
         return linear, None
     if linear is None:
         return None, proximal
     if isinstance(proximal.weight, Tensor):
-        # Some experts of a pack may have weight 0.
+        # Some of the experts that run together may have weight 0.
         return linear, proximal
     return None, Proximal(proximal.weight, add(proximal.centre, linear, -1 / proximal.weight))
 
 
 def _fused(hp: Any) -> bool:
-    """Whether the proximal term may move the parameters by itself: where nothing is clipped or remembered."""
+    """Whether the proximal term may be applied directly to the parameters: if there is no clipping and no momentum."""
     return hp.clip_norm is None and not enabled(hp.momentum) and _optimizer(hp) == "sgd"
 
 
@@ -155,7 +155,7 @@ def _optimizer(hp: Any) -> str:
 
 
 class Adam:
-    """What makes a direction of a gradient (Kingma, Ba, "Adam", 2015, algorithm 1)."""
+    """Converts gradients to Adam's directions (Kingma, Ba, "Adam", 2015, algorithm 1)."""
 
     DECAY, SECOND_DECAY, TINY = 0.9, 0.999, 1e-8
 
@@ -195,21 +195,21 @@ def _in_place(
     adam = Adam() if _optimizer(hp) == "adam" else None
     losses = []
     for batch in batches:
-        # Of a sub-model: the whole model may not be narrow.
+        # Needed for a sub-model: the full model may not be narrow.
         value = loss(w, replace(batch, x=batch.x.contiguous()) if narrow else batch)
-        # What the loss does not depend on stays where it is.
+        # Parameters that the loss does not depend on get gradient 0.
         direction = list(torch.autograd.grad(value, params, materialize_grads=True))
         losses.append(value.detach())
         with torch.no_grad():
             if slope is not None:
                 foreach_add_(direction, slope)
             if centre is not None and not _fused(hp):
-                # Not of their difference, which would be new memory in every step.
+                # Two additions: the difference would allocate memory in every step.
                 foreach_add_(direction, params, alpha=weight)
                 foreach_add_(direction, centre, alpha=-weight)
             if hp.clip_norm is not None:
                 factor = clip_factor(foreach_norm(direction), hp.clip_norm)
-                # To look at it is free on the CPU, and saves a pass over memory.
+                # On the CPU, reading the factor is free and saves a pass over memory.
                 if factor.device.type != "cpu" or factor < 1:
                     foreach_mul_(direction, factor)
             if enabled(hp.weight_decay):
@@ -257,7 +257,7 @@ def _batched(
             direction = momenta
         if adam is not None:
             direction = dict(zip(direction, adam(direction.values()), strict=True))
-        # Padded steps come last and have active = 0: they leave the parameters as they are, bit for bit.
+        # Padded steps come last and have active = 0: they leave the parameters unchanged, bit for bit.
         rate = hp.lr * batch.active
         if proximal is not None and _fused(hp):
             nearer = rate * proximal.weight
@@ -269,22 +269,22 @@ def _batched(
 
 
 def plain_steps(hp: Any, steps: Tensor) -> Tensor:
-    """Number of steps without momentum that go as far as `steps` with it, along a constant direction; 0-d.
+    """Number of steps without momentum with the same displacement as `steps` with it, along a constant direction; 0-d.
 
-    Step i of K moves the model by lr (1 - beta^i) / (1 - beta) times the direction, so that together they move it by
-    lr (K - beta (1 - beta^K) / (1 - beta)) / (1 - beta) times the direction. Where directions vary, the displacement
-    divided by lr and this number is their weighted mean: those of early steps weigh more.
+    Step i of K moves the model by lr (1 - beta^i) / (1 - beta) times the direction. Together the K steps move it by lr
+    (K - beta (1 - beta^K) / (1 - beta)) / (1 - beta) times the direction. If directions vary, the displacement divided
+    by lr and this number is their weighted mean, with larger weights for early steps.
 
     hp: LocalSGD.
     """
     beta = hp.momentum
     if not enabled(beta):
         return steps
-    # In single precision much would cancel out: beta^K is near 1 where K is small.
+    # Double precision avoids cancellation: beta^K is near 1 if K is small.
     exact = steps.double()
     return ((exact - beta * (1 - beta**exact) / (1 - beta)) / (1 - beta)).float()
 
 
 def clip_factor(norms: Sequence[Tensor], clip_norm: Any) -> Tensor:
-    """What shortens a direction to `clip_norm`, 0-d and at most 1. norms: of its parts."""
+    """Factor that scales a direction down to `clip_norm`, 0-d and at most 1. norms: norms of its parts."""
     return (clip_norm / (torch.stack(list(norms)).norm() + 1e-6)).clamp(max=1.0)

@@ -1,4 +1,4 @@
-"""Newton's method: the exact solution of a small local problem, which the analyses of the methods assume."""
+"""Newton's method: exact solution of a small local problem, as assumed by the analyses of the methods."""
 
 from collections.abc import Callable
 from itertools import accumulate
@@ -22,14 +22,14 @@ def newton(
     weight_decay: Any,
     batched: bool,
 ) -> tuple[Params, Tensor]:
-    """The stationary point of loss(w) + <linear, w> + weight/2 ||w - centre||^2 + weight_decay/2 ||w||^2 from `start`.
+    """Stationary point of loss(w) + <linear, w> + weight/2 ||w - centre||^2 + weight_decay/2 ||w||^2, from `start`.
 
     proximal: (weight, centre).
 
-    Each step is halved until the norm of the gradient falls, so that a convex problem is solved from anywhere. Alone it
-    ends at the precision of the numbers, or when no step helps; batched, where nothing may depend on values, it takes
-    all its steps. The Hessian is a dense matrix: for a few hundred parameters in all. Returns the point and the loss
-    there (0-d).
+    Each step is halved until the norm of the gradient falls, so that convex problems converge from any start. In the
+    loop form it stops at numerical precision or when no step helps; batched, where control flow may not depend on
+    values, it takes all steps. The Hessian is a dense matrix: for a few hundred parameters in total. Returns the point
+    and the loss there (0-d).
     """
     shapes = {name: p.shape for name, p in start.items()}
     ends = list(accumulate(p.numel() for p in start.values()))
@@ -59,16 +59,16 @@ def newton(
         if not batched and slope.norm() <= 16 * torch.finfo(w.dtype).eps * (1 + w.norm()):
             break
         step = torch.linalg.solve_ex(hessian(w), slope).result
-        before = w
+        origin = w
         for halving in range(HALVINGS):
-            there = before - 0.5**halving * step
-            found = gradient(there)
-            # False where the Hessian was singular and nothing is finite.
-            better = found.norm() < slope.norm()
-            w, slope = torch.where(better, there, w), torch.where(better, found, slope)
-            if not batched and better:
+            candidate = origin - 0.5**halving * step
+            new_slope = gradient(candidate)
+            # False if the Hessian is singular, since then nothing is finite.
+            improves = new_slope.norm() < slope.norm()
+            w, slope = torch.where(improves, candidate, w), torch.where(improves, new_slope, slope)
+            if not batched and improves:
                 break
-        if not batched and not better:
+        if not batched and not improves:
             break
     return tree(w), loss(tree(w))
 

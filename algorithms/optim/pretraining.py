@@ -9,15 +9,15 @@ from hedgerow.algorithms.optim.local_sgd import cosine
 
 
 class TeacherTraining(Settings):
-    """How a teacher is trained: by SGD on the cross-entropy, on all training samples in one place."""
+    """Settings for training a teacher: by SGD on the cross-entropy, on all training samples in one place."""
 
     epochs: int = Field(20, ge=1, description="passes over the training samples")
-    batch_size: int | None = Field(50, ge=1, description="samples per step; null: all of them")
+    batch_size: int | None = Field(50, ge=1, description="samples per step; null: all samples")
     lr: float = Field(0.1, gt=0, description="learning rate in the first pass")
     lr_cosine: int | None = Field(
         None,
         ge=1,
-        description="it falls like a cosine, to nearly 0 in this pass and those after it; null: it does not",
+        description="last pass of a cosine schedule, with a learning rate near 0 from then on; null: no schedule",
     )
     momentum: float = Field(0.9, ge=0, lt=1, description="heavy-ball momentum")
     weight_decay: float = Field(5e-4, ge=0, description="L2 penalty")
@@ -25,7 +25,7 @@ class TeacherTraining(Settings):
     clip_norm: ClassVar[None] = None
 
     def at(self, epoch: int) -> Self:
-        """What holds in a pass, counted from 1."""
+        """Returns the settings in effect in a pass, counted from 1."""
         if self.lr_cosine is None:
             return self
         return self.model_copy(update={"lr": self.lr * cosine(epoch, self.lr_cosine)})

@@ -16,7 +16,8 @@ class ServerOptimizer(Settings):
     """
 
     optimizer: Literal["sgd", "adagrad", "adam", "yogi"] = Field(
-        "sgd", description="sgd: plain averaging, or with momentum FedAvgM; the others: FedAdagrad, FedAdam, FedYogi"
+        "sgd",
+        description="sgd: plain averaging, or FedAvgM with momentum; the others: FedAdagrad, FedAdam, FedYogi",
     )
     lr: float = Field(1.0, gt=0, description="server learning rate")
     momentum: float = Field(0.0, ge=0, lt=1, description="server momentum; beta_1 of the adaptive methods")
@@ -29,21 +30,21 @@ class ServerOptimizer(Settings):
         return self.optimizer == "sgd" and self.lr == 1.0 and not self.momentum
 
     def init(self, w: Tree) -> Tree:
-        """The optimiser's state at parameters `w`."""
+        """Returns the optimiser's initial state at parameters `w`."""
         state = {"momentum": zeros_like(w)} if self.momentum else {}
         if self.optimizer != "sgd":
             state["second"] = tree_map(lambda p: torch.full_like(p, self.tau**2), w)
         return state
 
     def step(self, w: Tree, mean: Tree, state: Tree) -> tuple[Tree, Tree]:
-        """One server step from `w` towards `mean`; returns the new parameters and the new state."""
+        """Takes one server step from `w` towards `mean`; returns the new parameters and the new state."""
         if self.is_plain:
             return mean, state
         delta = sub(mean, w)
         new = dict(state)
         direction = delta
         if self.momentum:
-            # The adaptive methods average (1 - beta_1), server momentum accumulates (FedAvgM): both as published.
+            # As published: adaptive methods average (1 - beta_1), server momentum accumulates (FedAvgM).
             gain = 1.0 if self.optimizer == "sgd" else 1.0 - self.momentum
             direction = tree_map(lambda m, d: self.momentum * m + gain * d, state["momentum"], delta)
             new["momentum"] = direction

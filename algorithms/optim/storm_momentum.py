@@ -1,4 +1,4 @@
-"""STORM's momentum (Cutkosky and Orabona, 2019), and the schedule of step sizes that goes with it."""
+"""STORM's momentum (Cutkosky and Orabona, 2019), and its schedule of step sizes."""
 
 from typing import Any, Self
 
@@ -9,21 +9,20 @@ from hedgerow.algorithms.core.pytree import Tree, add, sub
 
 
 class Storm(HyperParameters):
-    """Step t is scaled by alpha_t = delta / (offset + growth t)^(1/3); the momentum forgets a share c alpha_t^2.
+    """Hyperparameters of STORM. Step t is scaled by alpha_t = delta / (offset + growth t)^(1/3); the momentum forgets a
+    share c alpha_t^2.
 
-    The defaults are alpha_t = (8 / (8 + t))^(1/3). The theorems of FedBiOAcc set delta, offset (their u_0) and growth
+    The defaults give alpha_t = (8 / (8 + t))^(1/3). The theorems of FedBiOAcc set delta, offset (their u_0) and growth
     (their sigma^2) by constants of the problem: see `theorem_2`.
     """
 
-    c: float = Field(0.5, ge=0, description="momentum constant; c alpha_1^2 at most 1")
-    c_x: float | None = Field(None, ge=0, description="the same of x's estimate, c_nu; null: c")
+    c: float = Field(0.5, ge=0, description="momentum constant; c alpha_1^2 must be at most 1")
+    c_x: float | None = Field(None, ge=0, description="momentum constant of the estimate of x, c_nu; null: c")
     alpha_delta: float = Field(2.0, gt=0, description="delta of alpha_t = delta / (offset + growth t)^(1/3)")
-    alpha_offset: float = Field(8.0, gt=0, description="its offset")
-    alpha_growth: float = Field(1.0, ge=0, description="its growth; 0: alpha_t stays as it is")
-    first_batch_size: int | None = Field(
-        None, ge=1, description="samples of the first estimate; null: all that there are"
-    )
-    sync_init: bool = Field(False, description="average the clients' first momenta too, as the proof has it")
+    alpha_offset: float = Field(8.0, gt=0, description="offset of alpha_t")
+    alpha_growth: float = Field(1.0, ge=0, description="growth of alpha_t; 0: constant alpha_t")
+    first_batch_size: int | None = Field(None, ge=1, description="samples of the first estimate; null: all samples")
+    sync_init: bool = Field(False, description="also average the clients' first momenta, as in the proof")
     steps: int = Field(5, ge=1, description="I, local steps per round")
 
     @model_validator(mode="after")
@@ -34,7 +33,7 @@ class Storm(HyperParameters):
         return self
 
     def at(self, round: int) -> Self:
-        """With t counted from the beginning of the round, and all constants filled in."""
+        """Returns the values for a round: t counts from the start of the round, and all constants are filled in."""
         past = self.alpha_growth * self.steps * (round - 1)
         update = {"alpha_offset": self.alpha_offset + past, **self._constants()}
         return super().at(round).model_copy(update=update)
@@ -45,24 +44,24 @@ class Storm(HyperParameters):
 
 
 class StormXY(Storm):
-    """The same where y has an estimate, too."""
+    """Hyperparameters of STORM with estimates of x and y."""
 
-    c_y: float | None = Field(None, ge=0, description="the same of y's estimate, c_omega; null: c")
+    c_y: float | None = Field(None, ge=0, description="momentum constant of the estimate of y, c_omega; null: c")
 
 
 class StormXYU(StormXY):
-    """The same where u has one, too."""
+    """Hyperparameters of STORM with estimates of x, y and u."""
 
-    c_u: float | None = Field(None, ge=0, description="the same of u's estimate; null: c")
+    c_u: float | None = Field(None, ge=0, description="momentum constant of the estimate of u; null: c")
 
 
 def alpha(hp: Any, t: int) -> Any:
-    """alpha_t, in (0, 1] for the defaults."""
+    """Scale alpha_t of step t, in (0, 1] for the defaults."""
     return hp.alpha_delta / (hp.alpha_offset + hp.alpha_growth * t) ** (1 / 3)
 
 
 def corrected(hp: Any, t: int, momenta: Tree, new: Tree, old: Tree) -> Tree:
-    """new + (1 - c alpha_t^2) (momenta - old). new, old: one batch's directions at the new and at the old point."""
+    """new + (1 - c alpha_t^2) (momenta - old). new, old: directions of one batch at the new and at the old point."""
     forgotten = alpha(hp, t) ** 2
     return {
         name: add(new[name], sub(momenta[name], old[name]), 1 - getattr(hp, f"c_{name}") * forgotten) for name in new
@@ -78,9 +77,11 @@ def theorem_2(
     strong_convexity: float,
     smoothness: float,
 ) -> dict[str, float]:
-    """The constants of FedBiOAcc's Theorem 2: delta, offset, growth, and the momentum constants of x, y and u.
+    """Constants of FedBiOAcc's Theorem 2: delta, offset, growth, and the momentum constants of x, y and u.
 
-    noise: sigma; smoothness: L-tilde, of the hypergradient. They make steps far too small to train with.
+    noise: sigma.
+    smoothness: L-tilde, of the hypergradient.
+    The resulting steps are far too small for training.
     """
     bm, big = batch * clients, smoothness
     c_x = 64 / (9 * bm) + 2 / (3 * bm**2)

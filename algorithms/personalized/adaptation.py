@@ -1,4 +1,4 @@
-"""Algorithms that learn, and are scored, through an adaptation: f(U(w)) in the place of f(w)."""
+"""Algorithms that are trained and scored through an adaptation: f(U(w)) instead of f(w)."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, Self
@@ -20,10 +20,10 @@ from hedgerow.algorithms.optim.local_sgd import Loss
 
 
 class Adapting(Algorithm):
-    """Its hyperparameters are an Adaptation."""
+    """Base class of algorithms whose hyperparameters are an `Adaptation`."""
 
     def objective(self, hp: Any) -> Loss:
-        """What is minimised on a mini-batch, (w, batch) -> 0-d."""
+        """Training loss on a mini-batch, (w, batch) -> 0-d."""
         return lambda w, batch: meta_loss(self.task, w, batch, hp)
 
     def incompatibility(self) -> str | None:
@@ -31,7 +31,7 @@ class Adapting(Algorithm):
         if self.task.is_static:
             return (
                 f"task.model: {hyper.name} cannot adapt a model that normalises by statistics of all clients' samples; "
-                "choose another, such as resnet18_gn"
+                "choose another model, such as resnet18_gn"
             )
         if hyper.adapt == "proto" and hyper.proto_layer == "features" and head(self.task.module) is None:
             return (
@@ -48,7 +48,7 @@ class Adapting(Algorithm):
         return None
 
     def evaluate(self, server: Tree, cohort: Cohort) -> Exchanges:
-        """Score U(w) on what the cohort holds out; returns an empty Aggregate for the shared test set."""
+        """Scores U(w) on the cohort's held-out samples; returns an empty Aggregate for the shared test set."""
         batches = {
             "support": BatchSpec(shuffle=False),
             "test": BatchSpec(EVAL_BATCH_SIZE, shuffle=False, split="held_out"),
@@ -58,12 +58,12 @@ class Adapting(Algorithm):
         return (yield [nothing, Exchange(self.evaluate_client, down, cohort.clients, batches=batches)])
 
     def evaluate_client(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        """Client step of evaluation: adapted to all of its training samples, scored on its test samples."""
+        """Evaluation step of a client: adapts to all of its training samples and scores its test samples."""
         totals = self.tally(hp, down["w"], data, next(data.batches("support"), None))
         return {}, state, {"loss": totals[0], "correct": totals[1], "samples": totals[2]}
 
     def tally(self, hp: Any, w: Params, data: ClientData, support: Batch | None) -> torch.Tensor:
-        """Summed loss, correct predictions and number of the test samples, (3,)."""
+        """Summed loss, number of correct predictions and number of test samples, (3,)."""
         predictor, u = adapted(self.task, w, support, hp)
         totals = torch.zeros(3, device=data.x.device)
         for batch in data.batches("test"):
@@ -72,44 +72,45 @@ class Adapting(Algorithm):
 
 
 class Adaptation(HyperParameters):
-    """U, which makes a task's own model of the meta-model and some of the task's samples."""
+    """Adaptation U, which derives a task's own model from the meta-model and some of the task's samples."""
 
     adapt: Literal["maml", "proto", "none"] = Field(
         "maml",
-        description="gradient steps on the task's loss, differentiated through; or the classes' mean outputs, of which "
-        "the nearest is predicted; or none",
+        description="maml: gradient steps on the task's loss, differentiated through; proto: predict the class "
+        "with the nearest mean output; none: no adaptation",
     )
-    adapt_steps: int = Field(1, ge=1, description="MAML's gradient steps")
+    adapt_steps: int = Field(1, ge=1, description="number of MAML gradient steps")
     adapt_lr: float = Field(0.1, gt=0, description="MAML's learning rate, eta")
     proto_layer: Literal["output", "features"] = Field(
         "output",
-        description="of what prototypes are means: the model's output, or what its last layer, a linear one, is given "
-        "(which then learns nothing)",
+        description="vectors that are averaged into prototypes: the model's output, or the features, the input "
+        "of its last, linear layer (which is then not trained)",
     )
 
     @property
     def learns_adapted(self) -> bool:
-        """Whether what is learnt is the loss after adaptation."""
+        """Whether the training loss is the loss after adaptation."""
         return self.adapt != "none"
 
     @model_validator(mode="after")
     def _newton_is_for_convex_losses(self) -> Self:
         if getattr(self, "solver", "sgd") == "newton" and self.learns_adapted:
-            raise ValueError("`solver: newton` is for convex losses, without adaptation; set `adapt: none`")
+            raise ValueError("`solver: newton` works only for convex losses, without adaptation; set `adapt: none`")
         return self
 
 
 FAR = 50.0
-"""How much farther than the farthest centre a class without support is: e^-50 is nothing beside 1, in double precision
-too, so that losses are those of the classes with support alone."""
+"""Margin by which a class without support is farther than the farthest centre. e^-50 is negligible next to 1, in double
+precision too, so losses depend only on the classes with support.
+"""
 
 
 @dataclass(frozen=True)
 class PrototypeTask(Task):
-    """Predicts the class whose centre is nearest to what the model makes of a sample (Snell et al., 2017).
+    """Predicts the class whose centre is nearest to the model's output for a sample (Snell et al., 2017).
 
-    centres (classes, outputs); seen (classes,): False for a class without support, which is never predicted: it is
-    taken to lie far beyond the farthest centre. layer: what the centres are of, see `Adaptation.proto_layer`.
+    centres (classes, outputs). seen (classes,): False for a class without support, which is never predicted because it
+    is placed far beyond the farthest centre. layer: layer of the centres, see `Adaptation.proto_layer`.
     """
 
     centres: Tensor | None = None
@@ -117,19 +118,19 @@ class PrototypeTask(Task):
     layer: str = "output"
 
     def logits(self, w: Params, x: Tensor) -> Tensor:
-        """Minus the squared distances to the centres."""
+        """Negative squared distances to the centres."""
         assert self.centres is not None
         assert self.seen is not None
         outputs = embedded(self.module, w, x, self.layer)
-        # Multiplied out: no tensor of samples x classes x outputs.
+        # The square is expanded to avoid a tensor of samples x classes x outputs.
         products = outputs @ self.centres.T
         near = 2 * products - self.centres.square().sum(-1) - outputs.square().sum(-1, keepdim=True)
-        # Those of classes without support lie at 0.
+        # Centres of classes without support are 0.
         farthest = near.min(-1, keepdim=True).values.detach()
         return torch.where(self.seen, near, farthest - FAR)
 
     def loss(self, w: Params, batch: Batch) -> Tensor:
-        """Over the samples whose class was seen: of the others there is nothing to learn."""
+        """Loss over the samples whose class has support; there is nothing to learn from the others."""
         assert self.seen is not None
         known = self.seen[batch.y].to(batch.x.dtype)
         mask = known if batch.mask is None else known * batch.mask
@@ -137,9 +138,9 @@ class PrototypeTask(Task):
 
 
 def adapted(task: Task, w: Params, support: Batch | None, hp: Any) -> tuple[Task, Params]:
-    """U(w): what predicts for a task, and its parameters. support: labelled samples of the task; None: no adaptation.
+    """Applies U(w); returns the task that predicts, and its parameters.
 
-    hp: Adaptation.
+    support: labelled samples of the task; None: no adaptation. hp: Adaptation.
     """
     if support is None or hp.adapt == "none":
         return task, w
@@ -157,7 +158,7 @@ def adapted(task: Task, w: Params, support: Batch | None, hp: Any) -> tuple[Task
 
 
 def maml(task: Task, w: Params, support: Batch, lr: Any, steps: int) -> Params:
-    """Gradient steps from w on the support's loss; the result can be differentiated by w, to second order."""
+    """Takes gradient steps from w on the support loss; the result is twice differentiable with respect to w."""
     gradient = gradient_and_value(task.loss, differentiable=True)
     for _ in range(steps):
         w = add(w, gradient(w, support)[0], -lr)
@@ -165,7 +166,7 @@ def maml(task: Task, w: Params, support: Batch, lr: Any, steps: int) -> Params:
 
 
 def meta_loss(task: Task, w: Params, batch: Batch, hp: Any) -> Tensor:
-    """F(w) on a mini-batch of one task: the loss of U(w). Half of the batch adapts, the other is scored."""
+    """F(w) on a mini-batch of one task: the loss of U(w). Half of the batch adapts, the other half is scored."""
     if hp.adapt == "none":
         return task.loss(w, batch)
     support, query = halves(batch)
@@ -174,10 +175,10 @@ def meta_loss(task: Task, w: Params, batch: Batch, hp: Any) -> Tensor:
 
 
 def halves(batch: Batch) -> tuple[Batch, Batch]:
-    """A batch dealt in two: the real samples come first, and so both get their share of them."""
+    """Splits a batch alternately into two; real samples come first, so each half gets its share of them."""
     mask = batch.mask
     if mask is None and len(batch.y) < 2:
-        # Nothing is left for the second half, whose mean loss is then 0, as in the batched form.
+        # The second half is empty; the mask makes its mean loss 0, as in the batched form.
         mask = torch.ones(batch.y.shape, device=batch.x.device)
     first, second = (
         Batch(batch.x[half], batch.y[half], None if mask is None else mask[half], batch.active)

@@ -1,4 +1,4 @@
-"""Personalised federated learning (PFL thesis, chapter 3): clients learn, and are scored, through an adaptation."""
+"""Personalised federated learning (PFL thesis, chapter 3): clients are trained and scored through an adaptation."""
 
 from copy import copy
 from dataclasses import replace
@@ -13,15 +13,15 @@ from hedgerow.algorithms.personalized.adaptation import Adaptation, Adapting
 
 
 class PersonalSGD(Adaptation, LocalSGD):
-    """Hyperparameters of the local solver, and T_i, which makes a client's own model of the common one."""
+    """Hyperparameters of the local solver and of T_i, which derives a client's own model from the common one."""
 
     adapt_in: Literal["training", "inference"] = Field(
         "training",
-        description="training: clients learn for the adapted model, and are scored with it; inference: they learn an "
-        "ordinary model, which is adapted only to be scored",
+        description="training: clients minimise the loss of the adapted model and are scored with it; inference: "
+        "clients train an ordinary model, which is adapted only for evaluation",
     )
     batch_size: int | None = Field(
-        50, ge=1, description="samples per step, and as many to adapt on; null: the whole local data"
+        50, ge=1, description="samples per step, and as many again for adaptation; null: the whole local data"
     )
 
     @property
@@ -30,7 +30,7 @@ class PersonalSGD(Adaptation, LocalSGD):
 
     @property
     def batches(self) -> dict[str, BatchSpec]:
-        """The mini-batches of one round of local training, each with samples to adapt on and others to learn from."""
+        """Mini-batches of one round of local training, each with samples to adapt on and others to learn from."""
         plain = super().batches
         if not self.learns_adapted or self.batch_size is None:
             return plain
@@ -38,10 +38,10 @@ class PersonalSGD(Adaptation, LocalSGD):
 
 
 class Personal(Adapting):
-    """Before the algorithm that it personalises among a class's bases: f_i in it becomes f_i o T_i.
+    """Mixin that personalises an algorithm: f_i becomes f_i o T_i. It precedes the algorithm among a class's bases.
 
-    The model that is sent is common to all clients; each is scored with T_i of all its training samples, on what it
-    holds out.
+    The transmitted model is common to all clients. Each client is scored with T_i of all its training samples, on its
+    held-out samples.
     """
 
     is_personal = True
@@ -51,7 +51,7 @@ class Personal(Adapting):
         return self.task.loss if hp.adapt_in == "inference" else super().objective(hp)
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        """The training step of the algorithm, on f_i o T_i."""
-        adapted = copy(self)
-        adapted.task = self.task.with_loss(self.objective(hp))
-        return super(Personal, adapted).train(hp, down, state, data)  # type: ignore[misc]
+        """Training step of the personalised algorithm, on f_i o T_i."""
+        algorithm = copy(self)
+        algorithm.task = self.task.with_loss(self.objective(hp))
+        return super(Personal, algorithm).train(hp, down, state, data)  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""The oracle of PFL (thesis, chapter 3): all clients' samples in one place, the same adaptation."""
+"""Oracle of PFL (thesis, chapter 3): all clients' samples in one place, with the same adaptation."""
 
 from dataclasses import replace
 from typing import Literal
@@ -12,10 +12,13 @@ from hedgerow.algorithms.personalized.personalized_algorithm import Personal, Pe
 
 
 class PFLOracle(Personal, Central):
-    """SGD on sum_i f_i(T_i(w)): each mini-batch is of one client, drawn anew. Nothing is transmitted."""
+    """Centralised SGD on sum_i f_i(T_i(w)); each mini-batch comes from one client, drawn anew.
+
+    Nothing is transmitted.
+    """
 
     class Hyper(PersonalSGD, Central.Hyper):
-        starts: Literal[1] = Field(1, description="it has one model")  # type: ignore[assignment]
+        starts: Literal[1] = Field(1, description="always 1: one model")  # type: ignore[assignment]
 
     def batches(self, cohort: Cohort) -> dict[str, BatchSpec]:
         return {"train": replace(self.hyper.batches["train"], pooled_from=range(cohort.population))}

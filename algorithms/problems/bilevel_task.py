@@ -1,4 +1,4 @@
-"""A task with two levels."""
+"""Base class of bilevel tasks."""
 
 from typing import TYPE_CHECKING, ClassVar
 
@@ -14,58 +14,59 @@ from hedgerow.algorithms.core.task import Params, Task
 
 
 class BilevelTask(Task):
-    """A task with two levels. x and y are trees."""
+    """A task with an upper and a lower level. x and y are trees."""
 
     deals_x: ClassVar[bool] = False
-    """Whether x falls into parts, each of which concerns one client alone."""
+    """Whether x consists of parts, each of which concerns only one client."""
 
     def start(self) -> Tree:
-        """The initial {"x": ..., "y": ...}."""
+        """Returns the initial {"x": ..., "y": ...}."""
         raise NotImplementedError
 
     def upper(self, x: Tree, y: Tree, batch: "Batch") -> Tensor:
-        """f^m on a batch; 0-d."""
+        """Upper loss f^m on a batch; 0-d."""
         raise NotImplementedError
 
     def outputs(self, x: Tree, y: Tree, batch: "Batch") -> Tensor:
-        """What g^m is a convex function of, such as logits."""
+        """Outputs, such as logits, of which g^m is a convex function."""
         raise NotImplementedError
 
     def fit(self, x: Tree, outputs: Tensor, batch: "Batch") -> Tensor:
-        """That function; 0-d."""
+        """The convex function of the outputs that defines g^m; 0-d."""
         raise NotImplementedError
 
     def lower(self, x: Tree, y: Tree, batch: "Batch") -> Tensor:
-        """g^m on a batch, without the ridge that makes it strongly convex; 0-d."""
+        """Lower loss g^m on a batch, without the ridge that makes it strongly convex; 0-d."""
         return self.fit(x, self.outputs(x, y, batch), batch)
 
     def project(self, x: Tree) -> Tree:
-        """The nearest x that is allowed."""
+        """Returns the nearest feasible x."""
         return x
 
     def hand_out(self, x: Tree, clients: np.ndarray) -> Tree:
-        """Where x is dealt: each client's part, with a leading dimension of clients."""
+        """Returns each client's part of x if `deals_x`, with a leading dimension of clients."""
         raise NotImplementedError
 
     def padding(self, clients: np.ndarray) -> np.ndarray:
-        """How many numbers of each client's part are there only because others have more: (clients,)."""
+        """Number of entries of each client's part that only pad it to the size of the largest part: (clients,)."""
         return np.zeros(len(clients), int)
 
     def collect(self, slopes: Tree, clients: np.ndarray, weights: Tensor) -> Tree:
-        """The weighted sum of the clients' derivatives by x, or by their parts of it; of x's shape.
+        """Weighted sum of the clients' derivatives by x, or by their parts of x, in the shape of x.
 
-        slopes: with a leading dimension of clients. weights (clients,).
+        slopes: derivatives with a leading dimension of clients.
+        weights: (clients,).
         """
         return tree_map(lambda leaf: torch.tensordot(weights.to(leaf), leaf, 1), slopes)
 
     def params(self, x: Tree, y: Tree) -> Params:
-        """The model that is scored."""
+        """Returns the model to score."""
         raise NotImplementedError
 
     def report(self, x: Tree, y: Tree | None, ridge: float) -> dict[str, float]:
-        """What else there is to say about a solution. y: None where every client has its own."""
+        """Returns additional metrics of a solution. y: None if every client has its own."""
         return {}
 
     def histograms(self, x: Tree) -> dict[str, dict[str, Tensor]]:
-        """Numbers between 0 and 1 whose histograms tell something: what they are -> of whom -> (number,)."""
+        """Returns values in [0, 1] to plot as histograms: title -> group -> (number,)."""
         return {}

@@ -1,4 +1,4 @@
-"""Federated data cleaning: which training labels are wrong is learnt from clean samples for validation."""
+"""Federated data cleaning: detects wrong training labels with the help of clean validation samples."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -12,23 +12,24 @@ from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.core.task import Params, cross_entropies, mean_over
 from hedgerow.algorithms.problems.bilevel_task import BilevelTask
 
-NEEDED = "task.problem.kind: {} is about training labels that may be wrong; set it to cleaning"
-"""What an algorithm says that needs this problem."""
+NEEDED = "task.problem.kind: {} requires data cleaning; set it to cleaning"
+"""Error message of algorithms that need this problem."""
 
 
 @dataclass(frozen=True)
 class Cleaning(BilevelTask):
-    """x: one number per training sample, which weighs it in the lower loss. y: the classifier.
+    """Data cleaning. x: one number per training sample, which weights it in the lower loss. y: the classifier.
 
-    weights: "sigmoid": the number is the logit of the weight, which begins at 1/2; "clipped": it is the weight itself,
-    which begins at 1 and is kept in [0, 1] (Comm-FedBiO).
+    weights: "sigmoid": the number is the logit of the weight, which starts at 1/2; "clipped": the number is the weight
+    itself, which starts at 1 and is kept in [0, 1] (Comm-FedBiO).
 
-    Where all clients share x and it is averaged, a sample's number moves by 1/M of what its owner moved it. Where x is
-    handed out, each client has those of its own samples alone.
+    If all clients share x and x is averaged, the number of a sample moves by 1/M of the change that its owner made. If
+    x is handed out, each client has only the numbers of its own samples.
 
-    blocks (clients, most samples that one has): where the numbers of each client's samples stand in x; one past the
-    last where it has no more. slots, places (samples of the data set,): where a sample's number stands in x, and in
-    its owner's block. wrong (training samples,): in the order of x, True where the label is wrong; only oracles see it.
+    blocks (clients, maximum number of samples): positions of the numbers of each client's samples in x; padding is one
+    past the last position.
+    slots, places (samples of the data set,): position of a sample's number in x, and in its owner's block.
+    wrong (training samples,): in the order of x, True if the label is wrong; only oracles use it.
     """
 
     deals_x = True
@@ -50,19 +51,19 @@ class Cleaning(BilevelTask):
         return self.logits(y, batch.x)
 
     def fit(self, x: Tree, outputs: Tensor, batch: Batch) -> Tensor:
-        """The mean of weight times cross-entropy; weights are not normalised."""
-        mine = x["own"][self.places[batch.rows]] if "own" in x else x["weights"][self.slots[batch.rows]]
-        return mean_over(self.weigh(mine) * cross_entropies(outputs, batch.y), batch)
+        """Mean of weight times cross-entropy; weights are not normalised."""
+        numbers = x["own"][self.places[batch.rows]] if "own" in x else x["weights"][self.slots[batch.rows]]
+        return mean_over(self.weigh(numbers) * cross_entropies(outputs, batch.y), batch)
 
     def weigh(self, numbers: Tensor) -> Tensor:
-        """The weights that numbers of x stand for."""
+        """Converts numbers of x to weights."""
         return torch.sigmoid(numbers) if self.weights == "sigmoid" else numbers
 
     def project(self, x: Tree) -> Tree:
         return x if self.weights == "sigmoid" else {"weights": x["weights"].clamp(0.0, 1.0)}
 
     def hand_out(self, x: Tree, clients: np.ndarray) -> Tree:
-        """To each client the block of its own samples, {"own": (clients, most samples)}."""
+        """Returns each client's block of its own samples, {"own": (clients, maximum number of samples)}."""
         return {"own": torch.cat([x["weights"], x["weights"].new_zeros(1)])[self.blocks[clients]]}
 
     def padding(self, clients: np.ndarray) -> np.ndarray:
@@ -78,21 +79,21 @@ class Cleaning(BilevelTask):
         return y
 
     def report(self, x: Tree, y: Tree | None, ridge: float) -> dict[str, float]:
-        """How well low weights tell wrong labels: see `detection`."""
+        """Returns metrics of the detection of wrong labels by low weights: see `detection`."""
         return detection(self.weigh(x["weights"].cpu()), self.wrong.cpu())
 
     def histograms(self, x: Tree) -> dict[str, dict[str, Tensor]]:
-        """The weights of samples with right and with wrong labels."""
+        """Returns the weights of samples with right and with wrong labels."""
         weights, wrong = self.weigh(x["weights"].cpu()), self.wrong.cpu()
         return {"sample weight": {"right label": weights[~wrong], "wrong label": weights[wrong]}}
 
 
 def detection(weights: Tensor, wrong: Tensor) -> dict[str, Any]:
-    """How well low weights tell wrong labels. weights, wrong: (samples,).
+    """Metrics of the detection of wrong labels by low weights. weights, wrong: (samples,).
 
-    `cleaning_precision`, `cleaning_recall` and `cleaning_f1`: of taking those below 1/2 for wrong; 0 where none is, of
-    the precision too. `cleaning_auc`: the chance that a wrong label has the lower weight of two, a wrong and a right
-    one, where ties count half. Nothing where all labels are right, or all wrong.
+    `cleaning_precision`, `cleaning_recall` and `cleaning_f1`: samples with weights below 1/2 are flagged as wrong; all
+    are 0 if none is flagged. `cleaning_auc`: probability that a wrong label has a lower weight than a right one; ties
+    count half. Returns {} if all labels are right, or all are wrong.
     """
     bad, good = int(wrong.sum()), int((~wrong).sum())
     if not bad or not good:
@@ -115,5 +116,5 @@ def found_of(hits: int, flagged: int, bad: int) -> dict[str, float]:
 
 
 def only(batch: Batch, which: Tensor) -> Batch:
-    """A batch without its other samples. which (samples,): bool."""
+    """Masks the samples of a batch that are not selected. which (samples,): bool."""
     return replace(batch, mask=which.float() if batch.mask is None else batch.mask * which)

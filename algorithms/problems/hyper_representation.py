@@ -1,4 +1,4 @@
-"""Hyper-representation learning: a backbone such that heads learnt on few samples do well on others."""
+"""Hyper-representation learning: a backbone such that heads trained on few samples generalise to other samples."""
 
 from dataclasses import dataclass
 
@@ -12,9 +12,10 @@ from hedgerow.algorithms.problems.bilevel_task import BilevelTask
 
 @dataclass(frozen=True)
 class HyperRepresentation(BilevelTask):
-    """x: all of the model but its last layer. y: the last layer, learnt on the samples for training.
+    """Hyper-representation learning. x: all of the model except its last layer. y: the last layer, trained on the
+    training samples.
 
-    head: the names of the last layer's parameters.
+    head: names of the last layer's parameters.
     """
 
     head: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""The quadratic bilevel problem, whose solution has a closed form: of one lower level for all, or of one per client."""
+"""Quadratic bilevel problem with a closed-form solution: one lower level for all clients, or one per client."""
 
 from dataclasses import dataclass
 from itertools import accumulate
@@ -15,7 +15,7 @@ from hedgerow.algorithms.problems.bilevel_task import BilevelTask
 
 
 class Coefficients(NamedTuple):
-    """g = 1/2 y'A y - y'(B x + c), f = 1/2 y'D y - e'y + 1/2 x'P x - r'x. With leading dimensions, of several."""
+    """g = 1/2 y'A y - y'(B x + c), f = 1/2 y'D y - e'y + 1/2 x'P x - r'x. Leading dimensions: several problems."""
 
     A: Tensor
     B: Tensor
@@ -27,7 +27,7 @@ class Coefficients(NamedTuple):
 
     @classmethod
     def of(cls, rows: Tensor, p: int, d: int) -> "Coefficients":
-        """From samples: the coefficients in a row, (..., features)."""
+        """Splits samples, which hold the coefficients in a row, (..., features)."""
         ends, shapes = cls.ends(p, d), _shapes(p, d)
         starts = [0, *ends.values()]
         pieces = zip(starts, ends.values(), shapes, strict=False)
@@ -35,7 +35,7 @@ class Coefficients(NamedTuple):
 
     @classmethod
     def ends(cls, p: int, d: int) -> dict[str, int]:
-        """Where each coefficient ends in the row."""
+        """End of each coefficient in the row."""
         return dict(zip(cls._fields, accumulate(prod(shape) for shape in _shapes(p, d)), strict=True))
 
 
@@ -44,7 +44,7 @@ def _shapes(p: int, d: int) -> tuple[tuple[int, ...], ...]:
 
 
 class QuadraticModel(nn.Module):
-    """Holds x (p,) and y (d,), which begin at 0."""
+    """Holds x (p,) and y (d,), which start at 0."""
 
     def __init__(self, p: int, d: int):
         super().__init__()
@@ -72,9 +72,10 @@ def _form(matrix: Tensor, left: Tensor, right: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Quadratic(BilevelTask):
-    """Each sample is one problem; a client's is the mean of its samples', of f over those for validation.
+    """Quadratic problem. Each sample is one problem; a client's problem is the mean over its samples, for f over its
+    validation samples.
 
-    clients (m, features): the coefficients of every client's problem.
+    clients (m, features): coefficients of every client's problem.
     """
 
     is_scored = False
@@ -102,24 +103,24 @@ class Quadratic(BilevelTask):
         return Coefficients.of(rows, len(w["x"]), len(w["y"]))
 
     def report(self, x: Tree, y: Tree | None, ridge: float) -> dict[str, float]:
-        """`hypergradient`: the exact one's squared norm at x; `x_error` and `y_error`: distances to the solution."""
+        """`hypergradient`: squared norm of the exact one at x; `x_error`, `y_error`: distances to the solution."""
         solution = self.solution(ridge, local=y is None)
-        at = x["x"].double().cpu()
-        found = {
-            "hypergradient": float(self.hypergradient(at, ridge, local=y is None).square().sum()),
-            "x_error": float((at - solution["x"]).norm()),
+        point = x["x"].double().cpu()
+        metrics = {
+            "hypergradient": float(self.hypergradient(point, ridge, local=y is None).square().sum()),
+            "x_error": float((point - solution["x"]).norm()),
         }
-        return found if y is None else found | {"y_error": float((y["y"].double().cpu() - solution["y"]).norm())}
+        return metrics if y is None else metrics | {"y_error": float((y["y"].double().cpu() - solution["y"]).norm())}
 
     def hypergradient(self, x: Tensor, ridge: float = 0.0, local: bool = False) -> Tensor:
-        """The exact one at x (p,), in double precision. local: of one lower level per client."""
+        """Exact hypergradient at x (p,), in double precision. local: with one lower level per client."""
         q = self._problems(ridge, local)
         y = torch.linalg.solve(q.A, q.B @ x + q.c)
         u = torch.linalg.solve(q.A, (q.D @ y[..., None])[..., 0] - q.e)
         return ((q.P @ x) - q.r + (q.B.mT @ u[..., None])[..., 0]).mean(0)
 
     def solution(self, ridge: float = 0.0, local: bool = False) -> dict[str, Tensor]:
-        """x*, and y and u there: (d,), or, of one lower level per client, (m, d)."""
+        """Returns x*, and y and u there: (d,), or (m, d) with one lower level per client."""
         q = self._problems(ridge, local)
         p = q.P.shape[-1]
         zero = self.hypergradient(torch.zeros(p, dtype=torch.float64), ridge, local)
@@ -130,7 +131,7 @@ class Quadratic(BilevelTask):
         return {"x": x, "y": y if local else y[0], "u": u if local else u[0]}
 
     def _problems(self, ridge: float, local: bool) -> Coefficients:
-        """Every client's, or, as the only one, their mean."""
+        """Returns the problems of all clients, or their mean as the only one."""
         assert self.clients is not None
         rows = self.clients.double().cpu()
         q = self._coefficients(rows if local else rows.mean(0, keepdim=True))

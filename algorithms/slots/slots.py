@@ -1,4 +1,4 @@
-"""What may stand around an algorithm, as the experiment file has it: aggregation, transforms, an objective."""
+"""Settings of the slots around an algorithm, as in the experiment file: aggregation, transforms, an objective."""
 
 from typing import Any, Self
 
@@ -14,15 +14,15 @@ from hedgerow.algorithms.transforms.transform import Transform
 
 
 class Aggregation(Settings):
-    """How the server combines what clients send, and the step that it takes."""
+    """Settings of the server: the rule that combines client updates, and the server step."""
 
     weighting: Weighting | None = Field(
         None,
-        description="weight of a client: equal, or its number of training samples; null: as the algorithm has it",
+        description="weight of a client: equal, or its number of training samples; null: the default of the algorithm",
     )
-    rule: SerializeAsAny[Aggregator] = Field(Mean(kind="mean"), description="how the clients' updates are combined")
+    rule: SerializeAsAny[Aggregator] = Field(Mean(kind="mean"), description="rule that combines client updates")
     server_optimizer: ServerOptimizer = Field(
-        ServerOptimizer(), description="the server's step towards the model of the round"
+        ServerOptimizer(), description="server step towards the aggregated model of the round"
     )
 
     @property
@@ -39,12 +39,12 @@ class Slots(Settings):
 
     @property
     def are_filled(self) -> bool:
-        """Whether anything differs from the algorithm alone."""
+        """Whether any slot differs from its default, which is the algorithm alone."""
         return self.aggregation.is_filled or bool(self.transforms) or self.objective is not None
 
 
 class SlottedHyper(HyperParameters):
-    """The hyperparameters of an algorithm and of its slots, named as in the experiment file: `algorithm.lr`,
+    """Hyperparameters of an algorithm and of its slots, with the names of the experiment file: `algorithm.lr`,
     `aggregation.server_optimizer.lr`, `transforms.0.norm`, `objective.alpha`.
     """
 
@@ -55,7 +55,7 @@ class SlottedHyper(HyperParameters):
 
     @classmethod
     def of(cls, hyper: Any, slots: Slots) -> "SlottedHyper":
-        """Both are valid already."""
+        """Combines hyperparameters and slots without validation: both are already valid."""
         return cls.model_construct(
             name=hyper.name,
             algorithm=hyper,
@@ -65,8 +65,8 @@ class SlottedHyper(HyperParameters):
         )
 
     def at(self, round: int) -> Self:
-        now = self.algorithm.at(round)
-        update: dict[str, Any] = {"algorithm": now}
+        algorithm = self.algorithm.at(round)
+        update: dict[str, Any] = {"algorithm": algorithm}
         if self.objective is not None:
-            update["objective"] = self.objective.at(round, self.algorithm, now)
+            update["objective"] = self.objective.at(round, self.algorithm, algorithm)
         return self.model_copy(update=update)

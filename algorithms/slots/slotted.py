@@ -1,7 +1,7 @@
 """An algorithm with filled slots around it.
 
-A proxy drives the inner algorithm's round, changes the exchanges that slots concern, and answers with the finished
-aggregate. Neither half of the inner algorithm knows of it.
+A proxy drives the round of the inner algorithm, modifies the exchanges that slots apply to, and returns the finished
+aggregate. The inner algorithm, server and client part, is not aware of the slots.
 """
 
 from collections.abc import Callable, Generator
@@ -27,19 +27,19 @@ from hedgerow.algorithms.slots.slots import Slots, SlottedHyper
 from hedgerow.algorithms.transforms.transform import Transform
 
 TRANSFORMS = "transforms"
-"""In a client's and in the server's state: those of transforms, transform -> step -> part."""
+"""Key of client and server state that holds the states of transforms: transform -> step -> part."""
 
 OBJECTIVE = "objective"
-"""In a client's state: that of the objective."""
+"""Key of client state that holds the state of the objective."""
 
 OPTIMIZER = "optimizer"
-"""In the server's state: that of the server optimiser."""
+"""Key of server state that holds the state of the server optimiser."""
 
 
 class Slotted:
-    """An algorithm whose slots are filled. All that is not defined here is the inner algorithm's.
+    """An algorithm with filled slots. Attributes that are not defined here are those of the inner algorithm.
 
-    Its hyperparameters are a SlottedHyper, of which the inner algorithm's steps receive `algorithm` alone.
+    The hyperparameters are a SlottedHyper; steps of the inner algorithm receive only its `algorithm`.
     """
 
     def __init__(self, inner: Algorithm, slots: Slots):
@@ -51,7 +51,7 @@ class Slotted:
 
     def __getattr__(self, name: str) -> Any:
         if name == "inner":
-            # Not set yet: a copy is being made.
+            # `copy` creates the object before it sets `inner`.
             raise AttributeError(name)
         return getattr(self.inner, name)
 
@@ -71,61 +71,61 @@ class Slotted:
     def task(self, task: Task) -> None:
         self.inner.task = task
 
-    # ---- what goes together -----------------------------------------------------------------------------------------
+    # ---- compatibility -----------------------------------------------------------------------------------------------
 
     def incompatibility(self) -> str | None:
-        """Why the slots do not go with the algorithm or the task, in a sentence; None: they do."""
+        """Returns one sentence on why the slots do not fit the algorithm or the task; None if they do."""
         inner, hyper = self.inner, self.hyper
         name, aggregation, objective = hyper.name, hyper.aggregation, hyper.objective
         optimizer = aggregation.server_optimizer
         if aggregation.weighting is not None and not (inner.parts or inner.weighting):
-            return f"aggregation.weighting: {name} weighs its clients in a way of its own; set it to null"
+            return f"aggregation.weighting: {name} defines its own client weights; set it to null"
         if not aggregation.rule.is_mean and not inner.parts:
-            return f"aggregation.rule: {name} does not average its clients' answers; set its kind to mean"
+            return f"aggregation.rule: {name} does not average client updates; set its kind to mean"
         if hyper.transforms and not inner.parts:
-            return f"transforms: {name} does not average its clients' answers; remove them"
+            return f"transforms: {name} does not average client updates; remove them"
         if not optimizer.is_plain and (inner.optimizes is None or OPTIMIZER in self._initial):
-            return f"aggregation.server_optimizer: {name} has a server step of its own; remove it"
+            return f"aggregation.server_optimizer: {name} has its own server step; remove it"
         if optimizer.momentum and inner.refuses_server_momentum:
             return f"aggregation.server_optimizer.momentum: {name} diverges with server momentum; set it to 0"
         if inner.accumulates and aggregation.weighting == "samples":
-            return f"aggregation.weighting: the server's memory of {name} weighs clients equally; set it to uniform"
+            return f"aggregation.weighting: the server state of {name} weights clients equally; set it to uniform"
         if inner.accumulates and not aggregation.rule.is_mean:
-            return f"aggregation.rule: it would bias the server's memory of {name} for good; set its kind to mean"
+            return f"aggregation.rule: it would permanently bias the server state of {name}; set its kind to mean"
         if not aggregation.rule.is_mean and any(part.kind == "opaque" for _, part in self._all_parts()):
-            return f"aggregation.rule: {name} sends what only a mean can combine; set its kind to mean"
+            return f"aggregation.rule: {name} sends values that only a mean can combine; set its kind to mean"
         for i, transform in enumerate(hyper.transforms):
-            if found := self._transform_objection(i, transform):
-                return found
+            if reason := self._transform_objection(i, transform):
+                return reason
         if objective is not None:
             if not inner.training_steps:
-                return f"objective: {name} has a loss of its own; remove it"
-            if inner.is_centralized and (found := objective.centralized_incompatibility(inner.hyper)):
-                return found
-            if found := objective.incompatibility(inner.task):
-                return found
+                return f"objective: {name} has its own loss; remove it"
+            if inner.is_centralized and (reason := objective.centralized_incompatibility(inner.hyper)):
+                return reason
+            if reason := objective.incompatibility(inner.task):
+                return reason
             if inner.is_centralized and objective.init_client(inner.task):
-                return f"objective: {name} has no clients, whose state {objective.kind} keeps; remove it"
+                return f"objective: {name} has no clients, but {objective.kind} needs client state; remove it"
         return inner.incompatibility()
 
     def _transform_objection(self, i: int, transform: Transform) -> str | None:
         name, aggregation = self.hyper.name, self.hyper.aggregation
         remembers = type(self.inner).remember is not Algorithm.remember
         if transform.has_error_feedback and remembers:
-            return f"transforms.{i}.error_feedback: clients of {name} have a memory of their own; set it to false"
+            return f"transforms.{i}.error_feedback: clients of {name} already keep their own state; set it to false"
         if transform.adds_server_noise and self.inner.accumulates:
-            return f"transforms.{i}: its noise would add up in the server's memory of {name}; remove it"
+            return f"transforms.{i}: its noise would accumulate in the server state of {name}; remove it"
         if transform.encodes and i + 1 < len(self.hyper.transforms):
-            return f"transforms.{i}: it encodes updates, which nothing after it can read; put it last"
+            return f"transforms.{i}: it encodes updates, which later transforms cannot read; put it last"
         if transform.encodes and not aggregation.rule.is_mean:
             return f"transforms.{i}: encoded updates can only be averaged; set aggregation.rule to mean"
         if transform.encodes and remembers:
-            return f"transforms.{i}: clients of {name} do not know what the server reads of their update; remove it"
+            return f"transforms.{i}: clients of {name} cannot know the update that the server decodes; remove it"
         for step, parts in self.inner.parts.items():
             like = self._likes(step)
-            wholes = [like] if transform.joint else [like[part] for part in parts if part in like]
-            if found := next((found for whole in wholes if (found := transform.incompatibility(whole))), None):
-                return f"transforms.{i}.{found}"
+            updates = [like] if transform.joint else [like[part] for part in parts if part in like]
+            if reason := next((reason for update in updates if (reason := transform.incompatibility(update))), None):
+                return f"transforms.{i}.{reason}"
         return None
 
     def _all_parts(self) -> list[tuple[str, Part]]:
@@ -136,17 +136,17 @@ class Slotted:
         return self.inner.init_server()
 
     def _likes(self, step: str) -> Tree:
-        """Trees of the shapes of a step's updates, by part."""
+        """Returns trees of the shapes of a step's updates, by part; opaque parts are left out."""
         parts = self.inner.parts[step]
         return {name: self._initial[part.like] for name, part in parts.items() if part.kind != "opaque"}
 
     def _places(self, transform: Transform, step: str) -> list[tuple[str, Tree]]:
-        """Where a transform acts in a step: ("", all parts) if `joint`, else (part, the part) each."""
+        """Returns where a transform acts in a step: ("", all parts) if `joint`, else (name, part) for each part."""
         like = self._likes(step)
         return [("", like)] if transform.joint else list(like.items())
 
     def _states(self, initial: Callable[[Transform, Tree], Tree]) -> Tree:
-        """The states of all transforms: number -> step -> part -> tree; without empty branches."""
+        """Returns the states of all transforms: number -> step -> part -> tree; without empty branches."""
         states: Tree = {}
         for i, transform in enumerate(self.hyper.transforms):
             for step in self.inner.parts:
@@ -156,12 +156,12 @@ class Slotted:
         return states
 
     def _inner_state(self, server: Tree) -> Tree:
-        """The inner algorithm's part of the server's state."""
+        """Returns the inner algorithm's entries of the server state."""
         return {
             key: entry for key, entry in server.items() if key in self._initial or key not in (TRANSFORMS, OPTIMIZER)
         }
 
-    # ---- the server's half ------------------------------------------------------------------------------------------
+    # ---- server part -------------------------------------------------------------------------------------------------
 
     def init_server(self) -> Tree:
         state = self.inner.init_server()
@@ -177,7 +177,7 @@ class Slotted:
         state = yield from self._drive(self.inner.round(self._inner_state(server), cohort), cohort, transforms)
         memory: Tree = {}
         if not aggregation.server_optimizer.is_plain and key is not None:
-            # On the model after the round, never on an aggregate inside it: memories such as FedDyn's h stay right.
+            # Applied to the model after the round, not to an aggregate inside it, so that FedDyn's h stays valid.
             w, memory = aggregation.server_optimizer.step(server[key], state[key], server.get(OPTIMIZER, {}))
             state = self.inner.project({**state, key: w})
         return {**state, **_branches({TRANSFORMS: transforms, OPTIMIZER: memory})}
@@ -186,41 +186,41 @@ class Slotted:
         return (yield from self._drive(self.inner.evaluate(self._inner_state(server), cohort), cohort, None))
 
     def _drive(self, generator: Exchanges, cohort: Cohort, transforms: Tree | None) -> Generator[Any, Any, Any]:
-        """Carry out the inner algorithm's exchanges with the slots; what it returns.
+        """Runs the exchanges of the inner algorithm with the slots; returns the return value of its generator.
 
-        transforms: the server's states of transforms, changed in place; None: exchanges are of an evaluation.
+        transforms: server states of the transforms, changed in place; None: the exchanges belong to an evaluation.
         """
         reply: Any = None
         number = 0
         while True:
             try:
-                wanted = generator.send(reply)
+                request = generator.send(reply)
             except StopIteration as stop:
                 return stop.value
-            exchanges = wanted if isinstance(wanted, list) else [wanted]
-            covered = [transforms is not None and self._is_covered(exchange) for exchange in exchanges]
-            changed = [
-                self._changed(e, cohort) if c else self._bound(e) for e, c in zip(exchanges, covered, strict=True)
+            exchanges = request if isinstance(request, list) else [request]
+            mask = [transforms is not None and self._is_covered(exchange) for exchange in exchanges]
+            replacements = [
+                self._changed(e, cohort) if c else self._bound(e) for e, c in zip(exchanges, mask, strict=True)
             ]
-            results = yield changed if isinstance(wanted, list) else changed[0]
-            results = results if isinstance(wanted, list) else [results]
+            results = yield replacements if isinstance(request, list) else replacements[0]
+            results = results if isinstance(request, list) else [results]
             for i, exchange in enumerate(exchanges):
-                if covered[i] and self._rewrites(exchange.step.__name__) and results[i].contributed.any():
-                    finish = self._finished(changed[i], results[i], transforms or {}, cohort, number + i)
-                    results[i] = replace(results[i], up=finish)
-            reply = results if isinstance(wanted, list) else results[0]
+                if mask[i] and self._rewrites(exchange.step.__name__) and results[i].contributed.any():
+                    aggregate = self._finished(replacements[i], results[i], transforms or {}, cohort, number + i)
+                    results[i] = replace(results[i], up=aggregate)
+            reply = results if isinstance(request, list) else results[0]
             number += len(exchanges)
 
     def _is_covered(self, exchange: Exchange) -> bool:
         return exchange.on == "clients" and exchange.step.__name__ in self.inner.parts
 
     def _rewrites(self, step: str) -> bool:
-        """Whether a step's updates are sent in place of its answer."""
+        """Whether a step sends its transformed updates instead of its own result."""
         changes = bool(self.hyper.transforms) or not self.hyper.aggregation.rule.is_mean
         return changes and step in self.inner.parts and bool(self._likes(step))
 
     def _bound(self, exchange: Exchange) -> Exchange:
-        """The exchange with the step as the slots wrap it."""
+        """Returns the exchange with the step wrapped by the slots."""
         name = exchange.step.__name__
         objective = self.hyper.objective
         batches = exchange.batches
@@ -229,28 +229,28 @@ class Slotted:
         return replace(exchange, step=self.client_step(name), batches=batches)
 
     def _changed(self, exchange: Exchange, cohort: Cohort) -> Exchange:
-        """The exchange as the slots want it."""
+        """Returns the exchange with the weights, reduction and randomness that the slots require."""
         name, hyper = exchange.step.__name__, self.hyper
         weights = exchange.weights
         if hyper.aggregation.weighting == "uniform":
             weights = None
         elif hyper.aggregation.weighting == "samples" and weights is None:
             weights = cohort.sizes[np.searchsorted(cohort.clients, exchange.clients)]
-        changed = replace(self._bound(exchange), weights=weights)
+        replacement = replace(self._bound(exchange), weights=weights)
         if not self._rewrites(name):
-            return changed
+            return replacement
         if exchange.reduce != "mean":
-            raise ValueError(f"parts: the exchange of {name!r} is reduced by {exchange.reduce}; parts are of means")
+            raise ValueError(f"parts: the exchange of {name!r} has reduce={exchange.reduce}; parts require mean")
         rule = hyper.aggregation.rule
         if not rule.is_mean:
-            changed = replace(changed, reduce="stack")
+            replacement = replace(replacement, reduce="stack")
         if hyper.transforms:
             keyed = any(transform.is_random for transform in hyper.transforms)
-            changed = replace(changed, keyed=keyed, wire=self._message_size(name))
-        return changed
+            replacement = replace(replacement, keyed=keyed, wire=self._message_size(name))
+        return replacement
 
     def _message_size(self, step: str) -> MessageSize:
-        """What each client sends in a step."""
+        """Size of each client's message in a step."""
         wires = {name: Wire.of(self._initial[part.like]) for name, part in self.inner.parts[step].items()}
         for transform in self.hyper.transforms:
             for name in list(self._likes(step))[: 1 if transform.joint else None]:
@@ -258,7 +258,7 @@ class Slotted:
         return MessageSize(sum(wire.scalars for wire in wires.values()), sum(wire.bits for wire in wires.values()))
 
     def _finished(self, exchange: Exchange, result: Aggregate, transforms: Tree, cohort: Cohort, number: int) -> Tree:
-        """The aggregate as the inner algorithm expects it, of the updates that were reduced."""
+        """Converts the reduced updates to the aggregate that the inner algorithm expects."""
         step, rule = exchange.step.__name__, self.hyper.aggregation.rule
         likes = self._likes(step)
         update = {name: result.up[name] for name in likes}
@@ -269,11 +269,11 @@ class Slotted:
             for place, like in self._places(transform, step):
                 seed = cohort.seed_for(f"transform {i} {step} {place} {number}")
                 path = (str(i), step, place or "joint")
-                given = update if transform.joint else update[place]
-                received, state = transform.server(
-                    given, _get(transforms, path), like, seed, int(result.contributed.sum())
+                source = update if transform.joint else update[place]
+                output, state = transform.server(
+                    source, _get(transforms, path), like, seed, int(result.contributed.sum())
                 )
-                update = received if transform.joint else {**update, place: received}
+                update = output if transform.joint else {**update, place: output}
                 if state:
                     _put(transforms, path, state)
         values = {
@@ -287,82 +287,86 @@ class Slotted:
         w = self.inner.evaluate_params(self._inner_state(server))
         return w if self.hyper.objective is None else self.hyper.objective.reported(w)
 
-    # ---- the clients' half ------------------------------------------------------------------------------------------
+    # ---- client part -------------------------------------------------------------------------------------------------
 
     def init_client(self) -> Tree:
         objective = self.hyper.objective
-        own = {} if objective is None else objective.init_client(self.task)
+        objective_state = {} if objective is None else objective.init_client(self.task)
         transforms = self._states(lambda transform, like: transform.init_client(like))
-        return {**self.inner.init_client(), **_branches({OBJECTIVE: own, TRANSFORMS: transforms})}
+        return {**self.inner.init_client(), **_branches({OBJECTIVE: objective_state, TRANSFORMS: transforms})}
 
     def client_step(self, name: str) -> ClientStep:
-        """The inner algorithm's step of that name, with the slots around it, under the same name."""
+        """Returns the inner algorithm's step with this name, wrapped by the slots, under the same name."""
         if name not in self._steps:
             self._steps[name] = MethodType(_wrapped(name), self)
         return self._steps[name]
 
     def _step(self, name: str, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         objective = self.hyper.objective if name in self.inner.training_steps else None
-        mine = {key: state[key] for key in (OBJECTIVE, TRANSFORMS) if key in state}
-        own = {key: entry for key, entry in state.items() if key not in mine}
+        slot_state = {key: state[key] for key in (OBJECTIVE, TRANSFORMS) if key in state}
+        inner_state = {key: entry for key, entry in state.items() if key not in slot_state}
         inner, context = self.inner, None
         if objective is not None:
-            loss, context = objective.begin(self.task, hp, down, mine.get(OBJECTIVE, {}), data)
+            loss, context = objective.begin(self.task, hp, down, slot_state.get(OBJECTIVE, {}), data)
             inner = copy(inner)
             inner.task = inner.task.with_loss(loss)
-        up, new, metrics = getattr(inner, name)(hp.algorithm, down, own, data)
+        up, new_state, metrics = getattr(inner, name)(hp.algorithm, down, inner_state, data)
         if objective is not None and MODEL in metrics:
-            lasting, said = objective.end(self.task, hp, metrics[MODEL], mine.get(OBJECTIVE, {}), context, data)
-            mine, metrics = {**mine, **_branches({OBJECTIVE: lasting})}, {**metrics, **said}
+            memory, extra = objective.end(self.task, hp, metrics[MODEL], slot_state.get(OBJECTIVE, {}), context, data)
+            slot_state, metrics = {**slot_state, **_branches({OBJECTIVE: memory})}, {**metrics, **extra}
         if self._rewrites(name):
-            up, new, transforms = self._sent(name, hp, down, own, (up, new), mine.get(TRANSFORMS, {}), data)
-            mine |= _branches({TRANSFORMS: transforms})
-        return up, {**new, **mine}, metrics
+            up, new_state, transforms = self._sent(
+                name, hp, down, inner_state, (up, new_state), slot_state.get(TRANSFORMS, {}), data
+            )
+            slot_state |= _branches({TRANSFORMS: transforms})
+        return up, {**new_state, **slot_state}, metrics
 
     def _sent(
         self, step: str, hp: Any, down: Tree, state: Tree, answer: tuple[Tree, Tree], states: Tree, data: ClientData
     ) -> tuple[Tree, Tree, Tree]:
-        """A client's updates after all transforms, its new state, and its states of transforms.
+        """Returns a client's updates after all transforms, its new state, and its new states of the transforms.
 
-        state: before the step. answer: what the step returned, and its new state.
+        state: the client's state before the step.
+        answer: the update and the new state that the step returned.
         """
-        up, new = answer
+        up, new_state = answer
         parts, transforms = self.inner.parts[step], self.hyper.transforms
         if missing := next((name for name in up if name not in parts), None):
-            raise ValueError(f"parts: {step!r} answers with {missing!r}, which is not declared; add it")
-        covered = {name: part for name, part in parts.items() if part.kind != "opaque" and name in up}
+            raise ValueError(f"parts: {step!r} returns {missing!r}, which is not declared; add it")
+        covered_parts = {name: part for name, part in parts.items() if part.kind != "opaque" and name in up}
         update = {
-            name: sub(up[name], down[part.like]) if part.kind == "value" else up[name] for name, part in covered.items()
+            name: sub(up[name], down[part.like]) if part.kind == "value" else up[name]
+            for name, part in covered_parts.items()
         }
         if not transforms:
-            return {**up, **update}, new, states
+            return {**up, **update}, new_state, states
         diverged = ~torch.stack([leaf.sum() for leaf in leaves(update)]).sum().isfinite()
         states = _copied(states)
-        sent = update
+        message = update
         for i, transform in enumerate(transforms):
             places = [""] if transform.joint else list(update)
             for place in places:
-                path, given = (str(i), step, place or "joint"), update if transform.joint else update[place]
+                path, source = (str(i), step, place or "joint"), update if transform.joint else update[place]
                 key = None
                 if transform.is_random:
                     assert data.key is not None
                     key = subkey(data.key, crc32(f"{i} {place}".encode()))
-                out, lasting = transform.client(hp.transforms[i], given, _get(states, path), key)
-                update = out if transform.joint else {**update, place: out}
-                if lasting:
-                    _put(states, path, lasting)
+                output, transform_state = transform.client(hp.transforms[i], source, _get(states, path), key)
+                update = output if transform.joint else {**update, place: output}
+                if transform_state:
+                    _put(states, path, transform_state)
             if not transform.encodes:
-                sent = update
+                message = update
         values = {
-            name: add(down[part.like], sent[name]) if part.kind == "value" else sent[name]
-            for name, part in covered.items()
+            name: add(down[part.like], message[name]) if part.kind == "value" else message[name]
+            for name, part in covered_parts.items()
         }
-        new = {**new, **self.inner.remember(hp.algorithm, down, values, state)}
-        return {**up, **_marked(update, diverged)}, new, states
+        new_state = {**new_state, **self.inner.remember(hp.algorithm, down, values, state)}
+        return {**up, **_marked(update, diverged)}, new_state, states
 
 
 def _wrapped(name: str) -> Callable[..., Any]:
-    """A function that carries the name of an inner step."""
+    """Returns a function with the name of an inner step."""
 
     def step(self: Slotted, hp: Any, down: Tree, state: Tree, data: ClientData) -> Any:
         return self._step(name, hp, down, state, data)
@@ -372,7 +376,7 @@ def _wrapped(name: str) -> Callable[..., Any]:
 
 
 def _marked(update: Tree, diverged: Tensor) -> Tree:
-    """The update with NaN in one leaf where the client diverged: a transform may have hidden that from the server."""
+    """Sets one leaf of the update to NaN if the client diverged, since a transform may hide that from the server."""
     first = next(iter(update))
     if not isinstance(update[first], dict):
         return {**update, first: torch.where(diverged, torch.nan, update[first])}
@@ -380,12 +384,12 @@ def _marked(update: Tree, diverged: Tensor) -> Tree:
 
 
 def _branches(tree: Tree) -> Tree:
-    """Without empty branches, which checkpoints do not keep."""
+    """Removes empty branches, which checkpoints do not keep."""
     return {key: branch for key, branch in tree.items() if branch}
 
 
 def _copied(tree: Tree) -> Tree:
-    """A tree of the same leaves whose branches may be changed."""
+    """Copies the branches of a tree, so that they may be changed; leaves are shared."""
     return {key: _copied(child) if isinstance(child, dict) else child for key, child in tree.items()}
 
 

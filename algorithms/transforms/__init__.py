@@ -1,6 +1,6 @@
-"""Transforms of a client's update, which any algorithm takes whose steps declare their parts.
+"""Transforms of client updates. Every algorithm whose steps declare their parts accepts them.
 
-`TRANSFORMS` names the classes that `transforms[].kind` takes, next to dotted paths of the user's own.
+`TRANSFORMS` maps the values of `transforms[].kind` to classes; users may also give dotted paths of their own classes.
 """
 
 TRANSFORMS = {

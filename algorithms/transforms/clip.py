@@ -11,17 +11,17 @@ from hedgerow.algorithms.transforms.transform import Transform
 
 
 def joint_norm(tree: Tree) -> Tensor:
-    """The Euclidean norm of all leaves together; 0-d."""
+    """Euclidean norm of all leaves together; 0-d."""
     return torch.stack([leaf.norm() for leaf in leaves(tree)]).norm()
 
 
 class Clip(Transform):
-    """Scales an update down to norm S where it is longer: u min(1, S / ||u||), over all of its parts together."""
+    """Scales an update down to norm S if it is longer: u min(1, S / ||u||), over all of its parts together."""
 
     joint = True
 
-    norm: float = Field(gt=0, description="S, the largest norm of an update")
+    norm: float = Field(gt=0, description="S, maximum norm of an update")
 
     def client(self, hp: Any, update: Tree, state: Tree, key: Tensor | None) -> tuple[Tree, Tree]:
-        # Of an update of 0 the quotient is infinite, and the factor 1.
+        # If the update is 0, the quotient is infinite and the factor is 1.
         return scale(update, (hp.norm / joint_norm(update)).clamp(max=1.0)), state

@@ -1,4 +1,4 @@
-"""Gaussian sketches that need not be stored: rows are made from a seed, block by block, whenever they are needed."""
+"""Gaussian sketches that need not be stored: rows are generated from a seed, block by block, on demand."""
 
 import math
 from functools import cached_property
@@ -11,19 +11,19 @@ from torch import Tensor
 from hedgerow.algorithms.core.keyed_random import scattered
 
 BLOCK = 256
-"""Rows that are made at a time."""
+"""Rows that are generated at a time."""
 
 
 STORED = 2**30
-"""Bytes up to which a sketch is made once and kept."""
+"""Maximum size in bytes of a sketch that is generated once and kept in memory."""
 
 
 PIECE = 2**16
-"""Entries that are hashed at a time: what is in between stays in the cache."""
+"""Entries that are hashed at a time, so that intermediate results stay in the cache."""
 
 
 class GaussianRows:
-    """S (p, d) with entries ~ N(0, 1/d): the same for everybody who knows the seed, stored or not."""
+    """S (p, d) with entries ~ N(0, 1/d): identical in every process that knows the seed, stored or not."""
 
     def __init__(self, p: int, d: int, seed: Any, stored: int = STORED):
         self.p, self.d, self.seed, self.stored = p, d, seed, 4 * p * d <= stored
@@ -38,17 +38,17 @@ class GaussianRows:
         return torch.stack([piece @ self._block(i).to(w) for i, piece in pieces]).sum(0)
 
     def solve(self, b: Tensor, active: Tensor | None = None, ridge: float = 0.0) -> Tensor:
-        """(S A S' + ridge I)^-1 b with A = diag(active), None: I; the least-norm solution where it is singular. (p,)"""
+        """(S A S' + ridge I)^-1 b, (p,), with A = diag(active) or I; the least-norm solution if it is singular."""
         rows = torch.cat([self._block(i) for i in self._blocks]).to(b)
-        some = rows if active is None else rows * active
-        gram = some @ some.T
+        active_rows = rows if active is None else rows * active
+        gram = active_rows @ active_rows.T
         if active is not None and not ridge:
             return torch.linalg.pinv(gram, hermitian=True) @ b
         return torch.linalg.solve(gram + ridge * torch.eye(self.p, dtype=b.dtype, device=b.device), b)
 
     @cached_property
     def squared_norm(self) -> float:
-        """||S||^2, of the largest singular value, by power iterations."""
+        """||S||^2, the square of the largest singular value, by power iterations."""
         u = torch.ones(self.d)
         size = torch.ones(())
         for _ in range(30):
@@ -74,8 +74,8 @@ class GaussianRows:
 
 
 class HashedRows(GaussianRows):
-    """The same of a seed that is a tensor (0-d, int64), such as a client's own, under vmap too: no generator runs
-    there, and the entries are made by a counter-based hash.
+    """GaussianRows whose seed is a tensor (0-d, int64), such as one per client, and which also work under vmap: a
+    generator cannot run there, so a counter-based hash generates the entries.
     """
 
     def _make(self, number: int) -> Tensor:
@@ -86,7 +86,7 @@ class HashedRows(GaussianRows):
         ).view(rows, self.d)
 
     def _entries(self, start: int, size: int) -> Tensor:
-        """Some entries, counted row by row (Box and Muller, 1958)."""
+        """Generates `size` entries from index `start`, counted row by row (Box and Muller, 1958)."""
         at = torch.arange(start, start + size, device=self.seed.device)
         first = scattered(scattered(at) ^ scattered(self.seed))
         second = scattered(first ^ 0x9E3779B9)

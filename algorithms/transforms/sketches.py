@@ -1,8 +1,8 @@
-"""Compressed vectors: what a message of d numbers may be replaced by, and what comes back (Comm-FedBiO, section 4).
+"""Compressed vectors: representations of a message of d numbers, and their reconstruction (Comm-FedBiO, section 4).
 
-A compressed message is a tree like any other, and the ledger charges what it holds: of a sparse vector the values and
-their indices, of a sketch its table. What is drawn from a common seed, such as hash functions, is not sent: it is known
-(`Exchange.local_inputs`). All of it runs under vmap.
+A compressed message is a tree like any other, and its communication cost is the size of its content: the values and
+indices of a sparse vector, the table of a sketch. Objects derived from a shared seed, such as hash functions, are not
+transmitted: each client computes them (`Exchange.local_inputs`). All functions run under vmap.
 """
 
 from typing import NamedTuple, Self
@@ -16,9 +16,10 @@ from hedgerow.algorithms.transforms.sparse_vectors import top_k
 
 
 class CountSketch(NamedTuple):
-    """Tables of rows x columns of signed sums (Charikar, Chen, Farach-Colton, 2002), in which large entries show.
+    """Tables of rows x columns of signed sums (Charikar, Chen, Farach-Colton, 2002) that preserve large entries.
 
-    Linear: sketches with the same hash functions may be added. buckets, signs (rows, d): of each row and coordinate.
+    Linear: sketches with the same hash functions may be added.
+    buckets, signs (rows, d): column and sign of each coordinate in each row.
     width: columns of a table.
     """
 
@@ -37,24 +38,25 @@ class CountSketch(NamedTuple):
         return {"buckets": self.buckets, "signs": self.signs}
 
     def sketch(self, u: Tensor) -> Tensor:
-        """The table (rows, width) of u (d,)."""
+        """Returns the table (rows, width) of u (d,)."""
         return u.new_zeros(len(self.buckets), self.width).scatter_add(1, self.buckets, self.signs.to(u.dtype) * u)
 
     def estimate(self, table: Tensor) -> Tensor:
-        """Every coordinate's estimate (d,): the median over the rows. Dense, it is no contraction: see `heavy`."""
+        """Estimates every coordinate (d,): median over the rows. Dense estimates are no contraction: see `heavy`."""
         rows = (self.signs.to(table.dtype) * table.gather(1, self.buckets)).sort(0).values
-        # torch's own median takes the lower of the two in the middle.
+        # torch.median returns the lower of the two middle values.
         return (rows[(len(rows) - 1) // 2] + rows[len(rows) // 2]) / 2
 
     def heavy(self, table: Tensor, k: int) -> Tree:
-        """The k largest estimates, as `top_k` has them."""
+        """Returns the k largest estimates, in the format of `top_k`."""
         return top_k(self.estimate(table), k)
 
 
 class SparseEmbedding(NamedTuple):
     """S (r, d) with one entry of +-1 per column, in a random row: E[S'S] = I (Comm-FedBiO, Corollary 3).
 
-    rows, signs (d,): where that entry stands, and what it is. empty (r,): zeros.
+    rows, signs (d,): row and value of that entry.
+    empty (r,): zeros.
     """
 
     rows: Tensor
@@ -85,7 +87,7 @@ class SparseEmbedding(NamedTuple):
 
 
 class GaussianSketch(NamedTuple):
-    """S (r, d) with entries ~ N(0, 1/r), held as a matrix: for small problems."""
+    """S (r, d) with entries ~ N(0, 1/r), stored as a dense matrix: for small problems."""
 
     matrix: Tensor
 

@@ -19,18 +19,18 @@ from hedgerow.algorithms.transforms.transform import Transform
 
 
 class Sketch(Transform):
-    """Clients send count sketches of their updates. Momentum and what was left out stay on the server, as sketches,
-    from which it takes the k largest entries.
+    """Sends count sketches of client updates. Momentum and error feedback stay on the server as sketches, from which
+    the server extracts the k largest entries.
     """
 
     encodes = True
 
     rows: int = Field(2, ge=1, description="rows of a sketch")
     columns: int = Field(500, ge=1, description="columns of a sketch")
-    entries: int = Field(100, ge=1, description="k, entries of the aggregated update")
-    server_lr: float = Field(1.0, gt=0, description="eta, of the server's step")
-    server_momentum: float = Field(0.9, ge=0, lt=1, description="rho")
-    sketch_seed: int = Field(0, ge=0, description="seed of the hash functions, which all clients know")
+    entries: int = Field(100, ge=1, description="k, number of entries of the aggregated update")
+    server_lr: float = Field(1.0, gt=0, description="eta, server learning rate")
+    server_momentum: float = Field(0.9, ge=0, lt=1, description="rho, server momentum")
+    sketch_seed: int = Field(0, ge=0, description="seed of the hash functions, shared by all clients")
 
     def incompatibility(self, like: Tree) -> str | None:
         return exceeds_model_size(like, "entries", self.entries)
@@ -47,11 +47,11 @@ class Sketch(Transform):
         hashes = self._hashes(count(like), torch.device("cpu"))
         momentum = self.server_momentum * state["momentum"] + update["table"]
         error = state["error"] + self.server_lr * momentum
-        heavy = hashes.heavy(error, self.entries)
-        moved = dense(heavy, count(like))
-        # Momentum of entries that have just been taken would move them again.
-        momentum = momentum.scatter(1, hashes.buckets[:, heavy["indices"].long()], 0.0)
-        return shaped(moved, like), {"momentum": momentum, "error": error - hashes.sketch(moved)}
+        heavy_hitters = hashes.heavy(error, self.entries)
+        step = dense(heavy_hitters, count(like))
+        # Clears the momentum of the extracted entries, which would move them again.
+        momentum = momentum.scatter(1, hashes.buckets[:, heavy_hitters["indices"].long()], 0.0)
+        return shaped(step, like), {"momentum": momentum, "error": error - hashes.sketch(step)}
 
     def wire(self, wire: Wire) -> Wire:
         return wire._replace(values=self.rows * self.columns)
@@ -62,6 +62,6 @@ class Sketch(Transform):
 
 @lru_cache(maxsize=8)
 def drawn_hashes(d: int, rows: int, columns: int, seed: int, device: torch.device) -> CountSketch:
-    """The hash functions, which every process draws from the seed."""
+    """Returns the hash functions, which every process draws from the seed."""
     hashes = CountSketch.draw(d, rows, columns, seed)
     return hashes._replace(buckets=hashes.buckets.to(device), signs=hashes.signs.to(device))

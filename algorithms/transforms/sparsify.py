@@ -13,10 +13,10 @@ from hedgerow.algorithms.transforms.transform import Transform
 
 
 class TopK(Transform):
-    """Keeps the K entries of an update with the largest magnitudes; the others are remembered for the next time."""
+    """Keeps the K entries of an update with the largest magnitudes; error feedback sends the others later."""
 
-    entries: int = Field(1000, ge=1, description="K, entries that a client sends, with their indices")
-    error_feedback: bool = Field(True, description="remember what was left out; else it is lost")
+    entries: int = Field(1000, ge=1, description="K, number of entries that a client sends, with their indices")
+    error_feedback: bool = Field(True, description="add omitted entries to the next update; false: they are lost")
 
     @property
     def has_error_feedback(self) -> bool:
@@ -29,21 +29,21 @@ class TopK(Transform):
         return {"residual": zeros_like(flat(like))} if self.error_feedback else {}
 
     def client(self, hp: Any, update: Tree, state: Tree, key: Tensor | None) -> tuple[Tree, Tree]:
-        whole = flat(update)
+        total = flat(update)
         if self.error_feedback:
-            whole = whole + state["residual"]
-        message = top_k(whole, hp.entries)
-        sent = torch.zeros_like(whole).scatter(0, message["indices"].long(), message["values"])
-        return like(sent, update), {"residual": whole - sent} if self.error_feedback else {}
+            total = total + state["residual"]
+        message = top_k(total, hp.entries)
+        approximation = torch.zeros_like(total).scatter(0, message["indices"].long(), message["values"])
+        return like(approximation, update), {"residual": total - approximation} if self.error_feedback else {}
 
     def wire(self, wire: Wire) -> Wire:
-        """Values, and their indices as 32-bit integers."""
+        """Size of the values, and of their indices as 32-bit integers."""
         return wire._replace(
             values=self.entries, others=wire.others + self.entries, other_bits=wire.other_bits + 32 * self.entries
         )
 
 
 def exceeds_model_size(tree: Tree, key: str, number: int) -> str | None:
-    """Why a number of entries is too large for a tree; None: it is not."""
+    """Returns an error message if a number of entries is too large for a tree, else None."""
     d = count(tree)
     return None if number <= d else f"{key}: {number} is more than the {d} entries of an update; lower it"

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 Load = Callable[[], tuple[nn.Module, Tensor, Tensor]]
-"""The module with its initial parameters, and all samples, prepared; called once in every process."""
+"""Returns the module with its initial parameters, and all prepared samples; called once in every process."""
 
 Outcome = tuple[list[float], dict[str, np.ndarray]]
-"""Wall-clock seconds before round 1 and after each round; the final parameters."""
+"""Wall-clock times before round 1 and after each round, in seconds, and the final parameters."""
 
 
 def train_share(module: nn.Module, w: dict, clients: Tensor, x: Tensor, y: Tensor, lr: float) -> dict:
@@ -29,8 +29,8 @@ def train_share(module: nn.Module, w: dict, clients: Tensor, x: Tensor, y: Tenso
         with torch.no_grad():
             for name, p in params.items():
                 p.copy_(w[name])
-        for chosen in batches:
-            loss = F.cross_entropy(module(x[chosen]), y[chosen])
+        for rows in batches:
+            loss = F.cross_entropy(module(x[rows]), y[rows])
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             optimizer.step()
@@ -41,7 +41,7 @@ def train_share(module: nn.Module, w: dict, clients: Tensor, x: Tensor, y: Tenso
 
 
 def one_process(load: Load, rounds: np.ndarray, lr: float) -> Outcome:
-    """rounds: rows of each client's mini-batches, (rounds, C, steps, batch)."""
+    """Run FedAvg in this process. rounds: rows of each client's mini-batches, (rounds, C, steps, batch)."""
     torch.set_num_threads(1)
     module, x, y = load()
     w = {name: p.detach().clone() for name, p in module.named_parameters()}
@@ -64,7 +64,7 @@ def _serve(pipe: Any, load: Load, lr: float) -> None:
 
 
 def two_processes(load: Load, rounds: np.ndarray, lr: float) -> Outcome:
-    """As `one_process`, with the clients split evenly over two processes."""
+    """Like `one_process`, with the clients split evenly over two processes."""
     context = mp.get_context("spawn")
     pipes, processes = [], []
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Flower: its simulation on Ray, a ClientApp on each of two CPUs, FedAvg as the server's strategy."""
+"""Flower's simulation on Ray: a ClientApp on each of two CPUs, and FedAvg as the server's strategy."""
 
 import os
 import time
@@ -22,7 +22,7 @@ client_app = ClientApp()
 
 @cache
 def resident() -> tuple[Job, torch.nn.Module, torch.Tensor, torch.Tensor]:
-    """Job, model and data: loaded once in each of Ray's actors, which Flower keeps for the whole run."""
+    """Job, model and data, loaded once in each of Ray's actors, which Flower keeps for the whole run."""
     torch.set_num_threads(1)
     job = Job(Path(os.environ["HEDGEROW_BENCH_JOB"]))
     return job, *job.load()
@@ -35,7 +35,7 @@ def train(message: Message, context: Context) -> Message:
     rows = torch.from_numpy(job.rows[config["server-round"] - 1, [config["position"]]])
     arrays = message.content.array_records["arrays"].to_numpy_ndarrays()
     names = [name for name, _ in module.named_parameters()]
-    # The arrays may be read-only views of what Ray received; they are only copied from.
+    # The arrays may be read-only views of Ray's buffers; they are only copied from.
     w = {name: torch.tensor(array) for name, array in zip(names, arrays, strict=True)}
     trained = train_share(module, w, rows, x, y, job.lr)
     reply = {
@@ -46,7 +46,7 @@ def train(message: Message, context: Context) -> Message:
 
 
 class GivenCohorts(FedAvg):
-    """FedAvg with the job's cohorts in place of a sample; notes when each round ends."""
+    """FedAvg with the job's cohorts instead of sampled ones; records when each round ends."""
 
     def __init__(self, cohorts: np.ndarray, population: int) -> None:
         super().__init__(fraction_evaluate=0.0)
@@ -56,7 +56,7 @@ class GivenCohorts(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        # Flower numbers its nodes at random, and registers them while the server starts: client k lives on the k-th.
+        # Flower gives its nodes random ids and registers them while the server starts: client k is the k-th node.
         while len(nodes := sorted(grid.get_node_ids())) < self.population:
             time.sleep(0.01)
         for position, client in enumerate(self.cohorts[server_round - 1]):
@@ -79,7 +79,7 @@ def run(job: Job) -> Outcome:
 
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:
-        # By default Flower's server looks for replies ten times a second only.
+        # By default, Flower's server polls for replies only ten times per second.
         grid.pull_interval = 0.01
         arrays = ArrayRecord([p.detach().numpy() for p in module.parameters()])
         result = strategy.start(grid, arrays, num_rounds=len(job.cohorts))

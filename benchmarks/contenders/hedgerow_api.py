@@ -1,4 +1,4 @@
-"""Hedgerow, called from Python with a data set in memory: for those that no `task.data` of an experiment file names."""
+"""Hedgerow, called from Python with a data set in memory that no `task.data` of an experiment file names."""
 
 import os
 import pickle

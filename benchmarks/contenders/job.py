@@ -1,8 +1,8 @@
-"""A job as a contender reads it: files that need nothing but NumPy and torch.
+"""A job as contenders read it: files that need only NumPy and torch.
 
     python job.py MODULE:FUNCTION JOB OUT
 
-loads the job in folder JOB, runs MODULE.FUNCTION on it and writes OUT.json (the moments) and OUT.npz (the parameters).
+Loads the job in folder JOB, runs MODULE.FUNCTION on it and writes OUT.json (the moments) and OUT.npz (the parameters).
 """
 
 import json
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Job:
-    """The folder that `jobs.write_job` wrote: the same data, model, cohorts and mini-batches for every contender."""
+    """A folder that `jobs.write_job` wrote: the same data, model, cohorts and mini-batches for every contender."""
 
     folder: Path
 
@@ -45,7 +45,7 @@ class Job:
     def load(self) -> tuple[nn.Module, Tensor, Tensor]:
         """The module with its initial parameters, and the prepared training set, mapped from the page cache."""
         module = torch.load(self.folder / "module.pt", weights_only=False)
-        # Mapped copy-on-write: nobody writes, and torch need not warn of read-only memory.
+        # Mapped copy-on-write: nothing is written, and torch does not warn about read-only memory.
         x, y = (torch.from_numpy(np.load(self.folder / f"{name}.npy", mmap_mode="c")) for name in ("x", "y"))
         return module, x, y
 

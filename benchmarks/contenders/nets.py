@@ -4,7 +4,7 @@ from torch import nn
 
 
 class PflCNN(nn.Sequential):
-    """Two 3x3 convolutions of 32 and 64, max-pool, linear 128, linear 10; their dropout left out. For 3x32x32."""
+    """Two 3x3 convolutions (32, 64), max-pool, linear 128, linear 10, without the original dropout. Input: 3x32x32."""
 
     def __init__(self) -> None:
         super().__init__(

@@ -17,7 +17,7 @@ PROCESSES = 2
 
 
 def two(job: Any) -> Outcome | None:
-    """Two processes, by pfl's own environment variables; only the first has an outcome."""
+    """Run in two processes, set up by pfl's own environment variables; only the first returns an outcome."""
     if "PFL_WORKER_RANK" in os.environ:
         return one(job)
     with socket.socket() as free:
@@ -59,13 +59,13 @@ def one(job: Any) -> Outcome | None:
     torch.set_num_threads(1)
     module, x, y = job.load()
     module.loss = lambda x, y: F.cross_entropy(module(x), y)
-    # pfl scores the users of its first round whatever one asks for: with no metrics that costs nothing.
+    # pfl always evaluates the users of its first round; without metrics, that costs nothing.
     module.metrics = lambda x, y: {}
     rounds, cohort, steps, batch = job.rows.shape
     users = iter(job.rows.reshape(-1, steps * batch))
 
     def user(rows: np.ndarray) -> PyTorchTensorDataset:
-        # Its samples in the order of its mini-batches, epoch after epoch: pfl cuts batches off them in turn.
+        # The user's samples in the order of its mini-batches, epoch after epoch: pfl slices batches off in turn.
         return PyTorchTensorDataset((x[rows], y[rows]))
 
     clock = Clock()

@@ -1,1 +1,1 @@
-"""The same processes on Ray: everything in the platform that imports it."""
+"""Runtime processes on Ray: contains everything in the platform that imports Ray."""

@@ -1,4 +1,4 @@
-"""The processes of a run on Ray: started, and kept warm for the next run of the same command."""
+"""Processes of a run on Ray: started, and kept warm for the next run of the same command."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -16,19 +16,19 @@ from hedgerow.platform.actors.silence import Signs
 from hedgerow.platform.common.errors import UserError
 
 Nodes = dict[str, dict[str, float]]
-"""The resources of nodes, by their ids."""
+"""Resources of each node, by node id."""
 
 BRIEFLY = 5.0
-"""Seconds to wait for room that others may be using, where fewer actors will do."""
+"""Seconds to wait for resources that others may be using, if fewer actors are enough."""
 
 
 @dataclass
 class ActorGroup:
-    """A coordinator and its client actors, with the places that are reserved for them.
+    """A coordinator and its client actors, with their reserved resources.
 
-    Processes take seconds to start, most of it to import torch. purpose: what they can serve; equal where they can
-    serve the same. bundles: what is reserved. unloaded: the client actors, once they and the coordinator hold nothing
-    of the run that has ended; the coordinator may have replaced some.
+    Processes take seconds to start, mostly to import torch. purpose: key of the runs that the group can serve; equal
+    for groups that can serve the same runs. bundles: reserved resources. unloaded: the client actors, available once
+    they and the coordinator have released the run that ended; the coordinator may have replaced some.
     """
 
     purpose: Any
@@ -40,11 +40,11 @@ class ActorGroup:
     unloaded: Any = None
 
     def hosts(self) -> dict[int, str]:
-        """The node of each bundle that has one."""
+        """Node id of each bundle that has a node."""
         return placement_group_table(self.placement_group)["bundles_to_node_id"]
 
     def freed(self, free: Nodes) -> Nodes:
-        """What will be free on nodes once this group has ended."""
+        """Free resources of the nodes once this group has ended."""
         after = {node: dict(resources) for node, resources in free.items()}
         for index, node in self.hosts().items():
             if node in after:
@@ -53,14 +53,14 @@ class ActorGroup:
         return after
 
     def unload_run(self) -> None:
-        """Hold nothing of the run that has ended: there may not be room for two data sets."""
+        """Release the run that has ended: there may not be enough memory for two data sets."""
         self.unloaded = self.coordinator.unload_run.remote()
         del self.executor.spec, self.executor.experiments
 
     def close(self) -> None:
-        """End the processes and give back their places."""
+        """End the processes and release their resources."""
         if not gcs_answers():
-            # They end with their Ray. To remove a placement group would take for ever.
+            # The processes end with their Ray. Removing a placement group would block forever.
             return
         ray.kill(self.coordinator)
         self.executor.close()
@@ -76,7 +76,7 @@ def start_group(
     purpose: Any,
     start_coordinator: Callable[[RayExecutor], Any],
 ) -> ActorGroup:
-    """Start as many client actors as there is room for, `least` at least, and their coordinator.
+    """Start as many client actors as fit, at least `least`, and their coordinator.
 
     Raises UserError when the cluster's resources stay in use for too long.
     """
@@ -88,7 +88,7 @@ def start_group(
         except UserError:
             if actors == least:
                 raise
-            # Others were faster.
+            # Other jobs have taken the resources.
             actors = least
             group = stack.enter_context(reserved(resources, actors))
         places = [bundle_of(resources, rank) for rank in range(actors)]
@@ -104,7 +104,7 @@ _keeps_warm = False
 
 @contextmanager
 def keep_warm() -> Iterator[None]:
-    """Meanwhile groups whose run ends are kept for other runs, until they are shut down."""
+    """Within this context, groups whose run ends are kept for other runs, until they are shut down."""
     global _keeps_warm
     before, _keeps_warm = _keeps_warm, True
     try:
@@ -114,7 +114,7 @@ def keep_warm() -> Iterator[None]:
 
 
 def release(group: ActorGroup) -> None:
-    """Keep a group whose run has ended well, where groups are kept; else close it."""
+    """Keep a group whose run has ended without an error, if groups are kept warm; otherwise close it."""
     if not _keeps_warm:
         group.close()
         return
@@ -124,7 +124,7 @@ def release(group: ActorGroup) -> None:
 
 
 def acquire(purpose: Any) -> ActorGroup | None:
-    """An idle group that serves the purpose; where there is none all are closed, since their places may be needed."""
+    """Idle group with this purpose. If there is none, closes all idle groups, since their resources may be needed."""
     with _lock:
         for group in _idle:
             if group.purpose == purpose:
@@ -135,7 +135,7 @@ def acquire(purpose: Any) -> ActorGroup | None:
 
 
 def freed_by_idle(free: Nodes) -> Nodes:
-    """What will be free on nodes once all idle groups are closed."""
+    """Free resources of the nodes once all idle groups are closed."""
     for group in list(_idle):
         free = group.freed(free)
     return free
@@ -144,8 +144,8 @@ def freed_by_idle(free: Nodes) -> Nodes:
 def shutdown_idle() -> None:
     """Close all idle groups."""
     with _lock:
-        ended = list(_idle)
+        groups = list(_idle)
         _idle.clear()
     if ray.is_initialized():
-        for group in ended:
+        for group in groups:
             group.close()

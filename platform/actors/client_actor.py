@@ -29,18 +29,18 @@ from hedgerow.platform.runtime.shards import WorkerLost
 from hedgerow.platform.runtime.worker import Worker
 
 SMALL = 100_000
-"""Bytes up to which Ray sends an argument along with the call."""
+"""Size in bytes below which Ray sends an argument along with the call."""
 
 LOST = (RayActorError, NodeDiedError, ObjectLostError, OutOfMemoryError)
-"""What Ray raises when an actor is gone, or what it has answered."""
+"""Exceptions that Ray raises when an actor, or an answer of it, is lost."""
 
 
 @dataclass(frozen=True)
 class ActorSpec:
-    """What the actors of a run serve. Data and partition are in Ray's object store, once per node."""
+    """Experiments that the actors of a run serve. Data and partition are in Ray's object store, once per node."""
 
     experiments: list[Experiment]
-    """Several ones differ in floats of their algorithm only."""
+    """Several experiments differ only in floats of their algorithm."""
     import_path: list[str]
     data: Any
     partition: Any
@@ -53,7 +53,7 @@ class ActorSpec:
         return {**self.__dict__, "experiments": [one.model_dump(mode="json") for one in self.experiments]}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # An experiment may name classes of the user, which only the import path leads to.
+        # An experiment may name classes of the user, which are found only through the import path.
         sys.path[:0] = [entry for entry in state["import_path"] if entry not in sys.path]
         self.__dict__.update({**state, "experiments": [parse_experiment(values) for values in state["experiments"]]})
 
@@ -73,14 +73,14 @@ class ClientActor(Worker):
         self.load_run(spec, data, partition)
 
     def load_run(self, spec: ActorSpec, data: dict[str, Any], partition: dict[str, Any]) -> None:
-        """Serve an experiment, with all its clients at their initial states."""
+        """Serve an experiment, with all its clients in their initial states."""
         init_process(spec.resources.threads, gpus=spec.resources.gpu)
         clients = Partition.from_arrays(partition)
         arguments = worker_arguments(spec.experiments, Dataset.from_arrays(data), clients)
         Worker.__init__(self, *arguments, name=f"states-{self.rank:04d}", owns=self.owns)
 
     def unload_run(self) -> None:
-        """Hold neither data nor states until the next `load_run`."""
+        """Release data and states until the next `load_run`."""
         del self.algorithms, self.samples, self.states
         free_memory()
 
@@ -89,13 +89,13 @@ class ClientActor(Worker):
 
 
 class RayExecutor(Executor):
-    """Carries out exchanges on client actors in the bundles of a placement group.
+    """Runs exchanges on client actors in the bundles of a placement group.
 
-    Actors that die or are silent for too long are replaced.
+    Actors that die or stay silent for too long are replaced.
 
-    bundles: that of each actor. signs: where notices of silent actors go, and signs of life of the process that waits
-    for them. num_shards: shares of the work; None: one for each actor. Where they are more, share i is carried out by
-    actor i modulo their number, with the same bits.
+    bundles: index of each actor's bundle. signs: receives notices about silent actors, and signs of life of the process
+    that waits for them. num_shards: number of shares of the work; None: one per actor. If there are more shares than
+    actors, share i runs on actor i modulo the number of actors, with the same bits.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class RayExecutor(Executor):
         self.actors = [self._spawn(rank) for rank in range(len(bundles))]
 
     def __getstate__(self) -> dict[str, Any]:
-        # The spec brings the experiments along, after its import path.
+        # The spec contains the experiments, and restores them after its import path.
         return {name: value for name, value in self.__dict__.items() if name != "experiments"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -118,24 +118,24 @@ class RayExecutor(Executor):
         return len(self.actors)
 
     def load_run(self, spec: ActorSpec) -> None:
-        """Let the same processes serve another experiment on the same resources. A dead one is replaced."""
+        """Serve another experiment with the same processes, on the same resources. Dead actors are replaced."""
         self.spec, self.silence = spec, Silence(spec.resources)
         self.begin(spec.experiments)
         with suppress(WorkerLost):
             self._all(self._each("load_run", spec, spec.data, spec.partition))
 
     def unload_run(self) -> list[Any]:
-        """Let the actors hold nothing of an experiment that has ended. Returns them, when they do not."""
+        """Make the actors release an experiment that has ended. Returns the actors once they have done so."""
         calls = self._each("unload_run")
         self._wait(calls)
         for call in calls.values():
-            # A dead one is replaced when there is something to serve.
+            # Dead actors are replaced by the next `load_run`.
             with suppress(*LOST):
                 ray.get(call)
         return self.actors
 
     def close(self) -> None:
-        """End the actors."""
+        """Kill the actors."""
         for actor in self.actors:
             ray.kill(actor)
 
@@ -145,11 +145,11 @@ class RayExecutor(Executor):
         return self._all(calls)
 
     def _each(self, method: str, *arguments: Any) -> dict[int, Any]:
-        """Calls of a method of all actors, by rank."""
+        """Call a method of all actors; returns the calls by rank."""
         return {rank: getattr(actor, method).remote(*arguments) for rank, actor in enumerate(self.actors)}
 
     def _all(self, calls: dict[int, Any]) -> list[Any]:
-        """Wait for calls to actors, by rank. Lost actors are replaced; then raises WorkerLost."""
+        """Wait for calls to actors, by rank. If actors are lost, replaces them and raises WorkerLost."""
         answers: list[Any] = []
         lost: RayError | None = None
         silent = self._wait(calls)
@@ -170,7 +170,7 @@ class RayExecutor(Executor):
         return answers
 
     def _wait(self, calls: dict[int, Any]) -> list[str]:
-        """Wait until calls have ended. Actors that are silent for too long are killed; returns their names."""
+        """Wait until calls have ended. Kills actors that stay silent for too long, and returns their names."""
         self.signs.alive()
         begun = time.monotonic()
         watches = {rank: Watch(f"client actor {rank}", self.actors[rank], self.silence) for rank in calls}
@@ -202,17 +202,17 @@ class RayExecutor(Executor):
 
 
 def _owns(clients: np.ndarray, rank: int, actors: int, shards: int) -> np.ndarray:
-    """Which of the clients (ids) have their states on the actor of that rank."""
+    """Mask of the clients (ids) whose states are on the actor with this rank."""
     return owner_of(clients, shards) % actors == rank
 
 
 def end_if_broken(error: RayError) -> None:
-    """Raise RuntimeError for an actor that did not die but could not even begin: another one could not either."""
+    """Raise RuntimeError for an actor that failed to start, since a replacement would fail as well."""
     if isinstance(error, RayActorError) and error.actor_init_failed:
         raise RuntimeError(f"a process could not start: {str(error).strip().splitlines()[-1]}") from error
 
 
 def _broadcast(downs: list[Tree]) -> Any:
-    """Trees for all actors: once in the object store, or, where that would cost more than it saves, as they are."""
+    """Trees for all actors: in the object store, once, or as they are if storing them would cost more than it saves."""
     arrays = [tree_map(lambda leaf: np.asarray(leaf.numpy(), order="C"), down) for down in downs]
     return arrays if sum(leaf.nbytes for down in arrays for leaf in leaves(down)) < SMALL else ray.put(arrays)

@@ -1,4 +1,4 @@
-"""Which client actors fit on the nodes of a cluster, and their reservation."""
+"""Placement of client actors on the nodes of a cluster, and the reservation of their resources."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,13 +16,13 @@ PATIENCE = 60.0
 
 
 def actors_that_fit(resources: Resources, nodes: Sequence[Mapping[str, float]]) -> int:
-    """How many client actors the nodes (their Ray resources) can hold."""
+    """Number of client actors that fit on the nodes (their Ray resources)."""
     rooms, each = [_room(resources, node) for node in nodes], resources.actors_per_node
     return each * sum(room >= each for room in rooms) if each else sum(rooms)
 
 
 def _room(resources: Resources, node: Mapping[str, float]) -> int:
-    """Client actors that one node can hold. A share of a GPU lies on one GPU."""
+    """Number of client actors that fit on one node. A fraction of a GPU is on a single GPU."""
     rooms = []
     if resources.cpus_per_actor:
         rooms.append(int(node.get("CPU", 0) / resources.cpus_per_actor + 1e-6))
@@ -37,77 +37,76 @@ def _room(resources: Resources, node: Mapping[str, float]) -> int:
 
 
 def shares_of_a_gpu(share: float) -> int:
-    """How many actors with such a share of a GPU fit on one."""
+    """Number of actors with this fraction of a GPU that fit on one GPU."""
     return int(1 / share + 1e-6)
 
 
 def reserved_memory(resources: Resources) -> int:
-    """Bytes of its node's memory that each client actor reserves; `memory_mb` of one that computes on a GPU is the
-    GPU's.
-    """
+    """Bytes of node memory that each client actor reserves; 0 on a GPU, where `memory_mb` is memory of the GPU."""
     return 0 if resources.gpu else int(1e6 * (resources.memory_mb or 0))
 
 
 def count_actors(
     resources: Resources, cohort: int, nodes: Sequence[Mapping[str, float]] | None = None, names: Sequence[str] = ()
 ) -> int:
-    """The number of client actors: the file's, or as many as fit, at most one per client of a round.
+    """Number of client actors: the file's, or as many as fit, at most one per client of a round.
 
-    nodes: the resources of each; None: those of the cluster. names: theirs. Raises UserError when they cannot hold
-    so many, or `min_actors` where the file has it.
+    nodes: the resources of each node; None: the nodes of the cluster. names: the names of the nodes. Raises UserError
+    when they cannot hold that many, or `min_actors` if the file sets it.
     """
     nodes = node_resources() if nodes is None else nodes
     room = actors_that_fit(resources, nodes)
-    wanted = max(1, min(room, cohort)) if resources.actors == "auto" else resources.actors
-    least = resources.min_actors or wanted
+    actors = max(1, min(room, cohort)) if resources.actors == "auto" else resources.actors
+    least = resources.min_actors or actors
     if least > room:
         cpus, gpus = (sum(node.get(kind, 0) for node in nodes) for kind in ("CPU", "GPU"))
         names = names or [f"node {number}" for number in range(1, len(nodes) + 1)]
         memory = reserved_memory(resources)
         key = "min_actors" if resources.min_actors else "actors"
-        size = f"{resources.cpus_per_actor:g} CPU and {resources.gpus_per_actor:g} GPU each"
+        size = f"{resources.cpus_per_actor:g} CPU and {resources.gpus_per_actor:g} GPU{' each' * (least > 1)}"
         raise UserError(
-            f"resources: {least} client actors of {size}{f' with {memory / 1e9:.3g} GB' if memory else ''} do not fit "
+            f"resources: {least} client actor{'s' * (least > 1)} of {size}"
+            f"{f' with {memory / 1e9:.3g} GB' if memory else ''} cannot be placed "
             f"on this cluster, which has {cpus:g} CPUs and {gpus:g} GPUs, room for {room}: "
             f"{_lacking(resources, least, nodes, names)}; lower resources.{key}, "
             f"{'memory_mb, ' if memory else ''}cpus_per_actor or gpus_per_actor"
         )
-    return wanted
+    return actors
 
 
 def _lacking(resources: Resources, wanted: int, nodes: Sequence[Mapping[str, float]], names: Sequence[str]) -> str:
-    """A clause on what is too little for so many actors."""
+    """Clause that names the missing resources for `wanted` client actors."""
     keys = {"CPUs": "cpus_per_actor", "GPUs": "gpus_per_actor"}
-    lack = []
+    missing = []
     for kind, key in keys.items():
         alone = dict.fromkeys(keys.values(), 0.0) | {key: getattr(resources, key)}
         alone |= {"memory_mb": None, "actors_per_node": None}
         if alone[key] and actors_that_fit(resources.model_copy(update=alone), nodes) < wanted:
-            lack.append(kind)
-    parts = [f"{' and '.join(lack)} lack"] if lack else []
+            missing.append(kind)
+    parts = [f"not enough {' and '.join(missing)}"] if missing else []
     if reserved_memory(resources):
         free = resources.model_copy(update={"memory_mb": None})
         full = [name for name, node in zip(names, nodes, strict=True) if _room(resources, node) < _room(free, node)]
         if full:
-            parts.append(f"memory lacks on {', '.join(full[:4])}{' and others' * (len(full) > 4)}")
+            parts.append(f"not enough memory on {', '.join(full[:4])}{' and others' * (len(full) > 4)}")
     if not parts and resources.actors_per_node and sum(_room(resources, node) for node in nodes) >= wanted:
-        return f"nodes with room for {resources.actors_per_node} (actors_per_node) lack"
-    return " and ".join(parts) or "CPUs on the nodes that have GPUs lack"
+        return f"not enough nodes with room for {resources.actors_per_node} client actors (actors_per_node)"
+    return " and ".join(parts) or "not enough CPUs on the nodes that have GPUs"
 
 
 def bundles(resources: Resources, actors: int) -> list[dict[str, float]]:
-    """What client actors reserve, by Ray's names: a bundle for each; with `actors_per_node`, for all of a node."""
+    """Resources that client actors reserve, by Ray's names: one per actor, or one per node with `actors_per_node`."""
     each = resources.actors_per_node or 1
     return [_bundle(resources, min(each, actors - first)) for first in range(0, actors, each)]
 
 
 def bundle_of(resources: Resources, rank: int) -> int:
-    """In which of the `bundles` a client actor is."""
+    """Index of a client actor's bundle in `bundles`."""
     return rank // (resources.actors_per_node or 1)
 
 
 def strategy(resources: Resources) -> str:
-    """Ray's word for where the bundles go."""
+    """Ray's name for the placement of the bundles."""
     return "STRICT_SPREAD" if resources.actors_per_node else resources.placement.upper()
 
 
@@ -116,28 +115,28 @@ def _bundle(resources: Resources, actors: int) -> dict[str, float]:
     gpus = actors * share
     if 0 < share < 1 < gpus:
         gpus = math.ceil(actors / shares_of_a_gpu(share))
-    wanted = {"CPU": actors * resources.cpus_per_actor, "GPU": gpus, "memory": actors * reserved_memory(resources)}
-    return {kind: amount for kind, amount in wanted.items() if amount}
+    amounts = {"CPU": actors * resources.cpus_per_actor, "GPU": gpus, "memory": actors * reserved_memory(resources)}
+    return {kind: amount for kind, amount in amounts.items() if amount}
 
 
 def trials_that_fit(resources: Resources, actors: int) -> int:
-    """How many trials of so many client actors each the cluster holds at once.
+    """Number of trials with this number of client actors each that fit on the cluster at once.
 
-    Raises UserError when it holds none.
+    Raises UserError when none fits.
     """
     count_actors(resources.model_copy(update={"actors": actors, "min_actors": None}), actors)
     return actors_that_fit(resources, node_resources()) // actors
 
 
 def cpu_share(trials: int) -> float:
-    """The CPUs that each of so many trials takes when they fill the cluster; never more than one node has."""
+    """Number of CPUs per trial when this number of trials fills the cluster; at most the CPUs of one node."""
     cpus = [node.get("CPU", 0.0) for node in node_resources()]
     return min(int(1e4 * sum(cpus) / trials) / 1e4, max(cpus))
 
 
 @contextmanager
 def reserved(resources: Resources, actors: int, patience: float = PATIENCE) -> Iterator[PlacementGroup]:
-    """A placement group with room for so many client actors, given back at the end.
+    """Placement group with resources for the client actors, released at the end.
 
     Raises UserError when the cluster's resources stay in use for longer than `patience` (seconds).
     """
@@ -148,12 +147,12 @@ def reserved(resources: Resources, actors: int, patience: float = PATIENCE) -> I
             raise UserError(
                 f"resources: the cluster is busy: {actors} client actors need "
                 f"{actors * resources.cpus_per_actor:g} CPUs, {actors * resources.gpus_per_actor:g} GPUs and "
-                f"{actors * reserved_memory(resources) / 1e9:.3g} GB, and after {patience:g} s "
+                f"{actors * reserved_memory(resources) / 1e9:.3g} GB, but after {patience:g} s only "
                 f"{free.get('CPU', 0):g} CPUs, {free.get('GPU', 0):g} GPUs and {free.get('memory', 0) / 1e9:.3g} GB "
                 "are free; wait for other jobs or lower resources.actors"
             )
         yield group
     finally:
-        # Without Ray there is nothing to give back.
+        # Without Ray there is nothing to release.
         if ray.is_initialized():
             remove_placement_group(group)

@@ -1,4 +1,4 @@
-"""The private folder of a Ray that is started here: its sockets, logs and token, for this user alone."""
+"""Private folder of a Ray that this process starts: its sockets, logs and token, for this user alone."""
 
 import os
 import secrets
@@ -14,42 +14,42 @@ from filelock import FileLock, Timeout
 from hedgerow.platform.common.ray_private import default_temp_folder, reread_authentication
 
 PREFIX = "hr-"
-"""Start of the folders' names. A socket's path has 107 bytes at most, and Ray's own part of it takes 64."""
+"""Prefix of the folders' names. A socket's path has at most 107 bytes, and Ray's own part of it takes 64."""
 
 LONGEST_PARENT = 28
-"""Characters of a parent folder that leave room for Ray's sockets."""
+"""Maximum length of a parent folder's path that leaves room for Ray's sockets."""
 
 LOCK, TOKEN = "lock", "token"
 
 PATH = "RAY_AUTH_TOKEN_PATH"
 AUTH_MODE = "RAY_AUTH_MODE"
-"""Ray's environment variable of the kind of authentication."""
+"""Ray's environment variable for the kind of authentication."""
 
 GIVEN = {"RAY_AUTH_TOKEN", PATH}
-"""Ray's variables for a token."""
+"""Ray's environment variables for a token."""
 
 SETTLED = 60.0
-"""Seconds after which a folder is locked if its owner is alive."""
+"""Age of a folder in seconds from which it is locked if its owner is alive."""
 
 ATTEMPTS = 20
-"""How often, 0.1 s apart, a folder is removed into which processes that are about to end still write."""
+"""Number of attempts, 0.1 s apart, to remove a folder that processes still write to while they end."""
 
 
 @contextmanager
 def private_folder() -> Iterator[Path]:
-    """A new folder, removed at the end, with those that killed processes have left.
+    """Create a folder, which is removed at the end; also removes folders that killed processes have left.
 
-    It is made in RAY_TMPDIR or TMPDIR, or in /tmp if TMPDIR is too long for the paths of sockets. Ray opens the folder
-    that it is given to everybody, so that should be one in here. Raises OSError.
+    It is created in RAY_TMPDIR or TMPDIR, or in /tmp if TMPDIR is too long for the paths of sockets. Ray makes the
+    folder that it is given accessible to all users, so give it a subfolder of this one. Raises OSError.
     """
     parent = default_temp_folder()
     if len(parent) > LONGEST_PARENT and "RAY_TMPDIR" not in os.environ:
         parent = "/tmp"
     _sweep(Path(parent))
-    # mkdtemp gives no rights to others.
+    # mkdtemp gives no access to others.
     folder = Path(mkdtemp(prefix=PREFIX, dir=parent))
     try:
-        # The operating system releases the lock of a process, however that ends.
+        # The operating system releases the lock of a process, however the process ends.
         with FileLock(folder / LOCK):
             yield folder
     finally:
@@ -58,9 +58,9 @@ def private_folder() -> Iterator[Path]:
 
 @contextmanager
 def private_token(folder: Path) -> Iterator[None]:
-    """A token for the Ray of this folder, unless the environment has one, or says that there is none.
+    """Set a token for the Ray of this folder, unless the environment has one, or turns off authentication by token.
 
-    Ray itself would write one into the home folder, for others to read.
+    Ray itself would write a token into the home folder, where others can read it.
     """
     if os.environ.get(AUTH_MODE, "token") != "token" or GIVEN & os.environ.keys():
         yield
@@ -77,7 +77,7 @@ def private_token(folder: Path) -> Iterator[None]:
 
 
 def _authenticate(settings: Mapping[str, str | None]) -> None:
-    """Change the environment, and let Ray in this process read it again."""
+    """Change the environment, and make Ray in this process read it again."""
     for name, value in settings.items():
         if value is None:
             os.environ.pop(name, None)
@@ -87,7 +87,7 @@ def _authenticate(settings: Mapping[str, str | None]) -> None:
 
 
 def _sweep(parent: Path) -> None:
-    """Remove folders of this user whose owner is gone."""
+    """Remove folders of this user whose owner has ended."""
     for lock in parent.glob(f"{PREFIX}*/{LOCK}"):
         with suppress(OSError, Timeout):
             status = lock.parent.stat()

@@ -1,4 +1,4 @@
-"""Detection of a Ray whose own processes have died, before Ray ends this process for it."""
+"""Detection of a Ray whose own processes have died, before Ray ends this process because of it."""
 
 import os
 import shutil
@@ -20,24 +20,24 @@ from hedgerow.platform.storage.run_lock import Claim
 from hedgerow.platform.tracking.run_folder import RunFolder
 
 LOOK = 1.0
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 
 PATIENCE = 50.0
-"""Seconds in which the GCS of a cluster may come back. Ray ends every process that has missed it for 60 s."""
+"""Seconds that the GCS of a cluster has to come back. Ray ends every process that has been without it for 60 s."""
 
 REFUSALS = 3
-"""Refused connections in a row after which a raylet counts as ended."""
+"""Number of consecutive refused connections after which a raylet counts as ended."""
 
 LEAVE = 20.0
-"""Seconds that a run is given to end in order once its Ray is lost."""
+"""Seconds that a run has to end cleanly once its Ray is lost."""
 
 GCS_ENDED, RAYLET_ENDED = "Ray's control store (GCS) has ended", "the raylet of this node has ended"
 
 
 class Server:
-    """A process of Ray that accepts connections, and since when it has not.
+    """A process of Ray that accepts connections, and the time since when it does not.
 
-    refusals: number in a row that proves its end; None: only `PATIENCE` seconds without a connection do.
+    refusals: number of consecutive refusals that prove its end; None: only `PATIENCE` seconds without a connection do.
     """
 
     def __init__(self, address: tuple[str, int], refusals: int | None = None):
@@ -46,7 +46,7 @@ class Server:
         self._down: float | None = None
 
     def look(self) -> bool:
-        """Return whether it accepts connections."""
+        """Check whether it accepts connections, and return the answer."""
         answer, now = _accepts(*self.address), time.monotonic()
         self._refused = self._refused + 1 if answer is False else 0
         self._down = None if answer else self._down or now
@@ -54,20 +54,20 @@ class Server:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it counts as ended after the looks so far."""
+        """Whether it counts as ended after the checks so far."""
         refused = self.refusals is not None and self._refused >= self.refusals
         return refused or (self._down is not None and time.monotonic() >= self._down + PATIENCE)
 
 
 class RayHealth:
-    """Looks whether Ray's control store (GCS) and the raylet of this node accept connections.
+    """Checks whether Ray's control store (GCS) and the raylet of this node accept connections.
 
     Many calls to a Ray that has lost its GCS do not return, and after 60 s Ray ends the process. So every loop that
-    waits for Ray calls `check` first. Where a run hangs in such a call all the same, a thread ends the process.
+    waits for Ray calls `check` first. If a run hangs in such a call anyway, a thread ends the process.
 
-    folder: of the run that is interrupted when Ray is lost, unless `claim`, on that folder, is lost, too. needless:
-    called by the thread with the error each time it finds Ray lost; returns whether this process works without Ray at
-    the moment, and so does not hang.
+    folder: run folder, marked as interrupted when Ray is lost, unless `claim` on that folder is lost as well. needless:
+    called by the thread with the error each time it finds Ray lost; returns whether this process currently works
+    without Ray, and so does not hang.
     """
 
     def __init__(self, folder: Path, claim: Claim | None, needless: Callable[[RayLost], bool] = lambda error: False):
@@ -87,10 +87,10 @@ class RayHealth:
         threading.Thread(target=self._end_in_time, name="ray-health", daemon=True).start()
 
     def check(self) -> bool:
-        """Whether Ray answers. Raises RayLost when it is lost."""
+        """Whether Ray answers. Raises RayLost when Ray is lost."""
         if self._ended.is_set():
             return True
-        # These are not started again, and no call finds out sooner.
+        # These processes are not restarted, and no call detects their end sooner.
         for process, sentence in zip(self._own, (RAYLET_ENDED, GCS_ENDED), strict=False):
             if process.poll() is not None:
                 raise self._lost(sentence)
@@ -107,37 +107,37 @@ class RayHealth:
         self._answers = all(answers)
 
     def close(self) -> None:
-        """Stop looking."""
+        """Stop checking."""
         self._ended.set()
 
     def _lost(self, what: str) -> RayLost:
-        # The agents of a raylet look for their GCS for another minute.
+        # The agents of a raylet would search for their GCS for another minute.
         for process in self._children:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         return RayLost(f"{what}; `hedgerow resume {self.folder}` continues from the last checkpoint")
 
     def _end_in_time(self) -> None:
-        left = LEAVE
+        seconds = LEAVE
         while not self._ended.wait(LOOK):
             try:
                 self.check()
             except RayLost as error:
                 if not self.needless(error):
-                    left -= LOOK
-                if left <= 0:
+                    seconds -= LOOK
+                if seconds <= 0:
                     self._end(error)
                     return
 
     def _end(self, error: RayLost) -> None:
-        """End the process from here: the thread that should do so hangs in a call to Ray. A finished run stays so."""
+        """End the process from here, since its run hangs in a call to Ray. A finished run keeps its status."""
         folder = RunFolder(self.folder)
         with suppress(Exception):
             if folder.record()["status"] == "finished":
-                # Nothing is interrupted, so the process is none of this thread's business.
+                # The run is finished, so nothing is interrupted and this thread must not end the process.
                 return
         try:
-            # On a full disk, say, the process ends all the same.
+            # The process must end even if this fails, for example on a full disk.
             with suppress(Exception):
                 if not (self.claim and self.claim.is_lost):
                     folder.update(status="interrupted")
@@ -149,7 +149,7 @@ class RayHealth:
             os._exit(2)
 
     def _remove_ray(self) -> None:
-        """End the processes of a Ray that was started here, and remove its folder."""
+        """End the processes of a Ray that this process started, and remove its folder."""
         if not self._node:
             return
         kill_node(self._node)
@@ -172,7 +172,7 @@ def _gcs() -> tuple[str, int]:
 
 
 def _accepts(host: str, port: int) -> bool | None:
-    """Whether a port accepts connections; None where that is not known.
+    """Whether a port accepts connections; None if unknown.
 
     An attempt may time out, or fail on this side, without file descriptors or ports.
     """

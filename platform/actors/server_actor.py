@@ -1,4 +1,4 @@
-"""The coordinator as a Ray actor, and the handle by which a run calls its coordinator wherever that is."""
+"""The coordinator as a Ray actor, and the handle through which a run calls its coordinator in any process."""
 
 import sys
 import time
@@ -33,13 +33,13 @@ from hedgerow.platform.storage.history import Record
 from hedgerow.platform.storage.run_lock import Claim
 
 REPLACEMENTS = 3
-"""How often a dead coordinator is replaced."""
+"""Number of times that a dead coordinator is replaced."""
 
 LOOK = 1.0
-"""Seconds between two looks at the cluster."""
+"""Seconds between two checks of the cluster."""
 
 HOMELESS = 5.0
-"""Seconds that Ray is given to find another node for actors that were lost with theirs."""
+"""Seconds that Ray has to find another node for actors that were lost with their node."""
 
 
 class CoordinatorActor(Coordinator):
@@ -65,16 +65,16 @@ class CoordinatorActor(Coordinator):
         checkpoints: Path,
         claim: Claim | None,
     ) -> None:
-        """Drive a run, its first or another one."""
+        """Serve a run, the first or a later one."""
         init_process(1)
         listen(executor.signs.alive)
         servers = build_servers(spec.experiments, Dataset.from_arrays(data), Partition.from_arrays(partition))
         Coordinator.__init__(self, servers, executor, [checkpoints], claim)
 
     def unload_run(self) -> list[Any]:
-        """Hold nothing of a run that has ended, here and in the client actors, until the next one begins.
+        """Release a run that has ended, here and in the client actors, until the next one begins.
 
-        Returns those actors.
+        Returns the client actors.
         """
         assert isinstance(self.executor, RayExecutor)
         actors = self.executor.unload_run()
@@ -85,20 +85,21 @@ class CoordinatorActor(Coordinator):
 
 
 class CoordinatorHandle:
-    """The methods of a run's coordinator, which is in this process until client actors are ready, and then an actor.
+    """Methods of a run's coordinator, which is in this process until client actors are ready, and then an actor.
 
-    Ray and its processes take some ten seconds to start; a small run is done by then. In whatever process a round runs,
-    its numbers are the same bits, because the local coordinator keeps the actors' shares apart. Plans are measured on
-    the actors, with all of them at work: a run whose plans are not known yet waits for them. Where Ray does not start,
-    or is lost, the rounds that were run here are saved first.
+    Ray and its processes take some ten seconds to start; a small run is finished by then. A round has the same bits in
+    any process, because the local coordinator keeps the actors' shares separate. Plans are measured on the actors, with
+    all of them active: a run whose plans are not known yet waits for them. If Ray fails to start, or is lost, the
+    rounds that ran here are saved first.
 
-    On Ray, client actors and their coordinator start together, or those that an earlier run has left are used. A
-    coordinator that dies is replaced, and continues from its last checkpoint. As nodes join and leave, actors are
-    gathered anew. Checkpoints are on this node's disk, so the coordinator is kept on this node.
+    On Ray, client actors and their coordinator start together, or idle ones of an earlier run are reused. A coordinator
+    that dies is replaced, and continues from its last checkpoint. When nodes join or leave, the actors are placed
+    again. Checkpoints are on this node's disk, so the coordinator stays on this node.
 
-    num_shards: number of shares of the work, which decides the numbers. There is a client actor for each, or fewer that
-    carry out several. least: how many are needed to start. notify: takes sentences for the user on processes that are
-    silent. claim: see Coordinator. ready: Ray. local: the coordinator here; None: there is none.
+    num_shards: number of shares of the work, which determines the results. There is a client actor for each, or fewer
+    that run several. least: minimum number of client actors to start. notify: receives sentences for the user about
+    silent processes. claim: see Coordinator. ready: future of the Ray session. local: coordinator in this process, or
+    None.
     """
 
     group: ActorGroup
@@ -123,10 +124,10 @@ class CoordinatorHandle:
         self.notify, self.silence = notify, Silence(self.resources)
         self.signs = Signs(self.checkpoints.parent / ".signs")
         self.num_shards, self.least, self.local = num_shards, least, local
-        # Earlier ones are known to the process that continues the run.
-        found = latest_checkpoint(checkpoints)
-        self._last_reported = len(local.servers[0].history) if local else round_of(found[0]) if found else 0
-        # Whether Ray was wanted or found is all the same to the processes.
+        # The process that continues the run already knows the earlier rounds.
+        checkpoint = latest_checkpoint(checkpoints)
+        self._last_reported = len(local.servers[0].history) if local else round_of(checkpoint[0]) if checkpoint else 0
+        # The processes are the same for `executor: auto` and `executor: ray`.
         self._purpose = self.resources.model_dump(exclude={"executor"}), num_shards, tuple(sys.path)
         self._actor_counts: list[int] = []
         self._lost: RayLost | None = None
@@ -152,23 +153,23 @@ class CoordinatorHandle:
                 release(self.group)
             else:
                 self.group.close()
-            # The object store holds the data as long as a reference to them is left.
+            # The object store keeps the data as long as a reference to them exists.
             del self.spec
 
     def advance(self, seconds: float) -> tuple[list[Record], bool]:
-        """As Coordinator.advance; between rounds it looks which nodes have joined and which are about to leave."""
+        """Like Coordinator.advance; between rounds it checks which nodes have joined or are about to leave."""
         if self.local is not None:
             if not self._can_hand_over():
                 records, done = self._advance_here(self.local, seconds)
                 if records:
-                    # Those before a round that needs a measurement, too.
+                    # Also returns the rounds before a round that needs a measurement.
                     return records, done
             self._hand_over(self.local)
         room = self._room_elsewhere()
         if room:
             self.save()
             self._gather_anew(room)
-        # By number: a coordinator that died may have run rounds that it has not reported, or reported some that are run
+        # By number: a coordinator that died may not have reported its last rounds, or have reported rounds that run
         # again.
         records, done = self._ask("advance", seconds, self._last_reported)
         self._last_reported = max([self._last_reported, *(record["round"] for record in records)])
@@ -188,14 +189,14 @@ class CoordinatorHandle:
 
     @property
     def actor_counts(self) -> list[int]:
-        """The number of client actors, for each time that they were gathered from the nodes there were."""
+        """Number of client actors after each placement on the nodes of the cluster."""
         return [] if self.local is not None else self._actor_counts
 
     # ---- in this process --------------------------------------------------------------------------------------------
 
     def is_ready(self) -> bool:
-        """Whether the coordinator and the client actors have started. Does not wait. Raises RayLost, or what else has
-        kept them from starting.
+        """Whether the coordinator and the client actors have started. Does not wait. Raises RayLost, or the error that
+        prevented their start.
         """
         if self._lost:
             raise self._lost
@@ -205,7 +206,7 @@ class CoordinatorHandle:
         return self.health.check() and bool(ray.wait([self._first_answer], timeout=0)[0])
 
     def _can_hand_over(self) -> bool:
-        """As `is_ready`. Saves the rounds that were run here where Ray fails."""
+        """Like `is_ready`. Saves the rounds that ran here if Ray fails."""
         try:
             return self.is_ready()
         except Exception:
@@ -213,7 +214,7 @@ class CoordinatorHandle:
             raise
 
     def _advance_here(self, local: Coordinator, seconds: float) -> tuple[list[Record], bool]:
-        """Run rounds here; no records where the next round needs a measurement."""
+        """Run rounds here; returns no records if the next round needs a measurement."""
         try:
             with self._at_work():
                 _, done = local.advance(seconds)
@@ -224,8 +225,8 @@ class CoordinatorHandle:
         return records, done
 
     def _hand_over(self, local: Coordinator) -> None:
-        """Continue on Ray, from a checkpoint of the rounds that were run here. Waits for the actors."""
-        # Saved before the wait: Ray may fail meanwhile.
+        """Continue on Ray, from a checkpoint of the rounds that ran here. Waits for the actors."""
+        # Save before the wait: Ray may fail in the meantime.
         self._save_here()
         self._start.result()
         self.local = None
@@ -239,7 +240,7 @@ class CoordinatorHandle:
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:
-        """Meanwhile this process is not ended for the loss of Ray."""
+        """Within this context, the loss of Ray does not end this process."""
         self._is_computing = True
         try:
             yield
@@ -247,20 +248,20 @@ class CoordinatorHandle:
             self._is_computing = False
 
     def _works_without_ray(self, error: RayLost) -> bool:
-        """Take note that Ray is lost; returns whether this process runs or saves rounds itself. In another thread."""
+        """Note that Ray is lost; returns whether this process itself runs or saves rounds. Called in another thread."""
         self._lost = error
         return self._is_computing
 
     # ---- the actors -------------------------------------------------------------------------------------------------
 
     def _start_actors(self) -> None:
-        """Start the actors once Ray is there, unless the run has ended before."""
+        """Start the actors once Ray is ready, unless the run has ended before."""
         self._ready.result()
         if not self._is_needed:
             return
         self.health = RayHealth(self.checkpoints.parent, self.claim, self._works_without_ray)
         with ExitStack() as begun:
-            # Without this, the thread of `health` would later take any end of this Ray for the loss of a run.
+            # Without this, the thread of `health` would later treat any end of this Ray as the loss of a run.
             begun.callback(self._stop_looking)
             self.signs.begin()
             arrays = ray.put(self.dataset.arrays()), ray.put(self.partition.arrays())
@@ -276,7 +277,7 @@ class CoordinatorHandle:
         self._is_started = True
 
     def _take_over_idle(self, nodes: set[str]) -> bool:
-        """Use the processes that another run has left on nodes that stay, if there are any; returns whether it does."""
+        """Use the idle processes of an earlier run, if there are any and their nodes stay; returns whether it does."""
         group = acquire(self._purpose)
         if group is None:
             return False
@@ -287,9 +288,9 @@ class CoordinatorHandle:
                 with suppress(*LOST, RayTaskError, GetTimeoutError):
                     group.executor.actors = ray.get(group.unloaded, timeout=PATIENCE)
                     group.executor.load_run(self.spec)
-                    begun = group.coordinator.load_run.remote(*self._run_of(group.executor))
-                    if self._is_answered(begun):
-                        ray.get(begun)
+                    call = group.coordinator.load_run.remote(*self._run_of(group.executor))
+                    if self._is_answered(call):
+                        ray.get(call)
                         usable = True
         finally:
             if not usable:
@@ -315,13 +316,14 @@ class CoordinatorHandle:
         return actor.remote(*self._run_of(executor))
 
     def _run_of(self, executor: RayExecutor) -> tuple[Any, ...]:
-        """The arguments of CoordinatorActor."""
+        """Arguments of CoordinatorActor."""
         return self.spec, self.spec.data, self.spec.partition, executor, self.checkpoints, self.claim
 
     def _room_elsewhere(self) -> int:
-        """Where nodes have joined or are about to leave: how many client actors have room now, if that is of use.
+        """Number of client actors that fit now, if nodes have joined or are about to leave and a new placement is
+        useful; else 0.
 
-        It is where there are more than now, or enough to leave a node that is about to go.
+        It is useful if more actors fit than are running, or enough to leave a node that is about to go.
         """
         if time.monotonic() < self._looked + LOOK or not self.health.check():
             return 0
@@ -335,7 +337,7 @@ class CoordinatorHandle:
         return room if of_use else 0
 
     def _room(self, nodes: Nodes) -> int:
-        """How many client actors the nodes hold, with what is free there and what those have that are there now."""
+        """Number of client actors that fit on the nodes, with their free resources and those of the current actors."""
         return actors_that_fit(self.resources, list(self.group.freed(nodes).values()))
 
     # ---- calls ------------------------------------------------------------------------------------------------------
@@ -362,9 +364,9 @@ class CoordinatorHandle:
         raise RuntimeError(f"the coordinator or its nodes were lost {REPLACEMENTS} times in a row") from lost
 
     def _is_answered(self, call: Any) -> bool:
-        """Wait for an answer; False when a client actor that was lost has had no place to start again for too long.
+        """Wait for an answer; False if a lost client actor has had no place to restart for too long.
 
-        A coordinator that is silent for too long is killed.
+        A coordinator that stays silent for too long is killed.
         """
         until, watch = None, Watch("the coordinator", self.group.coordinator, self.silence, self.signs.file)
         while not ray.wait([call], timeout=LOOK)[0]:
@@ -372,7 +374,7 @@ class CoordinatorHandle:
                 continue
             self._pass_on_notices()
             if watch.look(self.notify):
-                # The call fails.
+                # The call will raise an error.
                 return True
             if placement_group_table(self.group.placement_group)["state"] == "CREATED":
                 until = None
@@ -405,13 +407,13 @@ def coordinator_on_ray(
     notify: Callable[[str], None],
     claim: Claim | None,
 ) -> Iterator[CoordinatorHandle]:
-    """The coordinator of a run on the Ray at `address`; it begins in this process where Ray has to be started first.
+    """Coordinator of a run on the Ray at `address`; it begins in this process if Ray has to be started first.
 
-    num_shards: of a run that goes on, as it was begun, however many actors there is room for now; None: of a new one.
+    num_shards: original number of a run that is resumed, however many actors fit now; None: new run.
     """
     resources = experiment.resources
     if num_shards:
-        # It may go on with fewer actors.
+        # A resumed run may continue with fewer actors.
         resources = resources.model_copy(update={"actors": num_shards, "min_actors": resources.min_actors or 1})
     cohort = experiment.cohort_size(len(partition))
     with ray_starting(address) as ready:

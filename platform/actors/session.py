@@ -1,4 +1,4 @@
-"""Ray for a run: a session of it, and what its nodes have."""
+"""Ray session of a run, and the resources of its nodes."""
 
 import ctypes
 import logging
@@ -27,7 +27,7 @@ from hedgerow.platform.common.ray_private import (
 )
 
 ANSWERING, CONNECTING = 20.0, 60.0
-"""Seconds that a cluster is given to answer at all, and to let this process in."""
+"""Seconds that a cluster has to answer at all, and to accept the connection of this process."""
 
 
 QUICK = {
@@ -35,28 +35,29 @@ QUICK = {
     "max_direct_call_object_size": 1_000_000,
     "task_events_report_interval_ms": 0,
 }
-"""Ray's own settings, where it is started here.
+"""Ray's own settings, if this process starts Ray.
 
-Processes that start with what they need loaded are ready sooner; sums of small models travel with the reply; no process
-keeps a history of its calls, which takes kilobytes each and which nobody reads without a dashboard.
+Processes that start with their modules loaded are ready sooner; sums of small models travel with the reply; no process
+keeps a history of its calls, which takes kilobytes per call and is not used without a dashboard.
 """
 
 STORE_SHARE, STORE_MOST = 0.3, 200e9
-"""What Ray takes of a node's memory for its object store, where it is not told otherwise, and at most (bytes)."""
+"""Default fraction of a node's memory that Ray takes for its object store, and the maximum in bytes."""
 
 _REACHABLE = listens_by_default()
-"""Whether Ray's processes are to be reached from other machines; on macOS and Windows they are not, by default."""
+"""Whether Ray's processes are reachable from other machines; on macOS and Windows they are not, by default."""
 
 
 _starting: list[Future[None]] = []
-"""The session that is being started or is there, if this module has started it."""
+"""Session that is starting or running, if this module has started it."""
 
 
 @contextmanager
 def ray_session(address: str | None = None) -> Iterator[None]:
-    """Use the Ray that this process is connected to; else connect to `address`; else start one on this machine.
+    """Use the Ray that this process is connected to; otherwise connect to `address`; otherwise start Ray on this
+    machine.
 
-    What it starts it also stops. Raises UserError when nobody answers at the address.
+    Stops what it has started. Raises UserError when no cluster answers at the address.
     """
     with ray_starting(address) as ready:
         ready.result()
@@ -65,16 +66,16 @@ def ray_session(address: str | None = None) -> Iterator[None]:
 
 @contextmanager
 def ray_starting(address: str | None = None) -> Iterator[Future[None]]:
-    """As `ray_session`, in the background: to start Ray takes seconds. `result()` of what is yielded waits for it.
+    """Like `ray_session`, in the background, since starting Ray takes seconds. `result()` of the future waits for it.
 
-    Raises UserError at once for an address that is none of a cluster's.
+    Raises UserError at once for an address that is not that of a cluster.
     """
-    wanted = _wanted(address)
-    if wanted and "://" in wanted:
-        kind = "that of a job server" if wanted.startswith("http") else "for Ray Client"
+    target = _wanted(address)
+    if target and "://" in target:
+        kind = "the address of a job server" if target.startswith("http") else "an address for Ray Client"
         raise UserError(
-            f"{'--address' if address else 'RAY_ADDRESS'}: {wanted} is {kind}; from here `hedgerow submit` sends jobs "
-            "to a cluster's job server, and on a node of the cluster itself the address is auto"
+            f"{'--address' if address else 'RAY_ADDRESS'}: {target} is {kind}; use `hedgerow submit` to send jobs "
+            "to a cluster's job server, or the address auto on a node of the cluster"
         )
     if _starting or ray.is_initialized():
         done: Future[None] = Future()
@@ -85,20 +86,21 @@ def ray_starting(address: str | None = None) -> Iterator[Future[None]]:
     over = Event()
 
     def hold() -> None:
-        # Linux ends what Ray has started here with the thread that has started it.
+        # On Linux, the processes that Ray starts here end with the thread that started them.
         try:
-            with _connected(wanted) if wanted else _started():
+            with _connected(target) if target else _started():
                 ready.set_result(None)
                 over.wait()
         except BaseException as error:
             _fail(ready, error)
 
-    # What is started is waited for, to be stopped. Ray's attempts to connect take their time, and nobody needs them.
-    thread = Thread(target=hold, name="ray-session", daemon=wanted is not None)
+    # A Ray that is started here must be stopped, so its thread is joined. A connection attempt may take long, and is
+    # abandoned.
+    thread = Thread(target=hold, name="ray-session", daemon=target is not None)
     thread.start()
-    limit = Timer(CONNECTING, _fail, (ready, _no_answer(wanted, f"no connection within {CONNECTING:g} s")))
+    limit = Timer(CONNECTING, _fail, (ready, _no_answer(target, f"no connection within {CONNECTING:g} s")))
     limit.daemon = True
-    if wanted:
+    if target:
         limit.start()
     _starting.append(ready)
     try:
@@ -107,7 +109,7 @@ def ray_starting(address: str | None = None) -> Iterator[Future[None]]:
         _starting.clear()
         limit.cancel()
         over.set()
-        if wanted is None or (ready.done() and ready.exception() is None):
+        if target is None or (ready.done() and ready.exception() is None):
             thread.join()
 
 
@@ -117,37 +119,37 @@ def _fail(ready: Future[None], error: BaseException) -> None:
 
 
 def starts_here(address: str | None) -> bool:
-    """Whether Ray would be started on this machine, and not one used that runs."""
+    """Whether Ray would be started on this machine, instead of using a running cluster."""
     return _wanted(address) is None
 
 
 def _wanted(address: str | None) -> str | None:
-    """The cluster that the user names, by the option or by Ray's own variable; None: Ray is started here."""
+    """Cluster that the user names, by the option or by Ray's own variable; None: Ray is started on this machine."""
     named = address or os.environ.get("RAY_ADDRESS")
     return None if named == "local" else named
 
 
 @contextmanager
 def _started() -> Iterator[None]:
-    """A Ray on this machine, with all that it has. Raises UserError when it does not start."""
+    """A Ray on this machine, with all its resources. Raises UserError when Ray fails to start."""
     with ExitStack() as opened:
         try:
             memory = int(local_resources()["memory"])
             opened.enter_context(local_ray(num_cpus=cpu_count(), _memory=memory))
         except Exception as error:
-            # Ray has no error of its own for a start that fails.
+            # Ray has no exception of its own for a failed start.
             raise UserError(
-                f"Ray did not start on this machine ({first_line(error)}); it may be overloaded, or its temporary "
-                "folder not usable (RAY_TMPDIR, or else /tmp): try again, or set resources.executor to inline"
+                f"Ray failed to start on this machine ({first_line(error)}): it may be overloaded, or its temporary "
+                "folder (RAY_TMPDIR, or else /tmp) unusable; try again, or set resources.executor to inline"
             ) from error
         yield
 
 
 @contextmanager
 def local_ray(reachable: bool = False, **settings: Any) -> Iterator[None]:
-    """Start Ray on this machine, whatever other Ray runs there, and stop it at the end.
+    """Start a Ray on this machine, separate from any other Ray there, and stop it at the end.
 
-    Its files are in a private folder, which is removed. reachable: from other machines, and, on this one, from other
+    Its files are in a private folder, which is removed. reachable: from other machines and, on this one, from other
     drivers. settings: further arguments of `ray.init`.
     """
     _listen(reachable)
@@ -161,7 +163,7 @@ def local_ray(reachable: bool = False, **settings: Any) -> Iterator[None]:
 
 @contextmanager
 def _connected(address: str) -> Iterator[None]:
-    """A cluster that runs. Raises UserError when nobody answers there."""
+    """Connection to a running cluster. Raises UserError when no cluster answers."""
     _listen(_REACHABLE)
     try:
         where = host_and_port(address)
@@ -192,38 +194,38 @@ def _init(address: str, **settings: Any) -> None:
         _set_handler(signal.SIGTERM, before)
 
 
-# As in C, since `signal.signal` is for the main thread alone, and does not see a handler that is not Python's.
+# C API, since `signal.signal` works only in the main thread, and does not see handlers from outside Python.
 _get_handler, _set_handler = ctypes.pythonapi.PyOS_getsig, ctypes.pythonapi.PyOS_setsig
 _get_handler.argtypes, _get_handler.restype = [ctypes.c_int], ctypes.c_void_p
 _set_handler.argtypes, _set_handler.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
 
 
 def _listen(reachable: bool) -> None:
-    """Whether what Ray starts from here listens to other machines, or on the loopback interface alone.
+    """Set whether the Ray processes started from here listen to other machines, or only on the loopback interface.
 
-    Ray has no argument for it: the constant is for this process, the variable for those that it starts.
+    Ray has no argument for it: the constant applies to this process, the variable to the processes that it starts.
     """
     set_listening(reachable)
 
 
 def memory_of(total: float) -> dict[str, float]:
-    """How a node's memory (bytes) is split: what its processes may reserve, and its object store."""
+    """Split of a node's memory (bytes): the part that processes may reserve, and the object store."""
     store = min(STORE_SHARE * total, STORE_MOST)
     return {"memory": total - store, "object_store_memory": store}
 
 
 def local_resources() -> dict[str, float]:
-    """What client actors without a GPU find where Ray is started here."""
+    """Resources for client actors without a GPU, if Ray is started on this machine."""
     return {"CPU": float(cpu_count()), **memory_of(system_memory())}
 
 
 def node_resources() -> list[dict[str, float]]:
-    """The resources of each node that is alive."""
+    """Resources of each node that is alive."""
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 def lasting_nodes() -> dict[str, dict[str, float]]:
-    """What is free on each node that is alive and has no notice that it is to go, by its id."""
+    """Free resources of each node that is alive and has no notice of its removal, by node id."""
     leaving, free = draining_nodes(), free_resources()
-    lasting = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] not in leaving]
-    return {node: dict(free.get(node, {})) for node in lasting}
+    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] not in leaving]
+    return {node: dict(free.get(node, {})) for node in nodes}

@@ -1,4 +1,4 @@
-"""Silent processes: signs of life, and how long a process may show none."""
+"""Silent processes: signs of life, and the maximum time without one."""
 
 import json
 import os
@@ -14,33 +14,33 @@ from hedgerow.platform.common.ray_private import actor_record
 from hedgerow.platform.config.resources import Resources
 
 LEAST, TIMES = 60.0, 10
-"""With `silence: auto`: seconds at least, and multiple of the longest exchange so far."""
+"""With `silence: auto`: minimum in seconds, and multiple of the longest exchange so far."""
 
 BEAT = 1.0
 """Seconds between two signs of life."""
 
 
 class Signs:
-    """Signs of life and notices of a process, in a file that its driver reads: a busy actor answers no call."""
+    """Signs of life and notices of a process, in a file that its driver reads, since a busy actor answers no calls."""
 
     def __init__(self, file: Path):
         self.file = file
         self._last, self._read = 0.0, 0
 
     def begin(self) -> None:
-        """Make an empty file. Without one, neither signs nor notices are left."""
+        """Create an empty file. Without the file, signs and notices are not stored."""
         self.file.write_text("")
 
     def alive(self) -> None:
         """Give a sign of life, at most one per BEAT."""
         if time.monotonic() >= self._last + BEAT:
-            # A sign that cannot be given must not end the work that gives it.
+            # A failure to give a sign must not end the work.
             with suppress(OSError):
                 os.utime(self.file)
             self._last = time.monotonic()
 
     def notice(self, sentence: str) -> None:
-        """Leave a sentence for the user."""
+        """Write a sentence for the user."""
         with suppress(FileNotFoundError), self.file.open("r+") as file:
             file.seek(0, os.SEEK_END)
             file.write(json.dumps(sentence) + "\n")
@@ -60,16 +60,16 @@ class Signs:
 
 
 class Silence:
-    """Longest silence so far of processes that were at work, and what follows from it.
+    """Longest silence so far of active processes, and the limits that follow from it.
 
-    resources: `silence` and `actor_timeout` of an experiment.
+    resources: section with `silence` and `actor_timeout` of an experiment.
     """
 
     def __init__(self, resources: Resources):
         self.limit, self.timeout, self.longest = resources.silence, resources.actor_timeout, 0.0
 
     def is_notable(self, seconds: float) -> bool:
-        """Whether the user should know."""
+        """Whether to notify the user."""
         return seconds > (max(LEAST, TIMES * self.longest) if self.limit == "auto" else self.limit)
 
     def is_too_long(self, seconds: float) -> bool:
@@ -77,12 +77,12 @@ class Silence:
         return self.timeout is not None and seconds > self.timeout
 
     def ended(self, seconds: float) -> None:
-        """Count a silence that was none to worry about."""
+        """Record a silence that was no problem."""
         self.longest = max(self.longest, seconds)
 
 
 class Watch:
-    """Measures how long a process that is at work has been silent.
+    """Measures how long an active process has been silent.
 
     who: its name in sentences. actor: its handle. files: each change of one is a sign of life.
     """
@@ -94,7 +94,7 @@ class Watch:
         self.noticed = self.killed = False
 
     def look(self, notify: Callable[[str], None]) -> bool:
-        """Report a process that is silent, and kill it when that is too long; returns whether it was killed."""
+        """Report a silent process, and kill it if it is silent for too long; returns whether it was killed."""
         stamps = self._look()
         if stamps != self._stamps:
             self._stamps = stamps
@@ -106,12 +106,12 @@ class Watch:
             return self.killed
         where, started = _place(self.actor)
         if not started and time.monotonic() < self._begun + LEAST:
-            # It takes seconds to start a process.
+            # Starting a process takes seconds.
             self._since = time.monotonic()
             return False
         if notable:
             self.noticed = True
-            notify(f"{self.who} {where} has been silent for {seconds:.0f} s and is {self._prospect}")
+            notify(f"{self.who} {where} has been silent for {seconds:.0f} s; {self._prospect}")
         if too_long:
             self.killed = True
             notify(
@@ -122,29 +122,29 @@ class Watch:
         return self.killed
 
     def sign(self) -> None:
-        """End the present silence."""
+        """End the current silence."""
         if not self.noticed:
             self.silence.ended(time.monotonic() - self._since)
         self.renew()
 
     def renew(self) -> None:
-        """Begin anew: the process has nothing to do, and its silence says nothing."""
+        """Restart the measurement: the process has nothing to do, so its silence means nothing."""
         self._since, self.noticed = time.monotonic(), False
 
     @property
     def _prospect(self) -> str:
         if self.silence.timeout is None:
-            return "waited for (resources.actor_timeout would replace it)"
-        return f"replaced after {self.silence.timeout:g} s"
+            return "still waiting for it (set resources.actor_timeout to replace silent processes)"
+        return f"it will be replaced after {self.silence.timeout:g} s"
 
     def _look(self) -> list[tuple[int, int] | None]:
         return [_stamp(file) for file in self.files]
 
 
 def _stamp(file: Path) -> tuple[int, int] | None:
-    """Time of the last change and size."""
+    """Time of the last change, and size; None without a file."""
     try:
-        # Opened: NFS brings attributes up to date only then.
+        # Open the file: NFS refreshes attributes only then.
         with file.open() as opened:
             stat = os.fstat(opened.fileno())
     except FileNotFoundError:

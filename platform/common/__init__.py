@@ -1,1 +1,1 @@
-"""Errors, the base of all sections, registries."""
+"""Errors, the base of all sections, and registries."""

@@ -1,6 +1,6 @@
-"""Signs of life that long work gives from within, as it makes progress.
+"""Heartbeats that long-running work sends as it makes progress.
 
-A timer would give them for a process that hangs, too.
+A timer would also send them for a process that hangs.
 """
 
 from collections.abc import Callable
@@ -9,12 +9,12 @@ _listener: Callable[[], None] | None = None
 
 
 def listen(listener: Callable[[], None] | None) -> None:
-    """Set the function of this process that `beat` calls; None: no function."""
+    """Set the function that `beat` calls in this process; None: no function."""
     global _listener
     _listener = listener
 
 
 def beat() -> None:
-    """Give a sign of life, where this process has to: after each piece of work that may take seconds."""
+    """Send a heartbeat if this process has a listener. Call it after each piece of work that may take seconds."""
     if _listener is not None:
         _listener()

@@ -1,24 +1,25 @@
-"""Keeps messages of libraries from the user; those of the user's own code stay visible."""
+"""Hides warnings of libraries from the user; warnings of the user's own code stay visible."""
 
 import warnings
 
 LIBRARIES = r"(torch|numpy|optuna|ray|mlflow|pydantic|lightning|sqlalchemy|alembic|sklearn|matplotlib)(\.|$)"
-"""Modules to which the messages of libraries belong."""
+"""Pattern of the modules of libraries whose warnings are ignored."""
 
 OWN = r"hedgerow\."
-"""Modules of this package: what NumPy and PyTorch say about a diverging run is counted and reported here anyway."""
+"""Pattern of this package's modules. Hedgerow itself counts and reports the divergence of a run, so warnings of NumPy
+and PyTorch about it are redundant."""
 
 TEXTS = ("The given NumPy array is not writable", "There is a performance drop because we have not yet implemented")
-"""Beginnings of messages about how this package uses PyTorch, which belong to whatever line called it.
+"""Beginnings of warnings about how this package uses PyTorch, which Python attributes to the calling line.
 
-Data and broadcasts are views of shared read-only memory; a worker reads them and never writes.
+Data and broadcasts are views of shared read-only memory; workers read them and never write.
 """
 
 
 def quiet_libraries() -> None:
     """Ignore warnings of libraries and of this package in this process.
 
-    Filters that the user has set, as by `python -W`, come first.
+    Filters that the user has set, such as with `python -W`, take precedence.
     """
     for module in (LIBRARIES, OWN):
         warnings.filterwarnings("ignore", module=module, append=True)

@@ -1,7 +1,7 @@
-"""The private names of Ray that this package uses, all of them tried with Ray 2.60.0.
+"""Private names of Ray that this package uses, all tested with Ray 2.60.0.
 
-Ray may rename or remove them in any release. Each function says what happens then: a fallback, or a UserError that
-names the version that was tried. Ray takes a second to import, so each function imports it itself.
+Ray may rename or remove them in any release. Each function documents what it does in that case: it uses a fallback, or
+raises a UserError that names the tested version. Importing Ray takes a second, so each function imports it itself.
 """
 
 import logging
@@ -13,13 +13,13 @@ from typing import Any
 from hedgerow.platform.common.errors import UserError
 
 TRIED = "2.60.0"
-"""The version of Ray with which all names were tried."""
+"""Version of Ray with which all names were tested."""
 
 AUTH_MODE = "RAY_AUTH_MODE"
 """Ray's environment variable for authentication."""
 
 REACHABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Ray's environment variable: whether processes that it starts listen to other machines."""
+"""Ray's environment variable that decides whether processes that Ray starts listen to other machines."""
 
 
 def _unsupported(name: str, error: Exception) -> UserError:
@@ -32,7 +32,7 @@ def _unsupported(name: str, error: Exception) -> UserError:
 
 
 def system_memory() -> int:
-    """Bytes of memory of this machine or container. Fallback: of the machine."""
+    """Memory of this machine or container in bytes. Fallback: memory of the machine."""
     try:
         from ray._common.utils import get_system_memory
     except ImportError:
@@ -43,7 +43,7 @@ def system_memory() -> int:
 
 
 def default_temp_folder() -> str:
-    """The folder in which Ray makes its temporary folder. Fallback: the same rule, for Linux."""
+    """Folder in which Ray creates its temporary folder. Fallback: the same rule, for Linux."""
     try:
         from ray._common.utils import get_default_system_temp_dir
     except ImportError:
@@ -52,7 +52,7 @@ def default_temp_folder() -> str:
 
 
 def reread_authentication() -> None:
-    """Let Ray in this process read the environment variables of its authentication again. Without it: UserError."""
+    """Make Ray in this process reread its authentication environment variables. Raises UserError if it is missing."""
     try:
         from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
@@ -63,17 +63,17 @@ def reread_authentication() -> None:
 
 
 def listens_by_default() -> bool:
-    """Whether Ray's processes listen to other machines by default: not on macOS and Windows. Fallback: True."""
+    """Whether Ray's processes listen to other machines by default (not on macOS and Windows). Fallback: True."""
     from ray._private import ray_constants
 
     return getattr(ray_constants, "ENABLE_RAY_CLUSTER", True)
 
 
 def set_listening(reachable: bool) -> None:
-    """Whether processes that Ray starts listen to other machines, or only on the loopback interface.
+    """Set whether processes that Ray starts listen to other machines, or only on the loopback interface.
 
-    Ray has no argument for it: the constant is for this process, the variable for processes that it starts. Without
-    the constant: UserError, since processes would listen to other machines.
+    Ray has no argument for this: the constant applies to this process, the variable to processes that it starts. Raises
+    UserError if the constant is missing, since processes would then listen to other machines.
     """
     from ray._private import ray_constants
 
@@ -84,7 +84,7 @@ def set_listening(reachable: bool) -> None:
 
 
 def host_and_port(address: str) -> str:
-    """The address of a cluster as host:port, "auto" too. Fallback: the address as it is. Raises ValueError."""
+    """Address of a cluster as host:port, also for "auto". Fallback: the address unchanged. Raises ValueError."""
     try:
         from ray._private.services import canonicalize_bootstrap_address
     except ImportError:
@@ -93,7 +93,7 @@ def host_and_port(address: str) -> str:
 
 
 def draining_nodes() -> set[str]:
-    """Ids of nodes that are about to be removed. Fallback: none, and their actors are lost with them."""
+    """Ids of nodes that are about to be removed. Fallback: empty, so their actors are lost with the nodes."""
     import ray
 
     try:
@@ -103,7 +103,7 @@ def draining_nodes() -> set[str]:
 
 
 def free_resources() -> dict[str, dict[str, float]]:
-    """The free resources of each node by its id. Without it: UserError."""
+    """Free resources of each node by its id. Raises UserError if the name is missing."""
     import ray
 
     try:
@@ -113,7 +113,7 @@ def free_resources() -> dict[str, dict[str, float]]:
 
 
 def known_actors() -> list[dict[str, Any]]:
-    """The records of all actors: ActorClassName, State, Pid, Address. Fallback: none."""
+    """Records of all actors: ActorClassName, State, Pid, Address. Fallback: empty."""
     import ray
 
     try:
@@ -123,7 +123,7 @@ def known_actors() -> list[dict[str, Any]]:
 
 
 def actor_record(actor: Any) -> dict[str, Any]:
-    """The record of an actor: State, Pid, Address. Fallback: empty."""
+    """Record of an actor: State, Pid, Address. Fallback: empty."""
     import ray
 
     try:
@@ -133,9 +133,9 @@ def actor_record(actor: Any) -> dict[str, Any]:
 
 
 def started_node() -> Any:
-    """The processes of a Ray that this process has started; None if it has only connected to a Ray.
+    """Ray node that this process started; None if this process only connected to an existing cluster.
 
-    Fallback: None, and a Ray that hangs is not killed by this process.
+    Fallback: None; this process then cannot kill a Ray that hangs.
     """
     import ray
 
@@ -147,7 +147,7 @@ def started_node() -> Any:
 
 
 def node_processes(node: Any) -> list[Any]:
-    """The processes of the raylet and of the GCS of `started_node`. Fallback: none; they are then watched by port."""
+    """Raylet and GCS processes of `started_node`. Fallback: empty; they are then watched by port."""
     try:
         return [node.all_processes[name][0].process for name in ("raylet", "gcs_server")]
     except (AttributeError, KeyError, IndexError):
@@ -155,13 +155,13 @@ def node_processes(node: Any) -> list[Any]:
 
 
 def kill_node(node: Any) -> None:
-    """Kill all processes of `started_node`. Fallback: nothing; they end when this process ends."""
+    """Kill all processes of `started_node`. Fallback: no effect; they end when this process ends."""
     if hasattr(node, "kill_all_processes"):
         node.kill_all_processes(check_alive=False, allow_graceful=False)
 
 
 def node_folder(node: Any) -> Path | None:
-    """The temporary folder of `started_node`. Fallback: None."""
+    """Temporary folder of `started_node`. Fallback: None."""
     return Path(node.get_temp_dir_path()) if hasattr(node, "get_temp_dir_path") else None
 
 
@@ -176,9 +176,10 @@ def quiet_job_client() -> None:
 
 
 def continue_trial(controller: Any, trial: Any) -> None:
-    """Let a trial that a scheduler of Ray Tune has held train its next round. Without it: UserError.
+    """Let a trial that a Ray Tune scheduler has held back train its next round. Raises UserError if the name is
+    missing.
 
-    Schedulers get a wrapper that warns of this method, for which Tune has no public one.
+    Tune has no public method for this, and schedulers receive a wrapper that warns about this private one.
     """
     try:
         getattr(controller, "_tune_controller", controller)._schedule_trial_train(trial)
@@ -186,30 +187,30 @@ def continue_trial(controller: Any, trial: Any) -> None:
         raise _unsupported("_schedule_trial_train", error) from error
 
 
-# For tests, which need the names themselves: an ImportError or AttributeError if they are gone.
+# Only for tests, which need the names themselves: an ImportError or AttributeError means that a name is gone.
 
 
 def gcs_client(address: str) -> Any:
-    """A client of the control store of a cluster, which can drain nodes."""
+    """Client of a cluster's control store (GCS), which can drain nodes."""
     from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
     return GcsClient(address=address)
 
 
 def prepare_launcher_file(values: dict[str, Any]) -> dict[str, Any]:
-    """A file of `ray up` with Ray's defaults filled in."""
+    """Settings of a `ray up` file with Ray's defaults filled in."""
     from ray.autoscaler._private.util import prepare_config
 
     return prepare_config(values)
 
 
 def check_launcher_file(values: dict[str, Any]) -> None:
-    """Check a file of `ray up` against Ray's schema."""
+    """Validate the settings of a `ray up` file against Ray's schema."""
     from ray.autoscaler._private.util import validate_config
 
     validate_config(values)
 
 
 def scheduler_of(tuner: Any) -> Any:
-    """The scheduler of a Tuner that was restored."""
+    """Scheduler of a restored Tuner."""
     return tuner._local_tuner._tune_config.scheduler

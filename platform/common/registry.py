@@ -1,4 +1,4 @@
-"""Classes by name: the built-in ones from a table, the user's own by a dotted path, both by the same door."""
+"""Registries of classes by name: built-in classes from a table and users' own classes by dotted path."""
 
 import re
 import traceback
@@ -27,23 +27,23 @@ DOTTED = r"^[^.\s]+(\.[^.\s]+)+$"
 """Pattern of the dotted path of a class."""
 
 OWN = "."
-"""Tag of the last branch of a union, the dotted path of a class of the user's own; no name of a table."""
+"""Tag of the last branch of a union, for the dotted path of a user's own class. No table contains this name."""
 
 OWN_WORDS = "the dotted path of your own"
 
 WITHOUT_IMPORTS = {"imports": False}
-"""Context of a validation that imports nothing of the user's: the keys of such a section are taken as they stand."""
+"""Validation context that imports no user code: keys of a user's own section are accepted unchecked."""
 
 T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """The classes that one key of an experiment file may name.
+    """Classes that one key of an experiment file may name.
 
-    table: name -> "module:Class", strings, so that names can be listed without an import. base: what every class
-    derives from, the user's own too. key: of the experiment file, such as "task.data.name"; its last word is the field
-    that selects among sections. own: the section of a class of the user's own where that is no section itself.
-    aliases: other names of built-in classes -> their names in the table.
+    table: name -> "module:Class", as strings, so that names can be listed without imports. base: base class of all of
+    them, including users' own. key: key of the experiment file, such as "task.data.name"; its last word is the field
+    that selects among sections. own: section of a user's own class, if that class is not a section itself. aliases:
+    other names of built-in classes -> their names in the table.
     """
 
     def __init__(
@@ -63,16 +63,16 @@ class Registry(Generic[T]):
         return list(self.table)
 
     def resolve(self, name: str, place: str | None = None) -> type[T]:
-        """The class of a built-in name, or at a dotted path. Imports the module of this class alone.
+        """Returns the class of a built-in name or at a dotted path. Imports only the module of this class.
 
-        place: begins the message; None: the key. Raises UserError.
+        place: prefix of the error message; None: the key. Raises UserError.
         """
         place = self.key if place is None else place
         name = self.aliases.get(name, name)
         if name in self.table:
             module, _, attribute = self.table[name].partition(":")
-            found: type[T] = getattr(import_module(module), attribute)
-            return found
+            target: type[T] = getattr(import_module(module), attribute)
+            return target
         what = described(self.base)
         if "." in name:
             return import_object(name, self.base, what, place)
@@ -83,17 +83,19 @@ class Registry(Generic[T]):
         )
 
     def section(self, name: str, place: str | None = None) -> type[Any]:
-        """The class of the section that a name selects: the settings of its class, with the name stamped on.
+        """Returns the section class that a name selects: the settings of its class, whose selector is fixed to the
+        name.
 
-        The settings of a class that is no section itself are its `Hyper`. Raises UserError.
+        A class that is not a section itself has its settings in `Hyper`. Raises UserError.
         """
-        found: Any = self.resolve(name, place)
-        return stamped(getattr(found, "Hyper", found), self.selector, name)
+        target: Any = self.resolve(name, place)
+        return stamped(getattr(target, "Hyper", target), self.selector, name)
 
     def union(self, default: str | None = None) -> Any:
-        """The type of a field that takes any of the sections: one branch for each built-in name, the last for others.
+        """Type of a field that takes any of the sections: a branch for each built-in name and one for users' own.
 
-        Imports the modules of all built-in classes. default: the name of sections that give none; None: they must.
+        Imports the modules of all built-in classes. default: name of sections that give none; None: the name is
+        required.
         """
         own = self._own or self._own_branch()
         if not self.table:
@@ -102,14 +104,14 @@ class Registry(Generic[T]):
         branches.append(Annotated[own, Tag(OWN)])
 
         def tag(values: Any) -> Any:
-            given = values.get(self.selector) if isinstance(values, dict) else getattr(values, self.selector, None)
-            name = default if given is None else given
+            value = values.get(self.selector) if isinstance(values, dict) else getattr(values, self.selector, None)
+            name = default if value is None else value
             return OWN if isinstance(name, str) and "." in name else name
 
         return Annotated[Union[tuple(branches)], Discriminator(tag)]  # noqa: UP007
 
     def _own_branch(self) -> Any:
-        """Sections of the user's own: validated by the class that they name, and serialized with all of its fields."""
+        """Branch for users' own sections: validated by the class that they name, serialized with all its fields."""
         base: Any = self.base
         text = f"Your own subclass of {base.__name__}: `{self.selector}` is its dotted path, other keys are its fields."
         namespace = {"__module__": __name__, "__doc__": text, "__annotations__": {self.selector: str}}
@@ -125,11 +127,11 @@ class Registry(Generic[T]):
             try:
                 section = self.section(name, place="")
             except UserError as error:
-                # The place is in the error's location.
+                # The location of the pydantic error names the place.
                 raise PydanticCustomError("own_class", "{error}", {"error": str(error)}) from None
             return section.model_validate(values, strict=True, context=info.context)
 
-        selector = {"type": "string", "pattern": DOTTED, "description": "dotted path of a class of your own"}
+        selector = {"type": "string", "pattern": DOTTED, "description": "dotted path of your own class"}
         schema = {
             "title": "your own",
             "type": "object",
@@ -142,32 +144,32 @@ class Registry(Generic[T]):
 
 @cache
 def stamped(section: type[BaseModel], selector: str, name: str) -> type[BaseModel]:
-    """A section whose `selector` is `name`, which the class itself does not say.
+    """Subclass of a section whose field `selector` is fixed to `name`.
 
-    Cached, since only instances of one and the same class compare equal. Instances are pickled by what they were made
-    of.
+    Cached, since only instances of the same class compare equal. Instances are pickled by these arguments and their
+    state.
     """
     fields: Any = {selector: (Literal[name], name)}
-    made = create_model(
+    subclass = create_model(
         section.__name__, __base__=section, __module__=section.__module__, __doc__=section.__doc__, **fields
     )
-    made.__reduce__ = lambda self: (_restored, (section, selector, name, self.__getstate__()))  # type: ignore[method-assign]
-    return made
+    subclass.__reduce__ = lambda self: (_restored, (section, selector, name, self.__getstate__()))  # type: ignore[method-assign]
+    return subclass
 
 
 def _restored(section: type[BaseModel], selector: str, name: str, state: Any) -> BaseModel:
-    made = stamped(section, selector, name)
-    instance = made.__new__(made)
+    subclass = stamped(section, selector, name)
+    instance = subclass.__new__(subclass)
     instance.__setstate__(state)
     return instance
 
 
 _REGISTRIES: dict[type[BaseModel], "Registry[Any]"] = {}
-"""By the class of the last branch of a registry's union."""
+"""Registries, by the class of the last branch of their union."""
 
 
 def own_section(branch: type[BaseModel], values: Any) -> type[BaseModel]:
-    """The user's own section that values name, of the last branch of a union; the branch itself where none is found."""
+    """User's own section class that `values` name, for the last branch of a union; `branch` if there is none."""
     registry = _REGISTRIES.get(branch)
     if registry is None or not isinstance(values, dict):
         return branch
@@ -179,7 +181,7 @@ def own_section(branch: type[BaseModel], values: Any) -> type[BaseModel]:
 
 
 def described(base: type) -> str:
-    """What a class derived from `base` is: "an algorithm", "a partition scheme"."""
+    """Noun phrase for a class derived from `base`, such as "an algorithm" or "a partition scheme"."""
     words = re.sub(r"(?<!^)(?=[A-Z])", " ", base.__name__).lower()
     return f"{'an' if words[0] in 'aeiou' else 'a'} {words}"
 
@@ -189,9 +191,9 @@ def _beginning(place: str) -> str:
 
 
 def import_object(dotted: str, base: type, what: str, place: str) -> type:
-    """The user's class at a dotted path such as `my_package.my_module.MyClass`.
+    """Imports the user's class at a dotted path such as `my_package.my_module.MyClass`.
 
-    base: what it must derive from, called `what` in messages; place: the key in the file, or nothing. Raises UserError.
+    base: class that it must derive from, called `what` in messages. place: key in the file, or empty. Raises UserError.
     """
     at = _beginning(place)
     module_name, _, attribute = dotted.rpartition(".")
@@ -201,17 +203,17 @@ def import_object(dotted: str, base: type, what: str, place: str) -> type:
         module = import_module(module_name)
     except ModuleNotFoundError as error:
         raise UserError(
-            f"{at}cannot import {dotted!r}: no module named {error.name!r}; run from the folder that holds it, or "
-            "install it"
+            f"{at}cannot import {dotted!r}: no module named {error.name!r}; run from the folder that contains it, "
+            "or install it"
         ) from None
     except Exception as error:
         raise UserError(f"{at}cannot import {dotted!r}: {_mistake(error)}; fix it there") from error
-    found = getattr(module, attribute, None)
-    if found is None:
+    candidate = getattr(module, attribute, None)
+    if candidate is None:
         raise UserError(f"{at}module {module_name!r} has no {attribute!r}{nearest(attribute, dir(module))}")
-    if not (isinstance(found, type) and issubclass(found, base)):
+    if not (isinstance(candidate, type) and issubclass(candidate, base)):
         raise UserError(f"{at}{dotted!r} is not {what}; name a class that derives from {base.__name__}")
-    return found
+    return candidate
 
 
 FOREIGN = {
@@ -229,11 +231,11 @@ FOREIGN = {
     "dataset": "data",
     "method": "algorithm",
 }
-"""Names of other frameworks for our keys."""
+"""Names of keys in other frameworks -> our names."""
 
 
 def closest(word: str, words: Iterable[str]) -> str | None:
-    """The word that is meant: one of `FOREIGN`, or the nearest in spelling, whatever its case; None: none is near."""
+    """Intended word: its translation in `FOREIGN`, or the nearest in spelling, ignoring case; None if there is none."""
     words = list(words)
     if (ours := FOREIGN.get(word.lower().replace("-", "_"))) in words:
         return ours
@@ -243,13 +245,13 @@ def closest(word: str, words: Iterable[str]) -> str | None:
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
-    """`; did you mean 'lr'?` for the word nearest in spelling, or nothing when none is near."""
+    """Hint such as `; did you mean 'lr'?` for the word nearest in spelling; empty if there is none."""
     close = closest(word, words)
     return f"; did you mean {close!r}?" if close else ""
 
 
 def _mistake(error: Exception) -> str:
-    """What went wrong in the user's module, and where: one line in place of the traceback."""
+    """Error in the user's module and its location, on one line in place of the traceback."""
     text = " ".join(str(error).split())
     if isinstance(error, SyntaxError):
         return f"{text} in {error.filename}"

@@ -1,4 +1,4 @@
-"""The base of every section of an experiment file."""
+"""Base class of all sections of an experiment file."""
 
 from typing import Any, Literal, get_args, get_origin
 
@@ -8,21 +8,21 @@ from hedgerow.algorithms.core.hyperparameters import Settings
 
 
 class Section(Settings):
-    """A part of an experiment file."""
+    """Section of an experiment file."""
 
-    # Infinity is refused where a number is wanted; in the arguments of the user's own model it stays what it is.
+    # Numeric fields reject infinity; arguments of the user's own model may contain it and keep it when serialized.
     model_config = ConfigDict(ser_json_inf_nan="constants")
 
 
 def section_classes(annotation: Any) -> list[type[BaseModel]]:
-    """The section classes inside a type annotation."""
+    """Section classes inside a type annotation."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [found for part in get_args(annotation) for found in section_classes(part)]
+    return [section for part in get_args(annotation) for section in section_classes(part)]
 
 
 def tag(section: type[BaseModel]) -> str | None:
-    """The value of `name` or `kind` that selects a section class; None for a class that the user names."""
+    """Value of `name` or `kind` that selects a section class; None for a user's own class."""
     for key in ("name", "kind"):
         field = section.model_fields.get(key)
         if field is not None and get_origin(field.annotation) is Literal:

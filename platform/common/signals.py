@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: what is under way is saved first, and the exit code names the signal."""
+"""Handling of Ctrl-C and SIGTERM: work in progress is saved first, and the exit code identifies the signal."""
 
 import os
 import signal
@@ -13,13 +13,13 @@ SAVING = b"\nhedgerow: saving; Ctrl-C again ends at once\n"
 
 
 class Termination:
-    """A handler of SIGINT and SIGTERM: rounds that are under way are saved first; a second signal ends at once."""
+    """Handler of SIGINT and SIGTERM: rounds in progress are saved first; a second signal ends the process at once."""
 
     def __init__(self) -> None:
         self.saves = False
-        """Whether `check` is called between rounds; else a signal interrupts whatever is going on."""
+        """Whether `check` is called between rounds; otherwise a signal interrupts immediately."""
         self.came: int | None = None
-        """The last signal, if there was one."""
+        """Last signal received; None if there was none."""
 
     def __call__(self, number: int, frame: FrameType | None = None) -> None:
         again, self.came = self.came is not None, number
@@ -30,33 +30,33 @@ class Termination:
             os.write(2, SAVING)
 
     def check(self) -> None:
-        """Raise KeyboardInterrupt if a signal has come."""
+        """Raise KeyboardInterrupt if a signal was received."""
         if self.came is not None:
             interrupt(self.came)
 
 
 def interrupt(number: int, frame: FrameType | None = None) -> None:
-    """Raise KeyboardInterrupt with the signal's number."""
+    """Raise KeyboardInterrupt with the number of the signal."""
     raise KeyboardInterrupt(number)
 
 
 def signal_of(error: BaseException) -> int:
-    """The number of the signal of a KeyboardInterrupt: SIGINT where Python itself has raised it."""
+    """Signal number of a KeyboardInterrupt; SIGINT if Python itself raised it."""
     return next((value for value in error.args if isinstance(value, int)), signal.SIGINT)
 
 
 @contextmanager
 def handling(handler: Handler, *numbers: int) -> Iterator[None]:
-    """Handle signals meanwhile, in the main thread, which alone can. One that is ignored stays ignored."""
+    """Context manager that handles signals. No effect outside the main thread; ignored signals stay ignored."""
     before = {number: signal.getsignal(number) for number in numbers}
     if threading.current_thread() is not threading.main_thread():
         before = {}
-    before = {number: known for number, known in before.items() if known is not signal.SIG_IGN}
+    before = {number: old_handler for number, old_handler in before.items() if old_handler is not signal.SIG_IGN}
     for number in before:
         signal.signal(number, handler)
     try:
         yield
     finally:
-        for number, known in before.items():
-            # None: of a handler that is not Python's.
-            signal.signal(number, signal.SIG_DFL if known is None else known)
+        for number, old_handler in before.items():
+            # None: the old handler was not installed from Python.
+            signal.signal(number, signal.SIG_DFL if old_handler is None else old_handler)

@@ -1,1 +1,1 @@
-"""The experiment file: its schema, its reader, and what is built from it."""
+"""Experiment files: schema, reader, error messages, and registries of the classes that they can name."""

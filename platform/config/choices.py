@@ -1,4 +1,4 @@
-"""What there is to choose from: algorithms, data sets, partitions, models; as their docstrings and fields say it."""
+"""Choices of algorithms, data sets, partitions and models for experiment files, described by their docstrings."""
 
 import inspect
 import sys
@@ -14,62 +14,62 @@ from hedgerow.platform.config.old_spellings import TRANSFORMED
 
 @dataclass(frozen=True)
 class Choice:
-    """Something to choose by its name."""
+    """Something that an experiment file can name, with its description."""
 
     name: str
     what: str
     source: str = ""
-    """Where it was published; data sets, partitions and models say it in `what`."""
+    """Publication of an algorithm; data sets, partitions and models cite theirs in `what`."""
 
 
 @dataclass(frozen=True)
 class AlgorithmChoice(Choice):
-    """An algorithm, and what it declares."""
+    """An algorithm with its declared flags."""
 
     flags: tuple[str, ...] = ()
-    """Its needs and abilities, as the class attributes of `Algorithm` are called that hold for it."""
+    """Requirements and capabilities: names of the class attributes of `Algorithm` that are True for it."""
 
 
 def algorithms() -> list[Choice]:
-    """By the names that `algorithm.name` takes."""
-    found: list[Choice] = []
+    """Choices for `algorithm.name`."""
+    choices: list[Choice] = []
     for name in registries.algorithms.names():
         kind = registries.algorithms.resolve(name)
-        found.append(AlgorithmChoice(name, said(kind), source(kind), flags(kind)))
+        choices.append(AlgorithmChoice(name, said(kind), source(kind), flags(kind)))
     for alias, (transform, _) in TRANSFORMED.items():
         kind = registries.algorithms.resolve(ALIASES[alias])
-        made_by = registries.transforms.resolve(transform)
-        found.append(AlgorithmChoice(alias, said(made_by), source(made_by), flags(kind)))
-    return found
+        transform_class = registries.transforms.resolve(transform)
+        choices.append(AlgorithmChoice(alias, said(transform_class), source(transform_class), flags(kind)))
+    return choices
 
 
 def datasets() -> list[Choice]:
-    """By the names that `task.data.name` takes."""
+    """Choices for `task.data.name`."""
     return _choices(registries.datasets)
 
 
 def partitions() -> list[Choice]:
-    """By the names that `task.partition.kind` takes."""
+    """Choices for `task.partition.kind`."""
     return _choices(registries.partitions)
 
 
 def models() -> list[Choice]:
-    """By the names that `task.model.name` takes."""
+    """Choices for `task.model.name`."""
     return _choices(registries.models)
 
 
 def flags(algorithm: type[Algorithm]) -> tuple[str, ...]:
-    """The class attributes of `Algorithm` that say yes or no, where this one says yes."""
+    """Names of the boolean class attributes of `Algorithm` that this class sets to True."""
     return tuple(name for name, value in vars(Algorithm).items() if value is False and getattr(algorithm, name))
 
 
 def said(kind: type) -> str:
-    """What a class is: the first paragraph of its docstring, on one line."""
+    """Description of a class: the first paragraph of its docstring, on one line."""
     return paragraph(vars(kind).get("__doc__"))
 
 
 def source(kind: type) -> str:
-    """Where an algorithm or a transform comes from: the first paragraph of its file, on one line."""
+    """Source of an algorithm or a transform: the first paragraph of its module's docstring, on one line."""
     return paragraph(sys.modules[kind.__module__].__doc__)
 
 

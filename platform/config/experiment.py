@@ -1,4 +1,4 @@
-"""The experiment file's schema: every key, its type, its bounds, its default."""
+"""Schema of experiment files: every key with its type, bounds and default."""
 
 import math
 from typing import Generic, Literal, Self, TypeVar
@@ -29,70 +29,74 @@ from hedgerow.platform.storage.remote import is_uri, uri_objection
 
 
 class Public(Section):
-    """Samples without labels that the server and all clients have."""
+    """Public samples without labels, which the server and all clients have."""
 
-    samples: int | None = Field(None, ge=1, description="how many; null: all of `data`")
+    samples: int | None = Field(None, ge=1, description="number of public samples; null: all of `data`")
     data: DataConfig | None = Field(
         None,
-        description="another data set, with samples of the same shape, which are normalised as the task's are; null: "
-        "they are held back from the task's training samples",
+        description="another data set with samples of the same shape, normalised like those of the task; null: the "
+        "samples are held back from the task's training samples",
     )
 
     @model_validator(mode="after")
     def _not_everything(self) -> Self:
         if self.samples is None and self.data is None:
-            raise ValueError("give `samples`, how many training samples are held back, or `data`, another data set")
+            raise ValueError("give `samples`, the number of training samples to hold back, or `data`, another data set")
         return self
 
 
 class TaskConfig(Section):
-    """What is to be learnt: data, its partition over clients, the model, its two levels, and what is public."""
+    """The learning task: data, their partition over clients, model, bilevel problem and public samples."""
 
-    data: DataConfig = Field(description="what is learnt from")
-    partition: PartitionConfig = Field(description="which client has which samples")
-    model: ModelConfig = Field(description="what is learnt")
-    problem: ProblemConfig | None = Field(None, description="for bilevel algorithms; null: plain classification")
-    public: Public | None = Field(None, description="samples without labels that everybody has; null: there are none")
-    augment: Augmentation | None = Field(None, description="of images in local training; null: none")
-    teacher: Teacher | None = Field(None, description="a model that others learn from; null: there is none")
+    data: DataConfig = Field(description="data set")
+    partition: PartitionConfig = Field(description="partition of the samples over the clients")
+    model: ModelConfig = Field(description="model to train")
+    problem: ProblemConfig | None = Field(
+        None, description="bilevel problem, for bilevel algorithms; null: plain classification"
+    )
+    public: Public | None = Field(
+        None, description="samples without labels that the server and all clients have; null: none"
+    )
+    augment: Augmentation | None = Field(None, description="augmentation of images in local training; null: none")
+    teacher: Teacher | None = Field(None, description="teacher model that other models learn from; null: none")
 
     @model_validator(mode="after")
     def _all_dealt(self) -> Self:
         if self.public and self.partition.deals_test_samples:
             raise ValueError(
-                f"`partition` {self.partition.kind} deals samples of the test set too, beside which none are public; "
+                f"`partition` {self.partition.kind} also deals samples of the test set, which excludes public samples; "
                 "remove `public`, or choose another partition"
             )
         return self
 
 
 class Efficiency(Section):
-    """With how few samples of a new task the adapted model is good enough (thesis, A.1.4 and figure A.20)."""
+    """Number of samples of a new task that the adapted model needs (thesis, A.1.4 and figure A.20)."""
 
-    threshold: float = Field(gt=0, lt=1, description="test accuracy that is to be reached")
-    points: list[int] = Field(min_length=1, description="numbers of samples that are tried, from the fewest; 0: none")
+    threshold: float = Field(gt=0, lt=1, description="test accuracy to reach")
+    points: list[int] = Field(min_length=1, description="numbers of samples to try, in ascending order; 0: no samples")
 
     @model_validator(mode="after")
     def _points_ascend(self) -> Self:
         if self.points[0] < 0 or sorted(set(self.points)) != self.points:
-            raise ValueError("`points` must ascend from 0 or more")
+            raise ValueError("`points` must be 0 or more and in ascending order")
         return self
 
 
 class Evaluation(Section):
-    """What is measured, and how often."""
+    """Evaluation of models: metrics, targets and frequency."""
 
-    every: int = Field(1, ge=1, description="score the server's model every so many rounds, and after the last")
+    every: int = Field(1, ge=1, description="evaluate the server's model every this many rounds, and after the last")
     clients: int = Field(
-        100, ge=0, description="score it also on the samples of up to this many clients (the same ones each time)"
+        100, ge=0, description="evaluate it also on the samples of up to this many clients (the same ones each time)"
     )
     model: Literal["server", "clients"] = Field(
         "server",
-        description="the model that is scored: the server's, or the average of all clients' latest own models; then "
-        "the server's is recorded beside it, as server_test_accuracy and server_test_loss, unless models are personal",
+        description="model to evaluate; server: the server's; clients: the average of all clients' latest own models, "
+        "with server_test_accuracy and server_test_loss of the server's model in addition, unless models are personal",
     )
     targets: list[float] = Field(
-        [], description="values of `target_metric`: report the rounds and transmissions that reach each"
+        [], description="values of `target_metric`: report the rounds and transmissions until each is reached"
     )
     target_metric: Literal[
         "test_accuracy",
@@ -103,65 +107,65 @@ class Evaluation(Section):
         "simple_test_accuracy",
     ] = Field(
         "test_accuracy",
-        description="what the targets are: test accuracies between 0 and 1; or of the clients' accuracies on their own "
-        "samples the mean, or, where models are personal, the highest or lowest; or the mean of the clients' mean "
-        "losses on them, without any penalty; or test accuracies of the simple network beside the model",
+        description="metric of the targets: test accuracy between 0 and 1; mean accuracy of the clients on their own "
+        "samples, or, if models are personal, the highest or lowest one; mean of the clients' mean losses on their own "
+        "samples, without any penalty; or test accuracy of the simple network next to the model",
     )
     stop: bool = Field(False, description="end the run when all targets are reached")
     efficiency: Efficiency | None = Field(
-        None, description="of a stream's tasks: how many samples of each are needed; null: not measured"
+        None, description="number of samples needed for each task of a stream; null: not measured"
     )
 
     @model_validator(mode="after")
     def _targets_fit(self) -> Self:
         accuracies = "accuracy" in self.target_metric
         for target in self.targets:
-            # A client may well have all of its samples right.
+            # A client can classify all of its samples correctly.
             perfect = target == 1 and self.target_metric.startswith("client_accuracy")
             if not 0 < target < (1 if accuracies else math.inf) and not perfect:
-                wanted = "a test accuracy between 0 and 1" if accuracies else "a loss above 0"
-                raise ValueError(f"target {target:g} is not {wanted}")
+                bounds = "a test accuracy between 0 and 1" if accuracies else "a loss above 0"
+                raise ValueError(f"target {target:g} is not {bounds}")
         if self.target_metric.startswith("client_") and not self.clients:
             raise ValueError(f"`target_metric: {self.target_metric}` needs `clients` above 0")
         if self.stop and not self.targets:
-            raise ValueError("`stop` needs `targets`, which end the run")
+            raise ValueError("`stop` needs `targets`: the run ends when all are reached")
         return self
 
     @property
     def follows(self) -> bool:
-        """Whether each client's latest own model is kept, for their average."""
+        """Whether each client's latest own model is kept, to average them."""
         return self.model == "clients"
 
     @property
     def accuracies(self) -> list[float]:
-        """The targets, where they are test accuracies: lines in the figures."""
+        """Targets that are test accuracies, which the figures show as lines; empty for other metrics."""
         return self.targets if self.target_metric == "test_accuracy" else []
 
 
 class StepPlan(Section):
-    """How one step is run."""
+    """Execution plan of one step."""
 
-    mode: Literal["loop", "vmap"] = Field(description="one client after the other, or `chunk` clients at once")
-    chunk: int = Field(1, ge=1, description="clients at once under vmap")
+    mode: Literal["loop", "vmap"] = Field(description="loop: one client after the other; vmap: `chunk` clients at once")
+    chunk: int = Field(1, ge=1, description="number of clients at once under vmap")
     compiled: bool = Field(False, description="whether vmap runs through torch.compile")
 
 
 class EngineConfig(Section):
-    """How an actor works through its clients."""
+    """Execution of clients on an actor."""
 
     mode: Literal["auto", "loop", "vmap"] = Field(
-        "auto", description="one client after the other, or many at once; auto: whichever a short measurement favours"
+        "auto", description="loop: one client after the other; vmap: many at once; auto: the faster one, as measured"
     )
-    chunk: int | Literal["auto"] = Field("auto", description="clients at once under vmap")
+    chunk: int | Literal["auto"] = Field("auto", description="number of clients at once under vmap")
     compile: bool | Literal["auto"] = Field(
         "auto",
-        description="whether vmap runs through torch.compile (clients need equally many steps); auto: in long runs, if "
-        "it is faster",
+        description="whether vmap runs through torch.compile (all clients must have the same number of steps); auto: "
+        "in long runs, if it is faster",
     )
     plans: dict[str, StepPlan] = Field(
         {},
-        description="plans of single steps, by name, as `plans` in the run.json of another run has them; they go "
-        "before mode, chunk and compile, and repeat that run's numbers bit for bit",
+        description="plans of single steps by name, as in `plans` of another run's run.json; they take precedence over "
+        "mode, chunk and compile, and reproduce that run's numbers bit for bit",
     )
 
     @model_validator(mode="after")
@@ -172,12 +176,12 @@ class EngineConfig(Section):
 
 
 class Checkpoints(Section):
-    """When the run is saved."""
+    """Checkpoints of a run: frequency, number and storage."""
 
-    every: int = Field(10, ge=0, description="save every so many rounds, and after the last; 0: only after the last")
-    keep: int = Field(2, ge=1, description="how many checkpoints to keep")
+    every: int = Field(10, ge=0, description="save every this many rounds, and after the last; 0: only after the last")
+    keep: int = Field(2, ge=1, description="number of checkpoints to keep")
     storage: str | None = Field(
-        None, description="URI of a folder for a copy of the run's, made after every checkpoint; null: there is none"
+        None, description="URI of a folder for a copy of the run folder, updated after every checkpoint; null: no copy"
     )
 
     @field_validator("storage")
@@ -189,13 +193,13 @@ class Checkpoints(Section):
 
 
 class Tracking(Section):
-    """Where MLflow records the run."""
+    """Recording of the run in MLflow."""
 
-    enabled: bool = Field(True, description="whether MLflow records the run; its folder has everything in any case")
+    enabled: bool = Field(True, description="whether MLflow records the run; the run folder has everything in any case")
     uri: str | None = Field(None, description="MLflow tracking URI; null: an SQLite store, hedgerow.db in `output`")
-    experiment: str = Field("hedgerow", min_length=1, description="MLflow experiment")
+    experiment: str = Field("hedgerow", min_length=1, description="name of the MLflow experiment")
     patience: float = Field(
-        30.0, gt=0, description="seconds that the end of a run waits for MLflow; `hedgerow push` sends the rest later"
+        30.0, gt=0, description="seconds to wait for MLflow at the end of a run; `hedgerow push` sends the rest later"
     )
 
 
@@ -207,37 +211,37 @@ class Experiment(Section, Generic[H]):
 
     alternatives = (("participation", "clients_per_round"),)
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="names the run and its folder")
-    seed: int = Field(0, ge=0, lt=2**63, description="decides everything random")
-    rounds: int = Field(ge=1, description="rounds of communication")
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="name of the run and prefix of its folder")
+    seed: int = Field(0, ge=0, lt=2**63, description="seed of all random numbers")
+    rounds: int = Field(ge=1, description="number of communication rounds")
     participation: float | None = Field(
-        0.1, gt=0, le=1, description="fraction of the clients that take part in a round; null: see clients_per_round"
+        0.1, gt=0, le=1, description="fraction of the clients that take part in a round; null: use clients_per_round"
     )
-    clients_per_round: int | None = Field(None, ge=1, description="their number, in place of `participation`")
+    clients_per_round: int | None = Field(None, ge=1, description="clients in a round, in place of `participation`")
     task: TaskConfig
     algorithm: SerializeAsAny[H]
     aggregation: AggregationConfig = AggregationConfig()
     transforms: list[TransformConfig] = Field(
-        [], description="what happens to a client's update before it is sent, in this order"
+        [], description="transforms of a client's update before it is sent, in this order"
     )
     objective: ObjectiveConfig | None = Field(
-        None, description="what clients minimise in place of the task's loss; null: that loss"
+        None, description="objective that clients minimise in place of the task's loss; null: the task's loss"
     )
     simulation: Simulation | None = Field(
-        None, description="clients that are slow, away, or lost in the middle of a round; null: all take part in time"
+        None, description="clients that are slow, unavailable, or drop out during a round; null: all take part in time"
     )
     evaluation: Evaluation = Evaluation()
     resources: Resources = Resources()
     engine: EngineConfig = EngineConfig()
     checkpoints: Checkpoints = Checkpoints()
     tracking: Tracking = Tracking()
-    output: str = Field("runs", min_length=1, description="folder of the runs, made if absent")
+    output: str = Field("runs", min_length=1, description="folder of the runs, created if missing")
 
     @field_validator("output")
     @classmethod
     def _is_a_folder(cls, output: str) -> str:
         if is_uri(output):
-            raise ValueError(f"{output!r} is a URI, and runs work in a local folder; give it as `checkpoints.storage`")
+            raise ValueError(f"{output!r} is a URI, but runs need a local folder; give it as `checkpoints.storage`")
         return output
 
     @model_validator(mode="after")
@@ -245,46 +249,44 @@ class Experiment(Section, Generic[H]):
         stream = self.task.partition if isinstance(self.task.partition, Stream) else None
         if stream and stream.tasks < self.rounds:
             raise ValueError(
-                f"`rounds: {self.rounds}` are more than the {stream.tasks} tasks of the stream; lower it or raise "
+                f"`rounds: {self.rounds}` is more than the {stream.tasks} tasks of the stream; lower it or raise "
                 "task.partition.tasks"
             )
         efficiency = self.evaluation.efficiency
         if efficiency and not stream:
-            raise ValueError("`evaluation.efficiency` is about the tasks of a stream; remove it")
+            raise ValueError("`evaluation.efficiency` applies only to the tasks of a stream; remove it")
         if efficiency and stream and efficiency.points[-1] > stream.train:
             raise ValueError(
                 f"`evaluation.efficiency.points` goes up to {efficiency.points[-1]}, but a task has {stream.train} "
                 "training samples; lower it"
             )
         if stream and (self.task.augment or self.task.teacher):
-            raise ValueError("`task.augment` and `task.teacher` do not go with a stream; remove them")
+            raise ValueError("`task.augment` and `task.teacher` are not supported for a stream; remove them")
         if stream and self.simulation:
-            raise ValueError("`simulation` is about clients, of which a stream has none; remove it")
+            raise ValueError("`simulation` needs clients, and a stream has none; remove it")
         if stream and self.task.public:
-            raise ValueError("`task.public` does not go with a stream; remove it")
+            raise ValueError("`task.public` is not supported for a stream; remove it")
         if stream and self.evaluation.targets:
             raise ValueError(
-                "`evaluation.targets` does not go with a stream, where every round is another task; remove it"
+                "`evaluation.targets` is not supported for a stream, whose rounds are different tasks; remove it"
             )
         return self
 
     @model_validator(mode="after")
     def _objectives_need_steps(self) -> Self:
         if self.objective and getattr(self.algorithm, "solver", "sgd") == "newton":
-            raise ValueError(
-                "`objective` draws anew in every local step, and `algorithm.solver: newton` has none; set it to sgd"
-            )
+            raise ValueError("`objective` needs local steps, and `algorithm.solver: newton` has none; set it to sgd")
         return self
 
     @model_validator(mode="after")
     def _quadratic_throughout(self) -> Self:
         task = self.task
-        said = {
+        uses_quadratic = {
             isinstance(task.data, QuadraticData),
             isinstance(task.model, QuadraticXY),
             isinstance(task.problem, QuadraticProblem),
         }
-        if len(said) > 1:
+        if len(uses_quadratic) > 1:
             raise ValueError(
                 "`task.data: {name: quadratic}`, `task.model: {name: quadratic}` and `task.problem: {kind: quadratic}` "
                 "go together; set all three"
@@ -295,23 +297,24 @@ class Experiment(Section, Generic[H]):
             and task.model.upper != task.data.upper
         ):
             raise ValueError(
-                f"`task.model.upper: {task.model.upper}` is not `task.data.upper: {task.data.upper}`; set it to that"
+                f"`task.model.upper: {task.model.upper}` differs from `task.data.upper: {task.data.upper}`; set them "
+                "to the same value"
             )
         return self
 
     @property
     def slots(self) -> Slots:
-        """What stands around the algorithm."""
+        """Slots around the algorithm: aggregation, transforms and objective."""
         return Slots.model_construct(aggregation=self.aggregation, transforms=self.transforms, objective=self.objective)
 
     @property
     def hyper(self) -> SlottedHyper:
-        """All hyperparameters that trials of a pack may differ in, by the dotted paths of the file."""
+        """Hyperparameters that may differ between the trials of a pack, by the dotted paths of the file."""
         return SlottedHyper.of(self.algorithm, self.slots)
 
     def cohort_size(self, population: int) -> int:
-        """How many of the `population` clients take part in a round: at least one. Of a stream, all tasks: they are
-        scored together.
+        """Number of the `population` clients that take part in a round, at least one. In a stream all tasks do, since
+        they are evaluated together.
         """
         if self.task.partition.is_stream:
             return population
@@ -320,6 +323,6 @@ class Experiment(Section, Generic[H]):
         return max(1, round(self.participation * population))
 
     def sample_size(self, population: int) -> int:
-        """How many are sampled for a round: more where the simulation loses some."""
-        wanted = self.cohort_size(population)
-        return self.simulation.selected(wanted) if self.simulation else wanted
+        """Number of clients sampled for a round; more than the cohort if the simulation loses some."""
+        size = self.cohort_size(population)
+        return self.simulation.selected(size) if self.simulation else size

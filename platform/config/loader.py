@@ -1,4 +1,4 @@
-"""Reads experiment files: YAML in, a validated experiment out, or one sentence that says what to fix."""
+"""Reads experiment files and validates them. Each mistake is reported in one sentence with the fix."""
 
 import copyreg
 import re
@@ -27,11 +27,11 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*(\.\w+)*=.*")
 
 
 class Override(str):
-    """The place of a key that an override has set."""
+    """Place of a key that an override has set."""
 
 
 class _SomeAlgorithm(HyperParameters, extra="allow"):
-    """Stands in where no algorithm is named, and only the name is at fault; or where it is not to be imported."""
+    """Placeholder with any keys, for an algorithm that is not named, is invalid, or must not be imported."""
 
     name: str = Field(
         description=f"one of {', '.join(sorted({*ALGORITHMS, *ALIASES}))}, or the dotted path of your own"
@@ -41,18 +41,18 @@ class _SomeAlgorithm(HyperParameters, extra="allow"):
 def load_experiment(path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
     """Read and validate an experiment file.
 
-    overrides: "key.key=value" each, as given to --set. Raises UserError with all mistakes of the file.
+    overrides: strings "key.key=value", as for --set. Raises UserError with all mistakes of the file.
     """
     values, lines = read_file(Path(path), overrides)
-    # The section of `hedgerow search`; a plain run of the same file takes the values that stand outside it.
+    # A plain run ignores the section of `hedgerow search` and uses the values outside it.
     values.pop("search", None)
     return parse_experiment(values, lines, str(path))
 
 
 def read_experiment(path: str | Path) -> Experiment:
-    """What the file of a run says, for those who do not go on with it: nothing that it names is imported.
+    """Read the experiment file of a run without importing the classes that it names.
 
-    Its algorithm's keys are taken as they stand. Raises UserError.
+    For callers that do not continue the run. The keys of its algorithm are not validated. Raises UserError.
     """
     values, lines = read_file(Path(path))
     values.pop("search", None)
@@ -61,7 +61,7 @@ def read_experiment(path: str | Path) -> Experiment:
 
 
 def read_file(path: Path, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], Lines]:
-    """The plain values of an experiment file after the overrides, and where each of its keys stands."""
+    """Returns the plain values of an experiment file after the overrides, and the place of each key."""
     values, lines = _read(path)
     for override in overrides:
         apply_override(values, lines, override)
@@ -69,7 +69,7 @@ def read_file(path: Path, overrides: Sequence[str] = ()) -> tuple[dict[str, Any]
 
 
 def parse_experiment(values: dict[str, Any], lines: Lines | None = None, source: str = "experiment") -> Experiment:
-    """Validate plain values. lines, source: where they stand, for messages. Raises UserError."""
+    """Validate plain values. lines, source: places of the keys and of the rest, for messages. Raises UserError."""
     values, lines = dict(values), dict(lines or {})
     modernize(values, lines)
     section = values.get("algorithm")
@@ -90,7 +90,7 @@ def parse_experiment(values: dict[str, Any], lines: Lines | None = None, source:
     experiment = _validated(values, hyper, lines, source)
     if experiment.evaluation.follows and algorithm and not algorithm.has_client_models:
         place = lines.get(("evaluation", "model"), source)
-        raise UserError(f"{place}: evaluation.model: {name} has no models of clients to average; set it to server")
+        raise UserError(f"{place}: evaluation.model: {name} has no client models to average; set it to server")
     if algorithm:
         _fits_its_loop(experiment, algorithm, lines.get(("algorithm", "name"), source))
         copyreg.pickle(type(experiment), _reduce)
@@ -109,30 +109,30 @@ def _validated(
 
 
 def _fits_its_loop(experiment: Experiment, algorithm: type[Algorithm], place: str) -> None:
-    """Learners of streams need one, and others none; those of two levels a problem. Raises UserError."""
+    """Check that the algorithm fits the task: a stream, or a bilevel problem. Raises UserError."""
     stream, name = experiment.task.partition.is_stream, experiment.algorithm.name
     if algorithm.learns_stream and not stream:
         raise UserError(f"{place}: algorithm.name: {name} learns a stream of tasks; set `task.partition.kind: stream`")
     if stream and not algorithm.learns_stream:
-        known = ", ".join(sorted(name for name in ALGORITHMS if algorithms.resolve(name).learns_stream))
-        raise UserError(f"{place}: algorithm.name: {name} does not learn streams; choose one of {known}")
+        choices = ", ".join(sorted(name for name in ALGORITHMS if algorithms.resolve(name).learns_stream))
+        raise UserError(f"{place}: algorithm.name: {name} does not learn streams; choose one of {choices}")
     problem, bilevel = experiment.task.problem, algorithm.is_bilevel
     if bilevel and problem is None:
         raise UserError(
-            f"{place}: algorithm.name: {name} learns two levels; set `task.problem`, such as {{kind: cleaning}}"
+            f"{place}: algorithm.name: {name} is a bilevel algorithm; set `task.problem`, such as {{kind: cleaning}}"
         )
     if isinstance(problem, QuadraticProblem) and not bilevel:
-        known = ", ".join(sorted(name for name in ALGORITHMS if algorithms.resolve(name).is_bilevel))
-        raise UserError(f"{place}: algorithm.name: {name} does not learn two levels; choose one of {known}")
+        choices = ", ".join(sorted(name for name in ALGORITHMS if algorithms.resolve(name).is_bilevel))
+        raise UserError(f"{place}: algorithm.name: {name} is not a bilevel algorithm; choose one of {choices}")
 
 
 def dump_experiment(experiment: Experiment) -> str:
-    """The experiment as YAML with every default filled in; reads back as an equal experiment."""
+    """Returns the experiment as YAML with every default filled in; it reads back as an equal experiment."""
     return dump_values(experiment.model_dump(mode="json"))
 
 
 def _reduce(experiment: Experiment) -> tuple[Any, ...]:
-    """How pickle stores an experiment: as plain values, since the classes of its sections may be made for it alone."""
+    """Pickle an experiment as plain values, since the classes of its sections may exist for it alone."""
     return parse_experiment, (experiment.model_dump(mode="json"),)
 
 
@@ -161,7 +161,7 @@ def _read(path: Path) -> tuple[dict[str, Any], Lines]:
 
 
 def apply_override(values: dict[str, Any], lines: Lines, override: str) -> None:
-    """Apply one --set KEY=VALUE to plain values, and note in `lines` where they come from. Raises UserError."""
+    """Apply one --set KEY=VALUE to plain values, and record its place in `lines`. Raises UserError."""
     place = Override(f"--set {' '.join(override.split())}")
     path, equals, text = override.partition("=")
     keys = tuple(key.strip() for key in path.split("."))
@@ -176,14 +176,14 @@ def apply_override(values: dict[str, Any], lines: Lines, override: str) -> None:
 def set_value(
     values: dict[str, Any], lines: Lines, keys: tuple[str, ...], value: Any, place: str, word: str = ""
 ) -> None:
-    """Set one key of plain values, whatever stood there, and note in `lines` where it comes from. Raises UserError.
+    """Set one key of plain values, replacing any value, and record its place in `lines`. Raises UserError.
 
-    A key of which the section may have only one with this one is reset, unless an override has set it too.
-    word: what stands before KEY=VALUE where it is written.
+    Keys that exclude this one are removed, unless an override has set them too.
+    word: prefix of KEY=VALUE in messages, such as "--set ".
     """
     keys = modern_key(keys, values)
     if is_slot_key(keys):
-        # What stands there under its old name is set with the new one.
+        # Values under old names are moved first, so that the new value replaces them.
         modernize(values, lines)
     others = alternatives(values, keys) if value is not None else ()
     node: Any = values
@@ -195,11 +195,11 @@ def set_value(
         is_list = isinstance(child, list) and bool(child) and all(isinstance(one, dict) for one in child)
         if child is not None and not is_list and not isinstance(child, dict):
             raise UserError(f"{place}: {dotted(path)} is not a section; set it as a whole: {word}{dotted(path)}=...")
-        # Copied: an alias in the file may name the same section elsewhere.
+        # Copied, since an alias in the file may refer to the same section elsewhere.
         node[at] = node = list(child) if is_list else dict(child or {})
         lines.setdefault(path, place)
     path = (*path, _step(node, keys[-1], path, place, word))
-    for stale in [known for known in lines if known[: len(path)] == path]:
+    for stale in [entry for entry in lines if entry[: len(path)] == path]:
         del lines[stale]
     node[path[-1]] = value
     lines[path] = place
@@ -210,19 +210,19 @@ def set_value(
 
 
 def _step(node: Any, key: str, path: Keys, place: str, word: str) -> str | int:
-    """A key as an index where the node is a list: `transforms.0.norm`. Raises UserError."""
+    """Returns the key, as an index if the node is a list: `transforms.0.norm`. Raises UserError."""
     if not isinstance(node, list):
         return key
     if key.isdecimal() and int(key) < len(node):
         return int(key)
     raise UserError(
-        f"{place}: {dotted(path)} is a list of {len(node)} entries, without {key!r}; set it as a whole: "
+        f"{place}: {dotted(path)} is a list of {len(node)} entries and has no {key!r}; set it as a whole: "
         f"{word}{dotted(path)}=..."
     )
 
 
 def alternatives(values: dict[str, Any], keys: tuple[str, ...]) -> tuple[str, ...]:
-    """Keys of the same section that must be null where this one has a value. values: of the whole file."""
+    """Keys of the same section that must be null if this one has a value. values: all values of the file."""
     section = values.get("algorithm")
     name = section.get("name") if isinstance(section, dict) else None
     return _alternatives(ALIASES.get(name, name) if isinstance(name, str) else None, keys)

@@ -1,4 +1,4 @@
-"""Keys of experiment files under the names that they had before: moved to where they stand now, as plain values."""
+"""Converts old names of keys in experiment files to their current names, on plain values."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -19,7 +19,7 @@ MOVED: dict[str, Keys] = {
     "weighting": ("aggregation", "weighting"),
     "side": ("objective",),
 }
-"""Key of `algorithm` -> where it stands now, of algorithms that have no such key of their own."""
+"""Old key of `algorithm` -> current key, for algorithms that do not have a key of this name themselves."""
 
 _WITH_LOGITS = ("robustness", "distillation", "both", "stability", "disk", "simkd_disk")
 
@@ -30,19 +30,19 @@ SIDE_KEYS: dict[str, tuple[str, ...]] = {
     "ratio": ("synthetic",),
     "duplicate": ("synthetic",),
 }
-"""Key of `algorithm.side` -> the kinds that use it. All kinds had all keys; `guide` was null where it was not used."""
+"""Key of `algorithm.side` -> kinds that use it. All kinds had all keys, and an unused `guide` was null."""
 
 TRANSFORMED: dict[str, tuple[str, tuple[str, ...]]] = {
     "fedavg_topk": ("top_k", ("entries", "error_feedback")),
     "fetchsgd": ("sketch", ("rows", "columns", "entries", "server_lr", "server_momentum", "sketch_seed")),
 }
-"""Alias of an algorithm -> the transform that makes it of the algorithm, and the keys that are now that transform's."""
+"""Alias of an algorithm with a transform -> kind of the transform, and the keys that now belong to the transform."""
 
 
 def modernize(values: dict[str, Any], lines: Lines | None = None, imports: bool = True) -> None:
-    """Move the old keys of an experiment file, in place; sections are copied before they are changed.
+    """Rename the old keys of an experiment file, in place; sections are copied before they are changed.
 
-    imports: whether the user's own algorithm may be imported, to see whether a key is its own. Raises UserError where a
+    imports: whether the user's own algorithm may be imported, to check whether a key is its own. Raises UserError if a
     key is given under both names.
     """
     section = values.get("algorithm")
@@ -51,17 +51,17 @@ def modernize(values: dict[str, Any], lines: Lines | None = None, imports: bool 
         return
     lines = {} if lines is None else lines
     own = _fields(name, imports)
-    wanted = {key: place for key, place in MOVED.items() if key in section and key not in own}
-    if name not in TRANSFORMED and not wanted:
+    moves = {key: place for key, place in MOVED.items() if key in section and key not in own}
+    if name not in TRANSFORMED and not moves:
         return
     section = values["algorithm"] = dict(section)
-    for key, place in wanted.items():
+    for key, place in moves.items():
         value = section.pop(key)
         if key == "side":
             if value is None:
                 continue
             value = _used(value)
-        # `weighting: samples` was the only value that FOCUS took, and every file of a run has it.
+        # FOCUS accepted only `weighting: samples`, and the file of every old run has it.
         if not (name == "focus" and key == "weighting"):
             _put(values, lines, ("algorithm", key), place, value)
     if name in TRANSFORMED:
@@ -75,31 +75,31 @@ def modernize(values: dict[str, Any], lines: Lines | None = None, imports: bool 
 
 
 def modern_key(keys: tuple[str, ...], values: Mapping[str, Any]) -> tuple[str, ...]:
-    """Where a dotted key stands now, given the values of its file."""
+    """Returns the current name of a dotted key, given the values of its file."""
     section = values.get("algorithm")
     name = section.get("name") if isinstance(section, dict) else None
     if len(keys) < 2 or keys[0] != "algorithm" or not isinstance(name, str) or keys[1] in _fields(name, True):
         return keys
     if keys[1] in MOVED:
         return (*map(str, MOVED[keys[1]]), *keys[2:])
-    given = values.get("transforms")
-    transforms = given if isinstance(given, list) else []
+    entries = values.get("transforms")
+    transforms = entries if isinstance(entries, list) else []
     if name in TRANSFORMED:
         transforms = [*transforms, {"kind": TRANSFORMED[name][0]}]
     for i, transform in enumerate(transforms):
         kind = transform.get("kind") if isinstance(transform, dict) else None
-        if any(kind == made and keys[1] in moved for made, moved in TRANSFORMED.values()):
+        if any(kind == slot_kind and keys[1] in slot_keys for slot_kind, slot_keys in TRANSFORMED.values()):
             return ("transforms", str(i), *keys[1:])
     return keys
 
 
 def is_slot_key(keys: Keys) -> bool:
-    """Whether a key stands in a slot around the algorithm."""
+    """Whether a key belongs to a slot around the algorithm."""
     return bool(keys) and keys[0] in SLOTS
 
 
 def current_states(states: Tree, initial: Tree) -> Tree:
-    """Client states of a checkpoint; those of objectives stood between the algorithm's. initial: a first state."""
+    """Client states of a checkpoint, with the objective's moved under "objective". initial: states of a new client."""
     objective = initial.get("objective", {})
     if not objective or not objective.keys() <= states.keys():
         return states
@@ -108,7 +108,7 @@ def current_states(states: Tree, initial: Tree) -> Tree:
 
 
 def _used(side: Any) -> Any:
-    """A section `side` without the keys that its kind does not use."""
+    """Returns a section `side` without the keys that its kind does not use."""
     if not isinstance(side, dict):
         return side
     kind = side.get("kind")
@@ -118,9 +118,9 @@ def _used(side: Any) -> Any:
 
 @cache
 def _fields(name: str, imports: bool) -> frozenset[str]:
-    """The keys of an algorithm's own section, as far as they are known."""
+    """Keys of an algorithm's own section; all old keys if the algorithm is not or cannot be imported."""
     if "." in name and not imports:
-        # What it has is taken as it stands.
+        # Old keys are kept as they are: they may be the algorithm's own.
         return frozenset(MOVED)
     with suppress(UserError):
         return frozenset(algorithm_class(name).Hyper.model_fields)
@@ -145,6 +145,6 @@ def _put(values: dict[str, Any], lines: Lines, old: Keys, new: Keys, value: Any)
 
 
 def _relocate(lines: Lines, old: Keys, new: Keys) -> None:
-    """Let messages about the new key name the place of the old one."""
-    for known in [known for known in lines if known[: len(old)] == old]:
-        lines[(*new, *known[len(old) :])] = lines.pop(known)
+    """Give the new key the place of the old one, for messages."""
+    for path in [path for path in lines if path[: len(old)] == old]:
+        lines[(*new, *path[len(old) :])] = lines.pop(path)

@@ -1,4 +1,4 @@
-"""The problem section of an experiment file: the two levels of a task."""
+"""The `task.problem` section of an experiment file: bilevel problems."""
 
 from typing import Any, Literal
 
@@ -22,27 +22,27 @@ PROBLEMS = {
     "quadratic": "hedgerow.platform.config.problem_section:QuadraticProblem",
     "own": "hedgerow.platform.config.problem_section:OwnProblem",
 }
-"""The classes that `task.problem.kind` may name."""
+"""Classes that `task.problem.kind` can name."""
 
 
 class Problem(Section):
-    """Two levels: x, which is learnt from samples for validation, and y, learnt from those for training given x."""
+    """Bilevel problem: x is learnt from the validation samples, and y from the training samples given x."""
 
     kind: str = ""
-    """As in the experiment file, which stamps it on."""
+    """Value in the experiment file; the registry sets it."""
 
     def build(self, task: Task, dataset: Dataset, partition: Partition) -> BilevelTask:
-        """The same task with two levels. Raises UserError when the data do not fit."""
+        """Returns the task as a bilevel task. Raises UserError if the data do not fit."""
         raise NotImplementedError
 
 
 class CleaningProblem(Problem):
-    """Data cleaning: x weighs every training sample, y is the classifier."""
+    """Data cleaning: x holds the weights of the training samples, y is the classifier."""
 
     weights: Literal["sigmoid", "clipped"] = Field(
         "sigmoid",
-        description="sigmoid: x are logits, and all weights begin at 1/2; clipped: x are the weights, which begin at 1 "
-        "and are kept in [0, 1]",
+        description="sigmoid: x holds logits, and all weights start at 1/2; clipped: x holds the weights, which start "
+        "at 1 and are clipped to [0, 1]",
     )
 
     def build(self, task: Task, dataset: Dataset, partition: Partition) -> BilevelTask:
@@ -53,8 +53,8 @@ class CleaningProblem(Problem):
         places[rows] = slots[rows] - np.repeat(starts, sizes)
         within = np.arange(sizes.max())
         blocks = np.where(within < sizes[:, None], starts[:, None] + within, len(rows))
-        seen = dataset.y_train if partition.labels is None else partition.labels
-        arrays = {"blocks": blocks, "slots": slots, "places": places, "wrong": seen[rows] != dataset.y_train[rows]}
+        labels = dataset.y_train if partition.labels is None else partition.labels
+        arrays = {"blocks": blocks, "slots": slots, "places": places, "wrong": labels[rows] != dataset.y_train[rows]}
         tensors: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays.items()}
         return Cleaning(**task.fields, weights=self.weights, **tensors)
 
@@ -64,11 +64,11 @@ class HyperRepresentationProblem(Problem):
 
     def build(self, task: Task, dataset: Dataset, partition: Partition) -> BilevelTask:
         owners = [name for name, layer in task.module.named_modules() if any(True for _ in layer.parameters(False))]
-        learnt = trainable(task.module)
-        head = tuple(name for name in learnt if name.rpartition(".")[0] == owners[-1])
-        if len(owners) > 1 and not 0 < len(head) < len(learnt):
+        parameters = trainable(task.module)
+        head = tuple(name for name in parameters if name.rpartition(".")[0] == owners[-1])
+        if len(owners) > 1 and not 0 < len(head) < len(parameters):
             raise UserError(
-                "task.problem.kind: hyper_representation trains a backbone and a last layer, and in this model one of "
+                "task.problem.kind: hyper_representation trains a backbone and a last layer, but in this model one of "
                 "them is frozen (requires_grad=False); train some parameters of both"
             )
         if len(owners) < 2:
@@ -80,7 +80,7 @@ class HyperRepresentationProblem(Problem):
 
 
 class QuadraticProblem(Problem):
-    """The quadratic problem, whose solution is known: `data: {name: quadratic}` with `model: {name: quadratic}`."""
+    """Quadratic problem with a known solution, for `data: {name: quadratic}` and `model: {name: quadratic}`."""
 
     def build(self, task: Task, dataset: Dataset, partition: Partition) -> BilevelTask:
         assert isinstance(task.module, QuadraticModel)
@@ -93,23 +93,23 @@ class QuadraticProblem(Problem):
 
 
 class OwnProblem(Problem):
-    """Your own two levels: `name` is the dotted path of a BilevelTask, `args` goes to its constructor."""
+    """Your own bilevel problem: `name` is the dotted path of a BilevelTask, `args` are its constructor arguments."""
 
     name: str = Field(description="dotted path of a class that derives from hedgerow's BilevelTask")
     args: dict[str, Any] = Field({}, description="keyword arguments of its constructor")
 
     def build(self, task: Task, dataset: Dataset, partition: Partition) -> BilevelTask:
-        problem = import_object(self.name, BilevelTask, "a problem of two levels", "task.problem.name")
+        problem = import_object(self.name, BilevelTask, "a bilevel problem", "task.problem.name")
         try:
             return problem(**task.fields, **self.args)
         except TypeError as error:
             raise UserError(
-                f"task.problem.args: {self.name} cannot be made from them ({error}); give the fields that it adds to a "
-                "task's, by name"
+                f"task.problem.args: {self.name} cannot be constructed from these arguments ({error}); name each field "
+                "that it adds to those of a task"
             ) from error
 
 
 def _means(x: np.ndarray, partition: Partition, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Of each client's samples, in double precision."""
+    """Mean of each client's samples, in double precision; zeros for a client without samples."""
     rows = (partition.order[s : s + n] for s, n in zip(starts, sizes, strict=True))
     return np.stack([x[some].astype(np.float64).mean(0) if len(some) else x[0] * 0.0 for some in rows])

@@ -1,4 +1,4 @@
-"""What an experiment file may name: one registry per kind of thing, and the types of the keys that name one."""
+"""Registries of everything that an experiment file can name, and the types of the keys that name it."""
 
 from typing import TYPE_CHECKING
 
@@ -47,5 +47,5 @@ else:
 
 
 def algorithm_class(name: str, place: str = "algorithm.name") -> type[Algorithm]:
-    """The algorithm of that name, or at that dotted path. Raises UserError."""
+    """Algorithm class of a name or a dotted path. Raises UserError."""
     return algorithms.resolve(name, place)

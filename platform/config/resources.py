@@ -1,4 +1,4 @@
-"""The `resources` section of an experiment file: where the clients live."""
+"""The `resources` section of an experiment file: executor, client actors, CPUs, GPUs and memory."""
 
 from typing import Any, Literal, Self
 
@@ -8,41 +8,43 @@ from hedgerow.platform.common.section import Section
 
 
 def gpu_share(actors: int) -> float:
-    """What each of so many actors takes of a GPU. Ray counts in ten-thousandths; rounded down, all of them fit."""
+    """Share of a GPU for each of its `actors`, rounded down to Ray's unit of 1/10,000 so that all of them fit."""
     return (10_000 // actors) / 10_000
 
 
 class Resources(Section):
-    """Where the clients live."""
+    """Executor and client actors, with the CPUs, GPUs and memory that they use."""
 
     executor: Literal["auto", "ray", "inline"] = Field(
         "auto",
-        description="Ray actors, or this process alone; auto: Ray actors, and until they are there this process, with "
-        "the same numbers",
+        description="where clients run; ray: in Ray actors; inline: in this process; auto: in Ray actors, and in this "
+        "process until the actors have started, with the same results",
     )
-    actors: int | Literal["auto"] = Field("auto", description="client actors; auto: one per free CPU (or GPU share)")
+    actors: int | Literal["auto"] = Field(
+        "auto", description="number of client actors; auto: one per free CPU (or GPU share)"
+    )
     cpus_per_actor: float = Field(1.0, ge=0, description="CPUs that each client actor reserves")
-    gpus_per_actor: float = Field(0.0, ge=0, description="GPUs, or the fraction of one, that each actor reserves")
+    gpus_per_actor: float = Field(0.0, ge=0, description="GPUs, or fraction of a GPU, that each client actor reserves")
     actors_per_gpu: int | None = Field(
-        None, ge=1, le=10_000, description="client actors on each GPU, in place of `gpus_per_actor`; null: see there"
+        None, ge=1, le=10_000, description="client actors per GPU, in place of `gpus_per_actor`; null: use that key"
     )
     min_actors: int | None = Field(
         None,
         ge=1,
-        description="with so many processes for the client actors a run may start, or go on when nodes are lost; the "
-        "others join as nodes do, and the numbers stay those of `actors`; null: it starts with all of them",
+        description="number of client-actor processes that suffice to start a run, or to continue it when nodes are "
+        "lost; the others join as nodes do, and the results stay those of `actors`; null: all of them",
     )
     device: Literal["auto", "cpu"] = Field(
         "auto",
-        description="what clients are computed on; auto: the GPU, where an actor reserves any of one; cpu: the CPU, "
-        "also there",
+        description="device of the clients' computations; auto: the GPU if an actor reserves one or a fraction of one; "
+        "cpu: always the CPU",
     )
     max_quarantined: float = Field(
         0.1,
         ge=0,
         le=1,
-        description="share of the clients that may be left out because each of them kills its actor again and again; "
-        "with one more the run ends",
+        description="largest share of the clients that may be left out because each of them repeatedly kills its "
+        "actor; the run ends if there are more",
     )
     silence: float | Literal["auto"] = Field(
         "auto",
@@ -52,36 +54,38 @@ class Resources(Section):
     actor_timeout: float | None = Field(
         None,
         gt=0,
-        description="seconds after which one that does not answer is replaced, as if it had died: more than any "
-        "exchange takes; null: it is only reported",
+        description="seconds after which an actor, coordinator or trial that does not answer is replaced, as if it had "
+        "died; must be longer than any exchange; null: it is only reported",
     )
     placement: Literal["pack", "spread"] = Field(
-        "pack", description="client actors on as few nodes as hold them, or on as many as there are"
+        "pack", description="client actors; pack: on as few nodes as possible; spread: on as many as possible"
     )
     actors_per_node: int | None = Field(
-        None, ge=1, description="client actors on each node that hosts any, in place of `placement`; null: see there"
+        None,
+        ge=1,
+        description="client actors on each node that hosts any, in place of `placement`; null: use `placement`",
     )
-    threads: int = Field(1, ge=1, le=1024, description="torch threads of each client actor")
+    threads: int = Field(1, ge=1, le=1024, description="number of PyTorch threads of each client actor")
     memory_mb: float | None = Field(
         None,
         gt=0,
         le=1e12,
-        description="memory that each client actor may take (on its GPU, if it has one; else it is reserved of its "
-        "node's): bounds the chunk",
+        description="megabytes that each client actor may use, on its GPU if it has one, otherwise reserved from its "
+        "node's memory; limits the chunk",
     )
     state_memory_mb: float = Field(
         1000,
         ge=0,
         le=1e12,
-        description="megabytes of client states that each actor holds in memory; the others lie in a file",
+        description="megabytes of client states that each actor holds in memory; the others are stored in a file",
     )
     state_folder: str | None = Field(
-        None, description="folder of that file, on each node's own disk; null: TMPDIR, else /var/tmp"
+        None, description="folder of the file with client states, on each node's own disk; null: TMPDIR, else /var/tmp"
     )
 
     @property
     def gpu(self) -> float:
-        """The GPUs, or the fraction of one, that each client actor computes on."""
+        """Number of GPUs, or fraction of a GPU, that each client actor computes on."""
         return self.gpus_per_actor if self.device == "auto" else 0.0
 
     @model_validator(mode="before")
@@ -96,15 +100,15 @@ class Resources(Section):
     def _sensible(self) -> Self:
         if self.actors_per_gpu and self.gpus_per_actor != gpu_share(self.actors_per_gpu):
             raise ValueError(
-                f"`gpus_per_actor: {self.gpus_per_actor:g}` is not what `actors_per_gpu: {self.actors_per_gpu}` makes "
-                "it; remove one of the two"
+                f"`gpus_per_actor: {self.gpus_per_actor:g}` contradicts `actors_per_gpu: {self.actors_per_gpu}`; "
+                "remove one of the two"
             )
         if self.silence != "auto" and self.silence <= 0:
-            raise ValueError("`silence` must be auto or seconds above 0")
+            raise ValueError("`silence` must be auto or a number of seconds above 0")
         if self.actors != "auto" and self.actors < 1:
             raise ValueError("`actors` must be auto or at least 1")
         if self.min_actors and self.actors == "auto":
-            raise ValueError("`min_actors` needs `actors`, which decides the numbers; write how many there shall be")
+            raise ValueError("`min_actors` needs a number of `actors`, which determines the results; set `actors`")
         if self.min_actors and isinstance(self.actors, int) and self.min_actors > self.actors:
             raise ValueError(f"`min_actors: {self.min_actors}` is more than `actors: {self.actors}`; lower it")
         if self.gpus_per_actor > 1 and self.gpus_per_actor != int(self.gpus_per_actor):

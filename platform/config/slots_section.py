@@ -1,4 +1,4 @@
-"""The section `aggregation` of an experiment file, with the rules that it may name."""
+"""The `aggregation` section of an experiment file, with the rules that it can name."""
 
 from typing import Any
 
@@ -11,6 +11,6 @@ MEAN: Any = aggregators.section("mean")
 
 
 class AggregationConfig(Aggregation):
-    """How the server combines what clients send, and the step that it takes."""
+    """Aggregation of the clients' updates on the server, and the step that the server takes."""
 
-    rule: AggregatorConfig = Field(MEAN(), description="how the clients' updates are combined")
+    rule: AggregatorConfig = Field(MEAN(), description="rule that combines the clients' updates")

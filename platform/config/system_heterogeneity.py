@@ -1,4 +1,4 @@
-"""Section `simulation` of an experiment file: how fast clients are, and when they are available."""
+"""The `simulation` section of an experiment file: speed and availability of clients."""
 
 from typing import Annotated, Literal, Self
 
@@ -9,17 +9,17 @@ from hedgerow.algorithms.core.messages import Cohort
 from hedgerow.platform.common.section import Section
 from hedgerow.platform.data.sampling import keyed_hash
 
-# ---- what is random, each a number per client ------------------------------------------------------------------------
+# ---- random numbers, one per client ----------------------------------------------------------------------------------
 
 
 def uniform(seed: int, purpose: str, *keys: int | np.ndarray) -> np.ndarray:
-    """In (0, 1)."""
+    """Uniform random numbers in (0, 1)."""
     bits = keyed_hash(seed, "simulation", purpose, *keys) >> np.uint64(11)
     return (bits.astype(np.float64) + 0.5) / 2**53
 
 
 def normal(seed: int, purpose: str, *keys: int | np.ndarray) -> np.ndarray:
-    """Standard normal, by Box and Muller."""
+    """Standard normal random numbers, by the Box-Muller transform."""
     u, v = (uniform(seed, f"{purpose} {part}", *keys) for part in ("radius", "angle"))
     return np.sqrt(-2 * np.log(u)) * np.cos(2 * np.pi * v)
 
@@ -28,28 +28,28 @@ class ConstantSpeed(Section):
     """All clients are equally fast."""
 
     kind: Literal["constant"] = "constant"
-    speed: float = Field(1.0, gt=0, description="of every client")
+    speed: float = Field(1.0, gt=0, description="speed of every client")
 
     def of(self, seed: int, clients: np.ndarray) -> np.ndarray:
         return np.full(len(clients), self.speed)
 
 
 class LognormalSpeed(Section):
-    """A client's speed is drawn once, with median 1."""
+    """The speed of each client is drawn once from a lognormal distribution with median 1."""
 
     kind: Literal["lognormal"] = "lognormal"
-    sigma: float = Field(0.5, ge=0, description="standard deviation of its logarithm")
+    sigma: float = Field(0.5, ge=0, description="standard deviation of the logarithm of the speed")
 
     def of(self, seed: int, clients: np.ndarray) -> np.ndarray:
         return np.exp(self.sigma * normal(seed, "speed", clients))
 
 
 class ListedSpeeds(Section):
-    """Speeds as they are given."""
+    """The speeds are listed explicitly."""
 
     kind: Literal["list"] = "list"
     speeds: list[Annotated[float, Field(gt=0)]] = Field(
-        min_length=1, description="client i has entry i, counted from 0; after the last they begin again"
+        min_length=1, description="client i has entry i, counted from 0; a shorter list is repeated"
     )
 
     def of(self, seed: int, clients: np.ndarray) -> np.ndarray:
@@ -57,7 +57,7 @@ class ListedSpeeds(Section):
 
 
 class Always(Section):
-    """Everybody is there."""
+    """All clients are available in every round."""
 
     kind: Literal["always"] = "always"
 
@@ -66,24 +66,24 @@ class Always(Section):
 
 
 class Bernoulli(Section):
-    """A client is there in a round by chance."""
+    """Each client is available in a round with a fixed probability."""
 
     kind: Literal["bernoulli"] = "bernoulli"
-    probability: float = Field(gt=0, le=1, description="chance of each client in each round")
+    probability: float = Field(gt=0, le=1, description="probability that a client is available in a round")
 
     def probabilities(self, seed: int, round: int, clients: np.ndarray) -> np.ndarray:
         return np.full(len(clients), self.probability)
 
 
 class Diurnal(Section):
-    """The chance rises and falls with the hour of the client's day."""
+    """The probability that a client is available varies with the hour of its day."""
 
     kind: Literal["diurnal"] = "diurnal"
-    probability: float = Field(0.5, gt=0, le=1, description="chance of a client, on the average over a day")
-    amplitude: float = Field(1.0, ge=0, le=1, description="how far it rises and falls, as a share of that")
-    period: float = Field(24.0, gt=0, description="rounds of a day")
+    probability: float = Field(0.5, gt=0, le=1, description="mean probability over a day that a client is available")
+    amplitude: float = Field(1.0, ge=0, le=1, description="amplitude over a day, as a share of the mean probability")
+    period: float = Field(24.0, gt=0, description="length of a day in rounds")
     spread: float = Field(
-        1.0, ge=0, le=1, description="share of a day over which the clients' clocks differ; 0: all have the same"
+        1.0, ge=0, le=1, description="share of a day over which the clients' clocks differ; 0: all clocks are the same"
     )
 
     @model_validator(mode="after")
@@ -91,7 +91,7 @@ class Diurnal(Section):
         highest = self.probability * (1 + self.amplitude)
         if highest > 1:
             raise ValueError(
-                f"`probability` times 1 + `amplitude` is {highest:g}, which is no chance; lower one of them"
+                f"`probability` times 1 + `amplitude` is {highest:g}, which is not a probability; lower one of them"
             )
         return self
 
@@ -108,34 +108,34 @@ Availability = Annotated[Always | Bernoulli | Diurnal, Field(discriminator="kind
 
 
 class Simulation(Section):
-    """Clients that are slow, away, or lost in the middle of a round."""
+    """Clients that are slow, unavailable, or drop out during a round."""
 
-    speed: Speed = Field(ConstantSpeed(), description="how fast clients are; one of speed 1 is the measure")
+    speed: Speed = Field(ConstantSpeed(), description="speed of the clients, relative to `seconds_per_step`")
     jitter: float = Field(
         0.0, ge=0, description="standard deviation of the logarithm of a factor on a client's time, drawn in each round"
     )
-    seconds_per_step: float = Field(1.0, ge=0, description="what a mini-batch takes a client of speed 1")
+    seconds_per_step: float = Field(1.0, ge=0, description="simulated seconds per mini-batch of a client of speed 1")
     bandwidth: float | None = Field(
         None,
         gt=0,
-        description="bytes per second of a client; an answer is taken to be as large as what the client received; "
-        "null: messages take no time",
+        description="bytes per second of a client; an answer is assumed to be as large as the message that the client "
+        "received; null: messages take no time",
     )
-    availability: Availability = Field(Always(), description="who is there when a round begins")
-    dropout: float = Field(0.0, ge=0, lt=1, description="chance that a client which began a round does not finish it")
+    availability: Availability = Field(Always(), description="which clients are available when a round begins")
+    dropout: float = Field(0.0, ge=0, lt=1, description="probability that a client does not finish a round")
     deadline: float | None = Field(
-        None, gt=0, description="simulated seconds after which the server waits for nobody; null: it waits"
+        None, gt=0, description="simulated seconds after which the server stops waiting for clients; null: no limit"
     )
     over_selection: float = Field(
-        1.0, ge=1, description="sample so many times the clients of a round; those that finish first count"
+        1.0, ge=1, description="sample this many times the clients of a round; the first ones to finish count"
     )
 
     def selected(self, wanted: int) -> int:
-        """How many clients are sampled so that `wanted` may answer."""
+        """Number of clients to sample for a round of `wanted` clients."""
         return round(self.over_selection * wanted)
 
     def seconds(self, cohort: Cohort, steps: np.ndarray, received: np.ndarray) -> np.ndarray:
-        """What each client of a cohort takes for its mini-batches and for what it receives, in bytes."""
+        """Simulated seconds of each client of a cohort for its mini-batches and messages. received: in bytes."""
         seed, clients = cohort.seed, cohort.clients
         work = steps * self.seconds_per_step / self.speed.of(seed, clients)
         messages = 2 * received / self.bandwidth if self.bandwidth else 0.0

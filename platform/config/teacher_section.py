@@ -1,4 +1,4 @@
-"""The teacher section of an experiment file: a model that others learn from."""
+"""The `task.teacher` section of an experiment file: a model that others learn from."""
 
 from pathlib import Path
 from typing import Any
@@ -16,18 +16,18 @@ from hedgerow.platform.storage.checkpoint import checkpoints, read_checkpoint
 
 
 class Teacher(Section, TeacherTraining):
-    """A model that is asked, and learns nothing: what a run ended with, or what is trained before the first lesson."""
+    """A fixed teacher model: the final model of a run, or a model that is trained before it is first needed."""
 
     alternatives = (("model", "run"),)
 
     model: ModelConfig | None = Field(
-        None, description="trained on all training samples, as the other keys say; null where `run` is given"
+        None, description="model that is trained on all training samples with the other keys; null if `run` is given"
     )
     run: str | None = Field(
         None,
         min_length=1,
-        description="folder of a run, or such a path without date and time, which stands for the newest of its name "
-        "when the file is read; null where `model` is given",
+        description="folder of a run, or its path without date and time, which stands for the newest run of this name "
+        "when the file is read; null if `model` is given",
     )
 
     @field_validator("run")
@@ -37,7 +37,7 @@ class Teacher(Section, TeacherTraining):
             return None
         path = Path(run)
         for folder in (path, *sorted(path.parent.glob(f"{path.name}-[0-9]*"), reverse=True)):
-            # What a table ran of one method is its only expert.
+            # In a published table, the run of a method is the only expert of its search.
             for home in (folder, folder / "experts" / "000"):
                 if (home / "experiment.yaml").exists() and (home / "checkpoints").exists():
                     return str(home.absolute())
@@ -45,7 +45,7 @@ class Teacher(Section, TeacherTraining):
 
     @property
     def teacher_training(self) -> TeacherTraining | None:
-        """None: it has learnt already."""
+        """Training of the teacher; None if `run` provides a trained one."""
         return (
             None
             if self.model is None
@@ -54,7 +54,7 @@ class Teacher(Section, TeacherTraining):
 
     @property
     def experiment(self) -> Path:
-        """Its experiment file. Raises UserError where there is none."""
+        """Experiment file of the teacher's run. Raises UserError if there is none."""
         file = Path(str(self.run)) / "experiment.yaml"
         if not file.exists():
             raise UserError(
@@ -64,20 +64,20 @@ class Teacher(Section, TeacherTraining):
         return file
 
     def parameters(self) -> Tree:
-        """Those of the server's model. Raises UserError where none are saved or the last ones are damaged."""
-        found = checkpoints(Path(str(self.run)) / "checkpoints")
-        server: Tree = read_checkpoint(found[-1])[0] if found else {}
+        """Parameters of the server's model. Raises UserError if none are saved or the last checkpoint is damaged."""
+        files = checkpoints(Path(str(self.run)) / "checkpoints")
+        server: Tree = read_checkpoint(files[-1])[0] if files else {}
         if "w" not in server:
-            raise UserError(f"task.teacher.run: {self.run} has saved no model; let it run to its end, or name another")
+            raise UserError(f"task.teacher.run: {self.run} has no saved model; let it finish, or name another run")
         return server["w"]
 
 
 def with_parameters(module: torch.nn.Module, parameters: dict[str, Any], run: str) -> torch.nn.Module:
-    """The module as it was learnt, for forward passes alone. Raises UserError where they do not fit."""
+    """Module with trained parameters, for forward passes alone. Raises UserError if the parameters do not fit."""
     shapes = {name: p.shape for name, p in module.named_parameters()}
-    # Frozen ones are not saved: the module has them from its constructor.
-    wanted = trainable(module).keys()
-    if not wanted <= parameters.keys() or any(shapes.get(name) != p.shape for name, p in parameters.items()):
+    # Frozen parameters are not saved, and the module has them from its constructor.
+    names = trainable(module).keys()
+    if not names <= parameters.keys() or any(shapes.get(name) != p.shape for name, p in parameters.items()):
         raise UserError(
             f"task.teacher.run: the model of {run} is for other samples or classes than task.data's; name a run on the "
             "same data"

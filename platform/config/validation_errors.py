@@ -1,4 +1,4 @@
-"""Pydantic's findings in the words of a researcher: one sentence with the place and the fix."""
+"""Translates pydantic's errors into one plain sentence per mistake, with the place and the fix."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ from hedgerow.platform.common.section import section_classes, tag
 Keys = tuple[str | int, ...]
 
 Sections = Callable[[Keys], list[type[BaseModel]]]
-"""Location of an error -> the section classes that the location may have."""
+"""Location of an error -> section classes that the location may have."""
 
 _SECTION_KINDS = ("dict_type", "model_type", "model_attributes_type", "union_tag_not_found")
 _KINDS = {
@@ -36,21 +36,22 @@ _BOUNDS = {
     "too_short": ("min_length", "a list of at least {} entries"),
     "too_long": ("max_length", "a list of at most {} entries"),
 }
-# Hyperparameters of the user's own algorithm may be of types that are not told apart above: "Input should be a ..."
+# The user's own algorithm may have hyperparameters of types that are not listed above: "Input should be a ..."
 _TYPE_NAME = re.compile(r"^\w+ should (be |have )?")
 
 
 def dotted(path: Keys) -> str:
-    """A key as --set takes it, on one line: `task.model.hidden`."""
+    """Key in the form that --set takes, on one line: `task.model.hidden`."""
     return " ".join(".".join(map(str, path)).splitlines())
 
 
 def explain(
     error: ValidationError, model: type[BaseModel], values: Any, lines: Mapping[Keys, str], source: str
 ) -> UserError:
-    """All mistakes, in the order of `lines`.
+    """Returns a UserError with all mistakes, in the order of `lines`.
 
-    model: what refused `values`; lines: the place of each key, in the order of the file; source: the place of the rest.
+    model: section class that rejected `values`; lines: place of each key, in the order of the file; source: place of
+    all others.
     """
 
     def sections(location: Keys) -> list[type[BaseModel]]:
@@ -59,29 +60,29 @@ def explain(
     grouped: dict[Keys, list[ErrorDetails]] = {}
     for detail in error.errors(include_url=False):
         grouped.setdefault(_path(detail, values, sections), []).append(detail)
-    # A misspelt key is one mistake, though it also leaves the right key missing.
+    # A misspelt key is one mistake, although the right key is also missing.
     misspelt = {
         (*path[:-1], closest(str(path[-1]), _allowed_keys(sections, details[0]["loc"][:-1])))
         for path, details in grouped.items()
         if details[0]["type"] == "extra_forbidden"
     }
-    wrong = {
+    faults = {
         path: details for path, details in grouped.items() if details[0]["type"] != "missing" or path not in misspelt
     }
     order = {path: position for position, path in enumerate(lines)}
 
     def position(path: Keys) -> tuple[bool, int]:
-        return wrong[path][0]["type"] == "missing", order.get(_written(path, lines), -1)
+        return faults[path][0]["type"] == "missing", order.get(_written(path, lines), -1)
 
     sentences = [
-        f"{lines.get(_written(path, lines), source)}: {_sentence(path, wrong[path], sections)}"
-        for path in sorted(wrong, key=position)
+        f"{lines.get(_written(path, lines), source)}: {_sentence(path, faults[path], sections)}"
+        for path in sorted(faults, key=position)
     ]
     return mistakes(source, [" ".join(sentence.splitlines()) for sentence in sentences])
 
 
 def objection(error: ValidationError) -> str:
-    """The first mistake in a record that no user wrote: "`versions` is missing"."""
+    """First mistake in a record that was not written by a user: "`versions` is missing"."""
     detail = error.errors(include_url=False)[0]
     key = dotted(detail["loc"]) or "it"
     if detail["type"] == "value_error":
@@ -90,7 +91,7 @@ def objection(error: ValidationError) -> str:
 
 
 def _path(detail: ErrorDetails, values: Any, sections: Sections) -> Keys:
-    """The keys as the user wrote them: pydantic's location without the names of union branches."""
+    """Keys as the user wrote them: pydantic's location without the names of union branches."""
     path: list[str | int] = []
     node = values
     last = len(detail["loc"]) - 1
@@ -109,7 +110,7 @@ def _path(detail: ErrorDetails, values: Any, sections: Sections) -> Keys:
 
 
 def _written(path: Keys, lines: Mapping[Keys, str]) -> Keys:
-    """The key, or the nearest section around it, that stands somewhere."""
+    """Returns the key, or the nearest section around it, whose place is known."""
     while path and path not in lines:
         path = path[:-1]
     return path
@@ -117,7 +118,7 @@ def _written(path: Keys, lines: Mapping[Keys, str]) -> Keys:
 
 def _sentence(path: Keys, details: list[ErrorDetails], sections: Sections) -> str:
     first = details[0]
-    key, given, kind, context = dotted(path), first["input"], first["type"], first.get("ctx", {})
+    key, value, kind, context = dotted(path), first["input"], first["type"], first.get("ctx", {})
     if kind == "extra_forbidden":
         allowed = _allowed_keys(sections, first["loc"][:-1])
         return f"{key} is not a key here{nearest(str(path[-1]), allowed)} (allowed: {', '.join(allowed)})"
@@ -129,32 +130,32 @@ def _sentence(path: Keys, details: list[ErrorDetails], sections: Sections) -> st
             + (f" under {section}" if section else " to the file")
             + (f" ({meaning})" if meaning else "")
         )
-    if kind == "union_tag_not_found" and isinstance(given, dict):
+    if kind == "union_tag_not_found" and isinstance(value, dict):
         choices = sections(first["loc"])
         selector = _selector(choices)
-        return f"{key} lacks its key {selector!r}; add `{selector}: ...`, one of {', '.join(_tags(choices))}"
+        return f"{key} is missing its key {selector!r}; add `{selector}: ...`, one of {', '.join(_tags(choices))}"
     if kind == "union_tag_invalid":
         tags = _tags(sections(first["loc"]))
-        tag = given[path[-1]]
+        tag = value[path[-1]]
         return f"{key}: {_shown(tag)} is not known{nearest(str(tag), tags)} (allowed: {', '.join(tags)})"
     if kind in ("value_error", "assertion_error", "own_class"):
         return f"{key}: {context['error']}".removeprefix(": ")
     if kind == "invalid_key":
         return f"{key}: a key must be text; put it in quotes"
-    wanted = list(dict.fromkeys(_wanted(detail) for detail in details))
-    return f"{key} must be {' or '.join(wanted)}, not {_shown(given)}{_fix(details, sections)}"
+    types = list(dict.fromkeys(_wanted(detail) for detail in details))
+    return f"{key} must be {' or '.join(types)}, not {_shown(value)}{_fix(details, sections)}"
 
 
 def _fix(details: list[ErrorDetails], sections: Sections) -> str:
     first, last = details[0], details[-1]
-    given = first["input"]
-    if last["type"] == "literal_error" and isinstance(given, str):
-        return nearest(given, re.findall(r"'([^']*)'", last["ctx"]["expected"]))
-    if first["type"] == "string_type" and isinstance(given, (bool, int, float)):
+    value = first["input"]
+    if last["type"] == "literal_error" and isinstance(value, str):
+        return nearest(value, re.findall(r"'([^']*)'", last["ctx"]["expected"]))
+    if first["type"] == "string_type" and isinstance(value, (bool, int, float)):
         return "; put it in quotes"
-    if first["type"] in _SECTION_KINDS and isinstance(given, str):
+    if first["type"] in _SECTION_KINDS and isinstance(value, str):
         selector = _selector(sections(first["loc"]))
-        return f"; write `{first['loc'][-1]}: {{{selector}: {given}}}`" if selector else ""
+        return f"; write `{first['loc'][-1]}: {{{selector}: {value}}}`" if selector else ""
     return ""
 
 
@@ -188,12 +189,12 @@ def _shown(value: Any) -> str:
 def sections_at(model: type[BaseModel], location: Keys, values: Any = None) -> list[type[BaseModel]]:
     """Section classes that a location may have.
 
-    values: what was read; they name the user's own classes, which the model does not have.
+    values: values of the file; they name the user's own classes, which are not part of the model.
     """
     sections: list[type[BaseModel]] = [model]
     for step in location:
         if isinstance(step, int):
-            # A place in a list.
+            # An index of a list.
             values = values[step] if isinstance(values, list) and step < len(values) else None
             continue
         deeper = [
@@ -215,16 +216,16 @@ def _allowed_keys(sections: Sections, location: Keys) -> list[str]:
 
 
 def _description(sections: Sections, location: Keys) -> str | None:
-    """What the schema says about the key at a location."""
+    """Description of the key at a location, from the schema."""
     fields = [section.model_fields.get(str(location[-1])) for section in sections(location[:-1])]
     return next((field.description for field in fields if field is not None), None)
 
 
 def _selector(choices: list[type[BaseModel]]) -> str:
-    """The key, `name` or `kind`, that selects among sections; empty when there is none to select."""
+    """Key, `name` or `kind`, that selects among sections; empty if there is none."""
     return next((key for key in ("kind", "name") if any(key in section.model_fields for section in choices)), "")
 
 
 def _tags(choices: list[type[BaseModel]]) -> list[str]:
-    found = [tag(section) for section in choices]
-    return [one for one in found if one] + ([OWN_WORDS] if None in found else [])
+    tags = [tag(section) for section in choices]
+    return [one for one in tags if one] + ([OWN_WORDS] if None in tags else [])

@@ -1,4 +1,4 @@
-"""YAML text in, plain values out, and where each of their keys stands; and back."""
+"""Converts YAML text to plain values with the place of each key, and plain values to YAML text."""
 
 import re
 from collections.abc import Callable
@@ -11,38 +11,38 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.validation_errors import Keys, dotted
 
 Lines = dict[Keys, str]
-"""For each key, by its path, the place where it stands: "FILE:LINE" or "--set KEY=VALUE". In the order of reading."""
+"""Path of a key -> its place, "FILE:LINE" or "--set KEY=VALUE", in the order of reading."""
 
 REPEATED = 100_000
-"""Values that the aliases (*) of one text may repeat, merge keys included. A text without any may be of any length."""
+"""Maximum number of values that the aliases (*) of one text, including merge keys, may repeat."""
 
 _YAML = "tag:yaml.org,2002:"
-# A hundred digits are more than any setting needs, and fewer than Python refuses to convert.
+# At most 100 digits: more than any setting needs, and below the limit of Python's conversion.
 _INT = re.compile(r"^[-+]?(0|[1-9][0-9_]{0,99})$")
 _FLOAT = re.compile(
     r"^([-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*|[0-9][0-9_]*(?=[eE]))([eE][-+]?[0-9]+)?"
     r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$"
 )
 _SYNTAX_FIXES = {
-    "'\\t'": "a tab stands in the indentation; use spaces",
-    "mapping values are not allowed": "a `: ` where no key can be; fix the indentation, or quote the text around it",
+    "'\\t'": "the indentation contains a tab; use spaces",
+    "mapping values are not allowed": "a `: ` where no key is allowed; fix the indentation, or quote the text",
     "could not find expected ':'": "a line before this one has no `: `; write `key: value`",
     "expected ',' or": "a bracket is not closed, or a comma is missing; fix the list or section",
     "expected the node content": "a value is missing, or a bracket is not closed; fix the list or section",
-    "unexpected end of stream": "a quotation is not closed; add the closing quote",
+    "unexpected end of stream": "a closing quote is missing; add it",
     "another document": "a second document begins with `---`; keep one experiment per file",
     "expected <block end>": "the indentation does not fit the lines above; align the keys of a section",
-    "undefined alias": "a value that begins with `*` refers to nothing; quote it",
+    "undefined alias": "a value that begins with `*` refers to an undefined anchor; quote it",
     "cannot start any token": "a value cannot begin with this character; quote it",
-    "expected a mapping or list of mappings for merging": "`<<` takes a section; give it one, or remove it",
+    "expected a mapping or list of mappings for merging": "`<<` needs a section as its value; add one, or remove it",
 }
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML without its surprising types.
+    """YAML loader without YAML's surprising types.
 
-    PyYAML alone reads 1e-3 as text, and 010 as 8, 1:30 as 90, 2024-01-01 as a date. Tags, which make other objects, are
-    refused.
+    PyYAML itself reads 1e-3 as text, 010 as 8, 1:30 as 90 and 2024-01-01 as a date. Tags, which create other objects,
+    raise an error.
     """
 
     yaml_implicit_resolvers = {  # noqa: RUF012
@@ -60,7 +60,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes the texts that either PyYAML or `_Loader` would read as numbers."""
+    """YAML dumper that quotes text that PyYAML or `_Loader` would read as a number."""
 
 
 _Loader.add_implicit_resolver(f"{_YAML}int", _INT, list("-+0123456789"))
@@ -69,9 +69,9 @@ for _class in (_Loader, _Dumper):
 
 
 def parse_yaml(text: str, place: Callable[[int], str], keys: Keys = ()) -> tuple[Any, Lines]:
-    """The value that YAML text stands for, and where each of its keys stands.
+    """Returns the value of YAML text, and the place of each of its keys.
 
-    place: names a line (from 1) in messages; keys: the path of the value itself. Raises UserError.
+    place: function that names a line (from 1) in messages; keys: path of the value itself. Raises UserError.
     """
     try:
         loader = _Loader(text)
@@ -91,16 +91,16 @@ def parse_yaml(text: str, place: Callable[[int], str], keys: Keys = ()) -> tuple
         line = text.count("\n", 0, error.position) + 1
         raise UserError(f"{place(line)}: not valid YAML: an unprintable character; remove it") from None
     except (ValueError, OverflowError):
-        # Of an escape such as "\U00110000", which PyYAML does not check.
-        raise UserError(f"{place(1)}: not valid YAML: an escape (\\U) that is no character; remove it") from None
+        # Raised for an escape such as "\U00110000", which PyYAML does not check.
+        raise UserError(f"{place(1)}: not valid YAML: an escape (\\U) that is not a character; remove it") from None
     except RecursionError:
         raise UserError(f"{place(1)}: nested too deeply, or an alias (*) inside its own anchor (&)") from None
 
 
 def _check_aliases(root: yaml.Node, place: Callable[[int], str]) -> None:
-    """Raises UserError where aliases of aliases repeat more than `REPEATED` values.
+    """Raises UserError if aliases of aliases repeat more than `REPEATED` values.
 
-    Each node is visited once. So the check stays fast where the values that it counts would fill the memory.
+    Each node is visited once, so the check is fast even if the repeated values would not fit into memory.
     """
     sizes: dict[int, int] = {}
 
@@ -120,7 +120,7 @@ def _check_aliases(root: yaml.Node, place: Callable[[int], str]) -> None:
 
 
 def _note_lines(node: yaml.Node, keys: Keys, lines: Lines, place: Callable[[int], str]) -> None:
-    """Note where every key stands; refuse keys that come twice, of which YAML would silently keep the last."""
+    """Record the place of every key; refuse duplicate keys, since YAML would silently keep only the last."""
     if isinstance(node, yaml.SequenceNode):
         for index, child in enumerate(node.value):
             lines[(*keys, index)] = place(child.start_mark.line + 1)
@@ -141,11 +141,11 @@ def _note_lines(node: yaml.Node, keys: Keys, lines: Lines, place: Callable[[int]
 
 
 def dump_inline(values: dict[str, Any]) -> str:
-    """Plain values as YAML on one line, without the braces around it: `hidden: [200]`."""
+    """Returns plain values as YAML on one line, without the outer braces: `hidden: [200]`."""
     text = yaml.dump(values, Dumper=_Dumper, sort_keys=False, width=10**6, allow_unicode=True, default_flow_style=True)
     return text.strip().removeprefix("{").removesuffix("}")
 
 
 def dump_values(values: dict[str, Any]) -> str:
-    """Plain values as YAML that reads back as the same values."""
+    """Returns plain values as YAML that reads back as the same values."""
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, width=100, allow_unicode=True)

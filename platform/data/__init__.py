@@ -1,4 +1,4 @@
-"""Data sets as arrays, and their partition over clients."""
+"""Data sets as arrays, and their partitions over clients."""
 
 from hedgerow.platform.data.dataset import Dataset
 from hedgerow.platform.data.partition import Partition

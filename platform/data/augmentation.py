@@ -1,4 +1,4 @@
-"""T(x): random augmentation of images, drawn by keyed hashes, sample by sample."""
+"""Random augmentation T(x) of images. Randomness comes from keyed hashes, sample by sample."""
 
 import torch
 from pydantic import Field
@@ -10,22 +10,24 @@ from hedgerow.algorithms.core.keyed_random import randint
 from hedgerow.platform.data.auto_augment import auto_augment
 
 CROP_Y, CROP_X, FLIP, HOLE_Y, HOLE_X = range(5)
-"""What draws are for. AutoAugment's have higher numbers."""
+"""Purposes of random draws. AutoAugment uses higher numbers."""
 
 
 class Augmentation(Settings):
-    """What training images go through, in this order, as they are stored, before they are normalised.
+    """Augmentation of training images, applied to raw pixels in the order of the fields, before normalisation.
 
-    As usual with CIFAR: `{crop: 4, flip: true, auto: true, cutout: 16}`.
+    Usual settings for CIFAR: `{crop: 4, flip: true, auto: true, cutout: 16}`.
     """
 
-    crop: int = Field(0, ge=0, description="black pixels around an image, out of which one of its size is cut; 0: none")
-    flip: bool = Field(False, description="half of the images are mirrored")
-    auto: bool = Field(False, description="AutoAugment with the policy for CIFAR-10, for images of 8 bits")
-    cutout: int = Field(0, ge=0, description="side of a black square somewhere in the image; 0: none")
+    crop: int = Field(
+        0, ge=0, description="black pixels that pad each side of an image before a random crop to its own size; 0: none"
+    )
+    flip: bool = Field(False, description="mirror images horizontally with probability 1/2")
+    auto: bool = Field(False, description="AutoAugment with the CIFAR-10 policy, for 8-bit images")
+    cutout: int = Field(0, ge=0, description="side of a black square at a random position in the image; 0: none")
 
     def __call__(self, x: Tensor, key: Tensor, rows: Tensor) -> Tensor:
-        """x (samples, C, H, W), as stored -> float32. key: of this mini-batch's draw. rows: which samples they are."""
+        """Augments raw pixels x (samples, C, H, W) -> float32. key: of this mini-batch. rows: number of each sample."""
         x = x.float()
         if self.crop or self.flip:
             x = _moved(x, self.crop, self.flip, key, rows)
@@ -37,7 +39,7 @@ class Augmentation(Settings):
 
 
 def _moved(x: Tensor, padding: int, flip: bool, key: Tensor, rows: Tensor) -> Tensor:
-    """Cropped out of a black frame of `padding` pixels (He et al., 2015, 4.2), and mirrored with probability 1/2."""
+    """Random crop from a black frame of `padding` pixels (He et al., 2015, 4.2), mirrored with probability 1/2."""
     n, channels, height, width = x.shape
     x = F.pad(x, (padding,) * 4)
     down = randint(2 * padding + 1, key, rows, CROP_Y)[:, None] + torch.arange(height, device=x.device)
@@ -50,7 +52,7 @@ def _moved(x: Tensor, padding: int, flip: bool, key: Tensor, rows: Tensor) -> Te
 
 
 def _cut_out(x: Tensor, side: int, key: Tensor, rows: Tensor) -> Tensor:
-    """A black square around a pixel drawn at random, cut off at the border (DeVries and Taylor, "Cutout", 2017)."""
+    """Black square around a random pixel, clipped at the border (DeVries and Taylor, "Cutout", 2017)."""
     inside = []
     for size, purpose in ((x.shape[-2], HOLE_Y), (x.shape[-1], HOLE_X)):
         first = randint(size, key, rows, purpose)[:, None] - side // 2

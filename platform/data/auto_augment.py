@@ -1,7 +1,7 @@
-"""AutoAugment (Cubuk et al., "AutoAugment: Learning Augmentation Strategies from Data", 2019), the policy for CIFAR-10.
+"""AutoAugment (Cubuk et al., "AutoAugment: Learning Augmentation Strategies from Data", 2019), policy for CIFAR-10.
 
-Each sample draws its own of the 25 sub-policies. All operations are computed for all samples, of which each keeps one:
-nothing branches on a value.
+Each sample draws one of the 25 sub-policies. Every operation is computed for all samples, and each sample keeps one
+result: no control flow depends on a value.
 """
 
 import math
@@ -46,11 +46,11 @@ POLICY: tuple[tuple[tuple[str, float, int], tuple[str, float, int]], ...] = (
     (("Equalize", 0.8, 0), ("Invert", 0.1, 0)),
     (("TranslateY", 0.7, 9), ("AutoContrast", 0.9, 0)),
 )
-"""(operation, probability, level from 0 to 9), twice."""
+"""Two triples (operation, probability, level from 0 to 9) per sub-policy."""
 
 
 def magnitude(operation: str, level: int, height: int, width: int) -> float:
-    """How strong an operation is at a level; whose sign is drawn, without it."""
+    """Magnitude of an operation at a level, without a sign if the sign is random."""
     match operation:
         case "ShearX" | "ShearY":
             return 0.3 * level / 9
@@ -70,7 +70,7 @@ def magnitude(operation: str, level: int, height: int, width: int) -> float:
 
 
 def auto_augment(x: Tensor, key: Tensor, rows: Tensor) -> Tensor:
-    """x (samples, C, H, W), from 0 to 255, whole numbers."""
+    """Applies a random sub-policy to each sample of x (samples, C, H, W), whole numbers from 0 to 255."""
     policy = randint(len(POLICY), key, rows, 10)
     for place in range(2):
         kinds = torch.tensor([OPERATIONS.index(pair[place][0]) for pair in POLICY], device=x.device)[policy]
@@ -79,13 +79,13 @@ def auto_augment(x: Tensor, key: Tensor, rows: Tensor) -> Tensor:
         signed = torch.tensor([pair[place][0] in SIGNED for pair in POLICY], device=x.device)[policy]
         minus = signed & (randint(2, key, rows, 11 + 2 * place) == 1)
         size = torch.tensor(sizes, device=x.device)[policy]
-        done = uniform(key, rows, 12 + 2 * place) < chances
-        x = apply(x, torch.where(done, kinds, -1), torch.where(minus, -size, size))
+        mask = uniform(key, rows, 12 + 2 * place) < chances
+        x = apply(x, torch.where(mask, kinds, -1), torch.where(minus, -size, size))
     return x
 
 
 def apply(x: Tensor, kinds: Tensor, sizes: Tensor) -> Tensor:
-    """To each sample its operation, by its place in OPERATIONS, and of its size; to those of kind -1 none."""
+    """Applies to each sample the operation with its index in OPERATIONS, or none for index -1, at its magnitude."""
     result = warped(x, kinds, sizes)
     for kind, colour in enumerate(COLOURS, start=len(GEOMETRIC)):
         changed = _coloured(colour, x, sizes[:, None, None, None])
@@ -94,8 +94,8 @@ def apply(x: Tensor, kinds: Tensor, sizes: Tensor) -> Tensor:
 
 
 def warped(x: Tensor, kinds: Tensor, sizes: Tensor) -> Tensor:
-    """Sheared at the upper left corner, moved by whole pixels, or rotated around the centre, with the nearest pixel and
-    black from outside; samples of other kinds as they are."""
+    """Shears around the upper left corner, translates by whole pixels, or rotates around the centre, with the nearest
+    pixel and black outside. Samples of other kinds are unchanged."""
     n, channels, height, width = x.shape
     zero = torch.zeros_like(sizes)
 
@@ -104,11 +104,11 @@ def warped(x: Tensor, kinds: Tensor, sizes: Tensor) -> Tensor:
 
     angle = of("Rotate", sizes * (math.pi / 180))
     cos, sin = angle.cos(), angle.sin()
-    # Where a pixel comes from, about the centre: the inverse of the operation. A positive angle turns anticlockwise.
+    # Source of a pixel, relative to the centre: the inverse operation. A positive angle rotates anticlockwise.
     a, b = cos, of("ShearX", sizes, -sin)
     c, d = of("ShearY", sizes, sin), cos
     half_x, half_y = (width - 1) / 2, (height - 1) / 2
-    # A shear leaves the corner of the first pixel where it is.
+    # A shear keeps the corner of the first pixel in place.
     shift_x = of("TranslateX", -sizes, of("ShearX", sizes * (half_y + 0.5)))
     shift_y = of("TranslateY", -sizes, of("ShearY", sizes * (half_x + 0.5)))
     x_, y_ = torch.arange(width, device=x.device) - half_x, torch.arange(height, device=x.device) - half_y
@@ -117,8 +117,8 @@ def warped(x: Tensor, kinds: Tensor, sizes: Tensor) -> Tensor:
     across, down = across.round().long(), down.round().long()
     inside = (across >= 0) & (across < width) & (down >= 0) & (down < height)
     source = down.clamp(0, height - 1) * width + across.clamp(0, width - 1)
-    found = x.flatten(2).gather(2, source.view(n, 1, -1).expand(n, channels, -1)).view_as(x)
-    return found * inside[:, None]
+    pixels = x.flatten(2).gather(2, source.view(n, 1, -1).expand(n, channels, -1)).view_as(x)
+    return pixels * inside[:, None]
 
 
 def _coloured(operation: str, x: Tensor, size: Tensor) -> Tensor:
@@ -146,12 +146,12 @@ def _coloured(operation: str, x: Tensor, size: Tensor) -> Tensor:
 
 
 def equalised(x: Tensor) -> Tensor:
-    """Each channel's histogram made as flat as a map of its 256 values makes it."""
+    """Histogram equalisation of each channel by a lookup table of its 256 values."""
     n, channels = x.shape[:2]
     values = x.flatten(2).long()
     counts = torch.zeros(n, channels, 256, device=x.device, dtype=x.dtype)
     counts = counts.scatter_add(2, values, torch.ones_like(values, dtype=x.dtype))
-    # The last value that occurs does not count.
+    # The largest value that occurs is not counted.
     places = torch.arange(256, device=x.device)
     last = counts.gather(2, torch.where(counts > 0, places, 0).amax(-1, keepdim=True))
     step = ((counts.sum(-1, keepdim=True) - last) / 255).floor()
@@ -162,19 +162,19 @@ def equalised(x: Tensor) -> Tensor:
 
 
 def _blended(x: Tensor, other: Tensor, size: Tensor) -> Tensor:
-    """x as much more, or less, unlike the other; rounded down to whole numbers."""
+    """Moves x away from `other` (size > 0) or towards it (size < 0), rounded down to whole numbers."""
     return ((1 + size) * x - size * other).clamp(0, 255).floor()
 
 
 def _grey(x: Tensor) -> Tensor:
-    """(samples, 1, H, W)"""
+    """Greyscale images, (samples, 1, H, W)."""
     if x.shape[1] != 3:
         return x.mean(1, keepdim=True)
     return 0.2989 * x[:, 0:1] + 0.587 * x[:, 1:2] + 0.114 * x[:, 2:3]
 
 
 def _blurred(x: Tensor) -> Tensor:
-    """The weighted mean of each pixel and its neighbours; the border stays."""
+    """Weighted mean of each pixel and its neighbours; border pixels are unchanged."""
     channels = x.shape[1]
     kernel = torch.ones(3, 3, device=x.device)
     kernel[1, 1] = 5

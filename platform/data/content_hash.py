@@ -1,4 +1,4 @@
-"""Content hashes of data sets and partitions: equal for equal arrays, wherever these come from."""
+"""Content hashes of data sets and partitions: equal for equal arrays, regardless of their source."""
 
 import hashlib
 import json
@@ -11,11 +11,11 @@ from hedgerow.platform.data.dataset import Dataset
 from hedgerow.platform.data.partition import Partition
 
 WORDS = {"name", "class_names"}
-"""Fields of a data set that no number depends on."""
+"""Fields of a data set that do not affect any number."""
 
 
 def content_hash(data: Dataset | Partition) -> str:
-    """SHA-256 of all fields that decide numbers: of an array its type, its shape and its bytes, else the value."""
+    """SHA-256 of all fields that affect numbers: type, shape and bytes of an array, the value of any other field."""
     digest = hashlib.sha256(type(data).__name__.encode())
     for field in fields(data):
         if field.name in WORDS:

@@ -8,11 +8,11 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Dataset:
-    """Raw arrays, in the most compact type: normalised only when a batch is drawn.
+    """Data set of raw arrays in their most compact type; samples are normalised only when a batch is drawn.
 
     x_train, x_test: images uint8 (n, C, H, W), features float32 (n, F) or tokens uint8 (n, L). y_*: int64 (n,).
-    mean, std: float32, broadcast against one sample, in raw units. train_clients: the natural client of each training
-    sample, int64 (n,), or None. public: so many of the last training samples are of another data set, and public.
+    mean, std: float32, broadcast against one sample, in raw units. train_clients: natural client of each training
+    sample, int64 (n,), or None. public: number of public samples: the last training samples, from another data set.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Dataset:
     is_tokens: bool = False
     public: int = 0
     lent: int = 0
-    """How many of the training samples, the last ones, are the test set's: clients may hold them out."""
+    """Number of training samples, the last ones, that belong to the test set: clients may hold them out."""
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
@@ -36,7 +36,7 @@ class Dataset:
         return self.x_train.shape[1:]
 
     def arrays(self) -> dict[str, Any]:
-        """The fields, in a form that travels."""
+        """Fields as a dictionary, for transfer to other processes."""
         return asdict(self)
 
     @classmethod
@@ -52,7 +52,7 @@ def image_dataset(
     mean: tuple[float, ...],
     std: tuple[float, ...],
 ) -> Dataset:
-    """A data set of uint8 images; mean and std per channel, on the scale 0 to 1."""
+    """Builds a data set of uint8 images; mean and std per channel, on the scale from 0 to 1."""
     mean_, std_ = (np.asarray(values, np.float32).reshape(-1, 1, 1) * 255 for values in (mean, std))
     (x, y), (x_test, y_test) = train, test
     y, y_test = y.astype(np.int64), y_test.astype(np.int64)
@@ -60,7 +60,7 @@ def image_dataset(
 
 
 def stratified_split(labels: np.ndarray, fraction: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Rows for training and for testing: the same `fraction` of each class is tested."""
+    """Row indices for training and for testing; the test part has the same `fraction` of each class."""
     rng = np.random.default_rng([seed, 71])
     test = np.zeros(len(labels), bool)
     for label in np.unique(labels):
@@ -70,7 +70,7 @@ def stratified_split(labels: np.ndarray, fraction: float, seed: int = 0) -> tupl
 
 
 def mistake_in(dataset: Any) -> str | None:
-    """What is wrong with the data set that a source of the user's own returned, and the fix; None: nothing."""
+    """Error in the data set that a user's own source returned, and its fix; None if there is none."""
     if not isinstance(dataset, Dataset):
         return f"returns {type(dataset).__name__}; return a hedgerow.platform.data.Dataset"
     for part, x, y in (("train", dataset.x_train, dataset.y_train), ("test", dataset.x_test, dataset.y_test)):
@@ -81,5 +81,8 @@ def mistake_in(dataset: Any) -> str | None:
         if len(y) and not 0 <= y.min() <= y.max() < dataset.classes:
             return f"has labels from {y.min()} to {y.max()} in y_{part}; number its {dataset.classes} classes from 0"
     if len(dataset.class_names) != dataset.classes:
-        return f"names {len(dataset.class_names)} classes and has {dataset.classes}; give class_names one name for each"
+        return (
+            f"names {len(dataset.class_names)} classes but has {dataset.classes}; give class_names one name for "
+            "each class"
+        )
     return None

@@ -1,4 +1,4 @@
-"""The partition of a data set over clients: the result, however it was drawn."""
+"""Partition of a data set over clients: the result, independent of how it was drawn."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, get_args
@@ -11,7 +11,7 @@ SPLITS = get_args(Split)
 
 
 class Slices(NamedTuple):
-    """Who owns which of some samples in a row: client k's are those from offsets[k], sizes[k] of them."""
+    """Contiguous samples of each client: client k owns sizes[k] samples from offsets[k] on."""
 
     offsets: np.ndarray
     sizes: np.ndarray
@@ -19,13 +19,14 @@ class Slices(NamedTuple):
 
 @dataclass(frozen=True)
 class Partition:
-    """Who owns which training samples.
+    """Assignment of training samples to clients.
 
     order: sample indices, client by client. offsets (m + 1,): client k owns order[offsets[k] : offsets[k + 1]].
-    train_sizes (m,): the first so many of them are for training; validation_sizes (m,): the next so many for
-    validation (None: nobody has any); the rest are held out for the client's own evaluation. labels: of all training
-    samples of the data set, as their owners see them (None: as they are). public: samples that everybody has, and
-    nobody as one's own; their labels are hidden (None: there are none).
+    train_sizes (m,): number of each client's samples for training, its first ones. validation_sizes (m,): number of the
+    next samples, for validation (None: no client has any). The rest are held out for the client's own evaluation.
+    labels: labels of all training samples of the data set, as their owners see them (None: unchanged).
+    public: indices of samples that all clients share and no client owns; their labels are hidden (None: there are
+    none).
     """
 
     order: np.ndarray
@@ -40,18 +41,18 @@ class Partition:
 
     @property
     def sizes(self) -> np.ndarray:
-        """Samples of each client, (m,)."""
+        """Number of samples of each client, (m,)."""
         return np.diff(self.offsets)
 
     @property
     def places(self) -> np.ndarray:
-        """`order`, and the public samples after it."""
+        """`order`, followed by the public samples."""
         return self.order if self.public is None else np.concatenate([self.order, self.public])
 
     def shares(self) -> dict[Split, Slices]:
-        """Which part of `places` each client has for what.
+        """Slices of `places` that each client uses for each split.
 
-        Where nothing is held out, clients are evaluated on what they validate with, or else on what they train on.
+        If nothing is held out, clients are evaluated on their validation samples, or else on their training samples.
         """
         own = Slices(self.offsets[:-1], self.train_sizes)
         none = np.zeros_like(self.train_sizes)
@@ -64,12 +65,12 @@ class Partition:
 
     @property
     def holds_out(self) -> bool:
-        """Whether every client keeps samples for evaluation alone."""
+        """Whether every client keeps samples for evaluation only."""
         shares = self.shares()
         return bool((self.sizes > shares["train"].sizes + shares["validation"].sizes).all())
 
     def rows(self, share: Split) -> np.ndarray:
-        """Indices of all clients' samples of a share, client by client; of the public ones, once."""
+        """Indices of all clients' samples of a split, client by client; public samples occur once."""
         if share == "public":
             return self.order[:0] if self.public is None else self.public
         slices = self.shares()[share]
@@ -77,7 +78,7 @@ class Partition:
         return self.order[(within >= 0) & (within < np.repeat(slices.sizes, self.sizes))]
 
     def pool(self) -> "Partition":
-        """One client with all clients' samples for training and for validation, and the public ones."""
+        """Partition with one client that has all clients' training and validation samples, and the public samples."""
         train, validation = self.rows("train"), self.rows("validation")
         order = np.concatenate([train, validation])
         ends, sizes = np.array([0, len(order)]), (np.array([len(train)]), np.array([len(validation)]))
@@ -88,7 +89,8 @@ class Partition:
         return self.order[self.offsets[client] : self.offsets[client + 1]]
 
     def label_counts(self, labels: np.ndarray, classes: int, clients: int | None = None) -> np.ndarray:
-        """(m, classes): how many samples of each class each client owns. clients: so many of the first; None: all."""
+        """Number of samples of each class that each client owns, (m, classes). clients: how many, from the first; None:
+        all."""
         sizes = self.sizes[:clients]
         owner = np.repeat(np.arange(len(sizes)), sizes)
         counts = np.zeros((len(sizes), classes), dtype=np.int64)
@@ -96,7 +98,7 @@ class Partition:
         return counts
 
     def arrays(self) -> dict[str, Any]:
-        """The fields, in a form that travels."""
+        """Fields as a dictionary, for transfer to other processes."""
         return asdict(self)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""A partition to look at: a table and a client-by-class picture."""
+"""Summaries of a partition: a table, and a record for a client-by-class picture."""
 
 from typing import Any
 
@@ -8,13 +8,13 @@ from hedgerow.platform.data.dataset import Dataset
 from hedgerow.platform.data.partition import Partition
 
 SHOWN = 100
-"""Clients in the picture, at most."""
+"""Maximum number of clients in the picture."""
 
 
 def coverage(counts: np.ndarray, share: float) -> np.ndarray:
-    """(m,): how many classes, largest first, cover `share` of each client's samples. counts: (m, classes).
+    """Number of classes, largest first, that cover `share` of each client's samples, (m,). counts: (m, classes).
 
-    The class-coverage histograms of the thesis (figure A.3) count these.
+    The class-coverage histograms of the thesis (figure A.3) show these numbers.
     """
     ordered = np.cumsum(-np.sort(-counts, axis=1), axis=1)
     return 1 + (ordered < share * ordered[:, -1:] - 1e-9).sum(axis=1)
@@ -38,13 +38,13 @@ def partition_table(partition: Partition, labels: np.ndarray, class_names: tuple
 
 
 def partition_record(partition: Partition, dataset: Dataset) -> dict[str, Any]:
-    """What a report draws of a partition: the clients' sizes, from the smallest, and the first clients' classes."""
+    """Data of a report's charts: the sizes of clients in ascending order, and class counts of the first clients."""
     sizes = np.sort(partition.sizes)
-    some = sizes if len(sizes) <= 1000 else np.quantile(sizes, np.linspace(0, 1, 1000))
+    quantiles = sizes if len(sizes) <= 1000 else np.quantile(sizes, np.linspace(0, 1, 1000))
     return {
         "clients": len(partition),
         "samples": int(sizes.sum()),
-        "sizes": [int(size) for size in some],
+        "sizes": [int(size) for size in quantiles],
         "class_names": list(dataset.class_names),
         "counts": partition.label_counts(dataset.y_train, len(dataset.class_names), SHOWN).tolist(),
     }

@@ -1,4 +1,4 @@
-"""Public samples, which the server and all clients have, without labels: for distillation."""
+"""Public samples without labels, which the server and all clients share: for distillation."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,21 +11,21 @@ from hedgerow.platform.data.partition import Partition
 
 
 def with_public(dataset: Dataset, other: Dataset, samples: int | None) -> Dataset:
-    """A data set with training samples of another one behind its own. Which ones, no seed decides: trials share them.
+    """Appends training samples of another data set. Their choice does not depend on the seed: trials share them.
 
-    Raises UserError when they do not fit.
+    Raises UserError if the samples do not fit.
     """
     if (other.sample_shape, other.x_train.dtype) != (dataset.sample_shape, dataset.x_train.dtype):
         shapes = [" x ".join(map(str, one.sample_shape)) + f" ({one.x_train.dtype})" for one in (other, dataset)]
         raise UserError(
-            f"task.public.data: a sample of {other.name} is {shapes[0]} and one of {dataset.name} {shapes[1]}; choose "
-            "one with samples of the same shape, or hold samples back with `samples` alone"
+            f"task.public.data: samples of {other.name} are {shapes[0]}, but samples of {dataset.name} are "
+            f"{shapes[1]}; choose a data set with the same sample shape, or hold samples back with `samples` alone"
         )
-    there = len(other.x_train)
-    samples = samples or there
-    if samples > there:
-        raise UserError(f"task.public.samples: {other.name} has {there} training samples, not {samples}; lower it")
-    rows = np.sort(np.random.default_rng([0, 59]).permutation(there)[:samples])
+    available = len(other.x_train)
+    samples = samples or available
+    if samples > available:
+        raise UserError(f"task.public.samples: {other.name} has {available} training samples, not {samples}; lower it")
+    rows = np.sort(np.random.default_rng([0, 59]).permutation(available)[:samples])
     owners = dataset.train_clients
     return replace(
         dataset,
@@ -39,18 +39,18 @@ def with_public(dataset: Dataset, other: Dataset, samples: int | None) -> Datase
 def hold_back(
     dataset: Dataset, samples: int | None, seed: int, draw: Callable[[np.ndarray, np.ndarray | None], Partition]
 ) -> Partition:
-    """A partition of the samples that are not public: those of another data set, or else some, drawn from the seed.
+    """Partition of the samples that are not public. Public samples are of another data set, or drawn from the seed.
 
-    draw: labels and natural clients of the others -> their partition. Raises UserError when none are left.
+    draw: labels and natural clients of the other samples -> their partition. Raises UserError if no samples are left.
     """
     total = len(dataset.y_train)
     if not dataset.public and (samples or 0) >= total:
         raise UserError(
-            f"task.public.samples: {samples} public samples leave the clients none of the {total} training samples; "
-            "lower it"
+            f"task.public.samples: {samples} public samples leave none of the {total} training samples for the "
+            "clients; lower it"
         )
-    mixed = np.arange(total) if dataset.public else np.random.default_rng([seed, 61]).permutation(total)
-    private, public = (np.sort(part) for part in np.split(mixed, [total - (dataset.public or samples or 0)]))
+    permutation = np.arange(total) if dataset.public else np.random.default_rng([seed, 61]).permutation(total)
+    private, public = (np.sort(part) for part in np.split(permutation, [total - (dataset.public or samples or 0)]))
     natural = dataset.train_clients
     partition = draw(dataset.y_train[private], None if natural is None else natural[private])
     labels = None

@@ -1,4 +1,4 @@
-"""Everything random outside a client step: keyed by what it is for, never by the order in which it is drawn."""
+"""Randomness outside client steps, keyed by its purpose and never by the order of draws."""
 
 from zlib import crc32
 
@@ -10,14 +10,14 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def _mix(z: np.ndarray) -> np.ndarray:
-    """The finaliser of SplitMix64 (Steele, Lea, Flood, 2014): a bijection of 64-bit words that scatters their bits."""
+    """Finaliser of SplitMix64 (Steele, Lea, Flood, 2014): a bijection of 64-bit words that scatters their bits."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
 
 
 def keyed_hash(*keys: int | str | np.ndarray) -> np.ndarray:
-    """A counter-based hash: 64 random bits (uint64) for each combination of the broadcast keys."""
+    """Counter-based hash: 64 random bits (uint64) for each combination of the broadcast keys."""
     with np.errstate(over="ignore"):
         state = np.zeros((), np.uint64)
         for key in keys:
@@ -27,24 +27,24 @@ def keyed_hash(*keys: int | str | np.ndarray) -> np.ndarray:
 
 
 def view_keys(spec: BatchSpec, key: tuple[int | str, ...], clients: np.ndarray, steps: int) -> np.ndarray:
-    """What decides the random views of each mini-batch: 32 bits in int64, (C, steps, views)."""
-    drawn = keyed_hash(*key, "view", clients[:, None, None], np.arange(steps)[:, None], np.arange(spec.views))
-    return (drawn >> np.uint64(32)).astype(np.int64)
+    """Random keys of the views of each mini-batch: 32 bits in int64, (C, steps, views)."""
+    bits = keyed_hash(*key, "view", clients[:, None, None], np.arange(steps)[:, None], np.arange(spec.views))
+    return (bits >> np.uint64(32)).astype(np.int64)
 
 
 def client_keys(key: tuple[int | str, ...], clients: np.ndarray) -> np.ndarray:
-    """64 random bits for each client of an exchange, as two words of 32 bits in int64: (C, 2).
+    """64 random bits for each client of an exchange, as two 32-bit words in int64, (C, 2).
 
     key: seed, round and number of the exchange.
     """
-    drawn = keyed_hash(*key, "client", clients)
-    return np.stack([drawn >> np.uint64(32), drawn & np.uint64(2**32 - 1)], axis=1).astype(np.int64)
+    bits = keyed_hash(*key, "client", clients)
+    return np.stack([bits >> np.uint64(32), bits & np.uint64(2**32 - 1)], axis=1).astype(np.int64)
 
 
 def sample_clients(seed: int, round: int, population: int, count: int) -> np.ndarray:
-    """The cohort of a round: `count` of `population` ids, uniform without replacement, ascending.
+    """Cohort of a round: `count` of `population` ids, uniform without replacement, in ascending order.
 
-    A function of (seed, round) alone; it takes time and memory in proportion to `count`, not to the population.
+    Depends only on (seed, round). Time and memory are proportional to `count`, not to the population.
     """
     if count == population:
         return np.arange(population)
@@ -61,10 +61,11 @@ def steps_per_client(spec: BatchSpec, sizes: np.ndarray) -> np.ndarray:
 def draw_pooled_batches(
     spec: BatchSpec, key: tuple[int | str, ...], clients: np.ndarray, sizes: np.ndarray
 ) -> tuple[np.ndarray, ...]:
-    """Mini-batches of a chunk of clients from the samples of others, those of `spec.of`, who own `sizes` samples.
+    """Draws mini-batches for a chunk of clients from the samples of the clients in `spec.of`, who own `sizes` samples.
 
-    Returns whose sample it is (positions in `spec.of`), its position among theirs, and the mask of the real ones; all
-    (C, steps, size). Mini-batches are drawn anew, each without replacement; those of `mixed` with replacement.
+    Returns the owner of each sample (position in `spec.of`), its position among the owner's samples, and the mask of
+    real samples; all (C, steps, size). Each mini-batch is drawn independently, without replacement; if `mixed`, with
+    replacement.
     """
     total, ends = int(sizes.sum()), np.cumsum(sizes)
     size = spec.size or (total if spec.mixed else int(sizes.max()))
@@ -76,23 +77,23 @@ def draw_pooled_batches(
             tickets = (keyed_hash(*key, who, step, np.arange(size)) % np.uint64(total)).astype(np.int64)
         owners = np.searchsorted(ends, tickets, side="right")
         return owners, tickets - (ends - sizes)[owners], np.ones(owners.shape, bool)
-    chosen = (keyed_hash(*key, "of", who, step) % np.uint64(len(sizes))).astype(np.int64)  # (C, steps, 1)
-    has = sizes[chosen]
+    member = (keyed_hash(*key, "of", who, step) % np.uint64(len(sizes))).astype(np.int64)  # (C, steps, 1)
+    available = sizes[member]
     samples = np.arange(int(sizes.max()))
-    bits = np.where(samples < has, keyed_hash(*key, who, step, samples), np.uint64(2**64 - 1))
+    bits = np.where(samples < available, keyed_hash(*key, who, step, samples), np.uint64(2**64 - 1))
     positions = np.argsort(bits, axis=-1, kind="stable")[:, :, :size]
-    mask = np.arange(positions.shape[-1]) < has
-    return np.broadcast_to(chosen, positions.shape), np.where(mask, positions, 0), mask
+    mask = np.arange(positions.shape[-1]) < available
+    return np.broadcast_to(member, positions.shape), np.where(mask, positions, 0), mask
 
 
 def draw_batches(
     spec: BatchSpec, key: tuple[int | str, ...], clients: np.ndarray, sizes: np.ndarray
 ) -> tuple[np.ndarray, ...]:
-    """Mini-batches of a chunk of clients.
+    """Draws mini-batches for a chunk of clients.
 
-    clients, sizes: (C,). Returns positions (C, steps, size) into each client's own samples, int64, and the mask of
-    the real ones, bool. Within an epoch every sample comes once; the last batch of an epoch may be smaller. A client's
-    draws depend on `key` and its id, not on the other clients of the chunk.
+    clients, sizes: (C,). Returns positions (C, steps, size) into each client's own samples, int64, and the mask of real
+    samples, bool. Within an epoch every sample occurs once; the last batch of an epoch may be smaller. A client's draws
+    depend on `key` and its id, not on the other clients of the chunk.
     """
     widest = int(sizes.max(initial=1))
     size = min(spec.size or widest, max(widest, 1))

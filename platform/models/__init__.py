@@ -1,4 +1,4 @@
-"""Models, one section and its network side by side, by the name that `task.model.name` takes."""
+"""Models by the name that `task.model.name` takes. A model's section and its network share a module."""
 
 MODELS = {
     "logreg": "hedgerow.platform.models.feedforward:LogReg",

@@ -12,16 +12,17 @@ from hedgerow.platform.models.model import CustomModel, Model
 from hedgerow.platform.models.vmap_check import check_module, constants
 
 COPIES = 3
-"""Copies of the parameters that training holds at least: the server's, a client's, and its gradient."""
+"""Minimum number of copies of the parameters during training: the server's, a client's, and its gradient."""
 
 
 def build_model(
     config: Model | CustomModel, sample_shape: tuple[int, ...], classes: int, is_tokens: bool = False
 ) -> nn.Module:
-    """A module that maps a batch of samples to logits (samples, classes), its parameters drawn from torch's generator.
+    """Builds a module that maps a batch of samples to logits (samples, classes), with parameters from torch's
+    generator.
 
-    sample_shape: of one sample, without the batch. is_tokens: samples are integer sequences. The module's attribute
-    `no_vmap` says why it cannot be batched over clients, None when it can; its attribute `constants` is
+    sample_shape: shape of one sample, without the batch. is_tokens: samples are integer sequences. The module's
+    attribute `no_vmap` is the reason why it cannot be batched over clients, or None; its attribute `constants` is
     `vmap_check.constants` of a user's own model. Raises UserError when the model does not fit the data or contains
     layers that a client step cannot have.
     """
@@ -40,7 +41,7 @@ def build_model(
                 f"task.model: {type(module).__name__} has no parameters to train, or all of them are frozen "
                 "(requires_grad=False); leave some trainable"
             )
-        # Those of built-in models follow from the seed and the sizes.
+        # Constants of built-in models follow from the seed and the sizes.
         module.constants = constants(module)  # type: ignore[assignment]
     return module
 
@@ -52,21 +53,21 @@ def _kind(shape: tuple[int, ...]) -> str:
 def _refuse_wrong_kind(config: Model, kind: str) -> None:
     if kind not in config.takes:
         models = Registry(MODELS, Model, "task.model.name")
-        fitting = [name for name in models.names() if kind in models.resolve(name).takes]
+        candidates = [name for name in models.names() if kind in models.resolve(name).takes]
         raise UserError(
             f"task.model: {config.name} takes {' or '.join(config.takes)}, but task.data has {kind}; choose "
-            f"{', '.join(fitting)}"
+            f"{', '.join(candidates)}"
         )
 
 
 def _check_size(config: Model, shape: tuple[int, ...], classes: int) -> None:
-    """Raises UserError where copies of the parameters do not fit into memory. Nothing is allocated to find out."""
+    """Raises UserError if copies of the parameters do not fit into memory. The check allocates nothing."""
     advice = "lower the sizes of its layers"
     try:
         with torch.device("meta"):
             module = config.build(shape, classes)
     except (RuntimeError, TypeError):
-        # Sizes overflow in PyTorch, which then has no number of parameters to compare.
+        # Sizes overflow in PyTorch, so there is no number of parameters to compare.
         raise UserError(f"task.model: {config.name} has more parameters than any memory holds; {advice}") from None
     count = sum(parameter.numel() for parameter in module.parameters())
     needed = COPIES * sum(parameter.nbytes for parameter in module.parameters())
@@ -79,12 +80,12 @@ def _custom(config: CustomModel) -> nn.Module:
         return module_class(**config.args)
     except Exception as error:
         raise UserError(
-            f"task.model.args: {config.name} cannot be made from them ({_told(error)}); see its __init__"
+            f"task.model.args: {config.name} cannot be built from them ({_told(error)}); see its __init__"
         ) from error
 
 
 def _try_out(module: nn.Module, name: str, shape: tuple[int, ...], classes: int, is_tokens: bool) -> None:
-    """Find out here, not in the first round, whether the user's module fits the data."""
+    """Checks before the first round that the user's module fits the data."""
     samples = torch.zeros(2, *shape, dtype=torch.long if is_tokens else torch.float)
     batch = f"a batch of shape {tuple(samples.shape)}"
     try:
@@ -92,11 +93,11 @@ def _try_out(module: nn.Module, name: str, shape: tuple[int, ...], classes: int,
             logits = module(samples)
     except Exception as error:
         raise UserError(f"task.model: {name} fails on {batch} ({_told(error)}); fix its forward") from error
-    found = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
-    if found != (2, classes):
-        raise UserError(f"task.model: {name} returns {found} for {batch}; logits of shape {(2, classes)} are expected")
+    output = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+    if output != (2, classes):
+        raise UserError(f"task.model: {name} returns {output} for {batch}; logits of shape {(2, classes)} are expected")
 
 
 def _told(error: Exception) -> str:
-    """On one line."""
+    """Message of an error on one line."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -1,4 +1,4 @@
-"""The next-character LSTM."""
+"""Next-character LSTM."""
 
 from typing import ClassVar
 
@@ -13,17 +13,19 @@ from hedgerow.platform.models.model import Depth, Model
 
 
 class CharLSTM(Model):
-    """LEAF's next-character model: embedding, stacked LSTM, linear on the last position.
+    """LEAF's next-character model: embedding, stacked LSTM, linear layer on the last position.
 
     133520 parameters with 80 characters: torch's LSTM has two bias vectors per layer.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("token sequences",)
 
-    vocabulary: int | None = Field(None, ge=2, description="number of distinct tokens; null: of the data set's classes")
+    vocabulary: int | None = Field(
+        None, ge=2, description="number of distinct tokens; null: number of classes of the data set"
+    )
     embedding: int = Field(8, ge=1, description="dimension of a token's embedding")
-    hidden: int = Field(100, ge=1, description="units of each LSTM layer")
-    layers: Depth = Field(2, description="LSTM layers")
+    hidden: int = Field(100, ge=1, description="units per LSTM layer")
+    layers: Depth = Field(2, description="number of LSTM layers")
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         if self.vocabulary is not None and self.vocabulary < classes:
@@ -34,14 +36,14 @@ class CharLSTM(Model):
 
 
 class CharLSTMNet(nn.Module):
-    """Embedding, stacked LSTM, linear on the last position. tokens (B, L) int64 -> logits (B, classes).
+    """Embedding, stacked LSTM, linear layer on the last position. tokens (B, L) int64 -> logits (B, classes).
 
-    Plain autograd gets torch's LSTM kernel. The kernel has neither a batching rule nor, on CPUs, forward derivatives:
-    under a transform of torch.func (vmap, grad, jvp) the same recurrence runs cell by cell, with the same parameters
-    and the same numbers to 1e-5.
+    Plain autograd uses torch's LSTM kernel. The kernel has neither a batching rule nor, on CPUs, forward derivatives.
+    Under a transform of torch.func (vmap, grad, jvp), the same recurrence runs cell by cell, with the same parameters
+    and the same results up to 1e-5.
     """
 
-    no_vmap = None  # it holds an nn.LSTM, and yet can be batched
+    no_vmap = None  # contains an nn.LSTM, but can be batched
 
     def __init__(self, vocabulary: int, embedding: int, hidden: int, layers: int, classes: int):
         super().__init__()
@@ -51,13 +53,13 @@ class CharLSTMNet(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         embedded = self.embedding(tokens)
-        # The stack of active transforms, not the type of a tensor: any of the parameters may be the batched one.
+        # Tests the stack of active transforms, not the type of a tensor: any parameter may be the batched one.
         hidden = lstm_cells(self.lstm, embedded) if is_transformed() else self.lstm(embedded)[0]
         return self.output(hidden[:, -1])
 
 
 def lstm_cells(lstm: nn.LSTM, x: Tensor) -> Tensor:
-    """What `lstm(x)[0]` returns, in operations that can be batched and differentiated any number of times.
+    """Equivalent of `lstm(x)[0]` in operations that can be batched and differentiated any number of times.
 
     lstm: unidirectional, batch first, with biases. x (B, L, features) -> hidden states of the last layer (B, L, units).
     """

@@ -1,4 +1,4 @@
-"""FedHeN's networks: a residual network whose first stages, with an exit of their own, are the simple one."""
+"""FedHeN's networks: a residual network whose first stages, with their own exit, form the simple network."""
 
 from functools import partial
 from typing import Any, ClassVar, Literal, Self
@@ -14,25 +14,26 @@ Exits = Literal["late", "early", "both"]
 
 
 class ExitResNet(Model):
-    """FedHeN's pre-activation ResNet with GroupNorm, whose first stages have an exit of their own, behind mix pooling.
+    """FedHeN's pre-activation ResNet with GroupNorm; its first stages have their own exit behind mix pooling.
 
-    As it is, 11,171,146 parameters for 10 classes without that exit, of which the simple network has 674,880 and 1,291
-    of its exit; smaller with other lists. The groups and the size of the pooled image are not printed.
+    By default, it has 11,171,146 parameters for 10 classes without that exit. The simple network has 674,880 of them
+    and 1,291 in its exit. Other lists give smaller networks. The paper does not state the groups and the size of the
+    pooled image.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("images",)
 
     channels: list[Width] = Field([64, 128, 256, 512], min_length=2, description="channels of each stage")
-    blocks: list[Depth] = Field([2, 2, 2, 2], min_length=2, description="blocks of each stage")
-    exit_after: int = Field(2, ge=1, description="stages of the simple network")
-    groups: int = Field(2, ge=1, description="groups of each GroupNorm; must divide all channels")
+    blocks: list[Depth] = Field([2, 2, 2, 2], min_length=2, description="number of blocks of each stage")
+    exit_after: int = Field(2, ge=1, description="number of stages of the simple network")
+    groups: int = Field(2, ge=1, description="number of groups of each GroupNorm; must divide all channels")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if len(self.channels) != len(self.blocks):
-            raise ValueError("`channels` and `blocks` must have an entry for each stage, both as many")
+            raise ValueError("`channels` and `blocks` must have the same number of entries, one for each stage")
         if self.exit_after >= len(self.channels):
-            raise ValueError(f"`exit_after` must leave a stage of the {len(self.channels)} behind the exit; lower it")
+            raise ValueError(f"`exit_after` must be less than the number of stages, {len(self.channels)}; lower it")
         if any(width % self.groups for width in self.channels):
             raise ValueError(f"`groups`: {self.groups} does not divide all of `channels`; choose 1 or another divisor")
         return self
@@ -42,11 +43,12 @@ class ExitResNet(Model):
 
 
 class EarlyExit(nn.Module):
-    """PreActResNet-18 with GroupNorm, other depths with other lists; behind `exit_after` stages an exit of mix pooling
-    and a linear layer. (batch, C, H, W) -> (batch, classes).
+    """PreActResNet-18 with GroupNorm, or other depths with other lists. After the first `exit_after` stages, it has an
+    exit of mix pooling and a linear layer. (batch, C, H, W) -> (batch, classes).
 
-    exits: whose logits are wanted, of the complex network ("late"), of the simple one, or of both, a pair.
-    early: the parameters of the simple network, M of the paper. early_alone: those that the complex one does without.
+    exits: network whose logits are returned: the complex one ("late"), the simple one ("early"), or a pair of both.
+    early: parameters of the simple network, M in the paper. early_alone: those of them that the complex network does
+    not use.
     """
 
     def __init__(self, inputs: int, classes: int, channels: list[int], blocks: list[int], exit_after: int, groups: int):
@@ -71,7 +73,7 @@ class EarlyExit(nn.Module):
         x = self.first(self.stem(x))
         if exits == "late":
             return self._late(x)
-        # Mix pooling: a learned convex combination of the largest and the mean.
+        # Mix pooling: a learned convex combination of max pooling and mean pooling.
         share = torch.sigmoid(self.mix)
         early = self.exit(share * x.amax((2, 3)) + (1 - share) * x.mean((2, 3)))
         return early if exits == "early" else (early, self._late(x))

@@ -1,4 +1,4 @@
-"""Chains of layers: logistic regression, fully connected and small convolutional networks."""
+"""Feedforward networks: logistic regression, fully connected and small convolutional networks."""
 
 from itertools import pairwise
 from math import prod
@@ -34,10 +34,10 @@ class MLP(Model):
 class CNN(Model):
     """FedDyn's CIFAR network: conv 5x5, max-pool, conv 5x5, max-pool, two fully connected layers; no normalisation.
 
-    Other depths with other lists: MOML's networks for images of 84x84 have three convolutions and `fc: [400, 100]`.
+    Other lists give other depths: MOML's networks for 84x84 images have three convolutions and `fc: [400, 100]`.
 
-    The thesis prints 394 units for the first of them in chapter 2 (815892 parameters on CIFAR-10) and 384 in appendix
-    A.1.2 (797962): `fc` decides. The padding is not printed.
+    For the first fully connected layer, the thesis states 394 units in chapter 2 (815892 parameters on CIFAR-10) and
+    384 in appendix A.1.2 (797962): `fc` decides. It does not state the padding.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("images",)
@@ -64,7 +64,7 @@ class CNN(Model):
 
 
 class SmallCNN(Model):
-    """`cnn` for images of 8x8, such as the digits: conv 3x3x16, max-pool, conv 3x3x32, max-pool, linear (6090)."""
+    """`cnn` for 8x8 images such as digits: conv 3x3x16, max-pool, conv 3x3x32, max-pool, linear (6090 parameters)."""
 
     takes: ClassVar[tuple[str, ...]] = ("images",)
 
@@ -73,9 +73,10 @@ class SmallCNN(Model):
 
 
 class Conv4(Model):
-    """FedSep's network: three convolutions 3x3 with max-pools, one 2x2, linear.
+    """FedSep's network: three 3x3 convolutions with max-pools, one 2x2 convolution, and a linear layer.
 
-    24234 parameters with 32 channels on MNIST, 97866 with 64 on CIFAR-10; pools, padding and head are not printed.
+    24234 parameters with 32 channels on MNIST, 97866 with 64 on CIFAR-10. The paper does not state pools, padding and
+    head.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("images",)
@@ -86,7 +87,7 @@ class Conv4(Model):
         height, width = (side // 8 - 1 for side in shape[1:])
         if min(height, width) < 1:
             raise UserError(
-                f"task.model: images of {shape[1]}x{shape[2]} are too small for conv4, which wants 16x16 at least; "
+                f"task.model: images of {shape[1]}x{shape[2]} are too small for conv4, which needs at least 16x16; "
                 "choose mlp"
             )
         channels = self.channels

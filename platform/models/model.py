@@ -1,4 +1,5 @@
-"""The base of all models: a section of the experiment file that builds its network; and the section of your own."""
+"""Base class of all models: a section of the experiment file that builds its network. Also the section of users' own
+models."""
 
 from typing import Annotated, Any, ClassVar
 
@@ -12,16 +13,16 @@ Depth = Annotated[int, Field(ge=1, le=1000)]
 
 
 class Model(Section):
-    """A built-in model. Its fields are its sizes."""
+    """Built-in model. Its fields are its sizes."""
 
     takes: ClassVar[tuple[str, ...]] = ("images", "flat features")
-    """The kinds of samples that it can be trained on."""
+    """Kinds of samples on which the model can be trained."""
 
     name: str = ""
-    """As in the experiment file, which stamps it on."""
+    """Name of the model in the experiment file, set by the registry."""
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """The network, its parameters drawn from torch's generator. shape: of one sample. Raises UserError."""
+        """Builds the network, with parameters drawn from torch's generator. shape: of one sample. Raises UserError."""
         raise NotImplementedError
 
 

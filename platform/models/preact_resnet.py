@@ -1,4 +1,4 @@
-"""The block of which residual networks are made here, and networks of nothing else."""
+"""Residual block that the residual networks of this package share, and networks made only of it."""
 
 from collections.abc import Callable, Collection
 from functools import partial
@@ -13,20 +13,21 @@ from hedgerow.platform.models.model import Depth, Model, Width
 
 
 class PreActResNet(Model):
-    """Pre-activation ResNet with GroupNorm (thesis, 7.2): ResNet-18 as it is, 11.2 million parameters for 100 classes;
-    ResNet-34, 21.3 million, with `blocks: [3, 4, 6, 3]`.
+    """Pre-activation ResNet with GroupNorm (thesis, 7.2), by default ResNet-18.
+
+    ResNet-18 has 11.2 million parameters for 100 classes; ResNet-34, with `blocks: [3, 4, 6, 3]`, has 21.3 million.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("images",)
 
     channels: list[Width] = Field([64, 128, 256, 512], min_length=1, description="channels of each stage")
-    blocks: list[Depth] = Field([2, 2, 2, 2], min_length=1, description="blocks of each stage")
-    groups: int = Field(32, ge=1, description="groups of each GroupNorm; must divide all channels")
+    blocks: list[Depth] = Field([2, 2, 2, 2], min_length=1, description="number of blocks of each stage")
+    groups: int = Field(32, ge=1, description="number of groups of each GroupNorm; must divide all channels")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if len(self.channels) != len(self.blocks):
-            raise ValueError("`channels` and `blocks` must have an entry for each stage, both as many")
+            raise ValueError("`channels` and `blocks` must have the same number of entries, one for each stage")
         if any(width % self.groups for width in self.channels):
             raise ValueError(f"`groups`: {self.groups} does not divide all of `channels`; choose 1 or another divisor")
         return self
@@ -38,7 +39,7 @@ class PreActResNet(Model):
 class Block(nn.Module):
     """Pre-activation residual block (He et al., "Identity Mappings in Deep Residual Networks", 2016).
 
-    norm: makes the normalisation of so many channels.
+    norm: function that builds the normalisation layer for a number of channels.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int, norm: Callable[[int], nn.Module]):
@@ -51,13 +52,15 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = F.relu(self.n1(x))
-        kept = x if self.shortcut is None else self.shortcut(y)
-        return kept + self.conv2(F.relu(self.n2(self.conv1(y))))
+        shortcut = x if self.shortcut is None else self.shortcut(y)
+        return shortcut + self.conv2(F.relu(self.n2(self.conv1(y))))
 
 
 class Stages(nn.Sequential):
-    """Layers, of which some end a stage, whose maps are shown; the last three are the mean over the image, which
-    becomes flat, and a linear layer. Parts of it, such as all but the last layer, show nothing.
+    """Sequence of layers that can also return the outputs of its stages, features and logits. The last three layers are
+    the mean over the image, a flatten and a linear layer.
+
+    ends: positions of the last layer of each stage. Slices, such as all but the last layer, have no stages.
     """
 
     shows_inside = True
@@ -75,9 +78,8 @@ class Stages(nn.Sequential):
 
 
 def preact_resnet(inputs: int, classes: int, channels: list[int], blocks: list[int], groups: int) -> Stages:
-    """A 3x3 convolution, stages of blocks, of which all but the first begin with stride 2, the mean over the image, and
-    a linear layer; every normalisation is a GroupNorm. (batch, C, H, W) -> (batch, classes).
-    """
+    """A 3x3 convolution, stages of blocks (all but the first begin with stride 2), the mean over the image and a linear
+    layer; every normalisation is a GroupNorm. (batch, C, H, W) -> (batch, classes)."""
     norm, width = partial(nn.GroupNorm, groups), channels[0]
     layers: list[nn.Module] = [nn.Conv2d(inputs, width, 3, padding=1, bias=False)]
     ends = []

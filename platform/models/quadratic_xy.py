@@ -1,4 +1,4 @@
-"""The model of the quadratic bilevel problem: its two variables."""
+"""Model of the quadratic bilevel problem: its two variables."""
 
 from math import prod
 from typing import ClassVar
@@ -12,7 +12,7 @@ from hedgerow.platform.models.model import Model
 
 
 class QuadraticXY(Model):
-    """The two variables of the quadratic bilevel problem, for `data: {name: quadratic}` alone."""
+    """The two variables of the quadratic bilevel problem, only for `data: {name: quadratic}`."""
 
     takes: ClassVar[tuple[str, ...]] = ("flat features",)
 

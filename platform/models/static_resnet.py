@@ -1,4 +1,4 @@
-"""The residual network of the work on sub-models."""
+"""Residual network for methods that train sub-models."""
 
 from typing import ClassVar, Self
 
@@ -16,18 +16,18 @@ from hedgerow.platform.models.preact_resnet import Block
 class StaticResNet(Model):
     """HeteroFL's and FedSep's ResNet: pre-activation blocks with static batch norm, whose sub-models are exact.
 
-    ResNet-18 as it is, 11,164,362 parameters for 10 classes; smaller with other lists.
+    By default ResNet-18, with 11,164,362 parameters for 10 classes; other lists give smaller networks.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("images",)
 
     channels: list[Width] = Field([64, 128, 256, 512], min_length=1, description="channels of each stage")
-    blocks: list[Depth] = Field([2, 2, 2, 2], min_length=1, description="blocks of each stage")
+    blocks: list[Depth] = Field([2, 2, 2, 2], min_length=1, description="number of blocks of each stage")
 
     @model_validator(mode="after")
     def _as_many(self) -> Self:
         if len(self.channels) != len(self.blocks):
-            raise ValueError("`channels` and `blocks` must have an entry for each stage, both as many")
+            raise ValueError("`channels` and `blocks` must have the same number of entries, one for each stage")
         return self
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -35,10 +35,10 @@ class StaticResNet(Model):
 
 
 class StaticResNetModule(nn.Module):
-    """Stem 3x3, stages of blocks, each but the first at half the resolution, norm, global average, linear.
+    """3x3 stem, stages of blocks (each but the first halves the resolution), norm, global average, linear layer.
 
-    (batch, C, H, W) -> (batch, classes). axes: a stage's blocks write the same channels, those of the stage; inside,
-    every block has channels of its own.
+    (batch, C, H, W) -> (batch, classes). axes: all blocks of a stage write the same channels, those of the stage; the
+    inner channels of each block are its own.
     """
 
     def __init__(self, inputs: int, classes: int, channels: list[int], blocks: list[int]):
@@ -65,7 +65,8 @@ class StaticResNetModule(nn.Module):
 
 
 def _axes(block: Block, name: str, before: str, after: str) -> dict[str, Axes]:
-    """The spaces of a block's parameters, where it reads channels of one and writes those of another, or the same."""
+    """Axes of a block's parameters. before, after: spaces of the channels that the block reads and writes, maybe the
+    same."""
     inner = f"{name}.conv1"
     axes: dict[str, Axes] = {"n1": (before,), "conv1": (inner, before), "n2": (inner,), "conv2": (after, inner)}
     axes["shortcut"] = (after, before)

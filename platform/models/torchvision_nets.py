@@ -1,4 +1,4 @@
-"""Networks that show their stages: what methods of distillation match (thesis, chapter 6)."""
+"""Networks that return the outputs of their stages, for distillation methods that match them (thesis, chapter 6)."""
 
 from collections.abc import Callable
 from functools import partial
@@ -18,30 +18,32 @@ Norm = Callable[[int], nn.Module]
 
 
 class ResNet(Model):
-    """A ResNet of basic blocks with static batch norm or GroupNorm: DiSK's ResNets, and its WRNs by other lists.
+    """ResNet of basic blocks with static batch norm or GroupNorm: DiSK's ResNets, and its WRNs with other lists.
 
-    As it is, ResNet-10-xxs: 13,020 parameters for 100 classes. ResNet-34, 21,328,292: channels [64, 128, 256, 512] and
-    blocks [3, 4, 6, 3]. ImageNet's ResNet-18, 11,689,512 for 1000 classes, with `large_images: true`; ResNet-50,
-    25,557,032, also with `bottleneck: true` and ResNet-34's lists.
+    By default ResNet-10-xxs: 13,020 parameters for 100 classes. ResNet-34, 21,328,292: channels [64, 128, 256, 512] and
+    blocks [3, 4, 6, 3]. ImageNet's ResNet-18, 11,689,512 for 1000 classes: with `large_images: true`. ResNet-50,
+    25,557,032: also with `bottleneck: true` and ResNet-34's lists.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("images",)
 
     channels: list[Width] = Field([8, 8, 16, 16], min_length=1, description="channels of each stage")
-    blocks: list[Depth] = Field([1, 1, 1, 1], min_length=1, description="blocks of each stage")
-    stem: int | None = Field(None, ge=1, description="channels of the stem; null: those of the first stage")
-    bottleneck: bool = Field(False, description="blocks of three convolutions with four times the channels at the end")
-    large_images: bool = Field(False, description="a 7x7 stem with stride 2 and a max-pool, as for images of 224x224")
+    blocks: list[Depth] = Field([1, 1, 1, 1], min_length=1, description="number of blocks of each stage")
+    stem: int | None = Field(None, ge=1, description="channels of the stem; null: same as the first stage")
+    bottleneck: bool = Field(
+        False, description="use blocks of three convolutions, the last with four times the channels"
+    )
+    large_images: bool = Field(False, description="use a 7x7 stem with stride 2 and a max-pool, as for 224x224 images")
     groups: int | None = Field(
         None,
         ge=1,
-        description="GroupNorm with so many groups, which clients can train in batches; null: static batch norm",
+        description="number of groups of each GroupNorm, which can be batched over clients; null: static batch norm",
     )
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if len(self.channels) != len(self.blocks):
-            raise ValueError("`channels` and `blocks` must have an entry for each stage, both as many")
+            raise ValueError("`channels` and `blocks` must have the same number of entries, one for each stage")
         if self.groups and any(width % self.groups for width in [*self.channels, self.stem or self.groups]):
             raise ValueError(f"`groups`: {self.groups} does not divide all of `channels` and `stem`; choose 1")
         return self
@@ -49,12 +51,13 @@ class ResNet(Model):
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         norm = partial(nn.GroupNorm, self.groups) if self.groups else StaticBatchNorm2d
         stem = self.stem or self.channels[0]
-        how = {"bottleneck": self.bottleneck, "large_images": self.large_images}
-        return resnet(shape[0], classes, stem, self.channels, self.blocks, norm, **how)
+        options = {"bottleneck": self.bottleneck, "large_images": self.large_images}
+        return resnet(shape[0], classes, stem, self.channels, self.blocks, norm, **options)
 
 
 class ShuffleNetV2(Model):
-    """torchvision's ShuffleNetV2 of size 1 with static batch norm, a 1x1 stem and no pool behind it (1.36 million)."""
+    """torchvision's ShuffleNetV2 x1.0 with static batch norm, a 1x1 stem and no pool after it (1.36 million
+    parameters)."""
 
     takes: ClassVar[tuple[str, ...]] = ("images",)
 
@@ -72,16 +75,18 @@ class MobileNetV2(Model):
 
 
 class VisionTransformer(Model):
-    """torchvision's vision transformer: ViT-Tiny/16 as it is, 5,717,416 parameters for 224x224 and 1000 classes;
-    ViT-Large/16, 304,326,632, with `layers: 24, heads: 16, width: 1024`.
+    """torchvision's vision transformer, by default ViT-Tiny/16.
+
+    ViT-Tiny/16 has 5,717,416 parameters for 224x224 images and 1000 classes; ViT-Large/16, with `layers: 24, heads: 16,
+    width: 1024`, has 304,326,632.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("images",)
 
-    patch: int = Field(16, ge=1, description="side of a patch; must divide that of the images, which are square")
-    layers: Depth = Field(12, description="encoder layers")
-    heads: int = Field(3, ge=1, description="attention heads; must divide `width`")
-    width: int = Field(192, ge=1, description="of a token; the hidden units of a layer are four times as many")
+    patch: int = Field(16, ge=1, description="side of a patch; must divide the side of the images, which are square")
+    layers: Depth = Field(12, description="number of encoder layers")
+    heads: int = Field(3, ge=1, description="number of attention heads; must divide `width`")
+    width: int = Field(192, ge=1, description="dimension of a token; each layer has four times as many hidden units")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -92,14 +97,14 @@ class VisionTransformer(Model):
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         if shape[1] != shape[2] or shape[1] % self.patch:
             raise UserError(
-                f"task.model: vit takes square images whose side {self.patch} divides, and these have "
+                f"task.model: vit needs square images whose side is a multiple of {self.patch}, but these have "
                 f"{shape[1]}x{shape[2]} pixels; choose another `patch`"
             )
         return ViT(shape, classes, self.patch, self.layers, self.heads, self.width)
 
 
 class Staged(nn.Module):
-    """Stages one after the other, the mean over the image, and a linear layer. (batch, C, H, W) -> (batch, classes).
+    """Stages in sequence, the mean over the image, and a linear layer. (batch, C, H, W) -> (batch, classes).
 
     rectified: whether every stage ends in a ReLU.
     """
@@ -122,7 +127,8 @@ class Staged(nn.Module):
 
 
 class BasicBlock(nn.Module):
-    """He et al., "Deep Residual Learning", 2015: two 3x3 convolutions, and a 1x1 shortcut where the shape changes."""
+    """Basic block (He et al., "Deep Residual Learning", 2015): two 3x3 convolutions, and a 1x1 shortcut where the shape
+    changes."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, norm: Norm):
         super().__init__()
@@ -139,7 +145,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """The same of a 1x1, a 3x3 and a 1x1 convolution, the last with four times the channels."""
+    """Bottleneck block: a 1x1, a 3x3 and a 1x1 convolution, the last with four times the channels."""
 
     def __init__(self, inputs: int, inner: int, stride: int, norm: Norm):
         super().__init__()
@@ -157,7 +163,7 @@ class Bottleneck(nn.Module):
 
 
 WIDER = 4
-"""The channels that a bottleneck puts out are so many times those inside."""
+"""Ratio of a bottleneck's output channels to its inner channels."""
 
 
 def resnet(
@@ -170,9 +176,9 @@ def resnet(
     bottleneck: bool = False,
     large_images: bool = False,
 ) -> Staged:
-    """A stem, then stages of blocks, of which all but the first begin with stride 2; the stem is the first's.
+    """A stem and stages of blocks, all but the first of which begin with stride 2; the stem is part of the first stage.
 
-    The stem is a 3x3 convolution; of large images one of 7x7 with stride 2, and a max-pool with stride 2.
+    The stem is a 3x3 convolution; for large images, it is a 7x7 convolution with stride 2 and a max-pool with stride 2.
     """
     kernel, stride = (7, 2) if large_images else (3, 1)
     conv = nn.Conv2d(inputs, stem, kernel, stride, padding=kernel // 2, bias=False)
@@ -192,7 +198,7 @@ def resnet(
 
 
 def shufflenet_v2(inputs: int, classes: int) -> Staged:
-    """torchvision's ShuffleNetV2 of size 1 for small images: a 1x1 stem, and no pool behind it."""
+    """torchvision's ShuffleNetV2 x1.0 for small images: a 1x1 stem, and no pool after it."""
     from torchvision.models import shufflenet_v2_x1_0
 
     net = shufflenet_v2_x1_0(num_classes=classes)
@@ -202,7 +208,7 @@ def shufflenet_v2(inputs: int, classes: int) -> Staged:
 
 
 def mobilenet_v2(inputs: int, classes: int) -> Staged:
-    """torchvision's MobileNetV2 for small images, whose second stage keeps their size."""
+    """torchvision's MobileNetV2 for small images: its second stage keeps their size."""
     from torchvision import models
 
     # expansion, channels, blocks, stride of the first
@@ -212,22 +218,23 @@ def mobilenet_v2(inputs: int, classes: int) -> Staged:
     layers = list(models.MobileNetV2(classes, inverted_residual_setting=settings, dropout=0.0).features)
     if inputs != 3:
         layers[0][0] = nn.Conv2d(inputs, 32, 3, 2, padding=1, bias=False)
-    # Up to where the size changes.
+    # A stage ends where the size changes.
     ends = [0, 4, 7, 14, len(layers)]
     net = Staged([nn.Sequential(*layers[a:b]) for a, b in pairwise(ends)], 1280, classes)
-    # All blocks but the last layer end in a sum.
+    # Only the last layer ends in a ReLU; blocks do not.
     net.rectified = False
     return _static(net)
 
 
 class ViT(nn.Module):
-    """torchvision's vision transformer, whose features are the class token's. (batch, C, H, H) -> (batch, classes).
+    """torchvision's vision transformer; its features are those of the class token. (batch, C, H, H) -> (batch,
+    classes).
 
-    It shows no maps: its stages are sequences.
+    It returns no stage outputs, since its stages are sequences.
     """
 
     shows_inside = True
-    no_vmap = "torch's kernel of attention has no batching rule: under vmap it falls back to a slow loop"
+    no_vmap = "torch's attention kernel has no batching rule: under vmap it falls back to a slow loop"
 
     def __init__(self, shape: tuple[int, ...], classes: int, patch: int, layers: int, heads: int, width: int):
         super().__init__()
@@ -246,11 +253,11 @@ class ViT(nn.Module):
 
 
 MLP_RATIO = 4
-"""The hidden units of a transformer's layers, in widths."""
+"""Ratio of a transformer layer's hidden units to its width."""
 
 
 def _static(net: Staged) -> Staged:
-    """The same with static batch norm."""
+    """Replaces every batch norm of a network by static batch norm."""
     for module in list(net.modules()):
         for name, child in module.named_children():
             if isinstance(child, nn.BatchNorm2d):
@@ -259,15 +266,15 @@ def _static(net: Staged) -> Staged:
 
 
 def multiply_adds(net: nn.Module, shape: tuple[int, ...]) -> int:
-    """Of convolutions and linear layers, for one sample; what tables of models call MACs."""
-    found = []
+    """Number of multiply-adds (MACs) of convolutions and linear layers, for one sample."""
+    counts = []
 
     def count(layer: Any, _: Any, out: Tensor) -> None:
-        found.append(out[0].numel() * layer.weight[0].numel())
+        counts.append(out[0].numel() * layer.weight[0].numel())
 
     handles = [m.register_forward_hook(count) for m in net.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
     with torch.no_grad():
         net(torch.zeros(2, *shape))
     for handle in handles:
         handle.remove()
-    return sum(found)
+    return sum(counts)

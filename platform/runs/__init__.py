@@ -1,1 +1,1 @@
-"""Runs of one experiment: begun, resumed and recorded."""
+"""Runs of one experiment: start, resume and record them."""

@@ -1,4 +1,4 @@
-"""A run that has finished, or a folder of a run, in Python and in a notebook."""
+"""Finished runs and run folders, for use in Python and in notebooks."""
 
 from base64 import b64encode
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class FinishedRun:
     """A finished run; or, read from its folder, a run with its rounds so far.
 
-    records: one per round. summary: of `summary.summarise`, empty before the first round. model: its parameters, if
+    records: one per round. summary: result of `summary.summarise`, empty before the first round. model: parameters, if
     they are in memory. warning: a sentence about failures that did not stop the run.
     """
 
@@ -39,38 +39,38 @@ class FinishedRun:
     model: Tree | None = None
     warning: str | None = None
     data: Data | None = field(default=None, repr=False, compare=False)
-    """Data set and partition of a run that was given its own, for `parameters`."""
+    """Data set and partition, if the run was given its own, for `parameters`."""
 
     @classmethod
     def read(cls, folder: RunFolder, data: Data | None = None) -> Self:
         """Read a run from its folder. data: data set and partition, if the run was given its own."""
         experiment, records = load_experiment(folder.experiment), RunLog(folder.metrics).read()
-        wanted = experiment.evaluation
+        evaluation = experiment.evaluation
         record = folder.record()
         summary = record.get("summary")
         if summary is None and records:
-            summary = summarise(records, wanted.targets, wanted.target_metric)
+            summary = summarise(records, evaluation.targets, evaluation.target_metric)
         warning = "; ".join(record.get("diverged", [])) or None
         return cls(folder, experiment, records, summary or {}, warning=warning, data=data)
 
     @property
     def status(self) -> str:
-        """The status in its folder: finished, running, interrupted, failed or stopped."""
+        """Status of the run: finished, running, interrupted, failed or stopped."""
         return self.folder.record()["status"]
 
     @property
     def plans(self) -> dict[str, dict[str, Any]]:
-        """The execution plan of each step. With them as `engine.plans` another run repeats the numbers bit for bit."""
+        """Execution plan of each step. With these `engine.plans`, another run reproduces the numbers bit for bit."""
         return self.folder.record().get("plans", {})
 
     @cached_property
     def frame(self) -> "DataFrame":
-        """A pandas frame of the rounds: a row for each, a column for each metric."""
+        """A pandas frame with a row for each round and a column for each metric."""
         return rounds_frame(self.records)
 
     @cached_property
     def parameters(self) -> Tree:
-        """The trained parameters of the model, as arrays, without frozen ones.
+        """Trained parameters of the model as arrays, without frozen ones.
 
         For a run that was read from its folder, this needs its data. Raises UserError.
         """
@@ -80,7 +80,7 @@ class FinishedRun:
         return last_parameters(self.experiment, self.folder, data)
 
     def figure(self, by: str = "round") -> Any:
-        """The curves as a matplotlib figure, against rounds, or for "traffic" against transmitted parameters."""
+        """Curves as a matplotlib figure. by: "round", or "traffic" for transmitted parameters."""
         return curves({self.experiment.name: self.records}, by, self.experiment.evaluation.accuracies)
 
     def __repr__(self) -> str:
@@ -95,7 +95,7 @@ class FinishedRun:
 
 
 def rounds_frame(records: list[Record]) -> "DataFrame":
-    """Records as a pandas frame, by round."""
+    """Records as a pandas frame, indexed by round."""
     # Imported here: pandas takes a second to import.
     from pandas import DataFrame
 
@@ -103,7 +103,7 @@ def rounds_frame(records: list[Record]) -> "DataFrame":
 
 
 def page(folder: RunFolder, status: str, warning: str | None, rows: list[dict[str, str]], png: bytes | None) -> str:
-    """The HTML of a run or a search in a notebook: name and folder, a table, a figure."""
+    """HTML of a run or a search in a notebook: name and folder, a table, a figure."""
     from pandas import DataFrame
 
     parts = [f"<p><b>{escape(folder.name)}</b> &ensp; {escape(status)} &ensp; <code>{escape(str(folder))}</code></p>"]
@@ -118,9 +118,9 @@ def page(folder: RunFolder, status: str, warning: str | None, rows: list[dict[st
 
 
 def last_parameters(experiment: Experiment, folder: RunFolder, data: Data) -> Tree:
-    """The parameters in the last checkpoint of a run, as arrays. Raises UserError if there is none or it is damaged."""
-    found = checkpoints(folder.checkpoints)
-    if not found:
-        raise UserError(f"{folder.path} has no checkpoint yet, and so no parameters; resume it")
+    """Parameters in the last checkpoint of a run, as arrays. Raises UserError if there is none or it is damaged."""
+    files = checkpoints(folder.checkpoints)
+    if not files:
+        raise UserError(f"{folder.path} has no checkpoint yet, so it has no parameters; resume it")
     (algorithm,) = build_algorithms([experiment], *data)
-    return tree_map(lambda leaf: leaf.numpy(), algorithm.evaluate_params(read_checkpoint(found[-1])[0]))
+    return tree_map(lambda leaf: leaf.numpy(), algorithm.evaluate_params(read_checkpoint(files[-1])[0]))

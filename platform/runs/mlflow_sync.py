@@ -1,4 +1,4 @@
-"""Sends the records of a run to MLflow, while it runs and afterwards, and its final model."""
+"""Sends the records and the final model of a run to MLflow, during the run or afterwards."""
 
 from collections.abc import Callable
 from functools import partial
@@ -23,32 +23,32 @@ from hedgerow.platform.tracking.run_folder import RunFolder, find_run
 from hedgerow.platform.tracking.tracker import RunLog, Tracker
 
 PUSHES = 10
-"""How many times `tracking.patience` a push waits: it may have all rounds to send."""
+"""Multiple of `tracking.patience` that a push waits, since it may have to send all rounds."""
 
 RECORDING = "recording in MLflow ... (Ctrl-C ends the wait)"
 
 
 @runtime_checkable
 class Noted(Protocol):
-    """A display that also shows a sentence about what is happening now."""
+    """Display that also shows a sentence about the current activity."""
 
     def note(self, text: str) -> None: ...
 
 
 def open_store(folder: RunFolder) -> Any:
-    """The MLflow run of a run folder, made on the first call and remembered in run.json."""
-    # mlflow takes seconds to import: only here, in the tracker's thread.
+    """Open the MLflow run of a run folder. The first call creates it and stores its id in run.json."""
+    # Imported only here, in the tracker's thread, since mlflow takes seconds to import.
     from hedgerow.platform.tracking.mlflow_store import MlflowStore
 
     experiment, record = load_experiment(folder.experiment), folder.record()
-    said = tags(record, experiment) | {NOTE: run_text(folder)}
-    return MlflowStore(experiment, folder.name, experiment.model_dump(mode="json"), said, folder)
+    run_tags = tags(record, experiment) | {NOTE: run_text(folder)}
+    return MlflowStore(experiment, folder.name, experiment.model_dump(mode="json"), run_tags, folder)
 
 
 def push(name: str, show: object = None) -> list[str]:
-    """Send a run's local record to MLflow: what an unreachable server missed, and the final model of a finished run.
+    """Send local records that an unreachable server missed to MLflow, and the final model of a finished run.
 
-    show: see `close_tracking`. Returns a sentence if the final model could not be made. Raises UserError when MLflow
+    show: see `close_tracking`. Returns a sentence if the final model could not be created. Raises UserError if MLflow
     does not take the rest.
     """
     folder = find_run(name)
@@ -67,11 +67,11 @@ def push(name: str, show: object = None) -> list[str]:
 def finish_push(
     tracker: Tracker, folder: RunFolder, save: Callable[[Path], None], result: Callable[[Any], None], show: object
 ) -> list[str]:
-    """Close the store as the run ended. For the arguments see `close_tracking`, for the rest `push`."""
+    """Close the MLflow run with the status of the run. Arguments: see `close_tracking`; result and errors: `push`."""
     status = folder.record()["status"]
-    ended = {"finished": "FINISHED", "failed": "FAILED"}.get(status, "KILLED")
+    mlflow_status = {"finished": "FINISHED", "failed": "FAILED"}.get(status, "KILLED")
     try:
-        warnings = _finish(tracker, ended, save if status == "finished" else None, result, show)
+        warnings = _finish(tracker, mlflow_status, save if status == "finished" else None, result, show)
     except KeyboardInterrupt as error:
         raise Interrupted(folder, signal_of(error), f"`hedgerow push {folder.path}` continues") from None
     if tracker.error:
@@ -89,10 +89,10 @@ def close_tracking(
     result: Callable[[Any], None],
     show: object,
 ) -> list[str]:
-    """Record the results of a finished run or search; returns a sentence for each thing that MLflow did not take.
+    """Record the results of a finished run or search; returns a sentence for each part that MLflow did not take.
 
-    save: writes the final model, if there is one, into a folder that it makes; None: there is none. result: records
-    files and description, given the store. show: a display; if it is `Noted`, it says that this may take a while.
+    save: writes the final model into a folder that it creates; None: there is no model. result: records files and
+    description, given the store. show: a display; if it is `Noted`, it shows that this may take a while.
     """
     warnings = _finish(tracker, "FINISHED", save, result, show)
     if tracker.error:
@@ -123,7 +123,7 @@ def _finish(
         show.note(RECORDING)
     with TemporaryDirectory(prefix="hedgerow-model-", ignore_cleanup_errors=True) as temporary:
         try:
-            # Here and not in the tracker's thread: a thread that is abandoned inside torch can abort the process.
+            # Not in the tracker's thread: a thread that is abandoned inside torch can abort the process.
             if save:
                 save(Path(temporary) / "model")
                 models += Path(temporary).iterdir()
@@ -143,8 +143,8 @@ def save_final_model(
 ) -> None:
     """Write the model with these parameters (arrays), which may be those of a sub-model, in MLflow's format.
 
-    Frozen parameters, which are in no run's tree, have the values that the model's constructor gives them.
-    constants: the run's record of them, see `compare_constants`. Raises UserError where they differ.
+    Frozen parameters are not among them, and have the values that the model's constructor gives them.
+    constants: their fingerprint in the run's record, see `compare_constants`. Raises UserError if they differ.
     """
     from hedgerow.platform.tracking.mlflow_store import save_model
 

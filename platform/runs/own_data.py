@@ -1,4 +1,4 @@
-"""Whether a run goes on with the data that it began with: content hashes in run.json, compared before any work."""
+"""Checks that a run continues with the data that it started with, by content hashes in run.json."""
 
 from pathlib import Path
 from typing import Any
@@ -15,64 +15,68 @@ from hedgerow.platform.tracking.run_folder import RunFolder
 def data_record(experiment: Experiment, data: Data, own: bool) -> dict[str, Any]:
     """Entry `data` of a run's run.json: names and content hashes, also of the model's frozen parameters and buffers.
 
-    own: whether the caller gave the arrays. drawn, in the record: whether the partition is the one that the file and
-    its seed describe, which is so for every run on its file's data.
+    own: whether the caller passed the arrays. `drawn` in the record is whether the partition is the one that the file
+    and its seed describe; this holds for every run on the data of its file.
     """
     dataset, partition = data
-    drawn, found = True, content_hash(partition)
+    is_drawn, partition_hash = True, content_hash(partition)
     if own:
         try:
-            drawn = content_hash(build_partition(experiment, dataset)) == found
+            is_drawn = content_hash(build_partition(experiment, dataset)) == partition_hash
         except UserError:
-            drawn = False
-    record: dict[str, Any] = {"name": dataset.name, "dataset": content_hash(dataset), "partition": found}
-    record |= {"drawn": drawn, "own": own}
+            is_drawn = False
+    record: dict[str, Any] = {"name": dataset.name, "dataset": content_hash(dataset), "partition": partition_hash}
+    record |= {"drawn": is_drawn, "own": own}
     is_custom = isinstance(experiment.task.model, CustomModel)
-    frozen = build_module(experiment, dataset).constants if is_custom else None
-    return record | ({"frozen": frozen} if frozen else {})
+    constants = build_module(experiment, dataset).constants if is_custom else None
+    return record | ({"frozen": constants} if constants else {})
 
 
 def same_data(folder: RunFolder, experiment: Experiment, given: Data | None, fix: str = "resume") -> Data:
-    """Data and partition of a run: those that are given, or those that its file names.
+    """Data and partition of a run: the given ones, or those that its file names.
 
-    fix: function of this package that takes the arrays, for messages. Raises UserError when they, or the frozen
-    parameters of the model, are not what the run began with. Runs that were made
-    before content hashes were recorded are not compared.
+    fix: function of this package that takes the arrays, for messages. Raises UserError if they, or the frozen
+    parameters of the model, differ from those that the run started with. Runs from before content hashes were recorded
+    are not compared.
     """
     record = folder.record()
-    known, root = record.get("data"), record.get("data_root")
+    entry, root = record.get("data"), record.get("data_root")
     try:
         data = check(experiment, Path(root) if root else None, given)
     except UserError:
-        if not known or not known["own"] or given:
+        if not entry or not entry["own"] or given:
             raise
-        differing = ["data set"]
+        differences = ["data set"]
     else:
-        if not known:
+        if not entry:
             return data
         now = {"data set": content_hash(data[0]), "partition": content_hash(data[1])}
-        before = {"data set": known["dataset"], "partition": known["partition"]}
-        # The partition of a trial that searches over partitions is not recorded: its configuration decides it.
-        differing = [name for name in now if before[name] not in (None, now[name])]
-        if not differing:
+        before = {"data set": entry["dataset"], "partition": entry["partition"]}
+        # The partition of a trial that searches over partitions is not recorded: its configuration determines it.
+        differences = [name for name in now if before[name] not in (None, now[name])]
+        if not differences:
             if folder.constants:
                 compare_constants(build_module(experiment, data[0]), folder.constants)
             return data
-    what = " and the ".join(differing)
-    verb = "differ" if len(differing) > 1 else "differs"
+    names = " and the ".join(differences)
+    verb = "differ" if len(differences) > 1 else "differs"
     call = f"`hedgerow.{fix}({str(folder.path)!r}, data=(dataset, partition))`"
     if given:
-        raise UserError(f"{folder.path}: the {what} in data= {verb} from what the run began with; give the same arrays")
-    if known["own"]:
-        raise UserError(f"{folder.path} was run on arrays of its own, not on what its file names; give them: {call}")
+        raise UserError(
+            f"{folder.path}: the {names} in data= {verb} from what the run started with; pass the same arrays"
+        )
+    if entry["own"]:
+        raise UserError(
+            f"{folder.path} was run on the caller's arrays, not on the data in its file; pass them again: {call}"
+        )
     raise UserError(
-        f"{folder.path}: the {what} of its file {verb} from what the run began with; restore the files of task.data, "
-        f"or give the arrays: {call}"
+        f"{folder.path}: the {names} of its file {verb} from what the run started with; restore the files of "
+        f"task.data, or pass the arrays: {call}"
     )
 
 
 def unhashed(folder: RunFolder) -> list[str]:
-    """A sentence about a run whose data could not be compared with what it began with."""
+    """Warning about a run whose data cannot be compared with the data that it started with."""
     if "data" in folder.record():
         return []
-    return [f"{folder.path} has no content hash of its data, so it was not checked that they are still the same"]
+    return [f"{folder.path} has no content hash of its data, so it was not checked whether they have changed"]

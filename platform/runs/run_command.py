@@ -28,44 +28,44 @@ def run_all(
 ) -> CommandOutput:
     """Run experiments one after the other. All files are read and all data are checked before the first one starts."""
     experiments = [load_experiment(file, overrides) for file in files]
-    checked = [check(experiment, data_root) for experiment in experiments]
-    finished = []
+    data_sets = [check(experiment, data_root) for experiment in experiments]
+    runs = []
     with _session(experiments, address):
-        for experiment, data, following in zip(experiments, checked, [*experiments[1:], None], strict=True):
+        for experiment, data, following in zip(experiments, data_sets, [*experiments[1:], None], strict=True):
             with _kept_for(following), Progress(experiment.name, experiment.rounds) as progress:
-                finished.append(run_experiment(experiment, data_root, progress, address, data))
-    return _runs_output(finished)
+                runs.append(run_experiment(experiment, data_root, progress, address, data))
+    return _runs_output(runs)
 
 
 def resume_one(name: str, address: str | None) -> CommandOutput:
     """Resume a run, with the output of `run`."""
     experiment = load_experiment(find_run(name).experiment)
     with Progress(experiment.name, experiment.rounds) as progress:
-        finished = resume_run(name, progress, address)
-    return _runs_output([finished])
+        run = resume_run(name, progress, address)
+    return _runs_output([run])
 
 
 def show_partition(file: Path, overrides: Sequence[str], data_root: Path | None, output: Path | None) -> CommandOutput:
-    """The table of a partition, and plots of its samples by client and class."""
+    """Returns the table of a partition, and plots of its samples by client and class."""
     experiment: Experiment = load_experiment(file, overrides)
     dataset, partition = build_data(experiment, data_root)
     output = output or Path(experiment.output) / f"{experiment.name}-partition"
     output.parent.mkdir(parents=True, exist_ok=True)
     rows = partition_table(partition, dataset.y_train, dataset.class_names)
     classes = output.with_name(f"{output.name}-coverage")
-    drawn = draw_partition(partition, dataset.y_train, dataset.class_names, output)
-    drawn += draw_coverage(partition, dataset.y_train, dataset.class_names, classes, experiment.name)
+    plots = draw_partition(partition, dataset.y_train, dataset.class_names, output)
+    plots += draw_coverage(partition, dataset.y_train, dataset.class_names, classes, experiment.name)
 
     def render() -> None:
         print_rows(rows, f"{experiment.name}: partition")
-        for path in drawn:
+        for path in plots:
             click.echo(f"picture: {path}")
 
-    return CommandOutput({"name": experiment.name, "clients": rows, "pictures": drawn}, render)
+    return CommandOutput({"name": experiment.name, "clients": rows, "pictures": plots}, render)
 
 
 def _add_regrets(finished: list[FinishedRun]) -> None:
-    """Add the regret of each learner of a stream to its summary, if the offline competitor ran on the same stream."""
+    """Add the regret of each algorithm on a stream to its summary, if the offline competitor ran on the same stream."""
 
     def stream(run: FinishedRun) -> object:
         return run.experiment.task, run.experiment.rounds
@@ -111,7 +111,7 @@ def _on_ray(experiment: Experiment) -> bool:
 
 
 def _runs_output(finished: list[FinishedRun]) -> CommandOutput:
-    """The results of all runs, their figures and their folders."""
+    """Returns the results of all runs, their figures and their folders."""
     _add_regrets(finished)
     comparison: list[Path] = []
     if len(finished) > 1:
@@ -122,11 +122,11 @@ def _runs_output(finished: list[FinishedRun]) -> CommandOutput:
 
     def render() -> None:
         closing_table([(run.experiment.name, run.summary) for run in finished])
-        for run, drawn in zip(finished, figures, strict=True):
+        for run, plots in zip(finished, figures, strict=True):
             click.echo(f"run: {run.folder.path}")
             if uri := uri_of(run.experiment.checkpoints.storage, run.folder.name):
                 click.echo(f"  copy: {uri}")
-            for figure in drawn:
+            for figure in plots:
                 click.echo(f"  figure: {figure}")
             if run.warning:
                 click.echo(f"  warning: {run.warning}", err=True)
@@ -142,9 +142,9 @@ def _runs_output(finished: list[FinishedRun]) -> CommandOutput:
             "folder": run.folder.path,
             "copy": uri_of(run.experiment.checkpoints.storage, run.folder.name),
             "summary": run.summary,
-            "figures": drawn,
+            "figures": plots,
             "warning": run.warning,
         }
-        for run, drawn in zip(finished, figures, strict=True)
+        for run, plots in zip(finished, figures, strict=True)
     ]
     return CommandOutput({"runs": runs, "comparison": comparison}, render)

@@ -1,4 +1,4 @@
-"""Run and resume experiments: data in, rounds through, everything recorded."""
+"""Runs and resumes experiments, and records their results."""
 
 import signal
 import sys
@@ -39,7 +39,7 @@ BEAT = 0.2
 
 
 class Show(Protocol):
-    """Sees the records of a run as they come, such as a progress bar."""
+    """Callback for the records of a run as they arrive, such as a progress bar."""
 
     def __call__(self, record: Record) -> None: ...
 
@@ -54,10 +54,10 @@ def run(
 ) -> FinishedRun:
     """Run an experiment from its first round.
 
-    data_root: where data sets lie. show: called with every round's record. address: a Ray cluster; None: the one this
-    process is connected to, or a new one on this machine. data: what `build.check` returned, if it was called.
-    own: whether these are the caller's arrays, and not what the file names.
-    Raises UserError before any work when something is amiss.
+    data_root: folder of the data sets. show: called with every round's record. address: a Ray cluster; None: the one
+    this process is connected to, or a new one on this machine. data: result of `factory.check`, if it was called.
+    own: whether these are the caller's arrays instead of the data in the file.
+    Raises UserError before any work if something is invalid.
     """
     data = data or check(experiment, data_root)
     with new_run(experiment, data_root) as (folder, lock):
@@ -66,10 +66,10 @@ def run(
 
 
 def resume(name: str, show: Show | None = None, address: str | None = None, data: Data | None = None) -> FinishedRun:
-    """Continue a run from its last checkpoint, or from the start when it has none.
+    """Continue a run from its last checkpoint, or from the start if it has none.
 
-    name: its folder, or the URI of its copy. data: data set and partition of a run that was given its own.
-    Raises UserError when these are not what the run began with.
+    name: its folder, or the URI of its copy. data: data set and partition, if the run was given its own.
+    Raises UserError if these differ from the data that the run started with.
     """
     with unfinished_run(name) as (folder, lock):
         experiment = load_experiment(folder.experiment)
@@ -101,8 +101,8 @@ def _carry_out(
     start = time.perf_counter()
     folder.keep_partition(partition_record(partition, dataset))
     warnings = unhashed(folder) + tell_flaws(folder.checkpoints.absolute())
-    found = read_latest(folder.checkpoints)
-    history: Sequence[Record] = found[1]["history"] if found else []
+    latest = read_latest(folder.checkpoints)
+    history: Sequence[Record] = latest[1]["history"] if latest else []
     log = RunLog(folder.metrics)
     log.replace(history)
     before = history[-1]["seconds"] if history else 0.0
@@ -132,17 +132,19 @@ def _carry_out(
             parameters = coordinator.parameters()
             warnings[:] = dict.fromkeys([*warnings, *coordinator.warnings()])
         records = log.read()
-        wanted = experiment.evaluation
-        summary = summarise(records, wanted.targets, wanted.target_metric)
-        left = kept(read_progress(checkpoints(folder.checkpoints)[-1]))
-        warnings += left_out(left["quarantined"])
-        ended = diverged(records, dataset.classes)
-        warnings += ended
-        draw_curves({experiment.name: records}, folder.figures, wanted.accuracies)
-        draw_histograms({experiment.name: left["histograms"]}, folder.figures)
-        # The rounds before an interruption, and all of the session that came to the end.
+        evaluation = experiment.evaluation
+        summary = summarise(records, evaluation.targets, evaluation.target_metric)
+        progress = kept(read_progress(checkpoints(folder.checkpoints)[-1]))
+        warnings += left_out(progress["quarantined"])
+        divergence = diverged(records, dataset.classes)
+        warnings += divergence
+        draw_curves({experiment.name: records}, folder.figures, evaluation.accuracies)
+        draw_histograms({experiment.name: progress["histograms"]}, folder.figures)
+        # Time of the rounds before an interruption, plus the whole session that finished the run.
         wall = before + time.perf_counter() - start
-        folder.update(status="finished", finished=now(), summary=summary, wall_seconds=wall, diverged=ended, **left)
+        folder.update(
+            status="finished", finished=now(), summary=summary, wall_seconds=wall, diverged=divergence, **progress
+        )
         # No more rounds are saved, so a signal interrupts at once.
         termination.saves = False
         termination.check()
@@ -163,10 +165,10 @@ def open_coordinator(
     notify: Callable[[str], None] = lambda sentence: None,
     claim: Claim | None = None,
 ) -> Iterator[Driver]:
-    """The coordinator that the experiment asks for, inline or on Ray.
+    """Open the coordinator of an experiment, inline or on Ray.
 
-    num_shards: of a run that goes on, as it was begun, however many actors there is room for now. notify: takes
-    sentences for the user on what happens meanwhile. claim: see Coordinator.
+    num_shards: number of shards that a resumed run started with, whatever number of actors fits now. notify: takes
+    sentences for the user about events during the run. claim: see Coordinator.
     """
     resources = experiment.resources
     if resources.executor != "inline":
@@ -180,14 +182,14 @@ def open_coordinator(
         return
     if resources.gpu and not torch.cuda.is_available():
         raise UserError(
-            f"resources.gpus_per_actor: {resources.gpus_per_actor:g} is above 0 with `executor: inline`, and "
+            f"resources.gpus_per_actor: {resources.gpus_per_actor:g} is above 0 with `executor: inline`, but "
             "PyTorch finds no GPU on this machine; set it to 0"
         )
     yield build_coordinator([experiment], dataset, partition, None, [checkpoints], claim)
 
 
 def notifier(folder: RunFolder, warnings: list[str]) -> Callable[[str], None]:
-    """Takes sentences on trouble that a run survives: to the terminal, into its record, and into `warnings`."""
+    """Returns a function that reports non-fatal problems: on the terminal, in the run's record, and in `warnings`."""
 
     def notify(sentence: str) -> None:
         warnings.append(sentence)
@@ -206,8 +208,8 @@ def _report(record: Record, tracker: Tracker | None, show: Show | None) -> None:
 
 @contextmanager
 def recorded(folder: RunFolder, lock: RunLock, tracker: Tracker | None) -> Iterator[Termination]:
-    """Whatever ends the run early is written into its record, unless another process has taken the run over; Ctrl-C and
-    SIGTERM interrupt it.
+    """Record the status of a run that ends early, unless another process has taken the run over. Ctrl-C and SIGTERM
+    interrupt the run.
     """
     quiet_libraries()
     termination = Termination()
@@ -228,7 +230,7 @@ def recorded(folder: RunFolder, lock: RunLock, tracker: Tracker | None) -> Itera
 
 
 def _interrupted(folder: RunFolder, lock: RunLock, tracker: Tracker | None, number: int) -> Interrupted:
-    """Note the interruption by a signal; returns what to raise."""
+    """Record the interruption by a signal; returns the exception to raise."""
     if _is_finished(folder):
         advice = f"; `hedgerow push {folder}` records it in MLflow" if tracker else ""
         return Interrupted(folder, number, f"{folder} is finished{advice}")
@@ -244,8 +246,8 @@ def _is_finished(folder: RunFolder) -> bool:
 
 
 def _note_end(folder: RunFolder, lock: RunLock, tracker: Tracker | None, status: str) -> None:
-    """Write down that a run has not reached its end."""
-    # On a full disk what is told is that, and not that it cannot even be noted.
+    """Record that a run ended before it was finished."""
+    # On a full disk, the original error is reported, not the failure to record the status.
     with suppress(OSError):
         if not lock.claim.is_lost:
             folder.update(status=status)

@@ -1,1 +1,1 @@
-"""A round, from the server to one device, without Ray."""
+"""Execution of a round, from the server to one device, without Ray."""

@@ -1,4 +1,4 @@
-"""Partial aggregates: weighted sums in double precision, so that it does not matter how clients are grouped."""
+"""Partial aggregates: weighted sums in float64, so that it does not matter how clients are grouped."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,22 +12,23 @@ from hedgerow.algorithms.core.pytree import Tree, count, leaves, tree_map
 from hedgerow.platform.common.heartbeat import beat
 
 WIDENED = 2**16
-"""Numbers that are widened to float64 at a time: half a megabyte."""
+"""Number of values that are converted to float64 at a time: half a megabyte."""
 
 
 def finite_clients(up: Tree, count: int) -> Tensor:
-    """(C,) bool: which clients of a chunk sent only finite numbers."""
+    """Mask (C,) of the clients of a chunk that sent only finite numbers."""
     finite = torch.ones(count, dtype=torch.bool)
     for leaf in leaves(up):
         if leaf.is_floating_point():
-            # A row's sum is finite just when its entries are, unless they are so large that the client diverged anyway.
+            # The sum of a row is finite exactly when its entries are, unless they are so large that the client diverged
+            # anyway.
             finite &= torch.isfinite(leaf.reshape(count, -1).sum(1)).cpu()
     return finite
 
 
 @dataclass
 class PartialAggregate:
-    """The message from a worker to the executor: one shard's part of an aggregate."""
+    """Message from a worker to the executor: one shard's part of an aggregate."""
 
     reduce: Reduction
     total: Tree | None = None
@@ -35,20 +36,20 @@ class PartialAggregate:
     weight: float = 0.0
     stacks: list[Tree] = field(default_factory=list)
     contributed: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))
-    """Per client of the shard: whether its update was finite and entered the aggregate."""
+    """For each client of the shard: whether its update was finite and entered the aggregate."""
     metrics: dict[str, np.ndarray] = field(default_factory=dict)
-    """One number per client of the shard."""
+    """One number per client of the shard, by name."""
     up_scalars: int = 0
     up_bytes: int = 0
     gpu_peak_mb: float = 0.0
-    """The most that the worker has held on its GPU so far; 0 without one."""
+    """Peak GPU memory of the worker so far; 0 without a GPU."""
     client_model_delta: Tree | None = None
-    """Sum of how far the clients' own models moved since they last took part, where they are tracked; float64."""
+    """Sum of the changes of the clients' own models since they last took part, where they are tracked; float64."""
 
     def add(self, up: Tree, weights: Tensor, finite: Tensor, metrics: dict[str, Tensor] | None = None) -> None:
         """Add a chunk of C clients: leaves (C, ...), weights (C,) float64, finite (C,), and each metric (C,).
 
-        A client that diverged is removed before the weighting: a zero weight would not do, 0 * NaN is NaN.
+        Clients that diverged are removed before the weighting: a zero weight is not enough, since 0 * NaN is NaN.
         """
         self.contributed = np.concatenate([self.contributed, finite.numpy()])
         for name, values in (metrics or {}).items():
@@ -64,12 +65,12 @@ class PartialAggregate:
         self.total = _added(self.total, up, weights)
 
     def add_client_model_delta(self, delta: Tree, finite: Tensor) -> None:
-        """Add how far the models of a chunk of clients moved: leaves (C, ...), finite (C,)."""
+        """Add the changes of the models of a chunk of clients: leaves (C, ...), finite (C,)."""
         ones = torch.ones(int(finite.sum()), dtype=torch.float64)
         self.client_model_delta = _added(self.client_model_delta, _finite_rows(delta, finite), ones)
 
     def to_wire(self) -> "PartialAggregate":
-        """The same with NumPy leaves: torch tensors cost several times more in Ray's serialisation."""
+        """Copy with NumPy leaves: torch tensors cost several times more in Ray's serialisation."""
         total, delta = (
             None if tree is None else tree_map(_to_numpy, tree) for tree in (self.total, self.client_model_delta)
         )
@@ -77,7 +78,7 @@ class PartialAggregate:
 
 
 def combine(partials: list[PartialAggregate], order: np.ndarray) -> Tree:
-    """The aggregated update (float32 torch tensors) of the shards' parts, added in the order of the shards.
+    """Aggregated update (float32 torch tensors) of the shards' parts, added in the order of the shards.
 
     order: for a stack, the position of each contribution in the order of the exchange's clients.
     """
@@ -91,7 +92,7 @@ def combine(partials: list[PartialAggregate], order: np.ndarray) -> Tree:
 
 
 def sum_trees(trees: list[Tree], scale: float = 1.0) -> Tree:
-    """The scaled sum of trees of float64 arrays, as float32 torch tensors; {} of none."""
+    """Scaled sum of trees of float64 arrays, as float32 torch tensors; {} for no trees."""
 
     def added(*parts: np.ndarray) -> Tensor:
         beat()
@@ -105,7 +106,7 @@ def _finite_rows(tree: Tree, finite: Tensor) -> Tree:
 
 
 def _added(total: Tree | None, tree: Tree, weights: Tensor) -> Tree:
-    """The sum so far, of which None is none, after adding the weighted rows of a tree to it in place."""
+    """Sum so far (None: zero) after the weighted rows of a tree have been added to it in place."""
     if total is None:
         total = tree_map(lambda leaf: leaf.new_zeros(leaf.shape[1:], dtype=torch.float64), tree)
     tree_map(lambda sums, leaf: _add_weighted(sums, leaf, weights.to(leaf.device)), total, tree)
@@ -113,7 +114,7 @@ def _added(total: Tree | None, tree: Tree, weights: Tensor) -> Tree:
 
 
 def _add_weighted(total: Tensor, leaf: Tensor, weights: Tensor) -> None:
-    """total += weights @ leaf, in pieces that stay in a core's cache while they are widened to float64."""
+    """total += weights @ leaf, in pieces that stay in a core's cache while they are converted to float64."""
     sums, rows = total.view(-1), leaf.reshape(len(leaf), total.numel())
     size = max(1, WIDENED // max(1, len(leaf))) if leaf.device.type == "cpu" else max(1, total.numel())
     for piece, widened in zip(sums.split(size), rows.split(size, dim=1), strict=True):

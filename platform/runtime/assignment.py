@@ -1,4 +1,4 @@
-"""Which share of the work a client belongs to."""
+"""Assignment of clients to shares of the work."""
 
 import heapq
 
@@ -6,10 +6,10 @@ import numpy as np
 
 
 def longest_first(sizes: np.ndarray, shares: int) -> np.ndarray:
-    """The share of each client: the largest client first, each to the share with the least work (Graham, 1969).
+    """Share of each client: the largest client first, each to the share with the least work (Graham, 1969).
 
-    A client's work is its number of samples and not a measured time, so that the same clients meet in the same sums
-    whenever a run is repeated.
+    The work of a client is its number of samples and not a measured time, so that a repeated run adds up the same
+    clients in the same sums.
     """
     owner = np.arange(len(sizes)) % shares
     if sizes.min() < sizes.max():
@@ -22,5 +22,5 @@ def longest_first(sizes: np.ndarray, shares: int) -> np.ndarray:
 
 
 def owner_of(clients: np.ndarray, shares: int) -> np.ndarray:
-    """The share to which each client with a state belongs."""
+    """Share of each client that has a state."""
     return clients % shares

@@ -1,4 +1,4 @@
-"""Loop or vmap, the chunk size, compiled or not: measured once per machine and task, then remembered."""
+"""Loop or vmap, chunk size, compiled or not: measured once per machine and task, then cached."""
 
 import hashlib
 import json
@@ -20,48 +20,51 @@ from hedgerow.platform.data.sources.cache import cache_folder
 from hedgerow.platform.runtime.shards import ExecutionPlan
 
 FORMAT = 4
-"""Of remembered answers; those of another one are not looked at."""
+"""Version of cached answers; answers of another version are ignored."""
 
 MEASURED_STEPS = 2
-"""Mini-batches that a measurement runs: enough to tell loop from vmap, cheap on large models."""
+"""Number of mini-batches in a measurement: enough to distinguish loop from vmap, cheap on large models."""
 
 MEASURED_SAMPLES = 64
-"""Samples of a mini-batch in a measurement, where it is as large as a client's data."""
+"""Samples per mini-batch in a measurement, where a mini-batch is a client's whole data set."""
 
 CLOSE = 1.5
-"""Plans within so many times the fastest are measured again, with more mini-batches."""
+"""Plans within this factor of the fastest are measured again, with more mini-batches."""
 
 BRIEF = 0.2
-"""So are those of which a chunk took less than so many seconds."""
+"""Plans whose chunks took less than this many seconds are measured again as well."""
 
 RUN_OFF_STEPS = 10
-"""Mini-batches of that second measurement, at most. What a client costs once, to read its state, to copy its model and
-to add up its answer, weighs too much in two; from both measurements follows what a mini-batch costs."""
+"""Maximum number of mini-batches in that second measurement. In the first one, with two mini-batches, the fixed costs
+of a client weigh too much: reading its state, copying its model and adding up its answer. Together, the two
+measurements give the cost of a mini-batch.
+"""
 
 TOGETHER = 512
-"""Clients of all variants that are batched at most."""
+"""Maximum number of clients that are batched, over all variants."""
 
 NO_BETTER = 1.2
-"""A chunk so many times slower than the best plan so far ends the measurement: larger ones would only cost memory."""
+"""A chunk slower than the best plan so far by this factor ends the measurement: larger ones would only cost memory."""
 
 COMPILE_SECONDS = 60.0
-"""A compiled step is tried where it could save a run so much time: to compile takes about half of it."""
+"""A compiled step is tried if it could save a run this many seconds: compiling takes about half of that."""
 
 COMPILE_GAIN = 0.5
-"""The share of its time that a compiled step may save; measured: 0.4 to 0.8 for small models on a CPU."""
+"""Fraction of its time that a compiled step may save; measured: 0.4 to 0.8 for small models on a CPU."""
 
 UNROLLED = 64
-"""Mini-batches up to which a step is compiled: its loop is unrolled."""
+"""Maximum number of mini-batches of a step that is compiled: its loop is unrolled."""
 
 
 LIGHT = 3e-3
-"""Seconds of a chunk's mini-batch up to which a compiled step is tried. A slower one is mostly arithmetic, of which
-nothing can be saved, or thousands of operators, which take many minutes to compile."""
+"""Maximum seconds per mini-batch of a chunk for which a compiled step is tried. A slower one is mostly arithmetic,
+where nothing can be saved, or thousands of operators, which take many minutes to compile.
+"""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one chunk of clients takes. memory: what the process held at rest, and what more in the meantime, in MB."""
+    """Cost of one chunk of clients: seconds, memory of the process at rest, and additional memory, both in MB."""
 
     seconds: float
     at_rest: float = 0.0
@@ -69,17 +72,18 @@ class Measurement:
 
 
 class Measure(Protocol):
-    """Tries a plan on some mini-batches of a chunk of clients; steps None: on all of theirs."""
+    """Tries a plan on some mini-batches of a chunk of clients; steps None: on all of them."""
 
     def __call__(self, plan: ExecutionPlan, steps: int | None = MEASURED_STEPS) -> Measurement: ...
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What is to be done under a plan. share: clients per worker in a round. rounds: how many of them are left.
+    """Work to be done under a plan. share: clients per worker in a round. rounds: number of remaining rounds.
 
-    steps: mini-batches of a client, on average. alike: whether all have as many, so that all chunks have one shape.
-    megabytes: memory that a worker's process may take; None: any. variants: of whom all run every client of a chunk.
+    steps: mean number of mini-batches per client. alike: whether all clients have the same number, so that all chunks
+    have one shape. megabytes: memory limit of a worker's process; None: no limit. variants: number of variants, each of
+    which runs every client of a chunk.
     """
 
     share: int
@@ -90,23 +94,23 @@ class Workload:
     variants: int = 1
 
     def chunks(self, plan: ExecutionPlan) -> int:
-        """Into how many a worker's share is cut."""
+        """Number of chunks in a worker's share."""
         return -(-self.share // plan.chunk)
 
     def seconds(self, plan: ExecutionPlan, cost: Measurement) -> float:
-        """Of a worker's share, where a chunk of it costs so much."""
+        """Seconds for a worker's share, from the cost of one chunk."""
         return self.chunks(plan) * cost.seconds
 
 
 def candidate_plans(config: EngineConfig, share: int, variants: int = 1) -> list[ExecutionPlan]:
-    """The plans that the file leaves open, for a worker with `share` clients in a round; small chunks first."""
+    """Plans that the file allows, for a worker with `share` clients in a round; small chunks first."""
     chunks = chunk_sizes(share, variants) if config.chunk == "auto" else [min(config.chunk, max(1, share))]
     batched = [ExecutionPlan("vmap", chunk) for chunk in chunks]
     return [ExecutionPlan("loop"), *batched] if config.mode == "auto" else batched or [ExecutionPlan("vmap", 1)]
 
 
 def chunk_sizes(share: int, variants: int) -> list[int]:
-    """Chunks that cut a share evenly; of several variants, those that are not too many together."""
+    """Chunk sizes that divide a share evenly; for several variants, only those with a limited total."""
     chunks = {-(-share // -(-share // most)) for most in (4, 8, 16, 32, 64, 128)}
     return [
         chunk for chunk in sorted(chunks) if chunk * variants > 1 and chunk * variants <= max(TOGETHER, 4 * variants)
@@ -114,11 +118,11 @@ def chunk_sizes(share: int, variants: int) -> list[int]:
 
 
 def shortened(batches: dict[str, BatchSpec], steps: int | None) -> dict[str, BatchSpec]:
-    """The same streams, cut to some mini-batches, or, for None, whole; of whole local data sets, a part of them."""
+    """Same streams, cut to `steps` mini-batches (None: not cut); of whole local data sets, only a part."""
     if steps is None:
         return batches
     shortest = min((spec.steps for spec in batches.values() if spec.steps), default=steps)
-    # A stream of which every step takes several mini-batches is cut in proportion.
+    # A stream with several mini-batches per step is cut in proportion.
     share = min(1.0, steps / shortest)
     return {
         name: replace(
@@ -133,18 +137,18 @@ def shortened(batches: dict[str, BatchSpec], steps: int | None) -> dict[str, Bat
 def tune_plan(
     config: EngineConfig, no_vmap: str | None, workload: Workload, key: dict, measure: Measure
 ) -> ExecutionPlan:
-    """The plan for one step.
+    """Choose the plan for one step.
 
-    What the file leaves open is measured, and the choice is remembered in the user's cache. Plans differ in the last
-    bits of their sums, so the same numbers need the same plan: it is recorded in run.json.
-    no_vmap: why the model cannot be batched, if so. key: what the choice depends on.
+    Choices that the file leaves open are measured, and cached for this user. Plans differ in the last bits of their
+    sums, so the same numbers need the same plan: it is recorded in run.json. no_vmap: reason why the model cannot be
+    batched, or None. key: everything that the choice depends on.
     """
     if config.mode == "loop" or no_vmap:
         return ExecutionPlan("loop")
     plans = candidate_plans(config, workload.share, workload.variants)
     compiling = config.compile is not False and workload.alike and workload.steps <= UNROLLED
     if len(plans) == 1:
-        # The file decides it all, and nothing is measured.
+        # The file determines the plan, so nothing is measured.
         return replace(plans[0], compiled=compiling and config.compile is True and plans[0].mode == "vmap")
     question = key | {"plans": [asdict(plan) for plan in plans], "megabytes": workload.megabytes}
     known = _remembered(question, lambda: _fastest(plans, workload, measure))
@@ -162,32 +166,32 @@ def tune_plan(
 
 
 def _fastest(plans: list[ExecutionPlan], workload: Workload, measure: Measure) -> dict[str, Any]:
-    """The best plan, the best batched one (if any was tried), and the seconds of a round's work under the best."""
+    """Best plan, best batched plan (None if none was tried), and seconds of a round's work under the best plan."""
     seconds = _measured(plans, workload, measure)
     steps = min(workload.steps, MEASURED_STEPS)
     fastest = min(seconds.values())
-    close = [p for p, took in seconds.items() if took <= CLOSE * fastest or took < BRIEF * workload.chunks(p)]
-    again: dict[ExecutionPlan, float] = {}
-    if len(close) > 1 and workload.steps > MEASURED_STEPS:
+    candidates = [p for p, took in seconds.items() if took <= CLOSE * fastest or took < BRIEF * workload.chunks(p)]
+    rerun: dict[ExecutionPlan, float] = {}
+    if len(candidates) > 1 and workload.steps > MEASURED_STEPS:
         steps = min(workload.steps, RUN_OFF_STEPS)
-        for plan in close:
+        for plan in candidates:
             took = workload.seconds(plan, measure(plan, steps))
             slope = max(0.0, took - seconds[plan]) / (steps - MEASURED_STEPS)
-            again[plan] = took + slope * (workload.steps - steps)
+            rerun[plan] = took + slope * (workload.steps - steps)
         steps = workload.steps
-    final = again or seconds
+    final = rerun or seconds
     best = min(final, key=final.__getitem__)
-    # Of two that were measured alike: those of the run-off, where there are any.
-    tried = next((some for some in (again, seconds) if any(plan.mode == "vmap" for plan in some)), {})
-    batched = min((plan for plan in tried if plan.mode == "vmap"), key=tried.__getitem__, default=None)
+    # Compare only plans with the same measurement: the second one, if it includes batched plans.
+    timings = next((some for some in (rerun, seconds) if any(plan.mode == "vmap" for plan in some)), {})
+    batched = min((plan for plan in timings if plan.mode == "vmap"), key=timings.__getitem__, default=None)
     work = final[best] * workload.steps / steps
     return {"best": asdict(best), "batched": batched and asdict(batched), "seconds": work}
 
 
 def _measured(plans: list[ExecutionPlan], workload: Workload, measure: Measure) -> dict[ExecutionPlan, float]:
-    """Seconds that a worker's share takes under each plan, from small chunks to large ones.
+    """Seconds of a worker's share under each plan, from small chunks to large ones.
 
-    It ends where larger chunks are slower, or would take more memory than there is, or took more than a GPU has.
+    Stops when larger chunks are slower, would exceed the memory limit, or ran out of GPU memory.
     """
     seconds: dict[ExecutionPlan, float] = {}
     cost, chunk = Measurement(0.0), 1
@@ -222,16 +226,16 @@ def _digest(key: dict) -> str:
 
 
 def _remembered(question: dict[str, Any], answer: Callable[[], Any]) -> Any:
-    """The answer to a question in the user's cache; else a new one, kept there unless another process was first.
+    """Cached answer to a question, or a new one, which is cached unless another process was first.
 
-    Then that one's, so that all experts of a search agree.
+    In that case returns the other process's answer, so that all experts of a search agree.
     """
     file = cache_folder() / "plans" / f"{_digest(question)}.json"
     if not file.exists():
-        found = answer()
+        result = answer()
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=file.parent) as aside:
-            json.dump(found, aside)
+            json.dump(result, aside)
             aside.flush()
             with suppress(FileExistsError):
                 os.link(aside.name, file)

@@ -1,4 +1,4 @@
-"""The persistent states of a worker's clients: committed, and pending until the round that changed them is final."""
+"""Persistent states of a worker's clients: committed, or pending until the round that changed them is final."""
 
 from collections.abc import Iterator
 
@@ -10,17 +10,18 @@ from hedgerow.algorithms.core.pytree import Tree, leaves, tree_map
 from hedgerow.platform.storage.row_file import Rows
 
 ALIGNED = 64
-"""Leaves begin at multiples of so many bytes, as torch's own tensors do: kernels may depend on it."""
+"""Leaves begin at multiples of this many bytes, as torch's own tensors do: kernels may depend on it."""
 
 SHARD = 32 * 2**20
-"""Bytes of a part of the states, as they are saved."""
+"""Size in bytes of one part of the states when they are saved."""
 
 
 class ClientStates:
-    """States by client id, of `clients` clients. One that never took part has the algorithm's initial state.
+    """States of `clients` clients, by client id. A client that has never taken part has the algorithm's initial state.
 
-    What a step writes stays pending until the coordinator commits the round, so a round can be replayed. A committed
-    state is one record of bytes; `memory` bytes of them are held in memory, the others in a file in `folder`.
+    States that a step returns stay pending until the coordinator commits the round, so a round can be replayed. A
+    committed state is one record of bytes; `memory` bytes of records are held in memory, the others in a file in
+    `folder`.
     """
 
     def __init__(self, initial: Tree, clients: int, memory: int = 2**30, folder: str | None = None):
@@ -30,7 +31,7 @@ class ClientStates:
         first = self._pack(tree_map(lambda leaf: leaf[None], initial), 1)
         self.committed = Rows(first[0], clients, memory, folder)
         self.pending: dict[int, tuple[Tree, int]] = {}
-        """By client: stacked states, and the row that is its own. Stacks to which nobody points any more are freed."""
+        """Client id -> (stacked states, row of the client). Stacks without references are freed."""
         self.round = 0
 
     def enter(self, round: int, number: int, committed: int) -> None:
@@ -42,9 +43,9 @@ class ClientStates:
         self.round = round
 
     def commit(self) -> None:
-        """Make the pending states final. Scratch keys, which the algorithm's initial state does not name, end here.
+        """Make the pending states final. Scratch keys, which the algorithm's initial state does not have, are dropped.
 
-        Raises ValueError when a state has not the shapes and types of the initial one.
+        Raises ValueError when a state does not have the shapes and types of the initial one.
         """
         clients = np.array(list(self.pending), dtype=np.int64)
         for stack, positions, rows in self._by_stack(clients) if self.initial else ():
@@ -53,9 +54,9 @@ class ClientStates:
         self.pending = {}
 
     def read(self, clients: np.ndarray, lasting: bool = False) -> Tree:
-        """The states of `clients`, stacked along a new first dimension; {} for stateless clients.
+        """States of `clients`, stacked along a new first dimension; {} for stateless clients.
 
-        lasting: without scratch keys, which some of them may have and others not.
+        lasting: without scratch keys, which some clients may have and others not.
         """
         if lasting and not self.initial:
             return {}
@@ -64,8 +65,8 @@ class ClientStates:
             if stack is None:
                 parts.append(self._final(clients[positions], self.device))
             else:
-                kept = {name: stack[name] for name in self.initial} if lasting else stack
-                parts.append(tree_map(lambda leaf, rows=rows: _take(leaf, rows), kept))
+                state = {name: stack[name] for name in self.initial} if lasting else stack
+                parts.append(tree_map(lambda leaf, rows=rows: _take(leaf, rows), state))
             order += positions
         if len(parts) == 1:
             return parts[0]
@@ -73,11 +74,11 @@ class ClientStates:
         return tree_map(lambda *pieces: torch.cat(pieces)[back], *parts)
 
     def keep(self, clients: np.ndarray, states: Tree) -> None:
-        """Hold the new states (leaves with a leading client dimension) as pending; nobody may write them any more."""
+        """Hold the new states (leaves with a leading client dimension) as pending; they must not change any more."""
         self.pending |= {client: (states, row) for row, client in enumerate(clients.tolist())}
 
     def shards(self) -> Iterator[tuple[np.ndarray, Tree]]:
-        """The final states, in parts of about `SHARD` bytes: ids (n,), and a tree with n rows, on the CPU."""
+        """Final states, in parts of about `SHARD` bytes: ids (n,), and a tree with n rows, on the CPU."""
         clients = self.committed.written()
         step = max(1, SHARD // max(self.width, 1))
         for start in range(0, len(clients), step):
@@ -85,18 +86,18 @@ class ClientStates:
             yield ids, self._final(ids, torch.device("cpu"))
 
     def load(self, clients: np.ndarray, states: Tree) -> None:
-        """Set final states, as `shards` gave them."""
+        """Set final states, as `shards` yields them."""
         self.committed.write(clients, self._pack(states, len(clients)))
 
     def clear(self) -> None:
-        """Forget everything: every client is at its initial state."""
+        """Return every client to its initial state."""
         self.round, self.pending = 0, {}
         self.committed.clear()
 
     def _by_stack(self, clients: np.ndarray) -> list[tuple[Tree | None, list[int], list[int]]]:
-        """Clients whose pending states lie in the same stack: (stack, positions in `clients`, rows of the stack).
+        """Groups of clients with pending states in the same stack: (stack, positions in `clients`, rows of the stack).
 
-        The stack is None for those that have no pending state.
+        The stack is None for clients without a pending state.
         """
         groups: dict[int, tuple[Tree | None, list[int], list[int]]] = {}
         for position, client in enumerate(clients.tolist()):
@@ -112,13 +113,13 @@ class ClientStates:
         return tree_map(lambda leaf: leaf.contiguous(), self._leaves(records.to(device)))
 
     def _pack(self, states: Tree, n: int) -> np.ndarray:
-        """The records (n, width) of stacked states."""
+        """Records (n, width) of stacked states."""
         records = torch.empty((n, self.width), dtype=torch.uint8, device=self.device)
         tree_map(_fill, self._leaves(records), states)
         return records.cpu().numpy()
 
     def _leaves(self, records: Tensor) -> Tree:
-        """The states that are written in records (n, width), as views of their bytes."""
+        """States that are stored in records (n, width), as views of their bytes."""
         end = 0
 
         def leaf(like: Tensor) -> Tensor:
@@ -130,7 +131,7 @@ class ClientStates:
 
 
 def _take(leaf: Tensor, rows: list[int]) -> Tensor:
-    """Some rows of a stack; all of them without a copy, which nobody writes either."""
+    """Rows of a stack. All rows are returned without a copy, and must not be written to either."""
     return leaf if rows == list(range(len(leaf))) else leaf[rows]
 
 
@@ -141,7 +142,7 @@ def _aligned(size: int) -> int:
 def _fill(leaf: Tensor, value: Tensor) -> None:
     if (leaf.shape, leaf.dtype) != (value.shape, value.dtype):
         raise ValueError(
-            f"a client's state keeps the shapes and types that init_client gave it: a leaf of {tuple(leaf.shape[1:])} "
+            f"a client's state must keep the shapes and types of init_client: a leaf of {tuple(leaf.shape[1:])} "
             f"{leaf.dtype} cannot become {tuple(value.shape[1:])} {value.dtype}"
         )
     leaf.copy_(value)

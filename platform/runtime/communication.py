@@ -1,4 +1,4 @@
-"""What the protocol transmits, whatever the machine does underneath."""
+"""Communication cost of the protocol, independent of how the machine carries it out."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -13,7 +13,7 @@ from hedgerow.algorithms.core.pytree import Tree, leaves
 class CommunicationCost:
     """Scalars and bytes that clients receive (down) and send (up), and the number of exchanges with them.
 
-    Also the most memory that a worker has held on its GPU so far, which is no part of the protocol.
+    Also the peak GPU memory of a worker so far, which is not part of the protocol.
     """
 
     scalars_down: int = 0
@@ -21,11 +21,11 @@ class CommunicationCost:
     bytes_down: int = 0
     bytes_up: int = 0
     exchanges: int = 0
-    """Communication rounds: broadcast, work, answer."""
+    """Number of communication rounds: broadcast, client work, answer."""
     gpu_peak_mb: float = 0.0
 
     def add(self, parallel: Iterable[Self]) -> None:
-        """Add the costs of exchanges that ran in parallel: they are one communication round."""
+        """Add the costs of exchanges that ran in parallel: together they are one communication round."""
         exchanges = 0
         for cost in parallel:
             self.scalars_down += cost.scalars_down
@@ -42,22 +42,22 @@ class CommunicationCost:
         self.bytes_down += copies * sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree))
 
     def add_upload(self, scalars: int, size: int) -> None:
-        """Add what clients sent: scalars, and bytes."""
+        """Add the scalars and bytes that clients sent."""
         self.scalars_up += scalars
         self.bytes_up += size
 
     def discount_padding(self, down: np.ndarray | None, up: np.ndarray | None) -> None:
-        """Subtract padding, in numbers of single precision per client."""
+        """Subtract padding, given as a number of float32 values per client."""
         for direction, numbers in (("down", down), ("up", up)):
             padding = 0 if numbers is None else int(numbers.sum())
             setattr(self, f"scalars_{direction}", getattr(self, f"scalars_{direction}") - padding)
             setattr(self, f"bytes_{direction}", getattr(self, f"bytes_{direction}") - 4 * padding)
 
     def as_dict(self) -> dict[str, float]:
-        """All figures; without a GPU, those of the protocol."""
+        """All figures by name; `gpu_peak_mb` only if a GPU was used."""
         figures = asdict(self)
         return figures if self.gpu_peak_mb else {k: v for k, v in figures.items() if k != "gpu_peak_mb"}
 
     def transmissions(self, clients: int, model_size: int) -> float:
-        """In units of one FedAvg round with as many clients: each receives and sends one model (thesis, table 2.1)."""
+        """Cost in units of one FedAvg round with as many clients: one model down, one up (thesis, table 2.1)."""
         return (self.scalars_down + self.scalars_up) / (2 * clients * model_size)

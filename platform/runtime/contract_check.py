@@ -1,8 +1,8 @@
 """Dry run of an algorithm's first round on a few samples, before a run does any work.
 
-It finds what would go wrong later without a message, or with one that does not name the place: a `round` that returns
-nothing, a step that cannot be batched. Nothing of it enters the run: it has its own algorithm, client states and copy
-of torch's generator.
+It finds errors that would otherwise appear late, without a message, or with one that does not name the place: a `round`
+that returns nothing, a step that cannot be batched. It does not affect the run: it has its own algorithm, client states
+and copy of torch's generator.
 """
 
 import logging
@@ -31,23 +31,23 @@ from hedgerow.platform.runtime.shards import EVALUATION, ExecutionPlan, WorkShar
 from hedgerow.platform.runtime.worker import deal
 
 SAMPLES, STEPS = 8, 2
-"""Samples and mini-batches of a client, at most."""
+"""Maximum number of samples and of mini-batches per client."""
 
 LOOPS = ("_steps", "_rounds", "_terms")
-"""What the names of hyperparameters end with that say how often something is repeated inside a step or a round."""
+"""Suffixes of hyperparameters that set how often something is repeated inside a step or a round."""
 
 LARGE = 10**6
-"""Parameters from which on a single client takes part, with two samples in one mini-batch, and no model is scored."""
+"""Number of parameters from which the dry run uses one client, one mini-batch of two samples, and scores no model."""
 
 _passed: set[Any] = set()
-"""What has passed in this process: it is not run again for another seed, or for the next of several runs."""
+"""Checks that have passed in this process; they are not repeated for another seed or for the next of several runs."""
 
 
 def check_contract(experiment: Experiment, algorithm: Algorithm, dataset: Dataset, partition: Partition) -> None:
     """Run round 1 and an evaluation on a few samples, one client at a time and batched, as the plan may choose.
 
-    algorithm: of nobody else; its hyperparameters are changed here. Raises UserError where the algorithm breaks its
-    contract: see `Algorithm`. An error of another kind is left to the run, which shows where it comes from.
+    algorithm: not used elsewhere, because its hyperparameters are changed here. Raises UserError where the algorithm
+    breaks its contract: see `Algorithm`. Other errors are left to the run, which shows where they occur.
     """
     sizes = partition.train_sizes
     if not sizes.any():
@@ -63,14 +63,14 @@ def check_contract(experiment: Experiment, algorithm: Algorithm, dataset: Datase
     if algorithm.learns_stream:
         clients, population = np.zeros(1, np.int64), experiment.rounds
     else:
-        # From both ends: some algorithms treat the first clients differently.
+        # The first and the last client: some algorithms treat the first clients differently.
         clients, population = np.flatnonzero(sizes)[[0] if large else [0, -1]], len(partition)
     clients = np.unique(clients)
     cohort = Cohort(1, clients, np.minimum(sizes[clients], samples), population, 1, experiment.seed)
     dealt = {place: _few(some, samples) for place, some in deal(dataset, partition, algorithm.task).items()}
     try:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            # The run itself gives those that matter.
+            # The run itself shows the warnings that matter.
             warnings.simplefilter("ignore")
             _DryRun(experiment, algorithm, dealt, cohort, samples, large).run()
     except UserError:
@@ -81,13 +81,13 @@ def check_contract(experiment: Experiment, algorithm: Algorithm, dataset: Datase
 
 
 def _few(samples: Samples, number: int) -> Samples:
-    """The same with so many samples of each client, at most."""
+    """Samples reduced to at most `number` per client."""
     shares = {name: part._replace(sizes=np.minimum(part.sizes, number)) for name, part in samples.shares.items()}
     return replace(samples, shares=shares, owners=_few(samples.owners, number) if samples.owners else None)
 
 
 def _few_loops(hyper: Any) -> Any:
-    """The same hyperparameters, with at most STEPS passes of each loop."""
+    """Hyperparameters with at most STEPS passes of each loop."""
     if isinstance(hyper, SlottedHyper):
         return hyper.model_copy(update={"algorithm": _few_loops(hyper.algorithm)})
     loops = {name: value for name, value in hyper if name.endswith(LOOPS) and isinstance(value, int)}
@@ -104,11 +104,11 @@ class _DryRun:
     is_large: bool
     states: dict[int, Tree] = field(default_factory=dict)
     wrote: dict[int, str] = field(default_factory=dict)
-    """By client the step that returned its state."""
+    """Client id -> name of the step that returned its state."""
 
     @property
     def owners(self) -> tuple[Algorithm, Algorithm]:
-        """Whose methods the steps may be."""
+        """Objects whose methods the steps may be."""
         return self.algorithm, self.algorithm.inner
 
     @property
@@ -120,17 +120,19 @@ class _DryRun:
         initial, state = algorithm.init_server(), algorithm.init_client()
         server = self.drive(algorithm.round(initial, cohort), "round", 0)
         if server is None:
-            raise self.violation("`round` returns nothing; end it with `return`, and the new server state")
+            raise self.violation("`round` returns nothing; return the new server state at its end")
         if not _is_tree(server):
             raise self.violation(
                 f"`round` returns {_kind(server)}; return the new server state, a dictionary of tensors"
             )
-        if found := _difference(initial, server):
-            raise self.violation(f"the server state that `round` returns {found} as in `init_server`; return all of it")
+        if difference := _difference(initial, server):
+            raise self.violation(
+                f"the server state that `round` returns {difference} `init_server`; return the complete state"
+            )
         for client, last in self.wrote.items():
-            if found := _difference(state, self.states[client]):
+            if difference := _difference(state, self.states[client]):
                 raise self.violation(
-                    f"the client state that `{last}` returns {found} as in `init_client`; return all of it"
+                    f"the client state that `{last}` returns {difference} `init_client`; return the complete state"
                 )
         if self.is_large:
             return
@@ -138,7 +140,7 @@ class _DryRun:
         results = self.drive(algorithm.evaluate(server, scored), "evaluate", EVALUATION)
         if not (isinstance(results, list | tuple) and [type(result) for result in results] == [Aggregate, Aggregate]):
             raise self.violation(
-                f"`evaluate` returns {_kind(results)}; return two Aggregates, of the test set and of the clients"
+                f"`evaluate` returns {_kind(results)}; return two Aggregates, for the test set and for the clients"
             )
 
     def violation(self, what: str) -> UserError:
@@ -147,25 +149,25 @@ class _DryRun:
     # ---- the server's half ------------------------------------------------------------------------------------------
 
     def drive(self, generator: Any, method: str, number: int) -> Any:
-        """Carry out what a generator yields; what it returns. number: of its first exchange."""
+        """Run a generator until it ends, and return its return value. number: position of its first exchange."""
         if not isinstance(generator, Generator):
-            raise self.violation(f"`{method}` is no generator; yield an Exchange in it for every broadcast")
+            raise self.violation(f"`{method}` is not a generator; yield an Exchange for every broadcast")
         reply: Any = None
         while True:
             try:
-                wanted = generator.send(reply)
+                request = generator.send(reply)
             except StopIteration as stop:
                 return stop.value
-            exchanges = wanted if isinstance(wanted, list) else [wanted]
+            exchanges = request if isinstance(request, list) else [request]
             for exchange in exchanges:
                 if not isinstance(exchange, Exchange):
                     raise self.violation(f"`{method}` yields {_kind(exchange)}; yield an Exchange, or a list of them")
                 if not any(getattr(exchange.step, "__self__", None) is one for one in self.owners):
                     raise self.violation(
-                        f"the step of an Exchange in `{method}` is no method of it; write step=self.NAME"
+                        f"the step of an Exchange in `{method}` is not a method of the algorithm; write step=self.NAME"
                     )
             answers = [self.carry_out(exchange, number + i) for i, exchange in enumerate(exchanges)]
-            reply = answers if isinstance(wanted, list) else answers[0]
+            reply = answers if isinstance(request, list) else answers[0]
             number += len(exchanges)
 
     def carry_out(self, exchange: Exchange, number: int) -> Aggregate:
@@ -175,7 +177,7 @@ class _DryRun:
         partial = PartialAggregate(exchange.reduce)
         weights = np.ones(n) if exchange.weights is None else np.asarray(exchange.weights, np.float64)
         for rows, (up, state, metrics) in self.answered(exchange, number):
-            # A client that diverges is no mistake: it is taken in with zeros.
+            # Divergence does not break the contract: non-finite values become zeros.
             up, metrics = (tree_map(lambda leaf: leaf[0], tree) for tree in (up, metrics))
             up = tree_map(lambda leaf: leaf.nan_to_num(0.0, 0.0, 0.0), up)
             metrics.pop(MODEL, None)
@@ -195,7 +197,7 @@ class _DryRun:
     # ---- the clients' half ------------------------------------------------------------------------------------------
 
     def answered(self, exchange: Exchange, number: int) -> list[tuple[slice, Answers]]:
-        """The answers of one client after the other, or, where that is never done, batched."""
+        """Answers of one client after the other or, if `engine.mode` is vmap, batched."""
         looped, batched = ExecutionPlan("loop"), ExecutionPlan("vmap", len(exchange.clients))
         if not self.is_batched(exchange):
             return self.ask(exchange, number, looped)
@@ -217,7 +219,7 @@ class _DryRun:
         return chunks
 
     def is_batched(self, exchange: Exchange) -> bool:
-        """Whether the plan of a step may be to batch it."""
+        """Whether the plan of a step may batch it."""
         mode = self.experiment.engine.mode
         if exchange.on != "clients" or mode == "loop" or getattr(self.algorithm.task.module, "no_vmap", None):
             return False
@@ -228,10 +230,10 @@ class _DryRun:
         return share > 1 and not self.algorithm.learns_stream
 
     def not_batched(self, exchange: Exchange, error: Exception) -> Exception:
-        """The sentence about a step that works for one client, and not for several at once."""
+        """Error for a step that works for one client, but not for several at once."""
         if is_exhausted(error):
             return error
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0].split(". ")[0]
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].split(". ")[0]
         rows = torch.zeros((1, 1), dtype=torch.long)
         data = self.dealt["clients"]
         try:
@@ -239,12 +241,12 @@ class _DryRun:
         except Exception:
             kind = type(self.algorithm.task.module).__name__
             return UserError(
-                f"task.model: {kind} works for one client, but not for several at once under torch.func.vmap ({said}); "
-                "do not call .item() or branch on tensors in its forward, or set engine.mode to loop"
+                f"task.model: {kind} works for one client, but not for several at once under torch.func.vmap "
+                f"({reason}); do not call .item() or branch on tensors in its forward, or set engine.mode to loop"
             )
         return self.violation(
             f"its step `{exchange.step.__name__}` works for one client, but not for several at once under "
-            f"torch.func.vmap ({said}); do not call .item() or branch on tensors in it, or set engine.mode to loop"
+            f"torch.func.vmap ({reason}); do not call .item() or branch on tensors in it, or set engine.mode to loop"
         )
 
     def ask(self, exchange: Exchange, number: int, plan: ExecutionPlan) -> list[tuple[slice, Answers]]:
@@ -275,25 +277,25 @@ class _DryRun:
             return list(chunks)
         except UnknownStreamError as error:
             raise self.violation(
-                f"its step `{exchange.step.__name__}` reads the stream {error.stream!r}, and its Exchange has "
-                f"{', '.join(map(repr, exchange.batches)) or 'none'}; name it in `batches`"
+                f"its step `{exchange.step.__name__}` reads the stream {error.stream!r}, but its Exchange has "
+                f"{', '.join(map(repr, exchange.batches)) or 'none'}; add it to `batches`"
             ) from error
 
     def shorter(self, batches: Mapping[str, BatchSpec]) -> dict[str, BatchSpec]:
-        """The same streams with few mini-batches, and never more than a step may expect from its clients' sizes."""
-        wanted = [spec.steps for spec in batches.values() if spec.steps]
-        # A step that takes several mini-batches of a stream at a time has as many streams in proportion.
-        share = min(1.0, self.steps / min(wanted, default=self.steps))
-        found = {}
+        """Same streams with few mini-batches, but never more than a step may expect from its clients' sizes."""
+        limits = [spec.steps for spec in batches.values() if spec.steps]
+        # If a step takes several mini-batches of a stream at a time, that stream is longer in proportion.
+        share = min(1.0, self.steps / min(limits, default=self.steps))
+        result = {}
         for name, spec in batches.items():
             size = min(spec.size or self.samples, self.samples)
             passes = spec.epochs * -(-self.samples // size)
             steps = ceil(spec.steps * share) if spec.steps else self.steps if passes > self.steps else None
-            found[name] = replace(spec, size=size, steps=steps)
-        return found
+            result[name] = replace(spec, size=size, steps=steps)
+        return result
 
     def stacked(self, exchange: Exchange, number: int, clients: np.ndarray) -> Tree:
-        """The clients' states, leaves (1, clients, ...)."""
+        """Client states, stacked: leaves (1, clients, ...)."""
         if exchange.on != "clients":
             return {}
         initial = self.algorithm.init_client()
@@ -303,7 +305,7 @@ class _DryRun:
         return tree_map(lambda leaf: leaf[None], stack(*states))
 
     def check_answer(self, exchange: Exchange, answer: Any) -> None:
-        """What a step returned, for one client."""
+        """Check the return value of a step for one client."""
         name = f"its step `{exchange.step.__name__}`"
         if not isinstance(answer, tuple) or len(answer) != 3:
             raise self.violation(f"{name} returns {_kind(answer)}; return a tuple (up, state, metrics)")
@@ -311,7 +313,7 @@ class _DryRun:
             if not _is_tree(tree):
                 raise self.violation(
                     f"{name} returns {_kind(tree)} as `{part}`, the {_ORDINAL[part]} of (up, state, metrics); return a "
-                    "dictionary of tensors, an empty one for nothing"
+                    "dictionary of tensors, empty if there are none"
                 )
         for metric, value in answer[2].items():
             if metric != MODEL and (not isinstance(value, Tensor) or value.dim()):
@@ -327,7 +329,7 @@ def _is_tree(value: Any) -> bool:
 
 
 def _kind(value: Any) -> str:
-    """What a value is, for a message."""
+    """Description of a value, for a message."""
     if isinstance(value, tuple | list):
         return f"{len(value)} values ({', '.join(type(one).__name__ for one in value)})"
     if isinstance(value, dict):
@@ -337,13 +339,13 @@ def _kind(value: Any) -> str:
 
 
 def _difference(wanted: Tree, found: Tree) -> str | None:
-    """In what a tree is not like another one, which it may exceed; None where it is."""
+    """First difference between two trees, or None. `found` may have more entries than `wanted`."""
     mine, theirs = flatten(wanted), flatten(found)
     for path, leaf in mine.items():
         if path not in theirs:
-            return f"has no {path!r},"
+            return f"has no {path!r}, which is in"
         if leaf.numel() and theirs[path].shape != leaf.shape:
-            return f"has {path!r} of shape {tuple(theirs[path].shape)}, not {tuple(leaf.shape)}"
+            return f"has {path!r} of shape {tuple(theirs[path].shape)}, not {tuple(leaf.shape)} as in"
         if theirs[path].dtype != leaf.dtype:
-            return f"has {path!r} of type {theirs[path].dtype}, not {leaf.dtype}"
+            return f"has {path!r} of type {theirs[path].dtype}, not {leaf.dtype} as in"
     return None

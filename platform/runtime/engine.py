@@ -1,4 +1,4 @@
-"""`run_clients`: runs a client step for many clients, in a loop or batched with vmap, with the same numbers."""
+"""`run_clients`: runs a client step for many clients, in a loop or batched with vmap, with the same results."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,14 +19,15 @@ from hedgerow.platform.data.sampling import client_keys, draw_batches, draw_pool
 from hedgerow.platform.runtime.shards import WorkShard
 
 SCANNED = 256
-"""Samples that are searched for a finite one at a time."""
+"""Number of samples per block in the search for a finite one."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """A data set on the engine's device, dealt to clients.
+    """A data set on the engine's device, divided among clients.
 
-    x, y: all samples, raw. order: rows of x and y, client by client. shares: who owns which of them, for what.
+    x, y: all samples, raw. order: rows of x and y, client by client. shares: which samples each client has in each
+    split.
     """
 
     x: Tensor
@@ -35,9 +36,9 @@ class Samples:
     order: np.ndarray
     shares: Mapping[Split, Slices]
     augment: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
-    """What makes the views of raw samples, see ClientData."""
+    """Makes the views of raw samples, see ClientData."""
     owners: "Samples | None" = None
-    """Of a pool: the clients' samples, which `Batches.of` names; None: these are the clients'."""
+    """For a pool: the clients' samples, which `BatchSpec.pooled_from` refers to; None: these are the clients'."""
     narrow: bool = False
     """See ClientData."""
 
@@ -46,15 +47,15 @@ class Samples:
     ) -> dict[str, tuple[Tensor, Tensor]]:
         """Index streams of a chunk: name -> (rows of x and y (C, steps, size), mask of the same shape).
 
-        key: seed, round and number of the exchange.
+        key: seed, round and position of the exchange.
         """
         streams = {}
         for name, spec in batches.items():
             shares, order = self.shares[spec.split], self.order
             if spec.split == "public":
-                # One draw for all, whoever they are and whichever exchange of the round it is.
-                drawn = draw_batches(spec, (*key[:2], name), np.zeros(1, np.int64), shares.sizes[:1])
-                positions, mask = (np.repeat(part, len(clients), axis=0) for part in drawn)
+                # All clients share one draw, in every exchange of the round.
+                draw = draw_batches(spec, (*key[:2], name), np.zeros(1, np.int64), shares.sizes[:1])
+                positions, mask = (np.repeat(part, len(clients), axis=0) for part in draw)
                 starts = shares.offsets[:1, None, None]
             elif spec.pooled_from is None:
                 positions, mask = draw_batches(spec, (*key, name), clients, shares.sizes[clients])
@@ -70,11 +71,12 @@ class Samples:
         return streams
 
     def _padded(self, rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """Let padding repeat real samples of the same client, so that a mask of zeros is enough to remove it.
+        """Replace padding with real samples of the same client, so that a mask of zeros is enough to remove it.
 
         Zero times infinity is NaN, in the gradient too: a sample of another client would carry that client's infinity
-        into this one. Padding repeats the first sample of its mini-batch; a mini-batch without samples, the first
-        sample of the stream; a stream without samples, a finite sample of the data set. rows, mask: (C, steps, size).
+        into this one. Padding repeats the first sample of its mini-batch. A mini-batch without samples repeats the
+        first sample of the stream, and a stream without samples a finite sample of the data set. rows, mask: (C, steps,
+        size).
         """
         if mask.all():
             return rows
@@ -88,7 +90,7 @@ class Samples:
         return np.where(mask, rows, first)
 
     def _finite_row(self) -> int:
-        """The first dealt sample without infinity or NaN; the first one where there is none."""
+        """First sample of a client without infinity or NaN; the first sample if there is none."""
         for start in range(0, len(self.order), SCANNED):
             rows = torch.from_numpy(self.order[start : start + SCANNED]).to(self.x.device)
             finite = self.x[rows].isfinite().reshape(len(rows), -1).all(1)
@@ -99,13 +101,13 @@ class Samples:
     def keys(
         self, batches: Mapping[str, BatchSpec], key: tuple[int | str, ...], clients: np.ndarray, streams: Any
     ) -> dict[str, Tensor]:
-        """What is random about the views of a chunk's samples: name -> (C, steps, views), of streams with any."""
-        found = {}
+        """Random keys for the views of a chunk's samples: name -> (C, steps, views), for streams with views."""
+        result = {}
         for name, spec in batches.items():
             if spec.views > 1 or (spec.views and self.augment is not None):
-                drawn = view_keys(spec, (*key, name), clients, streams[name][0].shape[1])
-                found[name] = torch.from_numpy(drawn).to(self.x.device)
-        return found
+                draw = view_keys(spec, (*key, name), clients, streams[name][0].shape[1])
+                result[name] = torch.from_numpy(draw).to(self.x.device)
+        return result
 
 
 Answers = tuple[Tree, Tree, dict[str, Tensor]]
@@ -122,13 +124,13 @@ def run_clients(
     samples: Samples,
     seed: int,
 ) -> Iterator[tuple[slice, Answers]]:
-    """Run a client step for every client of a shard, chunk by chunk; yields the clients of each, and their answers.
+    """Run a client step for every client of a shard, chunk by chunk; yields the positions and answers of each chunk.
 
-    It runs for E variants of an experiment that differ in floats only. Under vmap every chunk has the same shape: the
-    last one is filled up with copies of its last client, whose answers are dropped.
+    It runs for E variants of an experiment that differ only in floats. Under vmap every chunk has the same shape: the
+    last one is padded with copies of its last client, whose answers are dropped.
 
-    hypers, broadcasts: one per variant. per_client: leaves (E, clients of the shard, ...). states: clients -> leaves
-    (E, their number, ...).
+    hypers, broadcasts: one per variant. per_client: leaves (E, clients of the shard, ...). states: maps client ids to
+    leaves (E, clients, ...).
     """
     plan, n, key = shard.plan, len(shard.clients), (seed, shard.round, shard.position)
     if plan.mode == "loop":
@@ -151,7 +153,7 @@ def run_clients(
 
 
 Run = Callable[[Tree, Tree, Any, Tree], Any]
-"""(per-client messages, states, streams, keys of views) of a chunk -> its answers."""
+"""Maps (per-client messages, states, streams, keys of views) of a chunk to its answers."""
 
 
 def _run_one(step: ClientStep, hypers: list[Any], broadcasts: list[Tree], samples: Samples) -> Run:
@@ -174,7 +176,7 @@ def _run_batched(step: ClientStep, hypers: list[Any], broadcasts: list[Tree], sa
     device = samples.x.device
     downs = stack(*broadcasts)
     floats = {path: torch.tensor(values, device=device) for path, values in _columns(hypers, compiled).items()}
-    # Without the plain values of those: a compiled step is compiled anew when a plain value changes.
+    # Without the plain values of these floats: a compiled step is recompiled when a plain value changes.
     values = hypers[0].with_floats(dict.fromkeys(floats)).model_dump(warnings=False)
     vmapped = _compiled() if compiled else _vmapped
 
@@ -196,10 +198,10 @@ def _vmapped(
     streams: Any,
     keys: Tree,
 ) -> tuple[Tree, Tree, dict[str, Tensor]]:
-    """A client step for a chunk of clients, for every variant.
+    """Run a client step for a chunk of clients, for every variant.
 
-    Clients of a variant share its message, and variants their clients' samples: the products of the first local step,
-    and of evaluation, are then few and large.
+    Clients of a variant share its message, and variants share the samples of their clients: the products of the first
+    local step, and of evaluation, are then few and large.
     """
 
     def clients(variant: Tensor, down: Tree, floats: dict[str, Tensor], extra: Tree, state: Tree) -> Any:
@@ -213,25 +215,25 @@ def _vmapped(
 
         return torch.func.vmap(one, randomness="error")(extra, state, streams, keys)
 
-    # The numbers are there because vmap wants at least one tensor, and all the trees may be empty.
+    # The variant numbers are included because vmap needs at least one tensor, and all the trees may be empty.
     batched = (torch.arange(variants), downs, floats, extra, state)
     if variants > 1:
         return torch.func.vmap(clients, randomness="error")(*batched)
-    # A level of vmap less.
+    # One level of vmap is enough.
     only = (tree_map(lambda leaf: leaf[0], tree) for tree in batched)
     return tuple(tree_map(lambda leaf: leaf[None], tree) for tree in clients(*only))  # type: ignore[return-value]
 
 
 @cache
 def _compiled() -> Any:
-    # One compilation for each step and shape of the runs that a process serves; the default limits of eight and 256
-    # are for programs that forget one.
+    # One compilation per step and shape of the runs that a process serves. The default limits of 8 and 256 are meant
+    # for programs that recompile by mistake.
     allow_recompilations(1024)
     return torch.compile(_vmapped, dynamic=False, fullgraph=True)
 
 
 def _attributes(values: dict[str, Any], floats: Mapping[str, Tensor], prefix: str = "") -> SimpleNamespace:
-    """Hyperparameters as a client step sees them: values, nested sections too, some floats of which are tensors."""
+    """Hyperparameters as a client step sees them: attributes, nested for sections, some floats as tensors."""
 
     def seen(path: str, value: Any) -> Any:
         if isinstance(value, dict):
@@ -244,10 +246,10 @@ def _attributes(values: dict[str, Any], floats: Mapping[str, Tensor], prefix: st
 
 
 def _columns(hypers: list[Any], compiled: bool) -> dict[str, list[float]]:
-    """The floats that reach the step as tensors: path -> one value per variant.
+    """Floats that reach the step as tensors: path -> one value per variant.
 
-    They are those in which variants differ, and, for a compiled step, all but the zeros, which switch things off: a
-    rate that decays from round to round must not compile the step anew.
+    These are the floats in which variants differ and, for a compiled step, all floats except zeros, which switch
+    features off: a rate that decays from round to round must not recompile the step.
     """
     every = [hp.floats() for hp in hypers]
     columns = {path: [floats[path] for floats in every] for path in every[0]}
@@ -255,7 +257,7 @@ def _columns(hypers: list[Any], compiled: bool) -> dict[str, list[float]]:
 
 
 def _each(tree: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Like tree_map, through the (indices, mask) pairs of the streams."""
+    """Like tree_map, but also through the (indices, mask) pairs of the streams."""
     if isinstance(tree, tuple):
         return tuple(function(leaf) for leaf in tree)
     if isinstance(tree, dict):

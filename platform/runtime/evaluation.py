@@ -1,4 +1,4 @@
-"""Scores of a model, and the numbers of a round's record that follow from what clients and shards returned."""
+"""Scores of a model, and the entries of a round's record that follow from client and shard results."""
 
 from itertools import chain
 
@@ -10,7 +10,7 @@ from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.platform.storage.history import Record
 
 QUANTILES = 1000
-"""Number of quantiles of clients' accuracies that are recorded where there are more clients."""
+"""Number of accuracy quantiles that are recorded if there are more clients than that."""
 
 BINS = 20
 """Number of bins of a histogram."""
@@ -19,19 +19,20 @@ BINS = 20
 def evaluate(algorithm: Algorithm, state: Tree, cohort: Cohort) -> Exchanges:
     """Score a server state on the test set and on the cohort: yields exchanges as an algorithm does.
 
-    Returns the scores by name, and the clients' accuracies on their own samples, in ascending order.
+    Returns the scores by name, and the clients' accuracies on their own samples, in ascending order (None if no client
+    is scored).
     """
     test, local = yield from algorithm.evaluate(state, cohort)
     common = local if algorithm.is_personal else test
     record, accuracies = model_scores(common), None
     if len(local.contributed):
-        accuracies, own = client_scores(local, algorithm.is_personal)
-        record |= own
+        accuracies, summary = client_scores(local, algorithm.is_personal)
+        record |= summary
     return record | algorithm.evaluation_metrics(state, common) | algorithm.server_metrics(state), accuracies
 
 
 def histograms(algorithm: Algorithm, state: Tree) -> dict[str, dict[str, list[int]]]:
-    """What the algorithm has to show of its state, counted in `BINS` of equal width between 0 and 1."""
+    """Histograms that the algorithm shows of its state: counts in `BINS` bins of equal width between 0 and 1."""
     return {
         title: {who: np.histogram(values.numpy(), BINS, (0, 1))[0].tolist() for who, values in parts.items()}
         for title, parts in algorithm.histograms(state).items()
@@ -39,7 +40,7 @@ def histograms(algorithm: Algorithm, state: Tree) -> dict[str, dict[str, list[in
 
 
 def model_scores(result: Aggregate) -> Record:
-    """Accuracy and loss over all samples, and those of other models that are scored beside it."""
+    """Accuracy and loss over all samples, and the same for other models that are scored with it."""
     if not len(result.contributed):
         return {}
     metrics = result.metrics
@@ -52,7 +53,7 @@ def model_scores(result: Aggregate) -> Record:
 
 
 def other_scores(metrics: dict[str, np.ndarray]) -> Record:
-    """Accuracy and loss of the models that are scored as NAME_correct and NAME_loss, of so many `samples`."""
+    """Accuracy and loss of the models that are scored as NAME_correct and NAME_loss, over all `samples`."""
     record: Record = {}
     for other in (name.removesuffix("_correct") for name in metrics if name.endswith("_correct")):
         samples = metrics["samples"].sum()
@@ -62,35 +63,35 @@ def other_scores(metrics: dict[str, np.ndarray]) -> Record:
 
 
 def client_scores(result: Aggregate, personal: bool) -> tuple[list[float], Record]:
-    """Of the clients on their own samples: accuracies from the lowest, or quantiles of many; and their summary.
+    """Accuracies of clients on their own samples in ascending order (quantiles if there are many), and their summary.
 
-    personal: with the highest and the lowest.
+    personal: include the highest and the lowest accuracy.
     """
-    own = np.maximum(result.metrics["samples"], 1)
-    accuracy = np.sort(result.metrics["correct"] / own)
-    some = np.quantile(accuracy, np.linspace(0, 1, QUANTILES)) if len(accuracy) > QUANTILES else accuracy
+    samples = np.maximum(result.metrics["samples"], 1)
+    accuracy = np.sort(result.metrics["correct"] / samples)
+    values = np.quantile(accuracy, np.linspace(0, 1, QUANTILES)) if len(accuracy) > QUANTILES else accuracy
     record = {
         "client_accuracy": float(accuracy.mean()),
         "client_accuracy_worst10": float(accuracy[: -(-len(accuracy) // 10)].mean()),
     }
     if personal:
         record |= {"client_accuracy_highest": float(accuracy[-1]), "client_accuracy_lowest": float(accuracy[0])}
-    return some.tolist(), record | {"client_loss": float((result.metrics["loss"] / own).mean())}
+    return values.tolist(), record | {"client_loss": float((result.metrics["loss"] / samples).mean())}
 
 
 def training_metrics(results: list[list[Aggregate]]) -> Record:
-    """Mean of each metric over the clients that were kept, and how many were left out.
+    """Mean of each metric over the clients that contributed, and the number of clients that were dropped.
 
-    Clients of parallel exchanges count as those of one. Of a metric that several exchanges in a row have, the last
-    one's; counts of what was computed are added up over exchanges, those of clients that were left out too. Where a
-    round scores a model, such as a teacher that has just been made, its scores.
+    Parallel exchanges count as one. If several consecutive exchanges report a metric, the last value is used.
+    Compute-cost metrics are averaged over all clients, including dropped ones, and summed over exchanges. If a round
+    scores a model, such as a newly trained teacher, the record contains its scores.
     """
     record: Record = {"dropped": int(sum((~result.contributed).sum() for result in chain.from_iterable(results)))}
     for parallel in results:
         scores = [other_scores(result.metrics) for result in parallel]
-        for found in scores:
-            record |= found
-        trained = [result for result, found in zip(parallel, scores, strict=True) if not found]
+        for score in scores:
+            record |= score
+        trained = [result for result, score in zip(parallel, scores, strict=True) if not score]
         for name in dict.fromkeys(name for result in trained for name in result.metrics):
             having = [result for result in trained if name in result.metrics]
             values = np.concatenate([result.metrics[name] for result in having])

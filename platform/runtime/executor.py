@@ -1,4 +1,4 @@
-"""The executor: shares exchanges out to workers, and combines the partial aggregates that come back."""
+"""The executor: distributes exchanges to workers, and combines the partial aggregates that they return."""
 
 from dataclasses import asdict, astuple, replace
 from pathlib import Path
@@ -23,24 +23,24 @@ NO_MATTER = {
     *("executor", "state_memory_mb", "state_folder", "min_actors"),
     *("max_quarantined", "silence", "actor_timeout"),
 }
-"""Keys of `resources` that decide no plan: a run has the same bits whatever they are."""
+"""Keys of `resources` that affect no plan: a run has the same bits for any of their values."""
 
 Positions = list[np.ndarray]
-"""For each share of the work the positions, in `Exchange.clients`, of its clients."""
+"""For each share of the work, the positions of its clients in `Exchange.clients`."""
 
 
 class PlanNotTuned(Exception):  # noqa: N818
-    """A plan has to be measured, and not here."""
+    """A plan must be measured, and this executor does not measure."""
 
 
 class Executor:
-    """Carries out exchanges on one worker in this process; also the reference that Ray must equal.
+    """Runs exchanges on one worker in this process; also the reference that the executor on Ray must match.
 
-    experiments: variants of one, which differ in floats of their algorithm only. num_shards: number of shares of the
-    work, which decides the bits of sums; the worker carries out one after the other. measures: False: raise
+    experiments: variants of one experiment, which differ only in floats of their algorithm. num_shards: number of
+    shares of the work, which determines the bits of sums; the worker runs one after the other. measures: False: raise
     PlanNotTuned where a plan is not known yet.
 
-    Every method may raise WorkerLost. A step runs under the plan that is known for it, else under a newly chosen one.
+    Every method may raise WorkerLost. A step runs under its known plan, or else under a newly chosen one.
     """
 
     def __init__(
@@ -50,21 +50,21 @@ class Executor:
         self.begin(experiments)
 
     def begin(self, experiments: list[Experiment]) -> None:
-        """Serve these experiments from now on, with no plans but those of their files."""
+        """Serve these experiments from now on, with only the plans of their files."""
         self.experiments = experiments
         self.plans = [
             {step: ExecutionPlan(**plan.model_dump()) for step, plan in experiment.engine.plans.items()}
             for experiment in experiments
         ]
-        """Of each variant: step -> how it is run."""
+        """For each variant: step -> plan."""
 
     @property
     def num_workers(self) -> int:
-        """Number of processes that host clients; share i of the work is that of worker i modulo their number."""
+        """Number of processes that host clients; share i of the work runs on worker i modulo this number."""
         return 1
 
     def run(self, exchanges: list[Exchange]) -> list[Aggregate]:
-        """Carry out exchanges at once; what variants have in common, workers do as one."""
+        """Run exchanges in parallel; workers run as one the work that variants have in common."""
         positions = [self._assign(exchange) for exchange in exchanges]
         shards = [
             [_shard(exchange, number, rows[number]) for exchange, rows in zip(exchanges, positions, strict=True)]
@@ -79,7 +79,7 @@ class Executor:
         ]
 
     def run_one_by_one(self, exchanges: list[Exchange]) -> list[Aggregate]:
-        """The same with one client at a time, so that one that crashes its worker is known.
+        """Run exchanges with one client at a time, to identify a client that crashes its worker.
 
         Sums have other bits than those of `run`. Raises ClientCrashed.
         """
@@ -90,24 +90,24 @@ class Executor:
         self._send("save_states", dict.fromkeys(range(self.num_workers), (variant, folder, round)))
 
     def load_states(self, variant: int, folder: Path | None) -> None:
-        """Replace a variant's client states by those in `folder`, or by the initial ones."""
+        """Replace a variant's client states with those in `folder`, or with the initial ones."""
         self._send("load_states", dict.fromkeys(range(self.num_workers), (variant, folder)))
 
     def _send(self, method: str, arguments: dict[int, tuple], broadcasts: list[Tree] | None = None) -> list[Any]:
-        """Call a method of some workers, at once, and wait for what they return.
+        """Call a method of some workers in parallel, and wait for their results.
 
-        arguments: by worker. broadcasts: what all of them are given as well; None: nothing.
+        arguments: by worker. broadcasts: passed to all of them as well; None: nothing.
         """
         shared = {} if broadcasts is None else {"broadcasts": broadcasts}
         return [getattr(self.worker, method)(*mine, **shared) for mine in arguments.values()]
 
     def _run_shards(self, shards: list[list[WorkShard]], broadcasts: list[Tree]) -> list[list[PartialAggregate]]:
-        """Carry out each share's shards, one of each exchange."""
+        """Run the shards of each share, one shard per exchange."""
         n = self.num_workers
         orders = {worker: ([shard for mine in shards[worker::n] for shard in mine],) for worker in range(n)}
         partials: list[list[PartialAggregate]] = [[] for _ in shards]
-        for worker, found in enumerate(self._send("run", orders, broadcasts)):
-            parts = iter(found)
+        for worker, results in enumerate(self._send("run", orders, broadcasts)):
+            parts = iter(results)
             partials[worker::n] = [[next(parts) for _ in mine] for mine in shards[worker::n]]
         return partials
 
@@ -120,23 +120,23 @@ class Executor:
             for row in share:
                 alone = [share[:0]] * self.num_shards
                 alone[number] = np.array([row])
-                # The next client's shard must not take for a replay what this one leaves.
+                # Only the first shard begins the round: otherwise the next one would drop its states, as in a replay.
                 begins = not partials
                 shards = [[replace(_shard(exchange, other, rows), begins=begins)] for other, rows in enumerate(alone)]
                 try:
-                    found = self._run_shards(shards, [exchange.received])[number][0]
+                    result = self._run_shards(shards, [exchange.received])[number][0]
                 except WorkerLost as error:
                     raise ClientCrashed(exchange.variant, int(exchange.clients[row]), str(error)) from error
                 positions.append(alone[number])
-                partials.append(found)
+                partials.append(result)
         return _aggregate(exchange, positions, partials)
 
     def _assign(self, exchange: Exchange) -> Positions:
-        """Clients with states stick to their share of the work.
+        """Positions of the clients of each share.
 
-        Without states, the work of the cohort is dealt evenly, in the same way for every exchange of the round, so that
-        scratch states stay where they are. Each share gets its largest clients first: chunks then hold clients with
-        similar numbers of steps, and little is padded.
+        Clients with states always stay in the same share. Without states, the work of the cohort is divided evenly, in
+        the same way for every exchange of the round, so that scratch states stay where they are. Each share starts with
+        its largest clients: chunks then contain clients with similar numbers of steps, and need little padding.
         """
         shares, clients = self.num_shards, exchange.clients
         if exchange.on != "clients" or not len(clients):
@@ -153,11 +153,11 @@ class Executor:
     # ---- plans ------------------------------------------------------------------------------------------------------
 
     def _set_plans(self, exchanges: list[Exchange], shards: list[list[WorkShard]], broadcasts: list[Tree]) -> None:
-        """Give every shard its plan: the one that its variant has for the step, else a newly chosen one."""
-        # One plan serves all exchanges of a step that run in parallel: that of the one with the largest messages.
+        """Give every shard its plan: the known plan of its variant for the step, else a newly chosen one."""
+        # All parallel exchanges of a step share one plan, which is chosen for the largest messages.
         for i in sorted(range(len(exchanges)), key=lambda i: -_message_size(exchanges[i])):
             exchange, step = exchanges[i], _plan_key(exchanges[i])
-            # A shard of the test set is a large batch already: nothing is gained by batching shards.
+            # A shard of the test set is already a large batch: batching shards gains nothing.
             is_planned = exchange.on == "clients" and len(exchange.clients)
             if is_planned and step not in self.plans[exchange.variant]:
                 fused = [j for j, shard in enumerate(shards[0]) if shard.fusion_key == shards[0][i].fusion_key]
@@ -180,7 +180,7 @@ class Executor:
     def _tune(
         self, exchange: Exchange, fused: list[Exchange], shards: list[list[WorkShard]], broadcasts: list[Tree]
     ) -> ExecutionPlan:
-        """Choose the plan of a step. fused: the exchanges that run as one; shards: their shares of each share."""
+        """Choose the plan of a step. fused: exchanges that run as one; shards: their shards, by share of the work."""
         share = max(len(mine[0].clients) for mine in shards)
         experiment, sizes = self.experiments[fused[0].variant], _sizes(exchange)
         key = {
@@ -199,25 +199,25 @@ class Executor:
             return self._measure([[replace(shard, plan=plan) for shard in mine] for mine in shards], broadcasts, steps)
 
         steps, alike = _steps(exchange, sizes)
-        left = experiment.rounds - _cohort(exchange).round + 1
-        workload = Workload(share, left, steps, alike, experiment.resources.memory_mb, len(fused))
+        rounds = experiment.rounds - _cohort(exchange).round + 1
+        workload = Workload(share, rounds, steps, alike, experiment.resources.memory_mb, len(fused))
         no_vmap = getattr(_module(exchange), "no_vmap", None)
         return tune_plan(experiment.engine, no_vmap, workload, key, measure)
 
     def _measure(self, shards: list[list[WorkShard]], broadcasts: list[Tree], steps: int | None) -> Measurement:
-        """Time a chunk of shards with one fusion key under their plan, with all workers at work; see Worker.measure."""
+        """Time a chunk of shards with one fusion key under their plan, with all workers active; see Worker.measure."""
         if not self.measures:
             raise PlanNotTuned
         n = self.num_workers
         largest = {worker: max(shards[worker::n], key=lambda mine: len(mine[0].clients)) for worker in range(n)}
-        # All at once, as in a round: they share caches and memory. Each with its own clients, which may have states.
-        working = {worker: (mine, steps) for worker, mine in largest.items() if len(mine[0].clients)}
-        costs = self._send("measure", working, broadcasts)
+        # All at once, as in a round: they share caches and memory. Each runs its own clients, which may have states.
+        arguments = {worker: (mine, steps) for worker, mine in largest.items() if len(mine[0].clients)}
+        costs = self._send("measure", arguments, broadcasts)
         return Measurement(*(max(values) for values in zip(*map(astuple, costs), strict=True)))
 
 
 def _shard(exchange: Exchange, number: int, rows: np.ndarray) -> WorkShard:
-    """The share `number` of an exchange. rows: positions of its clients."""
+    """Share `number` of an exchange. rows: positions of its clients."""
     weights = np.ones(len(exchange.clients)) if exchange.weights is None else exchange.weights
     return WorkShard(
         step=exchange.step.__name__,
@@ -239,7 +239,7 @@ def _shard(exchange: Exchange, number: int, rows: np.ndarray) -> WorkShard:
 
 
 def _aggregate(exchange: Exchange, positions: Positions, partials: list[PartialAggregate]) -> Aggregate:
-    """Combine what came back. positions: of the clients of each partial aggregate, in `Exchange.clients`."""
+    """Combine partial aggregates. positions: of the clients of each partial aggregate, in `Exchange.clients`."""
     cost = CommunicationCost()
     if not len(exchange.clients):
         return Aggregate({}, np.zeros(0, bool), {}, cost=cost)
@@ -257,39 +257,40 @@ def _aggregate(exchange: Exchange, positions: Positions, partials: list[PartialA
         cost.discount_padding(exchange.padding_down, exchange.padding_up)
     order = np.concatenate(positions)
     back = np.argsort(order)
-    working = [partial for partial in partials if len(partial.contributed)]
-    kept = np.concatenate([partial.contributed for partial in working])
-    metrics = {name: np.concatenate([part.metrics[name] for part in working])[back] for name in working[0].metrics}
-    up = combine(working, order[kept]) if kept.any() else {}
-    deltas = [partial.client_model_delta for partial in working if partial.client_model_delta is not None]
-    return Aggregate(up, kept[back], metrics, sum_trees(deltas), cost)
+    parts = [partial for partial in partials if len(partial.contributed)]
+    mask = np.concatenate([partial.contributed for partial in parts])
+    metrics = {name: np.concatenate([part.metrics[name] for part in parts])[back] for name in parts[0].metrics}
+    up = combine(parts, order[mask]) if mask.any() else {}
+    deltas = [partial.client_model_delta for partial in parts if partial.client_model_delta is not None]
+    return Aggregate(up, mask[back], metrics, sum_trees(deltas), cost)
 
 
 def _steps(exchange: Exchange, sizes: np.ndarray) -> tuple[int, bool]:
-    """Mini-batches of a client's shortest stream, on average, one at least; and whether all clients have as many, with
-    room for as many samples."""
+    """Mean number of mini-batches of a client's shortest stream, at least one; and whether this number, and the room
+    for samples, is the same for all clients.
+    """
     specs = exchange.batches.values()
     if not specs or exchange.on == "test" or any(spec.split == "held_out" for spec in specs):
         return 1, False
     steps = np.min([steps_per_client(spec, sizes) for spec in specs], axis=0)
     full = sizes.min() == sizes.max() or all(spec.size and spec.size <= sizes.min() for spec in specs)
-    # Of samples for validation clients may have other numbers.
+    # Clients may have different numbers of validation samples.
     alike = full and steps.min() == steps.max() and all(spec.split in ("train", "public") for spec in specs)
     return max(1, round(float(steps.mean()))), bool(alike)
 
 
 def _message_size(exchange: Exchange) -> int:
-    """Numbers that a client receives."""
+    """Number of scalars that a client receives."""
     return count(exchange.received) + count(exchange.per_client) // max(1, len(exchange.clients))
 
 
 def _plan_key(exchange: Exchange) -> str:
-    """The name under which the plan of a step is kept: a plan for a single client does not serve several."""
+    """Name under which the plan of a step is stored; a single client has a plan of its own."""
     return f"{exchange.step.__name__}/{exchange.on}" + ("/one" if len(exchange.clients) == 1 else "")
 
 
 def _owner(exchange: Exchange) -> Any:
-    """The algorithm whose method the step is."""
+    """Algorithm that the step is a method of."""
     return exchange.step.__self__  # type: ignore[attr-defined]
 
 
@@ -303,7 +304,7 @@ def _cohort(exchange: Exchange) -> Cohort:
 
 
 def _sizes(exchange: Exchange) -> np.ndarray:
-    """Training samples of each client of the population."""
+    """Number of training samples of each client of the population."""
     sizes = _cohort(exchange).population_sizes
     assert sizes is not None, "the server adds them"
     return sizes

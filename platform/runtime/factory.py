@@ -1,4 +1,4 @@
-"""From an experiment to what runs it: data, partition, model, algorithm. The same in every process."""
+"""Builds data, partition, model and algorithm of an experiment, in the same way in every process."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -56,12 +56,12 @@ def build_partition(experiment: Experiment, dataset: Dataset) -> Partition:
             partition = draw(dataset.y_train, dataset.train_clients)
     if experiment.cohort_size(len(partition)) > len(partition):
         raise UserError(
-            f"clients_per_round: {experiment.clients_per_round} clients cannot take part in a round of a population of "
+            f"clients_per_round: {experiment.clients_per_round} clients per round exceed the population of "
             f"{len(partition)}; lower it or raise task.partition.clients"
         )
     if (sampled := experiment.sample_size(len(partition))) > len(partition):
         raise UserError(
-            f"simulation.over_selection: {sampled} clients cannot be sampled for a round from a population of "
+            f"simulation.over_selection: {sampled} sampled clients per round exceed the population of "
             f"{len(partition)}; lower it or participation"
         )
     return partition
@@ -71,10 +71,10 @@ Data = tuple[Dataset, Partition]
 
 
 def check(experiment: Experiment, data_root: Path | None, given: Data | None = None) -> Data:
-    """Find out all that can be wrong with an experiment before any work starts; returns what was built for it.
+    """Check an experiment before any work starts; returns the data and partition that were built for it.
 
-    given: data and partition in place of those that the experiment names. Raises UserError when data, partition, model
-    and problem do not fit together, or the storage takes nothing.
+    given: data and partition to use instead of those that the experiment names. Raises UserError when data, partition,
+    model and problem do not fit together, or the storage cannot be written to.
     """
     quiet_libraries()
     if experiment.checkpoints.storage:
@@ -85,7 +85,7 @@ def check(experiment: Experiment, data_root: Path | None, given: Data | None = N
 
 
 def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -> None:
-    """Raises UserError when model, problem, partition and algorithm do not fit together, or the algorithm breaks its
+    """Raise UserError when model, problem, partition and algorithm do not fit together, or the algorithm breaks its
     contract.
     """
     with fits("algorithm"):
@@ -104,51 +104,51 @@ def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -
         why = (
             "needs all clients in every round"
             if algorithm.requires_full_participation
-            else "learns in one place, without clients"
+            else "trains in one place, without clients"
         )
         raise UserError(f"simulation: {name} {why}; remove it")
     if algorithm.task.is_static and not experiment.evaluation.clients:
         raise UserError(
-            f"evaluation.clients: when it is scored, {experiment.task.model.name} normalises by the statistics of "
+            f"evaluation.clients: {experiment.task.model.name} is scored with normalisation statistics of "
             "clients' samples; set it above 0"
         )
     if experiment.evaluation.target_metric.startswith("client_accuracy_") and not algorithm.is_personal:
         raise UserError(
-            f"evaluation.target_metric: {experiment.evaluation.target_metric} is of personal models, which {name} has "
-            "not; set it to client_accuracy"
+            f"evaluation.target_metric: {experiment.evaluation.target_metric} needs personal models, and {name} has "
+            "none; set it to client_accuracy"
         )
     if algorithm.task.is_static and experiment.evaluation.follows:
         raise UserError(
             f"evaluation.model: {experiment.task.model.name} normalises by statistics of clients' samples, which are "
-            "measured for one model; set it to server"
+            "measured for a single model; set it to server"
         )
     if algorithm.is_personal and algorithm.task.is_scored:
-        own = f"with {name} every client has a model of its own, which is scored on what the client holds out"
+        own = f"with {name} every client has its own model, which is scored on the client's held-out samples"
         if not partition.holds_out:
-            raise UserError(f"task.partition.holdout: {own}; raise it until each has some")
+            raise UserError(f"task.partition.holdout: {own}; raise it until every client has some")
         if not experiment.evaluation.clients:
             raise UserError(f"evaluation.clients: {own}; set it above 0")
         if algorithm.task.is_static:
             raise UserError(
                 f"task.model: {experiment.task.model.name} normalises by statistics of all clients' samples, and "
-                f"{own}; choose another"
+                f"{own}; choose another model"
             )
     if algorithm.needs_validation and not partition.shares()["validation"].sizes.all():
         raise UserError(
-            f"task.partition.validation: every client needs samples for validation with {name}, for its upper level or "
-            "as the server's own; raise it"
+            f"task.partition.validation: every client needs validation samples with {name}, for its upper level or "
+            "as the server's own samples; raise it"
         )
-    if (found := len(partition.rows("public"))) < algorithm.public_samples:
+    if (size := len(partition.rows("public"))) < algorithm.public_samples:
         raise UserError(
-            f"task.public: {name} learns from public samples, at least {algorithm.public_samples}, and there are "
-            f"{found}; give it `samples: {algorithm.public_samples}` or more"
+            f"task.public: {name} needs public samples, at least {algorithm.public_samples}, and there are "
+            f"{size}; set `samples: {algorithm.public_samples}` or more"
         )
     _check_repeats(experiment, dataset)
     check_contract(experiment, algorithm, dataset, partition)
 
 
 def _check_repeats(experiment: Experiment, dataset: Dataset) -> None:
-    """Raises UserError where a user's own model differs when it is built again, as every process does."""
+    """Raise UserError when a user's own model differs each time it is built: every process builds it."""
     task = experiment.task
     for place, config in (("task.model", task.model), ("task.teacher.model", task.teacher and task.teacher.model)):
         if isinstance(config, CustomModel):
@@ -156,13 +156,13 @@ def _check_repeats(experiment: Experiment, dataset: Dataset) -> None:
             once, again = (fingerprint([*module.named_parameters(), *module.named_buffers()]) for module in built)
             if once != again:
                 raise UserError(
-                    f"{place}: {config.name} has other parameters or buffers each time that it is built; draw them "
-                    "from torch's generator, which is seeded, and not from NumPy or random"
+                    f"{place}: {config.name} has different parameters or buffers each time it is built; draw them "
+                    "from torch's generator, which is seeded, not from NumPy or random"
                 )
 
 
 def _check_streams(experiment: Experiment, partition: Partition) -> None:
-    """Raises UserError where the indices of the samples that one client draws in a round do not fit into memory."""
+    """Raise UserError when the indices of the samples that one client draws in a round do not fit into memory."""
     batches = getattr(experiment.algorithm, "batches", {})
     batches = batches if isinstance(batches, dict) else {}
     if experiment.objective is not None and "train" in batches:
@@ -178,7 +178,7 @@ def _check_streams(experiment: Experiment, partition: Partition) -> None:
 
 
 def _check_losses(experiment: Experiment, dataset: Dataset, algorithm: Algorithm) -> None:
-    """Raises UserError when the augmentation does not fit the samples or the algorithm."""
+    """Raise UserError when the augmentation does not fit the samples or the algorithm."""
     name, augment = experiment.algorithm.name, experiment.task.augment
     if augment is None:
         return
@@ -186,17 +186,17 @@ def _check_losses(experiment: Experiment, dataset: Dataset, algorithm: Algorithm
     if len(shape) != 3 or not images:
         raise UserError(f"task.augment: {dataset.name} has no images; remove it")
     if augment.cutout > max(shape[1:]) or augment.crop > max(shape[1:]):
-        raise UserError(f"task.augment: `crop` and `cutout` are more than the {shape[1]}x{shape[2]} pixels; lower them")
+        raise UserError(f"task.augment: `crop` or `cutout` exceeds the image size {shape[1]}x{shape[2]}; lower it")
     if augment.auto and dataset.x_train.max() <= 127:
         raise UserError(
-            f"task.augment.auto: the policy is for images of 8 bits; {dataset.name} has fewer, so remove it"
+            f"task.augment.auto: the policy needs 8-bit images, and {dataset.name} has fewer bits; remove it"
         )
     if not any(spec.views for spec in getattr(experiment.algorithm, "batches", {}).values()):
-        raise UserError(f"task.augment: {name} learns from samples as they are; remove it")
+        raise UserError(f"task.augment: {name} does not augment samples; remove it")
 
 
 def _check_plans(experiment: Experiment, algorithm: Algorithm) -> None:
-    """Raises UserError when a plan of the file is of no step of the algorithm, or cannot be carried out."""
+    """Raise UserError when a plan in the file names a step that the algorithm does not have, or cannot run."""
     name, no_vmap = experiment.algorithm.name, getattr(algorithm.task.module, "no_vmap", None)
     for step, plan in experiment.engine.plans.items():
         if not callable(getattr(algorithm, step.partition("/")[0], None)):
@@ -208,24 +208,24 @@ def _check_plans(experiment: Experiment, algorithm: Algorithm) -> None:
 _seeding = Lock()
 
 INDEX = 17
-"""Bytes of a sample's index in a mini-batch: its position, its row, and whether it is a real one."""
+"""Bytes per sample of a mini-batch: its position, its row, and whether it is a real sample."""
 
 
 def build_module(experiment: Experiment, dataset: Dataset, seed: int | None = None) -> torch.nn.Module:
-    """The model with its initial parameters, which the seed decides; None: the experiment's."""
+    """Model with its initial parameters, which the seed determines; None: the experiment's seed."""
     return _module(experiment.task.model, dataset, experiment.seed if seed is None else seed)
 
 
 def _module(config: ModelConfig, dataset: Dataset, seed: int) -> torch.nn.Module:
-    # There is one generator for all threads.
+    # All threads share one generator.
     with _seeding, torch.random.fork_rng(devices=[]), fits("task.model"):
         torch.manual_seed(seed)
         return build_model(config, dataset.sample_shape, dataset.classes, dataset.is_tokens)
 
 
 def build_teacher(teacher: Teacher, dataset: Dataset, seed: int) -> torch.nn.Module:
-    """The model that a run left, or one that is still to be trained. Raises UserError when there is none, or it does
-    not fit the data.
+    """Model of a finished run, or one that is still to be trained. Raises UserError when there is none, or it does not
+    fit the data.
     """
     if teacher.model is not None:
         return _module(teacher.model, dataset, seed)
@@ -237,21 +237,21 @@ def build_teacher(teacher: Teacher, dataset: Dataset, seed: int) -> torch.nn.Mod
 
 
 def task_on(dataset: Dataset, module: torch.nn.Module) -> Task:
-    """The mathematical task: a model on normalised samples of a data set."""
+    """Mathematical task: a model on normalised samples of a data set."""
     if dataset.is_tokens:
         return Task(module, sample_shape=dataset.sample_shape)
     return Task(module, torch.tensor(dataset.mean), torch.tensor(dataset.std), sample_shape=dataset.sample_shape)
 
 
 def build_algorithms(experiments: list[Experiment], dataset: Dataset, partition: Partition) -> list[Algorithm]:
-    """The algorithms of experiments that have their task and seed in common."""
+    """Algorithms of experiments that share task and seed."""
     first = experiments[0]
     module = build_module(first, dataset)
     task = task_on(dataset, module)
     config = first.task.teacher
     teacher = build_teacher(config, dataset, first.seed) if config else None
     if teacher is not None and teacher.no_vmap:
-        # Where it cannot be batched, nor can a step that asks it.
+        # If the teacher cannot be batched, neither can a step that uses it.
         module.no_vmap = teacher.no_vmap
     task = replace(
         task,
@@ -265,5 +265,5 @@ def build_algorithms(experiments: list[Experiment], dataset: Dataset, partition:
     algorithms = [algorithm_class(one.algorithm.name)(one.algorithm, task) for one in experiments]
     if not any(one.slots.are_filled for one in experiments):
         return algorithms
-    # Experts of a pack have the same form, though a float of one may leave its slots empty.
+    # Experts of a pack have the same structure, even if a float leaves the slots of one of them empty.
     return [cast(Algorithm, Slotted(inner, one.slots)) for inner, one in zip(algorithms, experiments, strict=True)]

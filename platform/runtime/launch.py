@@ -1,4 +1,4 @@
-"""Builds the round path of a run in whatever process it is: coordinator, executor, worker."""
+"""Builds coordinator, executor and worker of a run, in whichever process they are."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -23,16 +23,16 @@ def build_coordinator(
     checkpoints: list[Path],
     claim: Claim | None = None,
 ) -> Coordinator:
-    """The coordinator of an experiment, or of several that differ in floats of their algorithm only.
+    """Coordinator of one experiment, or of several that differ only in floats of their algorithm.
 
-    executor: None for one worker in this process. For the rest see Coordinator.
+    executor: None for one worker in this process. For the other arguments see Coordinator.
     """
     executor = executor or inline_executor(experiments, dataset, partition)
     return Coordinator(build_servers(experiments, dataset, partition), executor, list(checkpoints), claim)
 
 
 def build_servers(experiments: list[Experiment], dataset: Dataset, partition: Partition) -> list[FederatedServer]:
-    """The server of each experiment: of rounds over clients, or over the tasks of a stream."""
+    """Server of each experiment: rounds over clients, or over the tasks of a stream."""
     algorithms = build_algorithms(experiments, dataset, partition)
     return [
         OnlineServer(experiment, cast(Online, algorithm), partition, dataset)
@@ -45,7 +45,7 @@ def build_servers(experiments: list[Experiment], dataset: Dataset, partition: Pa
 def inline_executor(
     experiments: list[Experiment], dataset: Dataset, partition: Partition, num_shards: int = 1, measures: bool = True
 ) -> Executor:
-    """One worker in this process, which carries out all shares of the work. For the rest see Executor."""
+    """Executor with one worker in this process, which runs all shares of the work. See Executor for the arguments."""
     resources = experiments[0].resources
     init_process(resources.threads, gpus=resources.gpu)
     worker = Worker(*worker_arguments(experiments, dataset, partition))
@@ -53,7 +53,7 @@ def inline_executor(
 
 
 def worker_arguments(experiments: list[Experiment], dataset: Dataset, partition: Partition) -> tuple[Any, ...]:
-    """The arguments of a Worker that hosts the clients of these experiments."""
+    """Arguments of a Worker that hosts the clients of these experiments."""
     first = experiments[0]
     algorithms = build_algorithms(experiments, dataset, partition)
     return algorithms, dataset, partition, first.seed, first.resources, first.evaluation.follows

@@ -1,4 +1,4 @@
-"""The online loop: a stream of tasks, one per round, behind the same interface as rounds over clients."""
+"""Server for online learning: a stream of tasks, one per round, with the same interface as rounds over clients."""
 
 from typing import Any
 
@@ -15,35 +15,36 @@ from hedgerow.platform.storage.history import Record
 
 
 class OnlineServer(FederatedServer):
-    """Shows its model, meets the round's task, is scored on it, and only then learns it (thesis, 5.2).
+    """Predicts on the task of the round, is scored on it, and only then learns it (thesis, 5.2).
 
-    Records, per round: test_accuracy and test_loss, of the model adapted to the new task; ctm, the mean of these
-    accuracies so far; what is kept of the past (memory_vectors, in models, memory_tasks, memory_bytes); with
-    `evaluation.efficiency` the samples needed (efficiency_points; the most that were tried where efficiency_reached is
-    0). Every `evaluation.every` rounds: ltm and ltm_loss, of the model adapted anew to each task so far.
+    Record entries per round: test_accuracy and test_loss of the model adapted to the new task; ctm, the mean of these
+    accuracies so far; memory of past tasks (memory_vectors, in models, memory_tasks, memory_bytes); with
+    `evaluation.efficiency` the number of samples needed (efficiency_points; the largest number tried if
+    efficiency_reached is 0). Every `evaluation.every` rounds: ltm and ltm_loss, of the model adapted anew to each task
+    so far.
     """
 
     algorithm: Online
 
     def __init__(self, experiment: Experiment, algorithm: Online, partition: Partition, dataset: Dataset):
         super().__init__(experiment, algorithm, partition, test_samples=0)
-        # Tasks that no round comes to are nobody's, not even the offline competitor's.
+        # Tasks after the last round are not used, not even by the offline competitor.
         self.population = experiment.rounds
         self.sample_bytes = dataset.x_train[0].nbytes + dataset.y_train[0].nbytes
 
     def quarantine(self, client: int) -> None:
-        """Of a stream no task can be left out. Raises RuntimeError."""
-        raise RuntimeError(f"round {self.round + 1}: the process that works on task {client} dies each time")
+        """Raise RuntimeError: a task of a stream cannot be excluded."""
+        raise RuntimeError(f"round {self.round + 1}: task {client} crashes its worker process every time")
 
     def _next(self, number: int) -> ExchangeSteps:
         task = np.array([number - 1])
-        suffered = yield from self._timed("evaluation", self._score(self.state, number, task))
+        scores = yield from self._timed("evaluation", self._score(self.state, number, task))
         if self.experiment.evaluation.efficiency:
-            suffered |= yield from self._timed("evaluation", self._efficiency(number, task))
+            scores |= yield from self._timed("evaluation", self._efficiency(number, task))
         state, record, _ = yield from self._timed("training", self._train(number, task))
         # Nothing is transmitted.
-        record |= CommunicationCost().as_dict() | {"transmissions": 0.0} | suffered
-        # The mean of so many accuracies, from the last mean.
+        record |= CommunicationCost().as_dict() | {"transmissions": 0.0} | scores
+        # Running mean of the accuracies, updated from the previous mean.
         before = self.history[-1]["ctm"] if self.history else 0.0
         record["ctm"] = before + (record["test_accuracy"] - before) / number
         record |= self._memory(state or self.state, number, task)
@@ -64,22 +65,22 @@ class OnlineServer(FederatedServer):
         }
 
     def _efficiency(self, number: int, task: np.ndarray) -> ExchangeSteps:
-        """The fewest samples of the task with which the adapted model reaches the threshold."""
-        wanted, cohort = self.experiment.evaluation.efficiency, self._cohort(number, task)
-        assert wanted is not None
-        generator = self.algorithm.efficiency(self.state, cohort, wanted.points)
+        """Smallest number of samples of the task with which the adapted model reaches the threshold."""
+        config, cohort = self.experiment.evaluation.efficiency, self._cohort(number, task)
+        assert config is not None
+        generator = self.algorithm.efficiency(self.state, cohort, config.points)
         results = yield from self._drive(generator, cohort, [], first=EVALUATION + 50)
         enough = [
             points
-            for points, result in zip(wanted.points, results, strict=True)
-            if result.metrics["correct"][0] >= wanted.threshold * result.metrics["samples"][0]
+            for points, result in zip(config.points, results, strict=True)
+            if result.metrics["correct"][0] >= config.threshold * result.metrics["samples"][0]
         ]
-        return {"efficiency_points": min(enough, default=wanted.points[-1]), "efficiency_reached": float(bool(enough))}
+        return {"efficiency_points": min(enough, default=config.points[-1]), "efficiency_reached": float(bool(enough))}
 
     def _memory(self, state: Any, number: int, task: np.ndarray) -> Record:
-        """What the server keeps from round to round."""
+        """Memory that the server keeps from round to round."""
         model = count(state["w"])
         vectors = sum(count(tree) for tree in state.values() if isinstance(tree, dict)) / model
         tasks = self.algorithm.kept(state, self._cohort(number, task))
-        kept = 4 * model * vectors + tasks * int(self.sizes[0]) * self.sample_bytes
-        return {"memory_vectors": vectors, "memory_tasks": tasks, "memory_bytes": int(kept)}
+        size = 4 * model * vectors + tasks * int(self.sizes[0]) * self.sample_bytes
+        return {"memory_vectors": vectors, "memory_tasks": tasks, "memory_bytes": int(size)}

@@ -1,7 +1,8 @@
-"""Stragglers and dropouts: which of a round's clients answer, and how long the server waits, in simulated seconds.
+"""Stragglers and dropouts: which clients of a round answer, and how long the server waits, in simulated seconds.
 
-Everything is decided before the clients work, from (seed, round, client) and from what the server sends them: so it is
-the same on any number of actors and after any failure. The algorithm sees the clients that answer, and no others.
+Everything is decided before the clients work, from (seed, round, client) and from the messages that the server sends
+them. It is therefore the same on any number of actors and after any failure. The algorithm sees only the clients that
+answer.
 """
 
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ from hedgerow.platform.runtime.communication import CommunicationCost
 
 @dataclass(frozen=True)
 class Participation:
-    """What becomes of the clients that were sampled for a round, each an array (bool), and when the server goes on."""
+    """Outcome for each client that was sampled for a round (bool arrays), and seconds until the server continues."""
 
     answers: np.ndarray
     unavailable: np.ndarray
@@ -30,18 +31,18 @@ class Participation:
 
 
 def participation(simulation: Simulation, cohort: Cohort, seconds: np.ndarray, wanted: int) -> Participation:
-    """Who answers: the `wanted` that finish first, if they do so by the deadline (Bonawitz et al., 2019).
+    """Select the clients that answer: the first `wanted` that finish by the deadline (Bonawitz et al., 2019).
 
-    seconds: what each client of the cohort takes. The server goes on when it has as many answers, or when nobody is
-    left that could give one: it hears of those that drop out. Else it waits until the deadline.
+    seconds: time that each client of the cohort takes. The server continues when it has `wanted` answers, or when no
+    other client can answer: dropouts are reported to it. Otherwise it waits until the deadline.
     """
     seed, number, clients = cohort.seed, cohort.round, cohort.clients
-    there = uniform(seed, "availability", number, clients) < simulation.availability.probabilities(
+    available = uniform(seed, "availability", number, clients) < simulation.availability.probabilities(
         seed, number, clients
     )
-    drops = there & (uniform(seed, "dropout", number, clients) < simulation.dropout)
-    finish = there & ~drops
-    # Among equals chance decides: their numbers would always favour the same ones.
+    drops = available & (uniform(seed, "dropout", number, clients) < simulation.dropout)
+    finish = available & ~drops
+    # Ties are broken at random: client ids would always favour the same clients.
     order = np.lexsort((uniform(seed, "tie", number, clients), seconds))
     order = order[finish[order]]
     deadline = np.inf if simulation.deadline is None else simulation.deadline
@@ -50,14 +51,14 @@ def participation(simulation: Simulation, cohort: Cohort, seconds: np.ndarray, w
     answers[first] = True
     enough = len(first) == min(wanted, len(order))
     until = float(seconds[first].max(initial=0.0)) if enough else deadline
-    return Participation(answers, ~there, drops, finish & ~answers, until)
+    return Participation(answers, ~available, drops, finish & ~answers, until)
 
 
 class ParticipationSimulator:
-    """A round whose clients may be late, away or lost: who takes part, what it takes, and its part of the record.
+    """Simulates a round with late, unavailable and lost clients: the participants, the duration and the record entries.
 
-    shares: each client's samples. A client's time is that of the round's first exchange with clients, which decides on
-    the whole round; later ones wait for all who are left. cost: what the clients received that were lost.
+    shares: each client's samples. A client's time is that of the round's first exchange with clients, which decides for
+    the whole round; later exchanges wait for all remaining clients. cost: downloads of the clients that were lost.
     """
 
     def __init__(self, simulation: Simulation, sampled: Cohort, shares: Mapping[Split, Slices]):
@@ -66,7 +67,7 @@ class ParticipationSimulator:
         self._later, self._begun = 0.0, False
 
     def begin(self, first: list[Exchange], wanted: int) -> Cohort:
-        """The clients that answer. first: what those that were sampled would be sent first."""
+        """Cohort of the clients that answer. first: exchanges that the sampled clients would receive first."""
         self._participation = participation(self.simulation, self.sampled, self._seconds(self.sampled, first), wanted)
         lost = self.sampled.clients[self._participation.dropped_out | self._participation.late]
         for exchange in first:
@@ -75,26 +76,26 @@ class ParticipationSimulator:
         return self.sampled.subset(self._participation.answers)
 
     def timed(self, exchanges: Exchanges, cohort: Cohort) -> Exchanges:
-        """The same exchanges, of which all after those that `begin` was told of add to the round's time."""
+        """Same exchanges; each one after those passed to `begin` adds to the round's time."""
         reply = None
         while True:
             try:
-                wanted = exchanges.send(reply)
+                request = exchanges.send(reply)
             except StopIteration as stop:
                 return stop.value
-            asked = with_clients(wanted)
-            if self._begun and asked:
-                self._later += float(self._seconds(cohort, asked).max())
-            self._begun = self._begun or bool(asked)
-            reply = yield wanted
+            client_exchanges = with_clients(request)
+            if self._begun and client_exchanges:
+                self._later += float(self._seconds(cohort, client_exchanges).max())
+            self._begun = self._begun or bool(client_exchanges)
+            reply = yield request
 
     def record(self) -> dict[str, float]:
-        """How many were lost and in what way, and the simulated seconds of the round."""
+        """Number of lost clients by reason, and the simulated seconds of the round."""
         lost = {name: int(getattr(self._participation, name).sum()) for name in ("unavailable", "dropped_out", "late")}
         return {**lost, "simulated_round_seconds": self._participation.seconds + self._later}
 
     def _seconds(self, cohort: Cohort, exchanges: list[Exchange]) -> np.ndarray:
-        """What each client of a cohort takes for exchanges that run in parallel."""
+        """Seconds that each client of a cohort takes for exchanges that run in parallel."""
         steps, received = np.zeros((2, len(cohort.clients)))
         for exchange in exchanges:
             at = np.searchsorted(cohort.clients, exchange.clients)
@@ -105,7 +106,7 @@ class ParticipationSimulator:
 
 
 def with_clients(wanted: Exchange | list[Exchange]) -> list[Exchange]:
-    """Those of some exchanges in which clients take part."""
+    """Exchanges in which clients take part."""
     exchanges = wanted if isinstance(wanted, list) else [wanted]
     return [exchange for exchange in exchanges if exchange.on == "clients" and len(exchange.clients)]
 
@@ -120,7 +121,7 @@ def _received(exchange: Exchange) -> np.ndarray:
 
 
 def _add_download(cost: CommunicationCost, exchange: Exchange, which: np.ndarray) -> None:
-    """Add what some clients of an exchange, which (bool), receive."""
+    """Add the download cost of the clients of an exchange that `which` (bool) selects."""
     cost.add_download(exchange.broadcast, int(which.sum()))
     cost.add_download(tree_map(lambda leaf: leaf[which], exchange.per_client), 1)
     cost.discount_padding(None if exchange.padding_down is None else exchange.padding_down[which], None)

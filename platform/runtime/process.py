@@ -1,4 +1,4 @@
-"""What every process that hosts clients does first, and how much memory it holds."""
+"""Initialisation of every process that hosts clients, and its memory use."""
 
 import ctypes
 import gc
@@ -14,18 +14,18 @@ from hedgerow.platform.common.quiet import quiet_libraries
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 CONTEXT = 0.5e9
-"""Bytes that a process takes of a GPU before its first tensor, as a rule; torch's limit does not count them."""
+"""Bytes that a process typically uses on a GPU before its first tensor; torch's limit does not count them."""
 
 
 def init_process(threads: int, import_path: list[str] | None = None, gpus: float = 0.0) -> None:
-    """Bound torch's threads and its share of a GPU's memory, make the user's modules importable, and keep freed memory
+    """Limit torch's threads and its share of a GPU's memory, make the user's modules importable, and keep freed memory
     in the process.
 
-    gpus: what this process has reserved.
+    gpus: number of GPUs that this process has reserved.
 
-    A round allocates and frees the same few megabytes thousands of times; glibc would give each back to the kernel and
-    fetch it again, page by page, which costs a fifth of the time of small models. Elsewhere than on glibc nothing
-    needs to be done.
+    A round allocates and frees the same few megabytes thousands of times; glibc would return each of them to the kernel
+    and fetch it again, page by page, which costs a fifth of the time of small models. Without glibc, nothing needs to
+    be done.
     """
     quiet_libraries()
     torch.set_num_threads(threads)
@@ -41,7 +41,7 @@ def init_process(threads: int, import_path: list[str] | None = None, gpus: float
 
 
 def free_memory() -> None:
-    """Give the system back what was freed and is kept, so that this process holds little more than a new one."""
+    """Return freed memory to the system, so that this process holds little more than a new one."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
@@ -51,23 +51,23 @@ def free_memory() -> None:
 
 
 def memory_fraction(gpus: float, total: float) -> float:
-    """The fraction of a GPU's memory (`total` bytes) for the tensors of a process that has reserved `gpus`.
+    """Fraction of a GPU's memory (`total` bytes) for the tensors of a process that has reserved `gpus`.
 
-    Of a shared GPU what is reserved, less the process's own context, so that all who share it have room together; at
-    least half of what is reserved.
+    On a shared GPU, this is the reserved fraction minus the process's own context, so that all processes fit together,
+    but at least half of the reserved fraction.
     """
     return 1.0 if gpus >= 1 else max(gpus - CONTEXT / total, gpus / 2)
 
 
 def memory_in_use(device: torch.device) -> float:
-    """MB that this process holds on a device now; what it shares with others does not count."""
+    """Memory that this process currently holds on a device, in MB; shared memory does not count."""
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device) / 1e6
     return _status("VmRSS") - _status("RssShmem") if sys.platform == "linux" else peak(device)
 
 
 def reset_peak(device: torch.device) -> None:
-    """Let `peak` count from now on, where the system can."""
+    """Restart the measurement of `peak`, where the system supports it."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     elif sys.platform == "linux":
@@ -76,7 +76,7 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak(device: torch.device) -> float:
-    """The most MB that this process held on a device."""
+    """Peak memory of this process on a device, in MB."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
     if sys.platform == "linux":

@@ -1,4 +1,4 @@
-"""The server: the state of one experiment, round by round, and the coordinator that drives it and saves it."""
+"""Server state of one experiment, and the coordinator that runs its rounds and saves its checkpoints."""
 
 import errno
 import math
@@ -46,26 +46,26 @@ from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.summary import is_done, reaches
 
 AVERAGE = "client_average"
-"""In the server's state, where it is scored: the average of all clients' latest own models."""
+"""Key in the server state, where evaluated: the average of all clients' latest own models."""
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-"""Errors of a file system in which nothing more can be stored."""
+"""Error numbers of a file system that has no room: disk full, quota or file size limit reached."""
 
 ExchangeSteps = Generator[list[Exchange], list[Aggregate], Any]
 """Yields exchanges that may run in parallel, and is sent their aggregates."""
 
 Run = Callable[[list[Exchange]], list[Aggregate]]
-"""Carries out exchanges, as `Executor.run`."""
+"""Runs exchanges and returns their aggregates, as `Executor.run` does."""
 
 
 class NoContributionsError(Exception):
-    """Every client of exchanges that run in parallel diverged: there is nothing to aggregate."""
+    """Every client of parallel exchanges diverged: there is nothing to aggregate."""
 
 
 class FederatedServer:
     """Server state, progress and records of one experiment. A round is a function of (server state, round number).
 
-    variant: its number, where a coordinator drives several.
+    variant: index of this server where a coordinator drives several variants.
     """
 
     def __init__(self, experiment: Experiment, algorithm: Algorithm, partition: Partition, test_samples: int):
@@ -81,7 +81,7 @@ class FederatedServer:
         self.stateless = not algorithm.init_client() and not self.tracks_client_models
         self.test_shards = test_shards(test_samples)
         self._evaluated = self._evaluation_cohort()
-        # By client the round from which on it is left out. What was found out outlives a return to a checkpoint.
+        # Client id -> first round without this client. Kept when the server returns to a checkpoint.
         self.quarantined: dict[int, int] = {}
         self.restart()
 
@@ -93,15 +93,15 @@ class FederatedServer:
         self.round = self.committed = 0
         self.seconds = self.transmissions = 0.0
         self.history = History()
-        # Those that were the first to reach a target.
+        # First record to reach each target.
         self._decisive: list[Record] = []
-        # Of the last evaluation: the clients' accuracies on their own samples, from the lowest.
+        # Clients' accuracies on their own samples in the last evaluation, in ascending order.
         self.accuracies: list[float] = []
-        # Seconds of all rounds so far, by what they went into.
+        # Seconds of all rounds so far, by activity.
         self.clock = {"training": 0.0, "evaluation": 0.0}
 
     def state_dict(self) -> dict[str, Any]:
-        """The state and the progress (JSON), which `load_state_dict` takes together with the history."""
+        """State and progress (JSON); `load_state_dict` takes them together with the history."""
         progress = {
             "round": self.round,
             "seconds": self.seconds,
@@ -114,19 +114,19 @@ class FederatedServer:
         return {"server": self.state, "progress": progress}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict`."""
+        """Restore a `state_dict`. Raises UserError when the server state has missing entries."""
         progress = state["progress"]
         if missing := sorted(flatten(self.state).keys() - flatten(state["server"]).keys()):
             raise UserError(
-                f"the checkpoint of round {progress['round']} has no {missing[0]!r} in the server's state: it is of "
-                "another algorithm, or of an earlier version; start a new run"
+                f"the checkpoint of round {progress['round']} has no {missing[0]!r} in the server state: another "
+                "algorithm or an earlier version wrote it; start a new run"
             )
         self.state = state["server"]
         self.round = self.committed = progress["round"]
         self.seconds = progress["seconds"]
         self.transmissions = progress["transmissions"]
         records = progress["history"]
-        # Earlier versions kept the records themselves in their checkpoints.
+        # Checkpoints of earlier versions contain the records themselves.
         self.history = records if isinstance(records, History) else History(records)
         self._decisive = []
         if self.experiment.evaluation.stop:
@@ -137,27 +137,27 @@ class FederatedServer:
         self.quarantined |= {int(client): round for client, round in progress.get("quarantined", {}).items()}
 
     def quarantine(self, client: int) -> None:
-        """Leave a client out from the next round on. Raises RuntimeError when that is more than the file allows."""
+        """Exclude a client from the next round on. Raises RuntimeError above `resources.max_quarantined`."""
         self.quarantined[client] = self.round + 1
         share = self.experiment.resources.max_quarantined
         if len(self.quarantined) > share * self.population:
             culprits = ", ".join(map(str, sorted(self.quarantined)))
             raise RuntimeError(
-                f"round {self.round + 1}: the process that works on any of these clients dies, each time: {culprits}; "
-                f"resources.max_quarantined lets {share:g} of the clients be left out"
+                f"round {self.round + 1}: these clients crash their worker process every time: {culprits}; fix the "
+                f"cause, or raise resources.max_quarantined, which excludes at most {share:g} of the clients"
             )
 
     @property
     def done(self) -> bool:
-        """Whether all rounds are run, or the targets end the run before."""
+        """Whether all rounds have run, or the targets have ended the run early."""
         return is_done(self.experiment, [*self._decisive, *self.history[-1:]])
 
     def run_round(self) -> ExchangeSteps:
-        """Run the next round; when the generator ends, the round's record is the last of `history`."""
+        """Run the next round. When the generator ends, the record of the round is the last of `history`."""
         start = time.perf_counter()
         number = self.round + 1
         state, record = yield from self._next(number)
-        # Only now, with every aggregate in hand, does the round count: a worker lost above leaves all as it was.
+        # The round counts only now, with every aggregate received: if a worker is lost above, nothing has changed.
         self.committed = self.committed if state is None else number
         self.state, self.round, self.transmissions = state or self.state, number, record["transmissions"]
         self.seconds += time.perf_counter() - start
@@ -166,17 +166,17 @@ class FederatedServer:
         self._note(record)
 
     def _note(self, record: Record) -> None:
-        """Keep a record that is the first to reach a target: with the last one, it decides when the run is done."""
-        wanted = self.experiment.evaluation
+        """Keep the first record that reaches a target: with the last record, it decides whether the run is done."""
+        evaluation = self.experiment.evaluation
         if any(
-            reaches(record, target, wanted.target_metric)
-            and not any(reaches(known, target, wanted.target_metric) for known in self._decisive)
-            for target in wanted.targets
+            reaches(record, target, evaluation.target_metric)
+            and not any(reaches(known, target, evaluation.target_metric) for known in self._decisive)
+            for target in evaluation.targets
         ):
             self._decisive.append(record)
 
     def _next(self, number: int) -> ExchangeSteps:
-        """The state after the round, or None where every client diverged, and the round's record."""
+        """State after the round (None if every client diverged), and the record of the round."""
         sampled = sample_clients(self.experiment.seed, number, self.population, self.sample_size)
         clients = self._without_quarantined(sampled, number)
         state, record, cost = yield from self._timed("training", self._train(number, clients))
@@ -191,7 +191,7 @@ class FederatedServer:
         return state, record
 
     def _train(self, number: int, clients: np.ndarray) -> ExchangeSteps:
-        """The algorithm's round: the new state or None, the beginning of the record, and the communication cost."""
+        """Run the algorithm's round; returns the new state or None, the first record entries, and the cost."""
         cohort = self._cohort(number, clients)
         aggregates: list[list[Aggregate]] = []
         simulated = None
@@ -217,19 +217,19 @@ class FederatedServer:
         return state, record, cost
 
     def _simulated(self, round: ParticipationSimulator) -> Record:
-        """What the record says of a simulated round, with the seconds of all so far."""
+        """Record entries of a simulated round, with the simulated seconds of all rounds so far."""
         record = round.record()
         before = self.history[-1]["simulated_seconds"] if self.history else 0.0
         return record | {"simulated_seconds": before + record["simulated_round_seconds"]}
 
     def _spent(self, record: Record) -> Record:
-        """What the run has computed so far, by name: the sum of the rounds', with this one's."""
+        """Compute-cost metrics of the run so far, by name: the sum over all rounds, including this one."""
         before = self.history[-1] if self.history else {}
         names = {name: None for known in (before, record) for name in known if name.startswith(SPENT)}
         return {name: before.get(name, 0.0) + record.get(name, 0.0) for name in names}
 
     def _average(self, aggregates: list[list[Aggregate]]) -> Tree:
-        """The average of all clients' latest own models after these exchanges."""
+        """Average of all clients' latest own models after these exchanges."""
         average = self.state[AVERAGE]
         for aggregate in chain.from_iterable(aggregates):
             if aggregate.client_model_delta:
@@ -237,7 +237,7 @@ class FederatedServer:
         return average
 
     def _evaluate(self, state: Tree, number: int) -> ExchangeSteps:
-        """The scores of a state, by name."""
+        """Scores of a server state, by name."""
         clients = self._without_quarantined(self._evaluated, number)
         if not self.tracks_client_models:
             return (yield from self._score(state, number, clients))
@@ -252,7 +252,7 @@ class FederatedServer:
                 evaluate(self.algorithm, state, cohort), cohort, [], first=EVALUATION
             )
         except NoContributionsError:
-            # The model is so far off that not even the statistics of its normalisation are finite.
+            # The model has diverged so far that even the statistics of its normalisation are not finite.
             return {"test_accuracy": math.nan, "test_loss": math.nan}
         self.accuracies = self.accuracies if accuracies is None else accuracies
         return record
@@ -260,19 +260,19 @@ class FederatedServer:
     def _drive(
         self, generator: Exchanges, cohort: Cohort, aggregates: list[list[Aggregate]], first: int = 0
     ) -> ExchangeSteps:
-        """Run an algorithm's generator to its end and return what it returns. first: position of its first exchange.
+        """Run an algorithm's generator until it ends, and return its return value.
 
-        aggregates: receives those of each exchange, or of several in parallel. Raises NoContributionsError when all
-        clients of these diverged.
+        first: position of its first exchange. aggregates: receives one list per exchange, or per group of parallel
+        exchanges. Raises NoContributionsError when all clients of one of them diverged.
         """
         reply: Any = None
         position = first
         while True:
             try:
-                wanted = generator.send(reply)
+                request = generator.send(reply)
             except StopIteration as stop:
                 return stop.value
-            exchanges = wanted if isinstance(wanted, list) else [wanted]
+            exchanges = request if isinstance(request, list) else [request]
             answers = yield [
                 replace(
                     exchange,
@@ -288,23 +288,23 @@ class FederatedServer:
             if len(contributed) and not contributed.any():
                 generator.close()
                 raise NoContributionsError
-            reply = answers if isinstance(wanted, list) else answers[0]
+            reply = answers if isinstance(request, list) else answers[0]
             position += len(exchanges)
 
     def _timed(self, what: str, steps: ExchangeSteps) -> ExchangeSteps:
-        """The same, on the clock."""
+        """Run `steps`, and add the elapsed seconds to the clock."""
         start = time.perf_counter()
-        found = yield from steps
+        result = yield from steps
         self.clock[what] += time.perf_counter() - start
-        return found
+        return result
 
     def _is_evaluated(self, number: int) -> bool:
         return number % self.experiment.evaluation.every == 0 or number == self.experiment.rounds
 
     def _evaluation_cohort(self) -> np.ndarray:
-        """The same clients every time, a uniform sample of the population."""
-        wanted = min(self.experiment.evaluation.clients, self.population)
-        return sample_clients(self.experiment.seed, 0, self.population, wanted)
+        """Clients that every evaluation scores: a uniform sample of the population."""
+        size = min(self.experiment.evaluation.clients, self.population)
+        return sample_clients(self.experiment.seed, 0, self.population, size)
 
     def _without_quarantined(self, clients: np.ndarray, number: int) -> np.ndarray:
         out = [client for client, since in self.quarantined.items() if since <= number]
@@ -324,7 +324,7 @@ class FederatedServer:
 
 
 class Driver(Protocol):
-    """The methods of a Coordinator that a run calls, in whatever process the coordinator is."""
+    """Methods of a Coordinator that a run calls, in whichever process the coordinator is."""
 
     def advance(self, seconds: float) -> tuple[list[Record], bool]: ...
     def save(self) -> Any: ...
@@ -334,22 +334,22 @@ class Driver(Protocol):
 
     @property
     def num_shards(self) -> int:
-        """Number of shares of the clients' work; a run has the same bits with the same number."""
+        """Number of shares of the clients' work; runs with the same number have the same bits."""
 
     @property
     def actor_counts(self) -> list[int]:
-        """The number of client actors, for each time that they were gathered from the nodes there were."""
+        """Number of client actors after each placement on the nodes of the cluster."""
 
 
 class Coordinator:
-    """Drives the rounds of one experiment, or of several variants of it in lockstep, and keeps their checkpoints.
+    """Runs the rounds of one experiment, or of several variants of it in lockstep, and saves their checkpoints.
 
-    Variants differ in floats of their algorithm only, and share the work of each round, chunk by chunk.
+    Variants differ only in floats of their algorithm, and share the work of each round, chunk by chunk.
 
-    checkpoints: the folder of each server's; it continues from the last one there. None keeps none, and then a lost
-    worker means starting again from round 1. Steps are run under the plans that run.json records, one level up; new
-    plans are recorded there before the round that used them is reported. claim: by which this process may write there;
-    None: nothing else can write there.
+    checkpoints: one folder per server, which continues from the last checkpoint there. None: no checkpoints, so a lost
+    worker means starting again from round 1. Steps run under the plans that run.json records, one level up; new plans
+    are recorded there before the round that used them is reported. claim: gives this process the right to write there;
+    None: no other process can write there.
     """
 
     def __init__(
@@ -378,8 +378,8 @@ class Coordinator:
     def advance(self, seconds: float, last_reported: int | None = None) -> tuple[list[Record], bool]:
         """Run rounds for about `seconds`, at least one.
 
-        Returns the first experiment's records after the round `last_reported`, or after the last that was returned
-        before, and whether the run is at its end.
+        Returns the first experiment's records after round `last_reported` (None: after the last record that was
+        returned before), and whether the run is done.
         """
         until = time.perf_counter() + seconds
         while not self.done:
@@ -387,14 +387,14 @@ class Coordinator:
             if time.perf_counter() >= until:
                 break
         after = self._last_reported if last_reported is None else last_reported
-        # The record of round r is at r - 1.
+        # The record of round r is at index r - 1.
         records = self.servers[0].history[after:]
         self._last_reported = after + len(records)
         return records, self.done
 
     def run_round(self) -> dict[int, Record]:
-        """Run one round, and save it when the schedule says so; returns the record of each variant, by number."""
-        # Not at the start: what the constructor of an actor raises does not reach the user as it is.
+        """Run one round, and save it if a checkpoint is due; returns the record of each variant, by index."""
+        # Not in the constructor: Ray wraps the errors of an actor's constructor before the user sees them.
         for server, expected in zip(self.servers, self._constants, strict=True):
             compare_constants(server.algorithm.task.module, expected)
         records = self.next_round()
@@ -405,7 +405,7 @@ class Coordinator:
         return records
 
     def next_round(self) -> dict[int, Record]:
-        """Run the next round of the variants that are furthest behind; returns the record of each, by number."""
+        """Run the next round of the variants that are furthest behind; returns the record of each, by index."""
         variants = self._variants_to_advance()
         target = self.servers[variants[0]].round + 1
 
@@ -419,13 +419,13 @@ class Coordinator:
 
     @property
     def round(self) -> int:
-        """The last round that all variants have run, but those that ended early."""
+        """Last round that all variants have run, except those that ended early."""
         going = self._variants_to_advance()
         return self.servers[going[0]].round if going else max(server.round for server in self.servers)
 
     @property
     def done(self) -> bool:
-        """Whether all rounds of all variants are run."""
+        """Whether all rounds of all variants have run."""
         return not self._variants_to_advance()
 
     @property
@@ -435,56 +435,56 @@ class Coordinator:
 
     @property
     def actor_counts(self) -> list[int]:
-        """Numbers of client actors: it has none itself."""
+        """Empty: this coordinator places no client actors."""
         return []
 
     def plans(self) -> dict[str, Any]:
-        """How each step of the first variant is run (loop or vmap, chunk size), once it is known."""
+        """Plan of each step of the first variant (loop or vmap, chunk size), once it is known."""
         return self._plans_as_values(0)
 
     def warnings(self) -> list[str]:
-        """A sentence about each damaged checkpoint that was passed over."""
+        """One sentence for each damaged checkpoint that was skipped."""
         return list(self._passed_over.values())
 
     def parameters(self) -> Tree:
-        """The first variant's parameters that are reported, as arrays."""
+        """Parameters of the first variant that are reported, as NumPy arrays."""
         server = self.servers[0]
         return tree_map(lambda leaf: leaf.numpy(), server.algorithm.evaluate_params(server.state))
 
     # ---- one round --------------------------------------------------------------------------------------------------
 
     def _variants_to_advance(self) -> list[int]:
-        """The variants whose next round comes first; none when all are at their end."""
-        left = {variant: server.round for variant, server in enumerate(self.servers) if not server.done}
-        return [variant for variant, round in left.items() if round == min(left.values())]
+        """Variants whose next round comes first; empty when all are done."""
+        rounds = {variant: server.round for variant, server in enumerate(self.servers) if not server.done}
+        return [variant for variant, round in rounds.items() if round == min(rounds.values())]
 
     def _run_in_lockstep(self, variants: list[int], run: Run) -> None:
-        """Drive the rounds of some variants side by side: exchanges of the same moment are carried out at once."""
+        """Run the rounds of some variants side by side: exchanges that are due together run in parallel."""
         rounds = {variant: self.servers[variant].run_round() for variant in variants}
         replies: dict[int, list[Aggregate] | None] = dict.fromkeys(variants)
         while True:
-            wanted: dict[int, list[Exchange]] = {}
+            requests: dict[int, list[Exchange]] = {}
             for variant, generator in list(rounds.items()):
                 try:
-                    wanted[variant] = generator.send(replies[variant])  # type: ignore[arg-type]
+                    requests[variant] = generator.send(replies[variant])  # type: ignore[arg-type]
                 except StopIteration:
                     del rounds[variant]
                 beat()
-            if not wanted:
+            if not requests:
                 return
-            aggregates = iter(run([exchange for exchanges in wanted.values() for exchange in exchanges]))
-            replies = {variant: [next(aggregates) for _ in exchanges] for variant, exchanges in wanted.items()}
+            aggregates = iter(run([exchange for exchanges in requests.values() for exchange in exchanges]))
+            replies = {variant: [next(aggregates) for _ in exchanges] for variant, exchanges in requests.items()}
 
-    # ---- nothing is lost --------------------------------------------------------------------------------------------
+    # ---- checkpoints and recovery ------------------------------------------------------------------------------------
 
     def reload(self) -> None:
         """Continue all variants from their last intact checkpoints, which another process may have written."""
         self._replay([0] * len(self.servers))
 
     def save(self) -> list[Path]:
-        """Write a checkpoint of every variant at its present round, unless that is done; returns the folders.
+        """Write a checkpoint of every variant at its current round, unless there is one; returns the folders.
 
-        Raises UserError when another process has taken the run over.
+        Raises UserError when another process has taken over the run.
         """
         for variant, (server, folder) in enumerate(zip(self.servers, self.folders, strict=True)):
             assert folder is not None
@@ -493,13 +493,14 @@ class Coordinator:
                 write = partial(self._write, variant, folder)
                 self._check_claim()
                 persist(f"checkpoint {server.round}", write, self._replay_to_here)
-                # Again: a process can be suspended for long while it writes, and would delete the other one's rounds.
+                # Check again: this process may have been suspended while it wrote, and would delete the other one's
+                # rounds.
                 self._check_claim()
                 prune(folder, server.experiment.checkpoints.keep, self._saved[variant])
         return [self._saved[variant] for variant in range(len(self.servers))]
 
     def load(self, variant: int, checkpoint: Path) -> None:
-        """Continue a variant from a checkpoint folder, its own or another's. Raises DamagedCheckpoint."""
+        """Continue a variant from a checkpoint folder, its own or another one. Raises DamagedCheckpoint."""
         state, progress = read_checkpoint(checkpoint)
         self.servers[variant].load_state_dict({"server": state, "progress": progress})
         self.executor.plans[variant] |= {
@@ -514,7 +515,7 @@ class Coordinator:
             try:
                 self.load(variant, checkpoint)
             except DamagedCheckpoint as error:
-                # One that is gone was deleted for a newer one.
+                # A missing checkpoint was deleted in favour of a newer one.
                 if checkpoint.exists():
                     self._passed_over[checkpoint] = passed_over(checkpoint, error.reason)
             else:
@@ -522,7 +523,7 @@ class Coordinator:
         return False
 
     def _recover(self) -> None:
-        """A worker died. Without client states only the round at hand is lost; with them, all since the checkpoint."""
+        """Recover from a lost worker. Stateless clients repeat only this round; others, all since the checkpoint."""
         if not all(server.stateless for server in self.servers):
             self._replay_to_here()
 
@@ -530,7 +531,7 @@ class Coordinator:
         self._replay([server.round for server in self.servers])
 
     def _replay(self, targets: list[int]) -> None:
-        """Back to the last checkpoints, and forward again: rounds are functions of state and number."""
+        """Return to the last checkpoints and run forward again: rounds are functions of state and number."""
 
         def replay() -> None:
             for variant, folder in enumerate(self.folders):
@@ -543,19 +544,19 @@ class Coordinator:
         persist(f"round {max(targets)}", replay, lambda: None)
 
     def _quarantine(self, run_one_by_one: Callable[[], None]) -> None:
-        """Leave out the clients that crash their process. Then all is as before the round."""
+        """Find and exclude the clients that crash their process, then return to the state before the round."""
         before = [server.round for server in self.servers]
 
         def leave_out(variant: int, client: int) -> None:
             self.servers[variant].quarantine(client)
             self._save_again()
 
-        # So that rounds that were reported are not run again with a client that crashes since.
+        # Without this, rounds that were already reported would run again with a client that has started to crash.
         self._save_again()
         find_crashing_clients(run_one_by_one, self._replay_to_here, partial(self._replay, before), leave_out)
 
     def _save_again(self) -> None:
-        """Save, also where this round is saved already."""
+        """Save checkpoints, even where this round already has one."""
         self._saved.clear()
         if None not in self.folders:
             self.save()
@@ -572,11 +573,11 @@ class Coordinator:
                 server.history,
             )
         except (OSError, SafetensorError, Altered) as error:
-            # That of an actor begins with its traceback.
+            # An actor's error message begins with its traceback.
             reason = str(error).strip().splitlines()[-1]
             raise UserError(
                 f"checkpoints: {target} cannot be written ({reason}); {_remedy(error)}, then `hedgerow resume` "
-                "continues from the one before"
+                "continues from the previous one"
             ) from error
 
     def _record_plans(self) -> None:
@@ -595,11 +596,11 @@ class Coordinator:
 
 
 def _remedy(error: Exception) -> str:
-    """What makes it possible to write a checkpoint, after it has failed."""
-    # Ray wraps that of an actor.
+    """Fix for a checkpoint that cannot be written, for the error message."""
+    # Ray wraps the error of an actor.
     cause = getattr(error, "cause", error)
     if isinstance(cause, Altered):
-        return "let nothing else write to this file"
+        return "stop other programs from writing to this file"
     if getattr(cause, "errno", None) in FULL:
-        return "make room there"
+        return "free disk space there"
     return "make sure that its folder can be read and written"

@@ -1,4 +1,4 @@
-"""A worker: hosts clients, runs their steps, adds up their updates, keeps their states. One per actor."""
+"""A worker: hosts clients, runs their steps, adds up their updates and keeps their states. One worker per actor."""
 
 import time
 from collections.abc import Callable
@@ -31,20 +31,20 @@ from hedgerow.platform.runtime.shards import EVALUATION, Place, WorkShard
 from hedgerow.platform.storage.checkpoint import read_states, save_tree
 
 PREPARED = 64 * 2**20
-"""A training set of up to so many bytes is normalised once, in each worker; a larger one batch by batch."""
+"""A training set of at most this many bytes is normalised once in each worker; a larger one batch by batch."""
 
 TEST_SHARD = 1000
-"""Samples per shard of the test set."""
+"""Number of samples per shard of the test set."""
 
 HIDDEN = -1
-"""The label of a public sample: no class, so that a step that looks at it fails."""
+"""Label of a public sample. It is not a class, so a step that uses it fails."""
 
 LATEST_CLIENT_MODEL = "latest_model"
-"""In a client's state, where client models are tracked: its own model when it last took part, at first the initial."""
+"""Client-state key, if models are tracked: the client's own model when it last took part, at first the initial one."""
 
 
 def test_shards(samples: int) -> int:
-    """Into how many shards a test set of `samples` is dealt."""
+    """Number of shards of a test set with `samples` samples."""
     return -(-samples // TEST_SHARD)
 
 
@@ -55,9 +55,9 @@ def deal(
     load: Callable[[np.ndarray], torch.Tensor] = torch.from_numpy,
     prepared: int = 0,
 ) -> dict[Place, Samples]:
-    """The samples of each place where a step is carried out.
+    """Samples of each place where a step runs.
 
-    load: to the device. prepared: bytes up to which samples are normalised here once.
+    load: moves an array to the device. prepared: size in bytes up to which samples are normalised here, once.
     """
     train_x, test_x, prepare = load(dataset.x_train), load(dataset.x_test), task.prepare
     labels = dataset.y_train if partition.labels is None else partition.labels
@@ -65,7 +65,7 @@ def deal(
         labels = labels.copy()
         labels[partition.public] = HIDDEN
     train_y, test_y = load(labels), load(dataset.y_test)
-    # What is augmented is augmented as it is stored.
+    # Augmentation works on samples as they are stored.
     if 4 * train_x.numel() <= prepared and task.augment is None:
         train_x, test_x, prepare = prepare(train_x), prepare(test_x), nn.Identity()
     starts = np.arange(test_shards(len(test_y))) * TEST_SHARD
@@ -85,9 +85,9 @@ def deal(
 class Worker:
     """Hosts a share of the clients on one device.
 
-    algorithms: of an experiment, or of several variants of it, which have task, data, clients and seed in common.
-    track_models: keep each client's latest own model next to its state, for the average of all of them. name: start of
-    the names of its files of client states. owns: ids -> bool, which clients' states it hosts; None: all.
+    algorithms: of one experiment, or of several variants of it, which share task, data, clients and seed. track_models:
+    keep each client's latest own model next to its state, for the average over all clients. name: prefix of its client
+    state files. owns: maps ids to bool, True for the clients whose states it hosts; None: all.
     """
 
     def __init__(
@@ -117,15 +117,15 @@ class Worker:
             for algorithm in algorithms
         ]
         self.samples = deal(dataset, partition, task, self._load, PREPARED)
-        # What others before this one held in the same process is not its own.
+        # Memory that earlier workers held in the same process does not count.
         reset_peak(self.device)
         self.at_rest = memory_in_use(self.device)
 
     def run(self, shards: list[WorkShard], broadcasts: list[Tree]) -> list[PartialAggregate]:
-        """Carry out shards of exchanges that run in parallel.
+        """Run shards of exchanges that run in parallel.
 
-        broadcasts: of each exchange. Where the worker has several shares of the work, the shards of one follow those of
-        another, each in the order of the exchanges.
+        broadcasts: one per exchange. If the worker has several shares of the work, `shards` lists one share after the
+        other, each in the order of the exchanges.
         """
         first = {shard.variant: shard for shard in reversed(shards)}
         for variant, shard in first.items():
@@ -137,7 +137,7 @@ class Worker:
         downs = broadcasts * (len(shards) // max(1, len(broadcasts)))
         for i, (shard, down) in enumerate(zip(shards, downs, strict=True)):
             if len(shard.clients):
-                # A float may decide the shape of a message: such variants do not go together.
+                # A float may determine the shape of a message: such variants do not run together.
                 shapes = tuple(leaf.shape for leaf in leaves(down))
                 groups.setdefault((shard.fusion_key, shard.clients.tobytes(), shapes), []).append(i)
         for group in groups.values():
@@ -146,7 +146,7 @@ class Worker:
         return [replace(part.to_wire(), gpu_peak_mb=gpu_peak) for part in partials]
 
     def _carry_out(self, shards: list[WorkShard], downs: list[Tree], partials: list[PartialAggregate]) -> None:
-        """Run shards with the same fusion key and clients as one, and split what comes back."""
+        """Run shards with the same fusion key and clients as one, and split the answers."""
         first, clients = shards[0], shards[0].clients
         chunks = run_clients(
             first,
@@ -176,7 +176,7 @@ class Worker:
         finite: torch.Tensor,
         part: PartialAggregate,
     ) -> None:
-        """Hold the new states of clients that did not diverge. model: their own models, where the step shows them."""
+        """Keep the new states of clients that did not diverge. model: their own models, if the step returns them."""
         states = self.states[shard.variant]
         if self.track_models:
             before = states.read(clients)[LATEST_CLIENT_MODEL]
@@ -190,7 +190,7 @@ class Worker:
             states.keep(clients, state)
 
     def _states(self, shards: list[WorkShard], clients: np.ndarray) -> Tree:
-        """The states of some clients, of each shard's variant: leaves (shards, clients, ...)."""
+        """States of some clients, for the variant of each shard: leaves (shards, clients, ...)."""
         if shards[0].on != "clients":
             return {}
         evaluated = shards[0].position >= EVALUATION
@@ -201,10 +201,10 @@ class Worker:
     def measure(self, shards: list[WorkShard], steps: int | None, broadcasts: list[Tree]) -> Measurement:
         """Time one chunk of shards with one fusion key under their plan, on their first clients.
 
-        steps: with so many mini-batches; None: with all those of a round.
+        steps: number of mini-batches; None: all mini-batches of a round.
         """
         n = shards[0].plan.chunk
-        some = [
+        chunk = [
             replace(
                 shard,
                 clients=shard.clients[:n],
@@ -217,22 +217,22 @@ class Worker:
         ]
         seconds: list[float] = []
         reset_peak(self.device)
-        # The first time warms up; then as often as a tenth of a second allows, and once at least.
+        # The first run is a warm-up; then repeat for a tenth of a second, at least once.
         while len(seconds) < 2 or (sum(seconds[1:]) < 0.1 and len(seconds) < 20):
             start = time.perf_counter()
-            self.run(some, broadcasts)
+            self.run(chunk, broadcasts)
             seconds.append(time.perf_counter() - start)
         return Measurement(min(seconds[1:]), self.at_rest, peak(self.device) - self.at_rest)
 
     def save_states(self, variant: int, folder: Path, round: int) -> None:
-        """Make `round` final and write a variant's client states into `folder`: files of a bounded size."""
+        """Make `round` final and write a variant's client states into `folder`, in files of bounded size."""
         self.states[variant].enter(round + 1, 0, round)
         for number, (clients, states) in enumerate(self.states[variant].shards()):
             shard = {"clients": torch.from_numpy(clients), "states": states}
             save_tree(shard, folder / f"{self.name}-{number:04d}.safetensors")
 
     def load_states(self, variant: int, folder: Path | None) -> None:
-        """Replace a variant's client states by those in `folder`, or the initial ones. Raises DamagedCheckpoint."""
+        """Replace a variant's client states with those in `folder`, or the initial ones. Raises DamagedCheckpoint."""
         states = self.states[variant]
         states.clear()
         owns = self.owns or partial(np.ones_like, dtype=bool)
@@ -240,12 +240,12 @@ class Worker:
             mine = current_states(mine, states.initial)
             if flatten(mine).keys() != flatten(states.initial).keys():
                 raise UserError(
-                    f"{folder}: the states of its clients have other entries ({', '.join(sorted(flatten(mine)))}) than "
-                    "those of this algorithm: they are of an earlier version; start a new run"
+                    f"{folder}: the entries of the client states ({', '.join(sorted(flatten(mine)))}) are not those "
+                    "of this algorithm, so an earlier version wrote them; start a new run"
                 )
             states.load(clients, mine)
 
     def _load(self, array: Any) -> torch.Tensor:
-        """To this worker's device; on the CPU a view of the same memory, which must not be written."""
+        """Move an array to this worker's device; on the CPU, a view of the same memory, which must not change."""
         tensor = array if isinstance(array, torch.Tensor) else torch.from_numpy(array)
         return tensor.to(self.device)

@@ -1,1 +1,1 @@
-"""Checkpoints, copies, and files that are complete or absent."""
+"""Checkpoints, copies of runs, and files that are complete or absent."""

@@ -1,4 +1,4 @@
-"""Files that are complete or absent, and whose contents can be verified."""
+"""Files that are either complete or absent, and whose contents can be verified."""
 
 import os
 from hashlib import sha256
@@ -16,11 +16,11 @@ Fingerprint = dict[str, Any]
 
 
 class Altered(ValueError):  # noqa: N818
-    """The contents of a file are not those that its fingerprint describes. The text continues the file's name."""
+    """Raised when the contents of a file do not match its fingerprint. The message continues the file's name."""
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Replace a file's contents atomically and durably. A write that fails leaves the old file and nothing else."""
+    """Replace a file's contents atomically and durably. A failed write leaves only the old file."""
     # No other thread, process or host writes to this name.
     aside = file.with_name(f".{file.name}.{os.getpid()}-{token_hex(4)}.tmp")
     try:
@@ -34,7 +34,7 @@ def write_whole(file: Path, text: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Force a file, or the entries of a folder, to the disk."""
+    """Flush a file, or the entries of a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -50,7 +50,7 @@ def fingerprint(file: Path) -> Fingerprint:
 
 
 def _fingerprint(stream: BinaryIO, copy: BytesIO | None = None) -> Fingerprint:
-    """Length and SHA-256 of the rest of a stream, which is copied where there is a `copy`."""
+    """Length and SHA-256 of the rest of a stream, which is also written to `copy` if given."""
     digest, length = sha256(), 0
     while chunk := stream.read(CHUNK):
         digest.update(chunk)
@@ -62,7 +62,7 @@ def _fingerprint(stream: BinaryIO, copy: BytesIO | None = None) -> Fingerprint:
 
 
 def compare(found: Fingerprint, expected: Fingerprint) -> None:
-    """Raise Altered where two fingerprints differ."""
+    """Raise Altered if two fingerprints differ."""
     if found["bytes"] != expected["bytes"]:
         raise Altered("is truncated" if found["bytes"] < expected["bytes"] else "is too long")
     if found["sha256"] != expected["sha256"]:
@@ -70,9 +70,9 @@ def compare(found: Fingerprint, expected: Fingerprint) -> None:
 
 
 def read_verified(file: Path, expected: Fingerprint) -> bytes:
-    """The contents of a file. Raises Altered where they do not match, OSError where they cannot be read."""
+    """Contents of a file. Raises Altered if they do not match `expected`, OSError if they cannot be read."""
     raw = BytesIO()
     with file.open("rb") as stream:
         compare(_fingerprint(stream, raw), expected)
-    # CPython hands over the buffer without a copy.
+    # CPython returns the buffer without a copy.
     return raw.getvalue()

@@ -1,8 +1,8 @@
-"""Checkpoints: one atomic, verified folder each, in a format that executes nothing when it is read.
+"""Checkpoints: each is an atomic, verified folder in a format that executes no code when it is read.
 
-A checkpoint is a folder `round-00000010`, or `round-00000010.2` where its round is saved a second time. Its commit
-marker, `progress.json`, has the SHA-256 of every other file and of itself, and a position in the file of records next
-to the folder.
+A checkpoint is a folder `round-00000010`, or `round-00000010.2` if its round is saved a second time. Its commit marker,
+`progress.json`, contains the SHA-256 of every other file and of itself, and a position in the records file next to the
+folder.
 """
 
 import errno
@@ -32,13 +32,13 @@ SERVER = "server.safetensors"
 NAME = re.compile(r"round-(\d+)(?:\.(\d+))?")
 
 DAMAGE = {errno.EIO, errno.EBADMSG, errno.EUCLEAN, errno.EISDIR, errno.ENOTDIR}
-"""Errors of a file system that mean that a file is damaged. After others, the same file may be read later."""
+"""Errors of a file system that mean that a file is damaged. After other errors, the file may be readable later."""
 
 UNVERIFIED = "was written by an earlier version, without SHA-256, and cannot be verified"
 
 
 class DamagedCheckpoint(UserError):  # noqa: N818
-    """A checkpoint that cannot be used. reason: the file and what is wrong with it."""
+    """Raised for a checkpoint that cannot be used. reason: the file and its damage."""
 
     def __init__(self, folder: Path, reason: str):
         super().__init__(folder, reason)
@@ -52,37 +52,37 @@ class DamagedCheckpoint(UserError):  # noqa: N818
 
 
 def save_tree(tree: Tree, file: Path) -> None:
-    """Write a tree of tensors (safetensors), and the order of its keys, which the format itself does not keep."""
+    """Write a tree of tensors (safetensors) and the order of its keys, which the format itself does not store."""
     flat = {key: leaf.contiguous() for key, leaf in flatten(tree).items()}
     owners = {leaf.untyped_storage().data_ptr(): key for key, leaf in flat.items()}
-    # The format refuses leaves that share their memory.
-    alone = {
+    # The format refuses leaves that share memory.
+    leaves = {
         key: leaf if owners[leaf.untyped_storage().data_ptr()] == key else leaf.clone() for key, leaf in flat.items()
     }
     try:
-        save_file(alone, file, {"keys": json.dumps(list(flat))})
+        save_file(leaves, file, {"keys": json.dumps(list(flat))})
     except SafetensorError as error:
-        # Only its text has the number of the operating system's error.
+        # Only the message contains the error number of the operating system.
         if number := re.search(r"\(os error (\d+)\)", str(error)):
             raise OSError(int(number[1]), os.strerror(int(number[1])), str(file)) from None
         raise
 
 
 def load_tree(file: Path, branch: str | None = None) -> Tree:
-    """Read what `save_tree` wrote, keys in the same order: sums over leaves then have the same bits.
+    """Read a file of `save_tree`, with keys in the same order: sums over leaves then have the same bits.
 
     branch: read only the leaves under this key of the tree. The contents are not verified.
     Raises OSError, KeyError or SafetensorError when the file is damaged.
     """
     with _opened(file) as stored:
         keys = json.loads((stored.metadata() or {})["keys"])
-        wanted = [key for key in keys if branch is None or key.split("/")[0] == branch]
-        return unflatten({key: stored.get_tensor(key) for key in wanted})
+        selection = [key for key in keys if branch is None or key.split("/")[0] == branch]
+        return unflatten({key: stored.get_tensor(key) for key in selection})
 
 
 @contextmanager
 def _opened(file: Path) -> Iterator[Any]:
-    """A file that `save_tree` wrote. Raises OSError with its number, which the library's own OSErrors do not have."""
+    """Open a file of `save_tree`. Raises OSError with its error number, which the library's OSErrors do not have."""
     file.open("rb").close()
     try:
         stored = safe_open(file, "pt")
@@ -94,10 +94,10 @@ def _opened(file: Path) -> Iterator[Any]:
 
 
 def _parse_tree(raw: bytes) -> Tree:
-    """The tree in the bytes of a file that `save_tree` wrote."""
+    """Tree in the bytes of a file of `save_tree`."""
     header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
     stored = load(raw)
-    # Copies are aligned as torch's own tensors are, on which the bits of a computation may depend.
+    # Copies have the alignment of torch's own tensors, on which the bits of a computation may depend.
     return unflatten({key: stored.pop(key).clone() for key in json.loads(header["__metadata__"]["keys"])})
 
 
@@ -111,12 +111,13 @@ def write_checkpoint(
     save_states: Callable[[Path], None],
     history: History | None = None,
 ) -> Path:
-    """Write a checkpoint aside, force it to the disk, and rename it to `folder`. A write that fails leaves nothing.
+    """Write a checkpoint to a temporary folder, flush it to disk, and rename it to `folder`. A failed write leaves
+    nothing.
 
-    Returns the folder, which has another name where there is a checkpoint of this round: that one stays intact.
+    Returns the folder. It has another name if a checkpoint of this round exists, which stays intact.
 
-    server: the server's state. progress: JSON values (round, ledger, plans). save_states: writes the client states into
-    the folder that it is given. history: the records so far, of which new ones are appended to their file.
+    server: server state. progress: JSON values (round, ledger, plans). save_states: function that writes the client
+    states into a given folder. history: records so far; new ones are appended to their file.
     """
     aside = folder.with_name(f".{folder.name}.{os.getpid()}-{token_hex(4)}")
     try:
@@ -145,7 +146,7 @@ def write_checkpoint(
 
 
 def read_checkpoint(folder: Path) -> tuple[Tree, dict[str, Any]]:
-    """The server's state and the progress of a checkpoint, all files of which are verified.
+    """Server state and progress of a checkpoint, all files of which are verified.
 
     progress["history"]: the records, as a sequence. Raises DamagedCheckpoint.
     """
@@ -161,15 +162,15 @@ def read_checkpoint(folder: Path) -> tuple[Tree, dict[str, Any]]:
 
 
 def read_progress(folder: Path) -> dict[str, Any]:
-    """The verified progress of a checkpoint without its history. Raises DamagedCheckpoint."""
+    """Verified progress of a checkpoint without its history. Raises DamagedCheckpoint."""
     content, _ = _marker(folder)
     return {name: value for name, value in content.items() if name not in ("history", "files", "empty_branches")}
 
 
 def read_states(folder: Path, owns: Callable[[np.ndarray], np.ndarray]) -> Iterator[tuple[np.ndarray, Tree]]:
-    """The client states of a checkpoint, file by file: ids (n,), and a tree with n rows. Raises DamagedCheckpoint.
+    """Client states of a checkpoint, file by file: ids (n,), and a tree with n rows. Raises DamagedCheckpoint.
 
-    owns: ids -> bool. A file that holds none of these clients is left out; the contents of the others are verified.
+    owns: ids -> bool. Files without any of these clients are skipped; the contents of the others are verified.
     """
     content, _ = _marker(folder)
     names = content["files"] if "files" in content else [file.name for file in folder.iterdir()]
@@ -182,7 +183,7 @@ def read_states(folder: Path, owns: Callable[[np.ndarray], np.ndarray]) -> Itera
 
 
 def flaw(folder: Path) -> str | None:
-    """The reason why a checkpoint cannot be used, found by reading all of it; None: there is none."""
+    """Reason why a checkpoint cannot be used, found by reading all of it; None if it is intact."""
     try:
         _examine(folder)
     except DamagedCheckpoint as error:
@@ -191,7 +192,7 @@ def flaw(folder: Path) -> str | None:
 
 
 def is_intact(folder: Path) -> bool:
-    """As `flaw`, but a checkpoint that this process knows is not read again: it may be large."""
+    """Whether a checkpoint can be used. One that this process has verified is not read again, since it may be large."""
     stamps = _stamps(folder)
     if _intact.get(folder) != stamps:
         if flaw(folder) is not None:
@@ -204,43 +205,43 @@ def is_intact(folder: Path) -> bool:
 
 
 def checkpoints(parent: Path) -> list[Path]:
-    """The checkpoint folders under `parent`, oldest first. Raises UserError when `parent` cannot be read."""
+    """Checkpoint folders under `parent`, oldest first. Raises UserError when `parent` cannot be read."""
     try:
-        found = list(parent.iterdir())
+        entries = list(parent.iterdir())
     except FileNotFoundError:
         return []
     except OSError as error:
         raise _unreadable(f"the folder of checkpoints {parent}", error) from None
-    return sorted((folder for folder in found if NAME.fullmatch(folder.name)), key=order_of)
+    return sorted((folder for folder in entries if NAME.fullmatch(folder.name)), key=order_of)
 
 
 def newest_first(parent: Path) -> Iterator[Path]:
-    """The checkpoint folders under `parent`, newest first, with those that are written while they are tried."""
+    """Checkpoint folders under `parent`, newest first, including those that are written during the iteration."""
     tried: set[Path] = set()
-    while left := [folder for folder in checkpoints(parent) if folder not in tried]:
-        tried.add(left[-1])
-        yield left[-1]
+    while candidates := [folder for folder in checkpoints(parent) if folder not in tried]:
+        tried.add(candidates[-1])
+        yield candidates[-1]
 
 
 def round_of(checkpoint: Path) -> int:
-    """After which round it was written."""
+    """Round after which a checkpoint was written."""
     return order_of(checkpoint)[0]
 
 
 def latest_checkpoint(parent: Path) -> tuple[Path, list[str]] | None:
-    """The newest intact checkpoint, and the names of newer ones that are damaged; None when there is none."""
+    """Newest intact checkpoint, and the names of newer damaged ones; None if there is none."""
     damaged: list[str] = []
     for folder in newest_first(parent):
         if flaw(folder) is None:
             return folder, damaged
-        # One that is gone was deleted for a newer one.
+        # A folder that no longer exists was deleted for a newer one.
         if folder.exists():
             damaged.append(folder.name)
     return None
 
 
 def read_latest(parent: Path) -> tuple[Tree, dict[str, Any]] | None:
-    """As `read_checkpoint`, of the newest intact checkpoint; None when there is none."""
+    """Same as `read_checkpoint`, for the newest intact checkpoint; None if there is none."""
     for folder in newest_first(parent):
         with suppress(DamagedCheckpoint):
             return read_checkpoint(folder)
@@ -248,44 +249,44 @@ def read_latest(parent: Path) -> tuple[Tree, dict[str, Any]] | None:
 
 
 def tell_flaws(parent: Path) -> list[str]:
-    """A sentence about each checkpoint under `parent` that is damaged, and about the newest one where it is not quite
-    as it was written.
+    """Sentence about each damaged checkpoint under `parent`, and about the newest intact one if it is unverified or its
+    records are damaged.
 
     Raises UserError when there are checkpoints and all of them are damaged.
     """
-    told, note, found = [], "", checkpoints(parent)
-    for folder in found:
+    flaws, note, folders = [], "", checkpoints(parent)
+    for folder in folders:
         try:
             note = _examine(folder)
         except DamagedCheckpoint as error:
-            told.append(passed_over(folder, error.reason))
-    if found and len(told) == len(found):
+            flaws.append(passed_over(folder, error.reason))
+    if folders and len(flaws) == len(folders):
         raise UserError(
-            f"{parent} has no checkpoint that can be used ({told[-1]}); restore one from a copy, or delete all of them "
-            "to begin again at round 1"
+            f"{parent} has no checkpoint that can be used ({flaws[-1]}); restore one from a copy, or delete all "
+            "of them to begin again at round 1"
         )
-    return [*told, note] if note else told
+    return [*flaws, note] if note else flaws
 
 
 def passed_over(folder: Path, reason: str) -> str:
-    """A sentence about a damaged checkpoint."""
-    return f"the checkpoint {folder} is damaged ({reason}) and passed over"
+    """Sentence about a damaged checkpoint."""
+    return f"the checkpoint {folder} is damaged ({reason}) and is skipped"
 
 
 def prune(parent: Path, keep: int, newest: Path | None = None) -> None:
-    """Delete all but the newest `keep` intact checkpoints, and what interrupted writes left behind.
+    """Delete all but the newest `keep` intact checkpoints, and remains of interrupted writes.
 
-    newest: the checkpoint that was just written. Later rounds are of a course that has been left, since they were
-    damaged or the learner took over the state of another one, and are deleted, too. Damaged checkpoints after the
-    newest intact one stay.
+    newest: the checkpoint that was just written. Checkpoints of later rounds belong to an abandoned course, because
+    they were damaged or because the learner took over the state of another one, and are deleted, too. Damaged
+    checkpoints after the newest intact one stay.
     """
-    left: list[Path] = []
+    survivors: list[Path] = []
     for folder in reversed(checkpoints(parent)):
         abandoned = newest is not None and order_of(folder) > order_of(newest)
-        if not abandoned and len(left) < keep and is_intact(folder):
-            left.append(folder)
-        elif abandoned or left:
-            # At once, so that what is deleted half-way is not taken for a damaged checkpoint.
+        if not abandoned and len(survivors) < keep and is_intact(folder):
+            survivors.append(folder)
+        elif abandoned or survivors:
+            # Renamed first, so that a half-deleted folder is not taken for a damaged checkpoint.
             folder.rename(folder.with_name(f".{folder.name}.{token_hex(4)}"))
             _intact.pop(folder, None)
     for folder in parent.glob(".round-*"):
@@ -294,7 +295,7 @@ def prune(parent: Path, keep: int, newest: Path | None = None) -> None:
 
 
 def _prune_records(parent: Path) -> None:
-    """Delete the files of records to which no checkpoint refers."""
+    """Delete records files to which no checkpoint refers."""
     files = {file.name: file for file in parent.glob(RECORDS)}
     if len(files) < 2:
         return
@@ -310,14 +311,14 @@ def _prune_records(parent: Path) -> None:
 
 
 def order_of(folder: PurePath) -> tuple[int, int]:
-    """The round and, where it was saved more than once, which time this is."""
+    """Round of a checkpoint, and which save of this round it is, from 1."""
     match = NAME.fullmatch(folder.name)
     assert match is not None
     return int(match[1]), int(match[2] or 1)
 
 
 def _unused(folder: Path) -> Path:
-    """The folder, or the next free name of its round."""
+    """The folder, or the next free name for its round."""
     times = [time for round, time in map(order_of, checkpoints(folder.parent)) if round == order_of(folder)[0]]
     return folder.with_name(f"{folder.name}.{max(times) + 1}") if times else folder
 
@@ -327,11 +328,11 @@ def _unused(folder: Path) -> Path:
 Stamps = dict[str, tuple[int, int, int]]
 
 _intact: dict[Path, Stamps] = {}
-"""Checkpoints that this process has written or verified, with the state of their files then."""
+"""Checkpoints that this process has written or verified, with the stamps of their files at that time."""
 
 
 def _stamps(folder: Path) -> Stamps:
-    """Inode, size and time of each file of a checkpoint. Another process may delete them meanwhile."""
+    """Inode, size and modification time of each file of a checkpoint. Another process may delete files meanwhile."""
     stamps: Stamps = {}
     try:
         for file in folder.iterdir():
@@ -347,17 +348,17 @@ def _stamps(folder: Path) -> Stamps:
 
 
 def _sealed(content: dict[str, Any]) -> bytes:
-    """The commit marker with this content. Reading and writing it again gives the same bytes, or it is damaged."""
+    """Commit marker with this content. Parsing and writing an intact marker again gives the same bytes."""
     body = json.dumps(content)
     return f'{{"sha256": "{sha256(body.encode()).hexdigest()}",\n"content": {body}}}\n'.encode()
 
 
 def _marker(folder: Path) -> tuple[dict[str, Any], bool]:
-    """The content of a commit marker, and whether it could be verified. Raises DamagedCheckpoint."""
+    """Content of a commit marker, and whether it could be verified. Raises DamagedCheckpoint."""
     with _damage_in(folder, SEAL):
         raw = (folder / SEAL).read_bytes()
         values = json.loads(raw)
-        # Of earlier versions. Damage to a marker of this one does not lift this key out of its "content".
+        # Marker of an earlier version. Damage to a current marker cannot lift this key out of its "content".
         if "empty_branches" in values:
             return values, False
         if raw != _sealed(values["content"]):
@@ -366,7 +367,7 @@ def _marker(folder: Path) -> tuple[dict[str, Any], bool]:
 
 
 def _examine(folder: Path) -> str:
-    """Verify all of a checkpoint; returns a sentence where it can be used with a reservation, or "".
+    """Verify all of a checkpoint; returns a sentence if it can be used with a reservation, else an empty string.
 
     Raises DamagedCheckpoint.
     """
@@ -391,7 +392,7 @@ def _verify_files(folder: Path, content: dict[str, Any], but: str = "") -> None:
 
 
 def _verify_length(file: Path, expected: int | None) -> None:
-    """What can be verified in a checkpoint of an earlier version, which recorded at most the lengths."""
+    """Verify a file of a checkpoint of an earlier version, which recorded at most the length."""
     length = file.stat().st_size
     compare({"bytes": length, "sha256": ""}, {"bytes": length if expected is None else expected, "sha256": ""})
     if file.suffix == ".safetensors":
@@ -400,7 +401,7 @@ def _verify_length(file: Path, expected: int | None) -> None:
 
 
 def _tree(folder: Path, name: str, content: dict[str, Any]) -> Tree:
-    """A tree of tensors of a checkpoint. Raises DamagedCheckpoint."""
+    """Tree of tensors in a file of a checkpoint. Raises DamagedCheckpoint."""
     with _damage_in(folder, name):
         file, expected = folder / name, content.get("files", {}).get(name)
         if isinstance(expected, dict):
@@ -410,7 +411,7 @@ def _tree(folder: Path, name: str, content: dict[str, Any]) -> Tree:
 
 
 def _records(folder: Path, position: dict[str, Any]) -> tuple[History, str]:
-    """The records up to a position, and a sentence where they are not read from their own file, or "".
+    """Records up to a position, and a sentence if they are not read from their own file, else an empty string.
 
     The run's metrics begin with the same bytes, unless the run ended before it wrote them.
     """
@@ -427,7 +428,7 @@ def _records(folder: Path, position: dict[str, Any]) -> tuple[History, str]:
 
 @contextmanager
 def _damage_in(folder: Path, name: str) -> Iterator[None]:
-    """Raise DamagedCheckpoint for whatever is wrong with a file, UserError where the file may still be intact."""
+    """Raise DamagedCheckpoint for any damage to a file, UserError if the file may still be intact."""
     try:
         yield
     except Altered as error:
@@ -443,8 +444,8 @@ def _damage_in(folder: Path, name: str) -> Iterator[None]:
 
 
 def _unreadable(what: str, error: OSError) -> UserError:
-    """The error for a failure to read that may pass: nothing is taken for damaged, passed over or deleted."""
+    """Error for a read failure that may be temporary: no checkpoint counts as damaged, is skipped or is deleted."""
     return UserError(
-        f"{what} cannot be read now ({error.strerror or error}), although it may be intact; remove the cause, then "
+        f"{what} cannot be read now ({error.strerror or error}), but may be intact; remove the cause, then "
         "`hedgerow resume` continues from there"
     )

@@ -1,4 +1,4 @@
-"""The per-round records of a learner: appended once to a file, to which checkpoints refer by position."""
+"""Per-round records of a learner: each is appended once to a file, to which checkpoints refer by position."""
 
 import json
 import os
@@ -14,40 +14,40 @@ from hedgerow.platform.storage.atomic_file import Altered, compare, sync
 Record = dict[str, Any]
 
 Position = dict[str, Any]
-"""A prefix of a records file: {"file": its name, "bytes": ..., "records": ..., "sha256": of these bytes}."""
+"""Prefix of a records file: {"file": its name, "bytes": ..., "records": ..., "sha256": of these bytes}."""
 
 
 RECORDS = "records-*.jsonl"
-"""Names of files of records, next to the checkpoints that refer to them."""
+"""Names of records files, next to the checkpoints that refer to them."""
 
 
 class History(Sequence[Record]):
-    """Records in the order of rounds. Those that are saved are in a file, later ones in memory.
+    """Records in the order of rounds. Saved records are in a file, later ones in memory.
 
-    A file of records is never truncated or rewritten, so positions in it stay valid. Records that continue another
-    prefix, such as that of an earlier checkpoint or of another run, begin a new file with a copy of that prefix.
+    A records file is never truncated or rewritten, so positions in it stay valid. Records that continue another prefix,
+    such as that of an earlier checkpoint or of another run, begin a new file with a copy of that prefix.
     """
 
     def __init__(self, records: Iterable[Record] = ()):
         self._file: Path | None = None
         self._ends = array("Q")
-        """Where each saved record ends, in bytes."""
+        """End of each saved record, in bytes."""
         self._digest = sha256()
         self._unsaved = list(records)
         self._last = self._unsaved[-1:]
 
     @classmethod
     def read(cls, file: Path, position: Position) -> "History":
-        """The records before a position of a file.
+        """Reads the records before a position of a file.
 
-        Raises Altered where the file does not hold them, OSError where it cannot be read.
+        Raises Altered if the file does not contain them, OSError if it cannot be read.
         """
-        history, left, line = cls(), position["bytes"], b""
+        history, rest, line = cls(), position["bytes"], b""
         with file.open("rb") as stream:
-            while left and (line := stream.readline(left)):
-                left -= len(line)
+            while rest and (line := stream.readline(rest)):
+                rest -= len(line)
                 history._digest.update(line)
-                history._ends.append(position["bytes"] - left)
+                history._ends.append(position["bytes"] - rest)
         compare(history._fingerprint(), position)
         history._file, history._last = file, [json.loads(line)] if line else []
         return history
@@ -58,9 +58,9 @@ class History(Sequence[Record]):
         self._last = [record]
 
     def save(self, folder: Path) -> Position:
-        """Append what is in memory to the file, which is in `folder`, and force it to the disk.
+        """Append the records in memory to the file in `folder`, and flush it to disk.
 
-        Raises OSError where it cannot be written; Altered where the records so far have been changed on disk.
+        Raises OSError if the file cannot be written, Altered if the saved records were changed on disk.
         """
         start, file = self._saved_bytes, self._file
         if file is None or file.parent != folder or file.stat().st_size != start:
@@ -125,19 +125,19 @@ class History(Sequence[Record]):
         return {"bytes": self._saved_bytes, "sha256": self._digest.hexdigest()}
 
     def _continued_in(self, folder: Path) -> Path:
-        """A new file in `folder` that begins with the saved records."""
-        # No earlier file had this name: a copy of the folder may still hold that one.
+        """Creates a file in `folder` that begins with the saved records."""
+        # Uses a name that no earlier file had: a copy of the folder may still contain that file.
         file = folder / RECORDS.replace("*", token_hex(6))
-        left, digest = self._saved_bytes, sha256()
+        rest, digest = self._saved_bytes, sha256()
         try:
             with file.open("xb") as target:
                 if self._file is not None:
                     with self._file.open("rb") as source:
-                        while left and (chunk := source.read(min(left, 2**20))):
-                            left -= len(chunk)
+                        while rest and (chunk := source.read(min(rest, 2**20))):
+                            rest -= len(chunk)
                             digest.update(chunk)
                             target.write(chunk)
-                compare({"bytes": self._saved_bytes - left, "sha256": digest.hexdigest()}, self._fingerprint())
+                compare({"bytes": self._saved_bytes - rest, "sha256": digest.hexdigest()}, self._fingerprint())
         except Altered as error:
             file.unlink(missing_ok=True)
             raise Altered(f"{self._file} {error}") from None

@@ -1,4 +1,4 @@
-"""A run's folder kept a second time: the run works in its local folder, and copies follow at its checkpoints."""
+"""Copy of a run's folder in its storage: the run works in its local folder, which is copied at its checkpoints."""
 
 import os
 import threading
@@ -11,10 +11,10 @@ from hedgerow.platform.storage.history import RECORDS
 from hedgerow.platform.storage.remote import SEAL, Storage, reason, uri_of
 
 BEAT = 1.0
-"""Seconds between two looks for new checkpoints."""
+"""Seconds between two checks for new checkpoints."""
 
 Stamp = tuple[int, int]
-"""When a file was written (EARLIER: by an earlier process), and its size: another one means another file."""
+"""Modification time of a file (EARLIER: by an earlier process) and its size; another stamp means another file."""
 
 EARLIER = 0
 
@@ -26,7 +26,8 @@ Finished = TypeVar("Finished", bound=Any)
 class Mirror:
     """Copies a run's folder to its storage whenever there is a new checkpoint, in a thread: the run never waits for it.
 
-    storage: None copies nothing. Trouble ends no run: it is tried again at the next checkpoint, and told in the end.
+    storage: None copies nothing. Storage errors do not stop a run: the copy is tried again at the next checkpoint, and
+    errors are reported at the end.
     """
 
     def __init__(self, folder: Path, storage: str | None):
@@ -49,19 +50,20 @@ class Mirror:
             self._attempt()
 
     def told(self, finished: Finished) -> Finished:
-        """What a run left, with a warning where its copy is not whole."""
+        """Adds a warning to the result of a run if its copy is incomplete."""
         if not self.error:
             return finished
         sentence = (
-            f"checkpoints.storage did not take everything ({self.error}); nothing is lost: it is all in {self.folder}"
+            f"checkpoints.storage: the copy is incomplete ({self.error}); nothing is lost: all files are in "
+            f"{self.folder}"
         )
         return replace(finished, warning="; ".join(part for part in (finished.warning, sentence) if part))
 
     def copy(self) -> None:
-        """Make the copy what the folder is now, but for damaged checkpoints.
+        """Make the copy equal to the folder, except for damaged checkpoints.
 
         A checkpoint is copied before those that it replaces are deleted, and is never older than the records next to
-        it. A copy of an earlier process stays, whatever becomes of the checkpoint here, until there is a newer one.
+        it. A copy by an earlier process stays, whatever happens to the local checkpoint, until there is a newer one.
         """
         assert self.storage is not None
         here = self._files()
@@ -69,7 +71,7 @@ class Mirror:
         others = [path for path in news if not _checkpoint(path) and not _is_history(path)]
         records = {path: (self.folder / path).read_bytes() for path in others}
         for checkpoint in sorted({_checkpoint(path) for path in news} - {""}):
-            # A damaged one, or one that is gone meanwhile, leaves its copy alone.
+            # A checkpoint that is damaged or was deleted meanwhile leaves its copy unchanged.
             if is_intact(self.folder / checkpoint):
                 files = {path: stamp for path, stamp in here.items() if _checkpoint(path) == checkpoint}
                 if self._is_copied(checkpoint, files):
@@ -79,8 +81,8 @@ class Mirror:
         for path, content in records.items():
             self.storage.write(path, content)
             self._there[path] = here[path]
-        kept = {_checkpoint(path) for path in here}
-        for checkpoint in sorted({_checkpoint(path) for path in self._there} - kept):
+        present = {_checkpoint(path) for path in here}
+        for checkpoint in sorted({_checkpoint(path) for path in self._there} - present):
             if self._is_replaced(checkpoint):
                 self.storage.delete(checkpoint)
                 self._there = {path: stamp for path, stamp in self._there.items() if _checkpoint(path) != checkpoint}
@@ -92,7 +94,7 @@ class Mirror:
                 del self._there[path]
 
     def _has(self, path: str, stamp: Stamp) -> bool:
-        """Whether a file's copy is there as it is now. Records of checkpoints only grow."""
+        """Whether the copy of a file is up to date. Records files only grow."""
         known = self._there.get(path)
         return known == stamp or (known == (EARLIER, stamp[1]) and _is_history(path))
 
@@ -105,7 +107,7 @@ class Mirror:
         return self.storage.contents(seal) == (self.folder / seal).read_bytes()
 
     def _is_replaced(self, checkpoint: str) -> bool:
-        """Whether a checkpoint that is not here any more may be deleted from the copy."""
+        """Whether a checkpoint that no longer exists locally may be deleted from the copy."""
         last = next(filter(is_intact, newest_first(self.folder / _parent(checkpoint))), None)
         if last is None:
             return False
@@ -124,12 +126,12 @@ class Mirror:
             except FileNotFoundError:
                 if (self.folder / path).exists():
                     raise
-                # Newer ones have taken its place meanwhile.
+                # Newer checkpoints have replaced it meanwhile.
                 return
             self._there[path] = files[path]
 
     def _copy_histories(self, parent: str) -> None:
-        """Copy the records to which the checkpoints of a folder refer, as long as they are now."""
+        """Copy the records files next to a folder's checkpoints, at their current length."""
         assert self.storage is not None
         for file in (self.folder / parent).glob(RECORDS):
             path, stat = f"{parent}/{file.name}", file.stat()
@@ -139,8 +141,8 @@ class Mirror:
                 self._there[path] = stamp
 
     def _files(self) -> dict[str, Stamp]:
-        """What is copied: all but what is still being written, and Ray Tune's own records, which no resuming needs."""
-        found: dict[str, Stamp] = {}
+        """Files to copy: all but unfinished writes and Ray Tune's own records, which resuming does not need."""
+        stamps: dict[str, Stamp] = {}
         for top, folders, names in os.walk(self.folder, onerror=_raise):
             folders[:] = [name for name in folders if not name.startswith(".") and name != "tune"]
             for name in names:
@@ -150,15 +152,15 @@ class Mirror:
                         stat = path.stat()
                     except FileNotFoundError:
                         continue
-                    found[path.relative_to(self.folder).as_posix()] = (stat.st_mtime_ns, stat.st_size)
-        return found
+                    stamps[path.relative_to(self.folder).as_posix()] = (stat.st_mtime_ns, stat.st_size)
+        return stamps
 
     def _work(self) -> None:
-        seen: set[Path] | None = None
+        previous: set[Path] | None = None
         while not self._ended.is_set():
             now = {*self.folder.glob("checkpoints/round-*"), *self.folder.glob("experts/*/checkpoints/round-*")}
-            if now != seen:
-                seen = now
+            if now != previous:
+                previous = now
                 self._attempt()
             self._ended.wait(BEAT)
 
@@ -166,22 +168,22 @@ class Mirror:
         assert self.storage is not None
         try:
             if not self._there:
-                # What an earlier process left there.
+                # Files that an earlier process has copied.
                 self._there = {path: (EARLIER, size) for path, size in self.storage.files().items()}
             self.copy()
-        except Exception as error:  # a storage's troubles must never end a run
+        except Exception as error:  # storage errors must never stop a run
             self.error = reason(error)
         else:
             self.error = ""
 
 
 def _is_history(path: str) -> bool:
-    """Whether a file has the records to which checkpoints refer."""
+    """Whether a file is a records file, to which checkpoints refer."""
     return PurePosixPath(path).match(f"checkpoints/{RECORDS}")
 
 
 def _raise(error: OSError) -> None:
-    """A folder that is gone has been replaced by a newer one; after any other error, files would seem to be missing."""
+    """Ignore a missing folder, which a newer one replaced; after any other error, files would seem to be missing."""
     if not isinstance(error, FileNotFoundError):
         raise error
 
@@ -191,7 +193,7 @@ def _parent(path: str) -> str:
 
 
 def _checkpoint(path: str) -> str:
-    """The checkpoint to which a file belongs, by the path of its folder; "" where it is none of a checkpoint."""
+    """Path of the checkpoint folder to which a file belongs, or "" if it belongs to none."""
     folder, _, name = path.rpartition("/")
     parent, _, last = folder.rpartition("/")
     return folder if name and last.startswith("round-") and parent.split("/")[-1] == "checkpoints" else ""

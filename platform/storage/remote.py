@@ -1,4 +1,4 @@
-"""Folders at a URI, in which copies of runs lie: on S3, GCS, a network's disk, whatever pyarrow's file systems know."""
+"""Folders at a URI that store copies of runs: on S3, GCS, network disks, or any other file system of pyarrow."""
 
 import os
 import shutil
@@ -17,28 +17,28 @@ SEAL = "progress.json"
 """Commit marker of a checkpoint: copied last, deleted first."""
 
 OBJECTS = {"s3", "gcs", "abfs"}
-"""File systems without folders, on which a file appears when it is complete."""
+"""File systems without folders, on which a file appears only when it is complete."""
 
 PART = ".part"
 
 
 class Storage:
-    """A folder at a URI. Raises UserError, in the words of `key`, when it cannot be opened."""
+    """Folder at a URI. Raises UserError that begins with `key` when it cannot be opened."""
 
     def __init__(self, uri: str, key: str = "checkpoints.storage"):
-        # pyarrow takes a while to import: only where it is used.
+        # pyarrow takes a while to import, so it is imported only where it is used.
         from pyarrow import fs
 
         self.uri, self.key, self._kinds = uri, key, fs
         try:
             self.fs, path = fs.FileSystem.from_uri(uri)
-        except Exception as error:  # whatever a file system, or the library behind it, has to say
+        except Exception as error:  # any error of a file system or of the library behind it
             raise self._refusal("open", error) from None
         self.path = path.rstrip("/")
         self.keeps_whole = self.fs.type_name in OBJECTS
 
     def check(self) -> None:
-        """Raises UserError when nothing can be written there."""
+        """Raises UserError when the storage is not writable."""
         probe = f".hedgerow-{os.getpid()}"
         try:
             self.write(probe, b"")
@@ -47,10 +47,10 @@ class Storage:
             raise self._refusal("write to", error) from None
 
     def files(self) -> dict[str, int]:
-        """The paths of all files, from here, and their sizes. Raises UserError for one that would leave the folder."""
+        """Paths of all files, relative to the folder, and their sizes. Raises UserError for a path outside it."""
         selector = self._kinds.FileSelector(self.path, allow_not_found=True, recursive=True)
-        found = [info for info in self.fs.get_file_info(selector) if info.type == self._kinds.FileType.File]
-        names = {info.path.removeprefix(f"{self.path}/"): info.size for info in found}
+        infos = [info for info in self.fs.get_file_info(selector) if info.type == self._kinds.FileType.File]
+        names = {info.path.removeprefix(f"{self.path}/"): info.size for info in infos}
         return {inside(name): size for name, size in names.items() if not name.endswith(PART)}
 
     def holds(self, name: str) -> bool:
@@ -58,18 +58,18 @@ class Storage:
         return self.fs.get_file_info(f"{self.path}/{name}/run.json").type != self._kinds.FileType.NotFound
 
     def read(self, path: str, target: Path) -> None:
-        """Copy a file from there."""
+        """Copy a file from the storage to `target`."""
         target.parent.mkdir(parents=True, exist_ok=True)
         with self.fs.open_input_stream(f"{self.path}/{path}") as source, target.open("wb") as sink:
             shutil.copyfileobj(source, sink, 2**23)
 
     def contents(self, path: str) -> bytes:
-        """The contents of a small file."""
+        """Contents of a small file."""
         with self.fs.open_input_stream(f"{self.path}/{path}") as source:
             return bytes(source.read())
 
     def write(self, path: str, source: Path | bytes) -> None:
-        """Copy a file to there; it is never seen half written."""
+        """Copy a file to the storage; readers never see it half-written."""
         target = f"{self.path}/{path}"
         if not self.keeps_whole:
             self.fs.create_dir(target.rpartition("/")[0], recursive=True)
@@ -84,7 +84,7 @@ class Storage:
             self.fs.move(aside, target)
 
     def unseal(self, checkpoint: str) -> None:
-        """What lies in a checkpoint's folder is none from now on."""
+        """Delete the commit marker of a checkpoint, whose folder is then no longer a checkpoint."""
         seal = f"{self.path}/{checkpoint}/{SEAL}"
         if self.fs.get_file_info(seal).type != self._kinds.FileType.NotFound:
             self.fs.delete_file(seal)
@@ -100,40 +100,40 @@ class Storage:
 
     def _refusal(self, what: str, error: Exception) -> UserError:
         return UserError(
-            f"{self.key}: cannot {what} {self.uri!r} ({reason(error)}); give a URI that pyarrow knows, such as "
-            "s3://bucket/runs or file:///disk/runs, and its credentials by the environment"
+            f"{self.key}: cannot {what} {self.uri!r} ({reason(error)}); give a URI that pyarrow supports, such as "
+            "s3://bucket/runs or file:///disk/runs, and set its credentials in the environment"
         )
 
 
 def check_storage(uri: str) -> None:
-    """Raises UserError when a storage cannot be opened and written to, or does not answer."""
-    found: list[UserError | None] = []
+    """Raises UserError when a storage cannot be opened, is not writable, or does not answer."""
+    results: list[UserError | None] = []
 
     def attempt() -> None:
         try:
             Storage(uri).check()
         except UserError as error:
-            found.append(error)
+            results.append(error)
         else:
-            found.append(None)
+            results.append(None)
 
-    # Some clients look for credentials, or for a server, for many minutes.
+    # Some clients search for credentials, or for a server, for many minutes.
     thread = threading.Thread(target=attempt, daemon=True)
     thread.start()
     thread.join(PATIENCE)
-    if not found:
+    if not results:
         raise UserError(
             f"checkpoints.storage: {uri!r} has not answered for {PATIENCE:g} seconds; check the URI and its credentials"
         )
-    if found[0]:
-        raise found[0]
+    if results[0]:
+        raise results[0]
 
 
 def inside(path: str) -> str:
-    """A path of a file, if it stays in its folder. Raises UserError."""
+    """Returns the path of a file if it stays inside its folder. Raises UserError otherwise."""
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts or "\\" in path or "\0" in path:
-        raise UserError(f"{path!r} would leave the run's folder; it is not a file of a run, so remove it from there")
+        raise UserError(f"{path!r} is outside the run's folder; it is not a file of a run, so remove it from there")
     return path
 
 
@@ -142,7 +142,7 @@ def is_uri(name: str) -> bool:
 
 
 def uri_of(storage: str | None, name: str) -> str | None:
-    """The URI of a run's copy, which `hedgerow resume` takes; settings of the file system stay behind it."""
+    """URI of a run's copy, which `hedgerow resume` accepts; settings of the file system stay at its end."""
     if storage is None:
         return None
     path, mark, settings = storage.partition("?")
@@ -150,20 +150,20 @@ def uri_of(storage: str | None, name: str) -> str | None:
 
 
 def uri_objection(uri: str) -> str | None:
-    """What is wrong with a URI that a file gives, as far as it can be seen."""
+    """Error in a URI of an experiment file, as far as it is visible in the text; None if there is none."""
     parts = urlsplit(uri)
     if not parts.scheme or not is_uri(uri):
-        return f"{uri!r} is no URI; write s3://bucket/runs, gs://bucket/runs or file:///disk/runs, or null"
+        return f"{uri!r} is not a URI; write s3://bucket/runs, gs://bucket/runs or file:///disk/runs, or null"
     if "@" in parts.netloc:
-        return "a URI with credentials would be written into every record of the run; give them by the environment"
+        return "a URI with credentials would be written into every record of the run; set them in the environment"
     return None
 
 
 def fetch(uri: str, find_output: Callable[[Path], str]) -> Path:
-    """Bring a run's folder back from its copy, to where its file wants it; returns the folder.
+    """Copies a run's folder back from its storage to the output folder of its experiment file; returns the folder.
 
-    find_output: from an experiment file to the folder of its runs. Raises UserError when there is no run, or when
-    its folder is still here.
+    find_output: experiment file -> folder of its runs. Raises UserError when there is no run, or when its folder still
+    exists.
     """
     home = Storage(uri, "RUN")
     name = inside(home.path.rpartition("/")[2])
@@ -175,7 +175,7 @@ def fetch(uri: str, find_output: Callable[[Path], str]) -> Path:
             home.read("experiment.yaml", Path(aside) / "experiment.yaml")
             target = Path(find_output(Path(aside) / "experiment.yaml")) / name
         if target.exists():
-            raise UserError(f"{target} is still here: resume it, or move it away first")
+            raise UserError(f"{target} already exists: resume it, or move it away first")
         half = target.with_name(f".{name}.{os.getpid()}")
         try:
             for file in files:

@@ -1,9 +1,9 @@
-"""Lock of a run folder: one process at a time runs or resumes the run or search that is stored there.
+"""Lock of a run folder: only one process at a time runs or resumes the run or search that is stored there.
 
 A claim is a numbered file in RUN/.lock. The highest number holds the lock. Its process touches the file every few
-seconds, and adds a line when it lets the lock go. A process may claim the next number once the highest one is released
-or its process is gone. Only one process can create a file of a given number, so of any number of processes that judge a
-claim alike exactly one takes it over. This needs exclusive creation alone, which network file systems have, too; the
+seconds, and adds a line when it releases the lock. A process may claim the next number once the highest one is released
+or its process is gone. Only one process can create a file of a given number, so if several processes judge a claim
+alike, exactly one of them takes it over. This needs only exclusive creation, which network file systems have, too; the
 package filelock leaves a dead holder's lock in place on file systems that cannot exchange two names, such as NFS.
 """
 
@@ -21,13 +21,13 @@ from pathlib import Path
 from hedgerow.platform.common.errors import UserError
 
 BEAT = 3.0
-"""Seconds between two signs of life of a holder."""
+"""Seconds between two heartbeats of a holder."""
 
 PATIENCE = 30.0
-"""Seconds without a sign of life after which a holder on another machine counts as gone."""
+"""Seconds without a heartbeat after which a holder on another machine counts as gone."""
 
 LOOK = 0.2
-"""Seconds between two looks for a sign of life."""
+"""Seconds between two checks for a heartbeat."""
 
 RELEASED = "released"
 
@@ -39,8 +39,8 @@ _HELD: set[str] = set()
 class Holder:
     """Process that made a claim.
 
-    home: where its process number has a meaning, see `_home`. start: when its process started, in ticks since boot.
-    place: inode of the folder that the claim was made in, None for one of an earlier version.
+    home: where its process id is valid, see `_home`. start: start time of its process, in ticks since boot. place:
+    inode of the folder in which the claim was made, None for a claim of an earlier version.
     """
 
     pid: int
@@ -52,7 +52,7 @@ class Holder:
     place: int | None = None
 
     def is_here(self) -> bool:
-        """Whether its process can be looked up."""
+        """Whether its process can be looked up from here."""
         return bool(self.home) and self.home == _home()
 
     def is_alive(self) -> bool:
@@ -81,24 +81,24 @@ class Claim:
 
     @property
     def is_lost(self) -> bool:
-        """Whether another process has taken the lock over, since this one gave no sign of life."""
+        """Whether another process has taken over the lock, since this one sent no heartbeat."""
         return _last(self.run / ".lock") > self.number
 
     def check(self) -> None:
-        """Raise UserError when another process has taken the lock over."""
+        """Raise UserError when another process has taken over the lock."""
         if self.is_lost:
             raise UserError(
                 f"{self.run} was taken over by another process, since this one gave no sign of life for {PATIENCE:g} "
-                "seconds (was it suspended?); the run goes on there"
+                "seconds (was it suspended?); the run continues there"
             )
 
 
 class RunLock:
     """Context manager that holds the lock of a run folder. Raises UserError when another process holds it.
 
-    A holder of the same machine is looked up by its process number and start time. One elsewhere, or in another
-    container, counts as gone when its claim has not been touched for `PATIENCE` seconds of this process's own clock. So
-    does the holder of a claim in a copy of the folder.
+    A holder on the same machine is looked up by its process id and start time. A holder on another machine, or in
+    another container, counts as gone when its claim has not been touched for `PATIENCE` seconds of this process's own
+    clock. The same applies to the holder of a claim in a copy of the folder.
     """
 
     def __init__(self, run: Path):
@@ -110,7 +110,7 @@ class RunLock:
 
     def __enter__(self) -> "RunLock":
         self.folder.mkdir(exist_ok=True)
-        # Before the claim can be seen: other threads of this process look here.
+        # Added before the claim is visible: other threads of this process look here.
         _HELD.add(self._token)
         try:
             while not self._number:
@@ -131,7 +131,7 @@ class RunLock:
         self._ended.set()
         self._thread.join()
         _HELD.discard(self._token)
-        # Without O_CREAT: a claim that was taken over is gone.
+        # Without O_CREAT: the file of a claim that was taken over no longer exists.
         with suppress(OSError):
             descriptor = os.open(self._file(self._number), os.O_WRONLY | os.O_APPEND)
             try:
@@ -141,11 +141,11 @@ class RunLock:
 
     @property
     def claim(self) -> Claim:
-        """The claim by which this process holds the lock."""
+        """Claim by which this process holds the lock."""
         return Claim(self.run.absolute(), self._number)
 
     def _claim(self, number: int) -> None:
-        """Make the claim of this number; without success when another process was faster."""
+        """Make the claim of this number; no effect if another process was faster."""
         file, pid = self._file(number), os.getpid()
         since = datetime.now().astimezone().isoformat(" ", timespec="seconds")
         mine = Holder(pid, socket.gethostname(), since, _home(), _start(pid) or "", self._token, self._place())
@@ -160,7 +160,7 @@ class RunLock:
             file.unlink(missing_ok=True)
             raise
         if _last(self.folder) > number:
-            # The claim that was judged is long replaced, and its number was free again.
+            # The claim that was judged was replaced long ago, and its number was free again.
             file.unlink(missing_ok=True)
             return
         self._number = number
@@ -171,13 +171,13 @@ class RunLock:
     def _holder(self, number: int) -> Holder | None:
         """Process that holds the lock by this claim; None when it is released or its process is gone.
 
-        Waits for a sign of life of a process that cannot be looked up from here.
+        Waits for a heartbeat of a process that cannot be looked up from here.
         """
         file = self._file(number)
-        seen, until = None, time.monotonic() + PATIENCE
+        last_stamp, until = None, time.monotonic() + PATIENCE
         while True:
             try:
-                # Opened each time: a network file system then asks its server.
+                # Opened each time, so that a network file system asks its server.
                 with file.open() as stream:
                     stamp, lines = os.fstat(stream.fileno()).st_mtime_ns, stream.read().splitlines()
             except FileNotFoundError:
@@ -190,13 +190,14 @@ class RunLock:
                     return None
                 if holder.place in (None, self._place()):
                     return holder
-                # A copy, whose claim is no longer touched. An inode alone is no proof: some file systems invent them.
-            if holder and seen not in (None, stamp):
+                # Copy of a folder, whose claim is no longer touched. An inode alone is no proof: some file systems
+                # invent them.
+            if holder and last_stamp not in (None, stamp):
                 return holder
             if time.monotonic() > until:
                 return None
-            # A claim without a holder is just being written, or its process was killed while it wrote.
-            seen = stamp if holder else None
+            # A claim without a holder is being written, or its process was killed while it wrote.
+            last_stamp = stamp if holder else None
             time.sleep(LOOK)
 
     def _place(self) -> int:
@@ -225,7 +226,7 @@ def _last(folder: Path) -> int:
 
 
 def _parsed(lines: list[str]) -> Holder | None:
-    """Holder that a claim's file names; None while it is incomplete."""
+    """Holder in a claim's file; None while the file is incomplete."""
     try:
         holder = Holder(**json.loads(lines[0]))
     except (IndexError, ValueError, TypeError):
@@ -234,9 +235,9 @@ def _parsed(lines: list[str]) -> Holder | None:
 
 
 def _home() -> str:
-    """Name of the space in which process numbers have a meaning: this boot of this machine, and the container.
+    """Name of the space in which process ids are valid: this boot of this machine, and the container.
 
-    Empty where the system does not say; then only signs of life count.
+    Empty if the system does not provide it; then only heartbeats count.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -246,9 +247,9 @@ def _home() -> str:
 
 
 def _start(pid: int) -> str | None:
-    """When a process started, in ticks since boot; empty for one that has ended, None where it cannot be read."""
+    """Start time of a process, in ticks since boot; empty for one that has ended, None if it cannot be read."""
     try:
-        # The name of the program, in parentheses, may have spaces.
+        # The name of the program, in parentheses, may contain spaces.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None

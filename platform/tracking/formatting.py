@@ -46,7 +46,7 @@ def cost_rows(runs: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
 
 
 def _stream_cells(summary: dict[str, Any]) -> dict[str, str]:
-    """The cells of a learner of a stream, which transmits nothing and whose last round is one task of many."""
+    """Cells of an algorithm on a stream, which transmits nothing and whose last round is one of many tasks."""
     cells = {
         "tasks": str(summary["rounds"]),
         "CTM": percent(summary["ctm"]),
@@ -59,13 +59,13 @@ def _stream_cells(summary: dict[str, Any]) -> dict[str, str]:
 
 
 def dropped_text(dropped: int) -> str:
-    """A warning about clients that diverged, with a fix."""
-    answers = "1 answer of a client was" if dropped == 1 else f"{dropped} answers of clients were"
+    """Warning about clients that diverged, with the fix."""
+    answers = "1 client answer was" if dropped == 1 else f"{dropped} client answers were"
     return f"warning: {answers} not finite and left out; lower lr or set clip_norm"
 
 
 def percent(value: float | None, targets: Sequence[float] = ()) -> str:
-    """A share in per cent, with one decimal, or more if rounding would reach a target that the share does not."""
+    """A share in per cent, with one decimal, or more if the rounded share would reach a target that it misses."""
     if value is None:
         return "-"
     digits = 1
@@ -91,8 +91,8 @@ def count_text(value: float) -> str:
 
 
 def _reached(summary: dict[str, Any], target: str) -> str:
-    reached = summary["to_target"].get(target)
-    return f"{reached['transmissions']:g}" if reached else f"{summary['transmissions']:g}+"
+    cost = summary["to_target"].get(target)
+    return f"{cost['transmissions']:g}" if cost else f"{summary['transmissions']:g}+"
 
 
 def size_text(size: float) -> str:

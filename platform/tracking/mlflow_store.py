@@ -7,7 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Self
 
-# A server that is down is known within seconds, not MLflow's minutes; must be set before the import.
+# Detects an unreachable server within seconds instead of minutes; must be set before mlflow is imported.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
 
@@ -36,19 +36,19 @@ from hedgerow.platform.tracking.run_description import NOTE, data_digest, data_n
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.tracker import Record, flatten_params
 
-# "Creating initial MLflow database tables..." would stand in the middle of the progress.
+# "Creating initial MLflow database tables..." would interrupt the progress display.
 logging.getLogger("mlflow").setLevel(logging.WARNING)
 
 MARK = "hedgerow_folder"
-"""The tag by which the MLflow run of a folder is found again."""
+"""Tag that identifies the MLflow run of a folder."""
 
 _PER_CALL = 1000
-"""Metrics that MLflow takes in one call, at most."""
+"""Maximum number of metrics that MLflow accepts in one call."""
 
 
 EXPERIMENT = {
-    NOTE: "Federated learning, run by Hedgerow. Beneath a search lie its trials, beneath a published table its lines.",
-    # Else the page asks what kind it is.
+    NOTE: "Federated learning with Hedgerow. Trials are nested under searches, rows under published tables.",
+    # Without this tag, the page asks for the kind of the experiment.
     "mlflow.experimentKind": "custom_model_development",
 }
 """Tags of the MLflow experiment."""
@@ -56,7 +56,7 @@ EXPERIMENT = {
 
 @dataclass(frozen=True)
 class MlflowPlace:
-    """Where runs are recorded. uri: None for an SQLite store, hedgerow.db, in `output`, artifacts beside it."""
+    """Where runs are recorded. uri: None for an SQLite store, hedgerow.db, in `output`, with artifacts next to it."""
 
     uri: str | None
     experiment: str
@@ -64,7 +64,7 @@ class MlflowPlace:
 
     @classmethod
     def of(cls, experiment: Experiment) -> Self:
-        """Where an experiment's file says."""
+        """Place that an experiment names."""
         return cls(experiment.tracking.uri, experiment.tracking.experiment, Path(experiment.output))
 
     def resolved_uri(self) -> str:
@@ -72,14 +72,14 @@ class MlflowPlace:
 
 
 def default_uri(output: Path) -> str:
-    """The SQLite store of an output folder."""
+    """URI of the SQLite store of an output folder."""
     return f"sqlite:///{(output / 'hedgerow.db').absolute()}"
 
 
 def store_uri(folder: RunFolder) -> str:
-    """URI of the store of a run: the one in its file, or the one above the run, wherever this command was called.
+    """URI of the store of a run: the one in its file, or the SQLite store above its folder, from any working directory.
 
-    A trial is two folders deeper than its search. Raises FileNotFoundError when there is no store.
+    The folder of a trial is two levels below its search. Raises FileNotFoundError if there is no store.
     """
     uri = MlflowPlace.of(read_experiment(folder.experiment)).uri
     above = folder.path.resolve().parents[:3]
@@ -90,44 +90,44 @@ def store_uri(folder: RunFolder) -> str:
 
 
 class MlflowStore:
-    """One MLflow run, made or continued. Uses run ids throughout, never MLflow's global active run.
+    """One MLflow run, new or continued. Uses run ids throughout, never MLflow's global active run.
 
-    folder: where the id of the run is remembered.
+    folder: run folder whose record has the id of the MLflow run.
     """
 
     clock = "transmissions"
-    """A metric that every round has."""
+    """Metric that every round has."""
 
     def __init__(
         self, experiment: Experiment, name: str, params: dict[str, Any], tags: dict[str, str], folder: RunFolder
     ):
         self.place = MlflowPlace.of(experiment)
         self.client = MlflowClient(self.place.resolved_uri())
-        known = folder.record().get("mlflow_run_id")
-        if not known or not self._exists(known):
-            known = self._made(folder) or self._make(name, folder)
-            # At once: with a server that goes down now, it is this run that will be gone on with.
-            folder.update(mlflow_run_id=known)
-        self.run_id: str = known
-        inputs = self.client.get_run(known).inputs
+        run_id = folder.record().get("mlflow_run_id")
+        if not run_id or not self._exists(run_id):
+            run_id = self._made(folder) or self._make(name, folder)
+            # Recorded at once, so that this run is continued even if the server fails next.
+            folder.update(mlflow_run_id=run_id)
+        self.run_id: str = run_id
+        inputs = self.client.get_run(run_id).inputs
         if inputs is None or not inputs.dataset_inputs:
             self._introduce(experiment, params, tags, folder.record())
         self.client.set_terminated(self.run_id, "RUNNING")
-        # A resumed run's rounds before the checkpoint are here already: nothing is recorded twice.
+        # The rounds of a resumed run before its checkpoint are recorded already, and are skipped.
         self._last = max((m.step for m in self.client.get_metric_history(self.run_id, self.clock)), default=0)
 
     def log(self, records: list[Record]) -> None:
-        """Record rounds; those that are here already are passed over."""
+        """Record rounds, except those that are recorded already."""
         now = mlflow.utils.time.get_current_time_millis()
         batch: list[Metric] = []
         for record in (record for record in records if record["round"] > self._last):
-            # Whole rounds in each call, the clock last: where a call fails it tells which have arrived.
+            # Each call has whole rounds, the clock last: after a failed call it shows which rounds have arrived.
             names = sorted(record.keys() - {"round"}, key=lambda key: key == self.clock)
-            mine = [Metric(key, float(record[key]), now, record["round"]) for key in names]
-            if len(batch) + len(mine) > _PER_CALL:
+            metrics = [Metric(key, float(record[key]), now, record["round"]) for key in names]
+            if len(batch) + len(metrics) > _PER_CALL:
                 self._send(batch)
                 batch = []
-            batch += mine
+            batch += metrics
         self._send(batch)
 
     def _send(self, metrics: list[Metric]) -> None:
@@ -136,7 +136,7 @@ class MlflowStore:
         self._last = max([self._last, *(metric.step for metric in metrics)])
 
     def log_files(self, folder: Path) -> None:
-        """Record the files of a run's folder (the resolved experiment, the record, the metrics) and the figures."""
+        """Record the files of a run folder (the resolved experiment, the record, the metrics) and the figures."""
         for file in sorted(file for file in folder.iterdir() if file.is_file()):
             self.client.log_artifact(self.run_id, str(file))
         if (folder / "figures").exists():
@@ -148,18 +148,18 @@ class MlflowStore:
         if run.outputs is not None and run.outputs.model_outputs:
             return
         home = run.info.experiment_id
-        made = self.client.create_logged_model(home, "model", source_run_id=self.run_id, params=run.data.params)
+        logged_model = self.client.create_logged_model(home, "model", source_run_id=self.run_id, params=run.data.params)
         description = Model.load(saved)
-        description.model_uuid = description.model_id = made.model_id
-        description.run_id, description.artifact_path = self.run_id, made.artifact_location
+        description.model_uuid = description.model_id = logged_model.model_id
+        description.run_id, description.artifact_path = self.run_id, logged_model.artifact_location
         description.save(str(saved / MLMODEL_FILE_NAME))
-        self.client.log_model_artifacts(made.model_id, str(saved))
-        self.client.finalize_logged_model(made.model_id, LoggedModelStatus.READY)
+        self.client.log_model_artifacts(logged_model.model_id, str(saved))
+        self.client.finalize_logged_model(logged_model.model_id, LoggedModelStatus.READY)
         # Last: a run that has an output has a complete model.
-        self.client.log_outputs(self.run_id, [LoggedModelOutput(made.model_id, step=0)])
+        self.client.log_outputs(self.run_id, [LoggedModelOutput(logged_model.model_id, step=0)])
 
     def describe(self, text: str) -> None:
-        """Replace the description: Markdown."""
+        """Replace the description. text: Markdown."""
         self.client.set_tag(self.run_id, NOTE, text)
 
     def end(self, status: str) -> None:
@@ -170,17 +170,17 @@ class MlflowStore:
         try:
             self.client.get_run(run_id)
         except MlflowException as error:
-            # It may be the server that is not there.
+            # Any other error may mean that the server is unreachable.
             if error.error_code != ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
                 raise
             return False
         return True
 
     def _made(self, folder: RunFolder) -> str | None:
-        """The run that was made for a folder by a call whose answer was lost."""
+        """Id of the run that an earlier call created for a folder, if the answer to that call was lost."""
         home, mark = experiment_id(self.client, self.place), _mark(folder)
-        found = self.client.search_runs([home], f"tags.{MARK} = '{mark}'", max_results=1)
-        return found[0].info.run_id if found else None
+        runs = self.client.search_runs([home], f"tags.{MARK} = '{mark}'", max_results=1)
+        return runs[0].info.run_id if runs else None
 
     def _make(self, name: str, folder: RunFolder) -> str:
         home = experiment_id(self.client, self.place)
@@ -189,16 +189,16 @@ class MlflowStore:
     def _introduce(
         self, experiment: Experiment, params: dict[str, Any], tags: dict[str, str], record: dict[str, Any]
     ) -> None:
-        """Record what is known before the first round; may be done twice. record: run.json of the run."""
+        """Record parameters, tags and data set before the first round; may be repeated. record: run.json of the run."""
         flat = [Param(key, value[:6000]) for key, value in flatten_params(params).items()]
         self.client.log_batch(self.run_id, params=flat, tags=[RunTag(key, value) for key, value in tags.items()])
         digest, source = data_digest(record, experiment)
-        used = Dataset(data_name(record, experiment), digest, "hedgerow", source)
-        self.client.log_inputs(self.run_id, [DatasetInput(used, [InputTag("mlflow.data.context", "training")])])
+        dataset = Dataset(data_name(record, experiment), digest, "hedgerow", source)
+        self.client.log_inputs(self.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])])
 
 
 def save_model(module: torch.nn.Module, sample: np.ndarray, folder: Path) -> None:
-    """Write a model in MLflow's format into a new folder, without any server. sample: prepared inputs (n, ...)."""
+    """Write a model in MLflow's format into a new folder, without a server. sample: prepared inputs (n, ...)."""
     with torch.no_grad():
         logits = module(torch.from_numpy(sample)).numpy()
     mlflow.pytorch.save_model(
@@ -213,15 +213,15 @@ def save_model(module: torch.nn.Module, sample: np.ndarray, folder: Path) -> Non
 
 
 def _mark(folder: RunFolder) -> str:
-    """What tells a folder from all others, in letters that a query takes."""
+    """Unique identifier of a folder, in characters that a query accepts."""
     path = str(folder.path.absolute())
     return sha256(f"{path} {folder.experiment.stat().st_mtime_ns}".encode()).hexdigest()[:16]
 
 
 def experiment_id(client: MlflowClient, place: MlflowPlace) -> str:
-    """MLflow's experiment, made where it is not there yet."""
-    found = client.get_experiment_by_name(place.experiment)
-    if found is not None:
-        return found.experiment_id
+    """Id of the MLflow experiment, which is created if it does not exist."""
+    experiment = client.get_experiment_by_name(place.experiment)
+    if experiment is not None:
+        return experiment.experiment_id
     artifacts = None if place.uri else (place.output / "mlartifacts").absolute().as_uri()
     return client.create_experiment(place.experiment, artifact_location=artifacts, tags=EXPERIMENT)

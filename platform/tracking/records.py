@@ -1,4 +1,4 @@
-"""Reads the JSON files that runs leave on disk, and refuses damaged ones in one sentence."""
+"""Reads the JSON files of runs, and reports damaged ones in one sentence."""
 
 import json
 from pathlib import Path
@@ -11,20 +11,20 @@ from hedgerow.platform.config.experiment import StepPlan
 from hedgerow.platform.config.validation_errors import objection
 
 RoundRecord = dict[str, Any]
-"""What is reported of one round: name -> number; of a round of Hedge, also lists."""
+"""Metrics of one round: name -> number; a round of Hedge also has lists."""
 
 AGAIN = "restore it from a copy, or run the experiment again"
 """Advice about a damaged file."""
 
 
 class Record(BaseModel):
-    """An object of which some keys are checked, and the others are taken as they are."""
+    """JSON object whose declared keys are validated; other keys are accepted as they are."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
 
 class TableNote(Record):
-    """The line of a published table that a search belongs to."""
+    """Row of a published table that a search belongs to."""
 
     line: str
     changed: list[str]
@@ -33,7 +33,7 @@ class TableNote(Record):
 
 
 class DataRecord(Record):
-    """Content of data set, partition and what is frozen in the model, see `own_data.data_record`."""
+    """Content hashes of data set, partition and frozen parameters of the model, see `own_data.data_record`."""
 
     name: str
     dataset: str
@@ -44,7 +44,7 @@ class DataRecord(Record):
 
 
 class Ended(Record):
-    """Entries of run.json that any run may have."""
+    """Entries that run.json of a run, a search or a trial may have."""
 
     status: str
     workers: int | None = None
@@ -83,7 +83,7 @@ class TrialRecord(Ended):
 
 
 class LoggedRound(Record):
-    """Numbers about one round."""
+    """Metrics of one round."""
 
     __pydantic_extra__: dict[str, float] = Field(init=False)
 
@@ -148,7 +148,7 @@ class JournalEntry(Record):
 
 
 class PartitionRecord(Record):
-    """partition.json, see `data.picture.partition_record`."""
+    """partition.json, see `data.partition_summary.partition_record`."""
 
     clients: int = Field(ge=1)
     samples: int
@@ -158,7 +158,7 @@ class PartitionRecord(Record):
 
 
 def read_object(file: Path, model: type[BaseModel]) -> dict[str, Any]:
-    """The object in a JSON file, as it is there. model: what it must fit. Raises UserError."""
+    """Returns the object in a JSON file unchanged. model: schema that it must match. Raises UserError."""
     try:
         return _checked(_text(file), model)
     except ValueError as error:
@@ -166,9 +166,9 @@ def read_object(file: Path, model: type[BaseModel]) -> dict[str, Any]:
 
 
 def read_objects(file: Path, model: type[BaseModel]) -> list[dict[str, Any]]:
-    """The objects of a file with one in each line. model: what each must fit.
+    """Returns the objects of a file with one JSON object per line. model: schema that each must match.
 
-    A last line that a crash cut off is left out. Raises UserError.
+    A last line that a crash cut off is ignored. Raises UserError.
     """
     try:
         *lines, last = _text(file).split("\n")
@@ -176,13 +176,13 @@ def read_objects(file: Path, model: type[BaseModel]) -> list[dict[str, Any]]:
         raise UserError(f"{file} is damaged ({error}); {AGAIN}") from None
     if _is_json(last):
         lines.append(last)
-    found = []
+    records = []
     for number, line in enumerate(lines, start=1):
         try:
-            found.append(_checked(line, model))
+            records.append(_checked(line, model))
         except ValueError as error:
             raise UserError(f"{file}:{number} is damaged ({error}); remove the line, or {AGAIN}") from None
-    return found
+    return records
 
 
 def _text(file: Path) -> str:
@@ -203,7 +203,7 @@ def _is_json(text: str) -> bool:
 
 
 def _checked(text: str, model: type[BaseModel]) -> dict[str, Any]:
-    """Raises ValueError with what is wrong."""
+    """Returns the object of a JSON text. Raises ValueError with the first mistake."""
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""What MLflow's page says of a run, beside its numbers: tags and a Markdown text. Does not import mlflow."""
+"""Tags and Markdown description of a run for MLflow's page. Does not import mlflow."""
 
 import getpass
 import hashlib
@@ -13,11 +13,11 @@ from hedgerow.platform.tracking.formatting import summary_cells
 from hedgerow.platform.tracking.run_folder import RunFolder
 
 NOTE = "mlflow.note.content"
-"""The tag that holds a run's description."""
+"""Tag that holds the description of a run."""
 
 
 def tags(record: dict[str, Any], experiment: Experiment) -> dict[str, str]:
-    """Where the numbers of a run come from, and what of its file one looks for in a list. record: its run.json."""
+    """Tags with the origin of a run's numbers, and the settings to filter runs by. record: its run.json."""
     task, commit = experiment.task, record["git_commit"]
     return {
         "git_commit": commit or "none",
@@ -35,25 +35,25 @@ def tags(record: dict[str, Any], experiment: Experiment) -> dict[str, str]:
 
 
 def data_name(record: dict[str, Any], experiment: Experiment) -> str:
-    """Name of the data set: of the caller's arrays, where a run was given any, else the one that the file names."""
-    known = record.get("data") or {}
-    return known["name"] if known.get("own") else experiment.task.data.name
+    """Name of the data set: of the caller's arrays if the run was given any, else the one in the file."""
+    entry = record.get("data") or {}
+    return entry["name"] if entry.get("own") else experiment.task.data.name
 
 
 def data_digest(record: dict[str, Any], experiment: Experiment) -> tuple[str, str]:
-    """Short content hashes of data set and partition, joined, and where they come from, as JSON. record: its run.json.
+    """Joined short content hashes of data set and partition, and their source as JSON. record: run.json of the run.
 
-    Where no hash is recorded, in old run folders and for partitions that a trial draws, the configuration is hashed.
+    If no hash is recorded, in old run folders and for partitions that a trial draws, the configuration is hashed.
     """
-    known = record.get("data") or {}
+    entry = record.get("data") or {}
     task = experiment.task.model_dump(mode="json", include={"data", "partition"}) | {"seed": experiment.seed}
     configured = hashlib.sha256(json.dumps(task, sort_keys=True).encode()).hexdigest()
-    parts = [(known.get(name) or configured)[:8] for name in ("dataset", "partition")]
-    return "-".join(parts), json.dumps(task | {"content": known}, sort_keys=True)
+    parts = [(entry.get(name) or configured)[:8] for name in ("dataset", "partition")]
+    return "-".join(parts), json.dumps(task | {"content": entry}, sort_keys=True)
 
 
 def run_text(folder: RunFolder) -> str:
-    """The description of a run: what is learnt, the result, once there is one, and the settings."""
+    """Description of a run: its task, the result if there is one, and the settings."""
     experiment, record = load_experiment(folder.experiment), folder.record()
     summary = record.get("summary")
     result = f"\n{markdown_pairs(summary_cells(summary))}" if summary else ""
@@ -61,7 +61,7 @@ def run_text(folder: RunFolder) -> str:
 
 
 def sentence(record: dict[str, Any], experiment: Experiment) -> str:
-    """What is learnt. record: run.json of the run."""
+    """Sentence about the algorithm and the task of a run. record: its run.json."""
     task, clients, share = experiment.task, _clients(experiment), experiment.participation
     who = f"{clients} clients by `{task.partition.kind}`" if clients else f"`{task.partition.kind}`"
     data = data_name(record, experiment)
@@ -73,7 +73,7 @@ def sentence(record: dict[str, Any], experiment: Experiment) -> str:
 
 
 def settings(experiment: Experiment) -> str:
-    """A table of the settings that are not the defaults."""
+    """Table of the settings that differ from the defaults."""
     task = experiment.task
     sections = {"algorithm": experiment.algorithm, "model": task.model, "data": task.data, "partition": task.partition}
     rows = {name: text for name, section in sections.items() if (text := _settings(section))}
@@ -88,7 +88,7 @@ def settings(experiment: Experiment) -> str:
 
 
 def markdown_pairs(rows: dict[str, str]) -> str:
-    """A table of two columns without headings."""
+    """Markdown table of two columns without headings."""
     lines = [f"| {key} | {' '.join(value.replace('|', '/').split())} |\n" for key, value in rows.items()]
     return "".join(["| | |\n", "|---|---|\n", *lines])
 
@@ -99,13 +99,13 @@ def _settings(section: Settings) -> str:
 
 
 def _clients(experiment: Experiment) -> int | None:
-    """As many as the file says; of natural partitions it does not, and streams have none."""
+    """Number of clients in the file; None for natural partitions and streams."""
     clients = getattr(experiment.task.partition, "clients", None)
     return clients if isinstance(clients, int) else None
 
 
 def _source(command: list[str]) -> dict[str, str]:
-    """What was started: a command, or the kernel of a notebook."""
+    """Tags with the program that started the run: a command, or the kernel of a notebook."""
     program = Path(command[0]).name if command else ""
     if program.startswith("ipykernel"):
         return {"mlflow.source.type": "NOTEBOOK", "mlflow.source.name": "notebook"}

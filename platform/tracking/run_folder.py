@@ -1,4 +1,4 @@
-"""Run folders: where a run lives on disk, and what its record says."""
+"""Run folders: the files of a run, and its record."""
 
 import json
 import os
@@ -27,7 +27,7 @@ PATIENCE = 60.0
 """Seconds to wait for another process that changes the same record."""
 
 COMMIT = "HEDGEROW_GIT_COMMIT"
-"""The variable that tells a job on a cluster, which has no git folder, the commit it was submitted from."""
+"""Variable with the commit that a job on a cluster was submitted from, since the job has no git folder."""
 
 SOURCE = "HEDGEROW_SOURCE_COMMIT"
 """Variable with the commit of the package, for a job on a cluster that runs a copy of it."""
@@ -35,7 +35,7 @@ SOURCE = "HEDGEROW_SOURCE_COMMIT"
 
 @dataclass(frozen=True)
 class RunFolder:
-    """experiment.yaml (resolved), run.json (the record), metrics.jsonl, partition.json, checkpoints/, figures/."""
+    """Folder with experiment.yaml (resolved), run.json, metrics.jsonl, partition.json, checkpoints/ and figures/."""
 
     path: Path
 
@@ -76,44 +76,44 @@ class RunFolder:
         return self.record().get("kind") == "search"
 
     def record(self) -> dict[str, Any]:
-        """Contents of run.json. Raises UserError where it is damaged."""
+        """Contents of run.json. Raises UserError if it is damaged."""
         search = self.path.absolute().parent
         is_trial = search.name == "experts" and RunFolder(search.parent).exists
         return read_object(self.path / "run.json", TrialRecord if is_trial else RunRecord)
 
     @property
     def constants(self) -> str | None:
-        """Fingerprint of the model's frozen parameters and buffers, where one is recorded."""
+        """Fingerprint of the model's frozen parameters and buffers; None if none is recorded."""
         return (self.record().get("data") or {}).get("frozen")
 
     def partition(self) -> dict[str, Any]:
-        """Contents of partition.json, see `keep_partition`; empty where there is none. Raises UserError."""
+        """Contents of partition.json, see `keep_partition`; empty if there is none. Raises UserError."""
         file = self.path / "partition.json"
         return read_object(file, PartitionRecord) if file.exists() else {}
 
     def keep_partition(self, values: dict[str, Any]) -> None:
-        """Write what `data.picture.partition_record` says of a partition, for reports, which have no data."""
+        """Write the result of `data.partition_summary.partition_record`, for reports, which have no data."""
         (self.path / "partition.json").write_text(json.dumps(values) + "\n")
 
     def update(self, **values: Any) -> None:
         """Change entries of run.json, atomically."""
         file = self.path / "run.json"
-        # While the run goes on, the tracker's thread records MLflow's identifiers, and the coordinator's process plans.
+        # During a run the tracker's thread writes MLflow's identifiers, and the coordinator's process writes plans.
         with FileLock(self.path / ".run.json.lock", timeout=PATIENCE):
-            known = read_object(file, Record) if self.exists else {}
-            write_whole(file, json.dumps(known | values, indent=2) + "\n")
+            entries = read_object(file, Record) if self.exists else {}
+            write_whole(file, json.dumps(entries | values, indent=2) + "\n")
 
 
 @contextmanager
 def new_run(
     experiment: Experiment, data_root: Path | None, resolved: str | None = None
 ) -> Iterator[tuple[RunFolder, RunLock]]:
-    """Make the folder of a new run under the experiment's `output`, and hold its lock.
+    """Create the folder of a new run under the experiment's `output`, and hold its lock.
 
-    resolved: text of its experiment.yaml, where that is more than the experiment.
+    resolved: text of its experiment.yaml, if it contains more than the experiment.
     """
     folder = _new_folder(experiment)
-    # Locked before it has a record, and so before any other process takes it for a run.
+    # Locked before it has a record: without one, no other process takes it for a run.
     with RunLock(folder.path) as lock:
         folder.experiment.write_text(resolved or dump_experiment(experiment))
         folder.update(
@@ -140,7 +140,7 @@ def _new_folder(experiment: Experiment) -> RunFolder:
         except OSError as error:
             raise UserError(f"output: cannot write under {experiment.output!r} ({error.strerror})") from None
         if experiment.checkpoints.storage and Storage(experiment.checkpoints.storage).holds(folder.name):
-            # Somebody else's, begun elsewhere in the same second.
+            # The name belongs to another run, started elsewhere in the same second.
             folder.path.rmdir()
             continue
         return folder
@@ -148,8 +148,8 @@ def _new_folder(experiment: Experiment) -> RunFolder:
 
 
 def find_run(name: str) -> RunFolder:
-    """A run by its folder, by its name under runs/, or by the URI of its copy, which is fetched. Raises UserError when
-    it is none.
+    """Find a run by its folder, by its name under runs/, or by the URI of its copy, which is fetched. Raises UserError
+    if it is not a run.
     """
     if is_uri(name):
         return RunFolder(fetch(name, lambda file: read_experiment(file).output))
@@ -160,12 +160,12 @@ def find_run(name: str) -> RunFolder:
 
 
 def now() -> str:
-    """The time, as records have it."""
+    """Current time in the format of records."""
     return datetime.now().astimezone().isoformat(timespec="seconds")
 
 
 def find_unfinished(name: str) -> RunFolder:
-    """A run as `find_run` finds it, to be resumed. Raises UserError when it is finished, or a trial of a search."""
+    """Find a run to resume, as `find_run` does. Raises UserError if it is finished or a trial of a search."""
     folder = find_run(name)
     search = RunFolder(folder.path.absolute().parent.parent)
     if folder.path.absolute().parent.name == "experts" and search.exists:
@@ -176,10 +176,10 @@ def find_unfinished(name: str) -> RunFolder:
 
 @contextmanager
 def unfinished_run(name: str) -> Iterator[tuple[RunFolder, RunLock]]:
-    """A run as `find_unfinished` finds it, with its lock held. Raises UserError when another process runs it."""
+    """Find a run as `find_unfinished` does, and hold its lock. Raises UserError if another process runs it."""
     folder = find_unfinished(name)
     with RunLock(folder.path) as lock:
-        # It may have come to its end while this process waited for a sign of life.
+        # The run may have finished while this process checked whether the holder of the lock is alive.
         _check_unfinished(folder)
         yield folder, lock
 
@@ -190,7 +190,7 @@ def _check_unfinished(folder: RunFolder) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what decides the numbers."""
+    """Versions of the software and the machine that determine the results."""
     return {
         "hedgerow": version("hedgerow"),
         **{name: version(name) for name in ("torch", "ray", "mlflow", "numpy")},
@@ -200,14 +200,14 @@ def versions() -> dict[str, str]:
 
 
 def git_commit() -> str | None:
-    """The commit of the working folder, with "-dirty" where it has changes; None outside git."""
+    """Commit of the working folder, with "-dirty" if it has changes; None outside git."""
     return os.environ.get(COMMIT) or _commit_of(Path.cwd())
 
 
 def source_commit() -> str | None:
-    """The commit of this package, with "-dirty" where its repository has changes; None where git does not track it."""
-    if known := os.environ.get(SOURCE):
-        return known
+    """Commit of this package, with "-dirty" if its repository has changes; None if git does not track it."""
+    if commit := os.environ.get(SOURCE):
+        return commit
     package = Path(__file__).resolve().parents[2]
     # An environment may be stored inside the repository of another project.
     return _commit_of(package) if _git(package, "ls-files", "__init__.py") else None
@@ -218,9 +218,9 @@ def _commit_of(folder: Path) -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """The output of a git command in a folder; None where it fails or prints nothing."""
+    """Output of a git command in a folder; None if it fails or prints nothing."""
     try:
-        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True)
+        process = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True)
     except OSError:
         return None
-    return done.stdout.strip() or None
+    return process.stdout.strip() or None

@@ -1,4 +1,4 @@
-"""What a run's records say in the end."""
+"""Summary of the records of a run."""
 
 import math
 from typing import Any
@@ -10,9 +10,9 @@ Record = dict[str, Any]
 
 
 def summarise(records: list[Record], targets: list[float], metric: str = "test_accuracy") -> dict[str, Any]:
-    """Final and best figures, totals, and what it took to reach each target, a value of `metric`.
+    """Final and best metrics, totals, and the cost of reaching each target, a value of `metric`.
 
-    "to_target" maps the label of a target to what `first_to` says. Transmissions are in units of one FedAvg round
+    "to_target" maps the label of a target to the result of `first_to`. Transmissions are in units of one FedAvg round
     (thesis, table 2.1).
     """
     evaluated = [record for record in records if "test_accuracy" in record]
@@ -30,11 +30,11 @@ def summarise(records: list[Record], targets: list[float], metric: str = "test_a
     for key in ("test_accuracy", "test_loss", "client_accuracy", "client_accuracy_worst10", "client_loss"):
         summary[key] = final.get(key)
     for key in ("client_accuracy_highest", "client_accuracy_lowest"):
-        # Of personal models alone.
+        # Only personal models have these.
         if key in final:
             summary[key] = final[key]
     for key in ("ctm", "ltm", "memory_vectors", "memory_tasks", "memory_bytes", "teacher_test_accuracy"):
-        # Of learners of streams alone, and of who makes a teacher.
+        # Only algorithms on streams, and those that train a teacher, have these.
         if any(key in record for record in records):
             summary[key] = next(record[key] for record in reversed(records) if key in record)
     if "simulated_seconds" in last:
@@ -48,15 +48,15 @@ def summarise(records: list[Record], targets: list[float], metric: str = "test_a
 
 
 def kept(progress: dict[str, Any]) -> dict[str, Any]:
-    """What a run's record keeps of its last checkpoint: histograms, clients' accuracies, times, who was left out."""
+    """Entries of the last checkpoint for run.json: histograms, client accuracies, times and quarantined clients."""
     names = ("histograms", "client_accuracies", "clock", "quarantined")
     return {"histograms": {}, "quarantined": {}} | {name: progress[name] for name in names if name in progress}
 
 
 def left_out(quarantined: dict[str, int]) -> list[str]:
-    """A sentence about each client that was quarantined, with the round."""
+    """A sentence for each quarantined client, with the round."""
     return [
-        f"client {client} was left out from round {round} on: it killed the process that worked on it again and again"
+        f"client {client} was left out from round {round} on: it repeatedly killed the process that worked on it"
         for client, round in quarantined.items()
     ]
 
@@ -69,8 +69,8 @@ def diverged(records: list[Record], classes: int) -> list[str]:
     """A sentence about a run whose last test loss is not finite or absurdly large.
 
     In a classification, a loss is too large if it is above `DIVERGED` times the first one and above 2 ln(classes),
-    twice the loss of a uniform guess. Elsewhere (one class, or a stream, whose rounds are different tasks) any finite
-    loss may be right.
+    twice the loss of a uniform guess. Otherwise (one class, or a stream, whose rounds are different tasks) any
+    finite loss may be right.
     """
     losses = [(record["round"], record["test_loss"]) for record in records if record.get("test_loss") is not None]
     if not losses:
@@ -90,7 +90,7 @@ STANDARD = {
     *("ctm", "ltm", "ltm_loss", "memory_vectors", "memory_tasks", "memory_bytes"),
     *("efficiency_points", "efficiency_reached"),
 }
-"""Names in every record; others that are no accuracy, no loss and no count are what the algorithm reports."""
+"""Standard metrics; any other metric that is not an accuracy, loss or count is reported by the algorithm itself."""
 
 
 def _is_reported(name: str) -> bool:
@@ -98,50 +98,50 @@ def _is_reported(name: str) -> bool:
 
 
 def reported(records: list[Record]) -> list[str]:
-    """The names of what the algorithm reports."""
+    """Names of the metrics that the algorithm itself reports."""
     return [name for name in dict.fromkeys(name for record in records for name in record) if _is_reported(name)]
 
 
 def meta_regret(records: list[Record], competitor: list[Record]) -> float:
-    """What a learner of a stream suffered, in sum, more than a competitor's final model would have (thesis, Eq. 5.1).
+    """Total loss of an algorithm on a stream in excess of a competitor's final model (thesis, Eq. 5.1).
 
-    competitor: the records of the `offline` learner on the same stream, whose last `ltm_loss` is over as many tasks.
+    competitor: records of the `offline` algorithm on the same stream; its last `ltm_loss` covers as many tasks.
     """
     return float(sum(record["test_loss"] - competitor[-1]["ltm_loss"] for record in records))
 
 
 def first_to(records: list[Record], target: float, metric: str = "test_accuracy") -> dict[str, Any] | None:
-    """The rounds, transmissions and simulated seconds after which a metric first reaches its target; None: it does not.
+    """Rounds, transmissions and simulated seconds until a metric first reaches its target; None if it never does.
 
     An accuracy reaches it from below, a loss from above.
     """
     for record in records:
         if reaches(record, target, metric):
-            found = {"rounds": record["round"], "transmissions": record["transmissions"]}
+            cost = {"rounds": record["round"], "transmissions": record["transmissions"]}
             simulated = {"simulated_seconds": record["simulated_seconds"]} if "simulated_seconds" in record else {}
-            return found | simulated
+            return cost | simulated
     return None
 
 
 def reaches(record: Record, target: float, metric: str) -> bool:
-    """Whether a metric is at its target in a record; an accuracy from above, a loss from below."""
+    """Whether a metric has reached its target in a record: an accuracy at or above it, a loss at or below it."""
     value = record.get(metric)
     return value is not None and (value <= target if "loss" in metric else value >= target)
 
 
 def target_label(target: float, metric: str = "test_accuracy") -> str:
-    """What a target is called in summaries and columns: "0.8", or "loss 0.05"."""
+    """Label of a target in summaries and columns: "0.8", or "loss 0.05"."""
     return f"loss {target:g}" if "loss" in metric else f"{target:g}"
 
 
 def target_heading(label: str) -> str:
-    """The same for people: "80%", or "loss 0.05"."""
+    """Heading of a target, from its label: "80%", or "loss 0.05"."""
     return label if label.startswith("loss") else f"{100 * float(label):g}%"
 
 
 def is_done(experiment: Experiment, records: list[Record]) -> bool:
-    """Whether these records are a whole run: all its rounds, or as many as its targets asked for."""
-    wanted = experiment.evaluation
-    if wanted.stop and all(first_to(records, target, wanted.target_metric) for target in wanted.targets):
+    """Whether the records are a complete run: all rounds, or with `evaluation.stop`, all targets."""
+    evaluation = experiment.evaluation
+    if evaluation.stop and all(first_to(records, target, evaluation.target_metric) for target in evaluation.targets):
         return True
     return bool(records) and records[-1]["round"] >= experiment.rounds

@@ -1,4 +1,4 @@
-"""Metrics go first to a local file, and from there to MLflow, off the training path."""
+"""Writes metrics to a local file first, and sends them to MLflow from a background thread."""
 
 import json
 import queue
@@ -17,29 +17,29 @@ from hedgerow.platform.tracking.records import RunRound, read_objects
 Record = dict[str, Any]
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
-"""Seconds until records that MLflow did not take are sent again: at first, and, doubled each time, at most."""
+"""Seconds until records that MLflow did not take are sent again: the first pause doubles up to the longest."""
 
 
 class RunLog:
-    """The append-only local file of a run's metrics: one JSON object per round.
+    """Append-only local file of a run's metrics: one JSON object per round.
 
-    model: what each of them must fit.
+    model: schema that each object must match.
     """
 
     def __init__(self, path: Path, model: type[BaseModel] = RunRound):
         self.path, self.model = path, model
 
     def append(self, record: Record) -> None:
-        """Add one round."""
+        """Append one round."""
         with self.path.open("a") as file:
             file.write(json.dumps(record) + "\n")
 
     def replace(self, records: Iterable[Record]) -> None:
-        """Make the file hold just these records, atomically: what a resumed run continues from."""
+        """Replace the contents by these records, atomically; a resumed run continues from them."""
         write_whole(self.path, "".join(json.dumps(record) + "\n" for record in records))
 
     def read(self) -> list[Record]:
-        """All records; a last line that a crash cut off is left out. Raises UserError where a line is damaged."""
+        """Returns all records, except a last line that a crash cut off. Raises UserError if a line is damaged."""
         return read_objects(self.path, self.model) if self.path.exists() else []
 
 
@@ -55,13 +55,14 @@ def flatten_params(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 class Tracker:
-    """A daemon thread that carries records to MLflow in batches.
+    """Daemon thread that sends records to MLflow in batches.
 
-    Training never waits for it. A slow server makes it lag; to an unreachable one it sends again, after pauses, what
-    has not arrived. Everything is in the local file, from which `hedgerow push` sends later what a server missed.
+    Training never waits for it. If the server is slow, the thread lags behind. If the server is unreachable, the thread
+    pauses and sends the missing records again. The local file has all records, and `hedgerow push` later sends those
+    that the server missed.
 
-    store: makes the MLflow side, inside the thread (importing mlflow takes seconds); made anew after a failure, it
-    knows what has arrived. It has `log(records)`. patience: see `finish`.
+    store: creates the MLflow side, with a method `log(records)`, inside the thread, since importing mlflow takes
+    seconds. After a failure a new one is created, which knows the records that have arrived. patience: see `finish`.
     """
 
     def __init__(self, store: Callable[[], Any], patience: float):
@@ -73,17 +74,17 @@ class Tracker:
         self._closing: Callable[[Any], None] = lambda store: None
         self._failure: str | None = None
         self.error: str | None = None
-        """Reason why MLflow does not have everything; known once `finish` has returned."""
+        """Reason why MLflow does not have everything; set once `finish` has returned."""
 
     def log(self, record: Record) -> None:
-        """Hand over one round; returns at once. The first one starts the thread."""
+        """Queue one round; returns at once. The first round starts the thread."""
         self._hand_over(record)
 
     def finish(self, closing: Callable[[Any], None]) -> None:
-        """Send what remains, then do `closing(store)`, within `patience` seconds in all. Never fails: see `error`.
+        """Send the remaining records, then call `closing(store)`, within `patience` seconds in total.
 
-        At the deadline, and at Ctrl-C, which it passes on, the thread is abandoned: it ends with the process, or when
-        the server answers.
+        Sets `error` if that fails. At the deadline, and on Ctrl-C, which is re-raised, the thread is abandoned: it ends
+        with the process, or when the server answers.
         """
         self._closing = closing
         self._finishing.set()
@@ -104,7 +105,7 @@ class Tracker:
         waiting: list[Record] = []
         pause, ending, reached = FIRST_PAUSE, False, False
         while not self._abandoned.is_set():
-            # What arrives while one batch is on its way makes up the next.
+            # Records that arrive while a batch is sent form the next batch.
             while not self._records.empty() or (not waiting and not ending):
                 record = self._records.get()
                 if record is None:
@@ -133,7 +134,7 @@ class Tracker:
     def _attempt(self, action: Callable[[], None]) -> bool:
         try:
             action()
-        except Exception as error:  # the tracking server's troubles must never end a run
+        except Exception as error:  # a failure of the tracking server must never end a run
             self._failure = first_line(error)
             return False
         self._failure = None

@@ -1,4 +1,4 @@
-"""Options and arguments that several commands share, and their completion in a shell."""
+"""Options and arguments that several commands share, and their shell completion."""
 
 import sys
 from collections.abc import Callable
@@ -13,7 +13,7 @@ PATH = click.Path(path_type=Path)
 
 
 def complete_runs(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Folders of runs: by path, or by name under runs/."""
+    """Folders of runs, by path or by name under runs/."""
     typed = Path(incomplete)
     folders = [Path("runs"), typed if incomplete.endswith("/") else typed.parent]
     runs = [record.parent for folder in folders for record in folder.glob("*/run.json")]
@@ -29,12 +29,12 @@ def complete_algorithms(context: click.Context, parameter: click.Parameter, inco
 
 
 def split_names(context: click.Context, parameter: click.Parameter, value: str) -> list[str]:
-    """Names that are separated by commas."""
+    """Split a value into names at commas."""
     return [name.strip() for name in value.split(",") if name.strip()]
 
 
 def announce(*names: str | Path) -> None:
-    """Print on a terminal that the command has begun: importing torch, Ray and MLflow takes seconds."""
+    """Print on a terminal that the command has started: importing torch, Ray and MLflow takes seconds."""
     if sys.stderr.isatty():
         click.echo(f"hedgerow {__version__}: reading {', '.join(map(str, names)) or 'tables'} ...", err=True)
 

@@ -1,4 +1,4 @@
-"""How a command ends: its result as text or as one JSON document, an error of the user as one sentence."""
+"""Output of commands: the result as text or as one JSON document, and user errors as one sentence each."""
 
 import errno
 import json
@@ -22,9 +22,9 @@ CONTINUES = "`hedgerow resume {}` continues from the last checkpoint"
 
 @dataclass(frozen=True)
 class CommandOutput:
-    """The result of a command.
+    """Result of a command.
 
-    document: all of it, for `--json`. render: prints it for people.
+    document: the complete result, for `--json`. render: prints it for people.
     """
 
     document: dict[str, Any]
@@ -73,7 +73,7 @@ def handle_user_errors(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _interruption(error: BaseException | None) -> str:
-    """A sentence that says how to continue, where a run was interrupted."""
+    """Sentence about the interruption, and how to continue the run if there is one."""
     # A second signal may have arrived while the first one was handled.
     while error is not None:
         if isinstance(error, Interrupted):

@@ -23,7 +23,7 @@ from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.tracking.run_folder import RunFolder, find_run
 
 PAGE_SETTINGS = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-"""Environment variables of MLflow's server. Its job processes take longer to start than all others."""
+"""Environment variables of MLflow's server. Its job processes are off: they take longest to start."""
 
 FIRST_PORT = 5000
 
@@ -34,7 +34,7 @@ DEFAULT_OUTPUT = Path("runs")
 
 
 def page_command(uri: str, port: int) -> list[str]:
-    """The command of MLflow's server, on the loopback interface, since it has no password; one process is enough."""
+    """Command of MLflow's server, on the loopback interface, since it has no password; one process is enough."""
     place = ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     return [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri, *place]
 
@@ -59,7 +59,7 @@ def open_page(run: str | None, uri: str | None, port: int | None, browse: bool) 
 
 
 def hints(recorded: Iterable[tuple[Experiment, Path]]) -> list[str]:
-    """A sentence for each store of these runs and searches, with the command that opens it.
+    """Returns a sentence for each store of these runs and searches, with the command that opens it.
 
     recorded: experiments and their folders.
     """
@@ -76,7 +76,7 @@ def hints(recorded: Iterable[tuple[Experiment, Path]]) -> list[str]:
 
 
 def _store_of(folder: RunFolder) -> tuple[str, str]:
-    """The store of a run, and its MLflow experiment."""
+    """Returns the store of a run, and its MLflow experiment."""
     from hedgerow.platform.tracking.mlflow_store import store_uri
 
     try:
@@ -89,7 +89,7 @@ def _default_store() -> str:
     file = DEFAULT_OUTPUT / "hedgerow.db"
     if not file.exists():
         raise UserError(
-            f"there is no {file} here; run an experiment first, or name what to open: `hedgerow ui RUN` or "
+            f"there is no {file} here; run an experiment first, or name a run or a store: `hedgerow ui RUN` or "
             "`hedgerow ui --uri sqlite:///FILE`"
         )
     return f"sqlite:///{file.absolute()}"
@@ -118,7 +118,7 @@ def _check_store(uri: str) -> None:
 
 
 def _free_port(port: int | None) -> int:
-    """The port if it is free; for None the first free one. Raises UserError."""
+    """Returns the port if it is free; for None the first free one. Raises UserError."""
     for candidate in [port] if port else range(FIRST_PORT, FIRST_PORT + 100):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -129,7 +129,7 @@ def _free_port(port: int | None) -> int:
             return candidate
     if port:
         raise UserError(f"--port: {port} is not free; name another one, or leave it out for the first free one")
-    raise UserError(f"--port: {FIRST_PORT} to {FIRST_PORT + 99} are all taken; name a free one")
+    raise UserError(f"--port: {FIRST_PORT} to {FIRST_PORT + 99} are all in use; name a free one")
 
 
 def _serve(uri: str, experiment: str, port: int, browse: bool, log: BinaryIO) -> int:
@@ -156,8 +156,8 @@ def _serve(uri: str, experiment: str, port: int, browse: bool, log: BinaryIO) ->
             _show(_address(f"http://127.0.0.1:{port}", uri, experiment), browse)
         code = server.wait()
         log.seek(0)
-        said = log.read().decode(errors="replace").strip().splitlines()
-        last = said[-1] if said else "it said nothing"
+        output = log.read().decode(errors="replace").strip().splitlines()
+        last = output[-1] if output else "no output"
         raise UserError(f"MLflow's page on {uri} ended with exit code {code} ({last}); check the store")
     except KeyboardInterrupt:
         return 0
@@ -194,15 +194,15 @@ def _answers(port: int) -> bool:
 
 
 def _address(server: str, uri: str, experiment: str) -> str:
-    """The page of an experiment's runs; the home page if the store does not have the experiment or does not reply."""
+    """Address of the page of an experiment; the home page if the store does not have it or does not reply."""
     from hedgerow.platform.tracking.mlflow_store import MlflowClient
 
     try:
-        found = MlflowClient(uri).get_experiment_by_name(experiment)
+        match = MlflowClient(uri).get_experiment_by_name(experiment)
     except Exception as error:
         click.echo(f"hedgerow: {uri}: {first_line(error)}", err=True)
-        found = None
-    return f"{server}/#/experiments/{found.experiment_id}/runs" if found else f"{server}/"
+        match = None
+    return f"{server}/#/experiments/{match.experiment_id}/runs" if match else f"{server}/"
 
 
 def _show(address: str, browse: bool) -> None:

@@ -29,7 +29,7 @@ class Display:
         self._shown = -PAUSE
 
     def show(self, html: Callable[[], str], now: bool = False) -> None:
-        """Replace the output, unless it was updated less than PAUSE seconds ago. now: in any case."""
+        """Replace the output, unless it was updated less than PAUSE seconds ago. now: update it in any case."""
         from IPython.display import HTML, display
 
         if not now and time.monotonic() - self._shown < PAUSE:
@@ -79,7 +79,7 @@ class NotebookProgress(Progress):
 
 
 def bar(name: str, done: int, of: int, text: str) -> str:
-    """A line with a progress bar, as HTML."""
+    """Line with a progress bar, as HTML."""
     return (
         f'<b>{escape(name)}</b> <progress value="{done}" max="{of}" style="width: {WIDTH}px"></progress> '
         f'<span style="font-variant-numeric: tabular-nums; white-space: pre">{done}/{of}  {escape(text)}</span>'
@@ -91,8 +91,8 @@ def small_curve(points: list[tuple[int, float]], rounds: int, label: str) -> str
     if len(points) < 2:
         return ""
     # Not more points than pixels.
-    kept = points[:: -(-len(points) // WIDTH)]
-    path = " ".join(f"{WIDTH * x / rounds:.1f},{HEIGHT * (1 - y):.1f}" for x, y in (*kept, points[-1]) if y == y)
+    sample = points[:: -(-len(points) // WIDTH)]
+    path = " ".join(f"{WIDTH * x / rounds:.1f},{HEIGHT * (1 - y):.1f}" for x, y in (*sample, points[-1]) if y == y)
     return (
         f'<svg width="{WIDTH}" height="{HEIGHT}" viewBox="0 -1 {WIDTH} {HEIGHT + 2}" role="img" '
         f'aria-label="{escape(label)}"><polyline points="{path}" fill="none" stroke="currentColor" '

@@ -11,13 +11,13 @@ from hedgerow.platform.ui.plotting import COLOURS, new_figure, save, tidy
 from hedgerow.platform.ui.series import integer_bins
 
 BINS = 30
-"""Bins of a histogram, at most."""
+"""Maximum number of bins of a histogram."""
 
 
 def draw_partition(
     partition: Partition, labels: np.ndarray, class_names: tuple[str, ...], path: Path, title: str = ""
 ) -> list[Path]:
-    """Draw the samples by client and class as a heat map, with a histogram of the clients' sizes; PNG and SVG."""
+    """Draw the samples by client and class as a heat map, with a histogram of client sizes, as PNG and SVG."""
     counts = partition.label_counts(labels, len(class_names))
     shown = counts[:SHOWN]
     height = max(3.0, 1.6 + 0.28 * len(class_names[:40]))

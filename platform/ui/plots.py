@@ -15,7 +15,7 @@ from hedgerow.platform.ui.series import AXES, STREAM_CURVES, Points, Record, cur
 def draw_curves(runs: dict[str, list[Record]], folder: Path, targets: list[float] | None = None) -> list[Path]:
     """Draw accuracy and loss against rounds and against transmitted parameters; returns the PNG and SVG files.
 
-    Learners of a stream, which transmit nothing, are drawn against the tasks: their accuracies on new and on all tasks.
+    Algorithms on a stream transmit nothing: their accuracies on new and on all tasks are drawn against the tasks.
     runs: records by name in the legend. targets: accuracies that are drawn as dashed lines.
     """
     figures = curve_figures(runs, targets)
@@ -23,14 +23,14 @@ def draw_curves(runs: dict[str, list[Record]], folder: Path, targets: list[float
 
 
 def curve_figures(runs: dict[str, list[Record]], targets: list[float] | None = None) -> dict[str, Callable[[], Any]]:
-    """The functions that make the figures of `draw_curves`, by file name."""
+    """Functions that create the figures of `draw_curves`, by file name."""
     if all(map(of_stream, runs.values())):
         return {"curves_by_task": partial(curves, runs)}
     return {f"curves_by_{by}": partial(curves, runs, by, targets) for by in AXES}
 
 
 def curves(runs: dict[str, list[Record]], by: str = "round", targets: list[float] | None = None) -> Any:
-    """One figure of `draw_curves`. by: a key of AXES; ignored for learners of a stream."""
+    """One figure of `draw_curves`. by: a key of AXES; ignored for algorithms on a stream."""
     if all(map(of_stream, runs.values())):
         metrics = {
             name: {key: list(curve(records, key).values()) for key in STREAM_CURVES} for name, records in runs.items()
@@ -73,12 +73,12 @@ def line_style(index: int) -> dict[str, Any]:
 
 
 def draw_streams(streams: dict[str, dict[str, dict[str, Points]]], path: Path) -> list[Path]:
-    """`stream_curves` as PNG and SVG."""
+    """Draw `stream_curves`; returns the PNG and SVG files."""
     return save(stream_curves(streams), path)
 
 
 def stream_curves(streams: dict[str, dict[str, dict[str, Points]]]) -> Any:
-    """CTM, LTM and, if it was measured, the number of samples needed, against the tasks.
+    """Figure of CTM, LTM and, if measured, the number of samples needed, against the tasks.
 
     streams: title of a row of panels -> name in the legend -> key of STREAM_CURVES -> points.
     """
@@ -112,7 +112,7 @@ def draw_histograms(runs: dict[str, Histograms], folder: Path) -> list[Path]:
 
     runs: by the title of the panel.
     """
-    panels = [(name, quantity, groups) for name, shown in runs.items() for quantity, groups in shown.items()]
+    panels = [(name, quantity, groups) for name, histograms in runs.items() for quantity, groups in histograms.items()]
     if not panels:
         return []
     figure, places = grid(len(panels), 4.6, 3.2)

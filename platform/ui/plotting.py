@@ -1,4 +1,4 @@
-"""The colours of all charts, and figures of matplotlib, which takes a second to import and is imported on use."""
+"""Colours of all charts, and matplotlib figures. matplotlib takes a second to import, and is imported on use."""
 
 import io
 from functools import cache
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 COLOURS = ["#0072b2", "#d55e00", "#009e73", "#b45a90", "#b98200", "#3f9fd6", "#6a4fb3", "#1d241c"]
-"""On white: after Okabe and Ito, distinguishable with any colour vision; the lighter ones darkened for thin lines."""
+"""Colours on white, after Okabe and Ito: distinguishable with any colour vision, and dark enough for thin lines."""
 
 DARK_COLOURS = ["#5db4ef", "#ff9550", "#3fcfa2", "#e59cc6", "#eabd4a", "#9ad6fb", "#b7a3f2", "#f1f4ee"]
 """The same colours on black."""
@@ -33,7 +33,7 @@ def _figure_class() -> Any:
 
 
 def grid(number: int, width: float, height: float, columns: int = 3) -> tuple[Any, list[Any]]:
-    """A figure of `number` panels of a width and a height in inches, in rows of up to `columns`; and its axes."""
+    """Returns a figure of `number` panels in rows of up to `columns`, and its axes. width, height: inches per panel."""
     columns = min(columns, number)
     rows = -(-number // columns)
     figure = new_figure(figsize=(width * columns, height * rows), layout="constrained")
@@ -44,7 +44,7 @@ def grid(number: int, width: float, height: float, columns: int = 3) -> tuple[An
 
 
 def tidy(axes: Any, grid: bool = True) -> None:
-    """Remove the frame's upper and right line, and draw a pale grid."""
+    """Remove the upper and right lines of the frame, and draw a pale grid."""
     axes.spines[["top", "right"]].set_visible(False)
     if grid:
         axes.grid(alpha=0.25)
@@ -53,9 +53,9 @@ def tidy(axes: Any, grid: bool = True) -> None:
 def save(figure: Any, path: Path) -> list[Path]:
     """Write a figure as PNG and SVG; returns the files. path: without extension; its folder is created."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    written = [path.with_name(f"{path.name}.{ending}") for ending in ("png", "svg")]
-    for file in written:
+    files = [path.with_name(f"{path.name}.{ending}") for ending in ("png", "svg")]
+    for file in files:
         figure.savefig(file, dpi=150)
         # The layout is computed once: it takes as long as drawing. With "none" everything would be drawn twice.
         figure.set_layout_engine(None)
-    return written
+    return files

@@ -1,4 +1,4 @@
-"""Curves and histograms as numbers. matplotlib draws them for a run, inline SVG draws them in a report."""
+"""Data of curves and histograms, which matplotlib draws for a run, and inline SVG in a report."""
 
 import math
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ STREAM_CURVES = {
     "ltm": "accuracy on all tasks so far (LTM)",
     "efficiency_points": "samples of a new task that are needed",
 }
-"""Metrics of learners of a stream that are drawn, with the label of their axis."""
+"""Metrics of algorithms on a stream that are drawn, with the label of their axis."""
 
 METRIC_LABELS = STREAM_CURVES | {
     "test_accuracy": "test accuracy",
@@ -35,7 +35,7 @@ METRIC_LABELS = STREAM_CURVES | {
 }
 
 SMOOTHED = "efficiency_points"
-"""The metric that is drawn as a moving average."""
+"""Metric that is drawn as a moving average."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ class Series:
         return list(zip(self.points, self.spread or [0.0] * len(self.points), strict=True))
 
     def finite(self) -> "Series":
-        """The series without points that are not finite."""
+        """Returns the series without points that are not finite."""
         pairs = [(p, s) for p, s in self.pairs if math.isfinite(p[1]) and math.isfinite(s)]
         spread = [s for _, s in pairs] if self.spread else []
         return Series(self.label, [p for p, _ in pairs], spread, self.index, self.strong)
 
 
 def metric_label(key: str) -> str:
-    """A metric as an axis names it."""
+    """Axis label of a metric."""
     return METRIC_LABELS.get(key, key.replace("_", " "))
 
 
@@ -76,16 +76,16 @@ def traffic(records: list[Record]) -> list[int]:
 
 
 def curve(records: list[Record], key: str, by: str = "round") -> dict[int, tuple[float, float]]:
-    """The points of a metric by round, for the rounds that have it. by: a key of AXES. NaN stands for null."""
+    """Points of a metric by round, for the rounds that have it. by: a key of AXES. NaN stands for null."""
     places = traffic(records) if by == "traffic" else [record["round"] for record in records]
-    there = [(record, place) for record, place in zip(records, places, strict=True) if key in record]
-    points = [(place, math.nan if record[key] is None else record[key]) for record, place in there]
-    shown = smoothed(points) if key == SMOOTHED else points
-    return {record["round"]: point for (record, _), point in zip(there, shown, strict=True)}
+    entries = [(record, place) for record, place in zip(records, places, strict=True) if key in record]
+    points = [(place, math.nan if record[key] is None else record[key]) for record, place in entries]
+    values = smoothed(points) if key == SMOOTHED else points
+    return {record["round"]: point for (record, _), point in zip(entries, values, strict=True)}
 
 
 def smoothed(points: Points) -> Points:
-    """Each value as the mean of itself and of the values before it, over a twentieth of the points."""
+    """Moving average: each value is replaced by the mean of a window, a twentieth of the points, that ends with it."""
     window = max(1, len(points) // 20)
     values = [value for _, value in points]
     return [(x, float(np.mean(values[max(0, i + 1 - window) : i + 1]))) for i, (x, _) in enumerate(points)]
@@ -94,7 +94,7 @@ def smoothed(points: Points) -> Points:
 def mean_series(
     label: str, curves: Sequence[dict[int, tuple[float, float]]], index: int, strong: bool = False
 ) -> Series:
-    """The mean over seeds, with one sample standard deviation as its band; positions are means too.
+    """Mean over seeds, with one sample standard deviation as its band; positions are means too.
 
     The line ends with the shortest run: the mean of the others would jump.
     """

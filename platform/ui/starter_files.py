@@ -66,7 +66,7 @@ def new_algorithm(name: str) -> CommandOutput:
         raise UserError(f"new algorithm: {name!r} cannot name a module; write lower case, digits and _: my_average")
     files = {Path(f"{name}.py"): "my_average.py", Path(f"test_{name}.py"): "test_my_average.py"}
     if not any(file.exists() for file in files) and util.find_spec(name):
-        raise UserError(f"new algorithm: there is a module {name!r} already, which it would hide; choose another name")
+        raise UserError(f"new algorithm: it would hide the existing module {name!r}; choose another name")
     kind = "".join(part.capitalize() for part in name.split("_"))
     home = resources.files("hedgerow.platform.ui.templates")
     texts = {file: (home / template).read_text(encoding="utf-8") for file, template in files.items()}
@@ -77,8 +77,8 @@ def new_algorithm(name: str) -> CommandOutput:
 
 
 def complete(name: str, algorithm: str, overrides: Sequence[str] = (), data_root: Path | None = None) -> Experiment:
-    """An experiment on digits with everything that the algorithm needs. Raises UserError if it would not run."""
-    chosen = algorithm_class(algorithm, "--algorithm")
+    """Returns an experiment on digits with all that the algorithm needs. Raises UserError if it would not run."""
+    algorithm_type = algorithm_class(algorithm, "--algorithm")
     values: dict[str, Any] = {
         "name": name,
         "rounds": ROUNDS,
@@ -89,9 +89,9 @@ def complete(name: str, algorithm: str, overrides: Sequence[str] = (), data_root
         },
         "algorithm": {"name": algorithm},
     }
-    for flag, given in NEEDS.items():
-        if getattr(chosen, flag):
-            _merge(values, given)
+    for flag, settings in NEEDS.items():
+        if getattr(algorithm_type, flag):
+            _merge(values, settings)
     lines = dict[Keys, str]()
     for override in overrides:
         apply_override(values, lines, override)
@@ -101,21 +101,21 @@ def complete(name: str, algorithm: str, overrides: Sequence[str] = (), data_root
 
 
 def commented(experiment: Experiment, file: Path) -> str:
-    """The experiment as YAML, every key with its description."""
+    """Returns the experiment as YAML, with a description of every key."""
     head = (
-        "# Every key of an experiment, with its default where nothing else is needed; most lines may be left out.\n"
+        "# Every key of an experiment, with its default unless another value is needed; most lines can be removed.\n"
         f"# `hedgerow run {file.name}` runs it, `--set rounds=50` overrides a key, `hedgerow schema -o {SCHEMA}`\n"
-        "# makes a schema by which editors complete the keys.\n\n"
+        "# writes a schema that editors use to complete the keys.\n\n"
     )
     return head + "\n".join(_section(experiment, 0)) + "\n"
 
 
 def _section(section: BaseModel, depth: int, instead: str = "") -> list[str]:
-    """The lines of a section. instead: the sections that may replace it."""
+    """The lines of a section. instead: sections that may replace it."""
     fields, lines = type(section).model_fields, []
 
     def place(key: str) -> tuple[bool, bool]:
-        # What selects a section comes first; sections of the whole file after its single keys.
+        # The key that selects a section comes first; at the top level, sections come after single keys.
         return key not in ("name", "kind"), depth == 0 and isinstance(getattr(section, key), BaseModel)
 
     for key in sorted(fields, key=place):
@@ -125,13 +125,13 @@ def _section(section: BaseModel, depth: int, instead: str = "") -> list[str]:
             lines += _section(value, depth + 1, _others(key, value, field))
         else:
             selects = key in ("name", "kind") and depth > 0
-            told = instead if selects else _meaning(field)
-            lines += _line(depth, dump_inline(section.model_dump(mode="json", include={key})), told)
+            comment = instead if selects else _meaning(field)
+            lines += _line(depth, dump_inline(section.model_dump(mode="json", include={key})), comment)
     return lines
 
 
 def _what(key: str, section: BaseModel, field: FieldInfo) -> str:
-    """The description of a section."""
+    """Description of a section."""
     if key == "algorithm":
         algorithm = algorithm_class(str(getattr(section, "name", "")))
         return f"{source(algorithm)} {said(algorithm)}"
@@ -147,7 +147,7 @@ def _others(key: str, section: BaseModel, field: FieldInfo) -> str:
 
 
 def _meaning(field: FieldInfo) -> str:
-    """The description of a key, with its allowed words if there are only some."""
+    """Description of a key, with its allowed values if it has a fixed set of them."""
     words = [str(word) for part in (field.annotation, *get_args(field.annotation)) for word in _words(part)]
     allowed = f"one of {', '.join(words)}" if len(words) > 1 else ""
     return "; ".join(part for part in (field.description, allowed) if part)
@@ -158,7 +158,7 @@ def _words(annotation: Any) -> tuple[Any, ...]:
 
 
 def _line(depth: int, text: str, told: str) -> list[str]:
-    """A line with its comment, which continues on further lines."""
+    """Returns a line with its comment, which continues on further lines."""
     line = "  " * depth + text
     parts = textwrap.wrap(told, WIDTH - COLUMN - 2, break_long_words=False, break_on_hyphens=False)
     if not parts:
@@ -181,7 +181,7 @@ def _write(files: dict[Path, str]) -> None:
     """Write all files, or none if one exists. Raises UserError."""
     for file in files:
         if file.exists():
-            raise UserError(f"{file} is there already, and nothing is overwritten; choose another name")
+            raise UserError(f"{file} exists and is not overwritten; choose another name")
     for file, text in files.items():
         try:
             file.write_text(text, encoding="utf-8")

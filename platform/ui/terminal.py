@@ -30,7 +30,7 @@ FIRST = ("run", "accuracy", "CTM", "LTM")
 
 
 NEXT = ("loss", "best", "rounds", "tasks", "time", "worst 10 %", "clients", "transmissions", "simulated")
-"""Columns of the results by importance. Columns of targets come between the two, all others last."""
+"""Columns of the results by importance: first these two lists, with columns of targets in between, then all others."""
 
 
 class Progress:
@@ -70,7 +70,7 @@ class Progress:
         self._show(record["round"], self._figures(record))
 
     def note(self, text: str) -> None:
-        """Print what the run does after its last round."""
+        """Print a note about the work after the last round."""
         self._print(text)
 
     def _show(self, number: int, figures: str) -> None:
@@ -91,7 +91,7 @@ class Progress:
         if "test_accuracy" in self.seen:
             parts.append(f"accuracy {self.seen['test_accuracy']:.1%}")
         if "train_loss" in self.seen:
-            parts.append(f"loss {loss_text(self.seen['train_loss'])}")
+            parts.append(f"train loss {loss_text(self.seen['train_loss'])}")
         assert self._first is not None
         rounds, seconds = record["round"] - self._first["round"], record["seconds"] - self._first["seconds"]
         if rounds and seconds > 0:
@@ -106,13 +106,15 @@ def closing_table(runs: list[tuple[str, dict[str, Any]]], console: Console | Non
     console = console or wide_console()
     targets = [heading for heading in headings if heading.startswith("to ")]
     draw_table([{h: row.get(h, "-") for h in headings} for row in rows], "Results", console, [*FIRST, *targets, *NEXT])
-    if spent := cost_rows(runs):
-        print_rows(spent, "Computed by a client, per sample", console)
+    if costs := cost_rows(runs):
+        print_rows(costs, "Computed by a client, per sample", console)
     for name, summary in runs:
         if summary["dropped"]:
             console.print(f"{name}: {dropped_text(summary['dropped'])}")
-        if lost := {name.replace("_", " "): number for name, number in summary.get("lost", {}).items() if number}:
-            console.print(f"{name}: clients that took no part: {', '.join(f'{n} {how}' for how, n in lost.items())}")
+        if absences := {name.replace("_", " "): number for name, number in summary.get("lost", {}).items() if number}:
+            console.print(
+                f"{name}: clients that took no part: {', '.join(f'{n} {how}' for how, n in absences.items())}"
+            )
     if any(heading.startswith("to ") for heading in headings):
         console.print("to x: transmissions, in FedAvg rounds, until the target is first reached; + not reached")
 
@@ -142,17 +144,17 @@ def draw_table(rows: list[dict[str, str]], title: str, console: Console, importa
     # Border and padding take three characters of a column.
     while len(ranks) > 1 and 1 + sum(3 + least[h] for h in ranks) > console.width:
         ranks.pop()
-    shown = [h for h in columns if h in ranks]
-    room = console.width - 1 - sum(3 + least[h] for h in shown)
+    headings = [h for h in columns if h in ranks]
+    room = console.width - 1 - sum(3 + least[h] for h in headings)
     table = Table(title=Text(title), title_justify="left")
-    for heading in shown:
+    for heading in headings:
         more = max(0, min(room, full[heading] - least[heading]))
         room -= more
         width = min(least[heading] + more, console.width - 4)
         justify: Literal["left", "right"] = "right" if heading in numeric else "left"
         table.add_column(Text(heading), justify=justify, width=width, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(row[heading]) for heading in shown))
+        table.add_row(*(Text(row[heading]) for heading in headings))
     console.print(table)
     if left_out := [h for h in columns if h not in ranks]:
         console.print(Text(f"columns for which the terminal is too narrow (--json has all): {', '.join(left_out)}"))

@@ -14,23 +14,23 @@ from hedgerow.reports.analysis.statistics import Difference, MeanStd, holm, pair
 from hedgerow.searchspaces.results.trials import final_value, number, show
 
 SETTING_KEYS = ("task.", "rounds", "participation", "clients_per_round", "simulation")
-"""Keys of the file that are not part of a method. If they differ, more than methods is compared."""
+"""Keys of the file that are not part of a method. If they differ, the comparison covers more than methods."""
 
 LEVEL = 0.05
-"""A difference matters if p, after Holm's correction, is below this level."""
+"""Significance level: a difference matters if p, after Holm's correction, is below it."""
 
 MANY = 6
-"""With more experiments each is compared only with the best one, not with every other.
+"""Largest number of experiments that are compared pairwise. With more, each is compared only with the best one.
 
-The best one is chosen by the same numbers, so p is corrected as if every pair had been compared.
+The same numbers select the best one, so p is corrected as if every pair had been compared.
 """
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number of each run that is compared; None if the run does not have it.
+    """A number per run that is compared; None if the run does not have it.
 
-    values: group -> seed -> number. costs: smaller is better, and ratios are compared.
+    values: group -> seed -> number. costs: whether it is a cost: smaller is better, and ratios are compared.
     """
 
     name: str
@@ -46,11 +46,11 @@ class Quantity:
         return len(self.known(group)) == len(self.values[group])
 
     def spread(self, group: int) -> MeanStd | None:
-        """Mean and deviation over all seeds; None if a seed has no number: the mean of the others would be too good."""
+        """Mean and deviation over all seeds; None if a seed has no number, since the mean of the others is biased."""
         return MeanStd.of(self.known(group)) if self.complete(group) else None
 
     def text(self, group: int) -> str:
-        """A text such as "94.2% ± 0.3%", or how many seeds have a number."""
+        """Text such as "94.2% ± 0.3%", or the number of seeds that have a value."""
         spread = self.spread(group)
         if spread is None and len(self.values[group]) == 1:
             return "not reached" if self.costs else "-"
@@ -61,7 +61,7 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two experiments and one quantity. difference: b - a, for costs of logarithms. p: after Holm's correction."""
+    """Two experiments and one quantity. difference: b - a, of logarithms for costs. p: after Holm's correction."""
 
     quantity: Quantity
     a: int
@@ -98,7 +98,7 @@ class Comparison:
     notes: list[str]
 
     def rows(self) -> list[dict[str, str]]:
-        """One per experiment: mean ± standard deviation over its seeds."""
+        """One row per experiment: mean ± standard deviation over its seeds."""
         return [
             {"experiment": group.label, "seeds": str(len(group.runs))}
             | {quantity.name: quantity.text(i) for quantity in self.quantities}
@@ -106,7 +106,7 @@ class Comparison:
         ]
 
     def pair_rows(self) -> list[dict[str, str]]:
-        """One per pair and quantity."""
+        """One row per pair and quantity."""
         return [
             {
                 "quantity": pair.quantity.name,
@@ -122,7 +122,7 @@ class Comparison:
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """The document of `hedgerow compare --json`."""
+        """The JSON document of `hedgerow compare --json`."""
         return {
             "metric": self.metric,
             "groups": [
@@ -161,23 +161,23 @@ class Comparison:
 def compare(groups: list[SeedGroup], metric: str | None = None, targets: Sequence[float] | None = None) -> Comparison:
     """Compare at least two experiments.
 
-    metric: None: the metric of their targets. targets: values of the metric; None: the targets of their files. Raises
+    metric: None: the metric of their targets. targets: values of the metric; None: the targets in their files. Raises
     UserError if no run has the metric.
     """
     metric = metric or default_metric(groups)
-    known = list(dict.fromkeys(key for group in groups for run in group.runs for r in run.records for key in r))
-    if metric not in known:
-        raise UserError(f"--metric: {metric!r} is in none of these runs{nearest(metric, known)}")
+    metrics = list(dict.fromkeys(key for group in groups for run in group.runs for r in run.records for key in r))
+    if metric not in metrics:
+        raise UserError(f"--metric: none of these runs has {metric!r}{nearest(metric, metrics)}")
     if targets is None:
-        own = [t for group in groups if group.first.target_metric == metric for t in group.first.targets]
-        targets = sorted(dict.fromkeys(own), reverse="loss" in metric)
+        file_targets = [t for group in groups if group.first.target_metric == metric for t in group.first.targets]
+        targets = sorted(dict.fromkeys(file_targets), reverse="loss" in metric)
     quantities = _quantities(groups, metric, targets)
     pairs = [pair for quantity in quantities for pair in _pairs(quantity, groups)]
     return Comparison(groups, metric, quantities, pairs, _notes(groups, quantities[0]))
 
 
 def default_metric(groups: list[SeedGroup]) -> str:
-    """The metric of the targets, or for streams the accuracy on new tasks."""
+    """The metric of the targets; for streams, the accuracy on new tasks."""
     if all(group.first.is_stream for group in groups):
         return "ctm"
     metrics = {group.first.target_metric for group in groups}
@@ -185,7 +185,7 @@ def default_metric(groups: list[SeedGroup]) -> str:
 
 
 def is_share(metric: str) -> bool:
-    """Whether the metric is shown in per cent."""
+    """Whether the metric is shown as a percentage."""
     return "accuracy" in metric or metric in ("ctm", "ltm")
 
 
@@ -214,56 +214,56 @@ def _quantities(groups: list[SeedGroup], metric: str, targets: Sequence[float]) 
     def values(of: Any) -> list[dict[int, float | None]]:
         return [{run.seed: of(run.records) for run in group.runs} for group in groups]
 
-    found = [Quantity(f"final {name}", metric, values(finals), not down)]
+    quantities = [Quantity(f"final {name}", metric, values(finals), not down)]
     if metric != "ctm":
-        found.append(Quantity(f"best {name}", metric, values(bests), not down))
-    # Centralised methods, and Hedge as a whole, count no transmissions.
-    counted = all(run.records[-1].get("transmissions") for group in groups for run in group.runs)
-    unit = "transmissions" if counted else "rounds"
+        quantities.append(Quantity(f"best {name}", metric, values(bests), not down))
+    # Centralised methods, and Hedge as a whole, do not count transmissions.
+    has_transmissions = all(run.records[-1].get("transmissions") for group in groups for run in group.runs)
+    unit = "transmissions" if has_transmissions else "rounds"
     for target in targets:
         heading = target_heading(target_label(target, metric))
 
         def cost(records: list[dict[str, Any]], target: float = target) -> float | None:
-            reached = first_to([{"transmissions": 0.0, **r} for r in records], target, metric)
-            return float(reached[unit]) if reached else None
+            entry = first_to([{"transmissions": 0.0, **r} for r in records], target, metric)
+            return float(entry[unit]) if entry else None
 
-        found.append(Quantity(f"{unit} to {heading}", unit, values(cost), False, costs=True))
-    return found
+        quantities.append(Quantity(f"{unit} to {heading}", unit, values(cost), False, costs=True))
+    return quantities
 
 
 def _pairs(quantity: Quantity, groups: list[SeedGroup]) -> list[Pair]:
-    """The pairs of one quantity, which are one family for Holm's correction."""
-    chosen = list(combinations(range(len(groups)), 2))
+    """Pairs of one quantity, which form one family for Holm's correction."""
+    index_pairs = list(combinations(range(len(groups)), 2))
     if len(groups) > MANY:
-        ended = [i for i, group in enumerate(groups) if all(run.is_finished for run in group.runs)]
-        means = {i: spread.mean for i in ended if (spread := quantity.spread(i))}
+        finished_groups = [i for i, group in enumerate(groups) if all(run.is_finished for run in group.runs)]
+        means = {i: spread.mean for i in finished_groups if (spread := quantity.spread(i))}
         if not means:
             return []
         best = (max if quantity.upward else min)(means, key=lambda i: means[i])
-        chosen = [(best, i) for i in range(len(groups)) if i != best]
-    found = [_pair(quantity, groups, a, b) for a, b in chosen]
-    tested = [i for i, pair in enumerate(found) if pair.difference is not None]
-    # The best was not chosen beforehand: any experiment could have become it, and its pairs would be compared.
-    of = math.comb(len(groups), 2) if len(groups) > MANY else len(tested)
-    corrected = holm([found[i].difference.p for i in tested], of)  # type: ignore[union-attr]
-    for i, p in zip(tested, corrected, strict=True):
-        pair = found[i]
-        found[i] = Pair(quantity, pair.a, pair.b, pair.seeds, pair.difference, p, _verdict(pair, groups, p))
-    return found
+        index_pairs = [(best, i) for i in range(len(groups)) if i != best]
+    pairs = [_pair(quantity, groups, a, b) for a, b in index_pairs]
+    test_indices = [i for i, pair in enumerate(pairs) if pair.difference is not None]
+    # The best experiment is not fixed in advance: any one could have been the best, with its pairs compared.
+    family_size = math.comb(len(groups), 2) if len(groups) > MANY else len(test_indices)
+    p_values = holm([pairs[i].difference.p for i in test_indices], family_size)  # type: ignore[union-attr]
+    for i, p in zip(test_indices, p_values, strict=True):
+        pair = pairs[i]
+        pairs[i] = Pair(quantity, pair.a, pair.b, pair.seeds, pair.difference, p, _verdict(pair, groups, p))
+    return pairs
 
 
 def _pair(quantity: Quantity, groups: list[SeedGroup], a: int, b: int) -> Pair:
     seeds = [seed for seed in groups[a].seeds if seed in groups[b].seeds]
     if not seeds:
-        return Pair(quantity, a, b, [], None, None, "no seed in common: no statement possible")
+        return Pair(quantity, a, b, [], None, None, "no seed in common: no conclusion possible")
     if not all(run.is_finished for i in (a, b) for run in groups[i].runs if run.seed in seeds):
-        return Pair(quantity, a, b, seeds, None, None, "not finished: no statement possible")
+        return Pair(quantity, a, b, seeds, None, None, "not finished: no conclusion possible")
     pairs = [(quantity.values[a][seed], quantity.values[b][seed]) for seed in seeds]
     if any(None in pair for pair in pairs):
-        why = "not reached with every seed" if quantity.costs else "not every seed has it"
-        return Pair(quantity, a, b, seeds, None, None, f"{why}: no statement possible")
+        why = "not reached with every seed" if quantity.costs else "not every seed has a value"
+        return Pair(quantity, a, b, seeds, None, None, f"{why}: no conclusion possible")
     if len(seeds) == 1:
-        return Pair(quantity, a, b, seeds, None, None, "one seed: no statement possible")
+        return Pair(quantity, a, b, seeds, None, None, "one seed: no conclusion possible")
     change = (lambda x: math.log(x)) if quantity.costs else (lambda x: x)
     return Pair(quantity, a, b, seeds, paired([change(y) - change(x) for x, y in pairs]), None, "")
 
@@ -272,7 +272,7 @@ def _verdict(pair: Pair, groups: list[SeedGroup], p: float) -> str:
     d = pair.difference
     assert d is not None
     if d.low is None and d.mean == 0:
-        return "the same numbers"
+        return "identical numbers"
     if p >= LEVEL:
         return "no difference shown"
     winner = groups[pair.b if (d.mean > 0) == pair.quantity.upward else pair.a].label
@@ -283,15 +283,15 @@ def _notes(groups: list[SeedGroup], quantity: Quantity) -> list[str]:
     notes = []
     keys = [str(row["key"]) for row in differing_settings(groups)]
     if other := [key for key in keys if key.startswith(SETTING_KEYS)]:
-        notes.append(f"They differ in more than the method: {', '.join(other)}.")
+        notes.append(f"The experiments differ in more than the method: {', '.join(other)}.")
     for run in (run for group in groups for run in group.runs if not run.is_finished):
         notes.append(f"{run.folder.path} has {run.records[-1]['round']} of {run.values['rounds']} rounds.")
     if any(len(group.runs) == 1 for group in groups):
-        notes.append("With one seed there is no deviation and no statement about a difference: run more, --set seed=1.")
+        notes.append("One seed gives no deviation and no conclusion about differences; run more seeds: --set seed=1.")
     if any(not quantity.complete(i) for i in range(len(groups))):
-        notes.append(f"Some runs have no finite {quantity.name}: they diverged, or were not evaluated.")
+        notes.append(f"Some runs have no finite {quantity.name}: they diverged or were not evaluated.")
     if len(groups) > MANY:
-        notes.append(f"More than {MANY} experiments: each is compared with the best alone.")
+        notes.append(f"More than {MANY} experiments: each is compared only with the best one.")
     return notes
 
 
@@ -304,10 +304,10 @@ def _finite(value: float | None) -> float | None:
 
 
 EXPLAINED = (
-    "Mean ± standard deviation over seeds. B against A: mean of the differences on the same seeds [95 % confidence "
-    "interval by Student's t]; of transmissions and rounds, the mean ratio. p: of the t-test, after Holm's correction "
-    f"for all pairs of a quantity; with more than {MANY} experiments also for pairs that are not shown, since the best "
-    f"one is chosen by the same numbers; below {show(LEVEL)} a difference matters. p (signs): of the sign-flip "
-    "test, which makes no normality assumption and with n seeds cannot be below 2/2ⁿ. Equal differences have no "
-    "interval, and their p is that of the signs."
+    "Mean ± standard deviation over seeds. B against A: mean difference over the same seeds [95 % confidence "
+    "interval by Student's t]; for transmissions and rounds, the mean ratio. p: p-value of the t-test, after Holm's "
+    f"correction for all pairs of a quantity; with more than {MANY} experiments also for pairs that are not shown, "
+    f"since the same numbers select the best one; a difference matters if p is below {show(LEVEL)}. p (signs): p-value "
+    "of the sign-flip test, which makes no normality assumption and cannot be below 2/2ⁿ with n seeds. Equal "
+    "differences have no interval, and their p is p (signs)."
 )

@@ -1,6 +1,6 @@
 """Reads the folders of runs, searches and tables.
 
-This needs neither data sets nor Ray, and imports no module that a file names.
+Reading needs neither data sets nor Ray, and imports no module that a file names.
 """
 
 import json
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 Record = dict[str, Any]
 
 ENVIRONMENT = ("created", "finished", "command", "versions", "git_commit")
-"""Keys of the record of a search that hold for its trials too."""
+"""Keys of a search's record that also apply to its trials."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run: its record (run.json), the resolved file as plain values, its rounds.
+    """A run: its record (run.json), its resolved file as plain values, and its rounds.
 
     heading: the name of its method in a table, or the kind of a search that is treated as one run. search: the folder
     of the search, if the run is a trial.
@@ -59,7 +59,7 @@ class Run:
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """The result of `summary.summarise` for the rounds so far."""
+        """Result of `summary.summarise` for the rounds so far."""
         return summarise(self.records, self.targets, self.target_metric)
 
     @property
@@ -69,7 +69,7 @@ class Run:
 
     @property
     def is_stream(self) -> bool:
-        """Whether its rounds are the tasks of a stream."""
+        """Whether the rounds are the tasks of a stream."""
         return "ctm" in self.records[0]
 
 
@@ -83,12 +83,12 @@ class Search:
     trials: list[Run]
 
     def as_learner(self) -> Run:
-        """Hedge as one run: in each round the experts' results, weighted by the weights before that round."""
+        """Hedge as one run: each round has the experts' results, averaged by the weights before that round."""
         plan = self.finished.plan
         values = plan.experiment.model_dump(mode="json") | {"search": plan.search.model_dump(mode="json")}
         records = [{"round": record["round"], **record["expected"]} for record in self.finished.hedge]
         if values["task"]["partition"]["kind"] == "stream":
-            # Hedge's own mean so far on new tasks, with the weights of each round.
+            # Hedge's running mean on new tasks, with the weights of each round.
             sums = accumulate(record["test_accuracy"] for record in records)
             records = [{**r, "ctm": total / n} for n, (r, total) in enumerate(zip(records, sums, strict=True), 1)]
         return Run(self.folder, self.record, values, records, "Hedge")
@@ -112,7 +112,7 @@ class ReportData:
     searches: list[Search] = field(default_factory=list)
     tables: list[TableResult] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """A sentence about each run that cannot be shown."""
+    """One sentence per run that cannot be shown."""
 
     @property
     def recorded(self) -> list[Run | Search]:
@@ -137,7 +137,7 @@ class ReportData:
 
 
 def read_all(names: Sequence[str]) -> ReportData:
-    """Read folders of runs, searches and tables. Raises UserError if one is neither, or if no run has a round.
+    """Read folders of runs, searches and tables. Raises UserError for other folders, or if no run has a round.
 
     names: folders, or names under runs/.
     """
@@ -148,14 +148,14 @@ def read_all(names: Sequence[str]) -> ReportData:
         else:
             _add(find_run(name), data)
     if not any(run.records for run in data.all_runs):
-        raise UserError(f"{names[0]} has no round yet that a report could show; wait until one is done")
-    data.notes += [f"{run.folder.path} has no round yet." for run in data.runs if not run.records]
+        raise UserError(f"{names[0]} has no finished round to report yet; wait for the first round")
+    data.notes += [f"{run.folder.path} has no finished round yet." for run in data.runs if not run.records]
     data.runs = [run for run in data.runs if run.records]
     return data
 
 
 def _add(folder: RunFolder, data: ReportData, headings: Sequence[str] = ()) -> None:
-    """Add a run or a search, unless it is there."""
+    """Add a run or a search, unless it was added before."""
     if any(one.folder.path.resolve() == folder.path.resolve() for one in data.recorded):
         return
     record = folder.record()
@@ -167,7 +167,7 @@ def _add(folder: RunFolder, data: ReportData, headings: Sequence[str] = ()) -> N
 
 def _run(folder: RunFolder, record: Record, heading: str = "", search: RunFolder | None = None) -> Run:
     try:
-        # The file is resolved: every key is there, and the user's own algorithm need not be importable here.
+        # The file is resolved: it has every key, and the user's own algorithm need not be importable here.
         values, _ = parse_yaml(folder.experiment.read_text(encoding="utf-8"), lambda n: f"{folder.experiment}:{n}")
         return Run(folder, record, dict(values), RunLog(folder.metrics).read(), heading, search)
     except (OSError, ValueError, TypeError) as error:
@@ -190,7 +190,7 @@ def _search(folder: RunFolder, record: Record, headings: Sequence[str]) -> Searc
 
 
 def _read_table(folder: Path, data: ReportData) -> None:
-    """The runs that the table was made of lie beside the folder `tables`, two levels up."""
+    """Add a table and the runs behind it, which are stored next to the folder `tables`, two levels up."""
     from hedgerow.searchspaces.reproductions.table_command import find_results
     from hedgerow.searchspaces.reproductions.table_report import all_remarks
 
@@ -198,13 +198,13 @@ def _read_table(folder: Path, data: ReportData) -> None:
         document = json.loads((folder / "table.json").read_text())
         name, lines = document["table"], {line["line"] for line in document["lines"]}
     except (ValueError, KeyError, TypeError):
-        raise UserError(f"{folder / 'table.json'} is damaged; `hedgerow table --report` writes it anew") from None
-    table, found = find_results(name, folder.resolve().parent.parent)
-    notes = [(result, result.folder.record()["table"]) for result in found]
+        raise UserError(f"{folder / 'table.json'} is damaged; `hedgerow table --report` rewrites it") from None
+    table, all_results = find_results(name, folder.resolve().parent.parent)
+    notes = [(result, result.folder.record()["table"]) for result in all_results]
     results = [result for result, note in notes if note["line"] in lines]
     for result, note in notes:
         if result in results:
-            # Of a stream's line, every trial is of the same method.
+            # In a row of a stream, every trial uses the same method.
             _add(result.folder, data, note.get("headings") or result.headings * len(result.finished.trials))
     rows = [row for result in results for row in result.rows()]
     title = f"{table.name}: {table.title}"

@@ -11,7 +11,7 @@ from hedgerow.reports.analysis.run_reader import Run
 from hedgerow.searchspaces.results.trials import Trial, short_label, short_names
 
 NOT_COMPARED = ("name", "seed", "output", "resources", "engine", "checkpoints", "tracking")
-"""Keys of the file that do not change an experiment: numbers differ only by the seed and in the last bits."""
+"""Keys of the file that do not distinguish experiments: numbers differ only by the seed and in the last bits."""
 
 
 CONTENT = "task.data.content"
@@ -39,7 +39,7 @@ class SeedGroup:
         return experiment_key(self.first)
 
     def mean(self, key: str) -> float:
-        """The mean over the seeds of a number of the summary."""
+        """Mean over the seeds of a number in the summary."""
         return float(np.mean([run.summary[key] for run in self.runs]))
 
     @property
@@ -49,32 +49,32 @@ class SeedGroup:
 
 
 def group_by_seed(runs: Sequence[Run]) -> tuple[list[SeedGroup], list[str]]:
-    """The experiments, in the order of their first runs; and sentences about runs that repeat a seed.
+    """Returns the experiments, in the order of their first runs, and sentences about runs that repeat a seed.
 
-    Files that differ only in keys of `NOT_COMPARED` belong to one experiment. Of runs with the same seed the last
+    Files that differ only in keys of `NOT_COMPARED` belong to one experiment. Among runs with the same seed, the last
     finished one counts, or the last one if none has finished.
     """
-    found: dict[str, dict[int, Run]] = {}
+    runs_by_seed: dict[str, dict[int, Run]] = {}
     notes: list[str] = []
     for run in sorted(runs, key=lambda run: str(run.record.get("created", ""))):
-        mine = found.setdefault(experiment_key(run), {})
-        before = mine.get(run.seed)
-        if before and before.is_finished and not run.is_finished:
+        group_runs = runs_by_seed.setdefault(experiment_key(run), {})
+        previous = group_runs.get(run.seed)
+        if previous and previous.is_finished and not run.is_finished:
             notes.append(
-                f"{run.folder.path} repeats {before.folder.path}, of the same seed, and is not finished: "
-                "the earlier is shown alone."
+                f"{run.folder.path} repeats {previous.folder.path} with the same seed and is not finished: "
+                "only the earlier run is shown."
             )
             continue
-        if before:
-            notes.append(f"{run.folder.path} repeats {before.folder.path}, of the same seed: it is shown alone.")
-        mine[run.seed] = run
+        if previous:
+            notes.append(f"{run.folder.path} repeats {previous.folder.path} with the same seed: only it is shown.")
+        group_runs[run.seed] = run
     order = dict.fromkeys(experiment_key(run) for run in runs)
-    groups = [SeedGroup("", [found[key][seed] for seed in sorted(found[key])]) for key in order]
+    groups = [SeedGroup("", [runs_by_seed[key][seed] for seed in sorted(runs_by_seed[key])]) for key in order]
     return [replace(group, label=label) for group, label in zip(groups, _labels(groups), strict=True)], notes
 
 
 def differing_settings(groups: Sequence[SeedGroup]) -> list[dict[str, Any]]:
-    """One row per key of the file in which experiments differ: the key, then the value of each experiment by label."""
+    """One row per key of the file in which experiments differ: the key, and the value of each experiment by label."""
     return [
         {"key": key} | {group.label: group.settings.get(key) for group in groups} for key in _differing_keys(groups)
     ]
@@ -85,22 +85,22 @@ def _content(run: Run) -> dict[str, Any]:
 
 
 def experiment_key(run: Run) -> str:
-    """A key that is equal for runs of one experiment and different for others."""
+    """Key that is equal for the runs of one experiment and differs between experiments."""
     content = _content(run)
-    if known := run.record.get("data"):
+    if data_record := run.record.get("data"):
         # Equal arrays are the same task, whatever their names. A partition that is drawn depends on the seed.
-        task = content["task"] | {"data": known["dataset"]}
-        content["task"] = task if known["drawn"] else task | {"partition": known["partition"]}
+        task = content["task"] | {"data": data_record["dataset"]}
+        content["task"] = task if data_record["drawn"] else task | {"partition": data_record["partition"]}
     return json.dumps([run.heading, content], sort_keys=True)
 
 
 def _described(run: Run) -> dict[str, Any]:
     """The content of a run's file, with names and content hashes of arrays that the caller passed."""
     content = _content(run)
-    if known := run.record.get("data"):
-        data = content["task"]["data"] | {"content": known["dataset"][:8]}
-        task = content["task"] | {"data": data | {"name": known["name"]} if known["own"] else data}
-        own = {} if known["drawn"] else {"partition": {"kind": "own", "content": known["partition"][:8]}}
+    if data_record := run.record.get("data"):
+        data = content["task"]["data"] | {"content": data_record["dataset"][:8]}
+        task = content["task"] | {"data": data | {"name": data_record["name"]} if data_record["own"] else data}
+        own = {} if data_record["drawn"] else {"partition": {"kind": "own", "content": data_record["partition"][:8]}}
         content["task"] = task | own
     return content
 
@@ -109,13 +109,13 @@ def _differing_keys(groups: Sequence[SeedGroup]) -> list[str]:
     settings = [group.settings for group in groups]
     keys = dict.fromkeys(key for one in settings for key in one)
     differing = [key for key in keys if len({repr(one.get(key)) for one in settings}) > 1]
-    # The names and options of two data sets distinguish them, if these differ.
-    configured = [key for key in differing if key != CONTENT]
-    return configured if any(key.startswith("task.data.") for key in configured) else differing
+    # If names or options of the data sets differ, they suffice to distinguish them.
+    option_keys = [key for key in differing if key != CONTENT]
+    return option_keys if any(key.startswith("task.data.") for key in option_keys) else differing
 
 
 def _labels(groups: list[SeedGroup]) -> list[str]:
-    """The shortest labels that are distinct: the name, the method's name in a table, the algorithm, then settings."""
+    """Shortest distinct labels, built from the name, the method's name in a table, the algorithm, then settings."""
     labels = [""] * len(groups)
     steps = [lambda g: g.first.name, lambda g: g.first.heading, lambda g: g.first.values["algorithm"]["name"]]
 

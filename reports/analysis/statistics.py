@@ -10,15 +10,15 @@ from scipy.stats import t as student
 
 CONFIDENCE = 0.95
 ALIKE = 1e-9
-"""Relative to the largest difference: a smaller standard error is the rounding error of equal differences."""
+"""Threshold relative to the largest difference: a smaller standard error is a rounding error of equal differences."""
 
 EXACT = 14
-"""Largest number of pairs for which all sign patterns are enumerated; for more pairs as many are drawn."""
+"""Largest number of pairs for which all sign patterns are enumerated; for more pairs, 2**EXACT patterns are drawn."""
 
 
 @dataclass(frozen=True)
 class MeanStd:
-    """Mean and sample standard deviation (n - 1) of some values; a single value has no deviation."""
+    """Mean and sample standard deviation (n - 1) of some values; a single value has no standard deviation."""
 
     mean: float
     std: float | None
@@ -34,9 +34,9 @@ class MeanStd:
 class Difference:
     """The mean difference of at least two pairs.
 
-    low, high: 95 % confidence interval of the mean by Student's t, which assumes normal differences. p: of the t-test
-    of no difference. flips: p of the sign-flip test, which assumes only symmetry and cannot be below `least`. Equal
-    differences have no variance for a t-test: there is no interval, and p is `flips`.
+    low, high: 95 % confidence interval of the mean by Student's t, which assumes normal differences. p: p-value of
+    the t-test of no difference. flips: p-value of the sign-flip test, which assumes only symmetry and cannot be below
+    `least`. Equal differences have no variance for a t-test: there is no interval, and p equals `flips`.
     """
 
     mean: float
@@ -65,14 +65,14 @@ def paired(differences: Sequence[float]) -> Difference:
 
 
 def sign_flips(differences: Sequence[float] | np.ndarray) -> float:
-    """The share of sign patterns, all or many at random, whose mean is as far from 0 as the observed one."""
+    """Share of sign patterns, all or many random ones, whose mean is at least as far from 0 as the observed one."""
     d = np.asarray(differences, dtype=float)
     if len(d) <= EXACT:
         signs = np.array(list(product((1.0, -1.0), repeat=len(d))))
     else:
-        drawn = np.random.default_rng(0).choice((1.0, -1.0), (2**EXACT, len(d)))
-        # The observed pattern is one of them, so p is never 0.
-        signs = np.concatenate([np.ones((1, len(d))), drawn])
+        random_signs = np.random.default_rng(0).choice((1.0, -1.0), (2**EXACT, len(d)))
+        # The observed pattern is included, so p is never 0.
+        signs = np.concatenate([np.ones((1, len(d))), random_signs])
     sums = np.abs(signs @ d)
     return float(np.mean(sums >= sums[0] - 1e-12 * np.abs(d).sum()))
 
@@ -80,12 +80,12 @@ def sign_flips(differences: Sequence[float] | np.ndarray) -> float:
 def holm(ps: Sequence[float], of: int | None = None) -> list[float]:
     """Holm's correction of p-values for multiple tests, in their order.
 
-    of: the number of tests that they were chosen from, if the same numbers chose them; None: all of them are given.
+    of: the number of tests that these were selected from, if the same numbers select them; None: all tests are given.
     """
     of = len(ps) if of is None else of
-    found = [0.0] * len(ps)
-    worst = 0.0
+    p_values = [0.0] * len(ps)
+    largest = 0.0
     for rank, i in enumerate(sorted(range(len(ps)), key=lambda i: ps[i])):
-        worst = max(worst, min(1.0, (of - rank) * ps[i]))
-        found[i] = worst
-    return found
+        largest = max(largest, min(1.0, (of - rank) * ps[i]))
+        p_values[i] = largest
+    return p_values

@@ -1,7 +1,7 @@
-"""The charts of a report, each with the table of its numbers.
+"""Charts of a report, each with a table of its numbers.
 
-They are inline SVG, not matplotlib's: colours are variables of the page, for light and dark mode, text stays text, and
-lines scale to a phone.
+Charts are inline SVG instead of matplotlib figures: colours are variables of the page (light and dark mode), text stays
+text, and lines scale to a phone.
 """
 
 import math
@@ -33,10 +33,10 @@ from hedgerow.reports.charts.svg import (
 )
 
 POINTS = 300
-"""Points of a line, at most: a screen does not show more."""
+"""Maximum number of points of a line: a screen does not show more."""
 
 ROWS = 60
-"""Rows of the table of a chart, at most."""
+"""Maximum number of rows in the table of a chart."""
 
 _numbers = count(1)
 
@@ -54,7 +54,7 @@ class Chart:
 
 
 def colour(index: int) -> str:
-    """The CSS class of a series: after the last colour they repeat, dashed."""
+    """CSS class of a series. After the last colour, the colours repeat with dashed lines."""
     return f"s{index % len(COLOURS)}" + (" dashed" if index >= len(COLOURS) else "")
 
 
@@ -68,23 +68,23 @@ def lines(
     late: bool = False,
     note: str = "",
 ) -> Chart | None:
-    """Lines with bands for their spread, without points that are not finite; None if no point remains.
+    """Lines with bands for their spread, without non-finite points; None if no point remains.
 
-    x is an integer. late: cut off the steep beginning of rising lines, so that their ends are distinguishable.
+    x is an integer. late: cut off the steep start of rising lines, so that their ends are distinguishable.
     """
-    drawn = [one for one in (given.finite() for given in series) if one.points]
-    if not drawn:
+    curves = [one for one in (line.finite() for line in series) if one.points]
+    if not curves:
         return None
-    values = [v + sign * s for one in drawn for (_, v), s in one.pairs for sign in (-1, 1)]
+    values = [v + sign * s for one in curves for (_, v), s in one.pairs for sign in (-1, 1)]
     log = not percent and "loss" in y_label and max(values) > 8 * min(values) > 0
-    x_values = [x for one in drawn for x, _ in one.points]
+    x_values = [x for one in curves for x, _ in one.points]
     x = _end_to_end(x_values)
-    shown = [*values, *(t for t in targets if min(values) - 0.2 < t < max(values) + 0.2)]
-    y = spanning(shown, HEIGHT - BOTTOM, TOP, log)
+    y_values = [*values, *(t for t in targets if min(values) - 0.2 < t < max(values) + 0.2)]
+    y = spanning(y_values, HEIGHT - BOTTOM, TOP, log)
     if percent:
         y = Scale(max(0.0, y.low), min(1.0, y.high), y.start, y.end)
     early = False
-    if start := late_start(drawn) if late else None:
+    if start := late_start(curves) if late else None:
         early = start > y.low
         top = max(values) + 0.05 * (max(values) - start)
         y = Scale(max(y.low, start), min(y.high, top), y.start, y.end, log)
@@ -96,13 +96,13 @@ def lines(
         if y.low <= target <= y.high:
             parts.append(element("line", x1=x.start, x2=x.end, y1=y(target), y2=y(target), class_="target"))
             parts.append(element("text", f"target {text_of(target)}", x=x.start + 4, y=y(target) - 4, class_="target"))
-    for one in drawn:
+    for one in curves:
         pairs = thinned(one.pairs, POINTS)
         if any(s for _, s in pairs):
             upper = [(x(a), y(min(v + s, y.high))) for (a, v), s in pairs]
             below = [(x(a), y(v - s)) for (a, v), s in pairs]
             parts.append(element("path", d=path(upper + below[::-1], closed=True), class_=f"band {colour(one.index)}"))
-    for one in drawn:
+    for one in curves:
         places = [(x(a), y(v)) for a, v in thinned(one.points, POINTS)]
         kind = f"line {colour(one.index)}" + (" strong" if one.strong else "")
         if len(places) == 1:
@@ -113,12 +113,12 @@ def lines(
     inner = element("rect", x=x.start - 4, y=0.0, width=x.end - x.start + 8, height=y.start)
     clipped = element("g", *parts, clip_path=f"url(#{name}-inner)")
     inside = [element("clipPath", inner, id=f"{name}-inner"), frame, clipped]
-    ends = "; ".join(f"{one.label}: {text_of(one.points[-1][1])}" for one in drawn[:12])
-    text = f"{y_label} against {x_label}, {len(drawn)} line{'s' * (len(drawn) > 1)}. At the end {ends}."
-    legend = [(colour(one.index) + (" strong" if one.strong else ""), one.label) for one in drawn]
+    ends = "; ".join(f"{one.label}: {text_of(one.points[-1][1])}" for one in curves[:12])
+    text = f"{y_label} against {x_label}, {len(curves)} line{'s' * (len(curves) > 1)}. At the end {ends}."
+    legend = [(colour(one.index) + (" strong" if one.strong else ""), one.label) for one in curves]
     cut_off = " The first rounds are below the axis." if early else ""
     return Chart(
-        title, picture(name, title, text, *inside), legend, _data(drawn, x_label, text_of), (note + cut_off).strip()
+        title, picture(name, title, text, *inside), legend, _data(curves, x_label, text_of), (note + cut_off).strip()
     )
 
 
@@ -131,18 +131,18 @@ def areas(
 ) -> Chart:
     """Stacked shares that add up to one; each holds until the next round. The last band may be "n others".
 
-    indices: the colours of the bands.
+    indices: colours of the bands.
     """
     edges = [*rounds, 2 * rounds[-1] - rounds[-2] if len(rounds) > 1 else rounds[-1] + 1]
     x = Scale(edges[0], edges[-1], LEFT, WIDTH - RIGHT)
     y = Scale(0.0, 1.0, HEIGHT - BOTTOM, TOP)
     parts, legend, base = [], [], [0.0] * len(rounds)
-    chosen = thinned(list(range(len(rounds))), POINTS)
+    positions = thinned(list(range(len(rounds))), POINTS)
     for index, (label, shares) in enumerate(bands):
         top = [b + s for b, s in zip(base, shares, strict=True)]
         upper, lower = [], []
-        for place, i in enumerate(chosen):
-            until = edges[chosen[place + 1]] if place + 1 < len(chosen) else edges[-1]
+        for place, i in enumerate(positions):
+            until = edges[positions[place + 1]] if place + 1 < len(positions) else edges[-1]
             upper += [(x(edges[i]), y(top[i])), (x(until), y(top[i]))]
             lower += [(x(edges[i]), y(base[i])), (x(until), y(base[i]))]
         kind = "others" if label.endswith((" other", " others")) else colour(indices[index])
@@ -161,7 +161,7 @@ def areas(
 
 
 def bars(title: str, rows: Sequence[tuple[str, dict[str, float]]], x_label: str, text_of: Any = short) -> Chart:
-    """A bar of stacked parts for each row."""
+    """Horizontal bars of stacked parts, one bar per row."""
     names = list(dict.fromkeys(name for _, parts in rows for name in parts))
     step = 44.0
     height = TOP + step * len(rows) + BOTTOM
@@ -190,7 +190,7 @@ def histogram(
     title: str, edges: Sequence[float], parts: Sequence[tuple[str, Sequence[float]]], x_label: str, y_label: str,
     percent: bool = False, index: int = 0, whole: bool = False,
 ) -> Chart:  # fmt: skip
-    """Counts between edges, of one or more groups. index: the colour of the first. whole: ticks are integers."""
+    """Histogram of one or more groups: counts between edges. index: colour of the first group. whole: integer ticks."""
     x = Scale(edges[0], edges[-1], LEFT, WIDTH - RIGHT)
     most = max((v for _, counts in parts for v in counts), default=0) or 1
     y = Scale(0.0, most * 1.06, HEIGHT - BOTTOM, TOP)
@@ -216,7 +216,7 @@ LEVELS = 8
 
 
 def heat(title: str, counts: Sequence[Sequence[int]], names: Sequence[str], x_label: str, note: str = "") -> Chart:
-    """Counts by column (named by x_label) and row (a class); the colour is stronger for larger counts."""
+    """Heat map of counts by column (named by x_label) and row (a class). Larger counts have stronger colours."""
     clients, classes = len(counts), len(names)
     step = min(22.0, max(3.0, 400.0 / classes))
     height = TOP + step * classes + BOTTOM
@@ -228,7 +228,7 @@ def heat(title: str, counts: Sequence[Sequence[int]], names: Sequence[str], x_la
     for client, row in enumerate(counts):
         for label, value in enumerate(row):
             if value:
-                # The square root, or few large counts would leave all others pale.
+                # Square root: on a linear scale, a few large counts would leave all others pale.
                 level = math.ceil(LEVELS * math.sqrt(value / most))
                 d = f"M{x(client):.1f} {y(label + 1):.1f}h{wide:.2f}v{tall:.2f}h-{wide:.2f}z"
                 cells.setdefault(level, []).append(d)
@@ -240,7 +240,7 @@ def heat(title: str, counts: Sequence[Sequence[int]], names: Sequence[str], x_la
         element("path", d="".join(d), class_="cell", fill_opacity=f"{level / LEVELS:.3f}")
         for level, d in sorted(cells.items())
     ]
-    text = f"Samples of each class that each {x_label} of {clients} owns: up to {most}."
+    text = f"Samples per {x_label} and class, of {clients} {x_label}s: up to {most}."
     rows = [
         {x_label: str(i)} | {str(n): str(v) for n, v in zip(names, row, strict=True)} for i, row in enumerate(counts)
     ]
@@ -249,7 +249,7 @@ def heat(title: str, counts: Sequence[Sequence[int]], names: Sequence[str], x_la
 
 
 def late_start(drawn: Sequence[Series]) -> float | None:
-    """A start of the y axis for rising lines: just below their values after the first tenth. None: no need for one."""
+    """Start of the y axis for rising lines, just below their values after the first tenth; None if not needed."""
     after = [value for one in drawn for _, value in one.points[len(one.points) // 10 :]]
     ends = [one.points[-1][1] for one in drawn]
     if len(after) < 20 or min(ends) < 2 * min(v for one in drawn for _, v in one.points):
@@ -259,7 +259,7 @@ def late_start(drawn: Sequence[Series]) -> float | None:
 
 
 def thinned(values: list[Any], most: int) -> list[Any]:
-    """At most `most` values, evenly spaced, with the first and the last."""
+    """At most `most` values, evenly spaced, including the first and the last."""
     if len(values) <= most:
         return values
     return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
@@ -279,7 +279,7 @@ def _percent(value: float) -> str:
 
 
 def _data(series: Sequence[Series], x_label: str, text_of: Any) -> HtmlTable:
-    """The points of all lines by x, thinned to ROWS rows."""
+    """Table of the points of all lines by x, thinned to ROWS rows."""
     by_x: dict[float, dict[str, str]] = {}
     for one in series:
         for (x, value), spread in one.pairs:

@@ -8,20 +8,20 @@ from typing import Any
 from markupsafe import Markup, escape
 
 WIDTH, HEIGHT = 480.0, 300.0
-"""Size of a chart in its own units. Letters of 13 units are readable on a phone."""
+"""Size of a chart in its own units. Text of 13 units is readable on a phone."""
 
 LEFT, RIGHT, TOP, BOTTOM = 62.0, 12.0, 12.0, 48.0
 
 
 def element(tag: str, *children: Any, **attributes: Any) -> Markup:
-    """An element; children are escaped unless they are Markup. class_ -> class, None: left out."""
-    written = Markup("").join(
+    """An SVG element. Children are escaped unless they are Markup. `class_` becomes `class`; None is omitted."""
+    attribute_text = Markup("").join(
         Markup(' {}="{}"').format(name.rstrip("_").replace("_", "-"), _number(value))
         for name, value in attributes.items()
         if value is not None
     )
     inside = Markup("").join(escape(child) for child in children)
-    return Markup("<{0}{1}>{2}</{0}>").format(Markup(tag), written, inside)
+    return Markup("<{0}{1}>{2}</{0}>").format(Markup(tag), attribute_text, inside)
 
 
 def _number(value: Any) -> Any:
@@ -29,7 +29,7 @@ def _number(value: Any) -> Any:
 
 
 def picture(name: str, title: str, text: str, *children: Markup, height: float = HEIGHT) -> Markup:
-    """The image, with a title and a description for screen readers. name: unique in the page."""
+    """An SVG image with a title and a description for screen readers. name: unique in the page."""
     return element(
         "svg",
         element("title", title, id=f"{name}-title"),
@@ -64,11 +64,11 @@ class Scale:
         if self.log:
             exponents = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
             for steps in ((1,), (1, 3), (1, 2, 5)):
-                found = [m * 10.0**e for e in exponents for m in steps]
-                found = [v for v in found if self.low * 0.999 <= v <= self.high * 1.001]
-                if len(found) >= 3:
+                values = [m * 10.0**e for e in exponents for m in steps]
+                values = [v for v in values if self.low * 0.999 <= v <= self.high * 1.001]
+                if len(values) >= 3:
                     break
-            return found
+            return values
         rough = (self.high - self.low) / wanted
         power = 10.0 ** math.floor(math.log10(rough))
         step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * 0.999)
@@ -78,7 +78,7 @@ class Scale:
 
 
 def spanning(values: Sequence[float], start: float, end: float, log: bool = False) -> Scale:
-    """A scale with a margin around the values."""
+    """A scale that covers the values with a margin."""
     low, high = min(values), max(values)
     if log and low > 0:
         room = (high / low) ** 0.05 if high > low else 1.5
@@ -109,12 +109,12 @@ def axes(
 
 
 def path(points: Sequence[tuple[float, float]], closed: bool = False) -> str:
-    """The attribute d of a path through points."""
+    """Attribute `d` of an SVG path through the points."""
     return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points) + ("Z" if closed else "")
 
 
 def short(value: float) -> str:
-    """The text of a tick: 1.2M for 1200000, 0.05 for 0.05."""
+    """Text of a tick: 1.2M for 1200000, 0.05 for 0.05."""
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= size:
             return f"{value / (1e3 if unit == 'k' else size):.4g}{unit}"

@@ -1,1 +1,1 @@
-"""The page of a report."""
+"""The HTML page of a report."""

@@ -28,7 +28,7 @@ HEDGE = "Hedge, expected"
 
 @dataclass(frozen=True)
 class PageSection:
-    """A section of the page. name: its anchor. parts: charts, tables and folded texts, in their order."""
+    """A section of the page. name: its anchor. parts: charts, tables and collapsible texts, in order."""
 
     name: str
     title: str
@@ -38,7 +38,7 @@ class PageSection:
 
 @dataclass(frozen=True)
 class Folded:
-    """A text that is shown on demand."""
+    """A collapsible text."""
 
     title: str
     text: str
@@ -46,30 +46,30 @@ class Folded:
 
 
 def sections(data: ReportData, groups: list[SeedGroup]) -> list[PageSection]:
-    """The sections of the page, without empty ones."""
-    shown, learners = best_groups(groups), _learners(data)
+    """Sections of the page, without empty ones."""
+    best, learners = best_groups(groups), _learners(data)
     # An experiment has the same colour in every chart, by its key.
-    places = {group.key: index for index, group in [*enumerate(shown), *enumerate(learners, SHOWN)]}
-    made = [
+    places = {group.key: index for index, group in [*enumerate(best), *enumerate(learners, SHOWN)]}
+    candidates = [
         _summary(groups),
         *(_table(index, result) for index, result in enumerate(data.tables, start=1)),
-        _curves(groups, shown, learners),
+        _curves(groups, best, learners),
         _targets(groups),
         _comparison(group_by_seed(data.compared)[0]),
         *(_search(index, search, learners, places) for index, search in enumerate(data.searches, start=1)),
-        _fairness(shown),
+        _fairness(best),
         _partition(data),
-        _shown_by_the_method(shown),
-        _ledger(groups, shown),
-        _time(groups, shown),
+        _shown_by_the_method(best),
+        _ledger(groups, best),
+        _time(groups, best),
         _environment(data),
         _files(groups),
     ]
-    return [section for section in made if section is not None]
+    return [section for section in candidates if section is not None]
 
 
 def best_groups(groups: list[SeedGroup]) -> list[SeedGroup]:
-    """The best experiments, SHOWN at most, in their original order."""
+    """The best experiments, at most SHOWN, in their original order."""
     metric = default_metric(groups)
     by = {id(group.first.records): group for group in groups}
     order = ranked(
@@ -80,20 +80,20 @@ def best_groups(groups: list[SeedGroup]) -> list[SeedGroup]:
 
 
 def tiles(data: ReportData, groups: list[SeedGroup]) -> list[tuple[str, str, str]]:
-    """The main numbers of the page: name, value, and a remark."""
+    """Key figures of the page: name, value and remark."""
     metric = default_metric(groups)
     values = [(g, seed_mean(g, lambda run: final_value(run.records, metric))) for g in groups]
-    there = [(group, spread) for group, spread in values if spread is not None]
+    scores = [(group, spread) for group, spread in values if spread is not None]
     runs = [run for group in groups for run in group.runs]
-    found = []
-    if there:
+    figures = []
+    if scores:
         sign = -1 if "loss" in metric else 1
-        group, spread = max(there, key=lambda pair: sign * pair[1].mean)
+        group, spread = max(scores, key=lambda pair: sign * pair[1].mean)
         remark = group.label if len(groups) > 1 else seeds_text(group)
-        found.append(
+        figures.append(
             (f"{'best ' if len(groups) > 1 else ''}{metric.replace('_', ' ')}", spread_text(spread, metric), remark)
         )
-    found.append(
+    figures.append(
         (
             "experiments" if len(groups) > 1 else "experiment",
             str(len(groups)),
@@ -101,20 +101,20 @@ def tiles(data: ReportData, groups: list[SeedGroup]) -> list[tuple[str, str, str
         )
     )
     rounds = sorted({run.summary["rounds"] for run in runs})
-    found.append(("rounds", show(rounds[0]) if len(rounds) == 1 else f"{rounds[0]}–{rounds[-1]}", "each"))
+    figures.append(("rounds", show(rounds[0]) if len(rounds) == 1 else f"{rounds[0]}–{rounds[-1]}", "each"))
     if size := sum(run.summary["bytes"] for run in runs):
-        found.append(("sent", size_text(size), "down and up, in all"))
-    found.append(("time", seconds_text(sum(run.summary["seconds"] for run in runs)), "of rounds, in all"))
+        figures.append(("sent", size_text(size), "down and up, in total"))
+    figures.append(("time", seconds_text(sum(run.summary["seconds"] for run in runs)), "of all rounds, in total"))
     if data.searches and (hedge := data.searches[0].finished.hedge):
-        found.append(("regret", show(float(hedge[-1]["regret"])), f"of Hedge, over {len(hedge)} rounds"))
-    return found
+        figures.append(("regret", show(float(hedge[-1]["regret"])), f"of Hedge, over {len(hedge)} rounds"))
+    return figures
 
 
 def seed_mean(group: SeedGroup, number_of: Callable[[Run], float | None]) -> MeanStd | None:
     """Mean and standard deviation over the seeds; None if a run has no finite value."""
     values = [number_of(run) for run in group.runs]
-    known = [float(value) for value in values if value is not None and np.isfinite(value)]
-    return MeanStd.of(known) if len(known) == len(values) else None
+    numbers = [float(value) for value in values if value is not None and np.isfinite(value)]
+    return MeanStd.of(numbers) if len(numbers) == len(values) else None
 
 
 def seeds_text(group: SeedGroup) -> str:
@@ -142,7 +142,7 @@ SUMMARY = {
 def _summary(groups: list[SeedGroup]) -> PageSection:
     rows = []
     stream = all(group.first.is_stream for group in groups)
-    whole = all(run.is_finished for group in groups for run in group.runs)
+    all_finished = all(run.is_finished for group in groups for run in group.runs)
     for group in groups:
         first = group.first.summary
         row = {"experiment": group.label}
@@ -156,23 +156,23 @@ def _summary(groups: list[SeedGroup]) -> PageSection:
             for name in first["report"]
         }
         if "memory_vectors" in first:
-            kept = {"models kept": "memory_vectors", "tasks kept": "memory_tasks"}
-            row |= {heading: f"{group.mean(key):g}" for heading, key in kept.items()}
+            columns = {"models kept": "memory_vectors", "tasks kept": "memory_tasks"}
+            row |= {heading: f"{group.mean(key):g}" for heading, key in columns.items()}
         if first["transmissions"]:
             row |= {"transmissions": f"{group.mean('transmissions'):g}", "sent": size_text(group.mean("bytes"))}
         row |= {"rounds": f"{group.mean('rounds'):g}", "seeds": ", ".join(map(str, group.seeds))}
         row["time"] = seconds_text(group.mean("seconds"))
-        if not whole:
+        if not all_finished:
             row["status"] = ", ".join(dict.fromkeys(str(run.record.get("status", "-")) for run in group.runs))
         rows.append(row)
     texts = []
     if any(len(group.runs) > 1 for group in groups):
-        texts.append("Means over seeds, of results ± one standard deviation.")
+        texts.append("Means over seeds; results with ± one standard deviation.")
     for group in groups:
         if dropped := sum(run.summary["dropped"] for run in group.runs):
             texts.append(f"{group.label}: {dropped_text(dropped)}.")
         texts += [
-            f"{group.label}, seed {run.seed}: {said}." for run in group.runs for said in run.record.get("diverged", [])
+            f"{group.label}, seed {run.seed}: {text}." for run in group.runs for text in run.record.get("diverged", [])
         ]
     return PageSection("summary", "Summary", texts, [table(rows)])
 
@@ -183,12 +183,12 @@ def _table(index: int, result: Any) -> PageSection:
 
 
 def _learners(data: ReportData) -> list[SeedGroup]:
-    """The results of Hedge searches, group_by_seed by seed; the best ones first."""
-    found = group_by_seed(data.learners)[0]
-    if len(found) == 1:
-        return [replace(found[0], label=HEDGE)]
-    best = best_groups(found)
-    ordered = [*best, *(group for group in found if group not in best)]
+    """Results of Hedge searches, grouped over seeds, best first."""
+    groups = group_by_seed(data.learners)[0]
+    if len(groups) == 1:
+        return [replace(groups[0], label=HEDGE)]
+    best = best_groups(groups)
+    ordered = [*best, *(group for group in groups if group not in best)]
     return [replace(group, label=f"{HEDGE}: {group.label}") for group in ordered]
 
 
@@ -206,8 +206,8 @@ def _curves(groups: list[SeedGroup], shown: list[SeedGroup], learners: list[Seed
 def _targets(groups: list[SeedGroup]) -> PageSection | None:
     parts = targets(groups)
     texts = [
-        "Rounds, and transmissions in units of one FedAvg round, until the target is first reached; + where a seed did "
-        "not reach it. Gain: how many times the transmissions of the cheapest."
+        "Rounds, and transmissions in units of one FedAvg round, until the target is first reached; + if a seed did "
+        "not reach it. Gain: transmissions relative to the cheapest experiment."
     ]
     return PageSection("targets", "Transmissions to target", texts, list(parts)) if parts else None
 
@@ -220,29 +220,29 @@ def _comparison(groups: list[SeedGroup]) -> PageSection | None:
         {"key": str(row["key"])} | {g.label: show(row[g.label]) for g in groups} for row in differing_settings(groups)
     ]
     if keys:
-        parts.append(table(keys, "Where their files differ"))
+        parts.append(table(keys, "Differences between the files"))
     return PageSection("comparison", "Which differences matter", texts, parts) if texts or parts else None
 
 
 def _differences(groups: list[SeedGroup]) -> tuple[list[str], list[Any]]:
-    """The output of `hedgerow compare`; empty if no run has been evaluated yet."""
+    """Output of `hedgerow compare`; empty if no run has been evaluated yet."""
     metric = default_metric(groups)
     if not any(metric in record for group in groups for run in group.runs for record in run.records):
         return [], []
-    found = compare(groups, metric)
-    # Pairs without a statement are left out.
-    tested = [i for i, pair in enumerate(found.pairs) if pair.difference]
-    if not tested:
-        return found.notes, []
-    rows, matter = found.pair_rows(), [place for place, i in enumerate(tested) if found.pairs[i].matters]
-    return [EXPLAINED, *found.notes], [
-        table(found.rows(), "Experiments"),
-        table([rows[i] for i in tested], "Differences, paired over seeds", matter),
+    comparison = compare(groups, metric)
+    # Pairs without a conclusion are left out.
+    indices = [i for i, pair in enumerate(comparison.pairs) if pair.difference]
+    if not indices:
+        return comparison.notes, []
+    rows, highlights = comparison.pair_rows(), [place for place, i in enumerate(indices) if comparison.pairs[i].matters]
+    return [EXPLAINED, *comparison.notes], [
+        table(comparison.rows(), "Experiments"),
+        table([rows[i] for i in indices], "Differences, paired over seeds", highlights),
     ]
 
 
 def _search(index: int, search: Any, learners: list[SeedGroup], places: dict[str, int]) -> PageSection:
-    """The section of a search. Its trials are in the other sections too."""
+    """Section of a search. Its trials also appear in the other sections."""
     parts: list[Any] = [*hedge_figures(search, learners, places), *search_tables(search)]
     kind = search.finished.plan.search.kind
     return PageSection(f"search-{index}", f"Search {search.folder.name} ({kind})", hedge_sentences(search), parts)
@@ -256,8 +256,8 @@ def _partition(data: ReportData) -> PageSection | None:
 def _ledger(groups: list[SeedGroup], shown: list[SeedGroup]) -> PageSection | None:
     parts = ledger(groups, shown)
     texts = [
-        "Bytes that the protocol sends, not those of the machine's network. Transmissions are in units of one FedAvg "
-        "round. An exchange is a broadcast and its replies. Replies of clients that diverged are left out."
+        "Bytes that the protocol sends, not the traffic of the machine's network. Transmissions are in units of one "
+        "FedAvg round. An exchange is a broadcast and its replies. Replies of clients that diverged are left out."
     ]
     return PageSection("ledger", "Communication", texts, parts) if parts else None
 
@@ -279,8 +279,8 @@ def _environment(data: ReportData) -> PageSection:
 def _fairness(shown: list[SeedGroup]) -> PageSection | None:
     parts = fairness(shown)
     texts = [
-        "The accuracy of the model on each client's own samples (held-out ones where the partition keeps some), at the "
-        "last evaluation."
+        "Accuracy of the model on each client's own samples (held-out ones if the partition has some), at the last "
+        "evaluation."
     ]
     return PageSection("fairness", "Clients", texts, parts) if parts else None
 
@@ -297,10 +297,10 @@ def _shown_by_the_method(shown: list[SeedGroup]) -> PageSection | None:
 
 
 def _files(groups: list[SeedGroup]) -> PageSection:
-    """The resolved file of each experiment."""
-    shown: Sequence[SeedGroup] = groups[:20]
-    texts = ["The resolved files, with every default filled in. Each runs again as it is."]
-    if len(groups) > len(shown):
-        texts.append(f"The first {len(shown)} of {len(groups)}.")
-    parts = [Folded(f"{g.label} (seed {g.first.seed})", g.first.folder.experiment.read_text()) for g in shown]
+    """Resolved file of each experiment."""
+    head: Sequence[SeedGroup] = groups[:20]
+    texts = ["Resolved files, with every default filled in. Each can be run again as it is."]
+    if len(groups) > len(head):
+        texts.append(f"The first {len(head)} of {len(groups)}.")
+    parts = [Folded(f"{g.label} (seed {g.first.seed})", g.first.folder.experiment.read_text()) for g in head]
     return PageSection("files", "Experiment files", texts, list(parts))

@@ -16,6 +16,6 @@ def log_page(folders: Sequence[RunFolder], page: Path) -> list[str]:
             MlflowClient(store_uri(folder)).log_artifact(folder.record()["mlflow_run_id"], str(page), "report")
         except Exception as error:  # a failure of the tracking server must not lose the page
             sentences.append(
-                f"MLflow did not take the page for {folder.name} ({first_line(error)}); the page is in {page}"
+                f"MLflow did not accept the page for {folder.name} ({first_line(error)}); the page is stored in {page}"
             )
     return sentences

@@ -18,9 +18,9 @@ FOLDER = Path(__file__).parent / "template"
 
 
 def render_page(data: ReportData) -> str:
-    """The page as HTML. All texts from names and files are escaped."""
-    groups, repeated = group_by_seed([run for run in data.all_runs if run.records])
-    # The only texts that are not escaped.
+    """Render the page as HTML. All texts from names and files are escaped."""
+    groups, repeats = group_by_seed([run for run in data.all_runs if run.records])
+    # Only style and script are not escaped.
     style, script = (Markup((FOLDER / name).read_text(encoding="utf-8")) for name in ("page.css", "page.js"))
     light, dark = (
         "".join(f"--s{i}: {colour}; " for i, colour in enumerate(palette)) for palette in (COLOURS, DARK_COLOURS)
@@ -43,14 +43,14 @@ def render_page(data: ReportData) -> str:
         script_hash=f"sha256-{digest}",
         sections=sections(data, groups),
         tiles=tiles(data, groups),
-        notes=data.notes + repeated,
+        notes=data.notes + repeats,
         version=version("hedgerow"),
         written=now().replace("T", " ")[:16],
     )
 
 
 def _titles(data: ReportData) -> tuple[str, str]:
-    """The title, which names the table or the experiments, and a subtitle, which names the folders."""
+    """Title, which names the table or the experiments, and subtitle, which names the folders."""
     names = list(dict.fromkeys(run.name for run in data.all_runs))
     title = data.tables[0].title if data.tables else ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
     folders = [one.folder.name for one in data.recorded]

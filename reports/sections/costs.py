@@ -1,4 +1,4 @@
-"""The cost of experiments: transmitted bytes, and seconds."""
+"""Cost of experiments: transmitted bytes and seconds."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,17 +16,17 @@ from hedgerow.reports.charts.html_table import seconds_text, table
 
 
 def ledger(groups: Sequence[SeedGroup], shown: Sequence[SeedGroup]) -> list[Any]:
-    """Bytes down and up, their sum by round, and all counts; nothing if nothing was transmitted."""
+    """Bytes down and up, their cumulative sum by round, and all counts; empty if nothing was transmitted."""
     if not any(group.first.summary["scalars"] for group in groups):
         return []
-    sent = [_mean_by_round(g, [_sent(run) for run in g.runs], i) for i, g in enumerate(shown)]
-    drawn = [
+    traffic = [_mean_by_round(g, [_sent(run) for run in g.runs], i) for i, g in enumerate(shown)]
+    bar_rows = [
         (g.label, {"down, to clients": _total(g, "bytes_down"), "up, to the server": _total(g, "bytes_up")})
         for g in shown
     ]
     figures = [
-        bars("Bytes in all", drawn, "bytes", size_text),
-        lines("Bytes by round, down and up", sent, "round", "bytes so far"),
+        bars("Total bytes", bar_rows, "bytes", size_text),
+        lines("Bytes by round, down and up", traffic, "round", "bytes so far"),
     ]
     rows = [
         {
@@ -47,12 +47,12 @@ def ledger(groups: Sequence[SeedGroup], shown: Sequence[SeedGroup]) -> list[Any]
 
 
 def timing(groups: Sequence[SeedGroup], shown: Sequence[SeedGroup]) -> list[Any]:
-    """Seconds by what they were spent on, seconds of each round, and the engine's plan."""
+    """Seconds by activity, seconds of each round, and the engine's plan."""
     parts = {group.label: _parts(group) for group in groups}
-    drawn = [(group.label, parts[group.label]) for group in shown if parts[group.label]]
+    bar_rows = [(group.label, parts[group.label]) for group in shown if parts[group.label]]
     steps = [_mean_by_round(g, [_steps(run) for run in g.runs], i) for i, g in enumerate(shown)]
     figures = [
-        bars("Where the seconds went", drawn, "seconds", seconds_text) if drawn else None,
+        bars("Where the seconds went", bar_rows, "seconds", seconds_text) if bar_rows else None,
         lines("Seconds of a round", steps, "round", "seconds"),
     ]
     rows = []
@@ -73,17 +73,17 @@ def timing(groups: Sequence[SeedGroup], shown: Sequence[SeedGroup]) -> list[Any]
 
 
 def _total(group: SeedGroup, key: str) -> float:
-    """A count over all rounds, mean over seeds."""
+    """Total of a count over all rounds, mean over seeds."""
     return float(np.mean([sum(record.get(key, 0) for record in run.records) for run in group.runs]))
 
 
 def _spent(group: SeedGroup, name: str) -> float:
-    """A count of the algorithm itself, mean over seeds."""
+    """A count that the algorithm itself reports, mean over seeds."""
     return float(np.mean([run.summary["spent"].get(name, 0) for run in group.runs]))
 
 
 def _mean_by_round(group: SeedGroup, values: list[list[float]], index: int) -> Series:
-    """The mean over seeds of a value per round, without a band. values: of each run."""
+    """Mean over seeds of a value per round, without a band. values: one list per run."""
     curves = [
         {record["round"]: (record["round"], value) for record, value in zip(run.records, each, strict=True)}
         for run, each in zip(group.runs, values, strict=True)
@@ -100,7 +100,7 @@ def _steps(run: Run) -> list[float]:
 
 
 def _parts(group: SeedGroup) -> dict[str, float]:
-    """Seconds by what they were spent on, if the records have them, mean over seeds."""
+    """Seconds by activity, if the records have them, mean over seeds."""
     records: list[Record] = [run.record for run in group.runs]
     parts: dict[str, float] = {}
     if all(record.get("clock") for record in records):
@@ -112,10 +112,10 @@ def _parts(group: SeedGroup) -> dict[str, float]:
 
 
 def _plan(run: Run) -> str:
-    """The engine's plan for the training step."""
+    """Text of the engine's plan for the training step."""
     plans = run.record.get("plans", {})
-    chosen = next((plan for step, plan in plans.items() if step.startswith("train")), None)
-    if not chosen:
+    train_plan = next((plan for step, plan in plans.items() if step.startswith("train")), None)
+    if not train_plan:
         return "-"
-    compiled = ", compiled" if chosen.get("compiled") else ""
-    return "1 (loop)" if chosen["mode"] == "loop" else f"{chosen['chunk']} (vmap{compiled})"
+    compiled = ", compiled" if train_plan.get("compiled") else ""
+    return "1 (loop)" if train_plan["mode"] == "loop" else f"{train_plan['chunk']} (vmap{compiled})"

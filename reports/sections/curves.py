@@ -1,4 +1,4 @@
-"""The curves of experiments: lines are means over seeds, bands one standard deviation."""
+"""Curves of experiments: lines are means over seeds, bands are one standard deviation."""
 
 from collections.abc import Iterable, Sequence
 
@@ -18,22 +18,22 @@ from hedgerow.reports.analysis.seed_groups import SeedGroup
 from hedgerow.reports.charts.charts import Chart, lines
 
 SHOWN = 7
-"""Experiments with a line of their own, at most. The eighth colour and those after it are for Hedge."""
+"""Maximum number of experiments with a line of their own. The eighth and later colours are for Hedge."""
 
 
 def curves(groups: Sequence[SeedGroup], learners: Sequence[SeedGroup] = ()) -> list[Chart]:
-    """The curves of all metrics that these experiments have. learners: the results of Hedge searches."""
+    """Curves of all metrics that these experiments have. learners: results of Hedge searches."""
     numbered = [*enumerate(learners, SHOWN), *enumerate(groups)]
     if all(group.first.is_stream for group in groups):
         return _charts(_by_task(numbered, key) for key in STREAM_CURVES)
 
     def chart(key: str, by: str = "round") -> Chart | None:
         label, share = metric_label(key), is_share(key)
-        # A run that transmits nothing has no curve against its traffic.
-        drawn = [(i, group) for i, group in numbered if by == "round" or traffic(group.first.records)[-1]]
+        # A run that transmits nothing has no curve by traffic.
+        selection = [(i, group) for i, group in numbered if by == "round" or traffic(group.first.records)[-1]]
         targets = sorted({t for group in groups for t in group.first.targets if group.first.target_metric == key})
         title = f"{label} by {by}".capitalize()
-        return lines(title, [_series(*one, key, by) for one in drawn], AXES[by], label, share, targets, late=share)
+        return lines(title, [_series(*one, key, by) for one in selection], AXES[by], label, share, targets, late=share)
 
     others = dict.fromkeys(name for group in groups for run in group.runs for name in reported(run.records))
     first, *rest = [key for key in (*METRIC_LABELS, *others) if key not in STREAM_CURVES]

@@ -1,4 +1,4 @@
-"""The origin of the numbers: the partition of the samples, versions, commits and commands."""
+"""Origin of the numbers: the partition of the samples, versions, commits and commands."""
 
 import json
 from typing import Any
@@ -10,48 +10,48 @@ from hedgerow.reports.analysis.run_reader import ReportData, Run, Search
 from hedgerow.reports.charts.charts import heat, histogram
 
 SHOWN = 3
-"""Partitions that are drawn, at most."""
+"""Maximum number of partitions that are drawn."""
 
 
 def partitions(data: ReportData) -> tuple[list[str], list[Any]]:
-    """Sentences and charts of the partitions; if every seed draws its own, those of the first."""
-    found: dict[str, tuple[str, str, dict[str, Any]]] = {}
+    """Sentences and charts of the partitions; if every seed draws its own, only the first seed's."""
+    tasks: dict[str, tuple[str, str, dict[str, Any]]] = {}
     for one in data.recorded:
         if summary := one.folder.partition():
-            found.setdefault(json.dumps(_task(one), sort_keys=True), (one.folder.name, _task(one)[1]["kind"], summary))
+            tasks.setdefault(json.dumps(_task(one), sort_keys=True), (one.folder.name, _task(one)[1]["kind"], summary))
     texts, parts = [], []
-    for name, kind, summary in list(found.values())[:SHOWN]:
-        whose = f" ({name})" if len(found) > 1 else ""
+    for name, kind, summary in list(tasks.values())[:SHOWN]:
+        whose = f" ({name})" if len(tasks) > 1 else ""
         sizes, counts = np.array(summary["sizes"]), summary["counts"]
         who = "task" if kind == "stream" else "client"
         texts.append(
             f"{summary['clients']:,} {who}s own {summary['samples']:,} samples: between {sizes.min()} and "
-            f"{sizes.max()} each, {float(np.median(sizes)):g} in the median{whose}."
+            f"{sizes.max()} each, median {float(np.median(sizes)):g}{whose}."
         )
         of_all = f"The first {len(counts)} of {summary['clients']:,}." if len(counts) < summary["clients"] else ""
         parts.append(heat(f"Samples by {who} and class{whose}", counts, summary["class_names"], who, of_all))
         edges = integer_bins(sizes, 20)
-        # For many clients the record has quantiles.
+        # For many clients, the record has quantiles instead of all sizes.
         many = np.histogram(sizes, edges)[0] * (summary["clients"] / len(sizes))
         title = f"Samples per {who}{whose}"
         parts.append(histogram(title, edges.tolist(), [(f"{who}s", many.tolist())], "samples", f"{who}s", whole=True))
     if len({run.seed for run in data.runs}) > 1 and texts:
-        texts.append("Every seed draws a partition of its own; the first run's is shown.")
-    if len(found) > SHOWN:
-        texts.append(f"The first {SHOWN} of {len(found)} partitions.")
+        texts.append("Every seed draws its own partition; the partition of the first run is shown.")
+    if len(tasks) > SHOWN:
+        texts.append(f"The first {SHOWN} of {len(tasks)} partitions.")
     return texts, parts
 
 
 def _task(one: Run | Search) -> Any:
-    """The settings that determine the partition, except the seed."""
+    """Settings that determine the partition, except the seed."""
     task = one.values["task"] if isinstance(one, Run) else one.finished.plan.values["task"]
-    known = one.record.get("data") or {"drawn": True}
-    data, partition = known.get("dataset", task["data"]), None if known["drawn"] else known["partition"]
+    record = one.record.get("data") or {"drawn": True}
+    data, partition = record.get("dataset", task["data"]), None if record["drawn"] else record["partition"]
     return data, task["partition"], task.get("public"), partition
 
 
 def environment(data: ReportData) -> tuple[list[str], list[dict[str, str]], list[str]]:
-    """Sentences about the versions, a row for each run and search, and the commands that started them."""
+    """Sentences about the versions, one row per run and search, and the commands that started them."""
     every = data.recorded
     versions: dict[str, list[str]] = {}
     rows, commands = [], []

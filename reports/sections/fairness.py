@@ -1,4 +1,4 @@
-"""The accuracies of single clients, beyond their mean."""
+"""Accuracies of individual clients, beyond their mean."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,24 +19,24 @@ HISTOGRAMS = 4
 def fairness(groups: Sequence[SeedGroup]) -> list[Any]:
     """Clients from the lowest to the highest accuracy, the distribution of their accuracies, and its percentiles.
 
-    Only for runs that record the accuracies of clients; learners of a stream do not.
+    Empty unless the runs record the accuracies of clients; learners of a stream do not.
     """
-    known = {
+    accuracies = {
         (index, group.label): [np.array(run.record["client_accuracies"]) for run in group.runs]
         for index, group in enumerate(groups)
         if all(run.record.get("client_accuracies") for run in group.runs)
     }
-    if not known:
+    if not accuracies:
         return []
-    drawn = [
-        _quantiles(known),
-        *(_histogram(label, seeds, index) for (index, label), seeds in list(known.items())[:HISTOGRAMS]),
+    charts = [
+        _quantiles(accuracies),
+        *(_histogram(label, seeds, index) for (index, label), seeds in list(accuracies.items())[:HISTOGRAMS]),
     ]
     rows = [
         {"experiment": label} | {name: percent(_mean(seeds, of)) for name, of in MEASURES.items()}
-        for (_, label), seeds in known.items()
+        for (_, label), seeds in accuracies.items()
     ]
-    return [*(one for one in drawn if one is not None), table(rows, "Accuracies of clients, mean over seeds")]
+    return [*(one for one in charts if one is not None), table(rows, "Accuracies of clients, mean over seeds")]
 
 
 def _tenth(accuracies: np.ndarray) -> float:

@@ -1,4 +1,4 @@
-"""A search: Hedge's weights, losses and regret, and the results of every trial."""
+"""Results of a search: Hedge's weights, losses and regret, and every trial."""
 
 from collections.abc import Sequence
 
@@ -16,26 +16,26 @@ from hedgerow.searchspaces.results.trials import display, trial_labels
 
 
 def hedge_figures(search: Search, learners: Sequence[SeedGroup], places: dict[str, int]) -> list[Chart]:
-    """Weights, losses, and the regret with its bound; none for other searches.
+    """Charts of the weights, the losses, and the regret with its bound; empty for other searches.
 
-    learners: the results of the page's Hedge searches. places: the colours of experiments by key; experts without a
-    colour are added.
+    learners: results of the page's Hedge searches. places: colours of experiments by key; experts without a colour are
+    added.
     """
     hedge = search.finished.hedge
     if not hedge:
         return []
-    itself = experiment_key(search.as_learner())
-    name = next(learner.label for learner in learners if learner.key == itself)
+    own_key = experiment_key(search.as_learner())
+    name = next(learner.label for learner in learners if learner.key == own_key)
     curves, keys, labels = HedgeCurves.read(hedge, SHOWN), _keys(search), trial_labels(search.finished.trials)
-    rest, colours = len(curves.others), _colours([keys[i] for i in curves.named], places)
-    names = [labels[i] for i in curves.named] + [f"{rest} other{'s' * (rest > 1)}"] * (rest > 0)
+    other_count, colours = len(curves.others), _colours([keys[i] for i in curves.named], places)
+    names = [labels[i] for i in curves.named] + [f"{other_count} other{'s' * (other_count > 1)}"] * (other_count > 0)
     bands = [(label, band.tolist()) for label, band in zip(names, curves.bands, strict=True)]
 
     def series(label: str, values: np.ndarray, index: int, strong: bool = False) -> Series:
         return Series(label, list(zip(curves.rounds, values.tolist(), strict=True)), [], index, strong)
 
     losses = [series(labels[i], curves.losses[:, i], place) for place, i in zip(colours, curves.named, strict=True)] + [
-        series(name, curves.hedge_loss, places[itself], strong=True)
+        series(name, curves.hedge_loss, places[own_key], strong=True)
     ]
     regret = [series("regret", curves.regret, 0), series("bound", curves.bound, 1)]
     charts = [
@@ -50,33 +50,33 @@ def hedge_figures(search: Search, learners: Sequence[SeedGroup], places: dict[st
 
 
 def _keys(search: Search) -> list[str]:
-    """The key of each expert; an expert that died before its first round gets a key of its own."""
-    begun = {run.folder.name: experiment_key(run) for run in search.trials}
-    return [begun.get(trial.name, f"{search.folder.path}/{trial.name}") for trial in search.finished.trials]
+    """Key of each expert; an expert that died before its first round gets its own key."""
+    keys_by_name = {run.folder.name: experiment_key(run) for run in search.trials}
+    return [keys_by_name.get(trial.name, f"{search.folder.path}/{trial.name}") for trial in search.finished.trials]
 
 
 def _colours(keys: Sequence[str], places: dict[str, int]) -> list[int]:
-    """The colours that experts have elsewhere on the page; the others get, and keep, colours that are free."""
-    found: dict[int, int] = {}
+    """Colours that the experts have elsewhere on the page; other experts get, and keep, free colours."""
+    experts_by_colour: dict[int, int] = {}
     for i, key in enumerate(keys):
         if key in places:
-            found.setdefault(places[key], i)
-    rest = [i for i in range(len(keys)) if i not in found.values()]
-    free = [index for index in range(SHOWN) if index not in found]
+            experts_by_colour.setdefault(places[key], i)
+    rest = [i for i in range(len(keys)) if i not in experts_by_colour.values()]
+    free = [index for index in range(SHOWN) if index not in experts_by_colour]
     for i, index in zip(rest, free, strict=False):
-        found[index] = i
+        experts_by_colour[index] = i
         places.setdefault(keys[i], index)
-    return sorted(found, key=lambda index: found[index])
+    return sorted(experts_by_colour, key=lambda index: experts_by_colour[index])
 
 
 def search_tables(search: Search) -> list[HtmlTable]:
-    """Every trial, the best first, and the best trial by each metric."""
+    """Tables of every trial, best first, and of the best trial by each metric."""
     rows, best = search.finished.rows, search.finished.best_rows
     return [table(display(rows), "Trials, best first")] + ([table(display(best), "Best by metric")] if best else [])
 
 
 def hedge_sentences(search: Search) -> list[str]:
-    """The results of Hedge in words."""
+    """Hedge's results in words."""
     if not search.finished.hedge:
         return []
     return summary_text(search.finished.summary).splitlines()

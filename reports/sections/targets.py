@@ -1,4 +1,4 @@
-"""The cost of reaching the targets: rounds, transmissions, and the factor to the cheapest experiment."""
+"""Cost of reaching the targets: rounds, transmissions, and the factor relative to the cheapest experiment."""
 
 from collections.abc import Sequence
 
@@ -13,26 +13,26 @@ from hedgerow.searchspaces.results.trials import cost_text
 
 
 def targets(groups: Sequence[SeedGroup]) -> list[HtmlTable]:
-    """A table for each target of any of the files."""
-    wanted = dict.fromkeys((target, group.first.target_metric) for group in groups for target in group.first.targets)
-    return [_table(groups, target, metric) for target, metric in wanted]
+    """One table per target of any of the files."""
+    goals = dict.fromkeys((target, group.first.target_metric) for group in groups for target in group.first.targets)
+    return [_table(groups, target, metric) for target, metric in goals]
 
 
 def _table(groups: Sequence[SeedGroup], target: float, metric: str) -> HtmlTable:
     means: list[tuple[float | None, float]] = []
     rows = []
     for group in groups:
-        # Centralised runs transmit nothing: they reach a target at no cost.
-        counted = [[{"transmissions": 0.0, **record} for record in run.records] for run in group.runs]
-        reached = [entry for records in counted if (entry := first_to(records, target, metric))]
-        needed, rounds = ([entry[unit] for entry in reached] for unit in ("transmissions", "rounds"))
+        # Centralised runs transmit nothing, so they reach a target at no cost.
+        histories = [[{"transmissions": 0.0, **record} for record in run.records] for run in group.runs]
+        entries = [entry for records in histories if (entry := first_to(records, target, metric))]
+        needed, rounds = ([entry[unit] for entry in entries] for unit in ("transmissions", "rounds"))
         spent = group.mean("transmissions")
-        all_reached = len(reached) == len(group.runs)
+        all_reached = len(entries) == len(group.runs)
         means.append((float(np.mean(needed)) if all_reached else None, spent))
         rows.append(
             {
                 "experiment": group.label,
-                "reached": f"{len(reached)} of {len(group.runs)}",
+                "reached": f"{len(entries)} of {len(group.runs)}",
                 "rounds": spread_text(MeanStd.of(rounds), "") if all_reached else f"{group.mean('rounds'):g}+",
                 "transmissions": spread_text(MeanStd.of(needed), "") if all_reached else f"{spent:g}+",
             }

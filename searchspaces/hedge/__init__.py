@@ -1,1 +1,1 @@
-"""Hedge: weights, rounds, and the Ray Tune scheduler."""
+"""Hedge: weights, rounds and the Ray Tune scheduler."""

@@ -1,4 +1,4 @@
-"""Hedge's rounds from losses that arrive in any order: a round counts when every living expert has reported it."""
+"""Hedge's rounds from losses that arrive in any order: a round is complete once every active expert reported it."""
 
 import json
 import math
@@ -15,49 +15,49 @@ from hedgerow.platform.tracking.records import JournalEntry, RoundRecord, read_o
 from hedgerow.searchspaces.hedge.weights import AdaHedge, Hedge
 
 SOME = 10
-"""Rounds from which on the losses of one of them may be too far apart."""
+"""Minimum number of rounds before the losses of a single round can count as too far apart."""
 
 CLIPPED = 0.01
-"""Share of clipped reports above which there is a warning."""
+"""Fraction of clipped reports above which there is a warning."""
 
 ROUNDING = 1e-6
-"""How far above 1 or below 0 an accuracy may be."""
+"""Tolerance for accuracies above 1 or below 0."""
 
 
 class LossSpread(NamedTuple):
-    """How far apart the losses of a round are, over all rounds so far."""
+    """Spread (maximum minus minimum) of the losses of a round, over all rounds so far."""
 
     rounds: int = 0
     total: float = 0.0
     widest: float = 0.0
     round: int = 0
-    """The round in which they were widest apart."""
+    """Round with the widest spread."""
 
     def after(self, round: int, losses: np.ndarray) -> "LossSpread":
-        """With one more round. losses: of the experts that are awake."""
+        """Returns the spread with one more round. losses: losses of the awake experts."""
         width = float(np.ptp(losses)) if len(losses) else 0.0
         wider = (width, round) if width > self.widest else (self.widest, self.round)
         return LossSpread(self.rounds + 1, self.total + width, *wider)
 
     @property
     def dominates(self) -> bool:
-        """Whether the widest of at least `SOME` rounds is wider than all others together."""
+        """Whether the widest spread of at least `SOME` rounds exceeds the sum of all others."""
         return self.rounds >= SOME and self.widest > self.total / 2
 
 
 class HedgeRounds:
-    """Buffers what the experts report and feeds it to Hedge round by round.
+    """Buffers the reports of experts and passes them to Hedge round by round.
 
-    Everything is indexed by expert, so the weights do not depend on who reports first.
+    All data are indexed by expert, so the weights do not depend on the order of reports.
 
-    hedge: its state; one expert each. metric, mode: what is optimised. A metric to be maximised is an accuracy a in
-    [0, 1], its loss is 1 - a. range: (low, high) of a metric m to be minimised, whose loss is (m - low) / (high - low),
-    clipped to [0, 1]; None: the loss is m itself, and `hedge` must be an AdaHedge, the only rule that needs no range.
-    A metric that is not finite is the worst loss: 1, or without a range the largest loss so far.
-    missing: what an expert that died costs in every later round: the worst loss ("penalise"), or nothing, its weight
-    resting as it is ("skip"). averaged: metrics whose weighted mean is recorded. journal: file to which every report
-    is appended, and from which an interrupted search goes on. on_round: called with the record of every complete round.
-    Raises UserError when `mode`, `range` and `hedge` do not go together.
+    hedge: weights of the experts. metric, mode: objective. A metric to be maximised is an accuracy a in [0, 1], with
+    loss 1 - a. range: (low, high) of a metric m to be minimised, with loss (m - low) / (high - low), clipped to [0, 1];
+    None: the loss is m itself, and `hedge` must be an AdaHedge, the only rule that needs no range. A metric that is not
+    finite counts as the worst loss: 1 or, without a range, the largest loss so far.
+    missing: cost of a failed expert in every later round: the worst loss ("penalise"), or none, with its weight kept
+    ("skip"). averaged: metrics whose weighted mean is recorded. journal: file to which every report is appended, and
+    from which an interrupted search continues. on_round: called with the record of every complete round.
+    Raises UserError when `mode`, `range` and `hedge` are incompatible.
     """
 
     def __init__(
@@ -95,9 +95,9 @@ class HedgeRounds:
         self.journal = journal
         entries: list[RoundRecord] = []
         if journal.exists():
-            torn = journal.read_bytes().rpartition(b"\n")[2]
-            if torn:  # by a crash while the line was written
-                os.truncate(journal, journal.stat().st_size - len(torn))
+            fragment = journal.read_bytes().rpartition(b"\n")[2]
+            if fragment:  # after a crash while the line was written
+                os.truncate(journal, journal.stat().st_size - len(fragment))
             entries = read_objects(journal, JournalEntry)
         for entry in entries:
             self._replay(entry)
@@ -105,49 +105,49 @@ class HedgeRounds:
             self._write(self._head)
 
     def enter(self, expert: int, configuration: str) -> None:
-        """Record what identifies an expert's configuration. Raises UserError when the journal knows another one."""
+        """Record the identifier of an expert's configuration. Raises UserError when the journal has another one."""
         known = self._configurations.get(expert)
         if known is None:
             self._configurations[expert] = configuration
             self._write({"expert": expert, "configuration": configuration})
         elif known != configuration:
-            raise self._stranger(f"expert {expert} has another configuration there")
+            raise self._stranger(f"expert {expert} has another configuration in it")
 
     def report(self, expert: int, round: int, metrics: RoundRecord) -> None:
-        """An expert's metrics of one round.
+        """Record an expert's metrics of one round.
 
-        A round that the expert reported before, a round without the metric, and an expert that retired are passed over.
-        Raises UserError when the metric is not a number, or, to be maximised, not an accuracy between 0 and 1.
+        Ignores rounds that the expert already reported, rounds without the metric, and retired experts. Raises
+        UserError when the metric is not a number or, if maximised, not an accuracy between 0 and 1.
         """
         if round <= self.latest[expert] or expert in self.retired or self.metric not in metrics:
             return
-        kept = {name: _number(metrics[name], name, expert, round) for name in self.averaged if name in metrics}
-        self._check_accuracy(kept[self.metric], expert, round)
-        self._write({"expert": expert, "round": round, **kept})
-        self._take(expert, round, kept)
+        values = {name: _number(metrics[name], name, expert, round) for name in self.averaged if name in metrics}
+        self._check_accuracy(values[self.metric], expert, round)
+        self._write({"expert": expert, "round": round, **values})
+        self._take(expert, round, values)
 
     def retire(self, expert: int, penalised: bool) -> None:
-        """No more is to come from this expert. penalised: it died; else it ended, and rests."""
+        """Mark an expert as complete. penalised: it failed; otherwise it ended, and sleeps."""
         if expert in self.retired:
             return
         self._write({"expert": expert, "retired": penalised})
         self._drop(expert, penalised)
 
     def ahead(self, expert: int) -> int:
-        """How many rounds the expert is ahead of the last living one."""
+        """Number of rounds that the expert is ahead of the slowest active expert."""
         living = [latest for other, latest in enumerate(self.latest) if other not in self.retired]
         return int(self.latest[expert] - min(living, default=self.latest[expert]))
 
     @property
     def warning(self) -> str | None:
-        """A sentence about losses that keep Hedge from distinguishing experts; None: there are none.
+        """Warning about losses that keep Hedge from distinguishing experts, or None.
 
-        More than 1 % of the reports were outside the range, or, without a range, a single round outweighs all others.
+        Either more than 1 % of the reports were outside the range or, without a range, one round outweighs all others.
         """
         if self.mode == "min" and self.range is None and self._spread.dominates:
             return (
                 f"the values of {self.metric} in round {self._spread.round} were {self._spread.widest:.3g} apart, more "
-                "than those of all other rounds together, so Hedge hardly distinguishes experts by the others; set "
+                "than in all other rounds together, so Hedge hardly uses the other rounds to distinguish experts; set "
                 "`range`"
             )
         if self._clipped <= CLIPPED * self._seen:
@@ -155,11 +155,11 @@ class HedgeRounds:
         low, high = self.range or (0, 1)
         return (
             f"{100 * self._clipped / self._seen:.1f} % of the reported values of {self.metric} were outside the range "
-            f"[{low:g}, {high:g}] and were clipped, so Hedge does not distinguish them; set a wider `range`, or none"
+            f"[{low:g}, {high:g}] and were clipped, so Hedge cannot distinguish them; set a wider `range`, or remove it"
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the settings, as JSON."""
+        """State without the settings, as JSON."""
         return {
             "hedge": self.hedge.state_dict(),
             "latest": self.latest.tolist(),
@@ -172,7 +172,7 @@ class HedgeRounds:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict`."""
+        """Restore a state from `state_dict`."""
         self.hedge.load_state_dict(state["hedge"])
         self.latest = np.array(state["latest"], dtype=np.int64)
         self.retired = dict(state["retired"])
@@ -192,7 +192,7 @@ class HedgeRounds:
         self._complete()
 
     def _complete(self) -> None:
-        """Carry out every round that all living experts have passed."""
+        """Process every round that all active experts have passed."""
         while self._waiting:
             round = min(self._waiting)
             if any(latest < round and other not in self.retired for other, latest in enumerate(self.latest)):
@@ -202,9 +202,9 @@ class HedgeRounds:
     def _one_round(self, round: int, row: dict[int, RoundRecord]) -> None:
         n = len(self.latest)
         if self.mode == "min" and self.range is None:
-            values = [kept[self.metric] for kept in row.values()]
+            values = [metrics[self.metric] for metrics in row.values()]
             self._worst = max([self._worst, *filter(math.isfinite, values)])
-        # Without a single finite loss so far, all are equal, whatever number stands for them.
+        # Without any finite loss so far, all losses are equal, and any number can stand for them.
         worst = self._worst if math.isfinite(self._worst) else 1.0
         losses = np.full(n, worst)
         awake = np.ones(n, dtype=bool)
@@ -241,7 +241,7 @@ class HedgeRounds:
         if not math.isfinite(value):
             return worst
         if self.mode == "max":
-            # An average of accuracies of 1 may be off by a rounding error.
+            # A mean of accuracies of 1 may be off by a rounding error.
             return min(max(1.0 - value, 0.0), 1.0)
         if self.range is None:
             return value
@@ -255,16 +255,16 @@ class HedgeRounds:
         if self.mode == "max" and math.isfinite(value) and not -ROUNDING <= value <= 1 + ROUNDING:
             raise UserError(
                 f"search.metric: expert {expert} reported {self.metric} = {value:g} in round {round}, but a metric to "
-                "be maximised must be an accuracy between 0 and 1; report a share and not a percentage (or set `mode: "
-                "min` for a loss)"
+                "be maximised must be an accuracy between 0 and 1; report a fraction instead of a percentage (or set "
+                "`mode: min` for a loss)"
             )
 
     def _mean(self, name: str, row: dict[int, RoundRecord]) -> float | None:
-        """The mean of a metric under p^t, over the experts that reported it as a finite number."""
-        known = np.array([math.isfinite(row.get(i, {}).get(name, math.nan)) for i in range(len(self.latest))])
-        if not known.any():
+        """Mean of a metric under p^t, over the experts that reported a finite value."""
+        mask = np.array([math.isfinite(row.get(i, {}).get(name, math.nan)) for i in range(len(self.latest))])
+        if not mask.any():
             return None
-        return self.hedge.expected([row[i][name] if known[i] else 0.0 for i in range(len(known))], known)
+        return self.hedge.expected([row[i][name] if mask[i] else 0.0 for i in range(len(mask))], mask)
 
     # ---- the journal --------------------------------------------------------------------------------------------
 
@@ -280,23 +280,25 @@ class HedgeRounds:
 
     def _replay(self, entry: RoundRecord) -> None:
         expert = entry.get("expert", 0)
-        other = [key for key, value in self._head.items() if "experts" in entry and entry.get(key) != value]
-        if other:
-            raise self._stranger(f"`{other[0]}` is {entry.get(other[0])} there and {self._head[other[0]]} here")
+        mismatches = [key for key, value in self._head.items() if "experts" in entry and entry.get(key) != value]
+        if mismatches:
+            raise self._stranger(
+                f"`{mismatches[0]}` is {entry.get(mismatches[0])} in it and {self._head[mismatches[0]]} here"
+            )
         if expert >= len(self.latest):
-            raise self._stranger(f"it has a report of expert {expert}")
+            raise self._stranger(f"it contains a report of expert {expert}")
         if "configuration" in entry:
             self._configurations[expert] = entry["configuration"]
         elif "retired" in entry:
             self._drop(expert, entry["retired"])
         elif "round" in entry:
             if self.metric not in entry:
-                raise self._stranger(f"it has a report without {self.metric}")
+                raise self._stranger(f"it contains a report without {self.metric}")
             self._take(expert, entry["round"], {name: entry[name] for name in self.averaged if name in entry})
 
     def _stranger(self, why: str) -> UserError:
         return UserError(
-            f"{self.journal} is not a journal of this search: {why}; put the right file in its place, or start a new "
+            f"{self.journal} is not a journal of this search: {why}; restore the right file, or start a new "
             "search in another folder"
         )
 

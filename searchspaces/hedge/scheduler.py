@@ -1,4 +1,4 @@
-"""Hedge as a scheduler of Ray Tune: a trial is an expert, a reported round is one of Hedge's rounds."""
+"""Hedge as a scheduler of Ray Tune: a trial is an expert, and a reported round is a round of Hedge."""
 
 import hashlib
 import json
@@ -30,26 +30,27 @@ JOURNAL = "hedge.jsonl"
 
 
 class HedgeScheduler(TrialScheduler):
-    """Weighs the trials by what they report, round by round (thesis, Algorithm 10), and lets them take turns.
+    """Weights trials by their reported metric, round by round (thesis, Algorithm 10), and lets them take turns.
 
     Works with any trainable that reports its metric:
 
         tune.Tuner(trainable, tune_config=tune.TuneConfig(scheduler=HedgeScheduler(8, metric="loss", mode="min")), ...)
 
-    experts: how many there will be; as a rule each is a trial. metric, mode, range, missing, averaged, on_round: see
-    HedgeRounds. hedge: the rate; None: `Hedge(experts, gamma)` with gamma 0.1, or, for a metric to be minimised
-    without `range` and `gamma`, `AdaHedge(experts)`. ahead: with more trials than the cluster has room for, the rounds
-    that one may be ahead of another; then it is paused (with a checkpoint), and the one that is least far takes its
-    place, or it waits where it is if no other needs the room. With room for all, no trial ever waits. prune: trials
-    whose weight falls below it are stopped; the regret to a stopped trial is bounded no more. time_attr: the key that
-    counts rounds; a result may also carry several rounds at once, as a list of dictionaries under "records". A trial
-    may train several experts (`packs.members`): then each of its records names its "expert".
+    experts: number of experts; by default, each is a trial. metric, mode, range, missing, averaged, on_round: see
+    HedgeRounds. hedge: weights of the experts; None: `Hedge(experts, gamma)` with gamma 0.1 or, for a metric to be
+    minimised without `range` and `gamma`, `AdaHedge(experts)`. ahead: rounds that a trial may be ahead of another when
+    not all trials fit on the cluster. A trial that is too far ahead is paused (with a checkpoint), and the trial with
+    the fewest rounds takes its place; if no other trial needs the room, it keeps its process and waits. If all trials
+    fit, none ever waits. prune: trials whose weight falls below this are stopped; the regret against a stopped trial is
+    no longer bounded. time_attr: key that counts rounds. A result may also contain several rounds, as a list of
+    dictionaries under "records". A trial may train several experts (`packing.members`); each record then names its
+    "expert".
     journal: file to which every report is appended, and from which an interrupted search continues; the default is
-    hedge.jsonl in the folder of Tune's experiment, so that `Tuner.restore` continues with the weights as they were.
-    (`HedgeRounds` with the same settings and this journal has the weights, too.) An expert whose trial failed for good
-    stays failed after a restore.
-    warn: called with a sentence when the search ends and the range clipped more than 1 % of the reports; the default
-    logs it.
+    hedge.jsonl in the folder of Tune's experiment, so that `Tuner.restore` continues with the same weights.
+    (`HedgeRounds` with the same settings and this journal also has the weights.) An expert whose trial failed
+    permanently stays failed after a restore.
+    warn: called when the search ends, with `HedgeRounds.warning` if there is one (such as for a range that clipped more
+    than 1 % of the reports); the default logs it.
     """
 
     def __init__(
@@ -77,20 +78,22 @@ class HedgeScheduler(TrialScheduler):
             hedge = AdaHedge(experts) if scale_free else Hedge(experts, 0.1 if gamma is None else gamma)
         self.rounds = HedgeRounds(hedge, metric, mode, range, missing, averaged, on_round=on_round)
         self.error: UserError | None = None
-        """What ended the search, if the trials reported nonsense: Tune itself passes on only its traceback."""
+        """Error that ended the search when trials reported invalid metrics; Tune passes on only its traceback."""
         self._journal, self._opened = journal, False
         self._unfinished = {expert for expert, _ in enumerate(self.rounds.latest)}
         self._holding: dict[str, Trial] = {}
         self._pausing: set[str] = set()
         self._known: dict[str, set[int]] = {}
 
-    # ---- what Tune tells ----------------------------------------------------------------------------------------
+    # ---- callbacks of Tune --------------------------------------------------------------------------------------
 
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
         if max(experts_of(trial)) >= len(self.rounds.latest):
-            raise ValueError(f"HedgeScheduler(experts={len(self.rounds.latest)}) was given more trials than that")
+            raise ValueError(
+                f"HedgeScheduler(experts={len(self.rounds.latest)}) was given more trials; set it to their number"
+            )
         if trial.trial_id not in self._known and trial.status == Trial.PENDING:
-            # Paused from the beginning: Tune starts pending trials by itself, but paused ones only when we say so.
+            # Paused from the start: Tune starts pending trials itself, but paused ones only when the scheduler says so.
             trial.set_status(Trial.PAUSED)
         self._known[trial.trial_id] = set(experts_of(trial))
         if self._opened:
@@ -107,7 +110,7 @@ class HedgeScheduler(TrialScheduler):
             self._end(trial, penalised=False)
             return TrialScheduler.STOP
         if self._must_wait(trial):
-            # Whether it gives up its process is decided in `choose_trial_to_run`, when it is known who wants it.
+            # `choose_trial_to_run` decides whether it gives up its process, when it is known if another trial needs it.
             self._holding[trial.trial_id] = trial
             return TrialScheduler.NOOP
         return TrialScheduler.CONTINUE
@@ -124,18 +127,19 @@ class HedgeScheduler(TrialScheduler):
 
     def on_trial_error(self, tune_controller: Any, trial: Trial) -> None:
         self._open(tune_controller)
-        # Tune starts it again from its checkpoint as long as its `max_failures` allow.
+        # Tune restarts it from its checkpoint as long as `max_failures` allows.
         self._holding.pop(trial.trial_id, None)
         self._pausing.discard(trial.trial_id)
         if not trial.should_recover():
             self._end(trial, penalised=True)
 
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
-        """The trial that is least far, where there is room, and one more.
+        """Returns the trial with the fewest rounds while there is room, and one trial more.
 
-        Tune keeps the process of a trial that ends or pauses only if another is waiting for it by then. What does not
-        fit yet starts no process of its own. A trial that is being paused counts as gone. One that is too far ahead
-        keeps its process, idle, until it may go on or another needs the room: a new process costs seconds.
+        Tune keeps the process of a trial that ends or pauses only if another trial is already waiting for it. A trial
+        that does not fit yet starts no process of its own. A trial that is being paused counts as gone. A trial that is
+        too far ahead keeps its idle process until it may continue or another trial needs the room, because a new
+        process costs seconds.
         """
         self._open(tune_controller)
         trials = tune_controller.get_trials()
@@ -149,7 +153,7 @@ class HedgeScheduler(TrialScheduler):
         return first if busy <= self._room(first) and not self._must_wait(first) else None
 
     def _release(self, tune_controller: Any, wanted: bool) -> None:
-        """Let those go on that were too far ahead and are no more; if their room is wanted, pause the others."""
+        """Resume the held trials that are no longer too far ahead; if others need the room, pause the rest."""
         for trial in list(self._holding.values()):
             if trial.is_saving:
                 continue
@@ -164,7 +168,7 @@ class HedgeScheduler(TrialScheduler):
                 tune_controller.pause_trial(trial)
 
     def is_holding(self, trial: Trial) -> bool:
-        """Whether a trial is too far ahead of others, and its process waits until it may go on."""
+        """Whether a trial is too far ahead of others, so that its process waits."""
         return trial.trial_id in self._holding
 
     def debug_string(self) -> str:
@@ -182,15 +186,15 @@ class HedgeScheduler(TrialScheduler):
             raise
 
     def _rounds_of(self, trial: Trial, result: RoundRecord) -> Iterator[tuple[int, int, RoundRecord]]:
-        """Expert, number and metrics of each round of a result."""
+        """Yields the expert, the number and the metrics of each round of a result."""
         for record in result.get("records", [result]):
             round = int(record.get(ROUND, record.get(self.time_attr, 0)))
             yield record.get("expert", experts_of(trial)[0]), round, record
 
     def _open(self, tune_controller: Any) -> None:
-        """Continue from the journal, as soon as the trials are known: only they tell a restored search from a new one.
+        """Continue from the journal once the trials are known: only they distinguish a restored search from a new one.
 
-        Not in `on_trial_add`: Tune starts a search again from its beginning when that fails in a restored one.
+        Not done in `on_trial_add`: when that fails in a restored search, Tune starts it again from the beginning.
         """
         trials = tune_controller.get_trials()
         if self._opened or not trials:
@@ -207,14 +211,14 @@ class HedgeScheduler(TrialScheduler):
             self.rounds.enter(expert, _fingerprint(overrides or trial.config))
 
     def _check_complete(self, trial: Trial) -> None:
-        """Check that the journal has the rounds that a restored trial does not report again. Raises UserError."""
-        saved = trial.latest_checkpoint_result
-        last = trial.run_metadata.last_result if trial.is_finished() else saved.metrics if saved else None
+        """Check that the journal contains the rounds that a restored trial does not report again. Raises UserError."""
+        checkpoint = trial.latest_checkpoint_result
+        last = trial.run_metadata.last_result if trial.is_finished() else checkpoint.metrics if checkpoint else None
         for expert, round, record in self._rounds_of(trial, flatten_dict(last or {})):
             if self._metric in record and expert not in self.rounds.retired and round > self.rounds.latest[expert]:
                 raise UserError(
                     f"{self.rounds.journal}: the reports of expert {expert} end before round {round}, which its trial "
-                    "has passed, so its weight is not known; restore a copy of the file, or start the search again"
+                    "has passed, so its weight is unknown; restore a copy of the file, or start a new search"
                 )
 
     # ---- room ---------------------------------------------------------------------------------------------------
@@ -228,28 +232,30 @@ class HedgeScheduler(TrialScheduler):
             self.warn(self.rounds.warning)
 
     def _must_wait(self, trial: Trial) -> bool:
-        """Whether the trial is too far ahead, where the trials have to share what room there is."""
+        """Whether the trial is too far ahead while not all trials fit on the cluster."""
         ahead = min(self.rounds.ahead(expert) for expert in experts_of(trial))
         return ahead >= self.ahead and self._trials_left() > self._room(trial)
 
     def _trials_left(self) -> int:
-        """How many trials have not ended; an expert that no trial has named yet counts as one."""
+        """Number of unfinished trials; an expert that no trial has named yet counts as one."""
         running = [experts for experts in self._known.values() if experts & self._unfinished]
         return len(running) + len(self._unfinished.difference(*running))
 
     def _room(self, trial: Trial) -> int:
-        """How many such trials the cluster holds at once."""
+        """Number of such trials that fit on the cluster at once."""
         assert trial.placement_group_factory is not None
-        wanted = trial.placement_group_factory.required_resources
-        has = ray.cluster_resources()
-        room = min((int(has.get(kind, 0) / n + 1e-6) for kind, n in wanted.items() if n), default=self._trials_left())
+        request = trial.placement_group_factory.required_resources
+        capacity = ray.cluster_resources()
+        room = min(
+            (int(capacity.get(kind, 0) / n + 1e-6) for kind, n in request.items() if n), default=self._trials_left()
+        )
         return max(1, room)
 
 
 def _journal_of(trials: list[Trial]) -> Path:
-    """The journal in the experiment's folder; empty unless Tune restored the experiment.
+    """Path of the journal in the experiment's folder; deletes an old journal unless Tune restored the experiment.
 
-    Where the folder is no local one, it is a file that Tune uploads with its own snapshots.
+    If the folder is not local, the journal is a file that Tune uploads with its own snapshots.
     """
     storage = trials[0].storage
     assert storage is not None, "Tune gives every trial its storage"
@@ -258,7 +264,7 @@ def _journal_of(trials: list[Trial]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     journal = folder / JOURNAL
     if not any(trial.has_reported_at_least_once or trial.checkpoint for trial in trials):
-        # Trials that begin from their first round report every round: an older search left this file.
+        # Trials that start from their first round report every round: this file is from an older search.
         journal.unlink(missing_ok=True)
     elif not local:
         remote = f"{storage.experiment_fs_path}/{JOURNAL}"
@@ -269,11 +275,11 @@ def _journal_of(trials: list[Trial]) -> Path:
 
 
 def _fingerprint(config: RoundRecord) -> str:
-    """What identifies a configuration: objects in it count by their type."""
+    """Hash of a configuration; arrays count by their values, and other objects by their type."""
     text = json.dumps(config, default=lambda value: getattr(value, "tolist", lambda: type(value).__qualname__)())
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def experts_of(trial: Trial) -> list[int]:
-    """The numbers of a trial's experts."""
+    """Numbers of a trial's experts."""
     return [number for number, _ in members(trial.trial_id, trial.config)]

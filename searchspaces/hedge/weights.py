@@ -1,8 +1,8 @@
-"""Hedge and its relatives: weights over experts from their losses (thesis, Algorithm 10; Freund & Schapire 1997).
+"""Hedge and its variants: weights over experts from their losses (thesis, Algorithm 10; Freund & Schapire 1997).
 
-Plain mathematics, in float64. In every round: `probs()` is p^t, `update(losses)` suffers h_t = sum_i p_i^t l_i^t and
-moves on to p^{t+1}. The regret bounds hold for losses in [0, 1], that of AdaHedge for losses of any range, in their own
-unit. Other losses are taken as they are; a loss that is not finite counts as 1.
+All computations use float64. In each round, `probs()` returns p^t, and `update(losses)` returns the loss
+h_t = sum_i p_i^t l_i^t and computes p^{t+1}. The regret bounds hold for losses in [0, 1]; the bound of AdaHedge holds
+for losses of any range, in their unit. Losses outside the range are not clipped; a loss that is not finite counts as 1.
 """
 
 import math
@@ -17,10 +17,10 @@ Rate = Literal["fixed", "tuned", "anytime", "adahedge", "fixed_share", "leader",
 class Hedge:
     """Exponential weights p = softmax(-eta C) on the cumulative losses C, with eta = -ln gamma.
 
-    Never a product of probabilities: at gamma = 0.1 a gap of 0.7 in every round leaves the range of double precision
-    after 460 rounds, and a weight of exactly 0 can never recover.
+    Weights are never computed as a product of probabilities: with gamma = 0.1, a gap of 0.7 in every round exceeds the
+    range of double precision after 460 rounds, and a weight of exactly 0 can never recover.
 
-    experts: their number, at least 1. gamma: in (0, 1]; 1 never moves. Raises ValueError.
+    experts: number of experts, at least 1. gamma: in (0, 1]; with 1 the weights never change. Raises ValueError.
     """
 
     def __init__(self, experts: int, gamma: float = 0.1):
@@ -34,84 +34,84 @@ class Hedge:
         self.total = 0.0
         """H_t, the sum of the expected losses."""
         self.losses = np.zeros(experts)
-        """L (experts,): cumulative losses. A sleeping expert is charged what Hedge suffers: no regret either way."""
+        """L (experts,): cumulative losses. A sleeping expert is charged the loss of Hedge, so it adds no regret."""
         self._scores = np.zeros(experts)
 
     @classmethod
     def tuned(cls, experts: int, rounds: int) -> "Hedge":
-        """eta = sqrt(8 ln N / T) for T = `rounds`: regret at most sqrt(T ln N / 2) (Cesa-Bianchi & Lugosi 2006)."""
+        """Hedge with eta = sqrt(8 ln N / T), T = `rounds`: regret <= sqrt(T ln N / 2) (Cesa-Bianchi & Lugosi 2006)."""
         return cls(experts, math.exp(-math.sqrt(8 * math.log(experts) / rounds)))
 
     def probs(self) -> np.ndarray:
-        """p^t (experts,), for the round to come."""
-        above = self._scores - self._scores.min()
-        weights = (above == 0).astype(float) if math.isinf(self.rate()) else np.exp(-self.rate() * above)
+        """Weights p^t (experts,) of the next round."""
+        gaps = self._scores - self._scores.min()
+        weights = (gaps == 0).astype(float) if math.isinf(self.rate()) else np.exp(-self.rate() * gaps)
         return weights / weights.sum()
 
     def rate(self) -> float:
-        """eta in the round to come."""
+        """Learning rate eta of the next round."""
         return self.eta
 
     def expected(self, values: ArrayLike, awake: ArrayLike | None = None) -> float:
-        """sum_i p_i v_i; over the experts that are awake, their p made to sum to 1. NaN when nobody is."""
+        """Mean sum_i p_i v_i over the awake experts, with their p normalised to sum to 1. NaN if all are asleep."""
         p = self.probs()
         if awake is None:
             return float((p * np.asarray(values, dtype=float)).sum())
-        chosen = np.asarray(awake, dtype=bool)
-        mass = p[chosen].sum()
+        mask = np.asarray(awake, dtype=bool)
+        mass = p[mask].sum()
         if mass > 0:
-            return float((p[chosen] * np.asarray(values, dtype=float)[chosen]).sum() / mass)
-        # The weights of those awake are below the smallest double: the mean among them alone.
-        return self._among(chosen).expected(np.asarray(values, dtype=float)[chosen]) if chosen.any() else math.nan
+            return float((p[mask] * np.asarray(values, dtype=float)[mask]).sum() / mass)
+        # The weights of the awake experts underflow: normalise them among these experts only.
+        return self._among(mask).expected(np.asarray(values, dtype=float)[mask]) if mask.any() else math.nan
 
     def update(self, losses: ArrayLike, awake: ArrayLike | None = None) -> float:
-        """Take the losses (experts,) of a round; returns h_t, under the weights from before.
+        """Update the weights with the losses (experts,) of a round; returns h_t under the previous weights.
 
         awake: (experts,) bool; None: all. A sleeping expert keeps its probability (Freund et al. 1997, specialists):
-        it is charged the mix loss of the others. A round in which all sleep changes nothing. Raises ValueError.
+        it is charged the mix loss of the others. A round in which all experts sleep changes nothing. Raises ValueError.
         """
         loss = np.asarray(losses, dtype=float)
         if loss.shape != (self.experts,):
-            raise ValueError(f"there are {self.experts} experts, but losses of shape {loss.shape}")
+            raise ValueError(f"losses need one entry for each of the {self.experts} experts, not shape {loss.shape}")
         loss = np.where(np.isfinite(loss), loss, 1.0)
-        chosen = np.ones(self.experts, dtype=bool) if awake is None else np.asarray(awake, dtype=bool)
-        if not chosen.any():
+        mask = np.ones(self.experts, dtype=bool) if awake is None else np.asarray(awake, dtype=bool)
+        if not mask.any():
             return math.nan
-        suffered = self.expected(loss) if chosen.all() else self.expected(loss, chosen)
-        mix = self._among(chosen)._mix_loss(loss[chosen])
-        self._move(np.where(chosen, loss, mix), suffered, mix)
-        self.losses = self.losses + np.where(chosen, loss, suffered)
-        self.total += suffered
+        hedge_loss = self.expected(loss) if mask.all() else self.expected(loss, mask)
+        mix = self._among(mask)._mix_loss(loss[mask])
+        self._move(np.where(mask, loss, mix), hedge_loss, mix)
+        self.losses = self.losses + np.where(mask, loss, hedge_loss)
+        self.total += hedge_loss
         self.rounds += 1
-        return suffered
+        return hedge_loss
 
     def sample(self, rng: np.random.Generator) -> int:
-        """An expert drawn from p^t; its expected loss is h_t."""
+        """Index of an expert drawn from p^t; its expected loss is h_t."""
         return int(rng.choice(self.experts, p=self.probs()))
 
     @property
     def leader(self) -> int:
-        """The expert with the largest weight, the first among equals."""
+        """Index of the expert with the largest weight; the first one on ties."""
         return int(self.probs().argmax())
 
     @property
     def best(self) -> int:
-        """The best expert in hindsight, the first among equals."""
+        """Index of the best expert in hindsight; the first one on ties."""
         return int(self.losses.argmin())
 
     @property
     def regret(self) -> float:
-        """H_t - L*_t."""
+        """Regret H_t - L*_t against the best expert in hindsight."""
         return self.total - float(self.losses.min())
 
     @property
     def entropy(self) -> float:
-        """Of p^t, in nats."""
+        """Entropy of p^t, in nats."""
         p = self.probs()
         return float(-(p[p > 0] * np.log(p[p > 0])).sum())
 
     def bound(self) -> float:
-        """The smallest known bound on the regret so far, losses in [0, 1] (Freund & Schapire 1997)."""
+        """Smallest known bound on the regret so far, for losses in [0, 1] (Freund & Schapire 1997)."""
         if self.eta == 0:
             return float(self.rounds)
         gamma, best, n = math.exp(-self.eta), float(self.losses.min()), math.log(self.experts)
@@ -119,21 +119,21 @@ class Hedge:
         return min(by_loss, n / self.eta + self.eta * self.rounds / 8, float(self.rounds))
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the settings, as JSON."""
+        """State without the settings, as JSON."""
         state = {key: value for key, value in vars(self).items() if key not in ("experts", "eta")}
         return {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in state.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict`."""
+        """Restore a state from `state_dict`."""
         for key, value in state.items():
             setattr(self, key, np.array(value, dtype=float) if isinstance(value, list) else value)
 
     def _move(self, charged: np.ndarray, suffered: float, mix: float) -> None:
-        """To the scores of the next round. charged (experts,): losses, and the mix loss where an expert sleeps."""
+        """Update the scores. charged (experts,): losses, or the mix loss where an expert sleeps."""
         self._scores = self._scores + charged
 
     def _mix_loss(self, loss: np.ndarray) -> float:
-        """-(1/eta) ln sum_i p_i exp(-eta l_i)."""
+        """Mix loss -(1/eta) ln sum_i p_i exp(-eta l_i)."""
         eta = self.rate()
         if eta == 0:
             return self.expected(loss)
@@ -142,16 +142,16 @@ class Hedge:
         return float(_soft_min(self._scores + loss, eta) - _soft_min(self._scores, eta))
 
     def _among(self, chosen: np.ndarray) -> "Hedge":
-        """The same weights among some of the experts."""
+        """Copy of this object, restricted to the experts of a mask (experts,)."""
         if chosen.all():
             return self
-        some = object.__new__(type(self))
-        some.__dict__ = vars(self) | {"experts": int(chosen.sum()), "_scores": self._scores[chosen]}
-        return some
+        subset = object.__new__(type(self))
+        subset.__dict__ = vars(self) | {"experts": int(chosen.sum()), "_scores": self._scores[chosen]}
+        return subset
 
 
 class AnytimeHedge(Hedge):
-    """eta_t = sqrt(8 ln N / t), without knowing how many rounds there will be (Cesa-Bianchi & Lugosi 2006)."""
+    """Hedge with eta_t = sqrt(8 ln N / t), for an unknown number of rounds (Cesa-Bianchi & Lugosi 2006)."""
 
     def __init__(self, experts: int):
         super().__init__(experts)
@@ -161,25 +161,25 @@ class AnytimeHedge(Hedge):
         return self.eta / math.sqrt(self.rounds + 1)
 
     def bound(self) -> float:
-        """sqrt(2 t ln N) + sqrt(ln N / 8)."""
+        """Regret bound sqrt(2 t ln N) + sqrt(ln N / 8), at most the number of rounds."""
         n = math.log(self.experts)
         return min(math.sqrt(2 * self.rounds * n) + math.sqrt(n / 8), float(self.rounds))
 
 
 class AdaHedge(Hedge):
-    """eta_t = ln N / Delta_{t-1}, Delta the sum of h - mix loss (de Rooij et al. 2014): no rate, horizon or range."""
+    """Hedge without a rate, horizon or range: eta_t = ln N / Delta_{t-1} (de Rooij et al. 2014)."""
 
     def __init__(self, experts: int):
         super().__init__(experts)
         self.eta = math.log(experts)
         self.gap = 0.0
-        """Delta_t."""
+        """Delta_t, the sum of h - mix loss over the rounds."""
 
     def rate(self) -> float:
         return self.eta / self.gap if self.gap > 0 else math.inf
 
     def bound(self) -> float:
-        """2 Delta_t, in the unit of the losses, whatever their range is."""
+        """Regret bound 2 Delta_t, in the unit of the losses, for losses of any range."""
         return 2 * self.gap
 
     def _move(self, charged: np.ndarray, suffered: float, mix: float) -> None:
@@ -188,18 +188,16 @@ class AdaHedge(Hedge):
 
 
 class FixedShare(Hedge):
-    """After each round every expert gets share / N of the weight (Herbster & Warmuth 1998): the best may change."""
+    """Hedge for a changing best expert: each gets share / N of the weight per round (Herbster & Warmuth 1998)."""
 
     def __init__(self, experts: int, gamma: float = 0.1, share: float = 0.01):
         super().__init__(experts, gamma)
         if not 0 <= share < 1 or gamma == 1:
-            raise ValueError(
-                f"fixed share needs share at least 0 and below 1 and gamma below 1, not {share:g}, {gamma:g}"
-            )
+            raise ValueError(f"fixed share needs 0 <= share < 1 and gamma < 1, not share {share:g} and gamma {gamma:g}")
         self.share = share
 
     def bound(self) -> float:
-        """To the best expert that never changes (m = 0 switches)."""
+        """Bound on the regret against the best fixed expert (m = 0 switches)."""
         n, stay = math.log(self.experts), -math.log1p(-self.share) * max(self.rounds - 1, 0)
         return min((n + stay) / self.eta + self.eta * self.rounds / 8, float(self.rounds))
 
@@ -213,20 +211,20 @@ class FixedShare(Hedge):
 
 
 class FollowTheLeader(Hedge):
-    """All weight on the best expert so far: linear regret where losses alternate. For comparison."""
+    """Baseline: all weight on the best expert so far; its regret is linear when losses alternate."""
 
     def rate(self) -> float:
         return math.inf
 
     def bound(self) -> float:
-        """None better than the number of rounds."""
+        """Number of rounds; no better bound holds."""
         return float(self.rounds)
 
 
 class Exp3(Hedge):
-    """Plays one expert and sees its loss alone (Auer et al. 2002): l / p in place of l. For comparison.
+    """Baseline that plays one expert and observes only its loss, estimating l by l / p (Auer et al. 2002).
 
-    `update` plays from the generator of `seed` and returns the loss of the play. rounds: T of the rate.
+    `update` draws the expert with `seed`, and returns its loss. rounds: T of the rate.
     """
 
     def __init__(self, experts: int, rounds: int, seed: int = 0):
@@ -236,28 +234,28 @@ class Exp3(Hedge):
         self.seed = seed
 
     def update(self, losses: ArrayLike, awake: ArrayLike | None = None) -> float:
-        """As Hedge.update; the loss of the expert that is played."""
+        """Update as in `Hedge.update`; returns the loss of the expert that is played."""
         if awake is not None and not np.all(awake):
-            raise ValueError("Exp3 has no sleeping experts")
+            raise ValueError("Exp3 does not support sleeping experts")
         p = self.probs()
-        # Keyed by the round, so that the state holds no generator.
-        played = int(np.random.default_rng((self.seed, self.rounds)).choice(self.experts, p=p))
+        # Seeded by the round, so that the state contains no generator.
+        expert = int(np.random.default_rng((self.seed, self.rounds)).choice(self.experts, p=p))
         loss = np.asarray(losses, dtype=float)
         loss = np.where(np.isfinite(loss), loss, 1.0)
-        self._scores = self._scores + np.where(np.arange(self.experts) == played, loss / p[played], 0.0)
+        self._scores = self._scores + np.where(np.arange(self.experts) == expert, loss / p[expert], 0.0)
         self.losses = self.losses + loss
-        self.total += float(loss[played])
+        self.total += float(loss[expert])
         self.rounds += 1
-        return float(loss[played])
+        return float(loss[expert])
 
     def bound(self) -> float:
-        """On the expected regret after the horizon."""
+        """Bound on the expected regret after the horizon."""
         n = math.log(self.experts)
         return min(math.sqrt(2 * self.horizon * self.experts * n), float(self.rounds))
 
 
 def make_hedge(rate: Rate, experts: int, gamma: float = 0.1, rounds: int = 1, share: float = 0.01) -> Hedge:
-    """Hedge by the name of its rate. gamma: of fixed and fixed_share; rounds: of tuned and exp3."""
+    """Returns Hedge by the name of its rate. gamma: for fixed and fixed_share; rounds: for tuned and exp3."""
     match rate:
         case "fixed":
             return Hedge(experts, gamma)
@@ -276,6 +274,6 @@ def make_hedge(rate: Rate, experts: int, gamma: float = 0.1, rounds: int = 1, sh
 
 
 def _soft_min(scores: np.ndarray, eta: float) -> float:
-    """-(1/eta) ln sum_i exp(-eta s_i)."""
+    """Soft minimum -(1/eta) ln sum_i exp(-eta s_i)."""
     least = scores.min()
     return float(least - math.log(np.exp(-eta * (scores - least)).sum()) / eta)

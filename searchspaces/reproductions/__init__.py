@@ -1,4 +1,4 @@
-"""Published tables that one command runs again: `hedgerow table feddyn/T2.3/mnist-iid`, or moml/5.1/s-mnist."""
+"""Published tables, each reproduced by one command, such as `hedgerow table feddyn/T2.3/mnist-iid`."""
 
 REPRODUCTIONS = {
     "feddyn": "papers/feddyn_tables.yaml",
@@ -11,4 +11,4 @@ REPRODUCTIONS = {
     "side": "papers/side_tables.yaml",
     "disk": "papers/disk_tables.yaml",
 }
-"""The file of each paper's tables, by the first part of their names."""
+"""File with the tables of each paper, by the first part of their names."""

@@ -11,32 +11,34 @@ from hedgerow.searchspaces.reproductions.table_file import PublishedTable, Table
 
 @cache
 def family_tables(family: str) -> dict[str, PublishedTable]:
-    """The tables of a paper by name."""
+    """Tables of a paper by name."""
     return read_tables(family, Path(__file__).parent / REPRODUCTIONS[family])
 
 
 def all_tables() -> list[PublishedTable]:
-    """The tables of all papers."""
+    """Tables of all papers."""
     return [table for family in REPRODUCTIONS for table in family_tables(family).values()]
 
 
 def find_rows(name: str) -> tuple[PublishedTable, list[TableRow]]:
-    """The table FAMILY/TABLE and its rows, or the one row of FAMILY/TABLE/ROW or FAMILY/ROW. Raises UserError."""
+    """Finds the table FAMILY/TABLE and its rows, or the row FAMILY/TABLE/ROW or FAMILY/ROW. Raises UserError."""
     family, _, rest = name.partition("/")
     if family not in REPRODUCTIONS:
         raise UserError(
-            f"{family!r} has no tables here{nearest(family, REPRODUCTIONS)} (known: {', '.join(REPRODUCTIONS)})"
+            f"{family!r} is not a family of tables{nearest(family, REPRODUCTIONS)} (known: {', '.join(REPRODUCTIONS)})"
         )
     tables = family_tables(family)
-    wanted, _, row_name = rest.partition("/")
-    if wanted not in tables and not row_name:
-        # FAMILY/ROW: in the first table that has it.
-        homes = [title for title, table in tables.items() if wanted in [row.name for row in table.rows]]
-        wanted, row_name = (homes[0], wanted) if homes else (wanted, "")
-    if wanted not in tables:
+    table_name, _, row_name = rest.partition("/")
+    if table_name not in tables and not row_name:
+        # FAMILY/ROW: the first table that has this row.
+        homes = [title for title, table in tables.items() if table_name in [row.name for row in table.rows]]
+        table_name, row_name = (homes[0], table_name) if homes else (table_name, "")
+    if table_name not in tables:
         known = [*tables, *(row.name for table in tables.values() for row in table.rows)]
-        raise UserError(f"{name}: there is no such table{nearest(wanted, known)} (of {family}: {', '.join(tables)})")
-    table = tables[wanted]
+        raise UserError(
+            f"{name}: there is no such table{nearest(table_name, known)} (tables of {family}: {', '.join(tables)})"
+        )
+    table = tables[table_name]
     names = [row.name for row in table.rows]
     if row_name and row_name not in names:
         raise UserError(

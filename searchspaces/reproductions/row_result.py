@@ -1,4 +1,4 @@
-"""A row of a table as it was run, next to the published numbers."""
+"""Results of a table row next to the published numbers."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -17,15 +17,15 @@ from hedgerow.searchspaces.results.finished_search import FinishedSearch
 from hedgerow.searchspaces.results.trials import Trial, cost_text, final_value, show, trial_labels
 
 MARK = "†"
-"""At cells of runs in which clients diverged."""
+"""Marks cells of runs in which clients diverged."""
 
 CHANGED = "*"
-"""At rows that were not run as the source has them."""
+"""Marks rows that were run with other settings than in the source."""
 
 
 @dataclass(frozen=True)
 class RowResult:
-    """What a search of a row found. Rows about streams have a result for each method."""
+    """Result of the search of a row. Rows on streams have one result per method."""
 
     row: TableRow
     folder: RunFolder
@@ -36,7 +36,7 @@ class RowResult:
 
     @classmethod
     def read(cls, row: TableRow, folder: RunFolder, heading: str = "") -> "RowResult":
-        """From the folder of a search. heading: the method, of a row about a stream."""
+        """Reads a result from the folder of a search. heading: the method, for a row on a stream."""
         note, finished = folder.record()["table"], FinishedSearch.read(folder)
         if row.is_stream:
             return HedgeResult(row, folder, finished, [heading], note["changed"])
@@ -44,29 +44,29 @@ class RowResult:
 
     @property
     def explained(self) -> str:
-        """What the cells are."""
+        """Explanation of the cells."""
         raise NotImplementedError
 
     @property
     def title(self) -> str:
-        """What remarks begin with."""
+        """Prefix of the remarks."""
         return self.row.title
 
     def rows(self) -> list[dict[str, str]]:
-        """As a person reads them: what was measured, and in brackets what was published."""
+        """Rows for people: measured values, and published values in brackets."""
         raise NotImplementedError
 
     def remarks(self) -> list[str]:
-        """What was run: data, rounds, changes, and the run's name."""
+        """Details of the run: data, rounds, changes, and name of the run."""
         raise NotImplementedError
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, for JSON."""
+        """All results, for JSON."""
         raise NotImplementedError
 
     @property
     def taken_from(self) -> dict[str, str]:
-        """By the number of a trial: the run that it continued from, see `shared_trainings`."""
+        """Run that each trial continued from, by the number of the trial; see `shared_trainings`."""
         return self.folder.record()["table"].get("taken_from", {})
 
     @property
@@ -75,7 +75,7 @@ class RowResult:
 
     @property
     def _data(self) -> str:
-        """The data set, and the folder of one's own."""
+        """Name of the data set, and the path of the user's own data."""
         section = self.finished.plan.experiment.task.data
         data = section.model_dump(mode="json", exclude_defaults=True)
         return " ".join(str(data[key]) for key in ("name", "path") if key in data) or section.name
@@ -88,12 +88,12 @@ class RowResult:
 
     @property
     def _line(self) -> dict[str, Any]:
-        """Which row was run."""
+        """Name of the row, and its changed settings."""
         return {"line": self.folder.record()["table"]["line"], "changed": self.changed}
 
     @property
     def _origin(self) -> dict[str, Any]:
-        """By which versions it was run."""
+        """Provenance of the run: runs that it continued from, versions and commit."""
         record = self.folder.record()
         return {"taken_from": self.taken_from, "versions": record["versions"], "git_commit": record["git_commit"]}
 
@@ -103,11 +103,12 @@ class RowResult:
 
 @dataclass(frozen=True)
 class MethodCost:
-    """What one method needed for one target.
+    """Cost of one method to reach one target.
 
-    transmissions: in FedAvg rounds, or in rounds where the row counts these; None where the target was not reached
-    within `spent`. reference: those of the row's first method. best_accuracy: of the row's metric, where that is an
-    accuracy. configuration: the one that is shown, of those that ran. dropped: client results left out.
+    transmissions: in FedAvg rounds, or in rounds if the row counts these; None if the target was not reached within
+    `spent`. reference: transmissions of the row's first method. best_accuracy: best value of the row's metric, if that
+    is an accuracy, otherwise of the test accuracy. configuration: label of the configuration that is shown, if several
+    ran. dropped: number of client results that were left out.
     """
 
     heading: str
@@ -122,14 +123,14 @@ class MethodCost:
     seconds: float
 
     def text(self, targeted: bool) -> str:
-        """As a person reads it: what the target took, or, where there is none, the best accuracy."""
+        """Text for people: the cost of the target or, without a target, the best accuracy."""
         cost = cost_text(self.transmissions, self.spent, self.reference)
         return (cost if targeted else percent(self.best_accuracy)) + (MARK if self.dropped else "")
 
 
 @dataclass(frozen=True)
 class SweepResult(RowResult):
-    """A row that was run as a sweep over its methods: its cells by target and method."""
+    """Result of a row that ran as a sweep over its methods: cells by target and method."""
 
     @property
     def targets(self) -> list[float]:
@@ -142,54 +143,54 @@ class SweepResult(RowResult):
     @property
     def explained(self) -> str:
         if not self.targets:
-            return "test accuracy of each method's best configuration; what it reports and counts, at its end"
+            return "test accuracy of each method's best configuration; final values of all reported quantities"
         unit = "rounds" if self.row.unit == "rounds" else "transmissions, in FedAvg rounds,"
-        return f"{unit} to the target: measured (against the first method) [published]; + not reached"
+        return f"{unit} to the target: measured (ratio to the first method) [published]; +: not reached"
 
     def best(self, heading: str) -> tuple[Trial, str] | None:
-        """The trial of a method that reached the first target with the fewest transmissions, then the next, then the
-        one with the best metric; and what sets it apart. None where it did not run."""
+        """Best trial of a method and its label: fewest transmissions to the first target, then to the next targets,
+        then best metric. None if the method did not run. The label is empty if there is only one trial."""
         trials = self.finished.trials
-        mine = [t for t in trials if self.headings[int(t.name)] == heading and t.records]
-        if not mine:
+        candidates = [t for t in trials if self.headings[int(t.name)] == heading and t.records]
+        if not candidates:
             return None
 
         def cost(trial: Trial) -> tuple[float, ...]:
-            reached = [first_to(trial.records, target, self.metric) for target in self.targets]
+            firsts = [first_to(trial.records, target, self.metric) for target in self.targets]
             sign = 1 if "loss" in self.metric else -1
-            seen = [sign * r[self.metric] for r in trial.records if math.isfinite(r.get(self.metric, math.nan))]
-            return (*(r[self.row.unit] if r else math.inf for r in reached), min(seen, default=math.inf))
+            values = [sign * r[self.metric] for r in trial.records if math.isfinite(r.get(self.metric, math.nan))]
+            return (*(r[self.row.unit] if r else math.inf for r in firsts), min(values, default=math.inf))
 
-        labels = dict(zip((t.name for t in mine), trial_labels(mine), strict=True))
-        best = min(mine, key=cost)
-        return best, labels[best.name] if len(mine) > 1 else ""
+        labels = dict(zip((t.name for t in candidates), trial_labels(candidates), strict=True))
+        best = min(candidates, key=cost)
+        return best, labels[best.name] if len(candidates) > 1 else ""
 
     def histograms(self, heading: str) -> Histograms:
-        """Those of a method's best configuration, as `draw_histograms` takes them."""
+        """Histograms of a method's best configuration, as `draw_histograms` takes them."""
         expert = self.expert(heading)
         return {} if expert is None else expert.record().get("histograms", {})
 
     def costs(self, target: float | None) -> list[MethodCost]:
-        """One per method that ran. target: None where the row has none: then the accuracies count."""
-        found: list[MethodCost] = []
+        """Costs of each method that ran. target: None if the row has no target and only compares accuracies."""
+        costs: list[MethodCost] = []
         reference = None
-        counted = self.metric if "accuracy" in self.metric else "test_accuracy"
+        metric = self.metric if "accuracy" in self.metric else "test_accuracy"
         for heading in self.row.methods:
             if not (best := self.best(heading)):
                 continue
             trial, configuration = best
             summary = summarise(trial.records, [])
-            reached = None if target is None else first_to(trial.records, target, self.metric)
-            needed = reached[self.row.unit] if reached else None
+            first = None if target is None else first_to(trial.records, target, self.metric)
+            needed = first[self.row.unit] if first else None
             if heading == next(iter(self.row.methods)):
                 reference = needed
-            found.append(
+            costs.append(
                 MethodCost(
                     heading,
                     needed,
                     spent=summary[self.row.unit],
                     reference=reference,
-                    best_accuracy=max((r[counted] for r in trial.records if counted in r), default=None),
+                    best_accuracy=max((r[metric] for r in trial.records if metric in r), default=None),
                     configuration=configuration,
                     status=trial.status,
                     rounds=summary["rounds"],
@@ -197,7 +198,7 @@ class SweepResult(RowResult):
                     seconds=summary["seconds"],
                 )
             )
-        return found
+        return costs
 
     def rows(self) -> list[dict[str, str]]:
         rows = []
@@ -209,11 +210,11 @@ class SweepResult(RowResult):
         return rows + self._further_rows()
 
     def _further_rows(self) -> list[dict[str, str]]:
-        """What else there is to compare."""
+        """Rows of comparisons other than targets."""
         best = {heading: trial[0].records for heading in self.row.methods if (trial := self.best(heading))}
-        found = after(best, self.row.after) | (devices(best) if self.targets else standing(best)) | self._studied
-        printed = self.row.published | {f"after {n} rounds": cells for n, cells in self.row.after.items()}
-        return [self._as_row(what, cells, printed.get(what, {})) for what, cells in found.items()]
+        rows = after(best, self.row.after) | (devices(best) if self.targets else standing(best)) | self._studied
+        published = self.row.published | {f"after {n} rounds": cells for n, cells in self.row.after.items()}
+        return [self._as_row(what, cells, published.get(what, {})) for what, cells in rows.items()]
 
     def _as_row(self, target: str, cells: Cells, printed: Cells) -> dict[str, str]:
         both = {heading: _with_published(cells.get(heading, "-"), printed.get(heading)) for heading in self.row.methods}
@@ -225,11 +226,11 @@ class SweepResult(RowResult):
 
     @property
     def experts(self) -> dict[str, RunFolder]:
-        """The folders of the methods' best configurations."""
+        """Run folders of the methods' best configurations."""
         return {heading: expert for heading in self.row.methods if (expert := self.expert(heading))}
 
     def expert(self, heading: str) -> RunFolder | None:
-        """The folder of a method's best configuration."""
+        """Run folder of a method's best configuration."""
         best = self.best(heading)
         return None if best is None else RunFolder(self.folder.path / "experts" / best[0].name)
 
@@ -240,8 +241,8 @@ class SweepResult(RowResult):
         notes = [f"{title}: data {self._data}; rounds run (of {experiment.rounds}): {rounds}; run {self.folder.name}"]
         notes += self._changes
         notes += [f"{title}: {c.heading}: {c.configuration}" for c in costs if c.configuration]
-        taken = {heading: self.taken_from.get(str(int(run.path.name))) for heading, run in self.experts.items()}
-        notes += [f"{title}: {heading}: trained once, as {run}" for heading, run in taken.items() if run]
+        sources = {heading: self.taken_from.get(str(int(run.path.name))) for heading, run in self.experts.items()}
+        notes += [f"{title}: {heading}: trained once, in {run}" for heading, run in sources.items() if run]
         notes += [f"{title}: {c.heading}: the run {c.status} before its end" for c in costs if c.status != "finished"]
         return notes + [f"{MARK} {title}, {c.heading}: {dropped_text(c.dropped)}" for c in costs if c.dropped]
 
@@ -251,7 +252,7 @@ class SweepResult(RowResult):
             **self._line,
             "grid": self.grid,
             **self._origin,
-            # Of folders, and of the program, only the names.
+            # Only the names of folders and of the program.
             "command": " ".join(Path(part).name if Path(part).exists() else part for part in command),
             "unit": self.row.unit,
             "targets": {
@@ -275,15 +276,15 @@ def _with_published(measured: str, published: str | None) -> str:
 
 @dataclass(frozen=True)
 class HedgeResult(RowResult):
-    """One method on a stream."""
+    """Result of one method on a stream."""
 
     @property
     def explained(self) -> str:
         return (
-            "accuracy under Hedge's weights [published]: CTM, of each new task before it is learnt; LTM, of all tasks "
-            "at the end. In hindsight: the expert with the least loss, its CTM and LTM. Regret: against it, in sum; "
-            "its bound. Kept: models and past tasks, of one expert. Points needed: of a new task, to the threshold, in "
-            "the last tenth of the tasks"
+            "accuracy under Hedge's weights [published]: CTM, on each new task before it is learnt; LTM, on all tasks "
+            "at the end. Best in hindsight: expert with the smallest loss, its CTM and LTM. Regret: total against this "
+            "expert, and its bound. Kept: models and past tasks of one expert. Points needed: samples of a new task to "
+            "reach the threshold, in the last tenth of the tasks"
         )
 
     @property
@@ -296,45 +297,45 @@ class HedgeResult(RowResult):
 
     @property
     def ctm(self) -> float:
-        """The mean over the rounds of the accuracies' mean under that round's weights."""
+        """Mean over the rounds of the accuracy under each round's weights."""
         return self.curve("ctm")[-1][1]
 
     @property
     def ltm(self) -> float | None:
-        """After the last round, under its weights."""
+        """LTM after the last round, under its weights; None if it was not measured."""
         points = self.curve("ltm")
         return points[-1][1] if points else None
 
     def curve(self, metric: str) -> Points:
-        """(round, value) of "ctm", the mean so far, of "ltm", or of the samples needed, "efficiency_points"."""
+        """Points (round, value) of "ctm" (mean so far), "ltm", or "efficiency_points" (samples needed)."""
         name = "test_accuracy" if metric == "ctm" else metric
         points = [(r["round"], r["expected"][name]) for r in self.finished.hedge if name in r["expected"]]
         if metric != "ctm":
             return smoothed(points) if metric == "efficiency_points" else points
-        sums, found = 0.0, []
+        sums, means = 0.0, []
         for count, (round, value) in enumerate(points, start=1):
             sums += value
-            found.append((round, sums / count))
-        return found
+            means.append((round, sums / count))
+        return means
 
     def _late(self, metric: str) -> float | None:
-        """The mean over the last tenth of the rounds, where it was measured."""
+        """Mean over the last tenth of the rounds that measured the metric; None if there are none."""
         values = [record["expected"][metric] for record in self.finished.hedge if metric in record["expected"]]
         late = values[-max(1, len(values) // 10) :]
         return sum(late) / len(late) if late else None
 
     def values(self) -> dict[str, Any]:
-        """Everything that the table says, unrounded."""
+        """All values of the table, unrounded."""
         last, trials = self.finished.hedge[-1], self.finished.trials
         ran = [trial for trial in trials if trial.records]
         labels = trial_labels(trials)
         best = trials[last["best"]]
-        printed = {metric: cells for metric, cells in self.row.published.items() if self.heading in cells}
+        published = {metric: cells for metric, cells in self.row.published.items() if self.heading in cells}
         return {
             "method": self.heading,
             "ctm": self.ctm,
             "ltm": self.ltm,
-            "published": {metric: cells[self.heading] for metric, cells in printed.items()},
+            "published": {metric: cells[self.heading] for metric, cells in published.items()},
             "experts": len(trials),
             "argmax": labels[last["leader"]],
             "argmax_weight": last["weights"][last["leader"]],
@@ -375,11 +376,11 @@ class HedgeResult(RowResult):
     def remarks(self) -> list[str]:
         v, title = self.values(), self.title
         notes = [f"{title}: data {self._data}, {v['rounds']} tasks; run {v['run']}", *self._changes]
-        if taken := self.taken_from:
-            runs = sorted({Path(run).parts[0] for run in taken.values()})
-            notes.append(f"{title}: {len(taken)} experts were trained once, in {', '.join(runs)}")
+        if sources := self.taken_from:
+            runs = sorted({Path(run).parts[0] for run in sources.values()})
+            notes.append(f"{title}: {len(sources)} experts were trained only once, in {', '.join(runs)}")
         if v["died"]:
-            notes.append(f"{title}: {v['died']} experts died before their first round")
+            notes.append(f"{title}: {v['died']} experts failed before their first round")
         if v["dropped"]:
             notes.append(f"{MARK} {title}: {dropped_text(v['dropped'])}")
         return notes

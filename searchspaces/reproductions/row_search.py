@@ -1,4 +1,4 @@
-"""From a row of a table to the searches that run it: one sweep, or of a stream one search under Hedge per method."""
+"""Plans the searches of a table row: one sweep or, for a stream, one Hedge search per method."""
 
 from collections.abc import Sequence
 from copy import deepcopy
@@ -18,12 +18,12 @@ from hedgerow.searchspaces.spaces.search_file import SearchSpec, parse_search
 from hedgerow.searchspaces.spaces.space import frozen, with_overrides, without_slots
 
 GAMMA = 0.1
-"""Of Hedge, in every published number about streams."""
+"""Gamma of Hedge in all published results on streams."""
 
 
 @dataclass(frozen=True)
 class RowSearch:
-    """A search of a row, ready to run. headings: the method of each of its configurations; of a stream all the same."""
+    """A validated search of a row. headings: method of each configuration; for a stream, the one method of all."""
 
     table: PublishedTable
     row: TableRow
@@ -39,9 +39,9 @@ class RowSearch:
 
     @property
     def note(self) -> dict[str, Any]:
-        """What the run folder remembers, so that the table can be printed again."""
-        ran = {} if self.row.is_stream else {"headings": self.headings, "grid": self.grid}
-        return {"line": self.name, "changed": self.changed, "trainings": trainings(self.search), **ran}
+        """Entries of the run folder from which the table can be printed again."""
+        sweep = {} if self.row.is_stream else {"headings": self.headings, "grid": self.grid}
+        return {"line": self.name, "changed": self.changed, "trainings": trainings(self.search), **sweep}
 
 
 def plan_row(
@@ -52,20 +52,18 @@ def plan_row(
     grid: bool = False,
     output: str | None = None,
 ) -> list[RowSearch]:
-    """The searches over the methods of a row.
+    """Plan the searches over the methods of a row.
 
-    changed: "key=value" each, applied to every method's experiment. methods: headings, in any case; none: all of them.
-    grid: each method with every configuration of its published grid, if there is one; a stream has these anyway.
+    changed: overrides "key=value" of every method's experiment. methods: headings, ignoring case; empty: all of them.
+    grid: run each method with every configuration of its published grid, if there is one; a stream always does.
     output: folder of the runs. Raises UserError.
     """
-    wanted = _wanted_methods(table.name, list(row.methods), methods)
+    headings = _wanted_methods(table.name, list(row.methods), methods)
     if row.is_stream:
         if grid:
-            raise UserError(
-                f"--grid: the experts of {table.name} are its published grids already; leave the option out"
-            )
-        return [_hedge_search(table, row, heading, changed, output) for heading in wanted]
-    return [_sweep(table, row, wanted, changed, grid, output)]
+            raise UserError(f"--grid: the experts of {table.name} already cover its published grids; remove the option")
+        return [_hedge_search(table, row, heading, changed, output) for heading in headings]
+    return [_sweep(table, row, headings, changed, grid, output)]
 
 
 def _sweep(
@@ -73,10 +71,10 @@ def _sweep(
 ) -> RowSearch:
     name = f"{table.name}/{row.name}"
     lines: Lines = {}
-    found: dict[Any, tuple[str, ConfigDict]] = {}
+    configs: dict[Any, tuple[str, ConfigDict]] = {}
     base: ConfigDict = {}
     if grid and not any(heading in row.grids for heading in wanted):
-        raise UserError(f"--grid: no grid is published for {', '.join(wanted)} on {row.title}; leave the option out")
+        raise UserError(f"--grid: no grid is published for {', '.join(wanted)} on {row.title}; remove the option")
     for heading in wanted:
         for section in _sections(row, heading, grid):
             values = deepcopy(row.values) | {"name": name.replace("/", "-")} | without_slots(section)
@@ -84,20 +82,20 @@ def _sweep(
                 apply_override(values, lines, override)
             slots = {key: values.pop(key) for key in SLOTS if key in values}
             base = base or values
-            _note(found, heading, {**values["algorithm"], **slots} if slots else values["algorithm"], name)
+            _note(configs, heading, {**values["algorithm"], **slots} if slots else values["algorithm"], name)
     if output:
         base["output"] = output
-    given = base.pop("search", {})
-    if not isinstance(given, dict):
-        raise UserError("--set search: it is a section; set one of its keys, such as search.concurrency=2")
+    settings = base.pop("search", {})
+    if not isinstance(settings, dict):
+        raise UserError("--set search: `search` is a section; set one of its keys, such as search.concurrency=2")
     evaluation = base.get("evaluation")
     metric = evaluation.get("target_metric", "test_accuracy") if isinstance(evaluation, dict) else "test_accuracy"
-    space = {"algorithm": {"grid": [section for _, section in found.values()]}}
-    # Which method a trial belongs to follows from its place in the grid.
-    search = {"metric": metric, **given, "kind": "grid", "space": space}
+    space = {"algorithm": {"grid": [section for _, section in configs.values()]}}
+    # A trial's position in the grid determines its method.
+    search = {"metric": metric, **settings, "kind": "grid", "space": space}
     spec = parse_search(base | {"search": search}, lines, name)
-    assert len(spec.configurations) == len(found)
-    return RowSearch(table, row, spec, [heading for heading, _ in found.values()], _reported(changed), grid)
+    assert len(spec.configurations) == len(configs)
+    return RowSearch(table, row, spec, [heading for heading, _ in configs.values()], _reported(changed), grid)
 
 
 def _hedge_search(
@@ -118,28 +116,28 @@ def _hedge_search(
 
 
 def _note(found: dict[Any, tuple[str, ConfigDict]], heading: str, section: Any, name: str) -> None:
-    """Add a configuration of a method, unless it is there; `--set` may have made two alike. Raises UserError."""
+    """Add a configuration of a method unless it is present. Raises UserError if `--set` made two methods equal."""
     twin, _ = found.setdefault(frozen(section), (heading, section))
     if twin != heading:
-        raise UserError(f"{name}: with these --set, {heading} is the same as {twin}; leave one out with --methods")
+        raise UserError(f"{name}: with these --set values, {heading} equals {twin}; exclude one of them with --methods")
 
 
 def _reported(changed: Sequence[str]) -> list[str]:
-    """Those of the changes that may change the numbers."""
+    """Changes that may affect the numbers."""
     elsewhere = ("output", "tracking", "resources")
     return [one for one in changed if one.partition("=")[0].partition(".")[0] not in elsewhere]
 
 
 def _wanted_methods(table: str, headings: list[str], methods: Sequence[str]) -> list[str]:
-    """The headings that are named, in any case; all of them where none is. Raises UserError."""
+    """Headings that `methods` names, ignoring case; all of them if it is empty. Raises UserError."""
     known = {heading.lower(): heading for heading in headings}
     for method in methods:
         if method.lower() not in known:
             raise UserError(
                 f"--methods: {table} has no {method!r}{nearest(method, headings)} (its methods: {', '.join(headings)})"
             )
-    chosen = {known[method.lower()] for method in methods}
-    return [heading for heading in headings if not chosen or heading in chosen]
+    selection = {known[method.lower()] for method in methods}
+    return [heading for heading in headings if not selection or heading in selection]
 
 
 def _sections(row: TableRow, heading: str, grid: bool) -> list[ConfigDict]:

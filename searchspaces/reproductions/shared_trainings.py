@@ -1,4 +1,4 @@
-"""Trainings that rows of tables share: one run serves every row whose experiment differs in its scoring only."""
+"""Shared trainings of table rows: one run serves every row whose experiment differs only in its scoring."""
 
 import hashlib
 import json
@@ -20,23 +20,23 @@ from hedgerow.searchspaces.results.trials import expert_folder
 from hedgerow.searchspaces.spaces.search_file import SearchSpec
 
 SCORING: Any = {"name": True, "output": True, "tracking": True, "evaluation": {"targets", "target_metric", "stop"}}
-"""Keys of an experiment that do not change its rounds, only how they are named, scored and recorded, and how many
-there are: a run that stopped early at other targets continues from its last checkpoint, see `taken_over`."""
+"""Keys of an experiment that do not change its rounds, only their names, scores, records and number: a run that stopped
+early at other targets continues from its last checkpoint, see `taken_over`."""
 
 
 def training(experiment: Experiment) -> str:
-    """A fingerprint of all that decides the rounds of a run."""
+    """Fingerprint of all settings that determine the rounds of a run."""
     values = json.dumps(experiment.model_dump(mode="json", exclude=SCORING), sort_keys=True)
     return hashlib.sha256(values.encode()).hexdigest()
 
 
 def trainings(search: SearchSpec) -> list[str]:
-    """The fingerprint of each configuration of a search."""
+    """Fingerprint of each configuration of a search."""
     return [training(search.trial(overrides)) for overrides in search.configurations]
 
 
 def trained(folder: RunFolder) -> dict[str, RunFolder]:
-    """The finished trials of a line's search, by their fingerprints."""
+    """Finished trials of a line's search, by their fingerprints."""
     experts = {
         fingerprint: expert_folder(folder.path, number)
         for number, fingerprint in enumerate(folder.record()["table"].get("trainings", []))
@@ -51,28 +51,28 @@ def trained(folder: RunFolder) -> dict[str, RunFolder]:
 def trained_before(output: Path, lines: Sequence[str]) -> dict[str, RunFolder]:
     """Finished trials of earlier commands under `output` that ran in this environment, by their fingerprints.
 
-    lines: to be run now. Their own earlier runs are left out, and runs that continued another's: a line that is run
-    again is trained again. Runs of the user's own classes are left out, too: their source may have changed. There are
-    none where the commit of this package is unknown or has changes.
+    lines: lines to run now. Excludes their own earlier runs, and runs that continued another run: a line that is run
+    again is trained again. Also excludes runs of the user's own classes, whose source may have changed. Returns no
+    trials if the commit of this package is unknown or has uncommitted changes.
     """
-    commit, found = source_commit(), dict[str, RunFolder]()
+    commit, runs = source_commit(), dict[str, RunFolder]()
     if commit is None or commit.endswith("-dirty"):
-        return found
+        return runs
     here = {"status": "finished", "versions": versions(), "source_commit": commit}
     for file in sorted(output.glob("*/run.json")):
-        # A file that is torn, or of something else, is no run of a table.
+        # Skips damaged files, and files that do not belong to a run of a table.
         with suppress(UserError, OSError, KeyError, TypeError):
             folder = RunFolder(file.parent)
             record = folder.record()
             table = record["table"]
-            alike = all(record.get(key) == value for key, value in here.items())
-            if alike and table["line"] not in lines and not table.get("taken_from"):
-                found |= {one: run for one, run in trained(folder).items() if not _names_own_class(run)}
-    return found
+            same = all(record.get(key) == value for key, value in here.items())
+            if same and table["line"] not in lines and not table.get("taken_from"):
+                runs |= {one: run for one, run in trained(folder).items() if not _names_own_class(run)}
+    return runs
 
 
 def taken_over(search: SearchSpec, data: Data, found: Mapping[str, RunFolder]) -> dict[int, RunFolder]:
-    """The run that each trial continues instead of being trained, by the trial's number, where there is one."""
+    """Runs that trials continue instead of training from scratch, by the number of the trial."""
     trials = [search.trial(overrides) for overrides in search.configurations]
     runs = {number: found.get(training(trial)) for number, trial in enumerate(trials)}
     content = [content_hash(one) for one in data] if any(runs.values()) else []
@@ -104,5 +104,5 @@ def _names_own_class(run: RunFolder) -> bool:
     task = experiment.task
     sections = [experiment.algorithm, task.model, task.problem, task.teacher and task.teacher.model]
     slots = [experiment.aggregation.rule, *experiment.transforms, experiment.objective]
-    named = [getattr(section, "name", "") for section in sections]
-    return any("." in name for name in [*named, *(slot.kind for slot in slots if slot)])
+    names = [getattr(section, "name", "") for section in sections]
+    return any("." in name for name in [*names, *(slot.kind for slot in slots if slot)])

@@ -1,4 +1,4 @@
-"""How methods stand where no target is set: at equal rounds, at equal traffic, and in what they report and compute."""
+"""Compares methods without a target: at equal rounds, at equal traffic, and by reported and computed quantities."""
 
 from collections.abc import Iterable
 
@@ -9,10 +9,11 @@ from hedgerow.searchspaces.reproductions.table_file import Cells
 
 
 def standing(runs: dict[str, list[RoundRecord]]) -> dict[str, Cells]:
-    """Row by row: what it is -> method -> its cell. runs: a method's best records, by its heading.
+    """Rows of a comparison: label -> method -> cell. runs: records of the best run of each method, by heading.
 
-    Methods that transmit nothing stand only at equal rounds. Traffic is what the least of them sends; where some count
-    what they compute, as bilevel methods do, the least of these. One method alone has what it reports and counts.
+    Methods that transmit nothing are compared only at equal rounds. Equal traffic is the smallest traffic of all
+    methods or, if some methods count their computations, as bilevel methods do, of these methods. A single method has
+    only the quantities that it reports and counts.
     """
     if not runs:
         return {}
@@ -27,9 +28,9 @@ def standing(runs: dict[str, list[RoundRecord]]) -> dict[str, Cells]:
             heading: percent(_last(records, "transmissions", traffic)) for heading, records in sending.items()
         }
     rows |= devices(runs)
-    taught = {heading: end for heading, end in ends.items() if "teacher_test_accuracy" in end}
-    if taught:
-        rows["teacher"] = {heading: percent(end["teacher_test_accuracy"]) for heading, end in taught.items()}
+    teachers = {heading: end for heading, end in ends.items() if "teacher_test_accuracy" in end}
+    if teachers:
+        rows["teacher"] = {heading: percent(end["teacher_test_accuracy"]) for heading, end in teachers.items()}
     for name in dict.fromkeys(name for records in runs.values() for name in reported(records)):
         rows[name.replace("_", " ")] = {
             h: f"{end['report'][name]:.3g}" for h, end in ends.items() if name in end["report"]
@@ -44,16 +45,18 @@ def standing(runs: dict[str, list[RoundRecord]]) -> dict[str, Cells]:
 
 
 def after(runs: dict[str, list[RoundRecord]], rounds: Iterable[int]) -> dict[str, Cells]:
-    """The same of accuracies at some rounds, of those that ran so long."""
+    """Rows of accuracies after given numbers of rounds, for the methods that ran this long."""
     rows = {}
     for number in rounds:
-        there = {heading: records for heading, records in runs.items() if records[-1]["round"] >= number}
-        rows[f"after {number} rounds"] = {h: percent(_last(records, "round", number)) for h, records in there.items()}
+        candidates = {heading: records for heading, records in runs.items() if records[-1]["round"] >= number}
+        rows[f"after {number} rounds"] = {
+            h: percent(_last(records, "round", number)) for h, records in candidates.items()
+        }
     return {what: cells for what, cells in rows.items() if cells}
 
 
 def devices(runs: dict[str, list[RoundRecord]]) -> dict[str, Cells]:
-    """The same of what personal models achieve in the end: on average, the highest, the lowest device."""
+    """Rows of the final accuracies of personal models: average, highest and lowest device."""
     ends = {heading: summarise(records, []) for heading, records in runs.items()}
     names = {"average": "client_accuracy", **{w: f"client_accuracy_{w}" for w in ("highest", "lowest")}}
     return {
@@ -64,8 +67,8 @@ def devices(runs: dict[str, list[RoundRecord]]) -> dict[str, Cells]:
 
 
 def _last(records: list[RoundRecord], axis: str, most: float) -> float | None:
-    """The last accuracy that came at no more rounds, or transmissions."""
-    seen = [
+    """Last accuracy at `most` rounds or transmissions, or fewer."""
+    accuracies = [
         record["test_accuracy"] for record in records if "test_accuracy" in record and record[axis] <= most * 1.0001
     ]
-    return seen[-1] if seen else None
+    return accuracies[-1] if accuracies else None

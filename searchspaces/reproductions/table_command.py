@@ -26,7 +26,7 @@ from hedgerow.searchspaces.tune.search_runner import search as run_search
 def search_files_or_row(
     files: Sequence[Path], overrides: Sequence[str], data_root: Path | None, address: str | None
 ) -> CommandOutput:
-    """Run searches from files, or a row of a table: a name that is no file and begins with a family of tables."""
+    """Run searches from files, or a row of a table if the name is not a file and starts with a family of tables."""
     if len(files) == 1 and not files[0].exists() and files[0].parts[0] in REPRODUCTIONS:
         return run_table(plan_table(files[0].as_posix(), overrides, [], False, None), data_root, address)
     return search_all(files, overrides, data_root, address)
@@ -43,7 +43,7 @@ def list_show_or_run(
     data_root: Path | None,
     address: str | None,
 ) -> CommandOutput:
-    """List the rows of tables where `name` is a family or empty; else report, show or run a table or one row."""
+    """List the rows of tables if `name` is a family or empty; otherwise report, show or run a table or a row."""
     if "/" not in name:
         return list_lines(name)
     if report:
@@ -53,9 +53,9 @@ def list_show_or_run(
 
 
 def list_lines(name: str) -> CommandOutput:
-    """The lines of a family's tables, or of all. Raises UserError."""
+    """List the lines of a family's tables, or of all tables. Raises UserError."""
     if name and name not in REPRODUCTIONS:
-        raise UserError(f"there are no tables of {name!r} (known: {', '.join(REPRODUCTIONS)})")
+        raise UserError(f"{name!r} is not a family of tables (known: {', '.join(REPRODUCTIONS)})")
     tables = [table for family in ([name] if name else REPRODUCTIONS) for table in family_tables(family).values()]
 
     def render() -> None:
@@ -86,7 +86,7 @@ def _about(row: TableRow) -> str:
 
 
 def show_plans(plans: Sequence[RowSearch]) -> CommandOutput:
-    """The experiment files of lines."""
+    """Show the experiment files of lines."""
     text = "---\n".join(plan.search.dump() for plan in plans)
     return CommandOutput({"files": [plan.search.resolved for plan in plans]}, lambda: click.echo(text, nl=False))
 
@@ -94,19 +94,19 @@ def show_plans(plans: Sequence[RowSearch]) -> CommandOutput:
 def plan_table(
     name: str, changed: Sequence[str], methods: Sequence[str], grid: bool, output: Path | None
 ) -> list[RowSearch]:
-    """The searches of a table's rows, or of one row; see `plan_row`. Raises UserError."""
+    """Plan the searches of a table's rows, or of one row; see `plan_row`. Raises UserError."""
     table, rows = find_rows(name)
     folder = str(output) if output else None
     return [plan for row in rows for plan in plan_row(table, row, changed, methods, grid, folder)]
 
 
 def run_table(plans: Sequence[RowSearch], data_root: Path | None, address: str | None) -> CommandOutput:
-    """Run the lines of a table and print it beside the published numbers; of lines that cannot run, it is told why."""
+    """Run the lines of a table and print it next to the published numbers; reports why some lines cannot run."""
     ready: list[tuple[RowSearch, Data]] = []
     absent: list[str] = []
     for plan in plans:
         try:
-            # All methods of a stream learn the same one: it is made once.
+            # All methods of a stream use the same data, which are built once.
             same = ready and ready[-1][0].row is plan.row
             ready.append((plan, ready[-1][1] if same else check_search(plan.search, data_root)))
         except UserError as error:
@@ -115,14 +115,14 @@ def run_table(plans: Sequence[RowSearch], data_root: Path | None, address: str |
         raise UserError(absent[0])
     results = []
     output = Path(ready[0][0].search.experiment.output)
-    found = trained_before(output, [plan.name for plan, _ in ready])
+    runs = trained_before(output, [plan.name for plan, _ in ready])
     for plan, data in ready:
         note = plan.note
-        taken = taken_over(plan.search, data, found)
-        note["taken_from"] = {number: str(run.path.relative_to(output)) for number, run in taken.items()}
-        with search_table(plan.search) as shown:
-            finished = run_search(plan.search, data_root, shown, address, data, {"table": note}, begun=taken)
-        found |= trained(finished.folder)
+        sources = taken_over(plan.search, data, runs)
+        note["taken_from"] = {number: str(run.path.relative_to(output)) for number, run in sources.items()}
+        with search_table(plan.search) as table:
+            finished = run_search(plan.search, data_root, table, address, data, {"table": note}, begun=sources)
+        runs |= trained(finished.folder)
         results.append(RowResult.read(plan.row, finished.folder, plan.headings[0]))
         if finished.warning:
             click.echo(f"  warning: {finished.warning}", err=True)
@@ -134,32 +134,32 @@ def run_table(plans: Sequence[RowSearch], data_root: Path | None, address: str |
 
 
 def report_table(name: str, output: Path) -> CommandOutput:
-    """A table from the last finished run of each of its lines under `output`. Raises UserError."""
-    table, found = find_results(name, output)
-    return _closing(name, table, found, output)
+    """Report a table from the last finished run of each of its lines under `output`. Raises UserError."""
+    table, results = find_results(name, output)
+    return _closing(name, table, results, output)
 
 
 def find_results(name: str, output: Path) -> tuple[PublishedTable, list[RowResult]]:
-    """A table, and the last finished runs of its rows under `output`. Raises UserError when there are none."""
+    """Returns a table and the last finished runs of its rows under `output`. Raises UserError if there are none."""
     table, rows = find_rows(name)
     latest = _latest(output)
-    found: list[RowResult] = []
+    results: list[RowResult] = []
     for row in rows:
         full = f"{table.name}/{row.name}"
         names = {heading: f"{full}/{heading}" for heading in row.methods} if row.is_stream else {"": full}
-        found += [RowResult.read(row, latest[name], heading) for heading, name in names.items() if name in latest]
-    if not found:
+        results += [RowResult.read(row, latest[name], heading) for heading, name in names.items() if name in latest]
+    if not results:
         raise UserError(
-            f"{name}: no finished run of it lies under {output}; run it first, or name the folder: --output"
+            f"{name}: no finished run is stored under {output}; run it first, or set the folder with --output"
         )
-    return table, found
+    return table, results
 
 
 def _latest(output: Path) -> dict[str, RunFolder]:
-    """The last finished run of each line, by the line's name."""
+    """Last finished run of each line, by the name of the line."""
     runs = []
     for file in output.glob("*/run.json"):
-        # What is no run of a table, or was torn, is none of ours.
+        # Skips damaged files, and runs that do not belong to a table.
         with suppress(UserError, OSError):
             record = RunFolder(file.parent).record()
             if record.get("table") and record["status"] == "finished":
@@ -170,7 +170,7 @@ def _latest(output: Path) -> dict[str, RunFolder]:
 def _closing(
     name: str, table: PublishedTable, results: list[RowResult], output: Path, absent: Sequence[str] = ()
 ) -> CommandOutput:
-    """The table, what was run for it, and where everything lies. absent: why some lines were not run."""
+    """Output of a table: its rows, remarks and files. absent: reasons why some lines were not run."""
     folder = output / "tables" / name.replace("/", "-")
     write_table(table, results, folder)
     figures = draw_table(results, folder)

@@ -1,10 +1,10 @@
-"""Reads the tables of a paper: `PAPER_tables.yaml` has the settings, `PAPER_tables.csv` the printed numbers.
+"""Reads the tables of a paper: settings from `PAPER_tables.yaml`, published numbers from `PAPER_tables.csv`.
 
 A row of a table is a *case*: values of a few keys, such as data set and partition. Cases come from the CSV file, and
-from `rows` in the YAML file. Rules then fill each case in: a rule applies to the cases that fit its condition, and
-later rules override earlier ones, setting by setting. So a setting that a whole paper shares is written once.
+from `rows` in the YAML file. Rules complete each case: a rule applies to the cases that match its condition, and later
+rules override earlier ones, setting by setting. A setting that a whole paper shares is therefore written only once.
 
-    keys:                       # what the values of a key stand for
+    keys:                       # properties of the values of a key
       data:
         mnist: {title: MNIST, model: {name: mlp, hidden: [200]}}
     tables:
@@ -17,11 +17,11 @@ later rules override earlier ones, setting by setting. So a setting that a whole
     - when: {method: feddyn, data: [mnist, emnist]}
       algorithm: {alpha: 0.01}
 
-`{key}` in a text is the value of a key, `{key.property}` one of its properties, `{texts.name}` a text of the file. A
-text that is nothing else keeps the type of what it stands for.
+In a string, `{key}` is the value of a key, `{key.property}` is one of its properties, and `{texts.name}` is a text of
+the file. A string that consists of a single placeholder takes the type of the value that replaces it.
 
-In the CSV file the columns before `target` are keys of the cases and those after it methods; an empty cell was not
-printed, and the target "best" stands for the best accuracy. A file with a column `method` instead has one line per
+In the CSV file, columns before `target` are keys of the cases, and columns after it are methods. An empty cell was not
+published, and the target "best" stands for the best accuracy. A file with a column `method` instead has one line per
 method, and the columns after it are metrics.
 """
 
@@ -43,22 +43,22 @@ ConfigDict = dict[str, Any]
 """A section of an experiment file."""
 
 Cells = dict[str, str]
-"""Heading of a method -> what was printed."""
+"""Published text by the heading of a method."""
 
 
 @dataclass(frozen=True)
 class TableRow:
-    """One row of a table: a setting, the methods compared on it, and what was printed.
+    """One row of a table: a setting, the methods compared on it, and the published numbers.
 
     name: unique within the table, in lower case. values: its experiment file, without `algorithm`. methods: heading
-    -> `algorithm` section; gains refer to the first. published: target, as in `evaluation.targets`, or None for the
-    best accuracy, or the name of a reported number -> heading -> what was printed, such as "637" or "1000+". grids:
-    heading -> the named space that was searched. remark: what the source leaves open. shows: metric of the curves,
-    where that is not the accuracy or the loss. smooth: whether the source smooths its curves. unit: what costs are
-    counted in: FedAvg's rounds, by their traffic, or rounds as they are. after: round -> heading -> the accuracy that
-    was printed there. draws, studies: "module:function" of a figure and of further rows of its own. Both take the run
-    folders of the methods by heading; `draws` also a path without its ending, and returns the files; `studies`
-    returns rows: what -> heading -> cell.
+    -> `algorithm` section; gains refer to the first method. published: target -> heading -> published text, such as
+    "637" or "1000+"; a target is a value of `evaluation.targets`, None for the best accuracy, or the name of a reported
+    number. grids: heading -> named space that was searched. remark: settings that the source leaves open. shows: metric
+    of the curves, if it is not the accuracy or the loss. smooth: whether the source smooths its curves. unit: unit of
+    the costs: rounds of FedAvg with the same traffic, or plain rounds. after: round -> heading -> published accuracy.
+    draws, studies: "module:function" that draws a further figure or computes further rows. Both take the run folders of
+    the methods by heading. `draws` also takes a path without suffix, and returns the files; `studies` returns
+    rows: label -> heading -> cell.
     """
 
     name: str
@@ -77,13 +77,13 @@ class TableRow:
 
     @property
     def is_stream(self) -> bool:
-        """Whether its methods learn from a stream of tasks: then each is searched under its own Hedge."""
+        """Whether its methods learn from a stream of tasks; each method then has its own Hedge search."""
         return self.values["task"]["partition"]["kind"] == "stream"
 
 
 @dataclass(frozen=True)
 class PublishedTable:
-    """A published table, or a study. name: with its family, such as "feddyn/T2.3"; source: the paper."""
+    """A published table, or a study. name: includes its family, such as "feddyn/T2.3"; source: the paper."""
 
     name: str
     title: str
@@ -92,39 +92,39 @@ class PublishedTable:
 
 
 class RowRule(Section):
-    """What the cases that fit a condition have in common. Conditions: key -> its value, or a list of them."""
+    """Settings of the cases that match a condition. Conditions: key -> value, or list of values."""
 
     when: ConfigDict = Field({})
     unless: ConfigDict = Field({})
-    row: ConfigDict = Field({}, description="fields of TableRow that are no settings")
+    row: ConfigDict = Field({}, description="fields of TableRow that are not settings")
     experiment: ConfigDict = Field({})
-    methods: dict[str, ConfigDict | None] = Field({}, description="adds methods, or overrides settings of some")
-    algorithm: ConfigDict = Field({}, description="settings of every method that fits")
-    grid: str | None = Field(None, description="the named space of every method that fits")
+    methods: dict[str, ConfigDict | None] = Field({}, description="methods to add, or settings to override")
+    algorithm: ConfigDict = Field({}, description="settings of every matching method")
+    grid: str | None = Field(None, description="named space of every matching method")
     published: dict[str, Cells] = Field({})
     after: dict[str, Cells] = Field({})
 
     def fits(self, case: Mapping[str, Any]) -> bool:
-        """Whether a case, or a case with `heading` and `method`, meets the condition."""
-        met = [_is_one_of(case.get(key), wanted) for key, wanted in self.when.items()]
-        excluded = [_is_one_of(case.get(key), wanted) for key, wanted in self.unless.items()]
-        return all(met) and not (excluded and all(excluded))
+        """Whether a case, or a case with `heading` and `method`, matches the condition."""
+        matches = [_is_one_of(case.get(key), options) for key, options in self.when.items()]
+        exclusions = [_is_one_of(case.get(key), options) for key, options in self.unless.items()]
+        return all(matches) and not (exclusions and all(exclusions))
 
     @property
     def is_of_methods(self) -> bool:
-        """Whether the condition asks about a method."""
+        """Whether the condition refers to a method."""
         return not {"heading", "method"}.isdisjoint(self.when | self.unless)
 
 
 class TableHead(Section):
-    """A table. rows: cases in addition to those of the CSV file; lists in a case are multiplied out."""
+    """A table. rows: cases in addition to those of the CSV file; lists in a case expand to all combinations."""
 
     title: str
     rows: list[ConfigDict] = Field([])
 
 
 class TableFile(Section):
-    """PAPER_tables.yaml. source: the paper. shared: anything that the rest of the file refers to by YAML's aliases."""
+    """Contents of PAPER_tables.yaml. source: the paper. shared: values that the rest of the file uses as aliases."""
 
     source: str
     shared: Any = None
@@ -136,7 +136,7 @@ class TableFile(Section):
 
 @dataclass(frozen=True)
 class Case:
-    """A row before its rules are applied. headings: of its methods, where the CSV file names them."""
+    """A row before its rules are applied. headings: headings of its methods, if the CSV file names them."""
 
     keys: ConfigDict
     published: dict[str, Cells] = field(default_factory=dict)
@@ -144,7 +144,7 @@ class Case:
 
 
 def read_tables(family: str, file: Path) -> dict[str, PublishedTable]:
-    """The tables of a paper by name, in the order of its file."""
+    """Reads the tables of a paper by name, in the order of its file."""
     values, _ = parse_yaml(file.read_text(encoding="utf-8"), lambda line: f"{file}:{line}")
     paper = TableFile.model_validate(values, strict=True)
     printed = _printed_cases(file.with_suffix(".csv"))
@@ -160,7 +160,7 @@ def read_tables(family: str, file: Path) -> dict[str, PublishedTable]:
 
 
 def load_function(place: str) -> Callable[..., Any]:
-    """The function at "module:name"."""
+    """Imports the function at "module:name"."""
     module, _, name = place.partition(":")
     return getattr(import_module(module), name)
 
@@ -174,10 +174,10 @@ def _listed_cases(table: str, head: TableHead) -> list[Case]:
 
 
 def _printed_cases(file: Path) -> dict[str, list[Case]]:
-    """The cases of a CSV file, by table."""
-    found: dict[str, list[Case]] = {}
+    """Cases of a CSV file by table."""
+    cases: dict[str, list[Case]] = {}
     if not file.exists():
-        return found
+        return cases
     with file.open(encoding="utf-8") as text:
         reader = csv.DictReader(text)
         columns = list(reader.fieldnames or ())
@@ -194,45 +194,45 @@ def _printed_cases(file: Path) -> dict[str, list[Case]]:
                     target, heading = (column, line["method"]) if by_method else (line["target"], column)
                     published.setdefault(target, {})[heading] = cell
             typed = {key: _value(text) for key, text in keys.items()} | {"table": keys["table"]}
-            found.setdefault(keys["table"], []).append(Case(typed, published, headings))
-    return found
+            cases.setdefault(keys["table"], []).append(Case(typed, published, headings))
+    return cases
 
 
 def _value(text: str) -> Any:
-    """A cell as a number, where it is one."""
+    """Value of a cell: a number if it is one, otherwise the text."""
     if re.fullmatch(r"\d+", text):
         return int(text)
     return float(text) if re.fullmatch(r"\d+\.\d+", text) else text
 
 
 def _row(paper: TableFile, case: Case) -> TableRow:
-    """A case with everything that the rules say about it."""
-    about: ConfigDict = {"experiment": {}, "row": {}, "published": case.published, "after": {}}
+    """Returns the row of a case after all rules are applied."""
+    settings: ConfigDict = {"experiment": {}, "row": {}, "published": case.published, "after": {}}
     headings = dict.fromkeys(case.headings)
     for rule in paper.rules:
         if not rule.is_of_methods and rule.fits(case.keys):
-            about = _merged(about, rule.model_dump(include=set(about)))
+            settings = _merged(settings, rule.model_dump(include=set(settings)))
             headings |= {} if case.headings else dict.fromkeys(rule.methods)
-    targets = {target: None if target == "best" else _value(target) for target in about["published"]}
+    targets = {target: None if target == "best" else _value(target) for target in settings["published"]}
     fill = _Filler(paper, case.keys | {"targets": [one for one in targets.values() if isinstance(one, float)]})
-    made = {heading: _method(paper, case.keys | {"heading": heading}) for heading in headings}
+    sections = {heading: _method(paper, case.keys | {"heading": heading}) for heading in headings}
     printed = {
         target: {heading: cell for heading, cell in cells.items() if heading in headings}
-        for target, cells in fill(about["published"]).items()
+        for target, cells in fill(settings["published"]).items()
     }
-    row = fill(about["row"])
+    row = fill(settings["row"])
     return TableRow(
         **row | {"name": row["name"].lower()},
-        values=fill(about["experiment"]),
-        methods={heading: section for heading, (section, _) in made.items()},
+        values=fill(settings["experiment"]),
+        methods={heading: section for heading, (section, _) in sections.items()},
         published={targets[target]: cells for target, cells in printed.items()},
-        grids={heading: grid for heading, (_, grid) in made.items() if grid},
-        after={int(number): cells for number, cells in about["after"].items()},
+        grids={heading: grid for heading, (_, grid) in sections.items() if grid},
+        after={int(number): cells for number, cells in settings["after"].items()},
     )
 
 
 def _method(paper: TableFile, case: ConfigDict) -> tuple[ConfigDict, str | None]:
-    """The `algorithm` section of a method, and the named space of its published grid."""
+    """Returns the `algorithm` section of a method, and the named space of its published grid."""
     section: ConfigDict = {}
     grid = None
     fill = _Filler(paper, case)
@@ -246,7 +246,7 @@ def _method(paper: TableFile, case: ConfigDict) -> tuple[ConfigDict, str | None]
 
 
 class _Filler:
-    """Replaces {key}, {key.property} and {texts.name} in the texts of a value, however deep they are."""
+    """Replaces {key}, {key.property} and {texts.name} in all strings of a nested value."""
 
     def __init__(self, paper: TableFile, case: ConfigDict):
         self.paper, self.case = paper, case
@@ -263,10 +263,10 @@ class _Filler:
         return _PLACE.sub(lambda place: str(self._at(place[1])), value)
 
     def _at(self, place: str) -> Any:
-        key, _, wanted = place.partition(".")
+        key, _, name = place.partition(".")
         if key == "texts":
-            return self(self.paper.texts[wanted])
-        return self.paper.keys[key][self.case[key]][wanted] if wanted else self.case[key]
+            return self(self.paper.texts[name])
+        return self.paper.keys[key][self.case[key]][name] if name else self.case[key]
 
 
 _PLACE = re.compile(r"\{([\w.]+)\}")
@@ -277,7 +277,7 @@ def _is_one_of(value: Any, wanted: Any) -> bool:
 
 
 def _merged(base: ConfigDict, more: ConfigDict) -> ConfigDict:
-    """Both, section by section; what both have is from `more`."""
+    """Merges two sections recursively; keys in both are taken from `more`."""
     return base | {
         key: _merged(base[key], value) if isinstance(value, dict) and isinstance(base.get(key), dict) else value
         for key, value in more.items()

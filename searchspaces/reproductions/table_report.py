@@ -1,4 +1,4 @@
-"""A table that was run, as files: table.md, table.json and its figures."""
+"""Writes a reproduced table to table.md and table.json."""
 
 import json
 from collections.abc import Sequence
@@ -11,25 +11,25 @@ from hedgerow.searchspaces.results.trials import markdown_table
 
 
 def all_remarks(results: Sequence[RowResult]) -> list[str]:
-    """Those of every row, then what the source leaves open, once."""
-    found = [remark for result in results for remark in result.remarks()]
-    return found + list(dict.fromkeys(result.row.remark for result in results if result.row.remark))
+    """Remarks of every row, followed by those on settings that the source leaves open, without duplicates."""
+    remarks = [remark for result in results for remark in result.remarks()]
+    return remarks + list(dict.fromkeys(result.row.remark for result in results if result.row.remark))
 
 
 def table_markdown(table: PublishedTable, results: Sequence[RowResult]) -> str:
-    """The table and the remarks below it."""
+    """Markdown of the table with the remarks below it."""
     rows = [row for result in results for row in result.rows()]
     remarks = "".join(f"- {remark}\n" for remark in all_remarks(results))
     return f"# {table.name}: {table.title}\n\n{markdown_table(rows)}\n{results[0].explained}\n\n{remarks}"
 
 
 def table_document(table: PublishedTable, results: Sequence[RowResult]) -> dict[str, Any]:
-    """Everything, for JSON."""
+    """All results, for JSON."""
     return {"table": table.name, "title": table.title, "lines": [result.as_dict() for result in results]}
 
 
 def write_table(table: PublishedTable, results: Sequence[RowResult], folder: Path) -> None:
-    """table.md and table.json in `folder`."""
+    """Writes table.md and table.json to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "table.md").write_text(table_markdown(table, results), encoding="utf-8")
     (folder / "table.json").write_text(json.dumps(table_document(table, results), indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""What a search leaves behind: its trials, tables and figures."""
+"""Results of a search: its trials, tables and figures."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FinishedSearch:
-    """A search that came to its end; or, read from its folder, as far as it has come.
+    """A finished search or, if read from its folder, the current state of an unfinished one.
 
-    trials: in the order of their numbers. hedge: one record per round of Hedge's, none for the other kinds.
-    warning: a sentence about what went wrong on the way.
+    trials: sorted by their numbers. hedge: one record per round of Hedge; empty for other kinds of search.
+    warning: problems that occurred during the search.
     """
 
     folder: RunFolder
@@ -48,19 +48,19 @@ class FinishedSearch:
 
     @classmethod
     def read(cls, folder: RunFolder) -> Self:
-        """From its folder, without importing what its file names."""
+        """Reads a search from its folder, without importing classes that its file names."""
         return cls(
             folder, read_search(folder.experiment), read_trials(folder), RunLog(folder.metrics, HedgeRecord).read()
         )
 
     @property
     def status(self) -> str:
-        """What its folder says: finished, running, interrupted or failed."""
+        """Status in its folder: finished, running, interrupted or failed."""
         return self.folder.record()["status"]
 
     @property
     def best(self) -> Trial:
-        """The expert with the largest weight in the end; of a sweep, the trial with the best final metric."""
+        """Expert with the largest final weight; in a sweep, the trial with the best final metric."""
         if self.hedge:
             return self.trials[self.hedge[-1]["leader"]]
         return ranked(self.trials, self.plan.search.metric, self.plan.search.mode)[0]
@@ -74,27 +74,27 @@ class FinishedSearch:
 
     @property
     def best_rows(self) -> list[Row]:
-        """One row per metric and target: which trial is best."""
+        """Best trial for each metric and target, one row each."""
         return best_per_metric(self.trials, self._wanted.targets, self._wanted.target_metric)
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Hedge's regret and choices (`hedge_summary`); of a sweep, the best trial's row."""
+        """Hedge's regret and choices (`hedge_summary`); in a sweep, the row of the best trial."""
         if self.hedge:
             return hedge_summary(self.hedge, trial_labels(self.trials), self.plan.search.metric, self.trials)
         return self.rows[0]
 
     @cached_property
     def frame(self) -> "DataFrame":
-        """A pandas frame of the trials, best first: what was searched, how it ended, what it cost."""
-        # pandas takes a second to import, which a search need not wait for.
+        """Trials as a pandas DataFrame, best first: searched keys, final metrics and costs."""
+        # Importing pandas takes a second, which a search does not need to wait for.
         from pandas import DataFrame
 
         return DataFrame(self.rows).set_index("trial") if self.trials else DataFrame()
 
     @cached_property
     def rounds(self) -> "DataFrame":
-        """A pandas frame of every trial's rounds, by trial and round."""
+        """Rounds of all trials as a pandas DataFrame, indexed by trial and round."""
         from pandas import concat
 
         frames = {trial.name: rounds_frame(trial.records) for trial in self.trials if trial.records}
@@ -102,7 +102,7 @@ class FinishedSearch:
 
     @cached_property
     def weights(self) -> "DataFrame":
-        """A pandas frame of Hedge's weights: a row for each round, a column for each trial; empty for the others."""
+        """Hedge's weights as a pandas DataFrame: a row per round, a column per trial; empty for other kinds."""
         from pandas import DataFrame
 
         weights = {record["round"]: record["weights"] for record in self.hedge}
@@ -111,28 +111,30 @@ class FinishedSearch:
 
     @cached_property
     def regret(self) -> "DataFrame":
-        """A pandas frame of Hedge's rounds: its loss in each, and so far in sum its own, the best expert's, the regret
-        and its bound.
+        """Hedge's rounds as a pandas DataFrame: its loss in each round, the cumulative losses of Hedge and of the best
+        expert, regret and bound, and the leading and the best expert.
         """
         from pandas import DataFrame
 
-        kept = ["round", "hedge_loss", "cumulative_loss", "best_loss", "regret", "bound", "leader", "best"]
-        return DataFrame(self.hedge, columns=kept).set_index("round")
+        columns = ["round", "hedge_loss", "cumulative_loss", "best_loss", "regret", "bound", "leader", "best"]
+        return DataFrame(self.hedge, columns=columns).set_index("round")
 
     def figure(self, name: str | None = None) -> Any:
-        """One of `figures` as a matplotlib figure; by default Hedge's weights, or the trials side by side.
+        """Draws one of `figures` with matplotlib; by default Hedge's weights or, in a sweep, parallel coordinates.
 
         Raises UserError.
         """
-        drawn = self._drawn
-        name = name or next(iter(drawn), "")
-        if name not in drawn:
-            raise UserError(f"{self.folder.name} has no figure {name!r} (there are: {', '.join(drawn) or 'none yet'})")
-        return drawn[name]()
+        figures = self._drawn
+        name = name or next(iter(figures), "")
+        if name not in figures:
+            raise UserError(
+                f"{self.folder.name} has no figure {name!r} (available: {', '.join(figures) or 'none yet'})"
+            )
+        return figures[name]()
 
     @property
     def figures(self) -> list[str]:
-        """What `figure` draws."""
+        """Names of the figures that `figure` draws."""
         return list(self._drawn)
 
     @property
@@ -162,7 +164,7 @@ class FinishedSearch:
         return self.figure()._repr_png_() if self.figures else None
 
     def write(self) -> None:
-        """results.csv, results.md, and the figures, into the search's folder."""
+        """Writes results.csv, results.md and the figures to the search's folder."""
         path = self.folder.path
         to_csv(self.rows, path / "results.csv")
         text = f"# {self.folder.name}\n\n{to_markdown(self.rows)}\n## Best by metric\n\n{to_markdown(self.best_rows)}"
@@ -176,7 +178,7 @@ class FinishedSearch:
 
 
 def read_trials(folder: RunFolder) -> list[Trial]:
-    """The trials of a search that have begun, from their run folders, in the order of their numbers."""
+    """Reads the started trials of a search from their run folders, sorted by number."""
     experts = [RunFolder(path) for path in sorted((folder.path / "experts").glob("*"))]
     return [
         Trial(expert.name, expert.record()["overrides"], RunLog(expert.metrics).read(), expert.record()["status"])

@@ -1,4 +1,4 @@
-"""Hedge's rounds as arrays. matplotlib draws them for a search, inline SVG draws them in a report."""
+"""Hedge's rounds as arrays, for the matplotlib figures of a search and the inline SVG of a report."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,9 +8,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class HedgeCurves:
-    """Hedge's rounds, at least one. weights, losses: rounds x experts; hedge_loss, regret, bound: rounds. NaN: unknown.
+    """Hedge's rounds (at least one). weights, losses: (rounds, experts); hedge_loss, regret, bound: (rounds,).
 
-    named: the experts with a line of their own, by their mean and last weights. others: the rest, by index.
+    Unknown values are NaN. named: indices of the experts with their own line, sorted by mean plus last weight.
+    others: indices of the remaining experts.
     """
 
     rounds: list[int]
@@ -24,7 +25,7 @@ class HedgeCurves:
 
     @classmethod
     def read(cls, records: list[dict[str, Any]], most: int) -> "HedgeCurves":
-        """From Hedge's records. most: the largest number of named experts."""
+        """Reads Hedge's records. most: maximum number of named experts."""
         weights, losses, hedge_loss, regret, bound = (
             np.array([record[key] for record in records], dtype=float)
             for key in ("weights", "losses", "hedge_loss", "regret", "bound")
@@ -36,12 +37,12 @@ class HedgeCurves:
 
     @property
     def edges(self) -> list[int]:
-        """The rounds and the end of the last one: a weight holds until the next round."""
+        """Rounds, followed by the end of the last one: a weight holds until the next round."""
         rounds = self.rounds
         return [*rounds, 2 * rounds[-1] - rounds[-2] if len(rounds) > 1 else rounds[-1] + 1]
 
     @property
     def bands(self) -> list[np.ndarray]:
-        """The weights of each named expert, then the sum of the others' if there are any."""
+        """Weights of each named expert, followed by the sum of the other weights, if any."""
         bands = [self.weights[:, i] for i in self.named]
         return [*bands, self.weights[:, self.others].sum(1)] if self.others else bands

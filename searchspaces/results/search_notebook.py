@@ -1,4 +1,4 @@
-"""What a notebook shows while a search runs."""
+"""Live table of a search in a notebook."""
 
 from html import escape
 
@@ -8,11 +8,11 @@ from hedgerow.platform.ui.notebook import Display, bar
 from hedgerow.searchspaces.results.search_table import SearchTable
 
 LIMIT = 20
-"""Trials that are shown, the heaviest or best."""
+"""Maximum number of trials shown, best first."""
 
 
 class NotebookTable(SearchTable):
-    """The table of the trials as HTML, replaced in place."""
+    """Live table of the trials as HTML, replaced in place."""
 
     def __init__(self, name: str, rounds: int, labels: list[str], metric: str, mode: str):
         super().__init__(name, rounds, labels, metric=metric, mode=mode)
@@ -47,7 +47,7 @@ class NotebookTable(SearchTable):
         self._display.show(self._html, now=True)
 
     def _print(self, line: str) -> None:
-        """What would be lines elsewhere is in the table."""
+        """Prints nothing, because the table contains this information."""
 
     def _html(self) -> str:
         order = self._order()

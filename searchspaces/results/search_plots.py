@@ -1,4 +1,4 @@
-"""The pictures of a search: Hedge's weights, losses and regret, and a sweep's configurations against their result."""
+"""Figures of a search: Hedge's weights, losses and regret, and the configurations of a sweep with their results."""
 
 import math
 import textwrap
@@ -22,14 +22,14 @@ from hedgerow.searchspaces.results.trials import (
     trial_labels,
 )
 
-# Black is kept for Hedge itself.
+# Black is reserved for Hedge itself.
 EXPERTS = COLOURS[:6]
 OTHERS = "#BDBDBD"
 ABSENT = -0.14
 
 
 def weight_areas(hedge_records: list[RoundRecord], labels: list[str]) -> Any:
-    """The experts' weights as a stacked area over the rounds (at least one)."""
+    """Draws the experts' weights as a stacked area over the rounds (at least one)."""
     hedge = HedgeCurves.read(hedge_records, len(EXPERTS))
     figure, axes = _axes(grid=False)
     areas = axes.stackplot(
@@ -42,18 +42,18 @@ def weight_areas(hedge_records: list[RoundRecord], labels: list[str]) -> Any:
         linewidth=0.4,
     )
     axes.set(xlabel="round", ylabel="weight", xlim=(hedge.edges[0], hedge.edges[-1]), ylim=(0, 1))
-    # The legend's order is that of the areas, from the top.
+    # The legend lists the areas from top to bottom.
     figure.legend(handles=areas[::-1], loc="outside right upper", frameon=False, fontsize="small")
     return figure
 
 
 def loss_lines(hedge_records: list[RoundRecord], labels: list[str]) -> Any:
-    """Every expert's loss, and Hedge's expected loss on top, over the rounds; a missing loss is a gap in its line."""
+    """Draws every expert's loss by round, with Hedge's expected loss on top; a missing loss is a gap in the line."""
     hedge = HedgeCurves.read(hedge_records, len(EXPERTS))
     rounds, losses = hedge.rounds, hedge.losses
     figure, axes = _axes()
     marker = "o" if len(rounds) == 1 else None
-    # Hedge is first in the legend, though it is drawn on top.
+    # Hedge is first in the legend, although it is drawn on top.
     axes.plot(rounds, hedge.hedge_loss, color="black", linewidth=2.4, marker=marker, label="Hedge, expected", zorder=3)
     for colour, i in zip(EXPERTS, hedge.named, strict=False):
         axes.plot(rounds, losses[:, i], color=colour, linewidth=1.0, marker=marker, label=_wrap(labels[i]), zorder=2)
@@ -66,22 +66,22 @@ def loss_lines(hedge_records: list[RoundRecord], labels: list[str]) -> Any:
 
 
 def regret_line(hedge_records: list[RoundRecord]) -> Any:
-    """Hedge's regret against its bound, summed over the rounds."""
+    """Draws Hedge's regret and its bound, summed over the rounds."""
     hedge = HedgeCurves.read(hedge_records, 0)
     rounds, regret, bound = hedge.rounds, hedge.regret, hedge.bound
     figure, axes = _axes()
     marker = "o" if len(rounds) == 1 else None
     axes.plot(rounds, regret, color=COLOURS[0], linewidth=2, marker=marker, label=f"regret: {regret[-1]:.3g}")
     label = "cumulative loss above the best expert's"
-    known = bound[np.isfinite(bound)]
-    if len(known):
+    finite = bound[np.isfinite(bound)]
+    if len(finite):
         style = {"color": COLOURS[1], "linewidth": 1.6, "linestyle": "--", "marker": marker}
-        axes.plot(rounds, bound, label=f"bound: {known[-1]:.3g}", **style)
+        axes.plot(rounds, bound, label=f"bound: {finite[-1]:.3g}", **style)
         size = float(np.abs(regret).max())
-        if known.max() > 4 * size > 0:
-            # A bound far above would press the regret flat: linear as far as the regret goes, logarithmic above.
+        if finite.max() > 4 * size > 0:
+            # A much larger bound would flatten the regret: the axis is linear up to the regret, logarithmic above.
             axes.set_yscale("symlog", linthresh=size, linscale=1.5)
-            _plain_ticks(axes, size, known.max())
+            _plain_ticks(axes, size, finite.max())
             label += f"\n(logarithmic beyond {size:.2g})"
     axes.axhline(0, color="0.4", linewidth=0.8)
     axes.set(xlabel="round", ylabel=label)
@@ -90,10 +90,10 @@ def regret_line(hedge_records: list[RoundRecord]) -> Any:
 
 
 def parallel_lines(trials: list[Trial], metric: str, mode: str) -> Any:
-    """Every trial as a line over one axis per searched key, to its final metric.
+    """Draws every trial as a line across one axis per searched key, ending at its final metric.
 
-    The darker the better, the best one thick; dashed grey ends at "-": diverged or without the metric. An axis is
-    logarithmic where its values span more than 1.5 decades, and has one place per value where they are not numbers.
+    Darker lines are better, and the best line is thick; a dashed grey line ends at "-": diverged or without the metric.
+    An axis is logarithmic if its values span more than 1.5 decades, and categorical if they are not numbers.
     """
     from matplotlib import colormaps
 
@@ -108,12 +108,12 @@ def parallel_lines(trials: list[Trial], metric: str, mode: str) -> Any:
         last = x == len(keys)
         column = finals if last else [trial.settings.get(key) for trial in order]
         places, ticks = _scale(column, (lambda value: number(metric, value)) if last else show)
-        # Trials with the same value would lie on each other: they fan out a little, the better the higher.
+        # Lines of trials with the same value would overlap: they fan out slightly, better trials higher.
         fan = 0.05 if len(set(places)) < len(places) and not last else 0.0
         heights.append([place + fan * (rank / len(order) - 0.5) for rank, place in enumerate(places)])
         _axis(axes, x, metric.replace("_", " ") if last else names[key], ticks)
-    known = [value for value in finals if value is not None]
-    low, high = min(known, default=0.0), max(known, default=0.0)
+    finite = [value for value in finals if value is not None]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
     worst, best = (low, high) if mode == "max" else (high, low)
     for rank, (value, *path) in enumerate(zip(finals, *heights, strict=True)):
         style: dict[str, Any] = {"color": "0.6", "linewidth": 0.9, "linestyle": "--"}
@@ -133,16 +133,16 @@ def parallel_lines(trials: list[Trial], metric: str, mode: str) -> Any:
 def best_runs(
     trials: list[Trial], limit: int = 7, metric: str = "test_accuracy", mode: str = "max"
 ) -> dict[str, list[RoundRecord]]:
-    """The records of the best trials by what a legend calls them.
+    """Records of the best trials by their label in a legend.
 
-    They go by their names where their configurations are too long for a legend inside the axes.
+    The labels are the trials' names if a configuration is too long for a legend inside the axes.
     """
     labels = trial_labels(trials)
     if max(map(len, labels), default=0) > 24:
         labels = [trial.name for trial in trials]
     by_trial = {id(trial): label for trial, label in zip(trials, labels, strict=True)}
     best = [trial for trial in ranked(trials, metric, mode) if trial.records][:limit]
-    # With a second line for each trial's training loss nobody could tell them apart.
+    # With a second line per trial for its training loss, the lines would be indistinguishable.
     return {
         by_trial[id(trial)]: [{key: value for key, value in r.items() if key != "train_loss"} for r in trial.records]
         for trial in best
@@ -161,7 +161,7 @@ def _axis(axes: Any, x: int, name: str, ticks: dict[float, str]) -> None:
 
 
 def _scale(column: list[Any], text: Callable[[Any], str]) -> tuple[list[float], dict[float, str]]:
-    """Where an axis's values lie in [0, 1], None at ABSENT; and its ticks, texts by place."""
+    """Positions of an axis's values in [0, 1], with None at ABSENT; and the texts of its ticks by position."""
     from matplotlib.ticker import LogLocator, MaxNLocator
 
     present = [value for value in column if value is not None]
@@ -213,7 +213,7 @@ def _plain_ticks(axes: Any, size: float, top: float) -> None:
 
 
 def _axes(grid: bool = True) -> tuple[Any, Any]:
-    # matplotlib takes a second to import, which a search need not wait for at its start.
+    # Importing matplotlib takes a second, which a search does not need to wait for at its start.
     from matplotlib.ticker import MaxNLocator
 
     figure = new_figure(figsize=(10, 4.5), layout="constrained")

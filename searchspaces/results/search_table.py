@@ -1,4 +1,4 @@
-"""What a person sees while a search runs, and when it ends."""
+"""Terminal output of a search: live table and closing tables."""
 
 import math
 from textwrap import shorten
@@ -18,11 +18,11 @@ EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 class SearchTable:
-    """A live table of the trials on a terminal; elsewhere a plain line for about every tenth part of the rounds.
+    """Live table of the trials on a terminal; elsewhere, a plain line for about every tenth of the rounds.
 
-    rounds: of each trial. labels: one per trial; read when they are shown, so that a label may be replaced in the list
-    as soon as a sampler has chosen the configuration. metric, mode: what a sweep is sorted by; with Hedge records it
-    is sorted by weight.
+    rounds: number of rounds of each trial. labels: one per trial, read when the table is drawn, so that a label may be
+    replaced in the list once a sampler has chosen the configuration. metric, mode: sort order of a sweep; with Hedge
+    records, the table is sorted by weight.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class SearchTable:
         self._hedge: RoundRecord | None = None
         self._best: tuple[float, str] | None = None
         self._done = self._printed = 0
-        # The table is only made when it is drawn: a record costs no more than keeping it.
+        # The table is built only when it is drawn, so that a record only needs to be stored.
         self._live = Live(get_renderable=self._render, console=self.console, refresh_per_second=4)
 
     def __enter__(self) -> "SearchTable":
@@ -59,12 +59,12 @@ class SearchTable:
             self._print(self._sweep_line())
 
     def trial(self, index: int, record: RoundRecord) -> None:
-        """A round of one trial."""
+        """Record a round of one trial."""
         self._done += record["round"] - self._seen[index]["round"]
         self._seen[index].update(record)
         self._states[index] = "running"
         value = record.get(self.metric, math.nan)
-        # Over all rounds: an accuracy that falls again takes nothing from the best one.
+        # Best over all rounds: a later drop in accuracy does not change it.
         if math.isfinite(value) and (self._best is None or self._sign * value < self._sign * self._best[0]):
             self._best = value, self.labels[index]
         tenth = len(self.labels) * self.rounds / 10
@@ -73,11 +73,11 @@ class SearchTable:
             self._print(self._sweep_line())
 
     def state(self, index: int, text: str) -> None:
-        """What one trial does: running, waiting, finished, died."""
+        """Set the state of one trial, such as running, waiting, finished or failed."""
         self._states[index] = text
 
     def hedge(self, record: RoundRecord) -> None:
-        """One of Hedge's rounds."""
+        """Record a round of Hedge."""
         self._hedge = record
         round_ = record["round"]
         tenth = round_ in (1, self.rounds) or round_ % max(1, self.rounds // 10) == 0
@@ -89,7 +89,7 @@ class SearchTable:
             )
 
     def note(self, text: str) -> None:
-        """Say what is happening now, after the last round."""
+        """Show a message about work after the last round."""
         self._print(text)
 
     def _print(self, line: str) -> None:
@@ -115,7 +115,7 @@ class SearchTable:
         return "  ".join([*parts, f"regret {record['regret']:.3g}{bound}"])
 
     def _order(self) -> list[int]:
-        """The trials, heaviest or best first; those without a figure last."""
+        """Indices of the trials, largest weight or best metric first; trials without a value last."""
         if self._hedge is not None:
             weights = self._hedge["weights"]
             return sorted(range(len(self.labels)), key=lambda i: -weights[i])
@@ -129,7 +129,7 @@ class SearchTable:
     def _render(self) -> Group:
         order = self._order()
         header = Text.assemble((self.name, "bold"), f"  {self._header()}")
-        # Beside the rows there are this header, the headings, what is left out, and the line of the cursor.
+        # In addition to the rows: this header, the headings, the number of omitted trials, and the cursor line.
         room = max(1, self.console.height - 3 - math.ceil(header.cell_len / self.console.width))
         shown = order if len(order) <= room + 1 else order[:room]
         parts: list[Text | Table] = [header, self._table(shown)]
@@ -150,7 +150,7 @@ class SearchTable:
         labels, _ = columns["configuration"], columns.pop("configuration")
 
         def room() -> int:
-            """What the other columns, each with two spaces, leave to the configurations."""
+            """Width that the other columns, each with two spaces, leave for the configurations."""
             return self.console.width - sum(width + 2 for width in columns.values())
 
         for heading in LEAST:
@@ -175,30 +175,30 @@ class SearchTable:
         return f"{bar(weight)} {percent(weight):>6}"
 
     def _cells(self, i: int) -> dict[str, str]:
-        """A trial's texts, by heading."""
-        seen = self._seen[i]
+        """Cells of a trial by heading."""
+        record = self._seen[i]
         return {
             "expert" if self._hedge else "trial": f"{i:03d}",
             "configuration": self.labels[i],
-            "round": str(seen["round"]),
-            "accuracy": percent(seen.get("test_accuracy")),
-            "loss": number("test_loss", seen.get("test_loss")),
+            "round": str(record["round"]),
+            "accuracy": percent(record.get("test_accuracy")),
+            "loss": number("test_loss", record.get("test_loss")),
             **({"weight": self._weight(self._hedge["weights"][i])} if self._hedge else {}),
             "state": self._states[i],
         }
 
 
 LEAST = ("loss", "state", "round", "accuracy")
-"""Columns of the live table that give way to the configurations on a narrow terminal, in this order."""
+"""Columns of the live table that make room for the configurations on a narrow terminal, in this order."""
 
 NUMBERS = ("round", "accuracy", "loss")
 
 ROOM = 24
-"""Characters that configurations have before other columns give way."""
+"""Minimum width of the configurations, in characters, before other columns are dropped."""
 
 
 def bar(share: float) -> str:
-    """A share of 1 as a bar of BAR characters, to an eighth of one."""
+    """Draws a share between 0 and 1 as a bar of BAR characters, to an eighth of a character."""
     whole, eighths = divmod(round(8 * BAR * share), 8)
     return ("█" * whole + EIGHTHS[eighths]).ljust(BAR)[:BAR]
 
@@ -206,10 +206,10 @@ def bar(share: float) -> str:
 def closing_tables(
     rows: list[Row], summary: RoundRecord | None, best: list[Row], console: Console | None = None, limit: int = 20
 ) -> None:
-    """The trials, the best of them by each metric, and what Hedge did.
+    """Print the trials, the best trial by each metric, and a summary of Hedge.
 
-    rows: of `report.sweep_rows`, of which the first `limit` are shown. summary: of `report.hedge_summary`, None for a
-    search without Hedge. best: of `report.best_per_metric`.
+    rows: from `trials.sweep_rows`; the first `limit` are shown. summary: from `trials.hedge_summary`; None for a
+    search without Hedge. best: from `trials.best_per_metric`.
     """
     console = console or wide_console()
     texts, bests = _narrow(display(rows)), _narrow(display(best))
@@ -221,15 +221,15 @@ def closing_tables(
         _draw("Best by metric", bests, console)
     if any(key.startswith("transmissions_to_") for row in rows for key in row):
         console.print(
-            "to x %: transmissions, in FedAvg rounds, until x % is first reached; in parentheses: times "
-            "those of the cheapest trial; + not reached"
+            "to x %: transmissions, in FedAvg rounds, until x % is first reached; in parentheses: ratio to "
+            "the cheapest trial; +: not reached"
         )
     if summary:
         console.print(Text(hedge_sentences(summary)))
 
 
 def _narrow(texts: list[dict[str, str]]) -> list[dict[str, str]]:
-    """Without the rounds to each target, which the files have, and with shorter headings."""
+    """Drops the rounds to each target, which are in the files, and shortens the headings."""
     return [
         {heading.removeprefix("transmissions "): cell for heading, cell in text.items() if "rounds to " not in heading}
         for text in texts
@@ -237,7 +237,7 @@ def _narrow(texts: list[dict[str, str]]) -> list[dict[str, str]]:
 
 
 def _draw(title: str, texts: list[dict[str, str]], console: Console) -> None:
-    """The searched keys come first, then costs: what else there is gives way to them on a narrow terminal."""
+    """Draws a table. On a narrow terminal, searched keys take precedence over costs, and these over other columns."""
     targets = [heading for heading in texts[0] if heading.startswith("to ")]
     last = ["best", "transmissions", "status"]
     first = [heading for heading in texts[0] if heading not in (*targets, *last)]
@@ -245,16 +245,16 @@ def _draw(title: str, texts: list[dict[str, str]], console: Console) -> None:
 
 
 def hedge_sentences(summary: RoundRecord) -> str:
-    """`report.hedge_summary` in words."""
+    """Summary of Hedge from `trials.hedge_summary`, in sentences."""
     metric, bound, certain = summary["metric"], summary["bound"], summary["certain"]
     verdict = (
         "" if bound is None else f" ({'within' if summary['regret'] <= bound else 'above'} its bound, {bound:.3g})"
     )
     losses = {key: number("loss", summary[key]) for key in ("hedge_loss", "best_loss")}
     lines = [
-        f"Hedge over {summary['experts']} experts: its expected loss averages {losses['hedge_loss']} over "
-        f"{summary['rounds']} rounds, that of the best expert in hindsight, {summary['best']}, {losses['best_loss']}; "
-        f"the regret is {summary['regret']:.3g} in all{verdict}.",
+        f"Hedge over {summary['experts']} experts: its mean expected loss is {losses['hedge_loss']} over "
+        f"{summary['rounds']} rounds; the best expert in hindsight, {summary['best']}, has {losses['best_loss']}; "
+        f"the total regret is {summary['regret']:.3g}{verdict}.",
         f"At the end {summary['leader']} leads with {percent(summary['leader_weight'])} of the weight; "
         + ("no expert ever had more than 90%." if certain is None else f"90% was first exceeded in round {certain}."),
     ]

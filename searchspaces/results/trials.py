@@ -1,4 +1,4 @@
-"""Which configuration of a search was best, and what each of them cost."""
+"""Ranks the configurations of a search, and computes the cost of each."""
 
 import csv
 import math
@@ -27,7 +27,7 @@ class Trial:
     """One configuration of a search and its run.
 
     overrides: the searched keys of the experiment file, dotted, and their values.
-    records: the run's rounds as in its metrics.jsonl; empty when it died at once.
+    records: the run's rounds as in its metrics.jsonl; empty if it failed before its first round.
     """
 
     name: str
@@ -37,19 +37,19 @@ class Trial:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The overrides, with whole sections taken apart: "algorithm.lr" of {"algorithm": {"lr": ...}}."""
+        """Overrides with sections flattened: "algorithm.lr" for {"algorithm": {"lr": ...}}."""
         return _apart(self.overrides)
 
 
 def _apart(overrides: dict[str, Any], above: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in overrides.items():
-        found |= _apart(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": value}
-    return found
+        flat |= _apart(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": value}
+    return flat
 
 
 def short_names(keys: Iterable[str]) -> dict[str, str]:
-    """The shortest ending of each dotted key that no other key shares: "lr" for "algorithm.lr" without "model.lr"."""
+    """Shortest unambiguous ending of each dotted key: "lr" for "algorithm.lr", unless there is also "model.lr"."""
     keys = list(dict.fromkeys(keys))
     names = {}
     for key in keys:
@@ -60,7 +60,7 @@ def short_names(keys: Iterable[str]) -> dict[str, str]:
 
 
 def show(value: Any) -> str:
-    """A value of the experiment file or a count, briefly: four significant digits."""
+    """Formats a setting or a count briefly, with four significant digits."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -69,20 +69,20 @@ def show(value: Any) -> str:
 
 
 def short_label(overrides: dict[str, Any], names: dict[str, str] | None = None) -> str:
-    """A configuration as in "lr=0.1 mu=1". names: what to call each key; by default the shortest unambiguous ending."""
+    """Label such as "lr=0.1 mu=1". names: name of each key; by default, its shortest unambiguous ending."""
     names = names or short_names(overrides)
     return " ".join(f"{names[key]}={show(value)}" for key, value in overrides.items()) or "defaults"
 
 
 def searched_keys(trials: list[Trial]) -> list[str]:
-    """Every key that some trial overrides, in the order of first appearance; of whole sections those that differ."""
+    """Keys that any trial overrides, in order of first appearance; of whole sections, only keys that differ."""
     keys = dict.fromkeys(key for trial in trials for key in trial.settings)
-    alone = {key for trial in trials for key in trial.overrides}
-    return [key for key in keys if key in alone or len({repr(trial.settings.get(key)) for trial in trials}) > 1]
+    override_keys = {key for trial in trials for key in trial.overrides}
+    return [key for key in keys if key in override_keys or len({repr(trial.settings.get(key)) for trial in trials}) > 1]
 
 
 def trial_labels(trials: list[Trial]) -> list[str]:
-    """A label for each trial, with its name in front where two trials have the same configuration."""
+    """Label of each trial, preceded by its name if two trials have the same configuration."""
     names = short_names(searched_keys(trials))
     labels = [trial_label(trial, names) for trial in trials]
     return [
@@ -92,19 +92,19 @@ def trial_labels(trials: list[Trial]) -> list[str]:
 
 
 def trial_label(trial: Trial, names: dict[str, str]) -> str:
-    """`short_label` of a trial's searched keys. names: what to call each."""
+    """`short_label` of a trial's searched keys. names: name of each key."""
     return short_label({key: value for key, value in trial.settings.items() if key in names}, names)
 
 
 def final_value(records: list[RoundRecord], metric: str) -> float | None:
-    """The metric in the last round that has it."""
+    """Value of the metric in the last round that has it; None if no round has it."""
     return next((record[metric] for record in reversed(records) if record.get(metric) is not None), None)
 
 
 def ranked(trials: list[Trial], metric: str, mode: str) -> list[Trial]:
-    """Best final value first, equals in the given order; then the diverged (NaN, inf), then those without the metric.
+    """Trials by final value, best first, ties in the given order; then diverged trials, then trials without the metric.
 
-    mode: "max" or "min".
+    mode: "max" or "min". A trial has diverged if its final value is NaN or inf.
     """
 
     def place(trial: Trial) -> tuple[int, float]:
@@ -124,12 +124,12 @@ def sweep_rows(
     hedge_records: list[RoundRecord] | None = None,
     target_metric: str = "test_accuracy",
 ) -> list[Row]:
-    """One row per trial, by `ranked`: not the best round decides but the last one, which nobody chose by looking at it.
+    """One row per trial, sorted by `ranked`: by the last round, because choosing the best round would be biased.
 
-    Columns: trial, each searched key (None where a trial has no such key), weight (Hedge's last, where there are
-    `hedge_records`, whose expert i is trial i), the metric's final and its best value, the transmissions spent in units
-    of one FedAvg round, for each target the rounds and transmissions to reach it and the gain (how many times
-    the transmissions of the cheapest trial), None where it was not reached, and the status.
+    Columns: trial; each searched key (None if the trial does not have it); weight (Hedge's last weight, with
+    `hedge_records`, where expert i is trial i); final and best value of the metric; transmissions, in units of one
+    FedAvg round; for each target, the rounds and transmissions to reach it and the gain (ratio to the transmissions of
+    the cheapest trial), None if it was not reached; and status.
     """
     keys = searched_keys(trials)
     order = ranked(trials, metric, mode)
@@ -147,10 +147,10 @@ def sweep_rows(
 
 
 def best_per_metric(trials: list[Trial], targets: list[float], target_metric: str = "test_accuracy") -> list[Row]:
-    """For each final metric, and for the transmissions to each target, the best trial: name, configuration and value.
+    """Best trial for each final metric, and for the transmissions to each target: name, configuration and value.
 
-    Each row also has that trial's costs as in `sweep_rows`, since the most accurate trial is seldom the cheapest. A
-    metric that no trial has is left out; a target that none reached has a row of None.
+    Each row also has the costs of the trial as in `sweep_rows`, since the most accurate trial is rarely the cheapest. A
+    metric that no trial has is omitted; a target that no trial reached has a row of None.
     """
     costs, labels = _costs(trials, targets, target_metric), [target_label(target, target_metric) for target in targets]
     columns = {metric: [final_value(trial.records, metric) for trial in trials] for metric in METRICS}
@@ -185,9 +185,9 @@ def _costs(trials: list[Trial], targets: list[float], target_metric: str) -> lis
 
 
 def display(rows: list[Row]) -> list[dict[str, str]]:
-    """Rows of `sweep_rows` or `best_per_metric` as a person reads them: short headings, percentages.
+    """Formats rows of `sweep_rows` or `best_per_metric` for people: short headings, percentages.
 
-    Transmissions to a target are written as the thesis does: "148 (2.0×)" with the gain in parentheses, and
+    Transmissions to a target are written as in the thesis: "148 (2.0×)" with the gain in parentheses, and
     "1000+ (>6.8×)" when the target was not reached within the 1000 that were spent.
     """
     columns = list(dict.fromkeys(key for row in rows for key in row if not key.startswith("gain_to_")))
@@ -220,21 +220,22 @@ def _cell(row: Row, key: str, fewest: dict[str, float | None], targets: Sequence
 
 
 def cost_text(needed: float | None, spent: float | None, reference: float | None) -> str:
-    """Transmissions to a target as the thesis writes them: "148 (2.0×)", "1000+ (>6.8×)" where it was not reached.
+    """Transmissions to a target, written as in the thesis: "148 (2.0×)", or "1000+ (>6.8×)" if it was not reached.
 
-    needed: None where it was not; spent: in all; reference: what the gain refers to.
+    needed: transmissions to the target, None if it was not reached. spent: total transmissions. reference:
+    transmissions that the gain refers to.
     """
     if needed is not None:
         return f"{show(needed)} ({needed / reference:.1f}×)" if reference else show(needed)
     assert spent is not None
-    # Less spent than the reference needed says nothing about the gain.
+    # If less was spent than the reference needed, the gain is unknown.
     return f"{show(spent)}+ (>{spent / reference:.1f}×)" if reference and spent > reference else f"{show(spent)}+"
 
 
 def number(key: str, value: Any, targets: Sequence[float] = ()) -> str:
-    """The value of a column: accuracies and weights in per cent, losses with three decimals, others by `show`.
+    """Formats the value of a column: accuracies and weights in per cent, losses with three decimals, others by `show`.
 
-    targets: accuracies that a smaller one must not look like, see `percent`.
+    targets: accuracies to which a smaller accuracy must not be rounded, see `percent`.
     """
     if value is None or "." in key or not isinstance(value, float) or not math.isfinite(value):
         return show(value)
@@ -244,7 +245,7 @@ def number(key: str, value: Any, targets: Sequence[float] = ()) -> str:
 
 
 def to_csv(rows: list[Row], file: Path) -> None:
-    """Every column with full precision; None is an empty field."""
+    """Writes every column with full precision; None becomes an empty field."""
     with file.open("w", newline="", encoding="utf-8") as out:
         writer = csv.DictWriter(out, list(dict.fromkeys(key for row in rows for key in row)))
         writer.writeheader()
@@ -252,14 +253,14 @@ def to_csv(rows: list[Row], file: Path) -> None:
 
 
 def to_markdown(rows: list[Row]) -> str:
-    """A table of `display`."""
+    """Markdown table of rows, formatted by `display`."""
     if not rows:
         return ""
     return markdown_table(display(rows))
 
 
 def markdown_table(texts: list[dict[str, str]]) -> str:
-    """A table of dictionaries with the same keys, at least one."""
+    """Markdown table of one or more dictionaries with the same keys."""
     lines = [list(texts[0]), ["---"] * len(texts[0]), *(list(text.values()) for text in texts)]
     escaped = ([" ".join(cell.replace("|", "\\|").split()) for cell in line] for line in lines)
     return "".join(f"| {' | '.join(line)} |\n" for line in escaped)
@@ -268,12 +269,12 @@ def markdown_table(texts: list[dict[str, str]]) -> str:
 def hedge_summary(
     hedge_records: list[RoundRecord], labels: list[str], metric: str, trials: list[Trial] | None = None
 ) -> RoundRecord:
-    """What Hedge paid in its rounds (at least one), against the best expert in hindsight.
+    """Summary of Hedge over its rounds (at least one), compared with the best expert in hindsight.
 
-    Losses are averages over the rounds, regret and bound are sums over them. "certain" is the first round in which a
-    weight exceeds 0.9, or None. "expected", "leader_metric" and "best_metric" are averages, over the rounds that have
-    the metric, of the weighted metric, of that of each round's leader and of that of the best expert in hindsight; the
-    last two need the experts' own records (`trials`, expert i at i) and are None without.
+    Losses are means over the rounds; regret and bound are sums. "certain" is the first round in which a weight exceeds
+    0.9, or None. "expected", "leader_metric" and "best_metric" are means over the rounds that have the metric: of the
+    weighted metric, of the metric of each round's leader, and of the metric of the best expert in hindsight. The last
+    two need the experts' own records (`trials`, where expert i is trial i) and are None without them.
     """
     last = hedge_records[-1]
     numbers = [record["round"] for record in hedge_records]
@@ -301,11 +302,11 @@ def hedge_summary(
 
 
 def _mean(values: list[float | None]) -> float | None:
-    """Over what is there and finite: one diverged expert would otherwise turn the whole search's average into NaN."""
+    """Mean of the finite values: a single diverged expert would otherwise turn the mean of the search into NaN."""
     finite = [value for value in values if value is not None and math.isfinite(value)]
     return sum(finite) / len(finite) if finite else None
 
 
 def expert_folder(search_folder: Path, index: int) -> RunFolder:
-    """The run folder of an expert."""
+    """Run folder of an expert."""
     return RunFolder(search_folder / "experts" / f"{index:03d}")

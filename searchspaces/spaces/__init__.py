@@ -1,4 +1,4 @@
-"""Search spaces: the section of the file, configurations, published spaces."""
+"""Search spaces: the section of the file, configurations and published spaces."""
 
 SEARCH_KINDS = {
     "hedge": "hedgerow.searchspaces.tune.kinds.hedge_search:HedgeSearch",
@@ -8,4 +8,4 @@ SEARCH_KINDS = {
     "pbt": "hedgerow.searchspaces.tune.kinds.pbt_search:PbtSearch",
     "optuna": "hedgerow.searchspaces.tune.kinds.optuna_search:OptunaSearch",
 }
-"""The classes by the name under `search.kind`: strings, so that spaces/ imports nothing of tune/."""
+"""Classes by their name under `search.kind`, as strings, so that spaces/ does not import tune/."""

@@ -1,4 +1,4 @@
-"""The JSON schema of experiment files, so that editors complete and check them: made of the models that read them."""
+"""JSON schema of experiment files, for completion and checks in editors; generated from the models that read them."""
 
 import json
 import re
@@ -26,27 +26,27 @@ SchemaNode = dict[str, Any]
 
 
 def experiment_schema(own: Sequence[str] = ()) -> SchemaNode:
-    """The JSON schema (draft 2020-12) of experiment files, with their `search` section.
+    """JSON schema (draft 2020-12) of experiment files, including their `search` section.
 
-    own: dotted paths of algorithms of one's own; the keys of those that are not named are taken as they come. What only
-    shows from several keys together, such as an algorithm that needs a stream, is left to the loader. Raises UserError.
+    own: dotted paths of the user's own algorithms; the keys of algorithms that are not listed are not validated.
+    Conditions on several keys, such as an algorithm that needs a stream, are left to the loader. Raises UserError.
     """
     sections: Any = tuple(_section(name, algorithm_class(name, "--algorithm")) for name in [*ALGORITHMS, *own])
     algorithm: Any = Annotated[
-        _union(sections), Field(discriminator="name", description="how it is learnt: the method and its settings")
+        _union(sections), Field(discriminator="name", description="training algorithm and its settings")
     ]
     file = create_model(
         "ExperimentFile",
         __base__=Experiment[algorithm],
         search=(
             any_search() | None,
-            Field(None, description="what `hedgerow search` tries; a plain run leaves it out"),
+            Field(None, description="settings of `hedgerow search`; a plain run does not use them"),
         ),
     )
     schema = _tidy(file.model_json_schema())
     kinds, properties = schema["$defs"], schema["properties"]
     for section in kinds.values():
-        # A section that is chosen by its name is nothing without it, though each class knows its own by heart.
+        # A section that is selected by its name requires it, although it is the default of each class.
         tags = [key for key in ("name", "kind") if "const" in section.get("properties", {}).get(key, {})]
         section["required"] = list(dict.fromkeys([*tags, *section.get("required", [])]))
     kinds["HedgeSearch"]["required"].remove("kind")
@@ -54,12 +54,12 @@ def experiment_schema(own: Sequence[str] = ()) -> SchemaNode:
     properties["algorithm"]["oneOf"].append(_unknown(list(own)))
     _search(kinds)
     del properties["search"]["default"]
-    told = "An experiment of Hedgerow: task, algorithm, rounds, resources, tracking; and what a search tries."
-    return {"$schema": DIALECT, "title": "Hedgerow experiment", **schema, "description": told}
+    description = "An experiment of Hedgerow: task, algorithm, rounds, resources, tracking and search."
+    return {"$schema": DIALECT, "title": "Hedgerow experiment", **schema, "description": description}
 
 
 def write_schema(file: Path | None, own: Sequence[str]) -> None:
-    """Write the schema into a file, or print it. Raises UserError."""
+    """Write the schema to a file, or print it. Raises UserError."""
     text = json.dumps(experiment_schema(own), indent=1, ensure_ascii=False)
     if file is None:
         click.echo(text)
@@ -67,12 +67,12 @@ def write_schema(file: Path | None, own: Sequence[str]) -> None:
     try:
         file.write_text(f"{text}\n", encoding="utf-8")
     except OSError as error:
-        raise UserError(f"--output: {file} cannot be written ({error.strerror}); name another file") from None
+        raise UserError(f"--output: {file} cannot be written ({error.strerror}); choose another file") from None
     click.echo(f"schema: {file}")
 
 
 def _section(name: str, algorithm: type[Algorithm]) -> type[HyperParameters]:
-    """An algorithm's hyperparameters under the name that selects them, and with what the algorithm is."""
+    """Model of an algorithm's hyperparameters, with the name that selects them and the description of the algorithm."""
     where = source(algorithm)
     return create_model(
         "algorithm_" + re.sub(r"\W", "_", name),
@@ -83,45 +83,45 @@ def _section(name: str, algorithm: type[Algorithm]) -> type[HyperParameters]:
 
 
 def _union(kinds: tuple[Any, ...]) -> Any:
-    found = kinds[0]
+    union = kinds[0]
     for kind in kinds[1:]:
-        found = found | kind
-    return found
+        union = union | kind
+    return union
 
 
 def _unknown(own: list[str]) -> SchemaNode:
-    """An algorithm of the user's own, of which nothing is known."""
+    """Schema of the user's own algorithm, whose keys are unknown."""
     name = {"type": "string", "pattern": DOTTED, "not": {"enum": own}}
-    told = "An algorithm of your own: `name` is the dotted path of its class."
-    return {"type": "object", "description": told, "properties": {"name": name}, "required": ["name"]}
+    description = "Your own algorithm: `name` is the dotted path of its class."
+    return {"type": "object", "description": description, "properties": {"name": name}, "required": ["name"]}
 
 
 def _search(kinds: SchemaNode) -> None:
-    """What the loader takes of a search before pydantic sees it: lists, names of spaces, and YAML's `off`."""
+    """Adds forms of a search that the loader accepts before validation: lists, names of spaces, and YAML's `off`."""
     entry = kinds["Dimension"]
     entry["oneOf"] = [{"required": [form], "properties": {form: {"not": {"type": "null"}}}} for form in FORMS]
-    every = {"type": "array", "minItems": 1, "description": "every one of these values"}
+    every = {"type": "array", "minItems": 1, "description": "try each of these values"}
     kinds["Dimension"] = {"anyOf": [every, entry]}
     keys = "|".join(map(re.escape, SEARCHABLE))
     for section in kinds.values():
         properties = section.get("properties", {})
         if "space" in properties:
             space = properties["space"]
-            given = {
+            inline = {
                 "type": "object",
                 "minProperties": 1,
                 "propertyNames": {"pattern": rf"^({keys})(\..+)?$"},
                 "additionalProperties": space["additionalProperties"],
             }
             named = {"enum": sorted(named_spaces())}
-            properties["space"] = {"anyOf": [given, named], "description": space["description"]}
+            properties["space"] = {"anyOf": [inline, named], "description": space["description"]}
             properties["pack"]["anyOf"].append({"const": False})
 
 
 def _tidy(node: Any, names: bool = False) -> Any:
-    """Without the titles that only repeat keys, and without `discriminator`, which JSON Schema does not have.
+    """Removes titles that only repeat keys, and `discriminator`, which is not part of JSON Schema.
 
-    names: the keys of `node` are the user's, and none of the schema's own.
+    names: whether the keys of `node` are names that the schema defines, and not keywords of JSON Schema.
     """
     if isinstance(node, list):
         return [_tidy(part) for part in node]

@@ -1,4 +1,4 @@
-"""Which experts a trial trains: one, or a pack of experts that differ in floats only and share the work of a round."""
+"""Packs of experts: a trial trains one expert, or several that differ only in floats and share the work of a round."""
 
 import json
 from collections.abc import Sequence
@@ -14,37 +14,37 @@ NUMBER, PACK = "number", "pack"
 
 
 Members = list[tuple[int, Overrides]]
-"""The experts of a trial: number and configuration of each."""
+"""Experts of a trial: number and configuration of each."""
 
 
 def members(trial_id: str, config: dict[str, Any]) -> Members:
-    """The experts of a trial.
+    """Returns the experts of a trial.
 
-    Tune counts the trials in their identifiers; a pack says its experts' numbers itself, and a searcher its trial's.
+    Tune's identifier of a trial contains its number; a pack lists its experts' numbers, and a searcher its trial's.
     """
     if PACK in config:
         return [(number, overrides) for number, overrides in config[PACK]]
-    counted = config[NUMBER] if NUMBER in config else int(trial_id.rsplit("_", 1)[-1])
-    return [(counted, config.get("overrides", {}))]
+    index = config[NUMBER] if NUMBER in config else int(trial_id.rsplit("_", 1)[-1])
+    return [(index, config.get("overrides", {}))]
 
 
 def pack_trials(experiments: Sequence[Experiment], room: int, size: int | None) -> list[list[int]]:
-    """Deal experts into packs: lists of their numbers, in order.
+    """Divide experts into packs: lists of their numbers, in order.
 
-    room: trials that the cluster holds at once. size: experts in a pack at most; None: as many as leave no room empty.
+    room: trials that fit on the cluster at once. size: maximum number of experts in a pack; None: fill the room.
     """
-    alike: dict[str, list[int]] = {}
+    groups: dict[str, list[int]] = {}
     for number, experiment in enumerate(experiments):
-        alike.setdefault(_fusion_key(experiment), []).append(number)
+        groups.setdefault(_fusion_key(experiment), []).append(number)
     packs = []
-    for numbers in alike.values():
+    for numbers in groups.values():
         parts = -(-len(numbers) // size) if size else min(room, len(numbers))
         packs += [part.tolist() for part in np.array_split(numbers, parts)]
     return sorted(packs)
 
 
 def _fusion_key(experiment: Experiment) -> str:
-    """What experts of one pack have in common: everything but the floats of their algorithm and its slots."""
+    """Key of experts that can share a pack: all settings except the floats of the algorithm and its slots."""
     hyper = experiment.hyper
     blank = hyper.with_floats(dict.fromkeys(hyper.floats(), "a float")).model_dump(mode="json", warnings=False)
     values = experiment.model_dump(mode="json", exclude={*blank})
@@ -52,7 +52,7 @@ def _fusion_key(experiment: Experiment) -> str:
 
 
 def client_actors(resources: Resources) -> int:
-    """Client actors of each trial: one, unless the file asks for more."""
+    """Number of client actors of each trial: one, unless the file sets more."""
     if resources.executor == "inline" or resources.actors == "auto":
         return 1
     return resources.actors

@@ -1,4 +1,4 @@
-"""Search spaces by name: the grids of the sources, one YAML file per family in `spaces/`; a name is METHOD/DATA_SET."""
+"""Published search spaces by name (METHOD/DATA_SET): grids of the sources, one YAML file per family in `spaces/`."""
 
 import math
 from copy import deepcopy
@@ -17,7 +17,7 @@ SPACES = Path(__file__).parent
 
 @dataclass(frozen=True)
 class NamedSpace:
-    """One grid of a source. source: where it stands; space: as under `search.space` of an experiment file."""
+    """A published grid. source: its citation; space: as under `search.space` of an experiment file."""
 
     name: str
     family: str
@@ -26,24 +26,24 @@ class NamedSpace:
 
     @property
     def size(self) -> int | None:
-        """The number of configurations; None when some keys are drawn or conditional."""
+        """Number of configurations; None when some keys are drawn or conditional."""
         lengths = [len(entry["grid"]) for entry in self.space.values() if entry.keys() == {"grid"}]
         return math.prod(lengths) if len(lengths) == len(self.space) else None
 
 
 @cache
 def named_spaces() -> dict[str, NamedSpace]:
-    """All of them, by name, family by family."""
-    found: dict[str, NamedSpace] = {}
+    """All published spaces by name, ordered by family."""
+    spaces: dict[str, NamedSpace] = {}
     for file in sorted(SPACES.glob("*.yaml")):
         for name, entry in yaml.safe_load(file.read_text(encoding="utf-8")).items():
-            assert name not in found, f"{name} stands in {found[name].family}.yaml and in {file.name}"
-            found[name] = NamedSpace(name, file.stem, entry["source"], entry["space"])
-    return found
+            assert name not in spaces, f"{name} is in {spaces[name].family}.yaml and in {file.name}"
+            spaces[name] = NamedSpace(name, file.stem, entry["source"], entry["space"])
+    return spaces
 
 
 def named_space(name: str) -> dict[str, dict[str, Any]]:
-    """A copy of the space of that name. Raises UserError."""
+    """Copy of the space with a given name. Raises UserError."""
     known = named_spaces()
     if name not in known:
         raise UserError(

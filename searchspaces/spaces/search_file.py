@@ -1,4 +1,4 @@
-"""Reads what `hedgerow search` runs: an experiment file with its `search` section, checked as a whole."""
+"""Reads and validates the experiment file of a search, including its `search` section."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,12 +22,12 @@ SEARCHABLE = (
     *("algorithm", "task.model", "task.partition", "seed", "participation", "clients_per_round"),
     *("aggregation", "transforms", "objective", "simulation", "engine"),
 )
-"""What may differ between the trials of one search: they share data, rounds, evaluation and resources."""
+"""Keys that may differ between the trials of a search; all trials share data, rounds, evaluation and resources."""
 
 
 @dataclass(frozen=True)
 class SearchSpec:
-    """A search, ready to run. values: the experiment file without `search`. configurations: known before it starts."""
+    """A validated search. values: the experiment file without `search`. configurations: known before the start."""
 
     experiment: Experiment
     search: SearchKind
@@ -40,9 +40,9 @@ class SearchSpec:
 
     @property
     def resolved(self) -> dict[str, Any]:
-        """The file with every default filled in; what it has under old names, as it stands.
+        """The file with every default filled in; an algorithm with keys under old names is kept as it is.
 
-        Configurations may replace the whole algorithm, and with it what its old keys say.
+        Configurations may replace the whole algorithm, including its old keys.
         """
         search = self.search.model_dump(mode="json", exclude_none=True)
         resolved = self.experiment.model_dump(mode="json") | {"search": search}
@@ -55,41 +55,41 @@ class SearchSpec:
         return resolved
 
     def dump(self) -> str:
-        """The resolved file as YAML, which reads back as the same search."""
+        """The resolved file as YAML; loading it gives the same search."""
         return dump_values(self.resolved)
 
 
 def load_search(path: str | Path, overrides: Sequence[str] = ()) -> SearchSpec:
     """Read and validate an experiment file with a `search` section.
 
-    overrides: "key.key=value" each, as given to --set. Raises UserError with all mistakes of the file.
+    overrides: strings "key.key=value", as for --set. Raises UserError that lists all mistakes in the file.
     """
     values, lines = _read(path, overrides)
     return parse_search(values, lines, str(path))
 
 
 def read_search(path: str | Path) -> SearchSpec:
-    """What the file of a search that was begun says, for those who do not go on with it.
+    """Read the file of a started search, for callers that do not continue it.
 
-    Nothing that it names is imported, and its configurations are not tried anew. Raises UserError.
+    Does not import anything that the file names, and does not validate its configurations again. Raises UserError.
     """
     values, lines = _read(path)
     section = _search_section(values.pop("search"), lines, str(path), imports=False)
     search, experiment = section, read_experiment(path)
     resolved = experiment.model_dump(mode="json")
-    found = configurations(search.space, resolved, search.samples, experiment.seed)
-    return SearchSpec(experiment, search, values, [] if search.proposes else found)
+    configs = configurations(search.space, resolved, search.samples, experiment.seed)
+    return SearchSpec(experiment, search, values, [] if search.proposes else configs)
 
 
 def _read(path: str | Path, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], Lines]:
     values, lines = read_file(Path(path), overrides)
     if "search" not in values:
-        raise UserError(f"{path}: there is no `search:` section; add one, as examples/digits_hedge.yaml does")
+        raise UserError(f"{path}: there is no `search:` section; add one, as in examples/digits_hedge.yaml")
     return values, lines
 
 
 def parse_search(values: dict[str, Any], lines: Lines | None = None, source: str = "experiment") -> SearchSpec:
-    """Validate plain values, `search` among them. lines, source: where they stand, for messages. Raises UserError."""
+    """Validate plain values, including `search`. lines, source: their origin, for error messages. Raises UserError."""
     lines = lines or {}
     base = {key: value for key, value in values.items() if key != "search"}
     try:
@@ -106,15 +106,15 @@ def parse_search(values: dict[str, Any], lines: Lines | None = None, source: str
         _check_space(search, experiment)
         search.check(experiment)
         resolved = experiment.model_dump(mode="json")
-        found = configurations(search.space, resolved, search.samples, experiment.seed)
-        _check_conditions(search.space, found)
+        configs = configurations(search.space, resolved, search.samples, experiment.seed)
+        _check_conditions(search.space, configs)
     except UserError as error:
         raise UserError(f"{lines.get(('search', 'space'), source)}: {error}") from None
-    # Some corners are configurations.
-    each = {frozen(overrides): overrides for overrides in (*corners(search.space, resolved), *found)}
+    # Some corners are also configurations.
+    each = {frozen(overrides): overrides for overrides in (*corners(search.space, resolved), *configs)}
     for overrides in each.values():
         _check_trial(base, overrides, lines, source)
-    return SearchSpec(experiment, search, base, [] if search.proposes else found)
+    return SearchSpec(experiment, search, base, [] if search.proposes else configs)
 
 
 def _search_section(section: Any, lines: Lines, source: str, imports: bool = True) -> SearchKind:
@@ -135,7 +135,7 @@ def _search_section(section: Any, lines: Lines, source: str, imports: bool = Tru
 
 
 def _check_trial(base: dict[str, Any], overrides: Overrides, lines: Lines, source: str) -> None:
-    """Raises UserError, with the place of the searched key, when a configuration is no experiment."""
+    """Raises UserError with the location of the searched key when a configuration is not a valid experiment."""
     places = dict(lines)
     for key in overrides:
         home = ("search", "space", key)
@@ -148,14 +148,14 @@ def _check_space(search: SearchKind, experiment: Experiment) -> None:
         if not any(key == known or key.startswith(f"{known}.") for known in SEARCHABLE):
             raise UserError(
                 f"search.space.{key} cannot be searched{nearest(key, SEARCHABLE)}: it is the same for all trials "
-                f"(what may differ: {', '.join(SEARCHABLE)})"
+                f"(searchable keys: {', '.join(SEARCHABLE)})"
             )
         if key.startswith("task.partition") and experiment.task.partition.is_stream:
             raise UserError(f"search.space.{key} cannot be searched: the stream is the same for all trials")
     if experiment.resources.actors_per_node:
         raise UserError(
             "resources.actors_per_node is for single runs; a search places the client actors of each trial by "
-            "resources.placement: remove it"
+            "resources.placement; remove `actors_per_node`"
         )
 
 
@@ -168,7 +168,7 @@ def _check_conditions(space: Space, found: list[Overrides]) -> None:
 def _check_metric(search: SearchKind, experiment: Experiment) -> None:
     known = list(dict.fromkeys([*ACCURACIES, *LOSSES, experiment.evaluation.target_metric]))
     if experiment.task.partition.is_stream:
-        # Hedge weighs what was suffered in each round; the others look at the last.
+        # Hedge uses the loss of each round; the other kinds use the last round.
         known = ["test_accuracy", "test_loss"] if search.weighs_rounds else ["ctm", "ltm", "ltm_loss"]
     if search.metric not in known and not search.metric.startswith("train_"):
         raise UserError(

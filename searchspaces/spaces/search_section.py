@@ -1,4 +1,4 @@
-"""The `search` section of an experiment file: what all kinds of search have in common."""
+"""The `search` section of an experiment file: keys that all kinds of search share."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,20 +21,20 @@ Overrides = dict[str, Any]
 """Values by the dotted key that they replace in the experiment file: {"algorithm.lr": 0.1}."""
 
 FORMS = ("grid", "choice", "uniform", "loguniform", "integers")
-"""How a key's values are given; `grid` lists all, the others are drawn from."""
+"""Forms of a key's values: `grid` tries all of them, the other forms draw from them."""
 
 
 class Dimension(Section):
-    """The values of one key of the experiment file. A plain list stands for `grid`."""
+    """Values of one key of the experiment file. A plain list stands for `grid`."""
 
-    grid: list[Any] | None = Field(None, min_length=1, description="every one of these values")
-    choice: list[Any] | None = Field(None, min_length=1, description="one of these values, drawn")
-    uniform: list[float] | None = Field(None, description="[low, high]: drawn evenly between them")
-    loguniform: list[float] | None = Field(None, description="[low, high]: drawn evenly between their logarithms")
+    grid: list[Any] | None = Field(None, min_length=1, description="try each of these values")
+    choice: list[Any] | None = Field(None, min_length=1, description="draw one of these values")
+    uniform: list[float] | None = Field(None, description="[low, high]: draw uniformly between the bounds")
+    loguniform: list[float] | None = Field(None, description="[low, high]: draw log-uniformly between the bounds")
     integers: list[Annotated[int, Field(lt=2**63 - 1)]] | None = Field(
-        None, description="[low, high]: a whole number, both ends included"
+        None, description="[low, high]: draw an integer, bounds included"
     )
-    when: dict[str, Any] = Field({}, description="only where these other keys have these values (or one of a list)")
+    when: dict[str, Any] = Field({}, description="only if these other keys have these values (or one of a list)")
 
     @model_validator(mode="before")
     @classmethod
@@ -43,12 +43,14 @@ class Dimension(Section):
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:
-        given = [form for form in FORMS if getattr(self, form) is not None]
-        if len(given) != 1:
-            raise ValueError(f"give one of {', '.join(FORMS)}" + (f", not {' and '.join(given)}" if given else ""))
+        forms = [form for form in FORMS if getattr(self, form) is not None]
+        if len(forms) != 1:
+            raise ValueError(
+                f"set exactly one of {', '.join(FORMS)}" + (f", not {' and '.join(forms)}" if forms else "")
+            )
         bounds = self.uniform or self.loguniform or self.integers
         if bounds is not None and (len(bounds) != 2 or bounds[0] >= bounds[1]):
-            raise ValueError(f"`{given[0]}` takes [low, high] with low < high, not {bounds}")
+            raise ValueError(f"`{forms[0]}` takes [low, high] with low < high, not {bounds}")
         if self.loguniform and self.loguniform[0] <= 0:
             raise ValueError(f"`loguniform` takes bounds above 0, not {self.loguniform}")
         return self
@@ -59,29 +61,29 @@ class Dimension(Section):
 
     @property
     def values(self) -> list[Any]:
-        """The values of a grid or choice, or the two bounds."""
+        """Values of a grid or choice, or the two bounds."""
         return getattr(self, self.form)
 
 
 MODES = {"accuracy": "max", "loss": "min"}
-"""Which way a metric is better, by the last part of its name."""
+"""Direction of optimisation, by a part of the name of the metric."""
 
 ACCURACIES = ("test_accuracy", "client_accuracy", "client_accuracy_worst10")
 LOSSES = ("test_loss", "client_loss")
-"""What every run reports on evaluated rounds; the clients' where evaluation.clients is above 0."""
+"""Metrics that every run reports in evaluated rounds; client metrics only if evaluation.clients is above 0."""
 
 
 STREAM = ("ctm", "ltm", "ltm_loss", "efficiency_points", "efficiency_reached")
-"""What learners of streams report in addition to test_accuracy and test_loss, which are of the round's own task."""
+"""Further metrics of stream learners. Their test_accuracy and test_loss are those of the round's own task."""
 
 
 @dataclass(frozen=True)
 class SearchSetup:
-    """What a kind of search builds its searcher and scheduler from.
+    """Inputs from which a kind of search builds its searcher and scheduler.
 
-    values: the experiment file without `search`. configurations: of the trials, by number; where they are proposed one
-    by one, those that an interrupted search has tried. journal: file that a scheduler may write. on_round: takes
-    records of the search's own rounds. warn: takes sentences for the user.
+    values: the experiment file without `search`. configurations: one per trial, by number; if a searcher proposes them,
+    those that an interrupted search has tried. journal: file that a scheduler may write. on_round: called with records
+    of the search's own rounds. warn: called with warnings for the user.
     """
 
     experiment: Experiment
@@ -93,38 +95,38 @@ class SearchSetup:
 
 
 class SearchKind(Section):
-    """A kind of search: its keys, and how Ray Tune carries it out. Derive from it for a kind of your own."""
+    """Base class of all kinds of search: their keys, and how Ray Tune runs them. Subclass it for your own kind."""
 
     treats_trials_alone: ClassVar[bool] = False
-    """Whether it starts, stops or changes each trial by itself, so that trials cannot be packed."""
+    """Whether it starts, stops or changes trials individually, so that they cannot be packed."""
 
     pauses_trials: ClassVar[bool] = False
-    """Whether its scheduler pauses trials. Tune counts these as running, so it is given no limit then."""
+    """Whether its scheduler pauses trials. Tune counts paused trials as running, so they get no concurrency limit."""
 
     proposes: ClassVar[bool] = False
-    """Whether a searcher proposes the configurations one by one; else all are known before the search starts."""
+    """Whether a searcher proposes the configurations one by one; otherwise, all are known before the search starts."""
 
     weighs_rounds: ClassVar[bool] = False
-    """Whether it compares trials in every round, and not only at their end."""
+    """Whether it compares trials in every round instead of only at their end."""
 
     kind: Any
-    space: dict[str, Dimension] = Field(description="keys of this file and their values, or the name of a known space")
-    metric: str = Field("test_accuracy", description="what is optimised: a metric of the evaluated rounds")
-    mode: Literal["max", "min"] = Field("max", description="whether more or less of it is better")
-    samples: int | None = Field(None, ge=1, description="draws of the keys that are not grids")
-    concurrency: int | None = Field(None, ge=1, description="trials at once; null: as many as the cluster holds")
+    space: dict[str, Dimension] = Field(description="keys of this file and their values, or name of a published space")
+    metric: str = Field("test_accuracy", description="metric to optimise, reported in evaluated rounds")
+    mode: Literal["max", "min"] = Field("max", description="whether to maximise or minimise the metric")
+    samples: int | None = Field(None, ge=1, description="number of draws of the keys that are not grids")
+    concurrency: int | None = Field(None, ge=1, description="maximum number of parallel trials; null: as many as fit")
     report_every: int = Field(10, ge=1, description="rounds between two reports of a trial")
-    restarts: int = Field(3, ge=0, description="how often a trial whose process died starts again")
+    restarts: int = Field(3, ge=0, description="maximum restarts of a trial whose process died")
     pack: Annotated[int, Field(ge=1)] | Literal["auto", "off"] = Field(
         "auto",
-        description="configurations that differ only in numbers such as lr train together, so many in a trial at most; "
-        "auto: as many as keep every slot busy; off: each in a trial of its own",
+        description="maximum number of configurations that train together in a trial if they differ only in numbers "
+        "such as lr; auto: as many as keep every slot busy; off: one per trial",
     )
 
     @field_validator("pack", mode="before")
     @classmethod
     def _off_is_no_truth_value(cls, value: Any) -> Any:
-        # To YAML a bare `off` is false.
+        # YAML reads a bare `off` as false.
         return "off" if value is False else value
 
     @model_validator(mode="before")
@@ -141,61 +143,65 @@ class SearchKind(Section):
         natural = mode_of(self.metric)
         if natural and natural != self.mode:
             raise ValueError(
-                f"`mode: {self.mode}` contradicts `metric: {self.metric}`, of which {natural} is better; set "
-                f"`mode: {natural}` or leave it out"
+                f"`mode: {self.mode}` contradicts `metric: {self.metric}`, whose mode is {natural}; set "
+                f"`mode: {natural}` or remove it"
             )
-        drawn = [key for key, entry in self.space.items() if entry.form != "grid"]
-        if drawn and self.samples is None:
-            raise ValueError(f"`samples` is missing: how many draws of {', '.join(drawn)}? Add `samples: 10`")
-        if not drawn and self.samples is not None and not self.proposes:
-            raise ValueError("`samples` has nothing to draw: every key of the space is a grid; remove it")
+        random_keys = [key for key, entry in self.space.items() if entry.form != "grid"]
+        if random_keys and self.samples is None:
+            raise ValueError(
+                f"`samples` is missing: set the number of draws of {', '.join(random_keys)}, as in `samples: 10`"
+            )
+        if not random_keys and self.samples is not None and not self.proposes:
+            raise ValueError("`samples` has no effect, because every key of the space is a grid; remove it")
         return self
 
     @model_validator(mode="after")
     def _packs_where_trials_end_together(self) -> Self:
         if self.alone_by and isinstance(self.pack, int):
-            raise ValueError(f"`pack: {self.pack}` does not go with {self.alone_by}, which treats each trial alone")
+            raise ValueError(
+                f"`pack: {self.pack}` cannot be used with {self.alone_by}, which treats trials individually"
+            )
         return self
 
     def build(self, setup: SearchSetup) -> "tuple[Searcher | None, TrialScheduler | None]":
-        """Ray Tune's searcher and scheduler.
+        """Returns Ray Tune's searcher and scheduler.
 
-        Without a searcher, the trials are the configurations of the file; without a scheduler, each runs to its end. A
-        reported result has the entries `round`, those of the round's record, and `done`.
+        Without a searcher, the trials are the configurations of the file; without a scheduler, each runs to completion.
+        A reported result contains `round`, the entries of the round's record, and `done`.
         """
         raise NotImplementedError
 
     def check(self, experiment: Experiment) -> None:
-        """Check what depends on the experiment, before any work. Raises UserError."""
+        """Check settings that depend on the experiment, before any work starts. Raises UserError."""
 
     @property
     def alone_by(self) -> str | None:
-        """The setting that keeps the trials apart, if there is one."""
+        """Setting that rules out packs; None if there is none."""
         return f"kind {self.kind}" if self.treats_trials_alone else None
 
     @property
     def packed(self) -> int | Literal["auto"] | None:
-        """Configurations in a trial at most; None: one, which is on its own."""
+        """Maximum number of configurations per trial; None: packs are off."""
         return None if self.pack == "off" or self.alone_by else self.pack
 
 
 def mode_of(metric: str) -> str | None:
-    """Whether more ("max") or less ("min") of a metric is better, where its name says it."""
+    """Direction of optimisation ("max" or "min") of a metric, if its name determines it; otherwise None."""
     return next((mode for part, mode in MODES.items() if part in metric.split("_")), None)
 
 
 KINDS = Registry(SEARCH_KINDS, SearchKind, "search.kind")
-"""What `search.kind` takes: a built-in name, or the dotted path of the user's own SearchKind."""
+"""Accepted values of `search.kind`: a built-in name, or the dotted path of the user's own SearchKind."""
 
 
 @cache
 def any_search() -> Any:
-    """The type of the section `search`: one of the kinds. A function, since the kinds import this module."""
+    """Type of the section `search`: union of all kinds. A function, because the kinds import this module."""
     return KINDS.union()
 
 
 @cache
 def search_file() -> type[Section]:
-    """The part of an experiment file that a plain run leaves out: a section with the one key `search`."""
+    """Model of the part of an experiment file that a plain run does not use: a section with the one key `search`."""
     search: Any = (any_search(), Field())
     return create_model("SearchFile", __base__=Section, search=search)

@@ -1,4 +1,4 @@
-"""From a space to configurations: conditions, grids, and draws from Tune's own distributions."""
+"""Turns a search space into configurations: conditions, grids, and draws from Tune's distributions."""
 
 from collections.abc import Iterator
 from itertools import product
@@ -17,13 +17,13 @@ from hedgerow.searchspaces.spaces.search_section import Dimension, Overrides
 Space = dict[str, Dimension]
 
 MOST = 100_000
-"""Configurations of a search. Each of them is checked before the search starts."""
+"""Maximum number of configurations of a search. Each one is checked before the search starts."""
 
 _MISSING = object()
 
 
 def domain(entry: Dimension) -> Any:
-    """The distribution of an entry, as Tune has it; a grid counts as a choice."""
+    """Tune's distribution of an entry; a grid counts as a choice."""
     match entry.form:
         case "uniform":
             return tune.uniform(*entry.values)
@@ -35,83 +35,83 @@ def domain(entry: Dimension) -> Any:
 
 
 def configurations(space: Space, values: dict[str, Any], samples: int | None, seed: int) -> list[Overrides]:
-    """All combinations of the grids, each with `samples` draws of the other keys, in a fixed order, none twice.
+    """All combinations of the grids, each with `samples` draws of the other keys, in a fixed order, without duplicates.
 
-    values: the experiment file, for conditions on keys that are not searched. seed: decides the draws. Raises
+    values: the experiment file, for conditions on keys that are not searched. seed: seed of the draws. Raises
     UserError.
     """
     total = prod(len(entry.values) for entry in space.values() if entry.form == "grid") * (samples or 1)
     if total > MOST:
         raise UserError(
-            f"search.space: {total:,} configurations are more than {MOST:,}; shorten its lists or `samples`"
+            f"search.space: {total:,} configurations are more than {MOST:,}; shorten its lists or reduce `samples`"
         )
     random = np.random.RandomState(seed % 2**32)
-    drawn = [key for key, entry in space.items() if entry.form != "grid"]
+    random_keys = [key for key, entry in space.items() if entry.form != "grid"]
     grids = {key: entry.values for key, entry in space.items() if entry.form == "grid"}
-    domains = {key: domain(space[key]) for key in drawn}
-    found: dict[Any, Overrides] = {}
+    domains = {key: domain(space[key]) for key in random_keys}
+    configs: dict[Any, Overrides] = {}
     for combination in product(*grids.values()):
         for _ in range(samples or 1):
             full = dict(zip(grids, combination, strict=True))
-            full |= {key: _plain(domains[key].sample(random_state=random)) for key in drawn}
+            full |= {key: _plain(domains[key].sample(random_state=random)) for key in random_keys}
             overrides = active(space, {key: full[key] for key in space}, values)
-            found.setdefault(frozen(overrides), overrides)
-    return list(found.values())
+            configs.setdefault(frozen(overrides), overrides)
+    return list(configs.values())
 
 
 def active(space: Space, full: Overrides, values: dict[str, Any]) -> Overrides:
-    """The keys whose conditions hold, in the order of the space."""
-    kept: Overrides = {}
+    """Values of the keys whose conditions hold, in the order of the space."""
+    overrides: Overrides = {}
     for key in ordered(space):
-        if holds(space[key].when, space, kept, values):
-            kept[key] = full[key]
-    return {key: kept[key] for key in space if key in kept}
+        if holds(space[key].when, space, overrides, values):
+            overrides[key] = full[key]
+    return {key: overrides[key] for key in space if key in overrides}
 
 
 def holds(when: dict[str, Any], space: Space, chosen: Overrides, values: dict[str, Any]) -> bool:
-    """Whether a condition is met. chosen: the searched keys that are in force so far."""
-    for key, wanted in when.items():
-        # A searched key whose own condition fails has no value at all, whatever the file says.
+    """Whether a condition is met. chosen: values of the searched keys that are active so far."""
+    for key, condition in when.items():
+        # A searched key whose own condition fails has no value, even if the file sets one.
         actual = chosen.get(key, _MISSING) if key in space else value_at(values, key)
-        if actual not in (wanted if isinstance(wanted, list) else [wanted]):
+        if actual not in (condition if isinstance(condition, list) else [condition]):
             return False
     return True
 
 
 def ordered(space: Space) -> list[str]:
-    """The keys, each after those that its condition asks about. Raises UserError when they ask in a circle."""
-    done: list[str] = []
+    """Keys, each after the keys that its condition depends on. Raises UserError when conditions are circular."""
+    order: list[str] = []
 
     def visit(key: str, above: tuple[str, ...]) -> None:
         if key in above:
             raise UserError(f"search.space: the conditions of {' and '.join(above)} depend on each other; remove one")
-        if key not in done:
+        if key not in order:
             for other in space[key].when:
                 if other in space:
                     visit(other, (*above, key))
-            done.append(key)
+            order.append(key)
 
     for key in space:
         visit(key, ())
-    return done
+    return order
 
 
 def corners(space: Space, values: dict[str, Any]) -> Iterator[Overrides]:
-    """For each key its extreme (or listed) values, one at a time: what must be valid before anything starts."""
+    """Yields configurations with the extreme or listed values of each key, one at a time; all of them must be valid."""
     first = {key: entry.values[0] for key, entry in space.items()}
     for key, entry in space.items():
         for value in entry.values:
             full = {**first, key: value}
-            # The key's own conditions are made true, as far as the space allows.
-            for other, wanted in entry.when.items():
+            # Make the key's own conditions true, as far as the space allows.
+            for other, condition in entry.when.items():
                 if other in space:
-                    options = wanted if isinstance(wanted, list) else [wanted]
+                    options = condition if isinstance(condition, list) else [condition]
                     full[other] = next((v for v in space[other].values if v in options), full[other])
             yield active(space, full, values)
 
 
 def value_at(values: dict[str, Any], key: str) -> Any:
-    """The value at a dotted key, or a value equal to nothing."""
+    """Value at a dotted key; if there is none, `_MISSING`, which is equal to no other value."""
     node: Any = values
     for part in modern_key(tuple(key.split(".")), values):
         if isinstance(node, list) and part.isdecimal() and int(part) < len(node):
@@ -124,18 +124,18 @@ def value_at(values: dict[str, Any], key: str) -> Any:
 
 
 def frozen(value: Any) -> Any:
-    """The same, so that it can be looked up: of thousands of configurations, no two are to be compared."""
+    """Hashable copy of a value, so that thousands of configurations are looked up instead of compared in pairs."""
     if isinstance(value, dict):
         return frozenset((key, frozen(part)) for key, part in value.items())
     return tuple(frozen(part) for part in value) if isinstance(value, list) else value
 
 
 def with_overrides(values: dict[str, Any], overrides: Overrides) -> dict[str, Any]:
-    """A copy of the experiment's values with the overrides in place. Raises UserError."""
+    """Copy of the experiment's values with the overrides applied. Raises UserError."""
     out = dict(values)
     if isinstance(section := overrides.get("algorithm"), dict):
         overrides = {**overrides, **without_slots(section)}
-    # Alternatives that are both overridden stay, and are refused when the experiment is parsed.
+    # If two alternatives are both overridden, both are kept, and parsing the experiment rejects them.
     lines: Lines = {modern_key(tuple(key.split(".")), values): Override(key) for key in overrides}
     # The algorithm comes first: it decides what the other keys mean.
     for key in sorted(overrides, key=lambda key: key not in ("algorithm", "algorithm.name")):
@@ -144,11 +144,11 @@ def with_overrides(values: dict[str, Any], overrides: Overrides) -> dict[str, An
 
 
 def without_slots(section: dict[str, Any]) -> dict[str, Any]:
-    """A section `algorithm` that holds its slots, as one among the values of a search may, apart from them."""
+    """Separates a section `algorithm` from the slots that it may contain if it is one of the values of a search."""
     algorithm = {key: value for key, value in section.items() if key not in SLOTS}
     return {"algorithm": algorithm} | {key: section[key] for key in SLOTS if key in section}
 
 
 def _plain(value: Any) -> Any:
-    """NumPy's scalars as Python's, which the experiment file's schema takes."""
+    """Converts a NumPy scalar to a Python scalar, which the schema of the experiment file requires."""
     return value.item() if isinstance(value, np.generic) else value

@@ -1,4 +1,4 @@
-"""What a running search tells: to the terminal, to its run folder, and to MLflow."""
+"""Reports a running search to the terminal, its run folder and MLflow."""
 
 import time
 from collections.abc import Callable
@@ -27,11 +27,11 @@ from hedgerow.searchspaces.spaces.search_file import SearchSpec
 from hedgerow.searchspaces.tune.trainable import signs_file
 
 SAVING = 30.0
-"""Seconds that trials have to save themselves before a machine is taken."""
+"""Seconds that running trials have to save their state after a termination signal."""
 
 
 class ShowSearch(Protocol):
-    """Sees a search as it goes, such as the live table. labels: what to call the trials, kept up to date here."""
+    """Observer of a running search, such as the live table. labels: one per trial, updated by `SearchCallback`."""
 
     labels: list[str]
 
@@ -41,9 +41,9 @@ class ShowSearch(Protocol):
 
 
 class SearchCallback(tune.Callback):
-    """Passes on what the trials and Hedge report, and keeps the records of the trials' run folders.
+    """Forwards the reports of trials and Hedge, and maintains the records of the trials' run folders.
 
-    folder: the search's. lock: the one of that folder. notify: takes sentences for the user on trials that are silent.
+    folder: run folder of the search. lock: lock of that folder. notify: called with messages about silent trials.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class SearchCallback(tune.Callback):
         self.show, self.tracker = show, tracker
         self.health: RayHealth | None = None
         self.lost: RayLost | None = None
-        """Why the search was interrupted, where Ray was lost."""
+        """Error that interrupted the search when Ray was lost; None otherwise."""
         self.log = RunLog(folder / "metrics.jsonl")
         self.log.replace([])
         self.warnings: dict[str, None] = {}
@@ -70,15 +70,15 @@ class SearchCallback(tune.Callback):
         self._watches: dict[str, tuple[Watch, Signs]] = {}
         self._looked = 0.0
         self.is_idle: Callable[[Trial], bool] = lambda trial: False
-        """Whether a trial that runs has nothing to do, and so gives no sign of life."""
+        """Whether a running trial has nothing to do, and therefore gives no sign of life."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Tune writes all it is given to disk, for a way of restoring that is not used here; terminals cannot be."""
-        left_out = dict.fromkeys(("lock", "show", "tracker", "notify", "health", "termination", "is_idle"))
-        return self.__dict__ | left_out | {"_started": {}, "_watches": {}}
+        """State without terminals and locks: Tune saves callbacks to disk, for a restore that is not used here."""
+        transient = dict.fromkeys(("lock", "show", "tracker", "notify", "health", "termination", "is_idle"))
+        return self.__dict__ | transient | {"_started": {}, "_watches": {}}
 
     def hedge(self, record: RoundRecord) -> None:
-        """One of Hedge's rounds is complete."""
+        """Record a complete round of Hedge."""
         self.log.append(record)
         if self.show:
             self.show.hedge(record)
@@ -86,7 +86,7 @@ class SearchCallback(tune.Callback):
             self.tracker.log({"expert": None, **record})
 
     def on_step_begin(self, iteration: int, trials: list[Trial], **info: Any) -> None:
-        """Between two steps of Tune: stop if a signal has come or Ray is lost, and look which trials are silent."""
+        """Stop on a signal or when Ray is lost, and look for silent trials, between two steps of Tune."""
         if self.termination:
             self.termination.check()
         if self.health is None:
@@ -95,7 +95,7 @@ class SearchCallback(tune.Callback):
             answers = self.health.check()
         except RayLost as error:
             self.lost = error
-            # On any other exception Tune tidies up in Ray, which would take for ever.
+            # On any other exception, Tune cleans up in Ray, which would never finish.
             raise KeyboardInterrupt from error
         if time.monotonic() < self._looked + LOOK:
             return
@@ -117,7 +117,7 @@ class SearchCallback(tune.Callback):
                 self.notify(f"{watch.who}: {sentence}")
 
     def _watch(self, trial: Trial) -> tuple[Watch, Signs]:
-        """Each round of a trial is a sign of life, and what its process writes while it waits for client actors."""
+        """Watch of a trial. Signs of life: its rounds and the file that its process writes while waiting for actors."""
         numbers = [index for index, _ in members(trial.trial_id, trial.config)]
         folders = [expert_folder(self.folder, index) for index in numbers]
         signs = Signs(signs_file(folders[0]))
@@ -129,7 +129,7 @@ class SearchCallback(tune.Callback):
     def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
         for index, overrides in members(trial.trial_id, trial.config):
             folder = expert_folder(self.folder, index)
-            # Again after every pause, and with another configuration in population based training.
+            # Called again after every pause, in population based training with another configuration.
             if not folder.exists or folder.record()["overrides"] != overrides:
                 folder.path.mkdir(parents=True, exist_ok=True)
                 folder.experiment.write_text(dump_experiment(self.plan.trial(overrides)))
@@ -148,16 +148,16 @@ class SearchCallback(tune.Callback):
     ) -> None:
         self.lock.claim.check()
         self.warnings |= dict.fromkeys(result["warnings"])
-        for told in result["records"]:
-            index = told["expert"]
-            # A trial that went back to its checkpoint repeats what it told before.
-            if told["round"] <= self._told.get(index, 0):
+        for record in result["records"]:
+            index = record["expert"]
+            # A trial that was restored from its checkpoint reports earlier rounds again.
+            if record["round"] <= self._told.get(index, 0):
                 continue
-            self._told[index] = told["round"]
+            self._told[index] = record["round"]
             if self.show:
-                self.show.trial(index, told)
+                self.show.trial(index, record)
             if self.tracker:
-                self.tracker.log(told)
+                self.tracker.log(record)
 
     def on_trial_save(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
         self._state(trial, "waiting")
@@ -171,8 +171,8 @@ class SearchCallback(tune.Callback):
                 self._end(index, "stopped")
                 continue
             progress = read_progress(checkpoints(folder.checkpoints)[-1])
-            wanted = self.plan.experiment.evaluation
-            summary = summarise(records, wanted.targets, wanted.target_metric)
+            evaluation = self.plan.experiment.evaluation
+            summary = summarise(records, evaluation.targets, evaluation.target_metric)
             folder.update(plans=progress["plans"], summary=summary, **kept(progress))
             self._end(index, "finished")
 
@@ -182,7 +182,7 @@ class SearchCallback(tune.Callback):
             self._end(index, "failed")
 
     def save_trials(self) -> None:
-        """Have all trials that run save the rounds at which they are; waits for it, but not for long."""
+        """Make all running trials save their current round, and wait for them for at most `SAVING` seconds."""
         running = [trial for trial in self._started.values() if trial.status == Trial.RUNNING]
         actors = [trial.temporary_state.ray_actor for trial in running]
         calls: list[Any] = [actor.save_run.remote() for actor in actors if actor is not None]
@@ -198,15 +198,15 @@ class SearchCallback(tune.Callback):
             self.show.state(index, status)
 
     def _data(self, trial: Experiment) -> dict[str, Any] | None:
-        """Dimension `data` of a trial's run.json: the search's, without what the trial draws or builds itself."""
+        """Entry `data` of a trial's run.json: the search's entry without parts that the trial draws or builds."""
         known, whole = RunFolder(self.folder).record().get("data"), self.plan.experiment
         if known is None:
             return known
-        seeded = trial.seed == whole.seed
+        same_seed = trial.seed == whole.seed
         own: dict[str, Any] = {}
-        if not seeded or trial.task.partition != whole.task.partition:
+        if not same_seed or trial.task.partition != whole.task.partition:
             own = {"partition": None, "drawn": True}
-        if not seeded or trial.task.model != whole.task.model:
+        if not same_seed or trial.task.model != whole.task.model:
             own["frozen"] = None
         return known | own
 

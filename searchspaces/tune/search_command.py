@@ -26,18 +26,18 @@ from hedgerow.searchspaces.tune.search_runner import search as run_search
 def search_all(
     files: Sequence[Path], overrides: Sequence[str], data_root: Path | None, address: str | None
 ) -> CommandOutput:
-    """Run searches one after the other. All files are read and all data are checked before the first one starts."""
+    """Run searches one after another. All files are read and all data are checked before the first search starts."""
     plans = [load_search(file, overrides) for file in files]
-    checked = [check_search(plan, data_root) for plan in plans]
-    outputs, recorded = [], []
-    for plan, data in zip(plans, checked, strict=True):
+    datasets = [check_search(plan, data_root) for plan in plans]
+    outputs, runs = [], []
+    for plan, data in zip(plans, datasets, strict=True):
         with search_table(plan) as table:
             finished = run_search(plan, data_root, table, address, data)
         outputs.append(search_output(finished))
-        recorded.append((plan.experiment, finished.folder.path))
-        # Not at the end: the next search may take long.
+        runs.append((plan.experiment, finished.folder.path))
+        # Rendered now instead of at the end: the next search may take long.
         outputs[-1].render()
-    return _searches_output(outputs, hints(recorded))
+    return _searches_output(outputs, hints(runs))
 
 
 def resume_run_or_search(name: str, address: str | None) -> CommandOutput:
@@ -61,7 +61,7 @@ class PlainNotes:
 
 
 def push_run_or_search(name: str) -> CommandOutput:
-    """Upload what MLflow is missing of a run or a search."""
+    """Upload the records of a run or a search that are missing in MLflow."""
     folder = find_run(name)
     warnings = (push_search if folder.is_search else push_run)(str(folder.path), PlainNotes())
 
@@ -74,7 +74,7 @@ def push_run_or_search(name: str) -> CommandOutput:
 
 
 def resolved(file: Path, overrides: Sequence[str]) -> CommandOutput:
-    """An experiment or a search with every default filled in."""
+    """Show an experiment or a search with every default filled in."""
     values, lines = read_file(file, overrides)
     if "search" in values:
         plan = parse_search(values, lines, str(file))
@@ -84,7 +84,7 @@ def resolved(file: Path, overrides: Sequence[str]) -> CommandOutput:
 
 
 def search_table(plan: SearchSpec) -> SearchTable:
-    """The live table of a search."""
+    """Live table of a search."""
     search = plan.search
     labels = trial_labels([Trial("", overrides, []) for overrides in plan.configurations])
     if search.proposes:
@@ -94,13 +94,13 @@ def search_table(plan: SearchSpec) -> SearchTable:
 
 
 def _searches_output(outputs: list[CommandOutput], lines: list[str]) -> CommandOutput:
-    """The output of several searches whose results were printed already; prints only `lines`."""
+    """Output of several searches whose results are already printed; prints only `lines`."""
     document = {"searches": [output.document for output in outputs]}
     return CommandOutput(document, lambda: click.echo("\n".join(lines)) if lines else None)
 
 
 def search_output(finished: FinishedSearch) -> CommandOutput:
-    """The results of a search, its figures and its folder."""
+    """Output of a search: its results, figures and folder."""
     figures, path = sorted(finished.folder.figures.glob("*.png")), finished.folder.path
     copy = uri_of(finished.plan.experiment.checkpoints.storage, finished.folder.name)
 

@@ -1,4 +1,4 @@
-"""Run and resume searches: trials on Ray Tune, everything recorded as for a single run."""
+"""Run and resume searches: trials run on Ray Tune, and everything is recorded as for a single run."""
 
 import json
 import os
@@ -46,15 +46,15 @@ from hedgerow.searchspaces.tune.trainable import FederatedTrainable, Shared, tri
 from hedgerow.searchspaces.tune.tuner_spec import tuner_spec
 
 TUNE_SETTINGS = {
-    # Trials log into their run folders, and go on from there.
+    # Trials log to their run folders, and continue from there.
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_GLOBAL_CHECKPOINT_S": "86400",
     "RAY_AIR_NEW_OUTPUT": "0",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
-    # Ctrl-C ends a search as it ends a run: saved, to be resumed.
+    # Ctrl-C stops a search like a run: it is saved and can be resumed.
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
 }
-"""What of Ray Tune's own book-keeping a search does without (environment variables)."""
+"""Environment variables that disable bookkeeping of Ray Tune that a search does not need."""
 
 
 def search(
@@ -67,13 +67,13 @@ def search(
     own: bool = False,
     begun: Mapping[int, RunFolder] | None = None,
 ) -> FinishedSearch:
-    """Run a search from its beginning.
+    """Run a new search.
 
-    data_root: where data sets lie. show: sees it as it goes. address: a Ray cluster; None: the one this process is
-    connected to, or a new one on this machine. data: what `check_search` returned, if it was called. note: entries of
-    its run.json. own: whether the data are the caller's arrays, and not what the file names. begun: runs of the same
-    training, by the number of the trial that continues from a copy of each.
-    Raises UserError before any work when something is amiss.
+    data_root: folder of the data sets. show: observer of the search. address: address of a Ray cluster; None: the one
+    that this process is connected to, or a new one on this machine. data: return value of `check_search`, if it was
+    called. note: further entries of run.json. own: whether the data are the caller's arrays instead of the data set
+    that the file names. begun: runs of the same training, by the number of the trial that continues from a copy.
+    Raises UserError before any work when a setting is invalid.
     """
     data = data or check_search(plan, data_root)
     with new_run(plan.experiment, data_root, plan.dump()) as (folder, lock):
@@ -91,8 +91,8 @@ def resume_search(
 ) -> FinishedSearch:
     """Continue a search: its trials from their checkpoints, Hedge from its journal.
 
-    name: its folder, or the URI of its copy. data: data set and partition of a search that was given its own.
-    Raises UserError when these are not what the search began with.
+    name: folder of the search, or URI of its copy. data: data set and partition, if the search started with the
+    caller's own. Raises UserError when they differ from those that the search started with.
     """
     with unfinished_run(name) as (folder, lock):
         plan = load_search(folder.experiment)
@@ -102,9 +102,9 @@ def resume_search(
 
 
 def check_search(plan: SearchSpec, data_root: Path | None, given: Data | None = None) -> Data:
-    """Find out all that can be wrong before any work starts; returns the data and the partition of the file itself.
+    """Check all settings before any work starts; returns the data set and the partition of the file.
 
-    given: data and partition in place of those that the file names. Raises UserError when a configuration does not fit
+    given: data set and partition that replace those of the file. Raises UserError when a configuration does not fit
     the data.
     """
     data = check(plan.experiment, data_root, given)
@@ -113,16 +113,16 @@ def check_search(plan: SearchSpec, data_root: Path | None, given: Data | None = 
 
 
 def _check_trials(plan: SearchSpec, dataset: Dataset) -> None:
-    known = {_shape(plan.experiment)}
+    shapes = {_shape(plan.experiment)}
     for overrides in plan.configurations:
         trial = plan.trial(overrides)
-        if _shape(trial) not in known:
-            known.add(_shape(trial))
+        if _shape(trial) not in shapes:
+            shapes.add(_shape(trial))
             check_task(trial, dataset, build_partition(trial, dataset))
 
 
 def _shape(experiment: Experiment) -> str:
-    """What decides whether an experiment fits its data."""
+    """Fingerprint of the settings that decide whether an experiment fits its data."""
     keys = {"task", "seed", "participation", "clients_per_round", "simulation"}
     values = experiment.model_dump(mode="json", include=keys) | {"algorithm": experiment.algorithm.name}
     hyper = experiment.hyper
@@ -149,13 +149,13 @@ def _carry_out(
     folder.keep_partition(partition_record(data[1], data[0]))
     folder.update(status="running")
     if show:
-        # Of a search that is resumed: what its trials have reached already.
+        # A resumed search starts with the rounds that its trials have already completed.
         for trial in read_trials(folder):
             for record in trial.records:
                 show.trial(int(trial.name), record)
             show.state(int(trial.name), "waiting")
     homes = sorted((folder.path.absolute() / "experts").glob("*/checkpoints"))
-    warnings += [told for home in homes for told in tell_flaws(home)]
+    warnings += [sentence for home in homes for sentence in tell_flaws(home)]
     with recorded(folder, lock, tracker) as termination, ray_session(address):
         listener.termination, termination.saves = termination, True
         try:
@@ -167,8 +167,8 @@ def _carry_out(
         warnings = list(dict.fromkeys([*warnings, *listener.warnings]))
         finished = FinishedSearch(folder, plan, read_trials(folder), RunLog(folder.metrics, HedgeRecord).read())
         for trial in finished.trials:
-            known = expert_folder(folder.path, int(trial.name)).record()
-            warnings += [f"trial {trial.name}: {told}" for told in left_out(known.get("quarantined", {}))]
+            run_record = expert_folder(folder.path, int(trial.name)).record()
+            warnings += [f"trial {trial.name}: {sentence}" for sentence in left_out(run_record.get("quarantined", {}))]
         warnings += [f"trial {finished.best.name}: {text}" for text in diverged(finished.best.records, data[0].classes)]
         finished.write()
         folder.update(status="finished", finished=now(), summary=finished.summary)
@@ -181,9 +181,9 @@ def _carry_out(
 
 
 def _tune(plan: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallback) -> list[str]:
-    """Drive the trials to their end; returns sentences about losses that were clipped, and trials that failed.
+    """Run all trials to completion; returns warnings about clipped losses and failed trials.
 
-    Raises UserError when they report nonsense or do not fit on the cluster.
+    Raises UserError when trials report invalid metrics or do not fit on the cluster.
     """
     for name, value in TUNE_SETTINGS.items():
         os.environ.setdefault(name, value)
@@ -193,33 +193,33 @@ def _tune(plan: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
     room = trials_that_fit(resources, client_actors(resources))
     request = trial_resources(resources)
     if plan.search.concurrency and plan.search.concurrency < room:
-        # By reservation and not by counting: a process whose trial pauses must find no room for a second one.
+        # Limits trials by reserving CPUs instead of counting: a paused trial must leave no room for another process.
         room, request = plan.search.concurrency, trial_resources(resources, cpu_share(plan.search.concurrency))
     shared = Shared(
         *(plan.values, here, sys.path, plan.search.report_every),
         *(ray.put(dataset.arrays()), ray.put(partition.arrays()), listener.lock.claim),
     )
-    known = known_configurations(folder, plan)
-    packs, journal, warnings = packs_of(folder, plan, known, room), here / "losses.jsonl", list[str]()
-    setup = SearchSetup(plan.experiment, plan.values, known, journal, listener.hedge, warnings.append)
-    chosen = tuner_spec(plan.search, setup, packs, room)
-    # Whatever Tune kept of an interrupted search: the trials go on from their run folders.
+    configurations = known_configurations(folder, plan)
+    packs, journal, warnings = packs_of(folder, plan, configurations, room), here / "losses.jsonl", list[str]()
+    setup = SearchSetup(plan.experiment, plan.values, configurations, journal, listener.hedge, warnings.append)
+    spec = tuner_spec(plan.search, setup, packs, room)
+    # Removes Tune's files of an interrupted search: trials continue from their run folders.
     shutil.rmtree(here / "tune", ignore_errors=True)
     tuner = tune.Tuner(
         tune.with_resources(tune.with_parameters(FederatedTrainable, shared=shared), request),
-        param_space=chosen.space,
-        tune_config=chosen.config,
+        param_space=spec.space,
+        tune_config=spec.config,
         run_config=tune.RunConfig(
             name="tune",
             storage_path=str(here),
             failure_config=tune.FailureConfig(max_failures=plan.search.restarts),
             callbacks=[listener],
             verbose=0,
-            # In a notebook Tune's own choice would take a place in the cell, however silent.
+            # In a notebook, Tune's default reporter would occupy the cell even when silent.
             progress_reporter=tune.CLIReporter(),
         ),
     )
-    scheduler = chosen.config.scheduler
+    scheduler = spec.config.scheduler
     if isinstance(scheduler, HedgeScheduler):
         listener.is_idle = scheduler.is_holding
     listener.health = RayHealth(folder.path, listener.lock.claim)
@@ -237,24 +237,24 @@ def _tune(plan: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
         listener.health.close()
     errors = [_last_line(error) for error in results.errors]
     if errors and len(errors) == len(results):
-        raise RuntimeError(f"every trial failed; the first: {errors[0]}")
+        raise RuntimeError(f"every trial failed; first error: {errors[0]}")
     shutil.rmtree(here / "tune", ignore_errors=True)
     if errors:
-        warnings.append(f"{len(errors)} of {len(results)} trials failed; the first: {errors[0]}")
+        warnings.append(f"{len(errors)} of {len(results)} trials failed; first error: {errors[0]}")
     return warnings
 
 
 def known_configurations(folder: RunFolder, plan: SearchSpec) -> list[Overrides]:
-    """The configurations that the file lists, then those that an interrupted search came upon by itself."""
-    known = list(plan.configurations)
+    """Configurations that the file lists, followed by those that an interrupted search proposed itself."""
+    configurations = list(plan.configurations)
     for trial in read_trials(folder):
-        # Population based training changes configurations as it goes: the run folder knows the last one.
-        known[int(trial.name) : int(trial.name) + 1] = [trial.overrides]
-    return known
+        # Population based training changes configurations while it runs: the run folder has the latest one.
+        configurations[int(trial.name) : int(trial.name) + 1] = [trial.overrides]
+    return configurations
 
 
 def packs_of(folder: RunFolder, plan: SearchSpec, known: list[Overrides], room: int) -> list[list[int]] | None:
-    """Which experts share a trial: as an interrupted search had it, so that it goes on with the same numbers."""
+    """Numbers of the experts in each trial; a resumed search keeps its packs, so that experts keep their numbers."""
     if plan.search.packed is None:
         return None
     record = folder.record()
@@ -282,8 +282,8 @@ def push(name: str, show: object = None) -> list[str]:
 
 
 def open_search_store(folder: RunFolder) -> Any:
-    """The MLflow runs of a search's folder, made on the first call and remembered in the run.json of each."""
-    # mlflow takes seconds to import: only here, in the tracker's thread.
+    """MLflow runs of a search's folder, created on the first call and recorded in the run.json of each."""
+    # Importing mlflow takes seconds: done only here, in the tracker's thread.
     from hedgerow.searchspaces.results.mlflow_search import SearchStore
 
     return SearchStore(folder, load_search(folder.experiment))

@@ -1,4 +1,4 @@
-"""A trial of a search, as Ray Tune sees it: the runs of its experts, each in its own run folder."""
+"""Trainable of Ray Tune: a trial runs one or more experts, each in its own run folder."""
 
 import json
 import math
@@ -33,10 +33,10 @@ from hedgerow.searchspaces.spaces.space import Overrides, with_overrides
 
 @dataclass(frozen=True)
 class Shared:
-    """What all trials of a search have in common.
+    """Settings and data that all trials of a search share.
 
-    values: the experiment file. report_every: rounds per result. data, partition: their place in the object store.
-    claim: of the process that runs the search.
+    values: contents of the experiment file. report_every: rounds per result. data, partition: references to the object
+    store. claim: claim of the process that runs the search.
     """
 
     values: dict[str, Any]
@@ -50,30 +50,30 @@ class Shared:
 
 @dataclass
 class TrialRun:
-    """One expert of a trial: its run folder is its state, so that whatever dies goes on from there."""
+    """One expert of a trial. Its run folder is its state, so that it continues from there after a failure."""
 
     number: int
     folder: RunFolder
     experiment: Experiment
     stopped: bool
-    """Early, before the search was interrupted: it tells what it has, and stays stopped."""
+    """Whether it was stopped early before the search was interrupted; it reports its rounds, and stays stopped."""
     reported: int = 0
-    """Rounds that Tune knows already."""
+    """Number of rounds already reported to Tune."""
     log: RunLog | None = None
-    """Opened by the process that really runs the trial."""
+    """Log of the rounds; opened by the process that actually runs the trial."""
 
 
 class FederatedTrainable(tune.Trainable):
     """Runs rounds of one expert, or of a pack of them, and reports them.
 
-    config: see `packs.members`. The trial's process is the coordinator; with one client actor, which is what
-    `actors: auto` means in a search, it hosts the clients too.
+    config: see `packing.members`. The trial's process is the coordinator. With one client actor, the meaning of
+    `actors: auto` in a search, it also hosts the clients.
     """
 
     def setup(self, config: dict[str, Any], shared: Shared) -> None:  # type: ignore[override]
         init_process(1, shared.import_path)
         self.shared = shared
-        # Views of the object store: one copy of the data per node, whatever the number of trials.
+        # Views of the object store: one copy of the data per node, regardless of the number of trials.
         self.dataset = Dataset.from_arrays(ray.get(shared.data))
         self.base = parse_experiment(shared.values)
         self.base_partition = Partition.from_arrays(ray.get(shared.partition))
@@ -81,16 +81,16 @@ class FederatedTrainable(tune.Trainable):
         self._open(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Become another trial: a process starts torch once, and serves one trial after the other."""
+        """Switch to another trial, so that a process that has started torch serves one trial after another."""
         self._open(new_config)
         return True
 
     def step(self) -> RoundRecord:
-        """Run to the next report; the result holds the new records, each with the number of its expert."""
+        """Run until the next report; the result contains the new records, each with the number of its expert."""
         run = self.coordinator
         for member, server in zip(self.members, run.servers, strict=True):
             if member.log is None:
-                # Only now: Tune may set up a second process for a trial that another one serves, and drop it.
+                # Opened only now: Tune may set up a second process for a trial that already has one, and drop it.
                 member.log = RunLog(member.folder.metrics)
                 member.log.replace(server.history)
         stopped = all(member.stopped for member in self.members)
@@ -104,22 +104,22 @@ class FederatedTrainable(tune.Trainable):
         for member, server in zip(self.members, run.servers, strict=True):
             records += [{"expert": member.number, **record} for record in server.history[member.reported :]]
             member.reported = len(server.history)
-        # What schedulers that know single experts only look at.
+        # Metrics for schedulers that expect one expert per trial.
         last = next((record for record in reversed(run.servers[0].history) if "test_accuracy" in record), {})
-        told = {"records": records, "warnings": run.warnings(), "done": run.done or stopped}
-        return {**last, "round": run.round, **told}
+        report = {"records": records, "warnings": run.warnings(), "done": run.done or stopped}
+        return {**last, "round": run.round, **report}
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Make sure that the run folders hold this round, and tell where they are."""
-        saved = self.coordinator.save()
+        """Save this round in the run folders, and write their paths to the checkpoint of Tune."""
+        paths = self.coordinator.save()
         tokens = [
             {"folder": str(member.folder.path), "checkpoint": str(checkpoint), "reported": member.reported}
-            for member, checkpoint in zip(self.members, saved, strict=True)
+            for member, checkpoint in zip(self.members, paths, strict=True)
         ]
         (Path(checkpoint_dir) / "experts.json").write_text(json.dumps(tokens))
 
     def load_checkpoint(self, checkpoint_dir: Any) -> None:
-        """Go on from a checkpoint: this trial's own, or, in population based training, another trial's."""
+        """Continue from a checkpoint: this trial's own or, in population based training, another trial's."""
         tokens = json.loads((Path(checkpoint_dir) / "experts.json").read_text())
         run = self.coordinator
         for i, (member, token) in enumerate(zip(self.members, tokens, strict=True)):
@@ -128,15 +128,15 @@ class FederatedTrainable(tune.Trainable):
                 try:
                     run.load(i, checkpoint)
                 except DamagedCheckpoint:
-                    # The other trial may have gone on, and deleted it for newer ones.
+                    # The other trial may have continued, and replaced it with newer checkpoints.
                     if checkpoint.exists() or not run.load_newest(i, checkpoint.parent):
                         raise
                 run.save()
-            # A run folder that is ahead of what Tune knows reports the rest again; what is known twice does no harm.
+            # A run folder that is ahead of Tune reports the remaining rounds again; duplicates do no harm.
             member.reported = min(token["reported"], len(run.servers[i].history))
 
     def save_run(self) -> None:
-        """Make sure that the run folders hold this round."""
+        """Save this round in the run folders."""
         self.coordinator.save()
 
     def cleanup(self) -> None:
@@ -170,13 +170,13 @@ class FederatedTrainable(tune.Trainable):
         actors = client_actors(resources)
         if actors == 1:
             return None
-        drawn = shared.partition if partition is self.base_partition else ray.put(partition.arrays())
-        spec = ActorSpec(experiments, shared.import_path, shared.data, drawn)
+        partition_ref = shared.partition if partition is self.base_partition else ray.put(partition.arrays())
+        spec = ActorSpec(experiments, shared.import_path, shared.data, partition_ref)
         signs = Signs(signs_file(self.members[0].folder))
         if self.clients is None:
             group = ray.util.get_current_placement_group()
             assert group is not None, "Tune gives every trial its placement group"
-            # The last bundles: a first one, for this process, is there only where it reserves anything.
+            # The last bundles: the first one, for this process, exists only if it reserves resources.
             bundles = list(range(group.bundle_count - actors, group.bundle_count))
             self.clients = RayExecutor(spec, group, bundles, signs)
         else:
@@ -186,14 +186,14 @@ class FederatedTrainable(tune.Trainable):
 
 
 def signs_file(folder: RunFolder) -> Path:
-    """Where the process of a trial gives signs of life. folder: of its first expert."""
+    """File in which the process of a trial gives signs of life. folder: run folder of its first expert."""
     return folder.path / ".signs"
 
 
 def trial_resources(resources: Resources, share: float = 0.0) -> PlacementGroupFactory:
-    """What each trial reserves: a bundle for itself, and, where there are several client actors, one for each of them.
+    """Resources of each trial: a bundle for its process and, with several client actors, one for each of them.
 
-    share: CPUs that it keeps from other trials in all, where fewer are to run at once than there is room for.
+    share: total CPUs that a trial reserves when fewer trials are to run at once than would fit.
     """
     actors = client_actors(resources)
     one = bundles(resources, 1)[0]

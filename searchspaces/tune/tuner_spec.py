@@ -1,4 +1,4 @@
-"""A search as Ray Tune takes it: configuration of the tuner, and parameter space."""
+"""Translates a search for Ray Tune: tuner configuration and parameter space."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,16 +11,16 @@ from hedgerow.searchspaces.spaces.search_section import SearchKind, SearchSetup
 
 @dataclass(frozen=True)
 class TunerSpec:
-    """What `tune.Tuner` is given. space: its parameter space; None where a searcher proposes the configurations."""
+    """Arguments of `tune.Tuner`. space: its parameter space; None when a searcher proposes the configurations."""
 
     config: tune.TuneConfig
     space: dict[str, Any] | None
 
 
 def tuner_spec(search: SearchKind, setup: SearchSetup, packs: list[list[int]] | None, room: int) -> TunerSpec:
-    """The searcher and the scheduler that a kind builds, and the trials that they get.
+    """Returns the searcher and scheduler of a search kind, with the trials that they run.
 
-    packs: which configurations share a trial; None: none do. room: trials that the cluster holds at once.
+    packs: numbers of the configurations in each trial; None: one per trial. room: trials that fit on the cluster.
     """
     searcher, scheduler = search.build(setup)
     config = tune.TuneConfig(
@@ -33,7 +33,7 @@ def tuner_spec(search: SearchKind, setup: SearchSetup, packs: list[list[int]] | 
     )
     if searcher is not None:
         return TunerSpec(config, None)
-    known = setup.configurations
+    configurations = setup.configurations
     if packs is None:
-        return TunerSpec(config, {"overrides": tune.grid_search(known)})
-    return TunerSpec(config, {PACK: tune.grid_search([[(i, known[i]) for i in pack] for pack in packs])})
+        return TunerSpec(config, {"overrides": tune.grid_search(configurations)})
+    return TunerSpec(config, {PACK: tune.grid_search([[(i, configurations[i]) for i in pack] for pack in packs])})

@@ -201,7 +201,7 @@ def test_a_ray_that_cannot_start_ends_in_a_sentence_and_the_run_resumes(ray_here
     ended = hedgerow("run", str(file), env=os.environ | {"RAY_TMPDIR": str(taken)}, stderr=subprocess.PIPE, text=True)
     _, told = ended.communicate()
     assert ended.returncode == 2
-    assert told.startswith("hedgerow: Ray did not start on this machine (")
+    assert told.startswith("hedgerow: Ray failed to start on this machine (")
     assert told.count("\n") == 1
     assert "Not a directory" in told
     assert "resources.executor" in told

@@ -81,7 +81,7 @@ class TestOnRay:
         ("resources", "fragment"),
         [
             ({"actors": 64}, "64 client actors of 1 CPU"),
-            ({"actors": 1, "gpus_per_actor": 0.25}, "0.25 GPU each do not fit"),
+            ({"actors": 1, "gpus_per_actor": 0.25}, "1 client actor of 1 CPU and 0.25 GPU cannot be placed"),
             ({"actors": 1, "cpus_per_actor": 99.0}, "room for 0"),
         ],
     )

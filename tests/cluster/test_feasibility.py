@@ -116,15 +116,15 @@ def test_a_run_on_ray_has_its_actors_where_they_were_reserved(ray_here, tmp_path
 def test_a_plan_tells_what_it_counts():
     gpus = ("--set", "resources.actors_per_gpu=4", "--set", "resources.actors=10")
     text = plan(DIGITS, "--nodes", MIXED, *gpus)
-    assert "10 client actors of 1 CPU and 0.25 GPU each, 4 on each GPU, on as few nodes as hold them" in text
+    assert "10 client actors of 1 CPU and 0.25 GPU each, 4 per GPU, packed on as few nodes as possible" in text
     assert "│ 1 │ node 1 │ 0 of 0 │" in text
     assert "│ 1 │ node 2 │ 8 of 8 │ 8 of 16 │ 2 of 2 │" in text
-    assert "no prediction, since GPUs were not measured" in text
+    assert "no prediction, since there are no measurements for GPUs" in text
 
 
 def test_the_plan_of_a_search_is_its_trials():
     text = plan(str(ROOT / "examples" / "digits_hedge.yaml"), "--nodes", MIXED, "--set", "resources.actors=3")
-    assert "12 trials at once of 3 client actors" in text
+    assert "12 concurrent trials of 3 client actors" in text
     assert "│ 16 of 16 │" in text
     # The file has eight experts.
     assert "of which 8 run" in text
@@ -133,7 +133,7 @@ def test_the_plan_of_a_search_is_its_trials():
 @pytest.mark.parametrize(("setting", "run"), [("concurrency=2", 2), ("pack=4", 2), ("pack=off", 8)])
 def test_the_plan_of_a_search_knows_how_many_of_its_trials_run_at_once(setting, run):
     text = plan(str(ROOT / "examples" / "digits_hedge.yaml"), "--nodes", MIXED, "--set", f"search.{setting}")
-    assert f"room for 36 trials at once of 1 client actor of 1 CPU and 0 GPU each, of which {run} run" in text
+    assert f"room for 36 concurrent trials of 1 client actor of 1 CPU and 0 GPU each; {run} run" in text
 
 
 def test_a_search_places_its_trials_itself():
@@ -142,18 +142,18 @@ def test_a_search_places_its_trials_itself():
 
 
 LACKING = [
-    (("resources.actors=37",), MIXED, "room for 36: CPUs lack"),
-    (("resources.gpus_per_actor=1", "resources.actors=5"), MIXED, "room for 4: GPUs lack"),
-    (("resources.gpus_per_actor=3",), MIXED, "room for 0: GPUs lack"),
-    (("resources.cpus_per_actor=17",), MIXED, "CPUs lack"),
+    (("resources.actors=37",), MIXED, "room for 36: not enough CPUs"),
+    (("resources.gpus_per_actor=1", "resources.actors=5"), MIXED, "room for 4: not enough GPUs"),
+    (("resources.gpus_per_actor=3",), MIXED, "room for 0: not enough GPUs"),
+    (("resources.cpus_per_actor=17",), MIXED, "not enough CPUs"),
     (("resources.gpus_per_actor=1",), "1x(cpus=8,memory=9)+1x(cpus=0,gpus=1,memory=9)", "CPUs on the nodes that have"),
-    (("resources.actors=20",), "1x(cpus=20,memory=16)", "not enough memory on node 1: 20 client actors take 12 GB"),
-    (("resources.actors=2", "resources.memory_mb=9000"), "1x(cpus=2,memory=16)", "memory lacks on node 1"),
+    (("resources.actors=20",), "1x(cpus=20,memory=16)", "not enough memory on node 1: 20 client actors need 12 GB"),
+    (("resources.actors=2", "resources.memory_mb=9000"), "1x(cpus=2,memory=16)", "not enough memory on node 1"),
     (("resources.actors=1",), "1x(cpus=2,memory=0.0006)", "not enough memory on node 1"),
-    (("resources.actors=20", "resources.memory_mb=5000"), MIXED, "memory lacks on node 1, node 2, node 3; lower"),
-    (("resources.actors_per_node=20",), MIXED, "nodes with room for 20 (actors_per_node) lack"),
+    (("resources.actors=20", "resources.memory_mb=5000"), MIXED, "not enough memory on node 1, node 2, node 3; lower"),
+    (("resources.actors_per_node=20",), MIXED, "not enough nodes with room for 20 client actors"),
     (("resources.actors_per_node=2", "resources.placement=spread"), MIXED, "remove `placement: spread`"),
-    ((), "4 nodes", "write such as 4x(cpus=16,gpus=2,memory=64)"),
+    ((), "4 nodes", "write groups such as 4x(cpus=16,gpus=2,memory=64)"),
     ((), "4x(cpus=16,gpu=2,memory=64)", "did you mean 'gpus'?"),
     ((), "4x(cpus=16)", "nodes.0.memory is missing"),
     ((), "absent.yaml", "--nodes absent.yaml: cannot be read"),
@@ -184,10 +184,10 @@ def test_a_round_s_seconds_are_those_that_were_fitted_constants():
 def test_a_prediction_says_what_it_is_based_on():
     here = ("--nodes", "1x(cpus=2,memory=16)", "--set", "resources.actors=2")
     text = plan(DIGITS, *here)
-    assert "predicted for training alone" in text
+    assert "predicted for training only" in text
     assert "extrapolated" not in text
     assert "extrapolated to mini-batches of 16" in plan(DIGITS, *here, "--set", "algorithm.batch_size=16")
-    assert "no prediction, since feddyn on mlp were not measured" in plan(
+    assert "no prediction, since there are no measurements for feddyn on mlp" in plan(
         str(ROOT / "examples" / "digits_feddyn.yaml"), *here
     )
 

@@ -113,7 +113,7 @@ def test_a_submitted_run_is_shown_leaves_its_folder_and_ends_with_its_exit_code(
     (row,) = json.loads(hedgerow("jobs", "--address", server, "--json").stdout)["jobs"]
     assert (row["job"], row["status"]) == (job, "succeeded")
     assert "sent: round 2/2" in hedgerow("logs", job, "--address", server).output
-    assert "had ended already (succeeded)" in hedgerow("stop", job, "--address", server).output
+    assert "had already ended (succeeded)" in hedgerow("stop", job, "--address", server).output
 
 
 def test_exit_codes_logs_and_stopping_are_the_job_s_own(server, here):
@@ -144,12 +144,12 @@ REFUSED = [
     (("submit", "run", "exp.yaml", "--rounds", "3"), "No such option"),
     (("submit", "run", "exp.yaml", "--set", "algorithm.lrr=3"), "did you mean 'lr'?"),
     (("submit", "run", "exp.yaml", "--set", "output=runs"), "'runs' would be inside the job's own folder"),
-    (("submit", "run", "../exp.yaml"), "only the present folder is sent"),
+    (("submit", "run", "../exp.yaml"), "only the current folder is uploaded"),
     (("submit", "run", "absent.yaml"), "there is no such file"),
     (("submit", "search", "exp.yaml"), "there is no `search:` section"),
     (("submit", "search", "moml/s-mnist"), "submitted as `table moml/s-mnist`"),
-    (("submit", "table", "feddyn"), "name a table that is to be run"),
-    (("submit", "table", "feddyn/T2.3/mnist-iid"), "give a full path that all nodes share: --output"),
+    (("submit", "table", "feddyn"), "give the name of a table to run"),
+    (("submit", "table", "feddyn/T2.3/mnist-iid"), "give an absolute path that all nodes share: --output"),
     (("submit", "resume", "runs/sent"), "RUN: 'runs/sent' would be"),
     (("submit", "run", "exp.yaml", "--runtime-env", "exp.txt"), "--runtime-env exp.txt: cannot be read"),
     (("run", "exp.yaml", "--set", "resources.executor=ray", "--address", "http://head:8265"), "of a job server"),

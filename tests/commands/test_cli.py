@@ -22,18 +22,18 @@ UNFIT = [
     ("{name: digits}", "{name: mnist}", "mnist is not in"),
     ("{name: digits}", "{name: image_folder, path: nowhere}", "task.data.path: there is no"),
     ("clients: 100", "clients: 100000", "100000 clients are more than the 1438 samples"),
-    ("clients: 100", "clients: 100, samples_per_client: 50", "need 5000, the data set has 1438"),
+    ("clients: 100", "clients: 100, samples_per_client: 50", "need 5000, but the data set has 1438"),
     ("kind: dirichlet, clients: 100, alpha: 0.3", "kind: labels, clients: 9, labels_per_client: 11", "11 is more than"),
     ("name: mlp, hidden: [20]", "name: cnn", "too small for cnn"),
     ("name: mlp, hidden: [20]", "name: char_lstm", "char_lstm takes token sequences"),
     ("name: mlp, hidden: [20]", "name: nopackage.Net", "no module named 'nopackage'"),
     ("name: mlp, hidden: [20]", "name: torch.nn.Lineer", "has no 'Lineer'; did you mean 'Linear'?"),
-    ("name: mlp, hidden: [20]", "name: torch.nn.Linear", "task.model.args: torch.nn.Linear cannot be made from them"),
+    ("name: mlp, hidden: [20]", "name: torch.nn.Linear", "task.model.args: torch.nn.Linear cannot be built from them"),
     ("name: mlp, hidden: [20]", "name: json.JSONDecoder", "is not a torch.nn.Module"),
     (
         "rounds: 3",
         "rounds: 3\nclients_per_round: 101",
-        "101 clients cannot take part in a round of a population of 100",
+        "101 clients per round exceed the population of 100",
     ),
 ]
 

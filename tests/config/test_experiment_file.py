@@ -226,7 +226,7 @@ def test_an_override_leaves_aliases_of_its_section_alone(tmp_path):
         ("rounds=[", "not valid YAML"),
         ("rounds={a: 1, a: 2}", "rounds.a is given twice"),
         ("rounds=!!python/name:os.system", "!!python/name:os.system is a tag that is not allowed here"),
-        ('name="\\U00110000"', "not valid YAML: an escape (\\U) that is no character; remove it"),
+        ('name="\\U00110000"', "not valid YAML: an escape (\\U) that is not a character; remove it"),
         ("rounds=", "rounds must be a whole number, not null"),
         ("algorithm.lrr=0.5", "algorithm.lrr is not a key here; did you mean 'lr'? (allowed: batch_size,"),
         ("algoritm.lr=0.5", "algoritm is not a key here; did you mean 'algorithm'?"),

@@ -151,7 +151,7 @@ def test_images_of_different_sizes_are_resized_or_refused(tmp_path):
         (tmp_path / "x" / label).mkdir(parents=True)
         for i in range(5):
             (tmp_path / "x" / label / f"{i}.png").write_bytes(picture(i, size))
-    with pytest.raises(UserError, match="different sizes; set it"):
+    with pytest.raises(UserError, match="different sizes; set one size"):
         load_dataset(source("image_folder", path="x"), tmp_path)
     assert load_dataset(source("image_folder", path="x", size=4), tmp_path).sample_shape == (3, 4, 4)
 
@@ -162,12 +162,12 @@ def test_damaged_images_are_named(tmp_path):
     with pytest.raises(UserError, match=r"a/1\.png is not a readable image"):
         load_dataset(source("image_folder", path="x"), tmp_path)
     (tmp_path / "y.zip").write_bytes(b"no zip")
-    with pytest.raises(UserError, match="neither a folder nor a whole zip"):
+    with pytest.raises(UserError, match="neither a folder nor a complete zip"):
         load_dataset(source("image_folder", path="y.zip"), tmp_path)
 
 
 def test_a_missing_data_set_says_what_is_expected_where(tmp_path):
-    with pytest.raises(UserError, match=r"MNIST/raw/train-images-idx3-ubyte; name the right folder with --data-root"):
+    with pytest.raises(UserError, match=r"MNIST/raw/train-images-idx3-ubyte; set the right folder with --data-root"):
         load_dataset(source("mnist"), tmp_path)
 
 

@@ -83,9 +83,9 @@ def test_samples_are_those_of_both_sets_of_the_data():
     ("config", "lent", "sentence"),
     [
         (ACID(labels_per_client=11), 10000, "labels_per_client: 11 is more than the 10 classes; lower it"),
-        (ACID(labels_per_client=5, train=501), 10000, "train: 50 clients want 5010 samples of class 0, the data set"),
-        (ACID(labels_per_client=3, clients=101), 10000, "train: 31 clients want 5167 samples of class 0"),
-        (ALID(labels_per_client=3, test=200), 10000, "test: 30 clients want 2000 samples of class 0"),
+        (ACID(labels_per_client=5, train=501), 10000, "train: 50 clients need 5010 samples of class 0, but the data"),
+        (ACID(labels_per_client=3, clients=101), 10000, "train: 31 clients need 5167 samples of class 0"),
+        (ALID(labels_per_client=3, test=200), 10000, "test: 30 clients need 2000 samples of class 0"),
         (
             partitions.section("alid")(labels_per_client=3),
             0,

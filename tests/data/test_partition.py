@@ -129,10 +129,10 @@ def test_the_seed_alone_decides():
     ("config", "expected"),
     [
         (IID(clients=70000), "70000 clients are more than the 60000 samples"),
-        (IID(clients=100, samples_per_client=601), "need 60100, the data set has 60000"),
+        (IID(clients=100, samples_per_client=601), "need 60100, but the data set has 60000"),
         (Labels(clients=10, labels_per_client=11), "11 is more than the 10 classes"),
         (Labels(clients=60000, labels_per_client=10), "has 6000 samples for 60000 clients"),
-        (Natural(), "this data set names no clients"),
+        (Natural(), "this data set has no natural clients"),
     ],
 )
 def test_what_does_not_fit_is_refused(config, expected):

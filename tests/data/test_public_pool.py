@@ -115,7 +115,7 @@ def test_samples_of_another_data_set_lie_behind_the_own():
     assert len(with_public(DATA, other, None).x_train) == 158
     with pytest.raises(UserError, match=r"task\.public\.samples: test has 8 training samples, not 9; lower it"):
         with_public(DATA, other, 9)
-    with pytest.raises(UserError, match=r"is 5 \(float32\) and one of test 6 \(float32\); choose one with"):
+    with pytest.raises(UserError, match=r"are 5 \(float32\), but samples of test are 6 \(float32\); choose a data set"):
         with_public(DATA, replace(other, x_train=other.x_train[:, :5]), None)
 
 
@@ -141,10 +141,10 @@ def test_the_section_of_an_experiment_file():
         (
             None,
             "feddf",
-            "task.public: feddf learns from public samples, at least 1, and there are 0; give it `samples: 1`",
+            "task.public: feddf needs public samples, at least 1, and there are 0; set `samples: 1`",
         ),
-        ({"samples": 639}, "ds_fl", "ds_fl learns from public samples, at least 640, and there are 639"),
-        ({"samples": 5000}, "fedavg", "task.public.samples: 5000 public samples leave the clients none of the"),
+        ({"samples": 639}, "ds_fl", "ds_fl needs public samples, at least 640, and there are 639"),
+        ({"samples": 5000}, "fedavg", "task.public.samples: 5000 public samples leave none of the"),
     ],
 )
 def test_what_does_not_fit_is_refused(public, algorithm, words):
@@ -154,8 +154,8 @@ def test_what_does_not_fit_is_refused(public, algorithm, words):
 
 
 def test_sections_that_say_nothing_or_are_of_a_stream_are_refused():
-    with pytest.raises(UserError, match="give `samples`, how many training samples are held back, or `data`"):
+    with pytest.raises(UserError, match="give `samples`, the number of training samples to hold back, or `data`"):
         parse_experiment(values({}))
     stream = {"kind": "stream", "tasks": 3, "train": 10, "test": 10}
-    with pytest.raises(UserError, match=r"`task\.public` does not go with a stream; remove it"):
+    with pytest.raises(UserError, match=r"`task\.public` is not supported for a stream; remove it"):
         parse_experiment(values({"samples": 3}, "moml", partition=stream))

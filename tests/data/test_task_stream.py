@@ -75,7 +75,7 @@ def test_the_seed_decides_the_stream_and_more_tasks_do_not_change_the_first():
     [
         ({"tasks": 1, "ways": 9, "train": 9, "test": 9}, "task.partition.ways: 9 is more than the 8 classes"),
         ({"tasks": 5, "ways": 2, "train": 2, "test": 2, "disjoint": True}, "8 classes make 4 disjoint tasks of 2"),
-        ({"tasks": 1, "train": 7, "test": 8}, "7 samples leave some of a task's 8 classes without any"),
+        ({"tasks": 1, "train": 7, "test": 8}, "7 samples are fewer than the 8 classes of a task"),
         ({"tasks": 1, "ways": 2, "train": 42, "test": 2}, "task.partition.train: 21 samples of each of 2 classes"),
         ({"tasks": 1, "ways": 2, "train": 2, "test": 40}, "task.partition.test: 20 samples of each of 2 classes"),
     ],

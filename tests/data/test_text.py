@@ -118,12 +118,12 @@ def without_y(user: dict) -> None:
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
-        (without_y, "is not one of LEAF's JSON files"),
-        (lambda user: user.update(y=3), "is not one of LEAF's JSON files"),
-        (lambda user: user.update(y=user["y"][:2]), "is not one of LEAF's JSON files"),
-        (lambda user: user.update(x=[3] * len(user["y"])), "is not one of LEAF's JSON files"),
-        (lambda user: user["x"].__setitem__(0, "short"), "are not of one length"),
-        (lambda user: user.update(x=[""] * len(user["y"])), "are not of one length"),
+        (without_y, "is not a JSON file in LEAF's format"),
+        (lambda user: user.update(y=3), "is not a JSON file in LEAF's format"),
+        (lambda user: user.update(y=user["y"][:2]), "is not a JSON file in LEAF's format"),
+        (lambda user: user.update(x=[3] * len(user["y"])), "is not a JSON file in LEAF's format"),
+        (lambda user: user["x"].__setitem__(0, "short"), "do not all have the same length"),
+        (lambda user: user.update(x=[""] * len(user["y"])), "do not all have the same length"),
         (lambda user: user.update(x=[], y=[]), "has 1 roles, not 2"),
     ],
 )
@@ -140,11 +140,11 @@ def test_damaged_leaf_files_are_told(damage, sentence, tmp_path):
 @pytest.mark.parametrize(
     ("make", "options", "sentence"),
     [
-        (None, {"name": "shakespeare"}, "it should hold train/*.json and test/*.json"),
+        (None, {"name": "shakespeare"}, "it should contain train/*.json and test/*.json"),
         (None, {"name": "text", "path": "none.txt"}, "there is no file"),
         ({"play.txt": PLAY}, {"name": "text", "path": "play.txt", "length": 8}, "has 2 speakers with enough text"),
         ({"play.txt": "x" * 500}, {"name": "text", "path": "play.txt"}, "has 1 different characters"),
-        (LEAF_FILES, {"name": "shakespeare"}, "not one of LEAF's"),
+        (LEAF_FILES, {"name": "shakespeare"}, "not a JSON file in LEAF's"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_told(make, options, sentence, tmp_path):

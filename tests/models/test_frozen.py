@@ -138,7 +138,7 @@ def test_a_model_that_differs_each_time_it_is_built_is_refused():
 
 
 def test_frozen_parameters_that_change_during_a_run_are_refused(tmp_path):
-    file, said = tmp_path / "pretrained", "the frozen parameters or buffers of FrozenFromFile are not those"
+    file, said = tmp_path / "pretrained", "the frozen parameters or buffers of FrozenFromFile differ from those"
     file.write_text("0.5")
     wanted = experiment("fedavg", {"lr": 0.1}, output=str(tmp_path / "runs")).model_dump(mode="json")
     wanted["task"]["model"] = {"name": "toys.FrozenFromFile", "args": {"file": str(file)}}

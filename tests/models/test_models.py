@@ -305,9 +305,9 @@ def test_recurrent_layers_of_the_users_take_turns(own):
         ("nowhere.Net", {}, "task.model.name: cannot import 'nowhere.Net': no module named 'nowhere'"),
         ("{own}.Nett", {}, "task.model.name: module '{own}' has no 'Nett'; did you mean 'Net'?"),
         ("{own}.make", {}, "task.model.name: '{own}.make' is not a torch.nn.Module; name a class"),
-        ("{own}.Net", {}, "task.model.args: {own}.Net cannot be made from them (Net.__init__() missing 1 required"),
-        ("{own}.Net", {"widht": 3}, "task.model.args: {own}.Net cannot be made from them (Net.__init__() got an unexp"),
-        ("{own}.Net", {"width": 0}, "task.model.args: {own}.Net cannot be made from them (width must be positive)"),
+        ("{own}.Net", {}, "task.model.args: {own}.Net cannot be built from them (Net.__init__() missing 1 required"),
+        ("{own}.Net", {"widht": 3}, "task.model.args: {own}.Net cannot be built from them (Net.__init__() got an unex"),
+        ("{own}.Net", {"width": 0}, "task.model.args: {own}.Net cannot be built from them (width must be positive)"),
         ("{own}.Net", {"width": 2, "classes": 4}, "task.model: {own}.Net returns (2, 4) for a batch of shape (2, 6)"),
         ("{own}.Pair", {}, "task.model: {own}.Pair returns tuple for a batch of shape (2, 6); logits of shape (2, 3)"),
         ("{own}.Reader", {}, "task.model: {own}.Reader fails on a batch of shape (2, 6)"),
@@ -329,8 +329,8 @@ def test_mistakes_with_a_model_of_the_users(own, path, args, sentence):
         ("cnn", {}, (1, 8, 8), False, "images of 8x8 are too small for cnn with kernel 5 and padding 0; choose mlp"),
         ("cnn", {}, (3, 32, 15), False, "images of 32x15 are too small for cnn with kernel 5 and padding 0; choose"),
         ("small_cnn", {}, (1, 3, 8), False, "images of 3x8 are too small for small_cnn with kernel 3 and padding 1"),
-        ("conv4", {}, (1, 8, 28), False, "images of 8x28 are too small for conv4, which wants 16x16 at least"),
-        ("vit", {}, (3, 40, 40), False, "vit takes square images whose side 16 divides, and these have 40x40 pixels"),
+        ("conv4", {}, (1, 8, 28), False, "images of 8x28 are too small for conv4, which needs at least 16x16"),
+        ("vit", {}, (3, 40, 40), False, "vit needs square images whose side is a multiple of 16, but these have 40x40"),
     ],
 )
 def test_models_that_do_not_fit_the_data(name, options, shape, is_tokens, sentence):

@@ -139,8 +139,8 @@ def test_a_finished_run_of_a_seed_counts_before_a_later_one_that_is_not():
         for runs in ([done, later], [later, done]):
             groups, (note,) = group_by_seed(runs)
             assert groups[0].runs == [later if later.is_finished else done]
-            assert note.startswith("later repeats 2025, of the same seed")
-    assert note.endswith("is not finished: the earlier is shown alone.")
+            assert note.startswith("later repeats 2025 with the same seed")
+    assert note.endswith("is not finished: only the earlier run is shown.")
 
 
 def test_a_run_that_has_not_ended_is_not_compared_as_if_it_had():
@@ -150,9 +150,9 @@ def test_a_run_that_has_not_ended_is_not_compared_as_if_it_had():
     rounds = [replace(run, values=run.values | {"rounds": 100}) for run in better]
     found = compare(group_by_seed([*worse, unfinished(better[0], 100), *rounds[1:]])[0])
     pairs = [pair for pair in found.pairs if (pair.a, pair.b) == (0, 1)]
-    assert {(pair.says, pair.p) for pair in pairs} == {("not finished: no statement possible", None)}
+    assert {(pair.says, pair.p) for pair in pairs} == {("not finished: no conclusion possible", None)}
     assert "b-0 has 2 of 100 rounds." in found.notes
-    assert "They differ in more than the method: rounds." in found.notes
+    assert "The experiments differ in more than the method: rounds." in found.notes
 
 
 def test_the_best_of_many_is_one_that_has_ended():
@@ -161,7 +161,7 @@ def test_the_best_of_many_is_one_that_has_ended():
     found = compare(group_by_seed(runs)[0])
     last = [pair for pair in found.pairs if pair.quantity.name == "final test accuracy"]
     assert {pair.a for pair in last} == {6}
-    assert [pair.says for pair in last if pair.b == 7] == ["not finished: no statement possible"]
+    assert [pair.says for pair in last if pair.b == 7] == ["not finished: no conclusion possible"]
 
 
 @pytest.mark.parametrize("key", ["task.model.hidden", "task.public.samples", "clients_per_round", "simulation.times"])
@@ -169,7 +169,7 @@ def test_what_differs_beside_the_method_is_told(key):
     one, other = made("a", 0, [0.1]), made("b", 0, [0.1])
     set_value(other.values, {}, tuple(key.split(".")), 8, "")
     (note,) = (note for note in compare(group_by_seed([one, other])[0]).notes if "method" in note)
-    assert note == f"They differ in more than the method: {key}."
+    assert note == f"The experiments differ in more than the method: {key}."
 
 
 def test_experiments_of_one_name_are_told_apart_by_method_then_by_setting():
@@ -222,13 +222,13 @@ def test_equal_differences_matter_from_six_seeds_on():
 
 def test_what_few_seeds_do_not_allow_is_said():
     one = compare(group_by_seed([made("a", 0, [0.1]), made("b", 0, [0.9], lr=1)])[0])
-    assert of(one, "final test accuracy", "a", "b").says == "one seed: no statement possible"
+    assert of(one, "final test accuracy", "a", "b").says == "one seed: no conclusion possible"
     assert any("one seed" in note for note in one.notes)
     apart = compare(group_by_seed([made("a", 0, [0.1]), made("b", 1, [0.9], lr=1)])[0])
-    assert of(apart, "final test accuracy", "a", "b").says == "no seed in common: no statement possible"
+    assert of(apart, "final test accuracy", "a", "b").says == "no seed in common: no conclusion possible"
     some = [made("a", seed, [0.6]) for seed in (0, 1)] + [made("b", seed, [0.45 + 0.1 * seed], lr=1) for seed in (0, 1)]
     found = compare(group_by_seed(some)[0])
-    assert of(found, "transmissions to 50%", "a", "b").says == "not reached with every seed: no statement possible"
+    assert of(found, "transmissions to 50%", "a", "b").says == "not reached with every seed: no conclusion possible"
     assert found.rows()[1]["transmissions to 50%"] == "1 of 2 seeds"
     assert of(found, "final test accuracy", "a", "b").says == "no difference shown"
 
@@ -236,13 +236,13 @@ def test_what_few_seeds_do_not_allow_is_said():
 def test_a_run_that_diverged_hides_no_mean_behind_the_others():
     runs = [made("a", s, [0.5]) for s in (0, 1)] + [made("b", s, [0.5 if s else math.nan], lr=1) for s in (0, 1)]
     found = compare(group_by_seed(runs)[0])
-    assert of(found, "final test accuracy", "a", "b").says == "not every seed has it: no statement possible"
+    assert of(found, "final test accuracy", "a", "b").says == "not every seed has a value: no conclusion possible"
     json.dumps(found.as_dict(), allow_nan=False)
 
 
 def test_the_same_numbers_are_the_same():
     runs = [made(name, seed, [0.5], lr=lr) for name, lr in (("a", 1), ("b", 2)) for seed in (0, 1, 2)]
-    assert of(compare(group_by_seed(runs)[0]), "final test accuracy", "a", "b").says == "the same numbers"
+    assert of(compare(group_by_seed(runs)[0]), "final test accuracy", "a", "b").says == "identical numbers"
 
 
 def test_of_many_experiments_each_is_compared_with_the_best():
@@ -270,7 +270,7 @@ def test_among_many_equal_experiments_the_best_is_seldom_taken_to_be_better():
 
 def test_a_metric_that_is_not_there_is_refused_by_name():
     groups = group_by_seed([made("a", 0, [0.1]), made("b", 0, [0.9], lr=1)])[0]
-    with pytest.raises(UserError, match="'test_acuracy' is in none of these runs; did you mean 'test_accuracy'"):
+    with pytest.raises(UserError, match="none of these runs has 'test_acuracy'; did you mean 'test_accuracy'"):
         compare(groups, "test_acuracy")
     losses = compare(groups, "test_loss", [0.5])
     assert [quantity.name for quantity in losses.quantities] == [

@@ -148,7 +148,7 @@ def test_of_runs_that_are_not_evaluated_yet_the_page_says_where_their_files_diff
     groups = group_by_seed(early)[0]
     (section,) = (one for one in sections(ReportData(runs=early), groups) if one.name == "comparison")
     assert not section.texts
-    assert [part.caption for part in section.parts] == ["Where their files differ"]
+    assert [part.caption for part in section.parts] == ["Differences between the files"]
 
 
 def test_every_picture_is_well_formed_and_says_what_it_is(page_file):
@@ -205,7 +205,7 @@ def test_the_page_is_an_artifact_of_the_run_and_a_store_that_is_gone_a_warning(r
     shutil.copytree(runs[0].path, moved)
     done = CliRunner().invoke(main, ["report", str(moved)])
     assert done.exit_code == 0
-    assert "warning: MLflow did not take the page" in done.output
+    assert "warning: MLflow did not accept the page" in done.output
     assert (moved / "report.html").exists()
     assert list((tmp_path / "elsewhere").iterdir()) == [moved]
 
@@ -231,7 +231,7 @@ def test_a_search_is_compared_by_what_hedge_itself_achieves(table):
     alone = [record["test_accuracy"] for record in search.trials[0].records]
     for group, accuracies in zip(found["groups"], (alone, hedge), strict=True):
         assert group["quantities"]["final ctm"]["values"] == [pytest.approx(np.mean(accuracies))]
-    assert {pair["says"] for pair in found["pairs"]} == {"one seed: no statement possible"}
+    assert {pair["says"] for pair in found["pairs"]} == {"one seed: no conclusion possible"}
 
 
 def test_runs_are_compared_in_words(runs):
@@ -245,11 +245,11 @@ def test_runs_are_compared_in_words(runs):
 
 BAD = [
     (["report", "nowhere"], "nowhere is not a run"),
-    (["compare", "{0}", "{1}"], "all of it is one experiment, plain, with seeds 0, 1; name runs of another one"),
-    (["compare", "{0}", "{2}", "--metric", "acuracy"], "--metric: 'acuracy' is in none of these runs"),
+    (["compare", "{0}", "{1}"], "only one experiment, plain, with seeds 0, 1; also name runs of another one"),
+    (["compare", "{0}", "{2}", "--metric", "acuracy"], "--metric: none of these runs has 'acuracy'"),
     (["report", "{0}", "-o", "{0}/run.json/x.html"], "--output: cannot write"),
     (["report", "torn"], "is damaged"),
-    (["report", "empty"], "has no round yet"),
+    (["report", "empty"], "has no finished round to report yet"),
     (["report", "unreadable"], "unreadable/experiment.yaml:1: not valid YAML"),
 ]
 

@@ -73,7 +73,10 @@ def test_a_run_on_arrays_of_its_own_goes_on_with_these_alone(tmp_path):
     fix = rf"hedgerow\.resume\('{folder}', data=\(dataset, partition\)\)"
     refused = CliRunner().invoke(main, ["resume", str(folder)])
     assert refused.exit_code == 2
-    assert f"hedgerow: {folder} was run on arrays of its own, not on what its file names; give them: " in refused.output
+    assert (
+        f"hedgerow: {folder} was run on the caller's arrays, not on the data in its file; pass them again: "
+        in refused.output
+    )
     with pytest.raises(UserError, match=fix):
         hedgerow.resume(folder, show=False)
     order = partition.order.copy()
@@ -84,7 +87,7 @@ def test_a_run_on_arrays_of_its_own_goes_on_with_these_alone(tmp_path):
         ((dataset, other), "the partition in data= differs"),
         ((altered(dataset), other), "the data set and the partition in data= differ"),
     ):
-        with pytest.raises(UserError, match=f"{what} from what the run began with; give the same arrays"):
+        with pytest.raises(UserError, match=f"{what} from what the run started with; pass the same arrays"):
             hedgerow.resume(folder, show=False, data=data)
     with pytest.raises(UserError, match=r"hedgerow\.load\('.*', data=\(dataset, partition\)\)"):
         _ = hedgerow.load(folder).parameters
@@ -126,7 +129,7 @@ def test_a_search_on_arrays_of_its_own_is_not_resumed_on_its_file_s(tmp_path):
     assert folder.record()["data"]["drawn"] is False
     refused = CliRunner().invoke(main, ["resume", str(folder)])
     assert refused.exit_code == 2
-    assert "was run on arrays of its own" in refused.output
+    assert "was run on the caller's arrays" in refused.output
     with pytest.raises(UserError, match="the data set in data= differs"):
         hedgerow.resume(folder, data=(altered(dataset), partition), show=False)
 

@@ -137,7 +137,7 @@ def test_a_state_that_changes_its_shape_or_type_is_refused():
     for wrong in (torch.zeros(1, 4), torch.zeros(1, 3, dtype=torch.float64)):
         states.enter(1, 0, 0)
         states.keep(np.array([0]), {"s": wrong})
-        with pytest.raises(ValueError, match=r"keeps the shapes and types that init_client gave it: a leaf of \(3,\)"):
+        with pytest.raises(ValueError, match=r"must keep the shapes and types of init_client: a leaf of \(3,\)"):
             states.commit()
 
 

@@ -308,11 +308,10 @@ def refused(**values) -> str:
 
 
 def test_what_cannot_be_simulated_is_refused():
-    assert (
-        "simulation.over_selection: 15 clients cannot be sampled for a round from a population of 10; lower"
-        in refused(simulation={"over_selection": 3.0})
+    assert "simulation.over_selection: 15 sampled clients per round exceed the population of 10; lower" in refused(
+        simulation={"over_selection": 3.0}
     )
-    assert "simulation: central learns in one place, without clients; remove it" in refused(
+    assert "simulation: central trains in one place, without clients; remove it" in refused(
         simulation={}, algorithm={"name": "central"}
     )
     assert "simulation: stem needs all clients in every round; remove it" in refused(
@@ -320,7 +319,7 @@ def test_what_cannot_be_simulated_is_refused():
     )
     stream = {"kind": "stream", "tasks": 5, "train": 20, "test": 20}
     task = {"data": {"name": "digits"}, "partition": stream, "model": {"name": "logreg"}}
-    assert "`simulation` is about clients, of which a stream has none; remove it" in refused(
+    assert "`simulation` needs clients, and a stream has none; remove it" in refused(
         simulation={}, task=task, algorithm={"name": "toe"}
     )
 

@@ -121,7 +121,7 @@ def test_no_flipped_bit_and_no_zeroed_half_is_used_without_a_word(saved):
         half = len(whole) // 2
         put(file, whole[:half] + bytes(len(whole) - half))
         reason = "cannot be read" if file.name == "progress.json" else "does not match its SHA-256"
-        assert tell_flaws(saved) == [f"the checkpoint {bad} is damaged ({file.name} {reason}) and passed over"]
+        assert tell_flaws(saved) == [f"the checkpoint {bad} is damaged ({file.name} {reason}) and is skipped"]
         put(file, whole)
         assert latest_checkpoint(saved) == (bad, [])
         read_checkpoint(bad)
@@ -134,7 +134,7 @@ def test_a_learner_goes_on_from_the_checkpoint_before_the_damaged_one(saved, tmp
     run = start(tmp_path / "checkpoints")
     assert run.round == 2
     reason = "states-0000.safetensors does not match its SHA-256"
-    assert run.warnings() == [f"the checkpoint {bad} is damaged ({reason}) and passed over"]
+    assert run.warnings() == [f"the checkpoint {bad} is damaged ({reason}) and is skipped"]
     left_after(run, 4, 6)
     calm = start(None)
     list(calm)
@@ -312,7 +312,7 @@ def test_a_checkpoint_that_cannot_be_written_says_what_helps(tmp_path):
     (file,) = (tmp_path / "checkpoints").glob("records-*.jsonl")
     file.write_text(file.read_text().replace('"round": 1', '"round": 7', 1) + "\n")
     next(run)
-    reason = rf"\({file} does not match its SHA-256\); let nothing else write to this file, then `hedgerow resume` "
+    reason = rf"\({file} does not match its SHA-256\); stop other programs from writing to this file, then "
     with pytest.raises(UserError, match=reason):
         run.save()
     shutil.rmtree(tmp_path / "checkpoints")

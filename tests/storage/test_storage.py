@@ -186,7 +186,7 @@ def test_files_that_cannot_be_listed_are_not_deleted_from_the_copy(folder, tmp_p
 
 @pytest.mark.parametrize("path", ["../x", "/x", "a/../../x", "a\\b", "", "a/\0"])
 def test_names_stay_in_their_folder(path):
-    with pytest.raises(UserError, match="would leave the run's folder"):
+    with pytest.raises(UserError, match="is outside the run's folder"):
         inside(path)
     assert inside("checkpoints/round-00000001/server.safetensors") == "checkpoints/round-00000001/server.safetensors"
 
@@ -221,7 +221,7 @@ def test_a_run_whose_folder_is_lost_goes_on_from_its_copy(tmp_path):
         run(kept(tmp_path), show=leave_after(5))
     (copy,) = (tmp_path / "there").iterdir()
     assert json.loads((copy / "run.json").read_text())["status"] == "interrupted"
-    with pytest.raises(UserError, match="is still here: resume it, or move it away first"):
+    with pytest.raises(UserError, match="already exists: resume it, or move it away first"):
         resume(uri(copy))
     shutil.rmtree(tmp_path / "here")
     finished = resume(uri(copy))
@@ -264,8 +264,8 @@ def test_a_storage_that_fails_on_the_way_ends_no_run(tmp_path):
 
     finished = run(kept(tmp_path), show=break_storage)
     assert finished.summary["rounds"] == 8
-    assert "checkpoints.storage did not take everything (" in finished.warning
-    assert f"it is all in {finished.folder.path}" in finished.warning
+    assert "checkpoints.storage: the copy is incomplete (" in finished.warning
+    assert f"all files are in {finished.folder.path}" in finished.warning
 
 
 def test_what_cannot_be_a_storage_ends_before_any_work(tmp_path):
@@ -278,7 +278,7 @@ def test_what_cannot_be_a_storage_ends_before_any_work(tmp_path):
         with pytest.raises(UserError) as caught:
             check_storage(bad)
         assert str(caught.value).startswith(f"checkpoints.storage: {reason}")
-        assert "give a URI that pyarrow knows" in str(caught.value)
+        assert "give a URI that pyarrow supports" in str(caught.value)
         assert "\n" not in str(caught.value)
         with pytest.raises(UserError, match=r"checkpoints\.storage: cannot"):
             run(small(tmp_path / "here", checkpoints__storage=bad))
@@ -292,7 +292,7 @@ def test_missing_credentials_end_before_any_work(tmp_path, monkeypatch):
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     # A server that nobody needs to ask: without credentials, or with nobody there, it comes to the same.
     there = "s3://bucket/runs?endpoint_override=127.0.0.1:1&scheme=http&region=here"
-    with pytest.raises(UserError, match=r"checkpoints\.storage: cannot write to .* credentials by the environment"):
+    with pytest.raises(UserError, match=r"checkpoints\.storage: cannot write to .* credentials in the environment"):
         run(small(tmp_path / "here", checkpoints__storage=there))
     assert not (tmp_path / "here").exists()
 

@@ -1,4 +1,4 @@
-"""Experiment files that must be refused: what is wrong with each, and what the sentence about it must say."""
+"""Invalid experiment files: the mistake in each, and the text that its error message must contain."""
 
 GOOD = """\
 name: digits-fedavg
@@ -32,7 +32,7 @@ def change(*pairs: tuple[str, str]) -> str:
 
 
 def add(line: str) -> str:
-    """The good file with a line 19."""
+    """The good file with an additional line 19."""
     return f"{GOOD}{line}\n"
 
 
@@ -50,7 +50,7 @@ ALGORITHMS = (
 )
 
 BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
-    # What is not an experiment file at all.
+    # Not an experiment file at all.
     ("empty", "", ("the file is empty", "begin with `name: ...`")),
     ("only comments", "# later\n", ("the file is empty",)),
     ("a list", "\n- name: x\n", (":2: expected `key: value` lines at the top level",)),
@@ -63,7 +63,7 @@ BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
     ("no colon", change(("seed: 0", "seed 0")), (":3: not valid YAML: a line before this one has no `: `",)),
     ("open list", change(("[200]", "[200")), ("not valid YAML: a bracket is not closed",)),
     ("open section", change(("{name: digits}", "{name: digits")), ("not valid YAML: a bracket is not closed",)),
-    ("open quote", change(("digits-fedavg", "'digits")), ("not valid YAML: a quotation is not closed",)),
+    ("open quote", change(("digits-fedavg", "'digits")), ("not valid YAML: a closing quote is missing",)),
     ("two documents", add("---\nname: b"), (":19: not valid YAML: a second document", "one experiment per file")),
     (
         "unknown alias",
@@ -82,7 +82,7 @@ BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
         change(("seed: 0", "seed: !!int x")),
         (":2: not valid YAML: !!int is a tag that is not allowed here; write a plain",),
     ),
-    ("merge of a number", change(("  lr: 0.1", "  <<: 3")), (":16: not valid YAML: `<<` takes a section",)),
+    ("merge of a number", change(("  lr: 0.1", "  <<: 3")), (":16: not valid YAML: `<<` needs a section",)),
     ("unprintable", change(("seed: 0", "seed: 0\x01")), (":2: not valid YAML: an unprintable character; remove it",)),
     # Keys.
     ("twice", add("seed: 1"), (":19: seed is given twice; remove one of the two",)),
@@ -116,7 +116,7 @@ BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
         (":19: aggregation.server_optimizer.lrate", "(allowed: beta2, lr, mom"),
     ),
     ("of another algorithm", add("  mu: 0.1"), (":19: algorithm.mu is not a key here (allowed: batch_size,",)),
-    # What is missing.
+    # Missing keys.
     (
         "no rounds",
         change(("rounds: 100\n", "")),
@@ -132,9 +132,13 @@ BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
     (
         "no kind",
         change(("    kind: dirichlet\n", "")),
-        (":7: task.partition lacks its key 'kind'", "one of iid, dirichlet, lab"),
+        (":7: task.partition is missing its key 'kind'", "one of iid, dirichlet, lab"),
     ),
-    ("no model", change(("    name: mlp\n", "")), (":11: task.model lacks its key 'name'", "one of logreg, mlp, cnn")),
+    (
+        "no model",
+        change(("    name: mlp\n", "")),
+        (":11: task.model is missing its key 'name'", "one of logreg, mlp, cnn"),
+    ),
     ("no algorithm", change(("  name: fedavg\n", "")), (":14: algorithm.name is missing", "one of " + ALGORITHMS)),
     # Values of the wrong type.
     ("truth for rounds", change(("100\np", "true\np")), (":3: rounds must be a whole number, not true",)),
@@ -192,11 +196,11 @@ BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
     (
         "no models of clients",
         change(("name: fedavg", "name: fedsgd"), ("  epochs: 2\n", "")) + "evaluation:\n  model: clients\n",
-        (":19: evaluation.model: fedsgd has no models of clients to average; set it to server",),
+        (":19: evaluation.model: fedsgd has no client models to average; set it to server",),
     ),
     ("end without targets", add("evaluation: {stop: true}"), (":19: evaluation: `stop` needs `targets`",)),
     (
-        "loss of nobody",
+        "loss of no client",
         add("evaluation: {target_metric: client_loss, clients: 0}"),
         (":19: evaluation: `target_metric: client_loss` needs `clients` above 0",),
     ),
@@ -215,7 +219,7 @@ BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
     (
         "storage here",
         add("checkpoints: {storage: /disk}"),
-        (":19: checkpoints.storage: '/disk' is no URI; write s3://",),
+        (":19: checkpoints.storage: '/disk' is not a URI; write s3://",),
     ),
     (
         "storage with a password",
@@ -226,7 +230,7 @@ BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
     (
         "no chance",
         add("simulation: {availability: {kind: diurnal, probability: 0.8}}"),
-        (":19: simulation.availability: `probability` times 1 + `amplitude` is 1.6, which is no chance; lower one",),
+        (":19: simulation.availability: `probability` times 1 + `amplitude` is 1.6, which is not a probability",),
     ),
     ("everybody drops out", add("simulation: {dropout: 1.0}"), (":19: simulation.dropout must be less than 1, not 1",)),
     ("no time", add("simulation: {deadline: 0.0}"), (":19: simulation.deadline must be greater than 0, not 0",)),
@@ -250,7 +254,7 @@ BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
         add("simulation: {availability: {kind: bernouli}}"),
         (":19: simulation.availability.kind: 'bernouli' is not known; did you mean 'bernoulli'?",),
     ),
-    # Values that are none of the choices.
+    # Values that are not among the choices.
     (
         "data",
         change(("name: digits}", "name: mnits}")),
@@ -289,7 +293,7 @@ BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
     (
         "an objective of exact solutions",
         add("  solver: newton\nobjective: {kind: stability}"),
-        (":1: `objective` draws anew in every local step, and `algorithm.solver: newton` has none; set it to sgd",),
+        (":1: `objective` needs local steps, and `algorithm.solver: newton` has none; set it to sgd",),
     ),
     ("objective", add("objective: {kind: robustnes}"), (":19: objective.kind: 'robustnes'", "mean 'robustness'?")),
     (
@@ -308,7 +312,7 @@ BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
         add("  steps: 3"),
         (":14: algorithm: give either `epochs` or `steps`, and set the other to null",),
     ),
-    # The user's own classes.
+    # User-defined classes.
     (
         "no such module",
         change(("name: fedavg", "name: nowhere.A")),
@@ -322,7 +326,7 @@ BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
         (":15:", "is not an algorithm; name a class t"),
     ),
     ("not a path", change(("name: fedavg", "name: .fedavg")), (":15: algorithm.name: '.fedavg' is not a dotted path",)),
-    # All of several, in the order of the file.
+    # Several mistakes, reported in the order of the file.
     (
         "several",
         change(("seed: 0", "seed: -1"), ("100\np", "0\np")),

@@ -13,7 +13,7 @@ DATA = blobs(samples=160)
 
 
 def on_blobs(name, kind="cleaning", mode=("vmap", 3), rounds=3, folder=None, **change) -> SingleRun:
-    """Five clients of different sizes."""
+    """A run on five clients of different sizes."""
     noise = 0.4 if kind == "cleaning" else 0.0
     config = registries.partitions.section("iid")(
         clients=5, unbalanced=0.5, validation=0.3, holdout=0.2, label_noise=noise
@@ -24,7 +24,7 @@ def on_blobs(name, kind="cleaning", mode=("vmap", 3), rounds=3, folder=None, **c
     hyper = registries.algorithms.section(name)(**section(name, **own))
     task = {"data": {"name": "digits"}, "partition": config, "model": {"name": "mlp", "hidden": [6]}}
     engine = EngineConfig(mode=mode[0], chunk=mode[1])
-    wanted = experiment(hyper, rounds=rounds, engine=engine, task=TaskConfig(**task, problem={"kind": kind}), **slots)
-    one, two = build_algorithms([wanted], DATA, clients), build_algorithms([wanted], DATA, clients)
-    worker = Worker(one, DATA, clients, 0, wanted.resources)
-    return SingleRun([FederatedServer(wanted, two[0], clients, len(DATA.y_test))], worker, [folder])
+    spec = experiment(hyper, rounds=rounds, engine=engine, task=TaskConfig(**task, problem={"kind": kind}), **slots)
+    one, two = build_algorithms([spec], DATA, clients), build_algorithms([spec], DATA, clients)
+    worker = Worker(one, DATA, clients, 0, spec.resources)
+    return SingleRun([FederatedServer(spec, two[0], clients, len(DATA.y_test))], worker, [folder])

@@ -22,7 +22,7 @@ from hedgerow.platform.data.sources.quadratic_data import QuadraticData
 
 @dataclass
 class Problem:
-    """The toy of the checks. rows (m, samples, features): each client's samples, for training and validation alike."""
+    """The toy problem. rows (m, samples, features): each client's samples, for both training and validation."""
 
     task: Quadratic
     rows: Tensor
@@ -36,7 +36,7 @@ class Problem:
 
 
 def problem(**settings: Any) -> Problem:
-    """heterogeneity, noise, ... as in the experiment file."""
+    """settings: heterogeneity, noise, ... as in the experiment file."""
     config = QuadraticData(**settings)
     x = torch.from_numpy(config.load(Path()).x_train).double().reshape(config.clients, config.samples, -1)
     module = QuadraticModel(config.upper, config.lower).double()
@@ -44,7 +44,7 @@ def problem(**settings: Any) -> Problem:
 
 
 def quadratic(hessians: Any, couplings: Any, outer: Any, e: Any, upper: Any) -> Problem:
-    """Clients with g_m = 1/2 y'A_m y - y'B_m x, and f = 1/2 y'D y - e'y + 1/2 x'P x in common.
+    """Clients with g_m = 1/2 y'A_m y - y'B_m x and the common f = 1/2 y'D y - e'y + 1/2 x'P x.
 
     hessians: A (m, d, d); couplings: B (m, d, p); outer: D; upper: P.
     """
@@ -56,13 +56,13 @@ def quadratic(hessians: Any, couplings: Any, outer: Any, e: Any, upper: Any) -> 
 
 
 def linear(hessians: Any, b: Any) -> Problem:
-    """H is the mean of `hessians` (m, d, d), grad_y f = b, and grad_xy g v = v."""
+    """A linear system: H is the mean of `hessians` (m, d, d), grad_y f = b, and grad_xy g v = v."""
     m, d, _ = hessians.shape
     return quadratic(hessians, np.broadcast_to(-np.eye(d), (m, d, d)), np.zeros((d, d)), -b, np.zeros((d, d)))
 
 
 def spectrum(d: int, low: float, high: float, seed: int, clients: int = 1, spread: float = 0.0) -> np.ndarray:
-    """(clients, d, d) with eigenvalues of the mean evenly from low to high; clients differ by symmetric noise."""
+    """Matrices (clients, d, d); the mean has eigenvalues evenly from low to high, clients differ by symmetric noise."""
     rng = np.random.default_rng(seed)
     q = np.linalg.qr(rng.normal(size=(d, d)))[0]
     mean = (q * np.linspace(low, high, d)) @ q.T
@@ -72,20 +72,20 @@ def spectrum(d: int, low: float, high: float, seed: int, clients: int = 1, sprea
 
 
 def system(problem: Problem, sizes: np.ndarray | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """H, b, and the solution of H v = b. sizes: the clients' numbers of samples; None: all the same."""
+    """Returns H, b, and the solution of H v = b. sizes: the clients' numbers of samples; None: all equal."""
     shares = torch.ones(len(problem.means)).double() if sizes is None else torch.from_numpy(sizes).double()
     mean = problem.task._coefficients(torch.tensordot(shares / shares.sum(), problem.means, 1))
     return mean.A, -mean.e, torch.linalg.solve(mean.A, -mean.e)
 
 
 def relative(v: Tensor, problem: Problem) -> float:
-    """The relative error of a solution."""
+    """Relative error of a solution."""
     best = system(problem)[-1]
     return float((v - best).norm() / best.norm())
 
 
 class Run:
-    """Rounds of an algorithm with all clients, who work at once. server: its state; states: theirs, stacked."""
+    """Rounds of an algorithm with all clients at once. server: server state; states: client states, stacked."""
 
     def __init__(self, kind: type[Algorithm], problem: Problem, seed: int = 0, **hyper: Any):
         defaults = {"ridge": 0.0, "batch_size": None}
@@ -97,9 +97,9 @@ class Run:
         self.states = tree_map(lambda leaf: leaf.expand(self.m, *leaf.shape), self.algorithm.init_client())
         self.lasting = set(self.states)
         self.here = np.arange(self.m)
-        """Whose states those are: clients that are not addressed any more are forgotten."""
+        """Ids of the clients in `states`: clients that are no longer addressed are dropped."""
         self.diverging: dict[int, int] = {}
-        """Number of an exchange with clients -> the client whose answer is not finite."""
+        """Number of an exchange with clients -> the client whose reply is not finite."""
         self.round = self.exchanges = 0
         self.spent: dict[str, float] = {}
 
@@ -114,12 +114,12 @@ class Run:
                     reply = self.carry_out(generator.send(reply))
                 except StopIteration as stop:
                     self.server, reply = stop.value, self
-            # What a step noted for the round alone is gone.
+            # State that a step keeps for one round only is dropped.
             self.states = {name: tree for name, tree in self.states.items() if name in self.lasting}
         return self
 
     def distance(self, name: str = "x", local: bool = False) -> float:
-        """Of a variable of the server's to the solution."""
+        """Distance of a server variable from the solution."""
         return float((self.server[name]["x" if name == "x" else "y"] - self.problem.best(local)[name]).norm())
 
     def hypergradient(self) -> float:
@@ -133,7 +133,7 @@ class Run:
         at = np.searchsorted(self.here, exchange.clients)
         states = {} if pooled else tree_map(lambda leaf: leaf[at], self.states)
         hp = self.algorithm.hyper.at(self.round)
-        # What single precision suffices for on the platform.
+        # On the platform, single precision suffices for these values.
         down = tree_map(lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, exchange.received)
         own = exchange.received_per_client
         everyone = torch.arange(len(rows)), own, states, rows, self.streams(rows, exchange.batches)
@@ -145,40 +145,40 @@ class Run:
             )
 
         up, state, metrics = torch.func.vmap(one)(*everyone)
-        kept = np.ones(len(rows), bool)
+        mask = np.ones(len(rows), bool)
         if not pooled:
-            kept &= exchange.clients != self.diverging.get(self.exchanges, -1)
-            self.states, self.here = tree_map(lambda leaf: leaf[kept], state), exchange.clients[kept]
+            mask &= exchange.clients != self.diverging.get(self.exchanges, -1)
+            self.states, self.here = tree_map(lambda leaf: leaf[mask], state), exchange.clients[mask]
         for name, values in metrics.items():
             self.spent[name] = self.spent.get(name, 0.0) + float(values.sum())
-        up = tree_map(lambda leaf: leaf[kept], up)
+        up = tree_map(lambda leaf: leaf[mask], up)
         if exchange.reduce == "mean":
-            weights = (np.ones(len(rows)) if exchange.weights is None else exchange.weights.astype(float))[kept]
+            weights = (np.ones(len(rows)) if exchange.weights is None else exchange.weights.astype(float))[mask]
             shares = torch.from_numpy(weights / weights.sum())
             up = tree_map(lambda leaf: torch.tensordot(shares, leaf, 1), up)
-        return Aggregate(up, kept, {})
+        return Aggregate(up, mask, {})
 
     def streams(self, rows: Tensor, batches: Mapping[str, BatchSpec]) -> dict[str, tuple[Tensor, Tensor]]:
-        """Mini-batches drawn independently, with replacement; or all samples, in order."""
-        found = {}
+        """Mini-batches drawn independently with replacement, or all samples in order."""
+        result = {}
         m, n = rows.shape[:2]
         for name, spec in batches.items():
             steps, size = 1 if spec.steps is None else spec.steps, min(spec.size or n, n)
             shape = (m, steps, size)
-            drawn = np.broadcast_to(np.arange(n), shape) if size == n else self.rng.integers(0, n, shape)
-            found[name] = torch.tensor(drawn), torch.ones(shape, dtype=torch.bool)
-        return found
+            positions = np.broadcast_to(np.arange(n), shape) if size == n else self.rng.integers(0, n, shape)
+            result[name] = torch.tensor(positions), torch.ones(shape, dtype=torch.bool)
+        return result
 
 
 HET = problem()
 STEPS = {"lr": 0.1, "u_lr": 0.1, "upper_lr": 0.05, "share_batches": True}
-"""Rates of methods with a common lower level."""
+"""Step sizes of methods with a common lower level."""
 LOCAL = {"lr": 0.2, "u_lr": 0.2, "upper_lr": 0.1, "share_batches": True}
-"""And with one per client."""
+"""Step sizes of methods with one lower level per client."""
 
 
 def oracles(quadratic: Problem) -> Callable[[Tree], Tree]:
-    """Full batches of every client: a function (z of all clients) -> directions of all clients."""
+    """Full-batch oracle of every client: a function (z of all clients) -> directions of all clients."""
     looker = Derivatives(quadratic.task, Run(FedBiO, quadratic, **STEPS).algorithm.hyper)
 
     def directions(z: Tree) -> Tree:
@@ -192,18 +192,18 @@ def oracles(quadratic: Problem) -> Callable[[Tree], Tree]:
 
 
 def far(a: Tree, b: Tree) -> float:
-    """Largest absolute difference."""
+    """Largest absolute difference of two trees."""
     return max(float((p - q).abs().max()) for p, q in zip(leaves(a), leaves(b), strict=True))
 
 
 EXACT = {"curvature": "hessian", "upper_scale": "paper"}
-"""Of Comm-FedBiO: the hypergradient as it is."""
+"""Settings of Comm-FedBiO for the exact hypergradient."""
 
 
 class Solving:
     """One call of an estimator of Comm-FedBiO.
 
-    v: of every step of the solver, as the server has it; e: what was left out; result: what it estimates for
+    v: the server's solution after every step of the solver; e: the residual that was left out; result: the estimate of
     grad_xy g v, or None. sizes: the clients' numbers of samples.
     """
 
@@ -229,12 +229,12 @@ class Solving:
             step = self.algorithm.step
 
             def observed(one: Any, last: Any, b: Tensor) -> Any:
-                found = yield from step(one, last, b)
-                self.v.append(self.algorithm.moved(run.algorithm.hyper, self.v[-1], found.change, b, one.alpha))
+                outcome = yield from step(one, last, b)
+                self.v.append(self.algorithm.moved(run.algorithm.hyper, self.v[-1], outcome.change, b, one.alpha))
                 self.alphas.append(one.alpha)
-                own, left = run.states["residual"], shares[run.here] / shares[run.here].sum()
-                self.e.append(found.rest if isinstance(found.rest, Tensor) else torch.tensordot(left, own, 1))
-                return found
+                own, weights = run.states["residual"], shares[run.here] / shares[run.here].sum()
+                self.e.append(outcome.rest if isinstance(outcome.rest, Tensor) else torch.tensordot(weights, own, 1))
+                return outcome
 
             self.algorithm.step = observed
         cohort = Cohort(round, np.arange(m), sizes, m)
@@ -248,5 +248,5 @@ class Solving:
         self.result: Any = None
         if self.found is not None:
             crosses, there = self.found
-            left = shares[there.clients] / shares[there.clients].sum()
-            self.result = torch.tensordot(left, crosses["x"], 1)
+            fractions = shares[there.clients] / shares[there.clients].sum()
+            self.result = torch.tensordot(fractions, crosses["x"], 1)

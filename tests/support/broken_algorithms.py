@@ -1,4 +1,4 @@
-"""Algorithms that break their contract, each in one way; and models that cannot be batched."""
+"""Algorithms that violate their contract, each in one way, and models that cannot be batched."""
 
 import torch
 from torch import nn
@@ -140,7 +140,7 @@ class WrongEvaluation(Plain):
 
 
 class Diverges(Plain):
-    """No mistake: its clients send NaN."""
+    """Not a mistake: its clients send NaN."""
 
     def train(self, hp, down, state, data):
         up, state, metrics = super().train(hp, down, state, data)
@@ -148,7 +148,7 @@ class Diverges(Plain):
 
 
 class Raises(Plain):
-    """A mistake that the run itself shows."""
+    """A mistake that only a run reveals."""
 
     def train(self, hp, down, state, data):
         raise ValueError("a mistake of another kind")

@@ -1,4 +1,4 @@
-"""The commands in this process."""
+"""The command line, invoked in this process."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ tracking: {enabled: false}
 
 
 def refuse(text: str, folder: Path, *arguments: str) -> str:
-    """Run the file by the command line; returns its output: a line, or a heading and a line for each mistake."""
+    """Run a file that must be refused; returns the output: one line, or a heading and one line per mistake."""
     file = folder / "file.yaml"
     file.write_text(text)
     result = CliRunner().invoke(main, ["run", str(file), "--data-root", str(folder), *arguments])
@@ -32,7 +32,7 @@ def refuse(text: str, folder: Path, *arguments: str) -> str:
     assert first.startswith("hedgerow: ")
     assert len(mistakes) != 1
     assert first.endswith(f"{len(mistakes)} mistakes") if mistakes else True
-    assert list(folder.iterdir()) == [file], "work was begun"
+    assert list(folder.iterdir()) == [file], "work was started"
     return result.output
 
 

@@ -1,4 +1,4 @@
-"""Algorithms without the platform, in double precision: for checks that enumerate every possible cohort."""
+"""Algorithms without the platform, in double precision, for checks that enumerate every possible cohort."""
 
 from dataclasses import dataclass, field, replace
 from itertools import combinations, count
@@ -18,7 +18,7 @@ from hedgerow.algorithms.core.task import Params, Task
 
 
 class DoubleQuadratics(QuadraticTask):
-    """L_k(w) = 1/2 (w - c_k)' A_k (w - c_k), started away from everything."""
+    """L_k(w) = 1/2 (w - c_k)' A_k (w - c_k), started far from every optimum."""
 
     def init(self) -> Params:
         return {"x": torch.full((self.dimension,), 3.0, dtype=torch.float64)}
@@ -37,14 +37,14 @@ class Waves(QuadraticTask):
 
 @dataclass
 class State:
-    """Where a run stands: the server's tree, the clients' states and latest models (None before the first)."""
+    """State of a run: the server's tree, and the clients' states and latest models (None before the first)."""
 
     server: Tree
     clients: list[Tree]
     models: list[np.ndarray | None]
     round: int = 0
     answers: dict[tuple[int, int], tuple[Tree, Tree, Any]] = field(default_factory=dict)
-    """(exchange, client) -> message, client state and answer in the next round, which cohorts share."""
+    """(exchange, client) -> message, client state and reply in the next round, shared between cohorts."""
 
     @property
     def w(self) -> np.ndarray:
@@ -52,7 +52,7 @@ class State:
 
 
 class Exact:
-    """m clients with one sample each. samples (m, ...) float64."""
+    """m clients with one sample each. samples: (m, ...), float64."""
 
     def __init__(self, kind: type[Algorithm], task: Task, samples: np.ndarray, **hyper: Any):
         self.algorithm = kind(kind.Hyper(**{"batch_size": None, **hyper}), task)
@@ -63,14 +63,14 @@ class Exact:
         return State(self.algorithm.init_server(), states, [None] * self.m)
 
     def after(self, state: State, cohort: Any, batched: bool = False) -> State:
-        """One round with these clients, one by one or all at once; the given state stays as it is."""
+        """Run one round with these clients, one by one or all at once; the given state does not change."""
         clients = np.sort(np.asarray(cohort))
         new = replace(state, clients=list(state.clients), models=list(state.models), round=state.round + 1, answers={})
         generator = self.algorithm.round(state.server, Cohort(new.round, clients, np.ones(len(clients)), self.m))
         exchange = next(generator)
         for number in count():
-            known = [k for k in clients if self.is_known(state, number, k, exchange.broadcast)]
-            self.answer(state, number, np.setdiff1d(clients, known), exchange, batched)
+            hits = [k for k in clients if self.is_known(state, number, k, exchange.broadcast)]
+            self.answer(state, number, np.setdiff1d(clients, hits), exchange, batched)
             ups = []
             for k in clients:
                 up, new.clients[k], metrics = state.answers[number, k][-1]
@@ -85,16 +85,16 @@ class Exact:
         raise AssertionError
 
     def is_known(self, state: State, number: int, k: int, down: Tree) -> bool:
-        """Whether another cohort has had this answer, to the same message from the same client state."""
+        """Whether another cohort already has this reply, to the same message from the same client state."""
         before, own, _ = state.answers.get((number, k), (None, None, None))
         return own is state.clients[k] and all(map(torch.equal, leaves(before), leaves(down)))
 
     def answer(self, state: State, number: int, clients: np.ndarray, exchange: Exchange, batched: bool) -> None:
-        """Fill in the answers of these clients. Newton's method ends earlier alone."""
+        """Fill in the replies of these clients. Newton's method runs one by one, since a single client ends earlier."""
         hyper, data = self.algorithm.hyper.at(state.round + 1), [self.data(k, exchange.batches) for k in clients]
         own = [state.clients[k] for k in clients]
         if not batched or len(clients) < 2 or getattr(hyper, "solver", None) == "newton":
-            found = [exchange.step(hyper, exchange.broadcast, *each) for each in zip(own, data, strict=True)]
+            replies = [exchange.step(hyper, exchange.broadcast, *each) for each in zip(own, data, strict=True)]
         else:
 
             def one(x: Tensor, state: Tree) -> Any:
@@ -102,19 +102,19 @@ class Exact:
 
             stacked = tree_map(lambda *parts: torch.stack(parts), *own) if own[0] else {}
             answers = torch.func.vmap(one)(torch.stack([each.x for each in data]), stacked)
-            found = [[tree_map(itemgetter(i), tree) for tree in answers] for i in range(len(clients))]
-        for k, before, answer in zip(clients, own, found, strict=True):
+            replies = [[tree_map(itemgetter(i), tree) for tree in answers] for i in range(len(clients))]
+        for k, before, answer in zip(clients, own, replies, strict=True):
             state.answers[number, k] = exchange.broadcast, before, answer
 
     def run(self, rounds: int, active: int, seed: int = 0) -> State:
-        """So many rounds with random cohorts."""
+        """Run a number of rounds with random cohorts."""
         state, rng = self.start(), np.random.default_rng(seed)
         for _ in range(rounds):
             state = self.after(state, rng.choice(self.m, active, replace=False), batched=True)
         return state
 
     def every_cohort(self, state: State, active: int) -> list[State]:
-        """The states after one round, for each of the equally likely cohorts."""
+        """States after one round, for each of the equally likely cohorts."""
         return [self.after(state, cohort) for cohort in combinations(range(self.m), active)]
 
     def data(self, k: int, batches: Any) -> ClientData:
@@ -153,7 +153,7 @@ def waves(m: int = 6, d: int = 4, seed: int = 0) -> tuple[Waves, np.ndarray]:
 
 
 class Mean:
-    """Of a task whose loss looks at one sample: the mean over the samples of a batch."""
+    """For a task whose loss uses one sample: the mean over the samples of a batch."""
 
     def loss(self, w: Params, batch: Batch) -> Tensor:
         one = super().loss  # type: ignore[misc]
@@ -161,7 +161,7 @@ class Mean:
 
 
 class OnlineQuadratics(Mean, DoubleQuadratics):
-    """Started at 0, as the analysis of MOML is."""
+    """Quadratics started at 0, as in the analysis of MOML."""
 
     def init(self) -> Params:
         return {"x": torch.zeros(self.dimension, dtype=torch.float64)}
@@ -174,7 +174,7 @@ class OnlineWaves(Mean, Waves):
 
 @dataclass
 class Step:
-    """A round of a stream: what the learner showed, and its state after it has learnt the task."""
+    """A round of a stream: the model that the learner showed, and its state after learning the task."""
 
     w: np.ndarray
     server: Tree
@@ -184,14 +184,14 @@ class Step:
 
 
 class ExactStream(Exact):
-    """Tasks of one sample each, learnt one after the other; every mini-batch is all that there is."""
+    """Tasks of one sample each, learnt one after the other; every mini-batch has all available samples."""
 
     def steps(self) -> list[Step]:
         server, steps = self.algorithm.init_server(), []
         for task in range(self.m):
             cohort = Cohort(task + 1, np.array([task]), np.ones(1), self.m)
             generator, reply = self.algorithm.round(server, cohort), None
-            shown = server["w"]["x"].numpy()
+            model = server["w"]["x"].numpy()
             while True:
                 try:
                     exchange = generator.send(reply)
@@ -202,7 +202,7 @@ class ExactStream(Exact):
                 reply = Aggregate(
                     exchange.step(self.algorithm.hyper, exchange.broadcast, {}, data)[0], np.ones(1, bool), {}
                 )
-            steps.append(Step(shown, server))
+            steps.append(Step(model, server))
         return steps
 
     def data(self, k: int, batches: Any) -> ClientData:

@@ -1,4 +1,4 @@
-"""A task with two exits, for FedHeN and its relatives."""
+"""A task with two exits, for FedHeN and related algorithms."""
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ def algorithm(name, **hyper):
 
 
 def answered(one, values, part):
-    """What clients sent: every parameter of client i is values[i]."""
+    """Aggregate of replies in which every parameter of client i is values[i]."""
     w = one.task.init()
     w = one.early(w) if part else w
     sums = {key: torch.full_like(p, float(sum(values))) for key, p in w.items()}

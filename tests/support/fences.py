@@ -1,4 +1,4 @@
-"""The blocks of code in Markdown: which they are, where they stand, and what they need."""
+"""Code blocks in Markdown: their text, their position, and their requirements."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ FENCE = re.compile(r'^```(\w+)(?: title="([^"]*)")?\n(.*?)^```$', re.MULTILINE |
 
 
 class Block(NamedTuple):
-    """A fenced block. title: what stands above it, such as the name of the file that it is."""
+    """A fenced code block. title: its heading, such as a file name."""
 
     language: str
     title: str
@@ -17,16 +17,16 @@ class Block(NamedTuple):
 
     @property
     def needs(self) -> str:
-        """What it cannot be run without; "" for nothing."""
+        """Requirement for running the block; "" for none."""
         return self.title.removeprefix("needs ") if self.title.startswith("needs ") else ""
 
     @property
     def file(self) -> str:
-        """The name of the file that it is, if it is one."""
+        """Name of the file that the block contains; "" for none."""
         return self.title if re.fullmatch(r"[\w-]+\.(py|yaml)", self.title) else ""
 
 
 def blocks(page: Path) -> list[Block]:
-    """Those of a page, in order."""
+    """Code blocks of a page, in order."""
     text = page.read_text()
     return [Block(m[1], m[2] or "", m[3], text[: m.start()].count("\n") + 1) for m in FENCE.finditer(text)]

@@ -34,6 +34,6 @@ def net(seed, widths, norm=False):
 
 def task(norm=False, augment=None, **parts):
     scale = torch.tensor([[[100.0]]])
-    taught = net(1, [4, 8]).requires_grad_(False)
-    given = {"module": net(0, [2, 4], norm), "sample_shape": (1, 4, 4), "augment": augment, "teacher": taught}
-    return Task(**{**given, "mean": scale, "std": scale, **parts})
+    teacher = net(1, [4, 8]).requires_grad_(False)
+    defaults = {"module": net(0, [2, 4], norm), "sample_shape": (1, 4, 4), "augment": augment, "teacher": teacher}
+    return Task(**{**defaults, "mean": scale, "std": scale, **parts})

@@ -1,4 +1,4 @@
-"""Small tasks with known answers, and short ways to run an algorithm on them."""
+"""Small tasks with known solutions, and shortcuts to run an algorithm on them."""
 
 from collections.abc import Callable
 from typing import Any, Self
@@ -80,7 +80,7 @@ def dataset(x: np.ndarray, y: np.ndarray, test: int = 0) -> Dataset:
 
 
 def partition(sizes: np.ndarray, seed: int | None = None) -> Partition:
-    """Clients with these sizes, samples in order or (with a seed) shuffled."""
+    """Clients of these sizes, with samples in order or (with a seed) shuffled."""
     total = int(sizes.sum())
     order = np.arange(total) if seed is None else np.random.default_rng(seed).permutation(total)
     return Partition(order, np.concatenate([[0], np.cumsum(sizes)]), sizes.astype(np.int64))
@@ -121,7 +121,7 @@ def experiment(hyper: Any, **settings: Any) -> Experiment:
 
 
 class PackRun(Coordinator):
-    """Rounds of some servers on one worker: an iterator that yields the record of each, by number."""
+    """Rounds of several servers on one worker: an iterator that yields their records by number."""
 
     def __init__(self, servers: list[FederatedServer], worker: Worker, folders: list[Any], num_shards: int = 1):
         super().__init__(servers, Executor([server.experiment for server in servers], worker, num_shards), folders)
@@ -152,19 +152,19 @@ class SingleRun(PackRun):
 
 
 def objective(**values: Any) -> Any:
-    """The section `objective` of an experiment file with these keys."""
+    """Section `objective` of an experiment file with these keys."""
     return _Slots(objective=values).objective
 
 
 def named(kind: type[Algorithm]) -> Any:
-    """The hyperparameters of a built-in algorithm with its name stamped on, or those of any other class."""
+    """Hyperparameter class of a built-in algorithm with its name set, or of any other algorithm."""
     path = f"{kind.__module__}:{kind.__qualname__}"
     name = next((name for name, one in ALGORITHMS.items() if one == path), None)
     return algorithms.section(name) if name else kind.Hyper
 
 
 def objection(algorithm: type[Algorithm], task: Task, objective: Any) -> str | None:
-    """Why an algorithm cannot learn a task with an objective."""
+    """Reason why an algorithm cannot learn a task with an objective; None if it can."""
     return Slotted(algorithm(named(algorithm)(), task), Slots(objective=objective)).incompatibility()
 
 
@@ -175,12 +175,12 @@ class _Slots(Section):
 
 
 def slots_of(section: dict[str, Any]) -> Slots:
-    """The slots that a section names next to the keys of its algorithm."""
+    """Slots that a section has in addition to the keys of its algorithm."""
     return Slots.model_construct(**dict(_Slots(**{key: section[key] for key in SLOTS if key in section})))
 
 
 def build(kind: type[Algorithm], section: dict[str, Any], task: Task, always: bool = False) -> Any:
-    """An algorithm with its slots, as the platform builds it. always: also where no slot is filled."""
+    """Build an algorithm with its slots, as the platform does. always: also if no slot is filled."""
     inner = kind(named(kind)(**{key: value for key, value in section.items() if key not in SLOTS}), task)
     slots = slots_of(section)
     return Slotted(inner, slots) if always or slots.are_filled else inner
@@ -195,12 +195,12 @@ def run_inline(
     folder: Any = None,
     **settings: Any,
 ) -> SingleRun:
-    """The inline run of an algorithm, ready to be iterated. hyper: its section, and those of its slots."""
+    """Inline run of an algorithm, ready to be iterated. hyper: its section, including its slots."""
     hosted, driven = build(algorithm, hyper, task), build(algorithm, hyper, task)
-    wanted = experiment(hosted.inner.hyper, **settings)
-    follow = wanted.evaluation.follows
-    worker = Worker([hosted], data, clients, wanted.seed, wanted.resources, follow)
-    return SingleRun([FederatedServer(wanted, driven, clients, len(data.y_test))], worker, [folder])
+    spec = experiment(hosted.inner.hyper, **settings)
+    follow = spec.evaluation.follows
+    worker = Worker([hosted], data, clients, spec.seed, spec.resources, follow)
+    return SingleRun([FederatedServer(spec, driven, clients, len(data.y_test))], worker, [folder])
 
 
 def model(run: SingleRun) -> dict[str, Tensor]:
@@ -209,17 +209,17 @@ def model(run: SingleRun) -> dict[str, Tensor]:
 
 
 def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
-    """Largest absolute difference."""
+    """Largest absolute difference of two models."""
     return max(float((a[name] - b[name]).abs().max()) for name in a)
 
 
 def identical(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    """Equal bit for bit."""
+    """Whether two models are equal bit for bit."""
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def check_resuming(start: Callable[[Any], SingleRun], saved: int, folder: Any) -> None:
-    """A run that was left after `saved` rounds ends as an undisturbed one. start: of a folder, the run."""
+    """Check that a run resumed after `saved` rounds ends like an undisturbed one. start: folder -> run."""
     calm = start(None)
     calmly = list(calm)
     first = start(folder)

@@ -1,4 +1,4 @@
-"""A teacher of images and a student with feature maps, small."""
+"""A small image teacher, and a student with feature maps."""
 
 import numpy as np
 import torch
@@ -19,10 +19,10 @@ EVERYBODY = partition(np.array([30]))
 def task():
     torch.manual_seed(0)
     student, teacher = (resnet(1, 3, w, [w, 2 * w], [1, 1], StaticBatchNorm2d) for w in (2, 4))
-    given = (torch.zeros(1, 1, 1), torch.ones(1, 1, 1))
+    scaling = (torch.zeros(1, 1, 1), torch.ones(1, 1, 1))
     return Task(
         student,
-        *given,
+        *scaling,
         sample_shape=(1, 8, 8),
         teacher=teacher,
         teacher_training=TeacherTraining(epochs=1, batch_size=10),

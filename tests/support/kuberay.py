@@ -1,7 +1,7 @@
-"""The structure of KubeRay's API (ray.io/v1, of 1.5) and of the pods in it, as JSON schemas, as far as it is used here.
+"""JSON schemas of KubeRay's API (ray.io/v1 of KubeRay 1.5) and of its pods, as far as they are used here.
 
-Written by hand after the types of the operator's `ray-operator/apis/ray/v1` and of Kubernetes' core/v1; a key that they
-do not have, or a value of another type, is refused.
+Written by hand after the types of the operator's `ray-operator/apis/ray/v1` and of Kubernetes' core/v1. A key that
+these types do not have, or a value of another type, is refused.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ QUANTITY = {"type": "string", "pattern": "^[0-9]+(\\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi
 
 
 def record(required: str, **properties: Any) -> dict[str, Any]:
-    """An object with these keys and no others; required: their names, between blanks."""
+    """An object with these keys and no others. required: names of the required keys, separated by blanks."""
     return {
         "type": "object",
         "properties": properties,
@@ -134,4 +134,4 @@ SCHEMAS = {
     "Service": document("v1", spec=SERVICE_SPEC),
     "ConfigMap": document("v1", data=WORDS),
 }
-"""Of each kind of document."""
+"""Schemas by kind of document."""

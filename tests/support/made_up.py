@@ -1,4 +1,4 @@
-"""Made-up records of searches: what their reports are drawn from."""
+"""Made-up records of searches, as input for reports."""
 
 import math
 
@@ -10,7 +10,7 @@ NAN = float("nan")
 
 
 def records(accuracies: list[float | None], cost: float = 1.0, clients: bool = False) -> list[dict]:
-    """One per round; not evaluated where there is no accuracy. cost: transmissions per round."""
+    """One record per round, without evaluation if there is no accuracy. cost: transmissions per round."""
     out = []
     for number, accuracy in enumerate(accuracies, start=1):
         record = {
@@ -26,7 +26,7 @@ def records(accuracies: list[float | None], cost: float = 1.0, clients: bool = F
 
 
 def trials() -> list[Trial]:
-    """Accurate and dear; quick and cheap, falling back; diverged; dead at once; never good."""
+    """Five trials: accurate and expensive; fast and cheap, then worse; diverged; dead at once; never good."""
     return [
         Trial("000", {"algorithm.lr": 0.1, "algorithm.mu": 1.0}, records([0.2, None, 0.5, 0.9], cost=2, clients=True)),
         Trial("001", {"algorithm.lr": 1.0}, records([0.6, 0.8, 0.7, 0.7])),
@@ -37,7 +37,7 @@ def trials() -> list[Trial]:
 
 
 def hedge_records(experts: int, rounds: int, gamma: float = 0.1, dead: int | None = None) -> list[dict]:
-    """Hedge on experts of constant loss 0, 1/n, 2/n, ...; `dead` has no loss from the second round on, and rests."""
+    """Hedge on experts of constant loss 0, 1/n, 2/n, ...; `dead` has no loss from the second round on and rests."""
     log_weights, paid, best_loss, out = [0.0] * experts, 0.0, 0.0, []
     for number in range(1, rounds + 1):
         losses = [None if i == dead and number > 1 else i / experts for i in range(experts)]
@@ -90,6 +90,6 @@ def hand_made() -> list[dict]:
 
 
 def sweep_of(table: PublishedTable, row: TableRow, *options, **more) -> RowSearch:
-    """The one search that runs a row of a table."""
+    """The single search that runs a row of a table."""
     (search,) = plan_row(table, row, *options, **more)
     return search

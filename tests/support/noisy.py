@@ -1,4 +1,4 @@
-"""Runs with wrong labels, small."""
+"""Small runs with wrong labels."""
 
 from helpers import SingleRun, blobs, experiment, slots_of
 
@@ -42,7 +42,7 @@ def noisy(
     problem=None,
     **settings,
 ):
-    """Four clients with wrong labels; the server validates on a fifth of their samples, whose labels are right."""
+    """A run on four clients with wrong labels; the server validates on a fifth of their samples, with right labels."""
     config = kind or registries.partitions.section("iid")(clients=4, unbalanced=0.3, validation=0.2, label_noise=noise)
     clients = config.draw(data.y_train, data.classes, None, 0)
     section = {"lr": 0.2, **({"steps": 3, "batch_size": 16} if "comm" in section["name"] else {}), **section}
@@ -52,7 +52,7 @@ def noisy(
     task |= {"problem": problem or {"kind": "cleaning", "weights": "clipped"}}
     engine = EngineConfig(mode=mode[0], chunk=mode[1])
     values = {"rounds": rounds, "engine": engine, "task": TaskConfig(**task)} | dict(slots_of(section)) | settings
-    wanted = experiment(hyper, **values)
-    one, two = build_algorithms([wanted], data, clients), build_algorithms([wanted], data, clients)
-    worker = Worker(one, data, clients, 0, wanted.resources)
-    return SingleRun([FederatedServer(wanted, two[0], clients, len(data.y_test))], worker, [folder])
+    spec = experiment(hyper, **values)
+    one, two = build_algorithms([spec], data, clients), build_algorithms([spec], data, clients)
+    worker = Worker(one, data, clients, 0, spec.resources)
+    return SingleRun([FederatedServer(spec, two[0], clients, len(data.y_test))], worker, [folder])

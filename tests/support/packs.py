@@ -1,4 +1,4 @@
-"""Packs of experts that differ in floats."""
+"""Packs of experts that differ in float hyperparameters."""
 
 import numpy as np
 from helpers import PackRun, blobs, build, experiment, partition, slots_of, small_task

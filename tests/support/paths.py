@@ -1,4 +1,4 @@
-"""Where the repository and the modules that tests share are stored."""
+"""Paths of the repository and of the modules that tests share."""
 
 from pathlib import Path
 

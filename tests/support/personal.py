@@ -1,4 +1,4 @@
-"""Quadratics adapted by MAML, whose loss is known, in double precision."""
+"""Quadratics adapted by MAML, with known losses, in double precision."""
 
 from typing import Any
 
@@ -12,14 +12,14 @@ M, P, D, ETA = 6, 2, 4, 0.3
 TASK, SAMPLES, _ = quadratics(M, D, low=0.5)
 A, C = SAMPLES[:, : D * D].reshape(M, D, D), SAMPLES[:, D * D :]
 KEEP = np.eye(D) - ETA * A
-# f_i o T_i is a quadratic around c_i, too, and this is its Hessian.
+# f_i o T_i is also a quadratic around c_i, with this Hessian.
 B = KEEP @ A @ KEEP
 OPTIMUM = np.linalg.solve(B.sum(0), np.einsum("kij,kj->i", B, C))
 ADAPTED = np.concatenate([B.reshape(M, -1), C], axis=1)
 
 
 class ExactMeta(Exact):
-    """Every mini-batch has the client's one sample twice: to adapt on, and to learn from."""
+    """Every mini-batch has the client's one sample twice, to adapt on and to learn from."""
 
     def data(self, k: int, batches: Any) -> ClientData:
         one = super().data(k, batches)
@@ -29,7 +29,7 @@ class ExactMeta(Exact):
 
 
 def slope(k: int, w: np.ndarray) -> np.ndarray:
-    """The gradient of f_k o T_k."""
+    """Gradient of f_k o T_k."""
     return B[k] @ (w - C[k])
 
 

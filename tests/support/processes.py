@@ -1,4 +1,4 @@
-"""Commands in processes of their own, and what they leave."""
+"""Commands in separate processes, and their results."""
 
 import resource
 import socket
@@ -25,7 +25,7 @@ FILE = {
     },
     "algorithm": {"name": "toys.Stateful", "batch_size": 8},
     "engine": {"mode": "vmap", "chunk": 2},
-    # A client's state takes 3 kB: of these, three are in memory and the others in a file.
+    # A client state takes 3 kB: three states are kept in memory, the others in a file.
     "resources": {"actors": 1, "state_memory_mb": 0.01},
     "checkpoints": {"every": 7},
     "tracking": {"enabled": False},
@@ -33,7 +33,7 @@ FILE = {
 
 
 def hedgerow(*arguments: str, **options) -> subprocess.Popen:
-    """The command in a process of its own, started in the folder of the toy algorithms."""
+    """Run the command in a separate process, in the folder of the toy algorithms."""
     return subprocess.Popen([sys.executable, "-m", "hedgerow", *arguments], cwd=SUPPORT, **options)
 
 
@@ -53,7 +53,7 @@ def free_port() -> int:
 
 @contextmanager
 def no_more_files():
-    """No file can be opened: the process has as many as it may have."""
+    """Context in which no file can be opened: the process has reached its limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
     try:

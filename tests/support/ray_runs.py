@@ -1,4 +1,4 @@
-"""What tests on Ray run, and when two runs are the same."""
+"""Experiments for tests on Ray, and comparisons of their runs."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +15,7 @@ DETERMINISTIC = ("seconds",)
 
 
 def small(output: Path, **settings) -> Experiment:
-    """Digits over 12 clients, with states; vmap in chunks of 2, so that nothing is left to a measurement."""
+    """Digits over 12 clients, with states; vmap in chunks of 2, so that no plan is measured."""
     values = {
         "name": "small",
         "rounds": 4,
@@ -47,13 +47,13 @@ def numbers(finished: FinishedRun) -> list[dict]:
 
 
 def same(a: FinishedRun, b: FinishedRun) -> bool:
-    """Same metrics and same parameters, bit for bit."""
+    """Whether two runs have the same metrics and parameters, bit for bit."""
     equal = all(np.array_equal(a.parameters[k], b.parameters[k]) for k in a.parameters)
     return equal and numbers(a) == numbers(b)
 
 
 def at_once(*experiments: Experiment) -> list[FinishedRun]:
-    """Their runs, at the same time: most of it is waiting for processes that start."""
+    """Run experiments at the same time: most of the time is spent waiting for processes to start."""
     with ThreadPoolExecutor() as pool:
         return list(pool.map(run, experiments))
 
@@ -61,5 +61,5 @@ def at_once(*experiments: Experiment) -> list[FinishedRun]:
 def hosts_coordinator(process: psutil.Process) -> bool:
     try:
         return any("ray::CoordinatorActor" in part for part in process.cmdline())
-    except psutil.Error:  # it has just ended
+    except psutil.Error:  # the process has just ended
         return False

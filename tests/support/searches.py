@@ -1,4 +1,4 @@
-"""Small searches, and what Hedge makes of their experts one after the other."""
+"""Small searches, and the results of Hedge on their experts trained one after the other."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ SPACE = {"algorithm.lr": [0.01, 0.3], "algorithm.pull": [0.0, 0.1], "task.partit
 
 
 def plan(output: Path, **settings) -> SearchSpec:
-    """Four experts with client states on digits, two at a time; nothing is left to a measurement."""
+    """Four experts with client states on digits, two at a time; no plan is measured."""
     values: dict = {
         "name": "small",
         "rounds": ROUNDS,
@@ -40,7 +40,7 @@ def plan(output: Path, **settings) -> SearchSpec:
 
 
 def one_after_the_other(plan: SearchSpec) -> list[dict]:
-    """Every expert as an ordinary run in this process, and Hedge over their accuracies."""
+    """Train every expert as an ordinary run in this process, and run Hedge over their accuracies."""
     records: list[dict] = []
     n = len(plan.configurations)
     averaged = ("test_accuracy", "client_accuracy", "client_accuracy_worst10", "test_loss", "client_loss")

@@ -1,4 +1,4 @@
-"""Teachers and students, small."""
+"""Small teachers and students."""
 
 from itertools import pairwise
 
@@ -30,10 +30,10 @@ def built(seed):
 
 def task(teacher_training=TeacherTraining(epochs=3)):  # noqa: B008
     torch.manual_seed(0)
-    given = (torch.from_numpy(DATA.mean), torch.from_numpy(DATA.std))
+    scaling = (torch.from_numpy(DATA.mean), torch.from_numpy(DATA.std))
     teacher = net(6, 12, 4, norm=True)
     return Task(
-        net(6, 3, 4), *given, build=built, sample_shape=(6,), teacher=teacher, teacher_training=teacher_training
+        net(6, 3, 4), *scaling, build=built, sample_shape=(6,), teacher=teacher, teacher_training=teacher_training
     )
 
 

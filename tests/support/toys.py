@@ -1,4 +1,4 @@
-"""Algorithms that exist to exercise the machinery: states, several exchanges, stacks, groups, divergence."""
+"""Algorithms that exercise the platform: states, several exchanges, stacks, groups, divergence."""
 
 import os
 import signal
@@ -36,13 +36,13 @@ class Stateful(FedAvg):
 
     def train(self, hp, down, state, data):
         if hp.kill_file and not data.batched and state["times"] == 2:
-            # The process that hosts this client dies in the middle of its third round. Only who removes the
-            # file dies, and one only: several actors come here at once.
+            # The process that hosts this client dies in the middle of its third round. Several actors come
+            # here at once, and only the one that removes the file dies.
             with suppress(FileNotFoundError):
                 Path(hp.kill_file).unlink()
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        # As long as the file is there, a run goes on for long enough that something may happen to it.
+        # While the file exists, the run is slow enough for a test to disturb it.
         if hp.slow_file and Path(hp.slow_file).exists():
             time.sleep(0.05)
         w, loss = minimize(self.task.loss, down["w"], data, hp, linear=scale(state["sum"], hp.pull))
@@ -61,7 +61,7 @@ class Broken(FedAvg):
 
 
 class TwoPhases(Algorithm):
-    """Round: clients send their sizes; then, with what they noted in the first exchange, twice as much."""
+    """In each round, clients send their sizes; then, from the state of the first exchange, twice as much."""
 
     class Hyper(HyperParameters):
         name: str = "two"
@@ -85,7 +85,7 @@ class TwoPhases(Algorithm):
 
 
 class Stacker(Algorithm):
-    """Every client sends back its own row of a per-client message, plus the common one, and what it knows."""
+    """Every client sends back the sum of its own row of a per-client message, the common one, and its local input."""
 
     class Hyper(HyperParameters):
         name: str = "stack"
@@ -107,7 +107,7 @@ class Stacker(Algorithm):
 
 
 class Diverging(FedAvg):
-    """FedAvg whose clients with label 0 in their first sample return NaN; with `all`, everybody."""
+    """FedAvg whose clients with label 0 in their first mini-batch return NaN; with `everybody`, all clients."""
 
     class Hyper(FedAvg.Hyper):
         name: Literal["diverging"] = "diverging"  # type: ignore[assignment]
@@ -123,7 +123,7 @@ class Diverging(FedAvg):
 
 
 class Poisonous(Stateful):
-    """The process that works on one of the clients dies, or hangs, whenever that takes part for the third time."""
+    """The process that trains the client `victim` dies, or hangs, whenever it takes part for the third time."""
 
     class Hyper(Stateful.Hyper):
         name: str = "toys.Poisonous"
@@ -132,8 +132,8 @@ class Poisonous(Stateful):
 
     def round(self, server, cohort):
         ids = {"id": torch.from_numpy(cohort.clients)}
-        sent = {"w": server["w"]}
-        result = yield Exchange(self.train, sent, cohort.clients, per_client=ids, batches=self.hyper.batches)
+        message = {"w": server["w"]}
+        result = yield Exchange(self.train, message, cohort.clients, per_client=ids, batches=self.hyper.batches)
         return {"w": result.up["w"]}
 
     def train(self, hp, down, state, data):
@@ -153,7 +153,7 @@ class FrozenFirst(nn.Sequential):
 
 
 class FrozenFromNumPy(FrozenFirst):
-    """The frozen layer is drawn from NumPy's generator, which no seed of a run reaches."""
+    """The frozen layer is drawn from NumPy's generator, which the seed of a run does not control."""
 
     def __init__(self):
         super().__init__()
@@ -161,7 +161,7 @@ class FrozenFromNumPy(FrozenFirst):
 
 
 class FrozenFromFile(FrozenFirst):
-    """The frozen layer has the value that is written in a file."""
+    """The frozen layer is filled with a value from a file."""
 
     def __init__(self, file: str):
         super().__init__()
@@ -169,7 +169,7 @@ class FrozenFromFile(FrozenFirst):
 
 
 class ConstantLinear(nn.Module):
-    """A linear layer of buffers."""
+    """A linear layer with buffers instead of parameters."""
 
     def __init__(self, layer):
         super().__init__()
@@ -181,7 +181,7 @@ class ConstantLinear(nn.Module):
 
 
 class ConstantFirst(nn.Sequential):
-    """FrozenFirst with buffers in the place of frozen parameters."""
+    """FrozenFirst with buffers instead of frozen parameters."""
 
     def __init__(self):
         frozen = FrozenFirst()

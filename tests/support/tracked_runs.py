@@ -17,7 +17,7 @@ def small(output, **tracking) -> Experiment:
             "algorithm": {"name": "fedavg", "lr": 0.2},
             "resources": {"executor": "inline"},
             "engine": {"mode": "vmap", "chunk": 2},
-            # Patience with a healthy store on a machine that is busy with other tests.
+            # Long enough for a healthy store on a machine that is busy with other tests.
             "tracking": {"patience": 300, **tracking},
             "output": str(output),
         }

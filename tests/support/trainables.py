@@ -1,4 +1,4 @@
-"""Trainables for Ray Tune that cost nothing, so that only the scheduler is at work."""
+"""Trainables for Ray Tune that cost nothing, so that only the scheduler does any work."""
 
 import json
 import os

@@ -66,7 +66,7 @@ def test_a_description_says_what_is_learnt_how_and_with_what_result(finished, ru
     assert f"| accuracy | {accuracy:.1%} |" in text
     text = runs[finished.folder.name].data.tags["mlflow.note.content"]
     assert "Search `hedge` over `algorithm.lr`, by `test_accuracy`." in text
-    assert "Hedge over 2 experts: its expected loss averages" in text
+    assert "Hedge over 2 experts: its mean expected loss is" in text
     assert f"| 001 | 0.3 | {finished.hedge[-1]['weights'][1]:.1%} |" in text
 
 

@@ -54,7 +54,7 @@ def test_nothing_is_overwritten(here):
         (here / file).write_text("precious")
         result = hedgerow("new", *arguments)
         assert result.exit_code == 2
-        assert f"{file} is there already" in result.output
+        assert f"{file} exists and is not overwritten" in result.output
         assert (here / file).read_text() == "precious"
     assert not (here / "mine.py").exists()
 
@@ -119,7 +119,7 @@ def test_a_new_algorithm_is_fedavg_by_its_own_test_and_runs_by_its_path(here):
     assert "2 passed" in done.stdout
     assert hedgerow("new", "experiment", "mine", "--algorithm", "near_mean.NearMean").exit_code == 0
     text = (here / "mine.yaml").read_text()
-    assert "how far the server goes, as a share of the way; 1 is FedAvg" in comments(text)
+    assert "share of the way that the server moves; 1 is FedAvg" in comments(text)
     assert load_experiment(here / "mine.yaml").algorithm.name == "near_mean.NearMean"
 
 

@@ -52,9 +52,7 @@ def test_the_closing_table_warns_of_clients_that_diverged():
     out = io.StringIO()
     run = [{**record, "dropped": 2} for record in RUN]
     closing_table([("mine", summarise(run, [])), ("calm", summarise(RUN, []))], Console(file=out, width=200))
-    assert (
-        "mine: warning: 10 answers of clients were not finite and left out; lower lr or set clip_norm" in out.getvalue()
-    )
+    assert "mine: warning: 10 client answers were not finite and left out; lower lr or set clip_norm" in out.getvalue()
     assert "calm: warning" not in out.getvalue()
 
 
@@ -145,7 +143,7 @@ def test_elsewhere_than_on_a_terminal_progress_is_plain_lines():
     lines = out.getvalue().splitlines()
     assert lines[0] == "mine: 100 rounds"
     assert len(lines) == 12
-    assert "round 100/100  accuracy 50.0%  loss 0.020  2.0 rounds/s" in lines[-1]
+    assert "round 100/100  accuracy 50.0%  train loss 0.020  2.0 rounds/s" in lines[-1]
     assert "\x1b" not in out.getvalue()
 
 

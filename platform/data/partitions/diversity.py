@@ -1,4 +1,4 @@
-"""Devices with few classes each, and with test samples of their own (PFL thesis, chapter 3): ACID and ALID."""
+"""Clients with few classes each and with their own test samples: ACID and ALID (PFL thesis, chapter 3)."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -13,20 +13,21 @@ from hedgerow.platform.data.partitions.scheme import PartitionScheme
 
 
 class ACID(PartitionScheme):
-    """Active class induced diversity: client i has the classes from i on, modulo their number.
+    """Active class induced diversity: client i has `labels_per_client` consecutive classes, starting at class i.
 
-    Its training samples are of the data set's training set, those it holds out of the test set; nobody shares one.
+    Class numbers wrap around. Training samples come from the data set's training set, held-out samples from its test
+    set; no two clients share a sample.
     """
 
     deals_test_samples: ClassVar[bool] = True
 
     clients: int = Field(100, ge=1, description="number of clients, m")
-    labels_per_client: int = Field(ge=1, description="classes that each client has")
-    train: int = Field(500, ge=1, description="training samples of a client, as many of each of its classes as can be")
-    test: int = Field(100, ge=1, description="test samples of a client")
+    labels_per_client: int = Field(ge=1, description="number of classes of each client")
+    train: int = Field(500, ge=1, description="training samples of each client, spread evenly over its classes")
+    test: int = Field(100, ge=1, description="test samples of each client")
 
     def prepare(self, dataset: Dataset) -> Dataset:
-        """The test set's samples behind the training set's, where clients can have them."""
+        """Appends the test set to the training set, so that clients can own test samples."""
         return replace(
             dataset,
             x_train=np.concatenate([dataset.x_train, dataset.x_test]),
@@ -37,7 +38,7 @@ class ACID(PartitionScheme):
         )
 
     def draw(self, labels: np.ndarray, classes: int, natural: np.ndarray | None, seed: int, lent: int = 0) -> Partition:
-        """Client by client the samples for training, then those held out. ACID and ALID deal the same samples."""
+        """Deals each client its training samples, then its held-out samples. ACID and ALID deal the same samples."""
         k, m = self.labels_per_client, self.clients
         if k > classes:
             raise UserError(f"task.partition.labels_per_client: {k} is more than the {classes} classes; lower it")
@@ -51,40 +52,42 @@ class ACID(PartitionScheme):
         train = _dealt(labels[:first], own, self.train, "train", rng)
         test = _dealt(labels[first:], own, self.test, "test", rng)
         order = np.concatenate([rows for mine, held in zip(train, test, strict=True) for rows in (mine, first + held)])
-        seen = self.seen(labels, order.reshape(m, -1), own, classes, seed)
-        return Partition(order, np.arange(m + 1) * (self.train + self.test), np.full(m, self.train), labels=seen)
+        owner_labels = self.seen(labels, order.reshape(m, -1), own, classes, seed)
+        return Partition(
+            order, np.arange(m + 1) * (self.train + self.test), np.full(m, self.train), labels=owner_labels
+        )
 
     def seen(self, labels: np.ndarray, rows: np.ndarray, own: np.ndarray, classes: int, seed: int) -> np.ndarray | None:
-        """All labels as their owners see them; None: as they are.
+        """Labels of all samples as their owners see them; None: unchanged.
 
-        rows (m, samples): of each client. own (m, k): its classes.
+        rows (m, samples): sample indices of each client. own (m, k): classes of each client.
         """
         return None
 
 
 class ALID(ACID):
-    """Anonymous label induced diversity: ACID where each client numbers the classes in its own way."""
+    """Anonymous label induced diversity: ACID in which each client numbers the classes in its own way."""
 
     permuted: Literal["all", "own"] = Field(
-        "all", description="what a client's random permutation is of: all classes, or those that it has"
+        "all", description="classes that each client permutes at random: all, or only its own"
     )
 
     def seen(self, labels: np.ndarray, rows: np.ndarray, own: np.ndarray, classes: int, seed: int) -> np.ndarray | None:
-        """Renumbered by every client for its samples."""
+        """Labels renumbered by each client for its own samples."""
         rng = np.random.default_rng([seed, 73])
-        seen = labels.copy()
-        for mine, few in zip(rows, own, strict=True):
+        client_labels = labels.copy()
+        for indices, subset in zip(rows, own, strict=True):
             names = np.arange(classes)
             if self.permuted == "own":
-                names[few] = rng.permutation(few)
+                names[subset] = rng.permutation(subset)
             else:
                 names = rng.permutation(names)
-            seen[mine] = names[labels[mine]]
-        return seen
+            client_labels[indices] = names[labels[indices]]
+        return client_labels
 
 
 def _dealt(labels: np.ndarray, own: np.ndarray, each: int, key: str, rng: np.random.Generator) -> list[np.ndarray]:
-    """`each` samples for each client, shuffled; of those that remain, one more of each of its first classes."""
+    """Deals `each` shuffled samples to each client, equally over its classes; the first classes take the remainder."""
     counts = np.broadcast_to(each // own.shape[1] + (np.arange(own.shape[1]) < each % own.shape[1]), own.shape)
     parts: list[list[np.ndarray]] = [[] for _ in own]
     for label in np.unique(own):
@@ -93,8 +96,8 @@ def _dealt(labels: np.ndarray, own: np.ndarray, each: int, key: str, rng: np.ran
         ends = np.cumsum(counts[clients, places])
         if ends[-1] > len(pool):
             raise UserError(
-                f"task.partition.{key}: {len(clients)} clients want {ends[-1]} samples of class {label}, the data set "
-                f"has {len(pool)}; lower it or the number of clients"
+                f"task.partition.{key}: {len(clients)} clients need {ends[-1]} samples of class {label}, but the data "
+                f"set has {len(pool)}; lower it or the number of clients"
             )
         for client, rows in zip(clients, np.split(pool, ends), strict=False):
             parts[client].append(rows)

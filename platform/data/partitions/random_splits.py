@@ -1,4 +1,4 @@
-"""Random splits of the training set: equal, by Dirichlet priors, by classes, or over the data set's own clients."""
+"""Random splits of the training set: equal, by Dirichlet priors, by classes, or by the data set's natural clients."""
 
 import numpy as np
 from pydantic import Field
@@ -8,11 +8,11 @@ from hedgerow.platform.data.partitions.scheme import SplitScheme
 
 
 class DealtScheme(SplitScheme):
-    """Options of the schemes that deal all samples out."""
+    """Options of the schemes that deal out all samples."""
 
     clients: int = Field(ge=1, description="number of clients, m")
     samples_per_client: int | None = Field(
-        None, ge=1, description="samples of a client (on average, where unbalanced); null: everything is dealt out"
+        None, ge=1, description="samples per client (on average if unbalanced); null: all samples are dealt out"
     )
 
     def _check_clients(self, samples: int) -> None:
@@ -22,13 +22,13 @@ class DealtScheme(SplitScheme):
             )
 
     def _sizes(self, total: int, unbalanced: float, rng: np.random.Generator) -> np.ndarray:
-        """Samples per client: equal up to one, or lognormal; together at most `total`, each at least 1."""
+        """Samples per client: equal up to one, or lognormal; at most `total` together, and at least 1 each."""
         m = self.clients
         if self.samples_per_client is not None:
             if self.samples_per_client * m > total:
                 raise UserError(
                     f"task.partition.samples_per_client: {m} clients with {self.samples_per_client} samples need "
-                    f"{m * self.samples_per_client}, the data set has {total}; lower it or the number of clients"
+                    f"{m * self.samples_per_client}, but the data set has {total}; lower it or the number of clients"
                 )
             total = self.samples_per_client * m
         if not unbalanced:
@@ -41,9 +41,11 @@ class DealtScheme(SplitScheme):
 
 
 class IID(DealtScheme):
-    """Shuffled and dealt equally."""
+    """Samples are shuffled and dealt equally to clients."""
 
-    unbalanced: float = Field(0.0, ge=0, description="standard deviation of the logarithm of the clients' sizes")
+    unbalanced: float = Field(
+        0.0, ge=0, description="standard deviation of the logarithm of client sizes; 0: equal sizes"
+    )
 
     def assign(
         self, labels: np.ndarray, classes: int, natural: np.ndarray | None, rng: np.random.Generator
@@ -57,8 +59,10 @@ class IID(DealtScheme):
 class Dirichlet(DealtScheme):
     """Each client draws its samples, without replacement, from its own class prior ~ Dirichlet(alpha)."""
 
-    alpha: float = Field(gt=0, description="concentration: small values make clients differ")
-    unbalanced: float = Field(0.0, ge=0, description="standard deviation of the logarithm of the clients' sizes")
+    alpha: float = Field(gt=0, description="concentration: smaller values make clients differ more")
+    unbalanced: float = Field(
+        0.0, ge=0, description="standard deviation of the logarithm of client sizes; 0: equal sizes"
+    )
 
     def assign(
         self, labels: np.ndarray, classes: int, natural: np.ndarray | None, rng: np.random.Generator
@@ -71,12 +75,12 @@ class Dirichlet(DealtScheme):
 class Labels(DealtScheme):
     """Each client has samples of a fixed number of classes."""
 
-    labels_per_client: int = Field(ge=1, description="classes that each client has")
+    labels_per_client: int = Field(ge=1, description="number of classes of each client")
 
     def assign(
         self, labels: np.ndarray, classes: int, natural: np.ndarray | None, rng: np.random.Generator
     ) -> list[np.ndarray]:
-        """All classes go to equally many clients; a class is split equally among its clients."""
+        """Assigns each class to equally many clients and splits it equally among them."""
         self._check_clients(len(labels))
         m, k = self.clients, self.labels_per_client
         if k > classes:
@@ -103,13 +107,15 @@ class Labels(DealtScheme):
 
 
 class Natural(SplitScheme):
-    """The clients that the data set itself names."""
+    """The natural clients that the data set itself defines."""
 
     def assign(
         self, labels: np.ndarray, classes: int, natural: np.ndarray | None, rng: np.random.Generator
     ) -> list[np.ndarray]:
         if natural is None:
-            raise UserError("task.partition.kind: this data set names no clients; choose iid, dirichlet or labels")
+            raise UserError(
+                "task.partition.kind: this data set has no natural clients; choose iid, dirichlet or labels"
+            )
         _, owners = np.unique(natural, return_inverse=True)
         return [rng.permutation(g) for g in _group(owners, owners.max() + 1)]
 
@@ -117,39 +123,39 @@ class Natural(SplitScheme):
 def _by_dirichlet(
     alpha: float, sizes: np.ndarray, labels: np.ndarray, classes: int, rng: np.random.Generator
 ) -> list[np.ndarray]:
-    """Sweep over the clients; each draws a label from its prior and takes one unused sample of it (thesis, A.1.1).
+    """Sweeps over the clients: each draws a label from its prior and takes one unused sample of it (thesis, A.1.1).
 
-    A label whose samples are used up is drawn again, which is the prior renormalised over the others.
+    A label without unused samples is drawn again, which renormalises the prior over the other labels.
     """
     m = len(sizes)
     priors = rng.dirichlet(np.full(classes, alpha), m)
     pools = [rng.permutation(np.flatnonzero(labels == label)) for label in range(classes)]
-    left = np.array([len(pool) for pool in pools])
-    taken: list[np.ndarray] = []
+    stock = np.array([len(pool) for pool in pools])
+    parts: list[np.ndarray] = []
     owners: list[np.ndarray] = []
     for sweep in range(int(sizes.max())):
         waiting = np.flatnonzero(sizes > sweep)
         while len(waiting):
-            weights = priors[waiting] * (left > 0)
-            # A tiny alpha leaves some clients with no mass on what is left: they take whatever there is.
-            weights[weights.sum(1) == 0] = left / left.sum()
+            weights = priors[waiting] * (stock > 0)
+            # With a tiny alpha, some priors have no mass on the remaining classes: these clients take any of them.
+            weights[weights.sum(1) == 0] = stock / stock.sum()
             cumulative = np.cumsum(weights, axis=1)
             points = rng.random((len(waiting), 1)) * cumulative[:, -1:]
-            drawn = np.minimum((points >= cumulative).sum(1), classes - 1)
-            again = []
-            for label in np.unique(drawn):
-                clients = waiting[drawn == label]
-                served = clients[: left[label]]
-                again.append(clients[left[label] :])
-                taken.append(pools[label][left[label] - len(served) : left[label]])
-                owners.append(served)
-                left[label] -= len(served)
-            waiting = np.sort(np.concatenate(again))
-    samples, owner = np.concatenate(taken), np.concatenate(owners)
+            choice = np.minimum((points >= cumulative).sum(1), classes - 1)
+            retry = []
+            for label in np.unique(choice):
+                clients = waiting[choice == label]
+                receivers = clients[: stock[label]]
+                retry.append(clients[stock[label] :])
+                parts.append(pools[label][stock[label] - len(receivers) : stock[label]])
+                owners.append(receivers)
+                stock[label] -= len(receivers)
+            waiting = np.sort(np.concatenate(retry))
+    samples, owner = np.concatenate(parts), np.concatenate(owners)
     return [rng.permutation(samples[rows]) for rows in _group(owner, m)]
 
 
 def _group(owners: np.ndarray, clients: int) -> list[np.ndarray]:
-    """For each client the positions at which it is the owner."""
+    """Positions that each client owns."""
     by_owner = np.argsort(owners, kind="stable")
     return np.split(by_owner, np.cumsum(np.bincount(owners, minlength=clients))[:-1])

@@ -17,20 +17,22 @@ from hedgerow.platform.data.partition import Partition
 from hedgerow.platform.data.partitions.scheme import PartitionScheme
 
 AT_ONCE = 4096
-"""Images that are transformed together."""
+"""Number of images that are transformed together."""
 
 
 class Transforms(Section):
-    """What is done to a class's images in a task: drawn anew for every class of every task."""
+    """Random transforms of a task's images, drawn anew for every class of every task."""
 
-    rotation: float = Field(0.0, ge=0, le=180, description="degrees by which a class is turned, at most, either way")
-    flip: float = Field(0.0, ge=0, le=1, description="chance that an axis is mirrored, each axis by itself")
-    crop: float = Field(0.0, ge=0, lt=1, description="share of width and height that is cut away, at most")
-    scale: float = Field(0.0, ge=0, lt=1, description="share by which width and height change, at most, each by itself")
+    rotation: float = Field(0.0, ge=0, le=180, description="maximum rotation in degrees, in either direction")
+    flip: float = Field(
+        0.0, ge=0, le=1, description="probability that an axis is mirrored, independently for each axis"
+    )
+    crop: float = Field(0.0, ge=0, lt=1, description="maximum share of width and height that is cut away")
+    scale: float = Field(0.0, ge=0, lt=1, description="maximum share by which width and height change, independently")
 
 
 class Stream(PartitionScheme):
-    """A stream of tasks, one per round, in the place of clients: some classes each, in any order.
+    """A stream of tasks, one per round, instead of clients; each task has some of the classes, in random order.
 
     A task's training samples are drawn from the data set's training set, its test samples from its test set.
     """
@@ -38,40 +40,41 @@ class Stream(PartitionScheme):
     is_stream: ClassVar[bool] = True
 
     tasks: int = Field(ge=1, description="number of tasks, T; at least `rounds`")
-    ways: int | None = Field(None, ge=2, description="classes of a task, numbered anew in each; null: all, as they are")
-    disjoint: bool = Field(False, description="no class in two tasks")
-    train: int = Field(ge=2, description="labelled samples of a task, as many of each class as can be")
-    test: int = Field(100, ge=1, description="test samples of a task")
-    transforms: Transforms | None = Field(None, description="what is done to the images; null: nothing")
-    seed: int = Field(0, ge=0, description="draws the stream; the experiment's own seed does not change it")
+    ways: int | None = Field(
+        None, ge=2, description="classes per task, renumbered in each task; null: all classes with their own labels"
+    )
+    disjoint: bool = Field(False, description="no class occurs in two tasks")
+    train: int = Field(ge=2, description="labelled samples per task, spread evenly over its classes")
+    test: int = Field(100, ge=1, description="test samples per task")
+    transforms: Transforms | None = Field(None, description="random transforms of the images; null: none")
+    seed: int = Field(0, ge=0, description="seed of the stream; independent of the experiment's own seed")
 
     @model_validator(mode="after")
     def _disjoint_needs_ways(self) -> Self:
         if self.disjoint and self.ways is None:
-            raise ValueError("`disjoint` needs `ways`: with all classes in every task there is nothing to keep apart")
+            raise ValueError("`disjoint` needs `ways`: disjoint tasks cannot each have all classes")
         return self
 
     def prepare(self, dataset: Dataset) -> Dataset:
-        """The samples of all tasks, task by task: first `train` training samples each, then `test` test samples.
+        """Samples of all tasks, task by task: first `train` training samples each, then `test` test samples.
 
-        Raises UserError when the data set has not the classes or the samples.
+        Raises UserError when the data set does not have enough classes or samples.
         """
         if self.transforms and dataset.x_train.ndim != 4:
             raise UserError(f"task.partition.transforms: {dataset.name} has no images to transform; remove it")
         ways = self.ways or dataset.classes
         if self.train < ways:
             raise UserError(
-                f"task.partition.train: {self.train} samples leave some of a task's {ways} classes without any; raise "
-                "it"
+                f"task.partition.train: {self.train} samples are fewer than the {ways} classes of a task; raise it"
             )
         size = dataset.x_train.itemsize * prod(dataset.sample_shape)
         require(self.tasks * (self.train + self.test) * size, "task.partition: the tasks' samples", "lower `tasks`")
-        chosen = _classes(self, dataset.classes, ways)
+        task_classes = _classes(self, dataset.classes, ways)
         pools = [
             [np.flatnonzero(y == label) for label in range(dataset.classes)] for y in (dataset.y_train, dataset.y_test)
         ]
         xs, ys, maps = [], [], []
-        for number, classes in enumerate(chosen):
+        for number, classes in enumerate(task_classes):
             rng = np.random.default_rng([self.seed, 61, number])
             transforms = draw_transforms(self.transforms, ways, rng) if self.transforms else None
             for x, pool, total, what in (
@@ -106,14 +109,14 @@ class Stream(PartitionScheme):
         )
 
     def draw(self, labels: np.ndarray, classes: int, natural: np.ndarray | None, seed: int, lent: int = 0) -> Partition:
-        """The tasks of the prepared data set, whose samples are in the order of the tasks."""
+        """Partition with one client per task; the samples of the prepared data set are in the order of the tasks."""
         each = self.train + self.test
         offsets = np.arange(self.tasks + 1) * each
         return Partition(np.arange(self.tasks * each), offsets, np.full(self.tasks, self.train))
 
 
 def _classes(config: Stream, known: int, ways: int) -> list[np.ndarray]:
-    """The classes of each task, by the numbers that the data set gives them."""
+    """Classes of each task, as the data set numbers them."""
     if ways > known:
         raise UserError(f"task.partition.ways: {ways} is more than the {known} classes; lower it")
     if config.ways is None:
@@ -124,8 +127,8 @@ def _classes(config: Stream, known: int, ways: int) -> list[np.ndarray]:
                 f"task.partition.tasks: {known} classes make {known // ways} disjoint tasks of {ways}; lower tasks or "
                 "ways, or remove `disjoint`"
             )
-        dealt = np.random.default_rng([config.seed, 60]).permutation(known)
-        return list(dealt[: config.tasks * ways].reshape(config.tasks, ways))
+        permutation = np.random.default_rng([config.seed, 60]).permutation(known)
+        return list(permutation[: config.tasks * ways].reshape(config.tasks, ways))
     draws = (np.random.default_rng([config.seed, 60, number]) for number in range(config.tasks))
     return [rng.choice(known, ways, replace=False) for rng in draws]
 
@@ -140,21 +143,21 @@ def _some(pool: np.ndarray, count: int, key: str, ways: int, rng: np.random.Gene
 
 
 def draw_transforms(config: Transforms, count: int, rng: np.random.Generator) -> np.ndarray:
-    """(count, 2, 3): affine maps from places of the new image to places of the old, both from -1 to 1."""
+    """Affine maps from positions in the new image to positions in the old one, both from -1 to 1, (count, 2, 3)."""
     angle = np.deg2rad(rng.uniform(-config.rotation, config.rotation, count))
-    mirrored = 1.0 - 2.0 * (rng.random((2, count)) < config.flip)
+    signs = 1.0 - 2.0 * (rng.random((2, count)) < config.flip)
     sizes = rng.uniform(1 - config.scale, 1 + config.scale, (2, count))
     cut = rng.uniform(0, config.crop, count)
     shift = rng.uniform(-1, 1, (2, count)) * cut
     turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
-    matrix = turn * (mirrored / sizes)[None]
-    # The window that is left after cutting is looked at as if it were the whole image.
+    matrix = turn * (signs / sizes)[None]
+    # The cropped window is treated as if it were the whole image.
     maps = np.concatenate([matrix * (1 - cut), np.einsum("ijn,jn->in", matrix, shift)[:, None]], axis=1)
     return maps.transpose(2, 0, 1).astype(np.float32)
 
 
 def transformed(images: np.ndarray, maps: np.ndarray) -> np.ndarray:
-    """Images (n, C, H, W) uint8, each through its affine map (n, 2, 3); bilinear, and 0 outside."""
+    """Applies to each image (n, C, H, W), uint8, its affine map (n, 2, 3); bilinear, and 0 outside."""
     out = np.empty_like(images)
     for start in range(0, len(images), AT_ONCE):
         part = slice(start, start + AT_ONCE)

@@ -1,4 +1,4 @@
-"""Data sources, one section and its loader side by side, by the name that `task.data.name` takes."""
+"""Data sources by the name that `task.data.name` takes. A source's section and its loader share a module."""
 
 DATASETS = {
     "digits": "hedgerow.platform.data.sources.digits:Digits",

@@ -1,4 +1,4 @@
-"""Conversions are made once: a data set is kept as plain arrays in the user's cache."""
+"""Cache of converted data sets: each is converted once and stored as plain arrays in the user's cache folder."""
 
 import hashlib
 import json
@@ -24,19 +24,19 @@ def cache_folder() -> Path:
 
 
 def data_folder(root: Path | None) -> Path:
-    """The folder of the data sets: the given one, else $HEDGEROW_DATA_ROOT, else ./data."""
+    """Folder of the data sets: `root` if given, else $HEDGEROW_DATA_ROOT, else ./data."""
     return root or Path(os.environ.get("HEDGEROW_DATA_ROOT") or "data")
 
 
 def load_dataset(config: Source, root: Path | None = None) -> Dataset:
-    """The data set of a source, from the cache where it was converted before; that of the user's own is never cached.
+    """Loads the data set of a source, from the cache if it was converted before; users' own sources are never cached.
 
     Raises UserError when files are missing or damaged.
     """
     root = data_folder(root)
     if config.is_own:
         return _loaded(config, root)
-    # Size and time of the files are in the key: changed files are converted again.
+    # The key contains size and time of the files: changed files are converted again.
     stamps = [
         [str(f.absolute()), s.st_size, s.st_mtime_ns] for f in config.files(root) if f.exists() for s in [f.stat()]
     ]
@@ -60,7 +60,7 @@ def _loaded(config: Source, root: Path) -> Dataset:
 
 
 def _write(dataset: Dataset, entry: Path) -> None:
-    """Write aside and rename: of two processes that convert at once, one wins, and both are right."""
+    """Writes to a temporary folder and renames it: if two processes convert at once, either result is correct."""
     entry.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(dir=entry.parent))
     rest = {}

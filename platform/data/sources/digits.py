@@ -12,7 +12,7 @@ from hedgerow.platform.data.sources.source import Source
 class Digits(Source):
     """scikit-learn's 1797 handwritten digits, 1x8x8 (UCI Optical Recognition of Handwritten Digits, test part)."""
 
-    test_fraction: float = Field(0.2, gt=0, lt=1, description="share of each class that is kept for testing")
+    test_fraction: float = Field(0.2, gt=0, lt=1, description="share of each class that is used for testing")
 
     def load(self, root: Path) -> Dataset:
         from sklearn.datasets import load_digits

@@ -1,4 +1,4 @@
-"""Images in a folder, or in a zip of one, by class."""
+"""Images sorted by class, in a folder or in a zip file of a folder."""
 
 import io
 from collections.abc import Callable, Iterator
@@ -16,36 +16,37 @@ _ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp"}
 _HALF = (0.5, 0.5, 0.5)
 _PARTS = ("train", "val", "test")
 ANNOTATIONS = "val_annotations.txt"
-"""Of Tiny-ImageNet: lines of an image's name and its class, beside the folder of the images."""
+"""Annotation file of Tiny-ImageNet, next to the image folder: each line has the name of an image and its class."""
 
 Member = tuple[PurePosixPath, Callable[[], bytes]]
 
 
 class ImageFolder(Source):
-    """Your own images: CLASS/*.png, or train/CLASS/* and test/CLASS/* (or val/CLASS/*), in a folder or in a zip of one.
+    """Your own images: CLASS/*.png, or train/CLASS/* and test/CLASS/* (or val/CLASS/*), in a folder or a zip file.
 
-    Where test/ is not there, or its images have no class, val/ is tested: of ImageNet, sorted into val/CLASS/*, and of
-    Tiny-ImageNet, as it is unpacked.
+    If test/ is missing or its images have no class, val/ is used for testing: for ImageNet, sorted into val/CLASS/*,
+    and for Tiny-ImageNet, as unpacked.
     """
 
-    path: str = Field(min_length=1, description="the folder or .zip, absolute or under the data root")
+    path: str = Field(min_length=1, description="folder or .zip file, absolute or relative to the data root")
     size: int | None = Field(
         None,
         ge=1,
-        description="resize an image's shorter side to it and crop the middle; null: all images have one size already",
+        description="resize the shorter side of each image to this size and crop the centre; null: all images already "
+        "have the same size",
     )
     test_fraction: float = Field(
         0.2,
         gt=0,
         lt=1,
-        description="share of each class that is kept for testing, where there is neither test/ nor val/",
+        description="share of each class that is used for testing if there is neither test/ nor val/",
     )
 
     def files(self, root: Path) -> list[Path]:
         return image_files(root / self.path)
 
     def load(self, root: Path) -> Dataset:
-        """Read all images as RGB, or as grey where every one is grey."""
+        """Reads all images as RGB, or as greyscale if all of them are grey."""
         path = root / self.path
         placed = _placed(path)
         images: dict[str, list[tuple[str, np.ndarray]]] = {"train": [], "test": []}
@@ -67,8 +68,8 @@ class ImageFolder(Source):
         if images["test"]:
             test = _stack(path, images["test"], names)
         else:
-            rows, held = stratified_split(train[1], self.test_fraction)
-            train, test = (train[0][rows], train[1][rows]), (train[0][held], train[1][held])
+            rows, test_rows = stratified_split(train[1], self.test_fraction)
+            train, test = (train[0][rows], train[1][rows]), (train[0][test_rows], train[1][test_rows])
         if all((x == x[:, :1]).all() for x in (train[0], test[0])):
             train, test = (train[0][:, :1].copy(), train[1]), (test[0][:, :1].copy(), test[1])
         channels = train[0].shape[1]
@@ -76,21 +77,21 @@ class ImageFolder(Source):
 
 
 def image_files(path: Path) -> list[Path]:
-    """The zip, or all images of the folder and the files that name classes. Raises UserError when it does not exist."""
+    """The zip file, or all images and annotation files of the folder. Raises UserError when it does not exist."""
     if not path.exists():
         raise UserError(
             f"task.data.path: there is no {path.absolute()}; give the folder or zip of images, or --data-root"
         )
-    # Not the folders: overwriting an image in place does not change their times.
+    # Folders are not listed: overwriting an image in place does not change their times.
     return [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.name == ANNOTATIONS or _is_image(p))
 
 
 def _placed(path: Path) -> dict[PurePosixPath, tuple[str, str]]:
-    """Whether an image is to train or to test, and its class; without those of no class, or of no use.
+    """Part (train or test) and class of each image, without images that have no class or are not used.
 
-    Where nothing is under test/, or what is there has no class, val/ is tested.
+    If test/ is empty or its images have no class, val/ is used for testing.
     """
-    found: dict[str, dict[PurePosixPath, tuple[str, ...]]] = {part: {} for part in (*_PARTS, "")}
+    groups: dict[str, dict[PurePosixPath, tuple[str, ...]]] = {part: {} for part in (*_PARTS, "")}
     names = [name for name, _ in members(path)]
     divided = any("train" in name.parts[:-2] for name in names)
     for name in names:
@@ -99,22 +100,22 @@ def _placed(path: Path) -> dict[PurePosixPath, tuple[str, str]]:
         at = max((i for i, folder in enumerate(folders[:-1]) if folder in known), default=-1)
         if at < 0 and divided and folders[-1] in _PARTS:
             at = len(folders) - 1
-        found[folders[at] if at >= 0 else ""][name] = folders[at + 1 :]
-    told = _annotated(path)
-    classes = {part: _classes(below, told) for part, below in found.items()}
-    if found["val"] and not classes["test"] and not classes["val"]:
+        groups[folders[at] if at >= 0 else ""][name] = folders[at + 1 :]
+    annotations = _annotated(path)
+    classes = {part: _classes(below, annotations) for part, below in groups.items()}
+    if groups["val"] and not classes["test"] and not classes["val"]:
         raise UserError(
-            f"task.data.path: {next(iter(found['val']))} under {path} has no class; sort val/ into val/CLASS/*, keep "
+            f"task.data.path: {next(iter(groups['val']))} under {path} has no class; sort val/ into val/CLASS/*, keep "
             f"its {ANNOTATIONS}, or remove it"
         )
-    chosen = {"train": classes["train"] or classes[""], "test": classes["test"] or classes["val"]}
-    return {name: (part, label) for part, labels in chosen.items() for name, label in labels.items()}
+    selection = {"train": classes["train"] or classes[""], "test": classes["test"] or classes["val"]}
+    return {name: (part, label) for part, labels in selection.items() for name, label in labels.items()}
 
 
 def _classes(below: dict[PurePosixPath, tuple[str, ...]], told: dict[PurePosixPath, str]) -> dict[PurePosixPath, str]:
-    """By image: the folder that it is in, or the one above where all are in folders named images.
+    """Class of each image: the folder that contains it, or the folder above if all images are in folders named images.
 
-    below: the folders of each image, below train/ or test/. told: classes that a file names.
+    below: folders of each image, below train/ or test/. told: classes from annotation files.
     """
     inner = all(folders[-1:] == ("images",) for folders in below.values())
     labels = {}
@@ -126,13 +127,13 @@ def _classes(below: dict[PurePosixPath, tuple[str, ...]], told: dict[PurePosixPa
 
 
 def _annotated(path: Path) -> dict[PurePosixPath, str]:
-    """The class of each image that a file of them names."""
-    told = {}
+    """Class of each image that an annotation file names."""
+    annotations = {}
     for name, read in members(path, lambda name: name.name == ANNOTATIONS):
         for line in read().decode(errors="replace").splitlines():
             image, label, *_ = [*line.split("\t"), "", ""]
-            told[name.parent / "images" / image] = label
-    return told
+            annotations[name.parent / "images" / image] = label
+    return annotations
 
 
 def _is_image(name: PurePath) -> bool:
@@ -140,10 +141,10 @@ def _is_image(name: PurePath) -> bool:
 
 
 def members(path: Path, wanted: Callable[[PurePosixPath], bool] = _is_image) -> Iterator[Member]:
-    """Images by name, or other files, in the order of their names; an image's name has at least the class before it."""
+    """Images, or other `wanted` files, in the order of their names; an image's name includes at least its class."""
     if path.is_dir():
-        found = [(PurePosixPath(p.relative_to(path).as_posix()), p.read_bytes) for p in path.rglob("*") if p.is_file()]
-        yield from sorted((m for m in found if wanted(m[0])), key=lambda m: m[0])
+        files = [(PurePosixPath(p.relative_to(path).as_posix()), p.read_bytes) for p in path.rglob("*") if p.is_file()]
+        yield from sorted((m for m in files if wanted(m[0])), key=lambda m: m[0])
         return
     try:
         with ZipFile(path) as archive:
@@ -152,13 +153,13 @@ def members(path: Path, wanted: Callable[[PurePosixPath], bool] = _is_image) -> 
                     yield PurePosixPath(name), lambda name=name: archive.read(name)  # type: ignore[misc]
     except BadZipFile:
         raise UserError(
-            f"task.data.path: {path} is neither a folder nor a whole zip; unpack it or fetch it again"
+            f"task.data.path: {path} is neither a folder nor a complete zip file; unpack it or download it again"
         ) from None
 
 
 def pixels(path: Path, name: PurePosixPath, content: bytes, size: int | None) -> np.ndarray:
-    """An image as RGB, (3, H, W) uint8: the shorter side resized, the middle cropped. Raises UserError."""
-    # A process that reads the cache never imports it.
+    """Image as RGB, (3, H, W) uint8: the shorter side is resized and the centre cropped. Raises UserError."""
+    # Imported here, since processes that read the cache do not need it.
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
@@ -174,6 +175,6 @@ def _stack(path: Path, images: list[tuple[str, np.ndarray]], names: tuple[str, .
     shapes = {x.shape for _, x in images}
     if len(shapes) > 1:
         raise UserError(
-            f"task.data.size: the images under {path} have {len(shapes)} different sizes; set it, such as 32"
+            f"task.data.size: the images under {path} have {len(shapes)} different sizes; set one size, such as 32"
         )
     return np.stack([x for _, x in images]), np.array([names.index(label) for label, _ in images], dtype=np.int64)

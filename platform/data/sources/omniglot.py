@@ -12,17 +12,21 @@ from hedgerow.platform.data.sources.source import Source
 
 
 class Omniglot(Source):
-    """Omniglot's characters, 1x28x28, 20 drawings each, from the zips of its authors (as torchvision keeps them)."""
+    """Omniglot's characters, 1x28x28, 20 drawings each, from its authors' zip files (as torchvision stores them)."""
 
-    path: str = Field("omniglot-py", min_length=1, description="folder of images_background*.zip, under the data root")
-    size: int = Field(28, ge=1, description="resize to size x size")
-    test_fraction: float = Field(0.5, gt=0, lt=1, description="share of each character that is kept for testing")
+    path: str = Field(
+        "omniglot-py", min_length=1, description="folder of images_background*.zip, relative to the data root"
+    )
+    size: int = Field(28, ge=1, description="resize images to size x size")
+    test_fraction: float = Field(
+        0.5, gt=0, lt=1, description="share of each character's drawings that is used for testing"
+    )
 
     def files(self, root: Path) -> list[Path]:
         return [file for archive in archives(root / self.path) for file in image_files(archive)]
 
     def load(self, root: Path) -> Dataset:
-        """Every ALPHABET/CHARACTER is a class; white on black. Drawings that lie in two of the zips count once."""
+        """Every ALPHABET/CHARACTER is a class; white on black. Drawings that are in two of the zip files count once."""
         drawings: dict[tuple[str, str], np.ndarray] = {}
         for archive in archives(root / self.path):
             for name, read in members(archive):
@@ -38,11 +42,11 @@ class Omniglot(Source):
 
 
 def archives(path: Path) -> list[Path]:
-    """The zips of a folder, or, where there are none, its folders. Raises UserError."""
-    found = sorted(path.glob("images_*.zip")) or sorted(p for p in path.glob("images_*") if p.is_dir())
-    if not found:
+    """Zip files of a folder or, if there are none, its subfolders. Raises UserError."""
+    paths = sorted(path.glob("images_*.zip")) or sorted(p for p in path.glob("images_*") if p.is_dir())
+    if not paths:
         raise UserError(
             f"task.data.path: there is no images_background*.zip in {path.absolute()}; put Omniglot's zips there, or "
             "give --data-root"
         )
-    return found
+    return paths

@@ -11,21 +11,28 @@ from hedgerow.platform.data.sources.source import Seed, Source
 
 class QuadraticData(Source):
     """Random quadratic bilevel problems, one per client: g = 1/2 y'A y - y'(B x + c) and
-    f = 1/2 y'D y - e'y + 1/2 x'P x - r'x. A sample is one problem's coefficients.
+    f = 1/2 y'D y - e'y + 1/2 x'P x - r'x.
 
-    Eigenvalues of A lie in [1, 4], of D in [0.5, 1.5], of P in [0.5, 1]; entries of B ~ N(0, 1/lower), of c, e, r ~
-    N(0, 1).
+    A sample contains the coefficients of one problem. Eigenvalues of A are in [1, 4], of D in [0.5, 1.5], of P in [0.5,
+    1]; entries of B ~ N(0, 1/lower), of c, e, r ~ N(0, 1).
     """
 
     clients: int = Field(8, ge=1, description="number of clients")
     upper: int = Field(4, ge=1, description="dimension of x")
     lower: int = Field(6, ge=1, description="dimension of y")
     heterogeneity: float = Field(
-        1.0, ge=0, le=1, description="share of a problem that is the client's own; the rest is common to all"
+        1.0,
+        ge=0,
+        le=1,
+        description="share of a problem that is specific to its client; the rest is common to all clients",
     )
-    samples: int = Field(2, ge=2, description="samples of a client, dealt to training and validation")
-    noise: float = Field(0.0, ge=0, description="standard deviation of the samples' c, e and r")
-    matrix_noise: float = Field(0.0, ge=0, description="and of their A, B, D and P, times the root of the dimension")
+    samples: int = Field(2, ge=2, description="samples per client, dealt to training and validation")
+    noise: float = Field(0.0, ge=0, description="standard deviation of c, e and r over samples")
+    matrix_noise: float = Field(
+        0.0,
+        ge=0,
+        description="standard deviation of A, B, D and P over samples, times the square root of the dimension",
+    )
     seed: Seed = 0
 
     @property
@@ -34,7 +41,7 @@ class QuadraticData(Source):
         return self.clients * self.samples * (2 * d * d + d * p + p * p)
 
     def load(self, root: Path) -> Dataset:
-        """Each client's samples are its problem plus noise, whose mean over them is 0."""
+        """Each client's samples are its problem plus noise, whose mean over these samples is 0."""
         rng = np.random.default_rng([self.seed, 83])
         common = _problem(self, rng)
         rows = []
@@ -51,7 +58,7 @@ class QuadraticData(Source):
 
 
 def _problem(config: QuadraticData, rng: np.random.Generator) -> list[np.ndarray]:
-    """A, B, c, D, e, P, r."""
+    """Coefficients A, B, c, D, e, P, r of a random problem."""
     p, d = config.upper, config.lower
     return [
         _matrix(d, 1, 4, rng),
@@ -70,7 +77,7 @@ def _matrix(size: int, low: float, high: float, rng: np.random.Generator) -> np.
 
 
 def _samples(config: QuadraticData, mean: list[np.ndarray], rng: np.random.Generator) -> np.ndarray:
-    """(samples, features)"""
+    """Samples of one client, (samples, features)."""
     pieces = []
     for part in mean:
         scale = config.noise if part.ndim == 1 else config.matrix_noise / part.shape[0] ** 0.5

@@ -10,10 +10,10 @@ from hedgerow.platform.data.sources.source import Seed, Source
 
 
 class Synthetic(Source):
-    """FedDyn's synthetic family (thesis, appendix A.1.1): each client has its own linear model and its own features.
+    """FedDyn's synthetic data (thesis, appendix A.1.1): each client has its own linear model and its own features.
 
-    gamma1 > 0: the clients' optimal models differ (type 1). gamma2 > 0: their feature means differ (type 2).
-    gamma3 > 0: their sample counts differ (type 3). All 0: homogeneous. Partition it with `kind: natural`.
+    gamma1 > 0: the clients' optimal models differ (type 1). gamma2 > 0: their feature means differ (type 2). gamma3 >
+    0: their sample counts differ (type 3). All 0: homogeneous. Partition it with `kind: natural`.
     """
 
     clients: int = Field(20, ge=1, description="number of clients")
@@ -33,9 +33,9 @@ class Synthetic(Source):
     def load(self, root: Path) -> Dataset:
         """Client i: y = argmax(theta_i x + b_i), x ~ N(nu_i, diag(j^-1.2)).
 
-        Entries of theta_i and b_i ~ N(mu_i, 1) with mu_i ~ N(0, gamma1); without gamma1 one theta, b ~ N(0, 1) is
-        shared.
-        Entries of nu_i ~ N(beta_i, 1) with beta_i ~ N(0, gamma2); without gamma2 nu_i = 0.
+        Entries of theta_i and b_i ~ N(mu_i, 1) with mu_i ~ N(0, gamma1); if gamma1 = 0, all clients share one theta, b
+        ~ N(0, 1).
+        Entries of nu_i ~ N(beta_i, 1) with beta_i ~ N(0, gamma2); if gamma2 = 0, nu_i = 0.
         """
         rng = np.random.default_rng([self.seed, 29])
         classes, features, clients = self.classes, self.features, self.clients

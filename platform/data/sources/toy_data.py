@@ -1,4 +1,4 @@
-"""DiSK's two toys (thesis, chapter 6), of which the best students and the poor ones are known."""
+"""DiSK's two toy data sets (thesis, chapter 6), whose best and poor students are known."""
 
 from pathlib import Path
 
@@ -12,11 +12,11 @@ BLUE = ((2.0, 3.0), (5.0, 7.0))
 RED = ((0.0, 2.0), (3.0, 5.0), (7.0, 9.0))
 
 CENTRES = np.array([[[0.0, 0.0], [3.0, 1.5]], [[1.5, 0.0], [0.0, 1.5]], [[3.0, 0.0], [1.5, 1.5]]])
-"""(classes, 2, 2): red, blue, green."""
+"""Centres of the Gaussians, (classes, 2, 2): red, blue, green."""
 
 
 class IntervalsData(Source):
-    """DiSK's toy on a line: points of [0, 9], blue in [2, 3] and [5, 7], red elsewhere, as many of both."""
+    """DiSK's toy data on a line: points in [0, 9], blue in [2, 3] and [5, 7], red elsewhere, equally many of both."""
 
     samples: int = Field(1000, ge=2, description="training samples")
     test_samples: int = Field(100, ge=2, description="test samples")
@@ -46,11 +46,11 @@ def _on_a_line(rng: np.random.Generator, samples: int) -> tuple[np.ndarray, np.n
 
 
 class GaussiansData(Source):
-    """DiSK's toy in the plane: six Gaussians, two of each of three classes."""
+    """DiSK's toy data in the plane: six Gaussians, two for each of three classes."""
 
     samples: int = Field(1000, ge=6, description="training samples")
     test_samples: int = Field(1000, ge=6, description="test samples")
-    variance: float = Field(0.05, gt=0, description="of each coordinate")
+    variance: float = Field(0.05, gt=0, description="variance of each coordinate")
     seed: Seed = 0
 
     @property

@@ -20,7 +20,7 @@ from hedgerow.platform.data.sources.source import Source
 
 @dataclass(frozen=True)
 class _Layout:
-    """How torchvision stores a data set: its class there, its folder under the root, and one file of the folder."""
+    """Storage layout of a torchvision data set: its class, its folder under the root, and one file of that folder."""
 
     loader: str
     folder: str
@@ -30,33 +30,33 @@ class _Layout:
 
 
 class TorchvisionSource(Source):
-    """A data set in torchvision's own layout, under the data root or under a folder of its name there."""
+    """Data set in torchvision's own layout, in the data root or in a subfolder with the name of the data set."""
 
     layout: ClassVar[_Layout]
 
-    download: bool = Field(False, description="fetch it into the data root when it is absent")
+    download: bool = Field(False, description="download it into the data root if it is missing")
 
     def files(self, root: Path) -> list[Path]:
-        """The files of a data set that is present; none where it is still to be downloaded."""
+        """Files of a data set that is present; empty if it is still to be downloaded."""
         layout, home = self.layout, self._home(root)
         if home is None and not self.download:
             raise UserError(
-                f"task.data: {self.name} is not in {root.absolute()} (nor in its folder {self.name}): it should hold "
-                f"{layout.folder}/{layout.witness}; name the right folder with --data-root, or set task.data.download: "
-                "true"
+                f"task.data: {self.name} is not in {root.absolute()} (nor in its folder {self.name}): it should "
+                f"contain {layout.folder}/{layout.witness}; set the right folder with --data-root, or set "
+                "task.data.download: true"
             )
         return [] if home is None else sorted((home / layout.folder).iterdir())
 
     def load(self, root: Path) -> Dataset:
-        """Read through torchvision, which downloads first where that is asked for and the data set is absent."""
+        """Reads through torchvision, which first downloads a missing data set if `download` is set."""
         layout, home = self.layout, self._home(root) or root
         try:
             with _unpacked(layout, home) as unpacked:
                 train, test = (_read(layout, unpacked, part, self.download) for part in (True, False))
         except (RuntimeError, OSError, EOFError, ValueError) as error:
             raise UserError(
-                f"task.data: {self.name} in {home.absolute()} cannot be read ({first_line(error)}); complete "
-                f"{layout.folder} or set task.data.download: true"
+                f"task.data: {self.name} in {home.absolute()} cannot be read ({first_line(error)}); restore the files "
+                f"of {layout.folder} or set task.data.download: true"
             ) from None
         return image_dataset(self.name, train[:2], test[:2], train[2], layout.mean, layout.std)
 
@@ -99,7 +99,7 @@ class EMNISTLetters(TorchvisionSource):
 
     layout = _Layout("EMNIST", "EMNIST/raw", "emnist-letters-train-images-idx3-ubyte")
 
-    classes: int = Field(10, ge=2, le=26, description="how many letters, from A")
+    classes: int = Field(10, ge=2, le=26, description="number of letters, from A on")
 
     def load(self, root: Path) -> Dataset:
         everything = super().load(root)
@@ -115,14 +115,14 @@ class EMNISTLetters(TorchvisionSource):
 
 
 def _read(layout: _Layout, home: Path, train: bool, download: bool) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    # torchvision takes seconds to import; a process that reads the cache never does.
+    # Imported here: it takes seconds, and processes that read the cache do not need it.
     from torchvision import datasets
 
     options: dict[str, Any] = {"split": "letters"} if layout.loader == "EMNIST" else {}
     source = getattr(datasets, layout.loader)(str(home), train=train, download=download, **options)
     x, y = np.asarray(source.data), np.asarray(source.targets, dtype=np.int64)
     if layout.loader == "EMNIST":
-        # Its images are stored lying on their side, and its letters are counted from 1.
+        # EMNIST stores its images transposed and counts its letters from 1.
         return x.transpose(0, 2, 1)[:, None].copy(), y - 1, tuple(ascii_uppercase)
     x = x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2).copy()
     return x, y, tuple(str(name) for name in source.classes)
@@ -130,7 +130,7 @@ def _read(layout: _Layout, home: Path, train: bool, download: bool) -> tuple[np.
 
 @contextmanager
 def _unpacked(layout: _Layout, home: Path) -> Iterator[Path]:
-    """The root to read from: where only the .gz files are there (perhaps read-only), a temporary one."""
+    """Root to read from: a temporary one if only the .gz files are present, since the root may be read-only."""
     folder = home / layout.folder
     packed = [] if (folder / layout.witness).exists() else sorted(folder.glob("*.gz"))
     if not packed:

@@ -1,1 +1,1 @@
-"""What `hedgerow new algorithm` begins with: an algorithm and its test, as they are but for their names."""
+"""Templates of `hedgerow new algorithm`: an algorithm and its test, in which only the names are replaced."""

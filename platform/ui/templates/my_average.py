@@ -1,6 +1,6 @@
-"""MyAverage: an algorithm of your own, to begin with.
+"""MyAverage: an algorithm of your own to start from.
 
-`algorithm: {name: my_average.MyAverage, lr: 0.1}` in an experiment file runs it, from the folder that holds this file.
+`algorithm: {name: my_average.MyAverage, lr: 0.1}` in an experiment file runs it, from the folder of this file.
 """
 
 from typing import Any
@@ -15,40 +15,40 @@ from hedgerow.algorithms.optim.local_sgd import LocalSGD, minimize
 
 
 class MyAverage(Algorithm):
-    """FedAvg whose server goes only a part of the way from its model to the mean of the clients' models."""
+    """FedAvg whose server moves only part of the way from its model to the mean of the clients' models."""
 
-    # The client step shows each client's own model, under MODEL, for `evaluation.model: clients`.
+    # The client step returns each client's own model under MODEL, for `evaluation.model: clients`.
     has_client_models = True
 
     class Hyper(LocalSGD):
-        """Its section of the experiment file: with what LocalSGD has, such as lr, epochs and batch_size."""
+        """Section of the experiment file: keys of LocalSGD, such as lr, epochs and batch_size, and those below."""
 
-        server_lr: float = Field(1.0, gt=0, description="how far the server goes, as a share of the way; 1 is FedAvg")
+        server_lr: float = Field(1.0, gt=0, description="share of the way that the server moves; 1 is FedAvg")
 
     def init_server(self) -> Tree:
-        """What the server has before round 1; `w` is the model. Checkpoints save it."""
+        """Server state before round 1; `w` is the model. Checkpoints save it."""
         return {"w": self.task.init()}
 
     def init_client(self) -> Tree:
-        """What a client keeps from round to round, by name; nothing here. Checkpoints save it."""
+        """Client state that persists between rounds, by name; empty here. Checkpoints save it."""
         return {}
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
-        """The server's half: every `yield` is a broadcast, the clients' work, and the mean of their answers."""
+        """Server side: every `yield` broadcasts, runs the clients, and returns the mean of their answers."""
         result = yield Exchange(
             self.train,
             broadcast={"w": server["w"]},
             clients=cohort.clients,
             batches=self.hyper.batches,
         )
-        moved = sub(result.up["w"], server["w"])
-        return {"w": add(server["w"], moved, self.hyper.server_lr)}
+        step = sub(result.up["w"], server["w"])
+        return {"w": add(server["w"], step, self.hyper.server_lr)}
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        """The client's half, for one client: what it sends, what it keeps, and what is recorded of it.
+        """Client side, for one client: returns its answer, its new state, and its metrics.
 
-        It runs in a loop over clients, or for many at once by torch.func.vmap: it never calls .item(), never branches
-        on a tensor, and draws nothing from a global random generator.
+        This runs in a loop over clients, or for many at once under torch.func.vmap. It must not call .item(), branch on
+        a tensor, or draw from a global random generator.
         """
         w, loss = minimize(self.task.loss, down["w"], data, hp)
         return {"w": w}, state, {"loss": loss, MODEL: w}

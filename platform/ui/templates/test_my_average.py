@@ -1,4 +1,4 @@
-"""MyAverage against what is known: FedAvg where `server_lr` is 1, and the same numbers in a loop and batched."""
+"""Tests of MyAverage: it equals FedAvg if `server_lr` is 1, and a loop and a batch give the same numbers."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from hedgerow import parse_experiment, run
 
 
 def learnt(folder: Path, name: str, mode: str = "vmap", **hyper: Any) -> dict[str, Any]:
-    """The parameters after two rounds on handwritten digits, in this process."""
+    """Parameters after two rounds on handwritten digits, in this process."""
     values = {
         "name": "test",
         "rounds": 2,
@@ -30,7 +30,7 @@ def learnt(folder: Path, name: str, mode: str = "vmap", **hyper: Any) -> dict[st
 
 
 def apart(a: dict[str, Any], b: dict[str, Any]) -> float:
-    """The largest difference of two models."""
+    """Largest absolute difference between the parameters of two models."""
     return max(float(np.abs(np.asarray(a[name]) - np.asarray(b[name])).max()) for name in a)
 
 

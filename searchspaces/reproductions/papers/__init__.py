@@ -1,1 +1,1 @@
-"""The published tables, one module per source."""
+"""Published tables and figures of each source."""

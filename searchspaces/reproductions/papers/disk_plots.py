@@ -1,4 +1,4 @@
-"""DiSK's toys looked at: the losses that students descend, where they ended, and whom the guide excuses."""
+"""Figures of DiSK's toy problems: losses of the students, their final models, and samples that the guide excuses."""
 
 from pathlib import Path
 from typing import Any
@@ -24,21 +24,21 @@ from hedgerow.platform.ui.plotting import grid, save
 from hedgerow.searchspaces.reproductions.table_file import Cells
 
 POINTS = 64
-"""Along each axis of a surface."""
+"""Number of points along each axis of a surface."""
 
 CENSORED = BLUE[0]
-"""Where the source's guide excuses on the line."""
+"""Interval of the one-dimensional toy in which the source's guide excuses samples."""
 
 EDGED = [withStroke(linewidth=2, foreground="black")]
-"""Numbers that can be read on any colour."""
+"""Outline that makes numbers readable on any colour."""
 
 Plane = tuple[Tensor, Tensor, Tree, np.ndarray, tuple[str, str]]
-"""The coordinates of a grid's two axes; the models on it, (POINTS^2, ...); where the students lie, (students, 2); the
-axes' names."""
+"""Coordinates of a grid's two axes; models on the grid, (POINTS^2, ...); positions of the students, (students, 2); axis
+names."""
 
 
 class FinishedToy:
-    """A run of models side by side on a toy, as it ended."""
+    """Final state of a run that trains models in parallel on a toy problem."""
 
     def __init__(self, folder: RunFolder):
         experiment = load_experiment(folder.experiment)
@@ -50,7 +50,7 @@ class FinishedToy:
         self.batch = Batch(self.learner.task.prepare(self.x), self.y)
 
     def losses(self, models: Tree, whose: int) -> Tensor:
-        """Of some models on all training samples, (models,), with the guide of one student."""
+        """Losses of models on all training samples, (models,), with the guide of student `whose`."""
         learner, hyper = self.learner, self.learner.hyper
         if not isinstance(learner, Student):
             return vmap(lambda w: learner.task.loss(w, self.batch))(models)
@@ -63,15 +63,15 @@ class FinishedToy:
         return vmap(lambda w: lesson({"w": w}, aids))(models)
 
     def excused(self) -> Tensor | None:
-        """g of every training sample, the mean over the students' guides; None where there is none."""
+        """Mean of g over the students' guides for every training sample; None without a guide."""
         if not isinstance(self.learner, DiSK):
             return None
-        seen, guide = self.learner.says(self.server, self.batch), self.learner.guide
-        return self.learner.each(lambda w: excuses(guide, w, seen), self.server["guide"]).mean(0)
+        features, guide = self.learner.says(self.server, self.batch), self.learner.guide
+        return self.learner.each(lambda w: excuses(guide, w, features), self.server["guide"]).mean(0)
 
     def plane(self) -> Plane:
-        """Of one interval all there are, by their ends; of other models the plane through the best, the middle and the
-        worst student.
+        """Plane of models: for the model of one interval, all intervals by their ends; for other models, the plane
+        through the best, the median and the worst student.
         """
         w = self.server["w"]
         if set(w) == {"ends"}:
@@ -82,30 +82,30 @@ class FinishedToy:
         order = self.losses_of_students().argsort()
         origin, one, other = (flat[order[place]] for place in (0, len(order) // 2, -1))
         basis = torch.linalg.qr(torch.stack([one - origin, other - origin], 1))[0]
-        found = (flat - origin) @ basis
-        axes = [torch.linspace(float(c.min()) - 1, float(c.max()) + 1, POINTS) for c in found.unbind(1)]
+        coordinates = (flat - origin) @ basis
+        axes = [torch.linspace(float(c.min()) - 1, float(c.max()) + 1, POINTS) for c in coordinates.unbind(1)]
         where = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).reshape(-1, 2) @ basis.T + origin
         sizes = [p[0].numel() for p in w.values()]
         parts = zip(w.items(), where.split(sizes, 1), strict=True)
         models = {name: part.reshape(-1, *p.shape[1:]) for (name, p), part in parts}
-        return axes[0], axes[1], models, found.numpy(), ("through the middle student", "and the worst")
+        return axes[0], axes[1], models, coordinates.numpy(), ("through the middle student", "and the worst")
 
     def surface(self) -> np.ndarray:
-        """The losses on the plane, (POINTS, POINTS), with the best student's guide; NaN where there is no model."""
+        """Losses on the plane, (POINTS, POINTS), with the best student's guide; NaN where there is no model."""
         first, second, models, _, names = self.plane()
         whose = int(self.losses_of_students().argmin())
-        found = self.losses(models, whose).reshape(POINTS, POINTS).numpy()
-        # An interval ends after it begins.
-        return np.where(first[:, None] < second[None, :], found, np.nan) if names == ("a", "b") else found
+        losses = self.losses(models, whose).reshape(POINTS, POINTS).numpy()
+        # An interval must end after it begins.
+        return np.where(first[:, None] < second[None, :], losses, np.nan) if names == ("a", "b") else losses
 
     def losses_of_students(self) -> Tensor:
-        """Each by its own guide."""
+        """Loss of each student with its own guide, (students,)."""
         students = range(self.learner.hyper.starts)
         return torch.cat([self.losses(tree_map(lambda p, i=i: p[i : i + 1], self.server["w"]), i) for i in students])
 
 
 def local_minima(surface: np.ndarray) -> int:
-    """Points of a grid, not on its border, that are lower than all eight around them; NaN is higher than anything."""
+    """Number of interior points of a grid that are lower than their eight neighbours; NaN counts as infinite."""
     surface = np.nan_to_num(surface, nan=np.inf)
     rows, columns = surface.shape
     around = [
@@ -118,26 +118,26 @@ def local_minima(surface: np.ndarray) -> int:
 
 
 def excused_within(x: np.ndarray, g: np.ndarray) -> tuple[float, float]:
-    """The mean of g in the interval that the best student leaves out, and elsewhere."""
+    """Mean of g inside the interval that the best student leaves out, and outside it."""
     within = (x >= CENSORED[0]) & (x <= CENSORED[1])
     return float(g[within].mean()), float(g[~within].mean())
 
 
 def excused_around(x: np.ndarray, g: np.ndarray) -> np.ndarray:
-    """The mean of g around each of the plane's centres, in their order (6,)."""
+    """Mean of g around each of the plane's centres, in their order, (6,)."""
     nearest = np.linalg.norm(x[:, None] - CENTRES.reshape(-1, 2), axis=-1).argmin(1)
     return np.array([g[nearest == centre].mean() for centre in range(CENTRES.size // 2)])
 
 
 def study_toys(runs: dict[str, RunFolder]) -> dict[str, Cells]:
-    """What the figure shows, as numbers: minima of the surfaces, and the mean of g where the best student is wrong on
-    the line, around the centres in the plane.
+    """Numbers of the figure: local minima of the surfaces, and the mean of g inside and outside the interval on the
+    line, or around the centres in the plane.
     """
     with torch.no_grad():
-        ended = {heading: FinishedToy(folder) for heading, folder in runs.items()}
-        minima = {heading: str(local_minima(run.surface())) for heading, run in ended.items()}
+        toys = {heading: FinishedToy(folder) for heading, folder in runs.items()}
+        minima = {heading: str(local_minima(run.surface())) for heading, run in toys.items()}
         rows: dict[str, Cells] = {"local minima of the loss, on the figure's grid": minima}
-        for heading, run in ended.items():
+        for heading, run in toys.items():
             if (g := run.excused()) is not None:
                 for where, mean in _excused(run.x.numpy(), g.numpy()).items():
                     rows.setdefault(f"excused {where}", {})[heading] = f"{mean:.2f}"
@@ -145,7 +145,7 @@ def study_toys(runs: dict[str, RunFolder]) -> dict[str, Cells]:
 
 
 def _excused(x: np.ndarray, g: np.ndarray) -> dict[str, float]:
-    """The mean of g by where."""
+    """Mean of g by region."""
     if x.shape[1] == 1:
         inside, outside = excused_within(x[:, 0], g)
         return {f"in [{CENSORED[0]:g}, {CENSORED[1]:g}]": inside, "elsewhere": outside}
@@ -154,40 +154,40 @@ def _excused(x: np.ndarray, g: np.ndarray) -> dict[str, float]:
 
 
 def draw_toys(runs: dict[str, RunFolder], path: Path) -> list[Path]:
-    """A surface for each method; where one has a guide, another panel of whom it excuses. PNG and SVG."""
-    ended = {heading: FinishedToy(folder) for heading, folder in runs.items()}
-    guides = {heading: g for heading, run in ended.items() if (g := run.excused()) is not None}
-    figure, panels = grid(len(ended) + len(guides), 4.6, 3.8, columns=4)
+    """Draws a surface for each method and, for guides, a panel of the samples that they excuse. PNG and SVG."""
+    toys = {heading: FinishedToy(folder) for heading, folder in runs.items()}
+    guides = {heading: g for heading, run in toys.items() if (g := run.excused()) is not None}
+    figure, panels = grid(len(toys) + len(guides), 4.6, 3.8, columns=4)
     with torch.no_grad():
-        for axes, (heading, run) in zip(panels, ended.items(), strict=False):
+        for axes, (heading, run) in zip(panels, toys.items(), strict=False):
             _surface(figure, axes, heading, run)
-    for axes, (heading, g) in zip(panels[len(ended) :], guides.items(), strict=True):
-        _guide(figure, axes, heading, ended[heading], g.detach().numpy())
+    for axes, (heading, g) in zip(panels[len(toys) :], guides.items(), strict=True):
+        _guide(figure, axes, heading, toys[heading], g.detach().numpy())
     return save(figure, path)
 
 
 def _surface(figure: Any, axes: Any, heading: str, run: FinishedToy) -> None:
     first, second, _, students, names = run.plane()
     surface = run.surface()
-    drawn = axes.contourf(first, second, surface.T, levels=24, cmap="viridis")
-    figure.colorbar(drawn, ax=axes, label="loss")
+    contours = axes.contourf(first, second, surface.T, levels=24, cmap="viridis")
+    figure.colorbar(contours, ax=axes, label="loss")
     axes.scatter(*students.T, s=9, color="#D55E00", linewidths=0)
     axes.set(title=f"{heading}: {local_minima(surface)} local minima on the grid", xlabel=names[0], ylabel=names[1])
 
 
 def _guide(figure: Any, axes: Any, heading: str, run: FinishedToy, g: np.ndarray) -> None:
     x, y = run.x.numpy(), run.y.numpy()
-    title, told = f"{heading}: the guide", _excused(x, g)
+    title, means = f"{heading}: the guide", _excused(x, g)
     if x.shape[1] == 1:
         for label, (name, colour) in enumerate((("red", "#D55E00"), ("blue", "#0072B2"))):
             axes.scatter(x[y == label, 0], g[y == label], s=5, color=colour, label=name)
         axes.legend(frameon=False, fontsize="small")
         axes.set(xlabel="x", ylabel="excused, mean over the students", ylim=(-0.02, 1.02))
-        title += "\n" + ", ".join(f"{mean:.2f} {where}" for where, mean in told.items())
+        title += "\n" + ", ".join(f"{mean:.2f} {where}" for where, mean in means.items())
     else:
-        drawn = axes.scatter(*x.T, c=g, s=5, vmin=0, vmax=1, cmap="viridis")
-        figure.colorbar(drawn, ax=axes, label="excused, mean over the students")
-        for place, mean in zip(CENTRES.reshape(-1, 2), told.values(), strict=True):
+        points = axes.scatter(*x.T, c=g, s=5, vmin=0, vmax=1, cmap="viridis")
+        figure.colorbar(points, ax=axes, label="excused, mean over the students")
+        for place, mean in zip(CENTRES.reshape(-1, 2), means.values(), strict=True):
             axes.text(
                 *place, f"{mean:.2f}", ha="center", va="center", color="white", fontweight="bold", path_effects=EDGED
             )

@@ -1,1 +1,1 @@
-"""The kinds of search, one class in one file each; `spaces.SEARCH_KINDS` lists them."""
+"""Search kinds, one class per file; `spaces.SEARCH_KINDS` lists them."""

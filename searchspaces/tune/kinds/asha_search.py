@@ -1,4 +1,4 @@
-"""ASHA: the weaker trials are stopped early."""
+"""ASHA: stops weak trials early."""
 
 from typing import ClassVar
 
@@ -10,15 +10,15 @@ from hedgerow.searchspaces.spaces.search_section import SearchKind, SearchSetup
 
 
 class AshaSearch(SearchKind):
-    """Random or grid search that stops the weaker trials early (Tune's ASHAScheduler; Li et al. 2020)."""
+    """Random or grid search that stops weak trials early (Tune's ASHAScheduler; Li et al. 2020)."""
 
     treats_trials_alone: ClassVar[bool] = True
 
-    grace: int = Field(10, ge=1, description="rounds that every trial gets")
-    reduction: int = Field(3, ge=2, description="one of so many goes on at every rung")
+    grace: int = Field(10, ge=1, description="minimum number of rounds of each trial")
+    reduction: int = Field(3, ge=2, description="one in this many trials continues at each rung")
 
     def build(self, setup: SearchSetup) -> tuple[None, ASHAScheduler]:
-        """Tune's scheduler over the rounds of the experiment."""
+        """Returns no searcher, and Tune's ASHA scheduler over the rounds of the experiment."""
         rounds = setup.experiment.rounds
         return None, ASHAScheduler(
             time_attr=ROUND,

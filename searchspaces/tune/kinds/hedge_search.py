@@ -1,4 +1,4 @@
-"""Hedge: all configurations run side by side, and are weighted round by round."""
+"""Hedge search: all configurations train in parallel, and their weights are updated each round."""
 
 from typing import Any, ClassVar, Literal
 
@@ -14,25 +14,32 @@ from hedgerow.searchspaces.spaces.search_section import ACCURACIES, LOSSES, STRE
 
 
 class HedgeSearch(SearchKind):
-    """Online search: every configuration is an expert, weighted round by round (thesis, Algorithm 10)."""
+    """Online search with Hedge: each configuration is an expert, reweighted every round (thesis, Algorithm 10)."""
 
     pauses_trials: ClassVar[bool] = True
     weighs_rounds: ClassVar[bool] = True
 
-    gamma: float = Field(0.1, gt=0, lt=1, description="weights shrink by gamma^loss each round (rate: fixed)")
+    gamma: float = Field(
+        0.1, gt=0, lt=1, description="each round multiplies a weight by gamma^loss (rates fixed and fixed_share)"
+    )
     rate: Literal["fixed", "tuned", "anytime", "adahedge", "fixed_share", "leader"] = Field(
         "fixed",
-        description="how fast the weights follow the losses; default for a loss without `range` and `gamma`: adahedge",
+        description="learning rate of the weights; default for a loss without `range` and `gamma`: adahedge",
     )
-    share: float = Field(0.01, gt=0, lt=1, description="what rate fixed_share gives back to all experts each round")
+    share: float = Field(
+        0.01,
+        gt=0,
+        lt=1,
+        description="fraction of the weight that is spread over all experts each round (rate: fixed_share)",
+    )
     range: list[float] | None = Field(
-        None, description="[low, high] of a metric to be minimised; null: any, which only rate adahedge takes"
+        None, description="[low, high] of a metric to be minimised; null: unbounded, which requires rate adahedge"
     )
     missing: Literal["penalise", "skip"] = Field(
-        "penalise", description="an expert that died for good: the worst loss in every round, or asleep"
+        "penalise", description="loss of an expert that failed permanently: the worst loss in every round, or none"
     )
-    ahead: int = Field(20, ge=1, description="with more experts than room, rounds that one may be ahead of another")
-    prune: float = Field(0.0, ge=0, lt=1, description="experts whose weight falls below this are stopped; 0: none")
+    ahead: int = Field(20, ge=1, description="rounds that an expert may be ahead of another when not all fit at once")
+    prune: float = Field(0.0, ge=0, lt=1, description="stop experts whose weight falls below this; 0: never")
 
     @model_validator(mode="before")
     @classmethod
@@ -40,7 +47,7 @@ class HedgeSearch(SearchKind):
         if not isinstance(values, dict):
             return values
         values = dict(values)
-        # The key of files written before `range` existed.
+        # Key of files written before `range` existed.
         clip = values.pop("clip", None)
         if clip is not None:
             if "range" in values:
@@ -52,7 +59,7 @@ class HedgeSearch(SearchKind):
         return values
 
     def build(self, setup: SearchSetup) -> tuple[None, HedgeScheduler]:
-        """The scheduler that the file asks for."""
+        """Returns no searcher, and the Hedge scheduler with the settings of the file."""
         experts = len(setup.configurations)
         return None, HedgeScheduler(
             experts,
@@ -71,22 +78,22 @@ class HedgeSearch(SearchKind):
         )
 
     def check(self, experiment: Experiment) -> None:
-        """Raises UserError where the losses have no range, or the rounds do not fit."""
+        """Raises UserError when the range of the losses or the evaluation settings do not suit Hedge."""
         check_range(self.mode, self.range, self.rate == "adahedge")
         if experiment.evaluation.stop:
             raise UserError(
-                "evaluation.stop does not go with kind hedge, which weighs all experts in every round; remove it"
+                "evaluation.stop cannot be used with kind hedge, which weights all experts in every round; remove it"
             )
         if self.rate == "tuned" and experiment.evaluation.every > experiment.rounds:
             raise UserError("search.rate: `tuned` needs at least one evaluated round; lower evaluation.every")
 
     @property
     def alone_by(self) -> str | None:
-        """A trial of several experts cannot be stopped for one of them."""
+        """`prune` rules out packs, because it stops single experts but a trial only stops as a whole."""
         return "`prune`" if self.prune else None
 
     def _hedge(self, experiment: Experiment, experts: int) -> Hedge:
-        """Hedge with the rate of the file, over its evaluated rounds; of a stream every round has a loss."""
+        """Hedge with the rate of the file, over the evaluated rounds; in a stream, every round has a loss."""
         stream = isinstance(experiment.task.partition, Stream)
         rounds = -(-experiment.rounds // (1 if stream else experiment.evaluation.every))
         return make_hedge(self.rate, experts, self.gamma, rounds, self.share)

@@ -1,4 +1,4 @@
-"""Optuna: a sampler proposes one configuration after the other."""
+"""Optuna: a sampler proposes one configuration after another."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -14,27 +14,27 @@ if TYPE_CHECKING:
 
 
 class OptunaSearch(SearchKind):
-    """Optuna's sampler (TPE) proposes the configurations, one after the other."""
+    """Sequential search: Optuna's TPE sampler proposes one configuration after another."""
 
     treats_trials_alone: ClassVar[bool] = True
     proposes: ClassVar[bool] = True
 
-    samples: int = Field(description="how many configurations are tried", ge=1)
+    samples: int = Field(description="number of configurations to try", ge=1)
 
     def build(self, setup: SearchSetup) -> "tuple[Searcher, None]":
-        """Tune's Optuna searcher, which first proposes what an interrupted search has tried."""
-        # optuna takes a second to import.
+        """Returns Tune's Optuna searcher, which first repeats the configurations of an interrupted search."""
+        # Importing optuna takes a second.
         import optuna
         from ray.tune.search.optuna import OptunaSearch as OptunaSearcher
 
-        # It logs every trial, which the live table shows.
+        # Optuna logs every trial, but the live table already shows them.
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        tried = [{f"overrides/{key}": value for key, value in one.items()} for one in setup.configurations]
+        points = [{f"overrides/{key}": value for key, value in one.items()} for one in setup.configurations]
         searcher = OptunaSearcher(
             Proposal(self.space, setup.values),
             metric=self.metric,
             mode=self.mode,
-            points_to_evaluate=tried,
+            points_to_evaluate=points,
             seed=setup.experiment.seed % 2**32,
         )
         return searcher, None
@@ -42,24 +42,24 @@ class OptunaSearch(SearchKind):
 
 @dataclass(frozen=True)
 class Proposal:
-    """A space as optuna's define-by-run function, so that conditions hold as the configuration is drawn."""
+    """A space as Optuna's define-by-run function, which checks the conditions while it draws a configuration."""
 
     space: Space
     values: dict[str, Any]
 
     def __call__(self, trial: Any) -> dict[str, Any]:
-        chosen: Overrides = {}
+        overrides: Overrides = {}
         for key in ordered(self.space):
             dimension, name = self.space[key], f"overrides/{key}"
-            if not holds(dimension.when, self.space, chosen, self.values):
+            if not holds(dimension.when, self.space, overrides, self.values):
                 continue
             match dimension.form:
                 case "uniform":
-                    chosen[key] = trial.suggest_float(name, *dimension.values)
+                    overrides[key] = trial.suggest_float(name, *dimension.values)
                 case "loguniform":
-                    chosen[key] = trial.suggest_float(name, *dimension.values, log=True)
+                    overrides[key] = trial.suggest_float(name, *dimension.values, log=True)
                 case "integers":
-                    chosen[key] = trial.suggest_int(name, *dimension.values)
+                    overrides[key] = trial.suggest_int(name, *dimension.values)
                 case _:
-                    chosen[key] = trial.suggest_categorical(name, dimension.values)
+                    overrides[key] = trial.suggest_categorical(name, dimension.values)
         return {NUMBER: trial.number}

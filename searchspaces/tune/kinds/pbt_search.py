@@ -1,4 +1,4 @@
-"""Population based training: weak trials continue from the strong ones with other settings."""
+"""Population based training: weak trials continue from strong ones with changed settings."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -19,12 +19,12 @@ class PbtSearch(SearchKind):
     treats_trials_alone: ClassVar[bool] = True
     pauses_trials: ClassVar[bool] = True
 
-    interval: int = Field(10, ge=1, description="rounds between two exchanges")
-    quantile: float = Field(0.25, gt=0, le=0.5, description="share of the population that is replaced by the best")
-    resample: float = Field(0.25, ge=0, le=1, description="chance that a key is drawn anew instead of nudged")
+    interval: int = Field(10, ge=1, description="rounds between two perturbations")
+    quantile: float = Field(0.25, gt=0, le=0.5, description="fraction of the trials that is replaced by the best")
+    resample: float = Field(0.25, ge=0, le=1, description="probability that a key is resampled instead of perturbed")
 
     def build(self, setup: SearchSetup) -> tuple[None, PopulationBasedTraining]:
-        """Tune's scheduler, which resamples the keys of the space."""
+        """Returns no searcher, and Tune's scheduler, which mutates the keys of the space."""
         return None, PopulationBasedTraining(
             time_attr=ROUND,
             perturbation_interval=self.interval,
@@ -41,7 +41,7 @@ class PbtSearch(SearchKind):
         """Raises UserError for keys with conditions."""
         for key, dimension in self.space.items():
             if dimension.when:
-                raise UserError(f"search.space.{key}: kind pbt takes no conditions; remove `when`")
+                raise UserError(f"search.space.{key}: kind pbt does not support conditions; remove `when`")
 
 
 def _mutations(dimension: Dimension) -> Any:
@@ -49,7 +49,7 @@ def _mutations(dimension: Dimension) -> Any:
 
 
 def _within(space: Space) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Population based training multiplies by 0.8 or 1.2: back within the bounds of the file."""
+    """Returns a function that clips values to the bounds of the file, since Tune multiplies them by 0.8 or 1.2."""
 
     def clip(config: dict[str, Any]) -> dict[str, Any]:
         for key, dimension in space.items():

@@ -1,11 +1,11 @@
-"""Random search: configurations drawn from distributions."""
+"""Random search: configurations are drawn from distributions."""
 
 from hedgerow.searchspaces.spaces.search_section import SearchKind, SearchSetup
 
 
 class RandomSearch(SearchKind):
-    """Configurations drawn at random."""
+    """Random search: draws configurations from the distributions of the space."""
 
     def build(self, setup: SearchSetup) -> tuple[None, None]:
-        """Neither searcher nor scheduler: the configurations, which are drawn by the file's seed, run to their end."""
+        """Returns no searcher and no scheduler: the configurations, drawn with the file's seed, run to completion."""
         return None, None

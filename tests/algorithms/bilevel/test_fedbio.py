@@ -160,7 +160,7 @@ def values(name="fedbio", kind="cleaning", **change):
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        (values(kind=None), "learns two levels; set `task.problem`"),
+        (values(kind=None), "is a bilevel algorithm; set `task.problem`"),
         (
             values(algorithm={"name": "fedbio", "upper_lr": 1.0, "upper_lr_factor": 10.0}),
             "give either `upper_lr` or `upper_lr_factor`, and set the other to null",

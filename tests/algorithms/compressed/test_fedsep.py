@@ -263,8 +263,8 @@ def test_a_decoder_of_ones_own(own_module, encoder):
     ("problem", "sentence"),
     [
         ({"name": "own_decoder.Far"}, "task.problem.name: module 'own_decoder' has no 'Far'"),
-        ({"name": "collections.Counter"}, "task.problem.name: 'collections.Counter' is not a problem of two levels"),
-        ({"args": {"strenght": 2.0}}, "task.problem.args: own_decoder.Near cannot be made from them"),
+        ({"name": "collections.Counter"}, "task.problem.name: 'collections.Counter' is not a bilevel problem"),
+        ({"args": {"strenght": 2.0}}, "task.problem.args: own_decoder.Near cannot be constructed from these"),
     ],
 )
 def test_a_decoder_that_is_none_is_said_before_any_work(own_module, problem, sentence):
@@ -278,5 +278,5 @@ def test_a_decoder_that_is_none_is_said_before_any_work(own_module, problem, sen
 def test_without_a_problem_there_is_nothing_to_decode():
     wanted = own_decoder()
     wanted["task"]["problem"] = None
-    with pytest.raises(UserError, match="fedsep_bilevel learns two levels"):
+    with pytest.raises(UserError, match="fedsep_bilevel is a bilevel algorithm"):
         parse_experiment(wanted)

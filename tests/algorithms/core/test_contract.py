@@ -16,12 +16,12 @@ from hedgerow.platform.runtime.factory import build_algorithms, build_data, chec
 from hedgerow.platform.ui.starter_files import complete
 
 BROKEN = [
-    ("NoReturn", "`round` returns nothing; end it with `return`, and the new server state"),
-    ("NoGenerator", "`round` is no generator; yield an Exchange in it for every broadcast"),
+    ("NoReturn", "`round` returns nothing; return the new server state at its end"),
+    ("NoGenerator", "`round` is not a generator; yield an Exchange for every broadcast"),
     ("YieldsTuple", r"`round` yields 2 values \(method, dict\); yield an Exchange, or a list of them"),
-    ("Function", "the step of an Exchange in `round` is no method of"),
+    ("Function", "the step of an Exchange in `round` is not a method of"),
     ("ReturnsTensor", "`round` returns an object of type Tensor; return the new server state"),
-    ("NoModel", "the server state that `round` returns has no 'w/1.weight', as in `init_server`; return all of it"),
+    ("NoModel", "the server state that `round` returns has no 'w/1.weight', which is in `init_server`; return"),
     ("Stacked", r"has 'w/1.weight' of shape \(2, 10, 64\), not \(10, 64\) as in `init_server`"),
     ("OtherType", "has 'rounds' of type torch.float32, not torch.int64 as in `init_server`"),
     ("TwoValues", r"its step `train` returns 2 values \(dict, dict\); return a tuple \(up, state, metrics\)"),
@@ -29,8 +29,8 @@ BROKEN = [
     ("BareTensor", "its step `train` returns an object of type Tensor as `up`, the first of"),
     ("FloatMetric", "its step `train` returns a dictionary that holds an object of type float as `metrics`, the third"),
     ("LongMetric", r"its step `train` reports the metric 'loss' of shape \(3,\); report one number, a 0-d tensor"),
-    ("Forgetful", "the client state that `train` returns has no 'c/1.weight', as in `init_client`; return all of it"),
-    ("UnnamedStream", "its step `train` reads the stream 'valid', and its Exchange has 'train'; name it in `batches`"),
+    ("Forgetful", "the client state that `train` returns has no 'c/1.weight', which is in `init_client`; return"),
+    ("UnnamedStream", "its step `train` reads the stream 'valid', but its Exchange has 'train'; add it to `batches`"),
     ("Item", "its step `train` works for one client, but not for several at once .* do not call .item()"),
     ("Branches", "its step `train` works for one client, but not for several at once .* or set engine.mode to loop"),
     ("WrongEvaluation", "`evaluate` returns None; return two Aggregates"),

@@ -488,16 +488,16 @@ SKETCH = {"kind": "sketch", "entries": 10}
         ({"algorithm": {"name": "central"}, "transforms": [TOP]}, "transforms: central does not average"),
         ({"algorithm": {"name": "stem"}, "transforms": [TOP]}, "transforms: stem does not average"),
         ({"algorithm": {"name": "feddyn"}, "aggregation": {"weighting": "samples"}},
-         "aggregation.weighting: the server's memory of feddyn weighs clients equally; set it to uniform"),
-        ({"algorithm": {"name": "focus"}, "aggregation": {"weighting": "samples"}}, "weighting: focus weighs"),
+         "aggregation.weighting: the server state of feddyn weights clients equally; set it to uniform"),
+        ({"algorithm": {"name": "focus"}, "aggregation": {"weighting": "samples"}}, "weighting: focus defines"),
         ({"algorithm": {"name": "feddyn"}, "aggregation": {"server_optimizer": {"momentum": 0.9}}},
          "aggregation.server_optimizer.momentum: feddyn diverges with server momentum; set it to 0"),
         ({"algorithm": {"name": "heterofl"}, "aggregation": {"server_optimizer": {"lr": 0.9}}},
-         "aggregation.server_optimizer: heterofl has a server step of its own; remove it"),
+         "aggregation.server_optimizer: heterofl has its own server step; remove it"),
         ({"algorithm": {"name": "scaffold"}, "transforms": [TOP]},
-         "transforms.0.error_feedback: clients of scaffold have a memory of their own; set it to false"),
-        ({"transforms": [SKETCH, TOP]}, "transforms.0: it encodes updates, which nothing after it can read"),
-        ({"algorithm": {"name": "feddyn"}, "transforms": [SKETCH]}, "transforms.0: clients of feddyn do not know"),
+         "transforms.0.error_feedback: clients of scaffold already keep their own state; set it to false"),
+        ({"transforms": [SKETCH, TOP]}, "transforms.0: it encodes updates, which later transforms cannot read"),
+        ({"algorithm": {"name": "feddyn"}, "transforms": [SKETCH]}, "transforms.0: clients of feddyn cannot know"),
         ({"transforms": [{"kind": "top_k", "entries": 10**6}]}, "transforms.0.entries: 1000000 is more than the"),
     ],
 )  # fmt: skip
@@ -513,7 +513,7 @@ def test_every_answer_of_a_covered_step_is_declared():
             up, state, metrics = super().train(hp, down, state, data)
             return {**up, "more": torch.zeros(())}, state, metrics
 
-    with pytest.raises(ValueError, match="answers with 'more', which is not declared"):
+    with pytest.raises(ValueError, match="returns 'more', which is not declared"):
         list(run(Talkative, LOOP, transforms=[TOP]))
 
 

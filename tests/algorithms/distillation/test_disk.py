@@ -344,7 +344,7 @@ def test_a_guide_has_a_momentum_of_its_own():
 def test_without_a_teacher_nobody_learns():
     lonely = replace(task(), teacher=None)
     objection = algorithm_class("kd")(registries.algorithms.section("kd")(), lonely).incompatibility()
-    assert objection.startswith("task.teacher: kd learns from a teacher; give it `model`")
+    assert objection.startswith("task.teacher: kd learns from a teacher; set `model`")
     clipped = algorithm_class("central")(
         registries.algorithms.section("central")(starts=2, clip_norm=1.0), lonely
     ).incompatibility()

@@ -206,9 +206,9 @@ def test_models_without_maps_cannot_be_matched():
     flat = Task(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), *(torch.zeros(1), torch.ones(1)), sample_shape=(1, 8, 8))
     alone = Task(flat.module, flat.mean, flat.std, sample_shape=(1, 8, 8), teacher=task().teacher)
     objection = algorithm_class("fitnet")(registries.algorithms.section("fitnet")(), alone).incompatibility()
-    assert objection.startswith("task.model: fitnet matches feature maps, which student or teacher does not show")
+    assert objection.startswith("task.model: fitnet matches feature maps, which student or teacher does not expose")
     deep = algorithm_class("fitnet")(registries.algorithms.section("fitnet")(hint=3), task()).incompatibility()
-    assert deep == "algorithm.hint: student and teacher have 2 stages in common; lower it"
+    assert deep == "algorithm.hint: student and teacher have only 2 stages in common; lower it"
     assert extract_features(flat, flat.init(), torch.zeros(2, 1, 8, 8)).features.shape == (2, 64)
 
 

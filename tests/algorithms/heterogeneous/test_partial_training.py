@@ -256,4 +256,4 @@ def test_models_with_nothing_to_thin_are_refused():
     flat = Task(nn.Sequential(nn.Linear(6, 4)), torch.zeros(()), torch.ones(()), sample_shape=(6,))
     for name in METHODS:
         kind = algorithm_class(name)
-        assert "no layer but the output's" in kind(kind.Hyper(), flat).incompatibility()
+        assert "only an output layer" in kind(kind.Hyper(), flat).incompatibility()

@@ -395,7 +395,7 @@ def test_what_computing_costs():
 def test_models_without_layers_to_thin_are_refused():
     kind, hyper = algorithm_class("feddst"), registries.algorithms.section("feddst")
     mixing = Task(nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 4)), sample_shape=(6,))
-    assert "task.model: feddst needs layers to thin" in kind(hyper(), mixing).incompatibility()
+    assert "task.model: feddst needs a model whose layers it can make sparse" in kind(hyper(), mixing).incompatibility()
     flat = Task(nn.Sequential(nn.Linear(6, 4)), sample_shape=(6,))
     assert "algorithm.dense_output" in kind(hyper(), flat).incompatibility()
     assert kind(hyper(dense_output=False), flat).incompatibility() is None

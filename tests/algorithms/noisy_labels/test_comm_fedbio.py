@@ -215,8 +215,8 @@ CLEANING = {"kind": "cleaning"}
 @pytest.mark.parametrize(
     ("wanted", "sentence"),
     [
-        (values("preprocess"), "task.problem.kind: preprocess is about training labels that may be wrong"),
-        (values("fedavg_oracle"), "task.problem.kind: fedavg_oracle is about training labels"),
+        (values("preprocess"), "task.problem.kind: preprocess requires data cleaning"),
+        (values("fedavg_oracle"), "task.problem.kind: fedavg_oracle requires data cleaning"),
         (values("focus", validation=0.0), "task.partition.validation"),
         (values("preprocess", CLEANING, validation=0.0), "task.partition.validation"),
         (

@@ -241,16 +241,16 @@ def test_what_does_not_fit_is_refused():
     assert "disk needs a teacher" in refusal(DISK, teacher=None)
     assert "simkd matches feature maps" in refusal(SIMKD, module=nn.Sequential(nn.Flatten(), nn.Linear(16, 3)))
     assert "it normalises by statistics of samples" in refusal(DISK, teacher=net(1, [4], norm=True))
-    assert "in one place disk is an algorithm" in refusal(DISK, "central")
+    assert "for centralised training, disk is an algorithm" in refusal(DISK, "central")
     with pytest.raises(ValueError, match="guide\n  Extra inputs are not permitted"):
         objective(kind="simkd", guide=GUIDE)
-    with pytest.raises(ValueError, match="disk has a budget of its own"):
+    with pytest.raises(ValueError, match="disk has its own budget"):
         objective(kind="disk", limit=1.0)
     assert objective(kind="disk").guide.top_k == 20
     assert "simkd_disk needs a teacher" in refusal(TOGETHER, teacher=None)
     assert "simkd_disk matches feature maps" in refusal(TOGETHER, module=nn.Sequential(nn.Flatten(), nn.Linear(16, 3)))
-    assert "in one place simkd_disk is an algorithm" in refusal(TOGETHER, "central")
-    with pytest.raises(ValueError, match="simkd_disk has a budget of its own"):
+    assert "for centralised training, simkd_disk is an algorithm" in refusal(TOGETHER, "central")
+    with pytest.raises(ValueError, match="simkd_disk has its own budget"):
         objective(kind="simkd_disk", limit=1.0)
     assert (objective(kind="simkd_disk").guide.lambda_min, objective(**TOGETHER).guide.lambda_min) == (50.0, 1.0)
     assert objective(kind="simkd_disk", guide={"delta": 0.3}).guide.lambda_min == 50.0

@@ -73,7 +73,7 @@ def test_the_methods_that_minimise_the_tasks_loss_have_the_slot():
     assert methods == {"fedavg", "fedprox", "feddyn", "scaffold", "fedsplit", "central"}
     own = objective(kind="stability")
     assert all(objection(kind, task(), own) is None for kind in (FedAvg, FedProx, FedDyn, Scaffold, FedSplit, Central))
-    assert objection(algorithm_class("fedsgd"), task(), own) == "objective: fedsgd has a loss of its own; remove it"
+    assert objection(algorithm_class("fedsgd"), task(), own) == "objective: fedsgd has its own loss; remove it"
 
 
 class Counting(Objective):
@@ -110,7 +110,7 @@ def test_an_objective_that_is_the_tasks_loss_changes_no_bit(method, engine):
 
 def test_in_one_place_there_is_no_client_state():
     said = objection(Central, task(), Counting(kind="counting"))
-    assert said == "objective: central has no clients, whose state counting keeps; remove it"
+    assert said == "objective: central has no clients, but counting needs client state; remove it"
 
 
 # ---- the user's own --------------------------------------------------------------------------------------------------

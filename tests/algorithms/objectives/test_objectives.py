@@ -318,8 +318,8 @@ def test_what_does_not_fit_is_refused():
         return objection(algorithm_class(method), task(**of), objective(**side))
 
     assert "give `task.augment`" in refusal({"kind": "robustness"}, augment=None)
-    assert "give `task.teacher`" in refusal({"kind": "both"}, teacher=None)
-    assert "no clients with multipliers" in refusal({"kind": "stability", "limit": 1.0}, "central")
+    assert "set `task.teacher` to a run" in refusal({"kind": "both"}, teacher=None)
+    assert "no clients to keep multipliers" in refusal({"kind": "stability", "limit": 1.0}, "central")
     assert refusal({"kind": "stability"}, augment=None, teacher=None) is None
     whole = task()
     object.__setattr__(whole, "module", nn.Linear(36, 3))

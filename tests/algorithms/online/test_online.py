@@ -287,11 +287,14 @@ def test_a_resumed_stream_ends_as_an_undisturbed_one(tmp_path):
     ("change", "sentence"),
     [
         ({"algorithm": {"name": "fedavg"}}, "algorithm.name: fedavg does not learn streams; choose one of b_moml,"),
-        ({"rounds": 7}, "`rounds: 7` are more than the 6 tasks of the stream"),
-        ({"algorithm": {"name": "ftml", "solver": "newton"}}, "`solver: newton` is for convex losses"),
+        ({"rounds": 7}, "`rounds: 7` is more than the 6 tasks of the stream"),
+        ({"algorithm": {"name": "ftml", "solver": "newton"}}, "`solver: newton` works only for convex losses"),
         ({"evaluation": {"efficiency": {"threshold": 0.5, "points": [27]}}}, "goes up to 27, but a task has 26"),
-        ({"evaluation": {"targets": [0.5]}}, "`evaluation.targets` does not go with a stream"),
-        ({"evaluation": {"efficiency": {"threshold": 0.5, "points": [3, 1]}}}, "`points` must ascend"),
+        ({"evaluation": {"targets": [0.5]}}, "`evaluation.targets` is not supported for a stream"),
+        (
+            {"evaluation": {"efficiency": {"threshold": 0.5, "points": [3, 1]}}},
+            "`points` must be 0 or more and in ascending order",
+        ),
     ],
 )
 def test_what_does_not_fit_a_stream_is_refused(change, sentence):

@@ -225,9 +225,9 @@ def parsed(**changes):
     [
         ({"task__partition": {"kind": "iid", "clients": 10}}, "task.partition.holdout: with pfldyn every client has"),
         ({"evaluation__clients": 0}, "evaluation.clients: with pfldyn"),
-        ({"algorithm__solver": "newton"}, "newton` is for convex losses, without adaptation; set `adapt: none`"),
+        ({"algorithm__solver": "newton"}, "works only for convex losses, without adaptation; set `adapt: none`"),
         ({"algorithm": {"name": "fedavg"}, "evaluation__target_metric": "client_accuracy_lowest"},
-         "client_accuracy_lowest is of personal models, which fedavg has not; set it to client_accuracy"),
+         "client_accuracy_lowest needs personal models, and fedavg has none; set it to client_accuracy"),
         ({"evaluation__targets": [1.0]}, "target 1 is not a test accuracy between 0 and 1"),
         ({"evaluation": {"clients": 0, "target_metric": "client_accuracy"}},
          "`target_metric: client_accuracy` needs `clients` above 0"),

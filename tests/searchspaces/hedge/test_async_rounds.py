@@ -101,7 +101,7 @@ def test_a_cross_entropy_is_clipped_and_scaled():
 
 
 def test_one_round_that_outweighs_all_others_is_a_warning():
-    for first, says in ((1e30, "the values of loss in round 1 were 1e+30 apart, more than those of all"), (4.0, None)):
+    for first, says in ((1e30, "the values of loss in round 1 were 1e+30 apart, more than in all"), (4.0, None)):
         buffer = HedgeRounds(AdaHedge(2), "loss", "min")
         for round in range(1, 12):
             assert buffer.warning is None or round > 10
@@ -194,7 +194,7 @@ def test_what_is_no_accuracy_is_refused_at_the_first_report(value):
     with pytest.raises(UserError) as caught:
         buffer.report(1, 1, {"accuracy": value})
     assert f"expert 1 reported accuracy = {value:g} in round 1" in str(caught.value)
-    assert "must be an accuracy between 0 and 1; report a share and not a percentage" in str(caught.value)
+    assert "must be an accuracy between 0 and 1; report a fraction instead of a percentage" in str(caught.value)
     buffer.report(1, 1, {"accuracy": 0.5})
     assert records[0]["losses"] == [0.0, 0.5]
 
@@ -298,11 +298,11 @@ def kept_by(folder, **settings) -> Path:
 @pytest.mark.parametrize(
     ("other", "why"),
     [
-        ({"n": 2}, "`experts` is 3 there and 2 here"),
-        ({"n": 5}, "`experts` is 3 there and 5 here"),
-        ({"metric": "error"}, "`metric` is loss there and error here"),
-        ({"mode": "max", "range": None}, "`mode` is min there and max here"),
-        ({"range": (0, 2.5)}, r"`range` is [0, 1] there and [0, 2.5] here"),
+        ({"n": 2}, "`experts` is 3 in it and 2 here"),
+        ({"n": 5}, "`experts` is 3 in it and 5 here"),
+        ({"metric": "error"}, "`metric` is loss in it and error here"),
+        ({"mode": "max", "range": None}, "`mode` is min in it and max here"),
+        ({"range": (0, 2.5)}, r"`range` is [0, 1] in it and [0, 2.5] here"),
     ],
 )
 def test_a_journal_of_another_search_is_refused_and_stays_as_it_is(tmp_path, other, why):
@@ -310,7 +310,7 @@ def test_a_journal_of_another_search_is_refused_and_stays_as_it_is(tmp_path, oth
     before = journal.read_bytes()
     with pytest.raises(UserError) as caught:
         rounds(journal=journal, **other)
-    assert f"{journal} is not a journal of this search: {why}; put the right file" in str(caught.value)
+    assert f"{journal} is not a journal of this search: {why}; restore the right file" in str(caught.value)
     assert journal.read_bytes() == before
 
 
@@ -319,7 +319,7 @@ def test_a_journal_of_other_configurations_is_refused(tmp_path):
     buffer.enter(0, "lr 0.1")
     buffer.enter(1, "lr 0.2")
     again, _ = rounds(journal=tmp_path / "losses.jsonl")
-    with pytest.raises(UserError, match="not a journal of this search: expert 1 has another configuration there"):
+    with pytest.raises(UserError, match="not a journal of this search: expert 1 has another configuration in it"):
         again.enter(1, "lr 0.3")
 
 
@@ -331,7 +331,7 @@ def test_a_damaged_line_within_a_journal_is_one_sentence(tmp_path, line):
     lines = journal.read_text().splitlines()
     journal.write_text("\n".join([*lines[:4], line, *lines[5:], ""]))
     with pytest.raises(
-        UserError, match=r"losses\.jsonl(:5 is damaged| is not a journal of this search: it has a report of)"
+        UserError, match=r"losses\.jsonl(:5 is damaged| is not a journal of this search: it contains a report of)"
     ):
         rounds(journal=journal)
 

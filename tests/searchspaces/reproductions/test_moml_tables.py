@@ -130,4 +130,4 @@ def test_a_line_runs_and_is_reported_again(ray_here, tmp_path):
 def test_a_grid_option_is_refused(tmp_path):
     done = CliRunner().invoke(main, ["table", "moml/5.1/s-mnist", "--grid"])
     assert done.exit_code == 2
-    assert "the experts of moml/5.1 are its published grids already" in done.stderr
+    assert "the experts of moml/5.1 already cover its published grids" in done.stderr

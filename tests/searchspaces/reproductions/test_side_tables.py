@@ -203,7 +203,7 @@ def test_what_cannot_teach_is_refused(taught, tmp_path):
     file = taught[0] / "experiment.yaml"
     (tmp_path / "empty-1" / "checkpoints").mkdir(parents=True)
     (tmp_path / "empty-1" / "experiment.yaml").write_text(file.read_text())
-    assert "has saved no model" in refusal(teacher={"run": str(tmp_path / "empty")})
+    assert "has no saved model" in refusal(teacher={"run": str(tmp_path / "empty")})
     other = taught[0].parent / "other-1"
     (other / "checkpoints").mkdir(parents=True)
     (other / "experiment.yaml").write_text(file.read_text().replace("- 6", "- 7"))
@@ -220,13 +220,13 @@ def test_what_cannot_be_augmented_is_refused(tmp_path):
             check(parse_experiment(values), None)
         return str(refused.value)
 
-    assert "digits has fewer, so remove it" in refusal(augment={"auto": True})
-    assert "are more than the 8x8 pixels; lower them" in refusal(augment={"crop": 9})
-    assert "fedsgd learns from samples as they are" in refusal({"name": "fedsgd"}, augment={"crop": 1})
+    assert "digits has fewer bits; remove it" in refusal(augment={"auto": True})
+    assert "exceeds the image size 8x8; lower it" in refusal(augment={"crop": 9})
+    assert "fedsgd does not augment samples" in refusal({"name": "fedsgd"}, augment={"crop": 1})
     assert "synthetic has no images" in refusal(
         augment={"crop": 1}, data={"name": "synthetic"}, partition={"kind": "natural"}, model={"name": "logreg"}
     )
-    assert "pfldyn has a loss of its own" in refusal({"name": "pfldyn", "adapt": "none"}, {"kind": "stability"})
+    assert "pfldyn has its own loss" in refusal({"name": "pfldyn", "adapt": "none"}, {"kind": "stability"})
     assert "compares two augmentations" in refusal({"name": "fedavg"}, {"kind": "robustness"})
 
 

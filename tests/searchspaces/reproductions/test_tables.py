@@ -150,7 +150,7 @@ def test_changes_never_move_a_trial_to_another_method():
         "FedProx": 9,
     }
     assert all(belongs(made, h, o) for h, o in zip(made.headings, made.search.configurations, strict=True))
-    with pytest.raises(UserError, match=r"with these --set, alpha 0.01 is the same as alpha 0.1; leave one out"):
+    with pytest.raises(UserError, match=r"with these --set values, alpha 0.01 equals alpha 0.1; exclude one"):
         plan("A1/cifar10-iid", "algorithm.alpha=0.3")
     assert plan("T2.3/mnist-iid", "search.kind=optuna").search.search.kind == "grid"
 
@@ -278,7 +278,7 @@ def test_runs_that_rows_share_are_trained_once_and_continue_to_each_rows_targets
     assert (first["taken_from"], third["taken_from"]) == ({}, {})
     (source,) = second["taken_from"].values()
     assert re.fullmatch(r"feddyn-T2\.1-cifar10-iid-[\d-]+/experts/000", source)
-    assert f"FedAvg: trained once, as {source}" in next((tmp_path / "shared").glob("tables/*TA*/table.md")).read_text()
+    assert f"FedAvg: trained once, in {source}" in next((tmp_path / "shared").glob("tables/*TA*/table.md")).read_text()
     # Its first round was not run again: it took as long as before.
     assert long[0] == short[0]
     clock = {"seconds"}
@@ -408,24 +408,24 @@ def test_cells_of_runs_with_diverged_clients_are_marked(ray_here, tmp_path):
     assert told.exit_code == 0, told.output
     text = (tmp_path / "tables" / "feddyn-T2.3-mnist-iid" / "table.md").read_text()
     assert re.search(r"\| 99% \| - \| - \| 4\+† \| - \|", text)
-    assert re.search(r"- † MNIST / IID, FedAvg: warning: \d+ answers of clients were not finite and left out", text)
+    assert re.search(r"- † MNIST / IID, FedAvg: warning: \d+ client answers were not finite and left out", text)
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["feddin/T2.1"], "'feddin' has no tables here; did you mean 'feddyn'?"),
+        (["feddin/T2.1"], "'feddin' is not a family of tables; did you mean 'feddyn'?"),
         (["feddyn/T2.4"], "there is no such table; did you mean"),
         (["feddyn/T2.1/cifar10-idd"], "feddyn/T2.1 has no such line; did you mean 'cifar10-iid'?"),
         (["feddyn/T2.1", "--methods", "fedavgg"], "--methods: feddyn/T2.1 has no 'fedavgg'; did you mean 'FedAvg'?"),
         (["feddyn/T2.3/emnist-iid", "--grid"], "no grid is published"),
         (["feddyn/T2.1", "--set", "roundz=3"], "--set roundz=3: roundz is not a key here; did you mean 'rounds'?"),
-        (["feddyn/T2.3/mnist-iid"], "it should hold MNIST/raw/train-images-idx3-ubyte"),
-        (["feddyn/T2.3/shakespeare-natural"], "it should hold train/*.json and test/*.json"),
-        (["feddyn/T2.1", "--report"], "no finished run of it lies under"),
+        (["feddyn/T2.3/mnist-iid"], "it should contain MNIST/raw/train-images-idx3-ubyte"),
+        (["feddyn/T2.3/shakespeare-natural"], "it should contain train/*.json and test/*.json"),
+        (["feddyn/T2.1", "--report"], "no finished run is stored under"),
         (["feddyn/T2.1/cifar10-iid", "--set", "evaluation=3"], "--set evaluation=3: evaluation"),
-        (["feddyn/T2.1/cifar10-iid", "--set", "search=5"], "--set search: it is a section"),
-        (["feddyn/T2.1/cifar10-iid", "--output", "it's: here"], "it should hold cifar-10-batches-py/data_batch_1"),
+        (["feddyn/T2.1/cifar10-iid", "--set", "search=5"], "--set search: `search` is a section"),
+        (["feddyn/T2.1/cifar10-iid", "--output", "it's: here"], "it should contain cifar-10-batches-py/data_batch_1"),
     ],
 )
 def test_mistakes_end_in_one_sentence_before_any_work(arguments, sentence, tmp_path, monkeypatch):

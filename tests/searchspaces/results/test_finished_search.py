@@ -202,10 +202,10 @@ def test_a_search_that_never_made_up_its_mind_says_so():
 def test_the_sentences_about_hedge():
     summary = hedge_summary(hand_made(), ["lr=0.1", "lr=1"], "test_accuracy")
     assert hedge_sentences(summary) == (
-        "Hedge over 2 experts: its expected loss averages 0.237 over 3 rounds, that of the best expert in hindsight, "
-        "lr=0.1, 0.100; the regret is 0.41 in all (within its bound, 2.5).\n"
+        "Hedge over 2 experts: its mean expected loss is 0.237 over 3 rounds; the best expert in hindsight, "
+        "lr=0.1, has 0.100; the total regret is 0.41 (within its bound, 2.5).\n"
         "At the end lr=0.1 leads with 95.0% of the weight; 90% was first exceeded in round 3.\n"
         "Weighted test accuracy, averaged over the rounds: 83.5%."
     )
     assert "(above its bound, 0.2)" in hedge_sentences(summary | {"bound": 0.2})
-    assert "in all.\n" in hedge_sentences(summary | {"bound": None})
+    assert "regret is 0.41.\n" in hedge_sentences(summary | {"bound": None})

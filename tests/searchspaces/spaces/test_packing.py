@@ -150,7 +150,7 @@ def test_trials_that_end_apart_are_not_packed(kind, more, tmp_path):
     space = {"algorithm.lr": [0.01, 0.3]}
     section = {"kind": kind, "space": space, **more}
     assert plan(tmp_path, search=section).search.packed is None
-    with pytest.raises(UserError, match=r"`pack: 2` does not go with .*, which treats each trial alone"):
+    with pytest.raises(UserError, match=r"`pack: 2` cannot be used with .*, which treats trials individually"):
         plan(tmp_path, search=section | {"pack": 2})
 
 

@@ -168,7 +168,7 @@ BAD = {
     "mode against metric": (
         "kind: hedge",
         "mode: min",
-        "search: `mode: min` contradicts `metric: test_accuracy`, of which max is better; set `mode: max`",
+        "search: `mode: min` contradicts `metric: test_accuracy`, whose mode is max; set `mode: max`",
     ),
     "loss to be maximised": (
         "kind: hedge",
@@ -218,7 +218,7 @@ BAD = {
     "two forms": (
         "[0.1, 0.2]",
         "{grid: [1.0], choice: [1.0]}",
-        "search.space.algorithm.lr: give one of grid, choice, uniform, loguniform, integers, not grid and choice",
+        "search.space.algorithm.lr: set exactly one of grid, choice, uniform, loguniform, integers, not grid and",
     ),
     "bounds the wrong way": (
         "[0.1, 0.2]",
@@ -233,12 +233,12 @@ BAD = {
     "no number of draws": (
         "[0.1, 0.2]",
         "{uniform: [0.1, 0.2]}",
-        "`samples` is missing: how many draws of algorithm.lr? Add `samples: 10`",
+        "`samples` is missing: set the number of draws of algorithm.lr, as in `samples: 10`",
     ),
     "draws of nothing": (
         "kind: hedge",
         "samples: 3",
-        "`samples` has nothing to draw",
+        "`samples` has no effect",
     ),
     "a bound out of range": (
         "kind: hedge\n  space:\n    algorithm.lr: [0.1, 0.2]",
@@ -253,7 +253,7 @@ BAD = {
     "a draw in a grid": (
         "kind: hedge\n  space:\n    algorithm.lr: [0.1, 0.2]",
         "kind: grid\n  samples: 2\n  space:\n    algorithm.lr: {uniform: [0.1, 0.2]}",
-        "kind grid takes lists only",
+        "kind grid accepts only lists",
     ),
     "an unknown name": (
         "space:\n    algorithm.lr: [0.1, 0.2]",

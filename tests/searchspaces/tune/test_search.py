@@ -130,7 +130,7 @@ class TestHedge:
             algorithm={"name": "toys.Broken"},
             search={"space": space, "restarts": 0},
         )
-        with pytest.raises(RuntimeError, match=r"every trial failed; the first: .*this algorithm is broken"):
+        with pytest.raises(RuntimeError, match=r"every trial failed; first error: .*this algorithm is broken"):
             search(broken)
         client = MlflowClient(default_uri(tmp_path))
         runs = client.search_runs([client.get_experiment_by_name("hedgerow").experiment_id])
@@ -203,7 +203,7 @@ class TestSweeps:
         assert weak[0]["train_loss"] != one_round_with(tmp_path, 0.0001)
 
     def test_more_than_the_cluster_has_is_refused_before_any_work(self, tmp_path):
-        with pytest.raises(UserError, match="64 client actors of 1 CPU and 0 GPU each do not fit on this cluster"):
+        with pytest.raises(UserError, match="64 client actors of 1 CPU and 0 GPU each cannot be placed on this"):
             search(plan(tmp_path, resources={"actors": 64}))
 
 

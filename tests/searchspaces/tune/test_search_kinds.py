@@ -146,7 +146,7 @@ def test_a_kind_of_the_users_own_runs_a_search(ray_here, own):
         ({"patience": 0}, "search.patience must be at least 1, not 0"),
         ({"patiense": 3}, r"search.patiense is not a key here; did you mean 'patience'\?"),
         ({"patience": 9}, "search.patience is more than the rounds; lower it"),
-        ({"pack": 2}, "`pack: 2` does not go with kind my_search.FirstSearch, which treats each trial alone"),
+        ({"pack": 2}, "`pack: 2` cannot be used with kind my_search.FirstSearch, which treats trials individually"),
     ],
 )
 def test_mistakes_about_a_kind_are_one_sentence(own, settings, sentence):
