@@ -29,7 +29,7 @@ def is_narrow(kernels: Iterable[Tensor]) -> bool:
     return any(k.dim() == 4 and k.shape[2:] == (1, 1) and k.shape[1] < NARROW for k in kernels)
 
 
-Split = Literal["train", "validation", "held_out", "public"]
+Split = Literal["train", "validation", "held_out", "public", "selection"]
 """Splits of the samples of a client. The public split is shared by all clients, and its labels are hidden."""
 
 
@@ -49,7 +49,8 @@ class BatchSpec:
     split: Split = "train"
     """Split to draw from: "train"; "validation", used by the upper level of a bilevel problem; "held_out", for the
     client's own evaluation (if the partition has no such split: the validation samples, or else the training samples);
-    or "public", drawn identically for all clients in all exchanges of a round that use the same stream name."""
+    "public", drawn identically for all clients in all exchanges of a round that use the same stream name; or
+    "selection", held back to choose hyperparameters (`task.validation`)."""
     pooled_from: Sequence[int] | None = None
     """Clients to draw from instead of the addressed client. Each batch comes from one of them, chosen anew for each
     batch. Must be hashable: a tuple or a range."""

@@ -94,8 +94,9 @@ class Exchange:
     local_inputs_per_client: the same for inputs that differ between clients, in the form of `per_client`.
     padding_down, padding_up: how many numbers of each client's input and update are only padding to equal shapes, or
     stand for zeros, and are not counted as transmitted.
-    on: "clients"; "test" for the shards of the shared test set; "pool" for one pseudo-client, 0, that has all clients'
-    training and validation samples, and the public ones. Nothing is transmitted with "test" and "pool".
+    on: "clients"; "test" for the shards of the shared test set; "validation" for the shards of the server's validation
+    samples; "pool" for one pseudo-client, 0, that has all clients' training and validation samples, and the public
+    ones. Only exchanges on "clients" transmit anything.
     keyed: whether the step draws random numbers from `data.key`.
     wire: size of each client's message if the trees of its update do not show it.
 
@@ -114,7 +115,7 @@ class Exchange:
     local_inputs_per_client: Tree = field(default_factory=dict)
     padding_down: np.ndarray | None = None
     padding_up: np.ndarray | None = None
-    on: Literal["clients", "test", "pool"] = "clients"
+    on: Literal["clients", "test", "pool", "validation"] = "clients"
     keyed: bool = False
     wire: MessageSize | None = None
     cohort: Cohort | None = None

@@ -1,9 +1,9 @@
 """Schema of experiment files: every key with its type, bounds and default."""
 
 import math
-from typing import Generic, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, Self, TypeVar
 
-from pydantic import Field, SerializeAsAny, field_validator, model_validator
+from pydantic import Field, SerializeAsAny, create_model, field_validator, model_validator
 
 from hedgerow.algorithms.core.hyperparameters import HyperParameters
 from hedgerow.algorithms.slots.slots import Slots, SlottedHyper
@@ -45,8 +45,39 @@ class Public(Section):
         return self
 
 
+class _Validation(Section):
+    fraction: float = Field(0.1, gt=0, lt=1, description="share of the training samples to hold back")
+
+    @property
+    def is_at_server(self) -> bool:
+        """Whether the server has the samples, instead of the clients."""
+        return bool(getattr(self, "from") == "server")
+
+
+if TYPE_CHECKING:
+    Validation = _Validation
+else:
+    # A class body cannot define a field with the name of a keyword.
+    Validation = create_model(
+        "Validation",
+        __base__=_Validation,
+        __module__=__name__,
+        __doc__="Training samples that are held back to choose hyperparameters, scored in every evaluated round.",
+        **{
+            "from": (
+                Literal["server", "clients"],
+                Field(
+                    "clients",
+                    description="server: a random pool of training samples, held back before the partition is drawn; "
+                    "clients: a share of each client's training samples, scored together",
+                ),
+            )
+        },
+    )
+
+
 class TaskConfig(Section):
-    """The learning task: data, their partition over clients, model, bilevel problem and public samples."""
+    """The learning task: data, their partition over clients, model, bilevel problem, public and validation samples."""
 
     data: DataConfig = Field(description="data set")
     partition: PartitionConfig = Field(description="partition of the samples over the clients")
@@ -56,6 +87,11 @@ class TaskConfig(Section):
     )
     public: Public | None = Field(
         None, description="samples without labels that the server and all clients have; null: none"
+    )
+    validation: Validation | None = Field(
+        None,
+        description="training samples held back to choose hyperparameters: validation_accuracy and validation_loss; "
+        "null: none",
     )
     augment: Augmentation | None = Field(None, description="augmentation of images in local training; null: none")
     teacher: Teacher | None = Field(None, description="teacher model that other models learn from; null: none")
@@ -105,11 +141,14 @@ class Evaluation(Section):
         "client_accuracy_highest",
         "client_accuracy_lowest",
         "simple_test_accuracy",
+        "validation_accuracy",
+        "validation_loss",
     ] = Field(
         "test_accuracy",
         description="metric of the targets: test accuracy between 0 and 1; mean accuracy of the clients on their own "
         "samples, or, if models are personal, the highest or lowest one; mean of the clients' mean losses on their own "
-        "samples, without any penalty; or test accuracy of the simple network next to the model",
+        "samples, without any penalty; test accuracy of the simple network next to the model; or accuracy or mean loss "
+        "on the samples of `task.validation`",
     )
     stop: bool = Field(False, description="end the run when all targets are reached")
     efficiency: Efficiency | None = Field(
@@ -266,9 +305,24 @@ class Experiment(Section, Generic[H]):
             raise ValueError("`simulation` needs clients, and a stream has none; remove it")
         if stream and self.task.public:
             raise ValueError("`task.public` is not supported for a stream; remove it")
+        if stream and self.task.validation:
+            raise ValueError(
+                "`task.validation` is not supported for a stream, whose tasks are scored on their test samples before "
+                "they are learnt; remove it"
+            )
         if stream and self.evaluation.targets:
             raise ValueError(
                 "`evaluation.targets` is not supported for a stream, whose rounds are different tasks; remove it"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _validation_targets_have_samples(self) -> Self:
+        metric = self.evaluation.target_metric
+        if metric.startswith("validation_") and not self.task.validation:
+            raise ValueError(
+                f"`evaluation.target_metric: {metric}` needs validation samples; set "
+                "`task.validation: {fraction: 0.1}`"
             )
         return self
 

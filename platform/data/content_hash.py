@@ -13,6 +13,9 @@ from hedgerow.platform.data.partition import Partition
 WORDS = {"name", "class_names"}
 """Fields of a data set that do not affect any number."""
 
+LATER = {"selection_sizes", "server_validation"}
+"""Fields that earlier versions did not have: hashes without them stay the same."""
+
 
 def content_hash(data: Dataset | Partition) -> str:
     """SHA-256 of all fields that affect numbers: type, shape and bytes of an array, the value of any other field."""
@@ -21,6 +24,8 @@ def content_hash(data: Dataset | Partition) -> str:
         if field.name in WORDS:
             continue
         value = getattr(data, field.name)
+        if field.name in LATER and value is None:
+            continue
         is_array = isinstance(value, np.ndarray)
         about: list[Any] = [field.name, value.dtype.str, value.shape] if is_array else [field.name, value]
         digest.update(json.dumps(about, default=_plain).encode())

@@ -23,10 +23,13 @@ class Partition:
 
     order: sample indices, client by client. offsets (m + 1,): client k owns order[offsets[k] : offsets[k + 1]].
     train_sizes (m,): number of each client's samples for training, its first ones. validation_sizes (m,): number of the
-    next samples, for validation (None: no client has any). The rest are held out for the client's own evaluation.
+    next samples, for the validation split (None: no client has any). The rest are held out for the client's own
+    evaluation.
     labels: labels of all training samples of the data set, as their owners see them (None: unchanged).
     public: indices of samples that all clients share and no client owns; their labels are hidden (None: there are
-    none).
+    none). selection_sizes (m,): number of each client's samples between training and validation split that are held
+    back to choose hyperparameters (None: no client has any). server_validation: indices of samples that the server
+    holds back for the same purpose and no client owns (None: there are none).
     """
 
     order: np.ndarray
@@ -35,6 +38,8 @@ class Partition:
     validation_sizes: np.ndarray | None = None
     labels: np.ndarray | None = None
     public: np.ndarray | None = None
+    selection_sizes: np.ndarray | None = None
+    server_validation: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.train_sizes)
@@ -56,18 +61,27 @@ class Partition:
         """
         own = Slices(self.offsets[:-1], self.train_sizes)
         none = np.zeros_like(self.train_sizes)
-        validation = Slices(own.offsets + own.sizes, none if self.validation_sizes is None else self.validation_sizes)
+        selection = Slices(own.offsets + own.sizes, none if self.selection_sizes is None else self.selection_sizes)
+        begin = selection.offsets + selection.sizes
+        validation = Slices(begin, none if self.validation_sizes is None else self.validation_sizes)
         begin = validation.offsets + validation.sizes
         held_out = Slices(begin, self.offsets[1:] - begin)
         evaluated = held_out if held_out.sizes.any() else validation if validation.sizes.any() else own
         public = Slices(np.full_like(none, len(self.order)), np.full_like(none, len(self.rows("public"))))
-        return {"train": own, "validation": validation, "held_out": evaluated, "public": public}
+        return {
+            "train": own,
+            "validation": validation,
+            "held_out": evaluated,
+            "public": public,
+            "selection": selection,
+        }
 
     @property
     def holds_out(self) -> bool:
         """Whether every client keeps samples for evaluation only."""
         shares = self.shares()
-        return bool((self.sizes > shares["train"].sizes + shares["validation"].sizes).all())
+        used = shares["train"].sizes + shares["selection"].sizes + shares["validation"].sizes
+        return bool((self.sizes > used).all())
 
     def rows(self, share: Split) -> np.ndarray:
         """Indices of all clients' samples of a split, client by client; public samples occur once."""

@@ -27,6 +27,7 @@ from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.runtime.aggregation import PartialAggregate, combine
 from hedgerow.platform.runtime.engine import Answers, Samples, run_clients
+from hedgerow.platform.runtime.evaluation import validate
 from hedgerow.platform.runtime.shards import EVALUATION, ExecutionPlan, WorkShard
 from hedgerow.platform.runtime.worker import deal
 
@@ -142,6 +143,14 @@ class _DryRun:
             raise self.violation(
                 f"`evaluate` returns {_kind(results)}; return two Aggregates, for the test set and for the clients"
             )
+        if validation := self.experiment.task.validation:
+            clients = cohort.clients[:0] if validation.is_at_server else cohort.clients
+            scores = self.drive(validate(algorithm, server, cohort, clients), "evaluate", EVALUATION)
+            if not scores:
+                raise self.violation(
+                    "`evaluate` scores no samples of the split `held_out`, which `task.validation` replaces; yield "
+                    "such an Exchange, or remove `task.validation`"
+                )
 
     def violation(self, what: str) -> UserError:
         return UserError(f"algorithm.name: {type(self.algorithm).__name__} breaks the contract of an algorithm: {what}")

@@ -1,11 +1,13 @@
 """Scores of a model, and the entries of a round's record that follow from client and shard results."""
 
+from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 import numpy as np
 
 from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm
-from hedgerow.algorithms.core.messages import SPENT, Cohort, Exchanges
+from hedgerow.algorithms.core.messages import SPENT, Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.platform.storage.history import Record
 
@@ -31,6 +33,54 @@ def evaluate(algorithm: Algorithm, state: Tree, cohort: Cohort) -> Exchanges:
     return record | algorithm.evaluation_metrics(state, common) | algorithm.server_metrics(state), accuracies
 
 
+def validate(algorithm: Algorithm, state: Tree, cohort: Cohort, clients: np.ndarray) -> Exchanges:
+    """Score a server state on validation samples: the algorithm's own evaluation, with other samples.
+
+    clients: those that hold samples back. If there are none, the server has the samples, in `cohort.test_shards`
+    shards. Returns the scores by name; none if the algorithm scores neither test nor held-out samples.
+    """
+    generator = algorithm.evaluate(state, cohort)
+    reply: Any = None
+    has_scored = False
+    while True:
+        try:
+            request = generator.send(reply)
+        except StopIteration as stop:
+            at_server, at_clients = stop.value
+            return model_scores(at_clients if len(clients) else at_server, "validation") if has_scored else {}
+        exchanges = request if isinstance(request, list) else [request]
+        replaced = [_on_validation_samples(exchange, clients) for exchange in exchanges]
+        has_scored |= any(_scores_validation(exchange) for exchange in replaced)
+        reply = yield replaced if isinstance(request, list) else replaced[0]
+
+
+def _on_validation_samples(exchange: Exchange, clients: np.ndarray) -> Exchange:
+    """Exchange of an evaluation, with validation samples in place of test and held-out samples.
+
+    clients: those that hold samples back; the exchange may have inputs per client only if it addresses them already.
+    """
+    if exchange.on == "test":
+        return _without_clients(exchange) if len(clients) else replace(exchange, on="validation")
+    if not any(spec.split == "held_out" for spec in exchange.batches.values()):
+        return exchange
+    if not len(clients):
+        return _without_clients(exchange)
+    batches = {
+        name: replace(spec, split="selection") if spec.split == "held_out" else spec
+        for name, spec in exchange.batches.items()
+    }
+    return replace(exchange, clients=clients, batches=batches)
+
+
+def _scores_validation(exchange: Exchange) -> bool:
+    is_selection = any(spec.split == "selection" for spec in exchange.batches.values())
+    return bool(len(exchange.clients)) and (exchange.on == "validation" or is_selection)
+
+
+def _without_clients(exchange: Exchange) -> Exchange:
+    return Exchange(exchange.step, exchange.broadcast, exchange.clients[:0], on=exchange.on)
+
+
 def histograms(algorithm: Algorithm, state: Tree) -> dict[str, dict[str, list[int]]]:
     """Histograms that the algorithm shows of its state: counts in `BINS` bins of equal width between 0 and 1."""
     return {
@@ -39,26 +89,29 @@ def histograms(algorithm: Algorithm, state: Tree) -> dict[str, dict[str, list[in
     }
 
 
-def model_scores(result: Aggregate) -> Record:
-    """Accuracy and loss over all samples, and the same for other models that are scored with it."""
+def model_scores(result: Aggregate, samples_of: str = "test") -> Record:
+    """Accuracy and loss over all samples, and the same for other models that are scored with it.
+
+    samples_of: "test" or "validation", for the names.
+    """
     if not len(result.contributed):
         return {}
     metrics = result.metrics
     samples = metrics["samples"].sum()
     record = {
-        "test_accuracy": float(metrics["correct"].sum() / samples),
-        "test_loss": float(metrics["loss"].sum() / samples),
+        f"{samples_of}_accuracy": float(metrics["correct"].sum() / samples),
+        f"{samples_of}_loss": float(metrics["loss"].sum() / samples),
     }
-    return record | other_scores(metrics)
+    return record | other_scores(metrics, samples_of)
 
 
-def other_scores(metrics: dict[str, np.ndarray]) -> Record:
+def other_scores(metrics: dict[str, np.ndarray], samples_of: str = "test") -> Record:
     """Accuracy and loss of the models that are scored as NAME_correct and NAME_loss, over all `samples`."""
     record: Record = {}
     for other in (name.removesuffix("_correct") for name in metrics if name.endswith("_correct")):
         samples = metrics["samples"].sum()
-        record[f"{other}_test_accuracy"] = float(metrics[f"{other}_correct"].sum() / samples)
-        record[f"{other}_test_loss"] = float(metrics[f"{other}_loss"].sum() / samples)
+        record[f"{other}_{samples_of}_accuracy"] = float(metrics[f"{other}_correct"].sum() / samples)
+        record[f"{other}_{samples_of}_loss"] = float(metrics[f"{other}_loss"].sum() / samples)
     return record
 
 

@@ -270,7 +270,7 @@ def _steps(exchange: Exchange, sizes: np.ndarray) -> tuple[int, bool]:
     for samples, is the same for all clients.
     """
     specs = exchange.batches.values()
-    if not specs or exchange.on == "test" or any(spec.split == "held_out" for spec in specs):
+    if not specs or exchange.on == "test" or any(spec.split in ("held_out", "selection") for spec in specs):
         return 1, False
     steps = np.min([steps_per_client(spec, sizes) for spec in specs], axis=0)
     full = sizes.min() == sizes.max() or all(spec.size and spec.size <= sizes.min() for spec in specs)

@@ -22,6 +22,7 @@ from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.data.public_pool import hold_back, with_public
 from hedgerow.platform.data.sampling import steps_per_client
 from hedgerow.platform.data.sources.cache import load_dataset
+from hedgerow.platform.data.validation_samples import hold_back_pool, hold_back_shares
 from hedgerow.platform.models.build import build_model
 from hedgerow.platform.models.model import CustomModel
 from hedgerow.platform.models.vmap_check import compare_constants, fingerprint
@@ -49,11 +50,19 @@ def build_partition(experiment: Experiment, dataset: Dataset) -> Partition:
     def draw(labels: np.ndarray, natural: np.ndarray | None) -> Partition:
         return task.partition.draw(labels, dataset.classes, natural, experiment.seed, dataset.lent)
 
-    with fits("task.partition"):
+    def drawn(dataset: Dataset) -> Partition:
         if task.public:
-            partition = hold_back(dataset, task.public.samples, experiment.seed, draw)
+            return hold_back(dataset, task.public.samples, experiment.seed, draw)
+        return draw(dataset.y_train, dataset.train_clients)
+
+    validation = task.validation
+    with fits("task.partition"):
+        if validation and validation.is_at_server:
+            partition = hold_back_pool(dataset, validation.fraction, experiment.seed, drawn)
         else:
-            partition = draw(dataset.y_train, dataset.train_clients)
+            partition = drawn(dataset)
+        if validation and not validation.is_at_server:
+            partition = hold_back_shares(partition, validation.fraction, experiment.seed)
     if experiment.cohort_size(len(partition)) > len(partition):
         raise UserError(
             f"clients_per_round: {experiment.clients_per_round} clients per round exceed the population of "
@@ -79,9 +88,22 @@ def check(experiment: Experiment, data_root: Path | None, given: Data | None = N
     quiet_libraries()
     if experiment.checkpoints.storage:
         check_storage(experiment.checkpoints.storage)
-    dataset, partition = given or build_data(experiment, data_root)
+    dataset, partition = _validated(experiment, *given) if given else build_data(experiment, data_root)
     check_task(experiment, dataset, partition)
     return dataset, partition
+
+
+def _validated(experiment: Experiment, dataset: Dataset, partition: Partition) -> Data:
+    """The caller's data, with the validation samples of the experiment unless the partition has some."""
+    validation = experiment.task.validation
+    if not validation or partition.selection_sizes is not None or partition.server_validation is not None:
+        return dataset, partition
+    if validation.is_at_server:
+        raise UserError(
+            "task.validation.from: the partition in data= leaves no samples to the server; set it to clients, or give "
+            "the partition its `server_validation`"
+        )
+    return dataset, hold_back_shares(partition, validation.fraction, experiment.seed)
 
 
 def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -> None:
@@ -138,6 +160,7 @@ def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -
             f"task.partition.validation: every client needs validation samples with {name}, for its upper level or "
             "as the server's own samples; raise it"
         )
+    _check_validation(experiment, algorithm)
     if (size := len(partition.rows("public"))) < algorithm.public_samples:
         raise UserError(
             f"task.public: {name} needs public samples, at least {algorithm.public_samples}, and there are "
@@ -145,6 +168,23 @@ def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -
         )
     _check_repeats(experiment, dataset)
     check_contract(experiment, algorithm, dataset, partition)
+
+
+def _check_validation(experiment: Experiment, algorithm: Algorithm) -> None:
+    """Raise UserError when validation samples cannot be scored, or a validation split of the clients is not used."""
+    task, name = experiment.task, experiment.algorithm.name
+    if task.validation and not algorithm.task.is_scored:
+        raise UserError("task.validation: the model of this task has no accuracy or loss on samples; remove it")
+    if task.validation and task.validation.is_at_server and algorithm.is_personal:
+        raise UserError(
+            f"task.validation.from: with {name} every client has its own model, which the server's samples cannot "
+            "score; set it to clients"
+        )
+    if getattr(task.partition, "validation", 0.0) and not (algorithm.needs_validation or task.problem):
+        raise UserError(
+            f"task.partition.validation: {name} does not use it; remove it, or set `task.validation` to hold back "
+            "samples for choosing hyperparameters"
+        )
 
 
 def _check_repeats(experiment: Experiment, dataset: Dataset) -> None:

@@ -24,7 +24,7 @@ from hedgerow.platform.data import Partition
 from hedgerow.platform.data.sampling import sample_clients
 from hedgerow.platform.models.vmap_check import compare_constants
 from hedgerow.platform.runtime.communication import CommunicationCost
-from hedgerow.platform.runtime.evaluation import evaluate, histograms, training_metrics
+from hedgerow.platform.runtime.evaluation import evaluate, histograms, training_metrics, validate
 from hedgerow.platform.runtime.executor import Executor
 from hedgerow.platform.runtime.participation import ParticipationSimulator, with_clients
 from hedgerow.platform.runtime.recovery import SUSPICIOUS, attempt, find_crashing_clients, persist
@@ -81,6 +81,9 @@ class FederatedServer:
         self.stateless = not algorithm.init_client() and not self.tracks_client_models
         self.test_shards = test_shards(test_samples)
         self._evaluated = self._evaluation_cohort()
+        pool, selection = partition.server_validation, partition.selection_sizes
+        self.validation_shards = 0 if pool is None else test_shards(len(pool))
+        self._validated = np.flatnonzero([] if selection is None else selection)
         # Client id -> first round without this client. Kept when the server returns to a checkpoint.
         self.quarantined: dict[int, int] = {}
         self.restart()
@@ -239,11 +242,28 @@ class FederatedServer:
     def _evaluate(self, state: Tree, number: int) -> ExchangeSteps:
         """Scores of a server state, by name."""
         clients = self._without_quarantined(self._evaluated, number)
-        if not self.tracks_client_models:
-            return (yield from self._score(state, number, clients))
-        record = yield from self._score({**state, "w": state[AVERAGE]}, number, clients)
-        own = yield from self._score(state, number, clients[:0])
-        return record | {f"server_{name}": value for name, value in own.items()}
+        scored = {**state, "w": state[AVERAGE]} if self.tracks_client_models else state
+        record = yield from self._score(scored, number, clients)
+        if self.tracks_client_models:
+            own = yield from self._score(state, number, clients[:0])
+            record |= {f"server_{name}": value for name, value in own.items()}
+        if self.experiment.task.validation:
+            record |= yield from self._validate(scored, number, clients)
+        return record
+
+    def _validate(self, state: Tree, number: int, evaluated: np.ndarray) -> ExchangeSteps:
+        """Scores of a server state on the validation samples. evaluated: clients of the evaluation."""
+        clients = self._without_quarantined(self._validated, number)
+        # Statistics of a model's normalisation come from the same clients as in the evaluation on the test set.
+        cohort = self._cohort(number, clients if len(clients) and not self.algorithm.task.is_static else evaluated)
+        cohort = replace(cohort, test_shards=self.validation_shards)
+        everyone = self._cohort(number, np.union1d(cohort.clients, clients))
+        try:
+            # In the same positions as the evaluation on the test set: models that a client derives are the same.
+            generator = validate(self.algorithm, state, cohort, clients)
+            return (yield from self._drive(generator, everyone, [], first=EVALUATION))
+        except NoContributionsError:
+            return {"validation_accuracy": math.nan, "validation_loss": math.nan}
 
     def _score(self, state: Tree, number: int, clients: np.ndarray) -> ExchangeSteps:
         cohort = self._cohort(number, clients)

@@ -12,7 +12,7 @@ from hedgerow.algorithms.core.pytree import Tree
 EVALUATION = 1_000_000
 """Position of the first exchange of an evaluation; the exchanges of a round are numbered from 0."""
 
-Place = Literal["clients", "test", "pool"]
+Place = Literal["clients", "test", "pool", "validation"]
 """Place where a step runs, see `Exchange.on`."""
 
 

@@ -44,8 +44,13 @@ LATEST_CLIENT_MODEL = "latest_model"
 
 
 def test_shards(samples: int) -> int:
-    """Number of shards of a test set with `samples` samples."""
+    """Number of shards of a test set, or of the server's validation samples, with `samples` samples."""
     return -(-samples // TEST_SHARD)
+
+
+def _shards(samples: int) -> Slices:
+    starts = np.arange(test_shards(samples)) * TEST_SHARD
+    return Slices(starts, np.minimum(samples - starts, TEST_SHARD))
 
 
 def deal(
@@ -68,18 +73,21 @@ def deal(
     # Augmentation works on samples as they are stored.
     if 4 * train_x.numel() <= prepared and task.augment is None:
         train_x, test_x, prepare = prepare(train_x), prepare(test_x), nn.Identity()
-    starts = np.arange(test_shards(len(test_y))) * TEST_SHARD
-    shards = Slices(starts, np.minimum(len(test_y) - starts, TEST_SHARD))
+    shards = _shards(len(test_y))
     pool = partition.pool()
     models = [task.module, *([task.teacher] if task.teacher is not None else [])]
     narrow = is_narrow(parameter for model in models for parameter in model.parameters())
     clients = Samples(train_x, train_y, prepare, partition.places, partition.shares(), task.augment, narrow=narrow)
     test = Samples(test_x, test_y, prepare, np.arange(len(test_y)), dict.fromkeys(SPLITS, shards), narrow=narrow)
-    return {
+    places: dict[Place, Samples] = {
         "clients": clients,
         "test": test,
         "pool": Samples(train_x, train_y, prepare, pool.places, pool.shares(), task.augment, clients, narrow),
     }
+    if (held_back := partition.server_validation) is not None:
+        shares = dict.fromkeys(SPLITS, _shards(len(held_back)))
+        places["validation"] = Samples(train_x, train_y, prepare, held_back, shares, narrow=narrow)
+    return places
 
 
 class Worker:

@@ -37,6 +37,10 @@ def summarise(records: list[Record], targets: list[float], metric: str = "test_a
         # Only algorithms on streams, and those that train a teacher, have these.
         if any(key in record for record in records):
             summary[key] = next(record[key] for record in reversed(records) if key in record)
+    for key in ("validation_accuracy", "validation_loss"):
+        # Only runs with `task.validation` have these.
+        if key in final:
+            summary[key] = final[key]
     if "simulated_seconds" in last:
         summary["simulated_seconds"] = last["simulated_seconds"]
         summary["lost"] = {name: sum(r[name] for r in records) for name in ("unavailable", "dropped_out", "late")}
@@ -94,7 +98,8 @@ STANDARD = {
 
 
 def _is_reported(name: str) -> bool:
-    return name not in STANDARD and not name.startswith((SPENT, "train_", "test_", "client_", "server_", "teacher_"))
+    standard = (SPENT, "train_", "test_", "validation_", "client_", "server_", "teacher_")
+    return name not in STANDARD and not name.startswith(standard)
 
 
 def reported(records: list[Record]) -> list[str]:

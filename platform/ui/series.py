@@ -24,6 +24,8 @@ STREAM_CURVES = {
 METRIC_LABELS = STREAM_CURVES | {
     "test_accuracy": "test accuracy",
     "test_loss": "test loss",
+    "validation_accuracy": "validation accuracy",
+    "validation_loss": "validation loss",
     "train_loss": "training loss",
     "client_accuracy": "mean accuracy of clients",
     "client_accuracy_worst10": "accuracy of the worst 10 % of clients",
