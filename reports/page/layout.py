@@ -28,12 +28,15 @@ HEDGE = "Hedge, expected"
 
 @dataclass(frozen=True)
 class PageSection:
-    """A section of the page. name: its anchor. parts: charts, tables and collapsible texts, in order."""
+    """A section of the page. name: its anchor. parts: charts, tables and collapsible texts, in order. alerts: warnings,
+    in red.
+    """
 
     name: str
     title: str
     texts: list[str]
     parts: list[Any]
+    alerts: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -244,8 +247,11 @@ def _differences(groups: list[SeedGroup]) -> tuple[list[str], list[Any]]:
 def _search(index: int, search: Any, learners: list[SeedGroup], places: dict[str, int]) -> PageSection:
     """Section of a search. Its trials also appear in the other sections."""
     parts: list[Any] = [*hedge_figures(search, learners, places), *search_tables(search)]
-    kind = search.finished.plan.search.kind
-    return PageSection(f"search-{index}", f"Search {search.folder.name} ({kind})", hedge_sentences(search), parts)
+    finished = search.finished
+    texts = [*hedge_sentences(search), *(finished.selection_lines if finished.trials else [])]
+    title = f"Search {search.folder.name} ({finished.plan.search.kind})"
+    alerts = [finished.test_note] if finished.test_note else []
+    return PageSection(f"search-{index}", title, texts, parts, alerts)
 
 
 def _partition(data: ReportData) -> PageSection | None:

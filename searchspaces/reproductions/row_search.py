@@ -92,7 +92,8 @@ def _sweep(
     metric = evaluation.get("target_metric", "test_accuracy") if isinstance(evaluation, dict) else "test_accuracy"
     space = {"algorithm": {"grid": [section for _, section in configs.values()]}}
     # A trial's position in the grid determines its method.
-    search = {"metric": metric, **settings, "kind": "grid", "space": space}
+    # A table keeps the protocol of its source, which selects by test samples.
+    search = {"metric": metric, "allow_test_selection": True, **settings, "kind": "grid", "space": space}
     spec = parse_search(base | {"search": search}, lines, name)
     assert len(spec.configurations) == len(configs)
     return RowSearch(table, row, spec, [heading for heading, _ in configs.values()], _reported(changed), grid)

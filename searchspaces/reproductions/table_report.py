@@ -9,11 +9,17 @@ from hedgerow.searchspaces.reproductions.row_result import RowResult
 from hedgerow.searchspaces.reproductions.table_file import PublishedTable
 from hedgerow.searchspaces.results.trials import markdown_table
 
+PROTOCOL = (
+    "the protocol is that of the source: scores on test samples choose configurations and end runs, so they are no "
+    "estimates of performance on new data"
+)
+
 
 def all_remarks(results: Sequence[RowResult]) -> list[str]:
-    """Remarks of every row, followed by those on settings that the source leaves open, without duplicates."""
+    """Remarks of every row, those on settings that the source leaves open, without duplicates, and the protocol."""
     remarks = [remark for result in results for remark in result.remarks()]
-    return remarks + list(dict.fromkeys(result.row.remark for result in results if result.row.remark))
+    remarks += dict.fromkeys(result.row.remark for result in results if result.row.remark)
+    return remarks + [PROTOCOL] * any(result.finished.plan.selects_on_test for result in results)
 
 
 def table_markdown(table: PublishedTable, results: Sequence[RowResult]) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Evaluation
 from hedgerow.platform.runs.finished_run import page, rounds_frame
+from hedgerow.platform.tracking.formatting import percent
 from hedgerow.platform.tracking.records import HedgeRecord, RoundRecord
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.tracker import RunLog
@@ -19,7 +20,9 @@ from hedgerow.searchspaces.results.trials import (
     Trial,
     best_per_metric,
     display,
+    final_value,
     hedge_summary,
+    number,
     ranked,
     sweep_rows,
     to_csv,
@@ -27,9 +30,16 @@ from hedgerow.searchspaces.results.trials import (
     trial_labels,
 )
 from hedgerow.searchspaces.spaces.search_file import SearchSpec, read_search
+from hedgerow.searchspaces.spaces.search_section import uses_test_samples
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+
+TEST_NOTE = (
+    "Test data took part in the selection (search.allow_test_selection): the score of the winner is not an estimate of "
+    "its performance on new data."
+)
 
 
 @dataclass(frozen=True)
@@ -66,6 +76,38 @@ class FinishedSearch:
         return ranked(self.trials, self.plan.search.metric, self.plan.search.mode)[0]
 
     @property
+    def test_score(self) -> dict[str, float]:
+        """Test accuracy and loss of the best trial at its last evaluation, which selected nothing; {} on a stream."""
+        if self.plan.experiment.task.partition.is_stream:
+            return {}
+        scores = {name: final_value(self.best.records, name) for name in ("test_accuracy", "test_loss")}
+        return {name: value for name, value in scores.items() if value is not None}
+
+    @property
+    def test_note(self) -> str | None:
+        """Warning about a selection by test samples; None if there was none."""
+        return TEST_NOTE if self.plan.selects_on_test else None
+
+    @property
+    def selection_lines(self) -> list[str]:
+        """Sentences about the samples that selected the best trial, and its test score; empty on a stream."""
+        if not self.test_score:
+            return []
+        validation, best = self.plan.experiment.task.validation, self.best
+        lines = []
+        if validation and not self.plan.selects_on_test:
+            whose = (
+                "the training samples, at the server" if validation.is_at_server else "each client's training samples"
+            )
+            lines = [f"Validation samples: {percent(validation.fraction)} of {whose} (task.validation)."]
+        label = trial_labels(self.trials)[self.trials.index(best)]
+        scores = ", ".join(f"{name.replace('_', ' ')} {number(name, x)}" for name, x in self.test_score.items())
+        return [
+            *lines,
+            f"Test score of the winner, {label.removeprefix(f'{best.name} ')} (trial {best.name}): {scores}.",
+        ]
+
+    @property
     def rows(self) -> list[Row]:
         """One row per trial, best first."""
         search = self.plan.search
@@ -74,15 +116,25 @@ class FinishedSearch:
 
     @property
     def best_rows(self) -> list[Row]:
-        """Best trial for each metric and target, one row each."""
-        return best_per_metric(self.trials, self._wanted.targets, self._wanted.target_metric)
+        """Best trial for each metric and target, one row each; by metrics of test samples only if these selected."""
+        selects_on_test = self.plan.selects_on_test or self.plan.experiment.task.partition.is_stream
+        return best_per_metric(
+            self.trials,
+            self._wanted.targets,
+            self._wanted.target_metric,
+            lambda metric: selects_on_test or not uses_test_samples(metric),
+        )
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Hedge's regret and choices (`hedge_summary`); in a sweep, the row of the best trial."""
+        """Hedge's regret and choices (`hedge_summary`); in a sweep, the row of the best trial. With the test score of
+        the best trial, as `winner_test_accuracy` and `winner_test_loss`.
+        """
+        winner = {f"winner_{name}": value for name, value in self.test_score.items()}
         if self.hedge:
-            return hedge_summary(self.hedge, trial_labels(self.trials), self.plan.search.metric, self.trials)
-        return self.rows[0]
+            labels = trial_labels(self.trials)
+            return hedge_summary(self.hedge, labels, self.plan.search.metric, self.trials) | winner
+        return self.rows[0] | winner
 
     @cached_property
     def frame(self) -> "DataFrame":
@@ -150,7 +202,7 @@ class FinishedSearch:
         return {
             **(of_hedge if hedge else {}),
             "parallel_coordinates": partial(parallel_lines, self.trials, search.metric, search.mode),
-            **curve_figures(best_runs(self.trials), self._wanted.accuracies),
+            **curve_figures(best_runs(self.trials, metric=search.metric, mode=search.mode), self._wanted.accuracies),
         }
 
     def __repr__(self) -> str:
@@ -158,7 +210,8 @@ class FinishedSearch:
 
     def _repr_html_(self) -> str:
         rows = display(self.rows) if self.trials else []
-        return page(self.folder, self.status, self.warning, rows, self._repr_png_())
+        notes = "; ".join(note for note in (self.warning, self.test_note) if note)
+        return page(self.folder, self.status, notes or None, rows, self._repr_png_())
 
     def _repr_png_(self) -> bytes | None:
         return self.figure()._repr_png_() if self.figures else None
@@ -168,6 +221,8 @@ class FinishedSearch:
         path = self.folder.path
         to_csv(self.rows, path / "results.csv")
         text = f"# {self.folder.name}\n\n{to_markdown(self.rows)}\n## Best by metric\n\n{to_markdown(self.best_rows)}"
+        if notes := [f"**{note}**" for note in [self.test_note] if note] + self.selection_lines:
+            text += "\n" + "\n\n".join(notes) + "\n"
         (path / "results.md").write_text(text, encoding="utf-8")
         for name in self.figures:
             save(self.figure(name), self.folder.figures / name)

@@ -12,6 +12,7 @@ from hedgerow.platform.tracking.formatting import percent
 from hedgerow.platform.tracking.records import RoundRecord
 from hedgerow.platform.ui.terminal import draw_table, wide_console
 from hedgerow.searchspaces.results.trials import Row, display, number
+from hedgerow.searchspaces.spaces.search_section import VALIDATION
 
 BAR = 10
 EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -37,6 +38,7 @@ class SearchTable:
         self.name, self.rounds, self.labels, self.metric = name, rounds, labels, metric
         self.console = console or Console()
         self._sign = -1 if mode == "max" else 1
+        self._scored = "validation" if metric in VALIDATION else "test"
         self._seen: list[RoundRecord] = [{"round": 0} for _ in labels]
         self._states = ["waiting"] * len(labels)
         self._hedge: RoundRecord | None = None
@@ -181,8 +183,8 @@ class SearchTable:
             "expert" if self._hedge else "trial": f"{i:03d}",
             "configuration": self.labels[i],
             "round": str(record["round"]),
-            "accuracy": percent(record.get("test_accuracy")),
-            "loss": number("test_loss", record.get("test_loss")),
+            "accuracy": percent(record.get(f"{self._scored}_accuracy")),
+            "loss": number("loss", record.get(f"{self._scored}_loss")),
             **({"weight": self._weight(self._hedge["weights"][i])} if self._hedge else {}),
             "state": self._states[i],
         }

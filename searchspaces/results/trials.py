@@ -3,7 +3,7 @@
 import csv
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,10 @@ from hedgerow.platform.tracking.summary import first_to, target_heading, target_
 Row = dict[str, Any]
 
 
-METRICS = ("test_accuracy", "test_loss", "client_accuracy", "client_accuracy_worst10", "client_loss", "ctm", "ltm")
+METRICS = (
+    *("validation_accuracy", "validation_loss", "test_accuracy", "test_loss"),
+    *("client_accuracy", "client_accuracy_worst10", "client_loss", "ctm", "ltm"),
+)
 
 
 _TARGET = re.compile(r"(rounds|transmissions|gain)_to_((?:loss )?[\d.e-]+)")
@@ -146,15 +149,25 @@ def sweep_rows(
     return rows
 
 
-def best_per_metric(trials: list[Trial], targets: list[float], target_metric: str = "test_accuracy") -> list[Row]:
+def best_per_metric(
+    trials: list[Trial],
+    targets: list[float],
+    target_metric: str = "test_accuracy",
+    decides: Callable[[str], bool] = lambda metric: True,
+) -> list[Row]:
     """Best trial for each final metric, and for the transmissions to each target: name, configuration and value.
+
+    decides: whether a trial may be the best one by a metric.
 
     Each row also has the costs of the trial as in `sweep_rows`, since the most accurate trial is rarely the cheapest. A
     metric that no trial has is omitted; a target that no trial reached has a row of None.
     """
     costs, labels = _costs(trials, targets, target_metric), [target_label(target, target_metric) for target in targets]
-    columns = {metric: [final_value(trial.records, metric) for trial in trials] for metric in METRICS}
-    columns |= {key: [cost[key] for cost in costs] for key in (f"transmissions_to_{label}" for label in labels)}
+    columns = {
+        metric: [final_value(trial.records, metric) for trial in trials] for metric in METRICS if decides(metric)
+    }
+    if decides(target_metric):
+        columns |= {key: [cost[key] for cost in costs] for key in (f"transmissions_to_{label}" for label in labels)}
     names = short_names(searched_keys(trials))
     rows: list[Row] = []
     for metric, values in columns.items():

@@ -15,7 +15,14 @@ from hedgerow.platform.config.old_spellings import SLOTS, modernize
 from hedgerow.platform.config.validation_errors import explain
 from hedgerow.platform.config.yaml_reader import Lines, dump_values
 from hedgerow.searchspaces.spaces.published_spaces import named_space
-from hedgerow.searchspaces.spaces.search_section import ACCURACIES, LOSSES, SearchKind, search_file
+from hedgerow.searchspaces.spaces.search_section import (
+    ACCURACIES,
+    LOSSES,
+    VALIDATION,
+    SearchKind,
+    search_file,
+    uses_test_samples,
+)
 from hedgerow.searchspaces.spaces.space import Overrides, Space, configurations, corners, frozen, with_overrides
 
 SEARCHABLE = (
@@ -23,6 +30,9 @@ SEARCHABLE = (
     *("aggregation", "transforms", "objective", "simulation", "engine"),
 )
 """Keys that may differ between the trials of a search; all trials share data, rounds, evaluation and resources."""
+
+HELD_BACK = {"fraction": 0.1, "from": "clients"}
+"""Section `task.validation` of a search by a validation metric whose file has none."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +47,11 @@ class SearchSpec:
     def trial(self, overrides: Overrides) -> Experiment:
         """The experiment of one configuration. Raises UserError."""
         return parse_experiment(with_overrides(self.values, overrides))
+
+    @property
+    def selects_on_test(self) -> bool:
+        """Whether test samples of a fixed data set, or the clients' evaluation, take part in the selection."""
+        return _test_metric(self.search, self.experiment) is not None
 
     @property
     def resolved(self) -> dict[str, Any]:
@@ -59,13 +74,15 @@ class SearchSpec:
         return dump_values(self.resolved)
 
 
-def load_search(path: str | Path, overrides: Sequence[str] = ()) -> SearchSpec:
+def load_search(path: str | Path, overrides: Sequence[str] = (), started: bool = False) -> SearchSpec:
     """Read and validate an experiment file with a `search` section.
 
-    overrides: strings "key.key=value", as for --set. Raises UserError that lists all mistakes in the file.
+    overrides: strings "key.key=value", as for --set. started: whether it is the file of a search that has started;
+    searches of earlier versions select by test samples and continue so. Raises UserError that lists all mistakes in the
+    file.
     """
     values, lines = _read(path, overrides)
-    return parse_search(values, lines, str(path))
+    return parse_search(values, lines, str(path), started)
 
 
 def read_search(path: str | Path) -> SearchSpec:
@@ -88,21 +105,39 @@ def _read(path: str | Path, overrides: Sequence[str] = ()) -> tuple[dict[str, An
     return values, lines
 
 
-def parse_search(values: dict[str, Any], lines: Lines | None = None, source: str = "experiment") -> SearchSpec:
-    """Validate plain values, including `search`. lines, source: their origin, for error messages. Raises UserError."""
+def parse_search(
+    values: dict[str, Any], lines: Lines | None = None, source: str = "experiment", started: bool = False
+) -> SearchSpec:
+    """Validate plain values, including `search`. lines, source: their origin, for error messages. Raises UserError.
+
+    started: see `load_search`.
+    """
     lines = lines or {}
-    base = {key: value for key, value in values.items() if key != "search"}
+    base, section = {key: value for key, value in values.items() if key != "search"}, values["search"]
+    others: UserError | None = None
     try:
-        search = _search_section(values["search"], lines, source)
+        experiment = parse_experiment(base, lines, source)
+        if experiment.task.partition.is_stream and isinstance(section, dict):
+            # Each task of a stream is scored on its test samples before it is learnt.
+            section = {"metric": "test_accuracy", **section}
     except UserError as error:
-        try:
-            parse_experiment(base, lines, source)
-        except UserError as others:
+        others = error
+    try:
+        search = _search_section(section, lines, source)
+    except UserError as error:
+        if others:
             raise mistakes(source, others.sentences + error.sentences) from None
         raise
-    experiment = parse_experiment(base, lines, source)
+    if others:
+        raise others
+    if search.metric in VALIDATION and not experiment.task.validation and not experiment.task.partition.is_stream:
+        base = {**base, "task": {**base["task"], "validation": HELD_BACK}}
+        experiment = parse_experiment(base, lines, source)
+    if started and _test_metric(search, experiment):
+        search = search.model_copy(update={"allow_test_selection": True})
     try:
         _check_metric(search, experiment)
+        _check_selection(search, experiment)
         _check_space(search, experiment)
         search.check(experiment)
         resolved = experiment.model_dump(mode="json")
@@ -163,6 +198,35 @@ def _check_conditions(space: Space, found: list[Overrides]) -> None:
     for key, entry in space.items():
         if entry.form == "grid" and not any(key in overrides for overrides in found):
             raise UserError(f"search.space.{key}: its condition {entry.when} never holds; fix or remove `when`")
+
+
+def _test_metric(search: SearchKind, experiment: Experiment) -> str | None:
+    """Key of the metric of test samples that takes part in the selection; None if there is none, or on a stream."""
+    if experiment.task.partition.is_stream:
+        return None
+    if uses_test_samples(search.metric):
+        return "search.metric"
+    ends_trials = experiment.evaluation.stop and uses_test_samples(experiment.evaluation.target_metric)
+    return "evaluation.target_metric" if ends_trials else None
+
+
+def _check_selection(search: SearchKind, experiment: Experiment) -> None:
+    """Raises UserError when test samples would select a configuration without permission."""
+    if experiment.task.partition.is_stream and search.allow_test_selection:
+        raise UserError(
+            "search.allow_test_selection has no effect on a stream, whose tasks are scored before they are learnt; "
+            "remove it"
+        )
+    key = _test_metric(search, experiment)
+    if search.allow_test_selection or key is None:
+        return
+    metric = search.metric if key == "search.metric" else experiment.evaluation.target_metric
+    instead = "validation_loss" if "loss" in metric else "validation_accuracy"
+    what = "selects by" if key == "search.metric" else "ends trials (evaluation.stop) by"
+    raise UserError(
+        f"{key}: {metric} {what} samples that only score the result; set `{key.partition('.')[2]}: {instead}`, or "
+        "`search.allow_test_selection: true` if test data are meant to select"
+    )
 
 
 def _check_metric(search: SearchKind, experiment: Experiment) -> None:

@@ -68,9 +68,12 @@ class Dimension(Section):
 MODES = {"accuracy": "max", "loss": "min"}
 """Direction of optimisation, by a part of the name of the metric."""
 
-ACCURACIES = ("test_accuracy", "client_accuracy", "client_accuracy_worst10")
-LOSSES = ("test_loss", "client_loss")
-"""Metrics that every run reports in evaluated rounds; client metrics only if evaluation.clients is above 0."""
+VALIDATION = ("validation_accuracy", "validation_loss")
+"""Metrics that runs with `task.validation` report in evaluated rounds."""
+
+ACCURACIES = ("validation_accuracy", "test_accuracy", "client_accuracy", "client_accuracy_worst10")
+LOSSES = ("validation_loss", "test_loss", "client_loss")
+"""Metrics of evaluated rounds; validation metrics need task.validation, client metrics evaluation.clients above 0."""
 
 
 STREAM = ("ctm", "ltm", "ltm_loss", "efficiency_points", "efficiency_reached")
@@ -111,8 +114,16 @@ class SearchKind(Section):
 
     kind: Any
     space: dict[str, Dimension] = Field(description="keys of this file and their values, or name of a published space")
-    metric: str = Field("test_accuracy", description="metric to optimise, reported in evaluated rounds")
+    metric: str = Field(
+        "validation_accuracy",
+        description="metric to optimise, reported in evaluated rounds; default on a stream: test_accuracy",
+    )
     mode: Literal["max", "min"] = Field("max", description="whether to maximise or minimise the metric")
+    allow_test_selection: bool = Field(
+        False,
+        description="whether metrics of test samples, or of the clients' evaluation, may decide on a fixed data set; "
+        "results then say that test data selected them",
+    )
     samples: int | None = Field(None, ge=1, description="number of draws of the keys that are not grids")
     concurrency: int | None = Field(None, ge=1, description="maximum number of parallel trials; null: as many as fit")
     report_every: int = Field(10, ge=1, description="rounds between two reports of a trial")
@@ -183,6 +194,11 @@ class SearchKind(Section):
     def packed(self) -> int | Literal["auto"] | None:
         """Maximum number of configurations per trial; None: packs are off."""
         return None if self.pack == "off" or self.alone_by else self.pack
+
+
+def uses_test_samples(metric: str) -> bool:
+    """Whether a metric is computed from test samples or from the samples on which clients are evaluated."""
+    return not metric.startswith("train_") and not {"test", "client"}.isdisjoint(metric.split("_"))
 
 
 def mode_of(metric: str) -> str | None:

@@ -45,7 +45,7 @@ def resume_run_or_search(name: str, address: str | None) -> CommandOutput:
     folder = find_run(name)
     if not folder.is_search:
         return resume_one(str(folder.path), address)
-    plan = load_search(folder.experiment)
+    plan = load_search(folder.experiment, started=True)
     with search_table(plan) as table:
         finished = resume_search(str(folder.path), table, address)
     output = search_output(finished)
@@ -106,6 +106,10 @@ def search_output(finished: FinishedSearch) -> CommandOutput:
 
     def render() -> None:
         closing_tables(finished.rows, finished.summary if finished.hedge else None, finished.best_rows)
+        if finished.test_note:
+            click.secho(finished.test_note, fg="red")
+        for line in finished.selection_lines:
+            click.echo(line)
         click.echo(f"search: {path} (results.csv, results.md, experts/)")
         if copy:
             click.echo(f"  copy: {copy}")

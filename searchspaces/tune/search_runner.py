@@ -95,7 +95,7 @@ def resume_search(
     caller's own. Raises UserError when they differ from those that the search started with.
     """
     with unfinished_run(name) as (folder, lock):
-        plan = load_search(folder.experiment)
+        plan = load_search(folder.experiment, started=True)
         data = same_data(folder, plan.experiment, data)
         _check_trials(plan, data[0])
         return _execute(plan, folder, lock, data, show, address)
@@ -267,7 +267,7 @@ def packs_of(folder: RunFolder, plan: SearchSpec, known: list[Overrides], room: 
 def push(name: str, show: object = None) -> list[str]:
     """Send a search's local record to MLflow; see `platform.runs.mlflow_sync.push`."""
     folder = find_run(name)
-    plan = load_search(folder.experiment)
+    plan = load_search(folder.experiment, started=True)
     tracker = Tracker(lambda: open_search_store(folder), PUSHES * plan.experiment.tracking.patience)
     for record in RunLog(folder.metrics, HedgeRecord).read():
         tracker.log({"expert": None, **record})
@@ -286,7 +286,7 @@ def open_search_store(folder: RunFolder) -> Any:
     # Importing mlflow takes seconds: done only here, in the tracker's thread.
     from hedgerow.searchspaces.results.mlflow_search import SearchStore
 
-    return SearchStore(folder, load_search(folder.experiment))
+    return SearchStore(folder, load_search(folder.experiment, started=True))
 
 
 def _save_best(finished: FinishedSearch, data: Data, target: Path) -> None:

@@ -45,7 +45,13 @@ def searched(run: RunFolder, path: Path, experts: int, seed: int = 0, **algorith
     rates = [round(0.1 * (i + 1), 1) for i in range(experts)]
     path.mkdir()
     shutil.copy(run.experiment, path)
-    change(RunFolder(path), name=path.name, seed=seed, algorithm=algorithm, search={"space": {"algorithm.lr": rates}})
+    change(
+        RunFolder(path),
+        name=path.name,
+        seed=seed,
+        algorithm=algorithm,
+        search={"space": {"algorithm.lr": rates}, "metric": "test_accuracy"},
+    )
     RunFolder(path).update(
         kind="search", status="finished", created=f"2026-{seed}", data_root=None, versions={}, git_commit=None
     )

@@ -43,8 +43,16 @@ def one_after_the_other(plan: SearchSpec) -> list[dict]:
     """Train every expert as an ordinary run in this process, and run Hedge over their accuracies."""
     records: list[dict] = []
     n = len(plan.configurations)
-    averaged = ("test_accuracy", "client_accuracy", "client_accuracy_worst10", "test_loss", "client_loss")
-    buffer = HedgeRounds(Hedge(n, 0.1), "test_accuracy", "max", averaged=averaged, on_round=records.append)
+    averaged = (
+        "validation_accuracy",
+        "test_accuracy",
+        "client_accuracy",
+        "client_accuracy_worst10",
+        "validation_loss",
+        "test_loss",
+        "client_loss",
+    )
+    buffer = HedgeRounds(Hedge(n, 0.1), "validation_accuracy", "max", averaged=averaged, on_round=records.append)
     for index, overrides in enumerate(plan.configurations):
         alone = plan.trial(overrides | {"resources.executor": "inline"})
         for record in run(alone).records:

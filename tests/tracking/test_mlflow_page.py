@@ -65,7 +65,7 @@ def test_a_description_says_what_is_learnt_how_and_with_what_result(finished, ru
     accuracy = finished.trials[1].records[-1]["test_accuracy"]
     assert f"| accuracy | {accuracy:.1%} |" in text
     text = runs[finished.folder.name].data.tags["mlflow.note.content"]
-    assert "Search `hedge` over `algorithm.lr`, by `test_accuracy`." in text
+    assert "Search `hedge` over `algorithm.lr`, by `validation_accuracy`." in text
     assert "Hedge over 2 experts: its mean expected loss is" in text
     assert f"| 001 | 0.3 | {finished.hedge[-1]['weights'][1]:.1%} |" in text
 
@@ -141,4 +141,4 @@ def test_the_list_of_runs_nests_trials_beneath_their_search_and_it_beneath_its_t
     page.get_by_role("heading", name="001 Fast").wait_for()
     page.get_by_role("link", name=finished.folder.name, exact=True).click()
     page.get_by_role("heading", name=finished.folder.name).wait_for()
-    page.get_by_text("Search hedge over algorithm.lr, by test_accuracy.").wait_for()
+    page.get_by_text("Search hedge over algorithm.lr, by validation_accuracy.").wait_for()

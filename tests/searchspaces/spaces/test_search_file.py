@@ -7,7 +7,7 @@ import yaml
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import load_experiment
-from hedgerow.searchspaces.spaces.search_file import load_search, parse_search
+from hedgerow.searchspaces.spaces.search_file import load_search, parse_search, read_search
 
 BASE = """
 name: tiny
@@ -32,25 +32,63 @@ def test_a_grid_is_the_product_of_its_lists_in_the_order_of_the_file():
 def test_hedge_is_the_kind_of_a_search_that_names_none_with_the_thesis_gamma():
     search = plan("{space: {algorithm.lr: [0.1, 0.2]}}").search
     assert (search.kind, search.gamma, search.rate, search.metric, search.mode) == (
-        "hedge", 0.1, "fixed", "test_accuracy", "max",
+        "hedge", 0.1, "fixed", "validation_accuracy", "max",
     )  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("keys", "rate", "bounds"),
     [
-        ("metric: test_loss", "adahedge", None),
-        ("metric: test_loss, range: [0, 4.6]", "fixed", [0.0, 4.6]),
+        ("metric: validation_loss", "adahedge", None),
+        ("metric: validation_loss, range: [0, 4.6]", "fixed", [0.0, 4.6]),
         ("metric: train_drift, mode: min", "adahedge", None),
         # The key of files written before there was a range.
-        ("metric: test_loss, clip: 4.6", "fixed", [0.0, 4.6]),
-        ("metric: test_loss, clip: null", "adahedge", None),
+        ("metric: validation_loss, clip: 4.6", "fixed", [0.0, 4.6]),
+        ("metric: validation_loss, clip: null", "adahedge", None),
     ],
 )
 def test_a_loss_has_a_range_or_the_scale_free_rate(keys, rate, bounds):
     found = plan(f"{{space: {{algorithm.lr: [0.1, 0.2]}}, {keys}}}")
     assert (found.search.mode, found.search.rate, found.search.range) == ("min", rate, bounds)
     assert parse_search(yaml.safe_load(found.dump())).search == found.search
+
+
+def test_a_search_holds_validation_samples_back_unless_the_file_does():
+    found = plan("{space: {algorithm.lr: [0.1, 0.2]}}")
+    held_back = {"fraction": 0.1, "from": "clients"}
+    assert found.resolved["task"]["validation"] == held_back
+    assert found.trial(found.configurations[0]).task.validation.model_dump() == held_back
+    assert not found.selects_on_test
+    assert parse_search(yaml.safe_load(found.dump())).resolved == found.resolved
+    base = yaml.safe_load(BASE)
+    base["task"]["validation"] = {"fraction": 0.2, "from": "server"}
+    found = plan("{space: {algorithm.lr: [0.1, 0.2]}}", yaml.safe_dump(base))
+    assert found.resolved["task"]["validation"] == base["task"]["validation"]
+    assert plan("{metric: train_loss, space: {algorithm.lr: [0.1, 0.2]}}").experiment.task.validation is None
+
+
+def test_test_samples_select_with_permission_or_in_a_search_that_has_started(tmp_path):
+    search = "{metric: test_loss, space: {algorithm.lr: [0.1, 0.2]}, allow_test_selection: true}"
+    found = plan(search)
+    assert found.selects_on_test
+    assert found.experiment.task.validation is None
+    # Files of earlier versions do not have the key.
+    values = found.resolved
+    del values["search"]["allow_test_selection"], values["task"]["validation"]
+    file = tmp_path / "experiment.yaml"
+    file.write_text(yaml.safe_dump(values))
+    assert load_search(file, started=True).search == found.search
+    assert read_search(file).selects_on_test
+    with pytest.raises(UserError, match="test_loss selects by samples that only score the result"):
+        load_search(file)
+
+
+def test_targets_on_test_samples_end_no_trials():
+    base = yaml.safe_load(BASE) | {"evaluation": {"targets": [0.5], "stop": True}}
+    with pytest.raises(
+        UserError, match=r"evaluation\.target_metric: test_accuracy ends trials \(evaluation\.stop\) by"
+    ):
+        plan("{kind: grid, space: {algorithm.lr: [0.1, 0.2]}}", yaml.safe_dump(base))
 
 
 def test_a_key_whose_condition_fails_is_left_out_and_nothing_comes_twice():
@@ -168,27 +206,38 @@ BAD = {
     "mode against metric": (
         "kind: hedge",
         "mode: min",
-        "search: `mode: min` contradicts `metric: test_accuracy`, whose mode is max; set `mode: max`",
+        "search: `mode: min` contradicts `metric: validation_accuracy`, whose mode is max; set `mode: max`",
     ),
     "loss to be maximised": (
         "kind: hedge",
-        "metric: test_loss\n  mode: max",
-        "mode: max` contradicts `metric: test_loss`",
+        "metric: validation_loss\n  mode: max",
+        "mode: max` contradicts `metric: validation_loss`",
     ),
     "a loss without a range for a fixed rate": (
         "kind: hedge",
-        "metric: test_loss\n  gamma: 0.5",
+        "metric: validation_loss\n  gamma: 0.5",
         "search.range: a loss without a range needs the scale-free rule (`rate: adahedge`, which has no `gamma`)",
     ),
     "a range the wrong way": (
         "kind: hedge",
-        "metric: test_loss\n  range: [4.6, 0]",
+        "metric: validation_loss\n  range: [4.6, 0]",
         "search.range takes two finite numbers [low, high] with low < high, not [4.6, 0.0]",
     ),
     "a range of accuracies": (
         "kind: hedge",
         "range: [0, 100]",
         "search.range: a metric to be maximised is an accuracy between 0 and 1; remove `range`, or set `mode: min`",
+    ),
+    "a metric of test samples": (
+        "kind: hedge",
+        "metric: test_accuracy",
+        "search.metric: test_accuracy selects by samples that only score the result; set `metric: "
+        "validation_accuracy`, or `search.allow_test_selection: true` if test data are meant to select",
+    ),
+    "a metric of the clients' evaluation": (
+        "kind: hedge",
+        "metric: client_loss",
+        "search.metric: client_loss selects by samples that only score the result; set `metric: validation_loss`",
     ),
     "an unknown metric": (
         "kind: hedge",

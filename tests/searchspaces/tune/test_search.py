@@ -158,7 +158,7 @@ class TestSweeps:
         with (finished.folder.path / "results.csv").open() as file:
             rows = list(csv.DictReader(file))
         assert {(row["algorithm.lr"], row["seed"]) for row in rows} == {(a, b) for a in ("0.01", "0.3") for b in "01"}
-        accuracies = [float(row["test_accuracy"]) for row in rows]
+        accuracies = [float(row["validation_accuracy"]) for row in rows]
         assert accuracies == sorted(accuracies, reverse=True)
         assert "| trial |" in (finished.folder.path / "results.md").read_text()
         assert (finished.folder.figures / "parallel_coordinates.svg").exists()

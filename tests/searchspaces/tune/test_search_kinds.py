@@ -133,7 +133,7 @@ def test_a_kind_of_the_users_own_runs_a_search(ray_here, own):
     (own / "my_search.py").unlink()
     sys.modules.pop("my_search")
     assert [trial.status for trial in FinishedSearch.read(finished.folder).trials] == ["finished", "stopped"]
-    assert read_search(finished.folder.experiment).search.metric == "test_accuracy"
+    assert read_search(finished.folder.experiment).search.metric == "validation_accuracy"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,84 @@
+"""Searches select by validation samples; test samples score the winner."""
+
+from dataclasses import replace
+
+import pytest
+from searches import plan
+
+from hedgerow.platform.runtime.factory import build_data
+from hedgerow.searchspaces.results.finished_search import TEST_NOTE, FinishedSearch
+from hedgerow.searchspaces.spaces.search_file import parse_search
+from hedgerow.searchspaces.tune.search_command import search_output
+from hedgerow.searchspaces.tune.search_runner import check_search, resume_search, search
+
+SPACE = {"algorithm.lr": [0.3, 1e-5]}
+
+
+@pytest.fixture(scope="module")
+def finished(ray_here, tmp_path_factory) -> FinishedSearch:
+    """A grid on data whose test labels are wrong: what learns is worse on them than what does not."""
+    settings = {"rounds": 4, "algorithm": {"name": "fedavg", "batch_size": 8, "epochs": 4}, "evaluation": {}}
+    spec = plan(tmp_path_factory.mktemp("runs"), **settings, search={"kind": "grid", "space": SPACE, "concurrency": 1})
+    dataset, partition = build_data(parse_search(spec.resolved).experiment.model_copy(), None)
+    untouched = replace(partition, train_sizes=partition.train_sizes + partition.selection_sizes, selection_sizes=None)
+    wrong = replace(dataset, y_test=(dataset.y_test + 1) % 10)
+    data = check_search(spec, None, (wrong, untouched))
+    assert data[1].selection_sizes.sum() == partition.selection_sizes.sum()
+    return search(spec, data=data, own=True)
+
+
+def last(finished, metric):
+    return [trial.records[-1][metric] for trial in finished.trials]
+
+
+def test_validation_samples_select_where_test_samples_disagree(finished):
+    by_validation, by_test = last(finished, "validation_accuracy"), last(finished, "test_accuracy")
+    assert by_validation[0] > by_validation[1] + 0.2
+    assert by_test[0] < by_test[1]
+    assert finished.best.name == "000"
+    assert [row["trial"] for row in finished.rows] == ["000", "001"]
+    assert {row["metric"] for row in finished.best_rows} == {"validation_accuracy", "validation_loss"}
+    assert "test_accuracy" not in finished.rows[0]
+    assert finished.test_score["test_accuracy"] == by_test[0]
+
+
+def test_the_test_score_of_the_winner_is_shown_once(finished):
+    summary = finished.folder.record()["summary"]
+    assert summary["winner_test_accuracy"] == last(finished, "test_accuracy")[0]
+    assert summary["winner_test_loss"] == last(finished, "test_loss")[0]
+    text = (finished.folder.path / "results.md").read_text()
+    assert text.count("Test score of the winner, lr=0.3 (trial 000): test accuracy ") == 1
+    assert "Validation samples: 10.0% of each client's training samples (task.validation)." in text
+    assert TEST_NOTE not in text
+    assert "fraction: 0.1" in finished.folder.experiment.read_text()
+
+
+def test_a_selection_by_test_samples_says_so(finished, capsys):
+    values = finished.plan.resolved
+    values["search"] |= {"metric": "test_accuracy", "allow_test_selection": True}
+    same = replace(finished, plan=parse_search(values))
+    assert same.best.name == "001"
+    assert TEST_NOTE in same._repr_html_()
+    search_output(same).render()
+    shown = capsys.readouterr().out
+    assert TEST_NOTE in shown
+    assert "Test score of the winner, lr=1e-05 (trial 001): test accuracy" in shown
+
+
+@pytest.mark.usefixtures("ray_here")
+def test_hedge_weighs_by_validation_and_a_search_by_test_samples_can_be_resumed(tmp_path):
+    settings = {"rounds": 2, "algorithm": {"name": "fedavg", "batch_size": 8}}
+    old = search(
+        plan(tmp_path, **settings, search={"space": SPACE, "metric": "test_accuracy", "allow_test_selection": True})
+    )
+    # The file of an earlier version, interrupted before its last round was recorded.
+    text = old.folder.experiment.read_text().replace("  allow_test_selection: true\n", "")
+    old.folder.experiment.write_text(text.replace("  validation: null\n", ""))
+    old.folder.update(status="interrupted")
+    resumed = resume_search(str(old.folder.path))
+    assert resumed.hedge == old.hedge
+    assert resumed.test_note == TEST_NOTE
+    new = search(plan(tmp_path, **settings, search={"space": SPACE}))
+    for record in new.hedge:
+        expert = [trial.records[record["round"] - 1]["validation_accuracy"] for trial in new.trials]
+        assert record["losses"] == pytest.approx([1 - value for value in expert])
