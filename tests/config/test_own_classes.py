@@ -162,7 +162,7 @@ def test_a_run_on_data_of_ones_own_is_resumed_on_the_same_data_alone(here, monke
     sys.modules.pop("mine")
     other = hedgerow("resume", str(folder))
     assert other.exit_code == 2
-    assert "the data set of its file differs from what the run began with" in other.output
+    assert "the data set of its file differs from what the run started with" in other.output
     (here / "mine.py").write_text(MODULE)
     sys.modules.pop("mine")
     resumed = api.resume(folder, show=False)
