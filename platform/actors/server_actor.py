@@ -68,7 +68,7 @@ class CoordinatorActor(Coordinator):
         """Serve a run, the first or a later one."""
         init_process(1)
         listen(executor.signs.alive)
-        servers = build_servers(spec.experiments, Dataset.from_arrays(data), Partition.from_arrays(partition))
+        servers = build_servers(spec.experiments, Dataset(**data), Partition(**partition))
         Coordinator.__init__(self, servers, executor, [checkpoints], claim)
 
     def unload_run(self) -> list[Any]:
@@ -264,7 +264,7 @@ class CoordinatorHandle:
             # Without this, the thread of `health` would later treat any end of this Ray as the loss of a run.
             begun.callback(self._stop_looking)
             self.signs.begin()
-            arrays = ray.put(self.dataset.arrays()), ray.put(self.partition.arrays())
+            arrays = ray.put(vars(self.dataset)), ray.put(vars(self.partition))
             self.spec = ActorSpec([self.experiment], sys.path, *arrays)
             nodes = lasting_nodes()
             self._seen, self._looked = set(nodes), time.monotonic()

@@ -197,7 +197,7 @@ def _tune(plan: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
         room, request = plan.search.concurrency, trial_resources(resources, cpu_share(plan.search.concurrency))
     shared = Shared(
         *(plan.values, here, sys.path, plan.search.report_every),
-        *(ray.put(dataset.arrays()), ray.put(partition.arrays()), listener.lock.claim),
+        *(ray.put(vars(dataset)), ray.put(vars(partition)), listener.lock.claim),
     )
     configurations = known_configurations(folder, plan)
     packs, journal, warnings = packs_of(folder, plan, configurations, room), here / "losses.jsonl", list[str]()

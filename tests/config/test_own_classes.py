@@ -69,7 +69,7 @@ class Letters(Blobs):
 
     def load(self, root):
         data = super().load(root)
-        return Dataset(data.name, data.x_train, data.y_train.astype(float), *list(data.arrays().values())[3:])
+        return Dataset(data.name, data.x_train, data.y_train.astype(float), *list(vars(data).values())[3:])
 
 
 class Backbone(HyperRepresentationProblem):
