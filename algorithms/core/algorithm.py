@@ -20,14 +20,8 @@ from hedgerow.algorithms.core.client_data import EVAL_BATCH_SIZE, BatchSpec, Cli
 from hedgerow.algorithms.core.hyperparameters import HyperParameters
 from hedgerow.algorithms.core.messages import ClientStep, Cohort, Exchange, Exchanges, Weighting
 from hedgerow.algorithms.core.parts import Parts
-from hedgerow.algorithms.core.pytree import Tree, count, tree_map
+from hedgerow.algorithms.core.pytree import Tree, tree_map
 from hedgerow.algorithms.core.task import Task
-
-
-def exceeds_model_size(tree: Tree, key: str, number: int) -> str | None:
-    """Returns an error message if a hyperparameter that counts parameters of `tree` is too large, else None."""
-    d = count(tree)
-    return None if number <= d else f"algorithm.{key}: {number} is more than the model's {d} parameters; lower it"
 
 
 @dataclass(frozen=True)
