@@ -8,7 +8,7 @@ This module is independent of Ray, MLflow and files. An executor drives the gene
     exchange = generator.send(aggregate)  # until the generator returns the new server state
 """
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hedgerow.algorithms.core.client_data import EVAL_BATCH_SIZE, BatchSpec, ClientData
+from hedgerow.algorithms.core.client_data import EVAL_BATCH_SIZE, Batch, BatchSpec, ClientData
 from hedgerow.algorithms.core.hyperparameters import HyperParameters
 from hedgerow.algorithms.core.messages import ClientStep, Cohort, Exchange, Exchanges, Weighting
 from hedgerow.algorithms.core.parts import Parts
@@ -194,8 +194,7 @@ class Algorithm:
         self, hp: Any, down: Tree, state: Tree, data: ClientData
     ) -> tuple[Tree, Tree, dict[str, Any]]:
         """Client step before an evaluation: computes the statistics of static batch normalisation."""
-        per_batch = [self.task.statistics(down["w"], batch) for batch in data.batches("statistics")]
-        return tree_map(lambda *parts: torch.stack(parts).mean(0), *per_batch), state, {}
+        return mean_statistics(lambda batch: self.task.statistics(down["w"], batch), data), state, {}
 
     def scored(self, server: Tree) -> Tree:
         """Returns the broadcast for scoring; `w` is the model of `evaluate_params`."""
@@ -224,3 +223,9 @@ class Algorithm:
             totals = totals + self.task.score(down["w"], batch)
         loss, correct, samples = totals.unbind(0)
         return {}, state, {"loss": loss, "correct": correct, "samples": samples}
+
+
+def mean_statistics(statistics: Callable[[Batch], Tree], data: ClientData) -> Tree:
+    """Mean over the mini-batches of the stream "statistics"."""
+    per_batch = [statistics(batch) for batch in data.batches("statistics")]
+    return tree_map(lambda *parts: torch.stack(parts).mean(0), *per_batch)
