@@ -10,6 +10,11 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 
+def one_line(error: BaseException) -> str:
+    """An error's whole message on one line, at most 300 characters; the name of its class if the message is empty."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
 class _Told:
     """Mixin of errors that a notebook shows as a single sentence, without a traceback."""
 

@@ -33,6 +33,9 @@ NEXT = ("loss", "best", "rounds", "tasks", "time", "worst 10 %", "clients", "tra
 """Columns of the results by importance: first these two lists, with columns of targets in between, then all others."""
 
 
+TARGETS_CAPTION = "to x: transmissions, in FedAvg rounds, until the target is first reached; +: not reached"
+
+
 class Progress:
     """A progress bar on a terminal; elsewhere a plain line for about every tenth of the rounds."""
 
@@ -116,7 +119,7 @@ def closing_table(runs: list[tuple[str, dict[str, Any]]], console: Console | Non
                 f"{name}: clients that took no part: {', '.join(f'{n} {how}' for how, n in absences.items())}"
             )
     if any(heading.startswith("to ") for heading in headings):
-        console.print("to x: transmissions, in FedAvg rounds, until the target is first reached; + not reached")
+        console.print(TARGETS_CAPTION)
 
 
 def print_rows(rows: list[dict[str, Any]], title: str, console: Console | None = None) -> None:
