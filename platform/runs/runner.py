@@ -25,7 +25,7 @@ from hedgerow.platform.runs.own_data import data_record, same_data, unhashed
 from hedgerow.platform.runtime.factory import Data, check
 from hedgerow.platform.runtime.launch import build_coordinator
 from hedgerow.platform.runtime.server import Driver
-from hedgerow.platform.storage.checkpoint import checkpoints, read_latest, read_progress, tell_flaws
+from hedgerow.platform.storage.checkpoint import checkpoint_warnings, checkpoints, read_latest, read_progress
 from hedgerow.platform.storage.history import Record
 from hedgerow.platform.storage.mirror import Mirror
 from hedgerow.platform.storage.run_lock import Claim, RunLock
@@ -86,7 +86,7 @@ def _execute(
 ) -> FinishedRun:
     with Mirror(folder.path, experiment.checkpoints.storage) as mirror:
         finished = _carry_out(experiment, folder, lock, data, show, address)
-    return mirror.told(finished)
+    return mirror.with_warning(finished)
 
 
 def _carry_out(
@@ -100,7 +100,7 @@ def _carry_out(
     dataset, partition = data
     start = time.perf_counter()
     folder.keep_partition(partition_record(partition, dataset))
-    warnings = unhashed(folder) + tell_flaws(folder.checkpoints.absolute())
+    warnings = unhashed(folder) + checkpoint_warnings(folder.checkpoints.absolute())
     latest = read_latest(folder.checkpoints)
     history: Sequence[Record] = latest[1]["history"] if latest else []
     log = RunLog(folder.metrics)

@@ -50,7 +50,7 @@ class Mirror:
             self._thread.join()
             self._attempt()
 
-    def told(self, finished: Finished) -> Finished:
+    def with_warning(self, finished: Finished) -> Finished:
         """Adds a warning to the result of a run if its copy is incomplete."""
         if not self.error:
             return finished

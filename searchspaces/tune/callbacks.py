@@ -63,7 +63,7 @@ class SearchCallback(tune.Callback):
         self.log = RunLog(folder / "metrics.jsonl")
         self.log.replace([])
         self.warnings: dict[str, None] = {}
-        self._told: dict[int, int] = {}
+        self._reported: dict[int, int] = {}
         self._started: dict[str, Trial] = {}
         self.termination: Termination | None = None
         self._silence = Silence(plan.experiment.resources)
@@ -151,9 +151,9 @@ class SearchCallback(tune.Callback):
         for record in result["records"]:
             index = record["expert"]
             # A trial that was restored from its checkpoint reports earlier rounds again.
-            if record["round"] <= self._told.get(index, 0):
+            if record["round"] <= self._reported.get(index, 0):
                 continue
-            self._told[index] = record["round"]
+            self._reported[index] = record["round"]
             if self.show:
                 self.show.trial(index, record)
             if self.tracker:

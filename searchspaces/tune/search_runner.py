@@ -27,7 +27,7 @@ from hedgerow.platform.runs.mlflow_sync import PUSHES, close_tracking, finish_pu
 from hedgerow.platform.runs.own_data import data_record, same_data, unhashed
 from hedgerow.platform.runs.runner import notifier, recorded
 from hedgerow.platform.runtime.factory import Data, build_partition, check, check_task
-from hedgerow.platform.storage.checkpoint import latest_checkpoint, tell_flaws
+from hedgerow.platform.storage.checkpoint import checkpoint_warnings, latest_checkpoint
 from hedgerow.platform.storage.mirror import Mirror
 from hedgerow.platform.storage.run_lock import RunLock
 from hedgerow.platform.tracking.records import HedgeRecord
@@ -136,7 +136,7 @@ def _execute(
 ) -> FinishedSearch:
     with Mirror(folder.path, plan.experiment.checkpoints.storage) as mirror:
         finished = _carry_out(plan, folder, lock, data, show, address)
-    return mirror.told(finished)
+    return mirror.with_warning(finished)
 
 
 def _carry_out(
@@ -155,7 +155,7 @@ def _carry_out(
                 show.trial(int(trial.name), record)
             show.state(int(trial.name), "waiting")
     homes = sorted((folder.path.absolute() / "experts").glob("*/checkpoints"))
-    warnings += [sentence for home in homes for sentence in tell_flaws(home)]
+    warnings += [sentence for home in homes for sentence in checkpoint_warnings(home)]
     with recorded(folder, lock, tracker) as termination, ray_session(address):
         listener.termination, termination.saves = termination, True
         try:
