@@ -13,10 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from hedgerow.platform.config.choices import Choice
+from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.formatting import cost_rows, dropped_text, loss_text, summary_cells
-
-Record = dict[str, Any]
-
 
 WIDE = 1000
 """Width of output that does not go to a terminal, in characters."""
@@ -42,8 +40,8 @@ class Progress:
     def __init__(self, name: str, rounds: int, console: Console | None = None):
         self.name, self.rounds = name, rounds
         self.console = console or Console()
-        self.seen: Record = {}
-        self._first: Record | None = None
+        self.seen: RoundRecord = {}
+        self._first: RoundRecord | None = None
         self._bar = RichProgress(
             TextColumn("[bold]{task.description}"),
             BarColumn(),
@@ -66,7 +64,7 @@ class Progress:
         if self.console.is_terminal:
             self._bar.stop()
 
-    def __call__(self, record: Record) -> None:
+    def __call__(self, record: RoundRecord) -> None:
         """Show one round."""
         self._first = self._first or record
         self.seen.update(record)
@@ -89,7 +87,7 @@ class Progress:
         else:
             print(f"{self.name}: {line}", file=self.console.file, flush=True)
 
-    def _figures(self, record: Record) -> str:
+    def _figures(self, record: RoundRecord) -> str:
         parts = []
         if "test_accuracy" in self.seen:
             parts.append(f"accuracy {self.seen['test_accuracy']:.1%}")

@@ -8,8 +8,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.formatting import percent
-from hedgerow.platform.tracking.records import RoundRecord
 from hedgerow.platform.ui.terminal import TARGETS_CAPTION, draw_table, wide_console
 from hedgerow.searchspaces.results.trials import Row, display, number
 

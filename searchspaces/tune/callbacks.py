@@ -16,8 +16,8 @@ from hedgerow.platform.common.signals import Termination
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import dump_experiment
 from hedgerow.platform.storage.checkpoint import checkpoints, read_progress
+from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.storage.run_lock import RunLock
-from hedgerow.platform.tracking.records import RoundRecord
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.summary import is_done, kept, summarise
 from hedgerow.platform.tracking.tracker import RunLog, Tracker

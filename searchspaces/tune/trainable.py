@@ -22,8 +22,8 @@ from hedgerow.platform.runtime.factory import build_partition
 from hedgerow.platform.runtime.launch import build_coordinator
 from hedgerow.platform.runtime.process import init_process
 from hedgerow.platform.storage.checkpoint import DamagedCheckpoint
+from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.storage.run_lock import Claim
-from hedgerow.platform.tracking.records import RoundRecord
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.tracker import RunLog
 from hedgerow.searchspaces.results.trials import expert_folder
