@@ -235,7 +235,7 @@ def _tune(plan: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
         raise
     finally:
         listener.health.close()
-    errors = [_last_line(error) for error in results.errors]
+    errors = [str(error).strip().splitlines()[-1] for error in results.errors]
     if errors and len(errors) == len(results):
         raise RuntimeError(f"every trial failed; first error: {errors[0]}")
     shutil.rmtree(here / "tune", ignore_errors=True)
@@ -295,7 +295,3 @@ def _save_best(finished: FinishedSearch, data: Data, target: Path) -> None:
     folder, experiment = expert_folder(finished.folder.path, int(best.name)), finished.plan.trial(best.overrides)
     if latest_checkpoint(folder.checkpoints):
         save_final_model(experiment, data[0], last_parameters(experiment, folder, data), target)
-
-
-def _last_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[-1]
