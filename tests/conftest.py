@@ -13,6 +13,8 @@ import torch
 
 # Set before any import that reads it, and inherited by every process that a test starts.
 os.environ.setdefault("HEDGEROW_CACHE", tempfile.mkdtemp(prefix="hedgerow-test-cache-"))
+# Ray's workers have low priority by default, so the computations of another test process could starve them.
+os.environ.setdefault("RAY_worker_niceness", "0")
 torch.set_num_threads(1)
 
 
