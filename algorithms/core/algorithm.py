@@ -103,6 +103,10 @@ class Algorithm:
     weighting: ClassVar[Weighting | None] = None
     """Client weights in means unless `Cohort.weighting` overrides them; None: as given by `Exchange.weights`."""
 
+    fixes_weights: ClassVar[bool] = False
+    """Whether client weights are part of the method, such as numbers of samples with right labels, so that
+    `aggregation.weighting` is refused."""
+
     accumulates: ClassVar[bool] = False
     """Whether the server accumulates client updates over rounds. Aggregation rules other than the mean, weights by
     sample count and server noise are refused, because they would permanently bias or disturb the accumulated state."""

@@ -51,6 +51,7 @@ class CommFedBiO(Bilevel):
 
     variables = shared = ("x", "y")
     parts: ClassVar[Parts] = {"train": {"y": Part("y", "value")}}
+    fixes_weights = True
 
     def init_server(self) -> Tree:
         return super().init_server() | {"failed": torch.zeros(())}

@@ -53,7 +53,7 @@ class Sketch(Transform):
         return shaped(step, like), {"momentum": momentum, "error": error - hashes.sketch(step)}
 
     def wire(self, wire: Wire) -> Wire:
-        return wire._replace(values=self.rows * self.columns)
+        return Wire(self.rows * self.columns)
 
     def _hashes(self, d: int, device: torch.device) -> CountSketch:
         return drawn_hashes(d, self.rows, self.columns, self.sketch_seed, device)

@@ -37,7 +37,5 @@ class TopK(Transform):
         return like(approximation, update), {"residual": total - approximation} if self.error_feedback else {}
 
     def wire(self, wire: Wire) -> Wire:
-        """Size of the values, and of their indices as 32-bit integers."""
-        return wire._replace(
-            values=self.entries, others=wire.others + self.entries, other_bits=wire.other_bits + 32 * self.entries
-        )
+        """Size of the values, and of their indices as 32-bit integers, instead of those of earlier transforms."""
+        return wire._replace(values=self.entries, others=self.entries, other_bits=32 * self.entries)

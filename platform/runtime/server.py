@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm
 from hedgerow.algorithms.core.messages import SPENT, Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import Tree, add, count, flatten, tree_map
+from hedgerow.algorithms.slots.slotted import OPTIMIZER
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.heartbeat import beat
 from hedgerow.platform.config.experiment import Experiment
@@ -115,13 +116,16 @@ class FederatedServer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a `state_dict`. Raises UserError when the server state has missing entries."""
-        progress = state["progress"]
-        if missing := sorted(flatten(self.state).keys() - flatten(state["server"]).keys()):
+        progress, server = state["progress"], state["server"]
+        if self.algorithm.inner is not self.algorithm and OPTIMIZER in self.state:
+            # Population-based training may continue a checkpoint with other settings of the server optimiser.
+            server = {**server, OPTIMIZER: {**self.state[OPTIMIZER], **server.get(OPTIMIZER, {})}}
+        if missing := sorted(flatten(self.state).keys() - flatten(server).keys()):
             raise UserError(
                 f"the checkpoint of round {progress['round']} has no {missing[0]!r} in the server state: another "
                 "algorithm or an earlier version wrote it; start a new run"
             )
-        self.state = state["server"]
+        self.state = server
         self.round = self.committed = progress["round"]
         self.seconds = progress["seconds"]
         self.transmissions = progress["transmissions"]
