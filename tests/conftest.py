@@ -109,7 +109,6 @@ def browser():
 def free_reservations():
     """Remove the placement groups that earlier tests have left, so that no test waits for their CPUs."""
     import ray
-    from ray._raylet import PlacementGroupID
     from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 
     gc.collect()
@@ -117,7 +116,7 @@ def free_reservations():
         for name, group in placement_group_table().items():
             if group["state"] != "REMOVED":
                 warnings.warn(f"an earlier test has left a placement group: {group['bundles']}", stacklevel=2)
-                remove_placement_group(PlacementGroup(PlacementGroupID(bytes.fromhex(name))))
+                remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(name))))
 
 
 @pytest.fixture(scope="module", autouse=True)
