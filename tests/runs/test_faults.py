@@ -118,6 +118,7 @@ def test_a_run_of_which_all_checkpoints_are_damaged_is_refused_and_stays_as_it_i
     assert same(resume(str(folder)), calm)
 
 
+@pytest.mark.exhaustive("kills")
 @pytest.mark.usefixtures("ray_here")
 def test_a_client_that_kills_its_actor_each_time_is_left_out_and_the_others_go_on(tmp_path):
     experiment = small(tmp_path / "run", resources__actors=2, **POISON)

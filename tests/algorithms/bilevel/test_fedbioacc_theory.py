@@ -45,6 +45,7 @@ class _OneLevelTask(Task):
 # ---- FedBiOAcc --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive("convergence")
 def test_momentum_takes_the_drift_away():
     """C6: constant alpha: less the smaller c alpha^2, never more than FedBiO's; none with two local steps."""
     errors = [
