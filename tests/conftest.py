@@ -1,11 +1,9 @@
 """Shared fixtures: one cache and one Ray for the whole session of a process."""
 
-import gc
 import os
 import shutil
 import sys
 import tempfile
-import warnings
 from collections import defaultdict
 
 import pytest
@@ -106,28 +104,19 @@ def browser():
         chromium.close()
 
 
-def free_reservations():
-    """Remove the placement groups that earlier tests have left, so that no test waits for their CPUs."""
-    import ray
-    from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
-
-    gc.collect()
-    if ray.is_initialized():
-        for name, group in placement_group_table().items():
-            if group["state"] != "REMOVED":
-                warnings.warn(f"an earlier test has left a placement group: {group['bundles']}", stacklevel=2)
-                remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(name))))
-
-
 @pytest.fixture(scope="module", autouse=True)
 def unreserved():
     """Every module starts with all CPUs of the session's Ray."""
     if "ray" in sys.modules:
+        from reservations import free_reservations
+
         free_reservations()
 
 
 @pytest.fixture
 def every_cpu(ray_here):
     """All CPUs of Ray, also after a test of the same module that failed."""
+    from reservations import free_reservations
+
     free_reservations()
     return ray_here

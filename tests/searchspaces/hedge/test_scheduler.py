@@ -1,6 +1,5 @@
 """Hedge on Ray Tune: the weights of a sequential run, whatever the number of slots and whoever dies."""
 
-import gc
 import os
 import signal
 from collections import Counter
@@ -13,6 +12,7 @@ import trainables
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 from ray import tune
 from ray.tune.error import TuneError
+from reservations import free_reservations
 from trainables import Scripted, loss_of
 
 from hedgerow.platform.common.errors import UserError
@@ -114,12 +114,12 @@ def refuses(folder: Path, message: str) -> None:
     """A restored search ends with this error."""
     with pytest.raises(UserError, match=message):
         restored(folder).fit()
-    # After an error Tune's actors hold their CPUs until its controller, which refers to itself, is collected.
-    gc.collect()
 
 
 def finish(tuner: tune.Tuner) -> HedgeScheduler:
     """Run a restored search to its end; returns its scheduler, which Tune made anew."""
+    # After an error, or where stopping takes long, Tune's actors hold their CPUs until its controller is collected.
+    free_reservations()
     assert not tuner.fit().errors
     return scheduler_of(tuner)
 
@@ -271,7 +271,6 @@ class TestRestore:
             folder, run = Path("there"), {"storage_path": "there", "storage_filesystem": filesystem, **run}
         with pytest.raises(TuneError, match="interrupted"):
             search(tmp_path, experts=2, run=run)
-        gc.collect()
         scheduler = finish(restored(folder, run.get("storage_filesystem")))
         assert scheduler.rounds.on_round.records == sequential(2)
 
