@@ -19,7 +19,7 @@ torch.set_num_threads(1)
 KINDS = {
     "grid": "a case of a grid; `make test` covers every value of its parameters with other cases",
     "convergence": "many rounds, seeds or cohorts; `make test` checks the same claim with fewer, or in closed form",
-    "kills": "a process is killed or frozen; `make test` checks this recovery at another moment or in another process",
+    "kills": "a process is killed or frozen; `make test` has a few such recoveries, not each of them",
     "browser": "a page in a real browser; `make test` reads its text without one",
     "compiler": "code that a C++ compiler compiles first",
     "processes": "separate commands and Ray instances; `make test` starts one of each kind",
