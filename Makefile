@@ -19,15 +19,20 @@ run: setup
 	$(BIN)/hedgerow run $(addprefix examples/digits_,$(addsuffix .yaml,fedavg fedprox feddyn scaffold))
 	$(BIN)/hedgerow search examples/digits_hedge.yaml
 
-# Every promise once, in minutes; then what takes longer: whole grids, long convergence runs, kills, browsers.
+# Almost every promise once; then what takes longer: whole grids, long convergence runs, kills, browsers.
 # The many processes of the tests share compiled modules, also where the environment forbids to store them.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --numprocesses 2 --dist worksteal
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest
+# Searches of Ray Tune that have stalled next to a second test process, for a reason that is not known yet: run alone.
+ALONE  := tests/searchspaces/hedge/test_scheduler.py
+SHARED := --numprocesses 2 --dist worksteal --ignore $(ALONE)
 
 test: setup
-	$(PYTEST) -m 'not exhaustive'
+	$(PYTEST) $(SHARED) -m 'not exhaustive'
+	$(PYTEST) $(ALONE) -m 'not exhaustive'
 
 test-all: test
-	$(PYTEST) -m exhaustive
+	$(PYTEST) $(SHARED) -m exhaustive
+	$(PYTEST) $(ALONE) -m exhaustive
 
 # The root *is* the package, under another folder name: mypy finds it through a link.
 lint: setup

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 import tempfile
 from collections import defaultdict
 
@@ -10,13 +11,15 @@ import torch
 
 # Set before any import that reads it, and inherited by every process that a test starts.
 os.environ.setdefault("HEDGEROW_CACHE", tempfile.mkdtemp(prefix="hedgerow-test-cache-"))
+# Ray's workers have low priority by default, so the computations of another test process could starve them.
+os.environ.setdefault("RAY_worker_niceness", "0")
 torch.set_num_threads(1)
 
 
 KINDS = {
     "grid": "a case of a grid; `make test` covers every value of its parameters with other cases",
     "convergence": "many rounds, seeds or cohorts; `make test` checks the same claim with fewer, or in closed form",
-    "kills": "a process is killed or frozen; `make test` checks this recovery at another moment or in another process",
+    "kills": "a process is killed or frozen; `make test` has a few such recoveries, not each of them",
     "browser": "a page in a real browser; `make test` reads its text without one",
     "compiler": "code that a C++ compiler compiles first",
     "processes": "separate commands and Ray instances; `make test` starts one of each kind",
@@ -99,3 +102,21 @@ def browser():
         )
         yield chromium
         chromium.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def unreserved():
+    """Every module starts with all CPUs of the session's Ray."""
+    if "ray" in sys.modules:
+        from reservations import free_reservations
+
+        free_reservations()
+
+
+@pytest.fixture
+def every_cpu(ray_here):
+    """All CPUs of Ray, also after a test of the same module that failed."""
+    from reservations import free_reservations
+
+    free_reservations()
+    return ray_here

@@ -81,7 +81,7 @@ def load_search(path: str | Path, overrides: Sequence[str] = (), started: bool =
     searches of earlier versions select by test samples and continue so. Raises UserError that lists all mistakes in the
     file.
     """
-    values, lines = _read(path, overrides)
+    values, lines = read_file(Path(path), overrides)
     return parse_search(values, lines, str(path), started)
 
 
@@ -90,7 +90,8 @@ def read_search(path: str | Path) -> SearchSpec:
 
     Does not import anything that the file names, and does not validate its configurations again. Raises UserError.
     """
-    values, lines = _read(path)
+    values, lines = read_file(Path(path))
+    _require_section(values, str(path))
     section = _search_section(values.pop("search"), lines, str(path), imports=False)
     search, experiment = section, read_experiment(path)
     resolved = experiment.model_dump(mode="json")
@@ -98,11 +99,9 @@ def read_search(path: str | Path) -> SearchSpec:
     return SearchSpec(experiment, search, values, [] if search.proposes else configs)
 
 
-def _read(path: str | Path, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], Lines]:
-    values, lines = read_file(Path(path), overrides)
+def _require_section(values: dict[str, Any], source: str) -> None:
     if "search" not in values:
-        raise UserError(f"{path}: there is no `search:` section; add one, as in examples/digits_hedge.yaml")
-    return values, lines
+        raise UserError(f"{source}: there is no `search:` section; add one, as in examples/digits_hedge.yaml")
 
 
 def parse_search(
@@ -113,6 +112,7 @@ def parse_search(
     started: see `load_search`.
     """
     lines = lines or {}
+    _require_section(values, source)
     base, section = {key: value for key, value in values.items() if key != "search"}, values["search"]
     others: UserError | None = None
     try:

@@ -103,6 +103,7 @@ def test_what_does_not_serve_the_next_run_is_let_go(free, tmp_path):
         until(lambda: not crew(), "those that took three are still there")
 
 
+@pytest.mark.exhaustive("kills")
 @pytest.mark.grid(keep=1)
 @pytest.mark.parametrize("name", ["ClientActor", "CoordinatorActor"])
 def test_one_that_died_at_rest_is_replaced(name, free, tmp_path):

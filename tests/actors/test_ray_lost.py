@@ -85,6 +85,7 @@ def ended(driver: subprocess.Popen, killed: tuple[list[psutil.Process], Path], w
 @pytest.mark.parametrize(
     ("name", "what"), [("gcs_server", "Ray's control store (GCS)"), ("raylet", "the raylet of this node")]
 )
+@pytest.mark.exhaustive("kills")
 def test_a_run_ends_in_a_sentence_and_resumes(name, what, start, tmp_path):
     slow = tmp_path / "slow"
     slow.touch()

@@ -231,6 +231,7 @@ def test_a_run_whose_folder_is_lost_goes_on_from_its_copy(tmp_path):
     assert [path.name for path in (tmp_path / "here").iterdir()] == [copy.name]
 
 
+@pytest.mark.exhaustive("kills")
 def test_a_driver_killed_outright_goes_on_elsewhere(tmp_path):
     file = tmp_path / "killed.yaml"
     settings = {"rounds": 250, "resources": {"executor": "inline"}, "output": str(tmp_path / "killed")}

@@ -1,6 +1,5 @@
 """Hedge on Ray Tune: the weights of a sequential run, whatever the number of slots and whoever dies."""
 
-import gc
 import os
 import signal
 from collections import Counter
@@ -13,6 +12,7 @@ import trainables
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 from ray import tune
 from ray.tune.error import TuneError
+from reservations import free_reservations
 from trainables import Scripted, loss_of
 
 from hedgerow.platform.common.errors import UserError
@@ -114,12 +114,12 @@ def refuses(folder: Path, message: str) -> None:
     """A restored search ends with this error."""
     with pytest.raises(UserError, match=message):
         restored(folder).fit()
-    # After an error Tune's actors hold their CPUs until its controller, which refers to itself, is collected.
-    gc.collect()
 
 
 def finish(tuner: tune.Tuner) -> HedgeScheduler:
     """Run a restored search to its end; returns its scheduler, which Tune made anew."""
+    # After an error, or where stopping takes long, Tune's actors hold their CPUs until its controller is collected.
+    free_reservations()
     assert not tuner.fit().errors
     return scheduler_of(tuner)
 
@@ -135,7 +135,7 @@ def spread(log: Path, experts: int = EXPERTS) -> int:
     return widest
 
 
-@pytest.mark.usefixtures("ray_here")
+@pytest.mark.usefixtures("every_cpu")
 class TestHedgeScheduler:
     @pytest.mark.grid(keep=1)
     @pytest.mark.parametrize("slots", [1, 2])
@@ -199,7 +199,7 @@ class TestHedgeScheduler:
             search(tmp_path, {0: {"text_at": 2}}, experts=1)
 
     def test_percentages_end_the_search_at_the_first_report(self, tmp_path):
-        with pytest.raises(TuneError, match=r"expert 0 reported loss = 50 in round 1, but .* not a percentage"):
+        with pytest.raises(TuneError, match=r"expert 0 reported loss = 50 in round 1, but .* instead of a percentage"):
             search(tmp_path, {0: {"loss": 50.0}}, experts=1, mode="max", range=None)
 
     def test_losses_outside_the_range_are_warned_about_and_without_one_they_move_the_weights(self, tmp_path, caplog):
@@ -231,7 +231,7 @@ def tunes_own_settings(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.usefixtures("ray_here", "tunes_own_settings")
+@pytest.mark.usefixtures("every_cpu", "tunes_own_settings")
 class TestRestore:
     """`Tuner.restore`, without a `journal=`."""
 
@@ -271,7 +271,6 @@ class TestRestore:
             folder, run = Path("there"), {"storage_path": "there", "storage_filesystem": filesystem, **run}
         with pytest.raises(TuneError, match="interrupted"):
             search(tmp_path, experts=2, run=run)
-        gc.collect()
         scheduler = finish(restored(folder, run.get("storage_filesystem")))
         assert scheduler.rounds.on_round.records == sequential(2)
 

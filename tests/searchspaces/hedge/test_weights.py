@@ -329,7 +329,7 @@ def test_the_state_goes_through_json(rate):
         (lambda: Hedge(2, 0.0), "gamma must be greater than 0 and at most 1, not 0"),
         (lambda: Hedge(2, 1.5), "not 1.5"),
         (lambda: FixedShare(2, 0.1, 1.0), "share"),
-        (lambda: Hedge(2).update((0.1, 0.2, 0.3)), "there are 2 experts"),
+        (lambda: Hedge(2).update((0.1, 0.2, 0.3)), "one entry for each of the 2 experts"),
     ],
 )
 def test_mistakes_are_told(make, message):
