@@ -12,7 +12,7 @@ import numpy as np
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.tracking.records import JournalEntry, RoundRecord, read_objects
-from hedgerow.searchspaces.hedge.weights import AdaHedge, Hedge
+from hedgerow.searchspaces.hedge.weights import AdaHedge, Exp3, Hedge
 
 SOME = 10
 """Minimum number of rounds before the losses of a single round can count as too far apart."""
@@ -220,6 +220,7 @@ class HedgeRounds:
         hedge_loss = self.hedge.update(losses, awake)
         if self.on_round is None:
             return
+        bandit = {"played": self.hedge.played} if isinstance(self.hedge, Exp3) else {}
         self.on_round(
             {
                 "round": round,
@@ -234,6 +235,7 @@ class HedgeRounds:
                 "regret": self.hedge.regret,
                 "bound": self.hedge.bound(),
                 "entropy": entropy,
+                **bandit,
             }
         )
 
