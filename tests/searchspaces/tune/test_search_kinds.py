@@ -10,7 +10,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from jsonschema import Draft202012Validator
-from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
+from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler, PopulationBasedTraining
 from searches import ROUNDS, plan
 
 from hedgerow.cli import main
@@ -23,6 +23,7 @@ from hedgerow.searchspaces.spaces.json_schema import experiment_schema
 from hedgerow.searchspaces.spaces.search_file import read_search
 from hedgerow.searchspaces.spaces.search_section import KINDS, SearchKind, SearchSetup
 from hedgerow.searchspaces.tune import kinds
+from hedgerow.searchspaces.tune.kinds import bohb_search
 from hedgerow.searchspaces.tune.search_runner import search
 from hedgerow.searchspaces.tune.tuner_spec import tuner_spec
 
@@ -104,6 +105,7 @@ def test_every_kind_is_a_class_in_a_file_of_its_own_and_stands_in_the_table():
         ("grid", None, True),
         ("random", None, True),
         ("asha", ASHAScheduler, True),
+        ("hyperband", HyperBandScheduler, False),
         ("pbt", PopulationBasedTraining, False),
     ],
 )
@@ -156,6 +158,21 @@ def test_a_kind_that_proposes_has_a_searcher_and_no_space(tmp_path):
     made = tuner_spec(spec.search, setup, None, room=3)
     assert (made.config.num_samples, made.space, spec.search.packed) == (5, None, None)
     assert made.config.search_alg is not None
+
+
+def test_bohb_without_its_packages_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setattr(bohb_search, "find_spec", lambda module: None if module == "hpbandster" else "found")
+    with pytest.raises(
+        UserError, match=r"bohb needs hpbandster, .* install the extra with `pip install 'hedgerow\[bohb\]'`"
+    ):
+        plan(tmp_path, search={"kind": "bohb", "samples": 2, "space": {"algorithm.lr": [0.01, 0.3]}})
+
+
+def test_bohb_takes_no_conditions(tmp_path, monkeypatch):
+    monkeypatch.setattr(bohb_search, "find_spec", lambda module: "found")
+    space = {"algorithm.lr": [0.01, 0.3], "algorithm.pull": {"grid": [0.1], "when": {"algorithm.lr": 0.3}}}
+    with pytest.raises(UserError, match=r"search.space.algorithm.pull: kind bohb does not support conditions"):
+        plan(tmp_path, search={"kind": "bohb", "samples": 2, "space": space})
 
 
 def test_a_kind_of_the_users_own_runs_a_search(ray_here, own):
