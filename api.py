@@ -70,10 +70,7 @@ def search(
     from hedgerow.searchspaces.tune import search_runner as searches
 
     if not isinstance(plan, SearchSpec) or overrides:
-        values, lines, source = _values(plan, overrides)
-        if "search" not in values:
-            raise UserError(f"{source}: there is no `search` section; add one, such as search={{'space': ...}}")
-        plan = parse_search(values, lines, source)
+        plan = parse_search(*_values(plan, overrides))
     own = None if data is None else searches.check_search(plan, None, data)
     with _table(plan, show) as shown:
         return searches.search(plan, _path(data_root), shown, address, own, own=own is not None)

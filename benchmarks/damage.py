@@ -214,8 +214,6 @@ class Kills:
         self.home, self.rng = home, rng
         self.victims = list(VICTIMS) if resources["executor"] == "ray" else ["driver"]
         self.values = experiment(home, 400, 20, resources)
-        shares = {"inline": 1, "ray": resources.get("actors", 1)}[resources["executor"]]
-        assert shares == 1 or resources["executor"] == "ray"
         reference = parse_experiment(self.values | {"name": "undisturbed"})
         self.expected = outcome(run(reference).folder.path)
         self.kills: Counter[str] = Counter()

@@ -276,7 +276,13 @@ def table_jobs(version: Version) -> Iterator[Jobs]:
         sections = space["algorithm"]["grid"] if "algorithm" in space else [values["algorithm"]]
         for which, section in {"first": sections[0], "last": sections[-1]}.items():
             job = f"tables/{line}/{which}"
-            changes = {"algorithm": section, "output": f"runs/{job}", "resources": INLINE}
+            changes = {"output": f"runs/{job}", "resources": INLINE}
+            # In a space, an algorithm may carry sections that stand next to it in an experiment file.
+            if "objective" in section:
+                changes["objective"] = section.pop("objective")
+            if "weighting" in section and "aggregation" in values:
+                changes["aggregation"] = values["aggregation"] | {"weighting": section.pop("weighting")}
+            changes["algorithm"] = section
             jobs[job] = [experiment_file(version, job, values | changes)]
     yield jobs
     yield {

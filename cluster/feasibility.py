@@ -51,7 +51,7 @@ def estimate_memory(
     resources = experiment.resources
     state = sum(leaf.nbytes for leaf in leaves(algorithm.init_client()))
     states = min(state * -(-len(partition) // actors), 1e6 * resources.state_memory_mb)
-    data = [value for arrays in (dataset.arrays(), partition.arrays()) for value in arrays.values()]
+    data = [value for arrays in (vars(dataset), vars(partition)) for value in arrays.values()]
     model = sum(leaf.nbytes for leaf in leaves(algorithm.task.init()))
     actor = max(PROCESS + states, reserved_memory(resources))
     return MemoryEstimate(actor, sum(x.nbytes for x in data if isinstance(x, np.ndarray)) + model)

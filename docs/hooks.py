@@ -13,7 +13,7 @@ from typing import Any
 from docstring_pages import commands, module, prose
 from latex2mathml.converter import convert
 from mkdocs.structure.files import File, Files
-from readme import methods, source_file, tests
+from readme import cells, methods, source_file, tests
 from settings_pages import experiment_file, hyperparameters, indented
 
 ROOT = Path(__file__).parent.parent
@@ -30,7 +30,7 @@ def algorithm(name: str) -> str:
     code = indented(f"```python\n{source}```\n")
     return (
         f"**`algorithm: {{name: {name}}}`**  \n{prose(ast.get_docstring(ast.parse(source)))}  \n"
-        f"Tests: `{tests(name)}`\n\n"
+        f"Tests: {cells(tests(name))}\n\n"
         f"{hyperparameters(name)}\n"
         f'??? example "The code: `{file}`"\n\n{code}\n'
     )

@@ -22,9 +22,20 @@ def source_file(name: str) -> str:
     return f"{ALGORITHMS[name].partition(':')[0].removeprefix('hedgerow.').replace('.', '/')}.py"
 
 
-def tests(name: str) -> str:
-    """Folder of an algorithm's tests, from the root of the repository."""
-    return f"tests/{Path(source_file(name)).parent.as_posix()}"
+def tests(name: str) -> list[str]:
+    """Tests of an algorithm, from the root of the repository: those of its family that name it, or that import it."""
+    module, kind = ALGORITHMS[name].split(":")
+    imported = re.compile(rf"from {re.escape(module)} import [^\n]*\b{kind}\b")
+    named = re.compile(rf"{imported.pattern}|\"{name}\"")
+    root = README.parent / "tests"
+    family = root / Path(source_file(name)).parent
+    files = _matches(sorted(family.glob("test_*.py")), named)
+    files = files or _matches(sorted((root / "algorithms").rglob("test_*.py")), imported)
+    return [file.relative_to(README.parent).as_posix() for file in files]
+
+
+def _matches(files: list[Path], pattern: re.Pattern[str]) -> list[Path]:
+    return [file for file in files if pattern.search(file.read_text())]
 
 
 def cell(text: str) -> str:
@@ -32,10 +43,15 @@ def cell(text: str) -> str:
     return text.replace("|", r"\|")
 
 
+def cells(files: list[str]) -> str:
+    """Names of files, as code."""
+    return ", ".join(f"`{file}`" for file in files)
+
+
 def table() -> str:
     """One line per algorithm: its name, its source, its description, and its tests."""
     lines = [
-        f"| `{name}` | {cell(method.source).rstrip('.')} | {cell(method.what)} | `{tests(name)}` |\n"
+        f"| `{name}` | {cell(method.source).rstrip('.')} | {cell(method.what)} | {cells(tests(name))} |\n"
         for name, method in methods().items()
     ]
     return "".join(["| `algorithm.name` | method and source | description | tests |\n|---|---|---|---|\n", *lines])

@@ -1,8 +1,11 @@
 """Shared fixtures: one cache and one Ray for the whole session of a process."""
 
+import gc
 import os
 import shutil
+import sys
 import tempfile
+import warnings
 from collections import defaultdict
 
 import pytest
@@ -10,6 +13,8 @@ import torch
 
 # Set before any import that reads it, and inherited by every process that a test starts.
 os.environ.setdefault("HEDGEROW_CACHE", tempfile.mkdtemp(prefix="hedgerow-test-cache-"))
+# Ray's workers have low priority by default, so the computations of another test process could starve them.
+os.environ.setdefault("RAY_worker_niceness", "0")
 torch.set_num_threads(1)
 
 
@@ -99,3 +104,31 @@ def browser():
         )
         yield chromium
         chromium.close()
+
+
+def free_reservations():
+    """Remove the placement groups that earlier tests have left, so that no test waits for their CPUs."""
+    import ray
+    from ray._raylet import PlacementGroupID
+    from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
+
+    gc.collect()
+    if ray.is_initialized():
+        for name, group in placement_group_table().items():
+            if group["state"] != "REMOVED":
+                warnings.warn(f"an earlier test has left a placement group: {group['bundles']}", stacklevel=2)
+                remove_placement_group(PlacementGroup(PlacementGroupID(bytes.fromhex(name))))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def unreserved():
+    """Every module starts with all CPUs of the session's Ray."""
+    if "ray" in sys.modules:
+        free_reservations()
+
+
+@pytest.fixture
+def every_cpu(ray_here):
+    """All CPUs of Ray, also after a test of the same module that failed."""
+    free_reservations()
+    return ray_here

@@ -22,11 +22,12 @@ class FedBiO(Bilevel):
     def parts(self) -> Parts:  # type: ignore[override]
         """In `train_u`, clients do not receive u, so their answer is not a difference to a received value."""
         values = {name: Part(name, "value") for name in self.shared}
-        last = {
+        if not self._takes_u_last:
+            return {"train": values}
+        return {
             "train_xy": {name: values[name] for name in values if name != "u"},
             "train_u": {"u": Part("u", "opaque")},
         }
-        return {"train": values} | (last if "u" in values else {})
 
     class Hyper(LinearSGD):
         u_at: Literal["t", "t+1"] = Field(
@@ -35,8 +36,13 @@ class FedBiO(Bilevel):
             "one more exchange",
         )
 
+    @property
+    def _takes_u_last(self) -> bool:
+        """Whether u takes its step after x and y have been averaged; algorithms without a shared u cannot."""
+        return isinstance(self.hyper, FedBiO.Hyper) and self.hyper.u_at == "t+1"
+
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
-        if isinstance(self.hyper, FedBiO.Hyper) and self.hyper.u_at == "t+1":
+        if self._takes_u_last:
             return (yield from self._u_last(server, cohort))
         result = yield Exchange(self.train, server, cohort.clients, batches=self.batches(self.hyper.steps))
         return result.up

@@ -1,13 +1,14 @@
 """FedBiOAcc (Li, Huang, Huang, "Communication-Efficient Federated Bilevel Optimization", Algorithm 2)."""
 
+from functools import partial
 from typing import Any
 
 from hedgerow.algorithms.bilevel.bilevel_algorithm import Bilevel, LinearSGD
-from hedgerow.algorithms.bilevel.derivatives import Derivatives, MiniBatch
+from hedgerow.algorithms.bilevel.derivatives import Derivatives
 from hedgerow.algorithms.core.client_data import ClientData
 from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import Tree, zeros_like
-from hedgerow.algorithms.optim.storm_momentum import StormXYU, alpha, corrected
+from hedgerow.algorithms.optim.storm_momentum import StormXYU, alpha, estimate_momenta, take_steps
 
 
 class FedBiOAcc(Bilevel):
@@ -44,23 +45,14 @@ class FedBiOAcc(Bilevel):
     def estimate(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """Estimates the momenta at the averaged variables."""
         z, oracles = {**self.own(state), **down}, Derivatives(self.task, hp)
-        momenta, value = self._momenta(hp, 0, oracles, next(self.draws(data)), z, state["z"], state["momenta"])
+        directions, draw = partial(self.directions, oracles), next(self.draws(data))
+        momenta, value = estimate_momenta(hp, 0, directions, draw, z, state["z"], state["momenta"])
         return self.common(momenta), {**state, "z": z, "momenta": momenta}, oracles.metrics([value])
 
     def move(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """Takes I steps with new momenta between them. down: the averaged momenta; empty: each client uses its own."""
-        z, momenta, oracles, values = state["z"], {**state["momenta"], **down}, Derivatives(self.task, hp), []
-        for t, draw in enumerate(self.draws(data), start=1):
-            new = self.descend(hp, z, momenta, alpha(hp, t))
-            momenta, value = self._momenta(hp, t, oracles, draw, new, z, momenta)
-            z = new
-            values.append(value)
+        oracles, step = Derivatives(self.task, hp), partial(self.descend, hp)
+        directions, momenta = partial(self.directions, oracles), {**state["momenta"], **down}
+        z, momenta, values = take_steps(hp, directions, self.draws(data), step, state["z"], momenta)
         last = self.descend(hp, z, momenta, alpha(hp, hp.steps))
         return self.common(last), {**self.own(last), "z": z, "momenta": momenta}, oracles.metrics(values)
-
-    def _momenta(
-        self, hp: Any, t: int, oracles: Derivatives, draw: MiniBatch, new: Tree, old: Tree, momenta: Tree
-    ) -> Any:
-        new_directions, value = self.directions(oracles, new, draw)
-        old_directions, _ = self.directions(oracles, old, draw)
-        return corrected(hp, t, momenta, new_directions, old_directions), value

@@ -1,5 +1,6 @@
 """MRBO (Yang, Ji, Liang, "Provably Faster Algorithms for Bilevel Optimization", 2021): not federated."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from hedgerow.algorithms.bilevel.derivatives import Derivatives
 from hedgerow.algorithms.core.client_data import ClientData
 from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import Tree
-from hedgerow.algorithms.optim.storm_momentum import StormXY, alpha, corrected
+from hedgerow.algorithms.optim.storm_momentum import StormXY, take_steps
 
 
 class MRBO(Bilevel):
@@ -36,11 +37,6 @@ class MRBO(Bilevel):
         return momenta, state, oracles.metrics([value])
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        z, momenta, oracles, values = self.common(down), down["momenta"], Derivatives(self.task, hp), []
-        for t, draw in enumerate(self.draws(data), start=1):
-            new = self.descend(hp, z, momenta, alpha(hp, t))
-            new_directions, value = oracles.local_directions(new, draw)
-            old_directions, _ = oracles.local_directions(z, draw)
-            z, momenta = new, corrected(hp, t, momenta, new_directions, old_directions)
-            values.append(value)
+        oracles, z, step = Derivatives(self.task, hp), self.common(down), partial(self.descend, hp)
+        z, momenta, values = take_steps(hp, oracles.local_directions, self.draws(data), step, z, down["momenta"])
         return {**z, "momenta": momenta}, state, oracles.metrics(values)

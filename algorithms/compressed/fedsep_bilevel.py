@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 from torch import Tensor
 
+from hedgerow.algorithms.bilevel.derivatives import Derivatives
 from hedgerow.algorithms.compressed.fedsep import FedSep
 from hedgerow.algorithms.core.client_data import Batch, BatchSpec, ClientData
 from hedgerow.algorithms.core.pytree import Tree, add, dot
@@ -84,7 +85,8 @@ class FedSepBilevel(FedSep):
 
     def decode(self, hp: Any, x: Tree, data: ClientData) -> tuple[Tree, list[Objective]]:
         """Returns y and the lower loss of each step."""
-        losses, y = [self._lower(hp, batch) for batch in data.batches("decode")], self.task.start()["y"]
+        losses = [Derivatives(self.task, hp).lower(batch) for batch in data.batches("decode")]
+        y = self.task.start()["y"]
         for g in losses:
             y = add(y, lower_slope(g, x, y), -hp.decode_lr)
         return y, losses
@@ -92,7 +94,7 @@ class FedSepBilevel(FedSep):
     def encode(self, hp: Any, x: Tree, y: Tree, trace: Any, moved: Tree, data: ClientData) -> Tree:
         if hp.encoder == "unrolled":
             return gradient_and_value(lambda x: -dot(self._unrolled(hp, x, trace), moved))(x)[0]
-        losses = [self._lower(hp, batch) for batch in data.batches("encode")]
+        losses = [Derivatives(self.task, hp).lower(batch) for batch in data.batches("encode")]
         first = losses[0]
         if hp.encoder == "neumann":
             several = losses[1:] if hp.encode_batch == "fresh" else [first] * hp.encode_steps
@@ -108,9 +110,6 @@ class FedSepBilevel(FedSep):
         for g in losses:
             y = add(y, lower_slope(g, x, y, differentiable=True), -hp.decode_lr)
         return y
-
-    def _lower(self, hp: Any, batch: Batch) -> Objective:
-        return lambda x, y: self.task.lower(x, y, batch) + 0.5 * hp.ridge * dot(y, y)
 
     # ---- evaluation -------------------------------------------------------------------------------------------------
 

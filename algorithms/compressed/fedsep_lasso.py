@@ -9,9 +9,8 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from hedgerow.algorithms.compressed.fedsep import FedSep
-from hedgerow.algorithms.core.algorithm import exceeds_model_size
 from hedgerow.algorithms.core.client_data import Batch, ClientData
-from hedgerow.algorithms.core.pytree import Tree, add, count, flat, like, tree_map
+from hedgerow.algorithms.core.pytree import Tree, add, count, exceeds_size, flat, like, tree_map
 from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.optim.hypergradient import conjugate_gradient
 from hedgerow.algorithms.optim.local_sgd import LocalOptimizer
@@ -97,7 +96,7 @@ class FedSepLasso(FedSep):
 
     def incompatibility(self) -> str | None:
         hyper = self.hyper
-        if too_many := exceeds_model_size(self.task.init(), "sketch_size", hyper.sketch_size):
+        if too_many := exceeds_size(self.task.init(), "algorithm.sketch_size", hyper.sketch_size):
             return too_many
         solves = hyper.decoder == "linear" or hyper.encoder in ("exact", "ridge")
         if solves and hyper.sketch_size > DENSE:

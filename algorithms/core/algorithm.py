@@ -8,7 +8,7 @@ This module is independent of Ray, MLflow and files. An executor drives the gene
     exchange = generator.send(aggregate)  # until the generator returns the new server state
 """
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -16,18 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hedgerow.algorithms.core.client_data import EVAL_BATCH_SIZE, BatchSpec, ClientData
+from hedgerow.algorithms.core.client_data import EVAL_BATCH_SIZE, Batch, BatchSpec, ClientData
 from hedgerow.algorithms.core.hyperparameters import HyperParameters
 from hedgerow.algorithms.core.messages import ClientStep, Cohort, Exchange, Exchanges, Weighting
 from hedgerow.algorithms.core.parts import Parts
-from hedgerow.algorithms.core.pytree import Tree, count, tree_map
+from hedgerow.algorithms.core.pytree import Tree, tree_map
 from hedgerow.algorithms.core.task import Task
-
-
-def exceeds_model_size(tree: Tree, key: str, number: int) -> str | None:
-    """Returns an error message if a hyperparameter that counts parameters of `tree` is too large, else None."""
-    d = count(tree)
-    return None if number <= d else f"algorithm.{key}: {number} is more than the model's {d} parameters; lower it"
 
 
 @dataclass(frozen=True)
@@ -108,6 +102,10 @@ class Algorithm:
 
     weighting: ClassVar[Weighting | None] = None
     """Client weights in means unless `Cohort.weighting` overrides them; None: as given by `Exchange.weights`."""
+
+    fixes_weights: ClassVar[bool] = False
+    """Whether client weights are part of the method, such as numbers of samples with right labels, so that
+    `aggregation.weighting` is refused."""
 
     accumulates: ClassVar[bool] = False
     """Whether the server accumulates client updates over rounds. Aggregation rules other than the mean, weights by
@@ -200,8 +198,7 @@ class Algorithm:
         self, hp: Any, down: Tree, state: Tree, data: ClientData
     ) -> tuple[Tree, Tree, dict[str, Any]]:
         """Client step before an evaluation: computes the statistics of static batch normalisation."""
-        per_batch = [self.task.statistics(down["w"], batch) for batch in data.batches("statistics")]
-        return tree_map(lambda *parts: torch.stack(parts).mean(0), *per_batch), state, {}
+        return mean_statistics(lambda batch: self.task.statistics(down["w"], batch), data), state, {}
 
     def scored(self, server: Tree) -> Tree:
         """Returns the broadcast for scoring; `w` is the model of `evaluate_params`."""
@@ -230,3 +227,9 @@ class Algorithm:
             totals = totals + self.task.score(down["w"], batch)
         loss, correct, samples = totals.unbind(0)
         return {}, state, {"loss": loss, "correct": correct, "samples": samples}
+
+
+def mean_statistics(statistics: Callable[[Batch], Tree], data: ClientData) -> Tree:
+    """Mean over the mini-batches of the stream "statistics"."""
+    per_batch = [statistics(batch) for batch in data.batches("statistics")]
+    return tree_map(lambda *parts: torch.stack(parts).mean(0), *per_batch)

@@ -23,10 +23,8 @@ def bits(key: Tensor, n: int, purpose: int = 0) -> Tensor:
 
 
 def gaussian(key: Tensor, n: int, purpose: int = 0) -> Tensor:
-    """Standard normal numbers (n,), float32 (Box and Muller, 1958). key: (2,), of 64 bits."""
-    first = (bits(key, n, 2 * purpose).double() + 0.5) / 2**32
-    second = bits(key, n, 2 * purpose + 1).double() / 2**32
-    return ((-2 * first.log()).sqrt() * (2 * math.pi * second).cos()).float()
+    """Standard normal numbers (n,), float32. key: (2,), of 64 bits."""
+    return box_muller(bits(key, n, 2 * purpose), bits(key, n, 2 * purpose + 1))
 
 
 def random_words(key: Tensor, at: Tensor, purpose: int) -> Tensor:
@@ -51,12 +49,16 @@ def randint(n: int, key: Tensor, at: Tensor, purpose: int) -> Tensor:
 
 
 def normal(key: Tensor, rows: Tensor, shape: torch.Size) -> Tensor:
-    """Standard normal numbers of a batch's `shape`; those of a sample depend on its row only (Box and Muller, 1958)."""
+    """Standard normal numbers of a batch's `shape`; those of a sample depend on its row only."""
     entries = torch.arange(math.prod(shape[1:]), device=rows.device)
     at = scattered(rows & WORD)[:, None] ^ entries
-    first = (random_words(key, at, 0).double() + 0.5) / 2**32
-    second = random_words(key, at, 1).double() / 2**32
-    return ((-2 * first.log()).sqrt() * (2 * math.pi * second).cos()).float().view(shape)
+    return box_muller(random_words(key, at, 0), random_words(key, at, 1)).view(shape)
+
+
+def box_muller(first: Tensor, second: Tensor, divisor: int = 1) -> Tensor:
+    """Normal numbers of variance 1 / divisor, float32, from words of 32 random bits (Box and Muller, 1958)."""
+    radius = (-2 * ((first.double() + 0.5) / 2**32).log() / divisor).sqrt()
+    return (radius * (second.double() * (2 * math.pi / 2**32)).cos()).float()
 
 
 WORD = 2**32 - 1

@@ -24,6 +24,10 @@ Parts = Mapping[str, Mapping[str, Part]]
 """Step -> entry of its result -> Part."""
 
 
+class ContractError(ValueError):
+    """An algorithm does not do what it declares, such as a step that does not return its `parts`."""
+
+
 class Wire(NamedTuple):
     """Message size of one part: `values` numbers of `value_bits` bits each, and `others`, such as indices, with
     `other_bits` bits in total.

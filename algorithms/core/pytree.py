@@ -61,6 +61,12 @@ def count(tree: Any) -> int:
     return sum(leaf.numel() if isinstance(leaf, Tensor) else leaf.size for leaf in leaves(tree))
 
 
+def exceeds_size(tree: Any, key: str, number: int) -> str | None:
+    """Returns an error message if a setting that counts parameters of `tree` is too large, else None."""
+    d = count(tree)
+    return None if number <= d else f"{key}: {number} is more than the model's {d} parameters; lower it"
+
+
 def zeros_like(tree: Any) -> Any:
     return tree_map(torch.zeros_like, tree)
 

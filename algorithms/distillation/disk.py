@@ -57,7 +57,7 @@ class DiSK(Student):
             with torch.device("meta"):
                 self.guide = guide_network(outputs.features.shape[-1] + outputs.logits.shape[-1], hyper.guide_hidden)
 
-    def beside(self, cohort: Cohort) -> Tree:
+    def extra_modules(self, cohort: Cohort) -> Tree:
         return {"guide": self.drawn(self.guide, cohort, "guide")}
 
     def known(self, lesson: int) -> Tree:

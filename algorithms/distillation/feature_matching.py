@@ -43,7 +43,7 @@ class Matching(Student):
         """Modules that are trained together with the student, for maps of these shapes."""
         raise NotImplementedError
 
-    def beside(self, cohort: Any) -> Tree:
+    def extra_modules(self, cohort: Any) -> Tree:
         return {"bridge": self.drawn(self.bridge, cohort, "bridge")}
 
     def outputs(self, hp: Any, student: Features, teacher: Features, batch: Batch) -> Tensor:

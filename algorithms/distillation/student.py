@@ -55,7 +55,7 @@ class Student(Taught, Central):
         is_first_lesson = "teacher" not in server
         if is_first_lesson:
             teacher = yield from self.teacher(cohort)
-            server = self.remembering({"w": server["w"], "teacher": teacher, **self.beside(cohort)})
+            server = self.remembering({"w": server["w"], "teacher": teacher, **self.extra_modules(cohort)})
         known = self.known(cohort.round - self.hyper.warm_start)
         result = yield Exchange(self.train, server, POOL, batches=self.batches(cohort), on="pool", local_inputs=known)
         if is_first_lesson:
@@ -63,7 +63,7 @@ class Student(Taught, Central):
             yield self.evaluate_teacher(server["teacher"], cohort)
         return {**server, **result.up}
 
-    def beside(self, cohort: Cohort) -> Tree:
+    def extra_modules(self, cohort: Cohort) -> Tree:
         """Initial state of what is trained together with the student, before its first lesson."""
         return {}
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from hedgerow.algorithms.core.algorithm import Algorithm
+from hedgerow.algorithms.core.algorithm import Algorithm, mean_statistics
 from hedgerow.algorithms.core.client_data import EVAL_BATCH_SIZE, BatchSpec, ClientData
 from hedgerow.algorithms.core.messages import POOL, Cohort, Exchange
-from hedgerow.algorithms.core.pytree import Tree, tree_map, zeros_like
+from hedgerow.algorithms.core.pytree import Tree, zeros_like
 from hedgerow.algorithms.core.task import Params, Task
 from hedgerow.algorithms.optim.local_sgd import minimize
 
@@ -65,8 +65,7 @@ class Taught(Algorithm):
     def teacher_batch_norm_statistics(
         self, hp: Any, down: Tree, state: Tree, data: ClientData
     ) -> tuple[Tree, Tree, dict[str, Any]]:
-        statistics = [self.teacher_task.statistics(down["w"], batch) for batch in data.batches("statistics")]
-        return tree_map(lambda *parts: torch.stack(parts).mean(0), *statistics), state, {}
+        return mean_statistics(lambda batch: self.teacher_task.statistics(down["w"], batch), data), state, {}
 
     def evaluate_teacher(self, w: Params, cohort: Cohort) -> Exchange:
         """Exchange that scores the teacher on the test set, as `teacher_test_accuracy` in the round's record."""

@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm
+from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm, mean_statistics
 from hedgerow.algorithms.core.client_data import Batch, BatchSpec, ClientData
 from hedgerow.algorithms.core.messages import POOL, Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import Tree, stack, tree_map, zeros_like
@@ -94,11 +94,10 @@ class Central(Algorithm):
     def batch_norm_statistics(
         self, hp: Any, down: Tree, state: Tree, data: ClientData
     ) -> tuple[Tree, Tree, dict[str, Any]]:
-        statistics = [
-            self.each(lambda w, batch=batch: self.task.statistics(w, batch), down["w"])
-            for batch in data.batches("statistics")
-        ]
-        return tree_map(lambda *parts: torch.stack(parts).mean(0), *statistics), state, {}
+        def statistics(batch: Batch) -> Tree:
+            return self.each(lambda w: self.task.statistics(w, batch), down["w"])
+
+        return mean_statistics(statistics, data), state, {}
 
     def evaluate_client(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         totals = torch.zeros(3, device=data.x.device)

@@ -4,13 +4,14 @@ from typing import Any
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.client_data import Batch, BatchSpec, ClientData
 from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import Tree, add, zeros_like
 from hedgerow.algorithms.optim.gradient import gradient_and_value
-from hedgerow.algorithms.optim.storm_momentum import Storm, alpha, corrected
+from hedgerow.algorithms.optim.storm_momentum import Directions, Storm, alpha, estimate_momenta, take_steps
 
 
 class Stem(Algorithm):
@@ -42,30 +43,33 @@ class Stem(Algorithm):
 
     def begin(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """Computes the first momentum."""
-        momentum, loss = self._slope(hp, down["w"], next(data.batches()))
+        directions, loss = self._directions(hp)({"x": down["w"]}, next(data.batches()))
+        momentum = directions["x"]
         return {"momentum": momentum}, {"w": down["w"], "momentum": momentum}, {"loss": loss}
 
     def estimate(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """Estimates the momentum at the averaged model."""
-        momentum, loss = self._momentum(hp, 0, next(data.batches()), down["w"], state["w"], state["momentum"])
+        new, old, momenta = {"x": down["w"]}, {"x": state["w"]}, {"x": state["momentum"]}
+        momenta, loss = estimate_momenta(hp, 0, self._directions(hp), next(data.batches()), new, old, momenta)
+        momentum = momenta["x"]
         return {"momentum": momentum}, {"w": down["w"], "momentum": momentum}, {"loss": loss}
 
     def move(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """Takes I steps with new momenta between them. down: the averaged momentum; empty: each client uses its own."""
-        w, momentum, losses = state["w"], {**state, **down}["momentum"], []
-        for t, batch in enumerate(data.batches(), start=1):
-            new = add(w, momentum, -hp.lr * alpha(hp, t))
-            momentum, loss = self._momentum(hp, t, batch, new, w, momentum)
-            w = new
-            losses.append(loss)
+        w, momentum, losses = self._steps(hp, data, state["w"], {**state, **down}["momentum"])
         last = add(w, momentum, -hp.lr * alpha(hp, hp.steps))
         return {"w": last}, {"w": w, "momentum": momentum}, {"loss": torch.stack(losses).mean()} if losses else {}
 
-    def _momentum(self, hp: Any, t: int, batch: Batch, new: Tree, old: Tree, momentum: Tree) -> Any:
-        new_slope, loss = self._slope(hp, new, batch)
-        old_slope, _ = self._slope(hp, old, batch)
-        return corrected(hp, t, {"x": momentum}, {"x": new_slope}, {"x": old_slope})["x"], loss
+    def _steps(self, hp: Any, data: ClientData, w: Tree, momentum: Tree) -> tuple[Tree, Tree, list[Tensor]]:
+        def step(z: Tree, momenta: Tree, factor: Any) -> Tree:
+            return {"x": add(z["x"], momenta["x"], -hp.lr * factor)}
 
-    def _slope(self, hp: Any, w: Tree, batch: Batch) -> Any:
-        slope, loss = gradient_and_value(self.task.loss)(w, batch)
-        return add(slope, w, hp.weight_decay), loss
+        z, momenta, losses = take_steps(hp, self._directions(hp), data.batches(), step, {"x": w}, {"x": momentum})
+        return z["x"], momenta["x"], losses
+
+    def _directions(self, hp: Any) -> Directions:
+        def directions(z: Tree, batch: Batch) -> tuple[Tree, Tensor]:
+            slope, loss = gradient_and_value(self.task.loss)(z["x"], batch)
+            return {"x": add(slope, z["x"], hp.weight_decay)}, loss
+
+        return directions

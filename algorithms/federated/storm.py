@@ -6,9 +6,8 @@ import numpy as np
 
 from hedgerow.algorithms.core.client_data import BatchSpec, ClientData
 from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
-from hedgerow.algorithms.core.pytree import Tree, add
+from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.federated.stem import Stem
-from hedgerow.algorithms.optim.storm_momentum import alpha
 
 
 class STORM(Stem):
@@ -33,9 +32,5 @@ class STORM(Stem):
         return result.up
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        w, momentum = down["w"], down["momentum"]
-        for t, batch in enumerate(data.batches(), start=1):
-            new = add(w, momentum, -hp.lr * alpha(hp, t))
-            momentum, loss = self._momentum(hp, t, batch, new, w, momentum)
-            w = new
-        return {"w": w, "momentum": momentum}, state, {"loss": loss}
+        w, momentum, losses = self._steps(hp, data, down["w"], down["momentum"])
+        return {"w": w, "momentum": momentum}, state, {"loss": losses[-1]}

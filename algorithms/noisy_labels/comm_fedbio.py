@@ -12,11 +12,10 @@ from torch import Tensor
 
 from hedgerow.algorithms.bilevel.bilevel_algorithm import Bilevel, BilevelSGD
 from hedgerow.algorithms.bilevel.derivatives import Derivatives
-from hedgerow.algorithms.core.algorithm import exceeds_model_size
 from hedgerow.algorithms.core.client_data import BatchSpec, ClientData
 from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.parts import Part, Parts
-from hedgerow.algorithms.core.pytree import Tree, flat, like, scale, sub
+from hedgerow.algorithms.core.pytree import Tree, exceeds_size, flat, like, scale, sub
 
 
 class CommSGD(BilevelSGD):
@@ -52,6 +51,7 @@ class CommFedBiO(Bilevel):
 
     variables = shared = ("x", "y")
     parts: ClassVar[Parts] = {"train": {"y": Part("y", "value")}}
+    fixes_weights = True
 
     def init_server(self) -> Tree:
         return super().init_server() | {"failed": torch.zeros(())}
@@ -108,7 +108,7 @@ class CommFedBiO(Bilevel):
         return sub(scale(direct, float(weights.sum())), cross)
 
     def incompatibility(self) -> str | None:
-        return exceeds_model_size(self.start()["y"], "compression", self.hyper.compression)
+        return exceeds_size(self.start()["y"], "algorithm.compression", self.hyper.compression)
 
     def server_metrics(self, server: Tree) -> dict[str, float]:
         """`failed_estimates`: number of rounds without a step on x, if there are any."""

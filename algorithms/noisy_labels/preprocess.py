@@ -28,7 +28,7 @@ class Preprocess(FedAvg):
     client once, when the client first takes part. The weight of a client is the number of samples that it keeps.
     """
 
-    needs_cleaning = needs_validation = True
+    needs_cleaning = needs_validation = fixes_weights = True
     training_steps = ()
 
     class Hyper(FedAvg.Hyper):

@@ -5,7 +5,7 @@ A target is a probability for each class; it replaces the labels in a mini-batch
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -15,7 +15,7 @@ from hedgerow.algorithms.core.client_data import Batch, BatchSpec, ClientData
 from hedgerow.algorithms.core.hyperparameters import Settings
 from hedgerow.algorithms.core.pytree import Tree, flatten, unflatten, unstack
 from hedgerow.algorithms.core.task import Params, Task, mean_over
-from hedgerow.algorithms.optim.local_sgd import minimize
+from hedgerow.algorithms.optim.local_sgd import minimize, one_momentum
 
 
 class Distiller(Settings):
@@ -28,11 +28,7 @@ class Distiller(Settings):
     clip_norm: float | None = Field(None, gt=0, description="maximum norm of the direction; null: no clipping")
     batch_size: int = Field(64, ge=1, description="public samples per step")
 
-    @model_validator(mode="after")
-    def _one_momentum(self) -> Self:
-        if self.optimizer == "adam" and self.momentum:
-            raise ValueError("`momentum` is for sgd, and adam has its own; set it to 0")
-        return self
+    _one_momentum = model_validator(mode="after")(one_momentum)
 
 
 class Distillation(Distiller):

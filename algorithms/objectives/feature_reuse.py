@@ -15,9 +15,9 @@ from hedgerow.algorithms.nn.feature_maps import (
     ReusedClassifier,
     feature_distance,
     feature_map_incompatibility,
+    student_parameters,
     with_teacher_classifier,
 )
-from hedgerow.algorithms.nn.feature_maps import student_parameters as student_parameters
 from hedgerow.algorithms.nn.features import extract_features, teacher_features
 from hedgerow.algorithms.objectives.distilled import FromTeacher
 
@@ -47,8 +47,6 @@ class ReusedTeacher(FromTeacher):
 class FeatureReuse(ReusedTeacher):
     """SimKD: the model learns the last feature map of the teacher; `alpha: 0` is the published objective."""
 
-    def terms(
-        self, student_parameters: Any, task: Task, w: Params, batch: Batch, prepared: Any
-    ) -> tuple[Tensor, Tensor]:
+    def terms(self, own: Any, task: Task, w: Params, batch: Batch, prepared: Any) -> tuple[Tensor, Tensor]:
         student = extract_features(task, w, batch.x)
         return student.logits, mean_over(feature_distance(student, teacher_features(task, batch.x)), batch)

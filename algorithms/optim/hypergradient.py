@@ -117,16 +117,6 @@ def _ratio(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(b > 0, a / torch.where(b > 0, b, 1.0), 0.0)
 
 
-def linear_descent(hessian: Product, b: Tree, u: Tree, lr: Any, steps: int) -> Tree:
-    """Runs `steps` steps of gradient descent on 1/2 u' H u - b' u from u (FedBiO, Eq. 4).
-
-    Each step reduces the distance to H^-1 b by a factor 1 - lr mu, for lr up to 1 / |H|.
-    """
-    for _ in range(steps):
-        u = add(u, sub(hessian(u), b), -lr)
-    return u
-
-
 def unrolled(f: Objective, g: Objective, x: Tree, y: Tree, lr: Any, steps: int) -> Tree:
     """Hypergradient of f(x, y_K(x)), where y_K is the result of K steps of gradient descent on g from y."""
 

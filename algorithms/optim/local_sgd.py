@@ -69,6 +69,13 @@ class LocalSGD(LearningRate):
         return {"train": BatchSpec(size=self.batch_size, epochs=self.epochs or 1, steps=self.steps, views=1)}
 
 
+def one_momentum(hyper: Any) -> Any:
+    """Validator of settings with `optimizer` and `momentum`: refuses a momentum for Adam."""
+    if hyper.optimizer == "adam" and hyper.momentum:
+        raise ValueError("`momentum` is for sgd, and adam has its own; set it to 0")
+    return hyper
+
+
 class LocalOptimizer(LocalSGD):
     """Hyperparameters of the local solver, with a choice of SGD or Adam."""
 
@@ -76,11 +83,7 @@ class LocalOptimizer(LocalSGD):
         "sgd", description="local optimiser; adam: beta_1 .9, beta_2 .999, moments reset at the start of a round"
     )
 
-    @model_validator(mode="after")
-    def _one_momentum(self) -> Self:
-        if self.optimizer == "adam" and self.momentum:
-            raise ValueError("`momentum` is for sgd, and adam has its own; set it to 0")
-        return self
+    _one_momentum = model_validator(mode="after")(one_momentum)
 
 
 class LocalSolver(LocalSGD):

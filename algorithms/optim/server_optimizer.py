@@ -1,12 +1,15 @@
 """The server's step on an averaged model: plain averaging and the FedOpt family."""
 
-from typing import Literal
+from typing import Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from hedgerow.algorithms.core.hyperparameters import Settings
 from hedgerow.algorithms.core.pytree import Tree, add, sub, tree_map, zeros_like
+
+UNREAD = {"sgd": ("beta2", "tau"), "adagrad": ("beta2",)}
+"""Optimiser -> settings that it does not read."""
 
 
 class ServerOptimizer(Settings):
@@ -23,6 +26,13 @@ class ServerOptimizer(Settings):
     momentum: float = Field(0.0, ge=0, lt=1, description="server momentum; beta_1 of the adaptive methods")
     beta2: float = Field(0.99, ge=0, lt=1, description="decay of the second moment (adam, yogi)")
     tau: float = Field(1e-3, gt=0, description="adaptivity: added to the root of the second moment")
+
+    @model_validator(mode="after")
+    def _has_an_effect(self) -> Self:
+        for key in UNREAD.get(self.optimizer, ()):
+            if getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(f"`{key}` has no effect with `optimizer: {self.optimizer}`; remove it")
+        return self
 
     @property
     def is_plain(self) -> bool:
@@ -41,7 +51,7 @@ class ServerOptimizer(Settings):
         if self.is_plain:
             return mean, state
         delta = sub(mean, w)
-        new = dict(state)
+        new: Tree = {}
         direction = delta
         if self.momentum:
             # As published: adaptive methods average (1 - beta_1), server momentum accumulates (FedAvgM).

@@ -1,11 +1,16 @@
 """STORM's momentum (Cutkosky and Orabona, 2019), and its schedule of step sizes."""
 
+from collections.abc import Callable, Iterable
 from typing import Any, Self
 
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from hedgerow.algorithms.core.hyperparameters import HyperParameters
 from hedgerow.algorithms.core.pytree import Tree, add, sub
+
+Directions = Callable[[Tree, Any], tuple[Tree, Tensor]]
+"""(z, one draw of mini-batches) -> directions along which z descends, and the value at z."""
 
 
 class Storm(HyperParameters):
@@ -13,7 +18,7 @@ class Storm(HyperParameters):
     share c alpha_t^2.
 
     The defaults give alpha_t = (8 / (8 + t))^(1/3). The theorems of FedBiOAcc set delta, offset (their u_0) and growth
-    (their sigma^2) by constants of the problem: see `theorem_2`.
+    (their sigma^2) by constants of the problem.
     """
 
     c: float = Field(0.5, ge=0, description="momentum constant; c alpha_1^2 must be at most 1")
@@ -60,38 +65,36 @@ def alpha(hp: Any, t: int) -> Any:
     return hp.alpha_delta / (hp.alpha_offset + hp.alpha_growth * t) ** (1 / 3)
 
 
-def corrected(hp: Any, t: int, momenta: Tree, new: Tree, old: Tree) -> Tree:
-    """new + (1 - c alpha_t^2) (momenta - old). new, old: directions of one batch at the new and at the old point."""
+def estimate_momenta(
+    hp: Any, t: int, directions: Directions, draw: Any, new: Tree, old: Tree, momenta: Tree
+) -> tuple[Tree, Tensor]:
+    """Momenta and value at `new`: d(new) + (1 - c alpha_t^2) (momenta - d(old)); d: directions of one draw."""
+    new_directions, value = directions(new, draw)
+    old_directions, _ = directions(old, draw)
     forgotten = alpha(hp, t) ** 2
     return {
-        name: add(new[name], sub(momenta[name], old[name]), 1 - getattr(hp, f"c_{name}") * forgotten) for name in new
-    }
+        name: add(direction, sub(momenta[name], old_directions[name]), 1 - getattr(hp, f"c_{name}") * forgotten)
+        for name, direction in new_directions.items()
+    }, value
 
 
-def theorem_2(
-    *,
-    batch: int,
-    clients: int,
-    steps: int,
-    noise: float,
-    strong_convexity: float,
-    smoothness: float,
-) -> dict[str, float]:
-    """Constants of FedBiOAcc's Theorem 2: delta, offset, growth, and the momentum constants of x, y and u.
+def take_steps(
+    hp: Any,
+    directions: Directions,
+    draws: Iterable[Any],
+    step: Callable[[Tree, Tree, Any], Tree],
+    z: Tree,
+    momenta: Tree,
+) -> tuple[Tree, Tree, list[Tensor]]:
+    """Takes a step with the momenta before each draw, which then estimates them anew.
 
-    noise: sigma.
-    smoothness: L-tilde, of the hypergradient.
-    The resulting steps are far too small for training.
+    step: (z, momenta, factor of the step sizes) -> the next point. Returns z, its momenta, and the values after each
+    step.
     """
-    bm, big = batch * clients, smoothness
-    c_x = 64 / (9 * bm) + 2 / (3 * bm**2)
-    c_y = 48 * big**2 / (bm * strong_convexity**2) + 2 / (3 * bm**2)
-    bar = max(2.0, 16**2 * steps**4.5 * big**2, c_x**1.5, c_y**1.5)
-    return {
-        "alpha_delta": (bm * noise) ** (2 / 3) / (16 * big) ** (1 / 3),
-        "alpha_offset": (bm * noise) ** 2 * bar,
-        "alpha_growth": noise**2,
-        "c_x": c_x,
-        "c_y": c_y,
-        "c_u": c_y,
-    }
+    values = []
+    for t, draw in enumerate(draws, start=1):
+        new = step(z, momenta, alpha(hp, t))
+        momenta, value = estimate_momenta(hp, t, directions, draw, new, z, momenta)
+        z = new
+        values.append(value)
+    return z, momenta, values

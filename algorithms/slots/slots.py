@@ -33,7 +33,7 @@ class Aggregation(Settings):
 class Slots(Settings):
     """All slots of an experiment."""
 
-    aggregation: Aggregation = Aggregation()
+    aggregation: SerializeAsAny[Aggregation] = Aggregation()
     transforms: list[SerializeAsAny[Transform]] = Field([])
     objective: SerializeAsAny[Objective] | None = None
 
@@ -43,26 +43,17 @@ class Slots(Settings):
         return self.aggregation.is_filled or bool(self.transforms) or self.objective is not None
 
 
-class SlottedHyper(HyperParameters):
+class SlottedHyper(Slots, HyperParameters):
     """Hyperparameters of an algorithm and of its slots, with the names of the experiment file: `algorithm.lr`,
     `aggregation.server_optimizer.lr`, `transforms.0.norm`, `objective.alpha`.
     """
 
     algorithm: SerializeAsAny[HyperParameters]
-    aggregation: SerializeAsAny[Aggregation]
-    transforms: list[SerializeAsAny[Transform]]
-    objective: SerializeAsAny[Objective] | None
 
     @classmethod
     def of(cls, hyper: Any, slots: Slots) -> "SlottedHyper":
         """Combines hyperparameters and slots without validation: both are already valid."""
-        return cls.model_construct(
-            name=hyper.name,
-            algorithm=hyper,
-            aggregation=slots.aggregation,
-            transforms=slots.transforms,
-            objective=slots.objective,
-        )
+        return cls.model_construct(name=hyper.name, algorithm=hyper, **dict(slots))
 
     def at(self, round: int) -> Self:
         algorithm = self.algorithm.at(round)

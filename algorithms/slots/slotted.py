@@ -20,7 +20,7 @@ from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm
 from hedgerow.algorithms.core.client_data import ClientData
 from hedgerow.algorithms.core.keyed_random import subkey
 from hedgerow.algorithms.core.messages import MODEL, ClientStep, Cohort, Exchange, Exchanges
-from hedgerow.algorithms.core.parts import MessageSize, Part, Wire
+from hedgerow.algorithms.core.parts import ContractError, MessageSize, Part, Wire
 from hedgerow.algorithms.core.pytree import Tree, add, leaves, sub
 from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.slots.slots import Slots, SlottedHyper
@@ -34,6 +34,9 @@ OBJECTIVE = "objective"
 
 OPTIMIZER = "optimizer"
 """Key of server state that holds the state of the server optimiser."""
+
+AS_IS = "@as_is"
+"""Suffix of the name of a step in exchanges without aggregation rule and transforms, such as those of an evaluation."""
 
 
 class Slotted:
@@ -78,7 +81,9 @@ class Slotted:
         inner, hyper = self.inner, self.hyper
         name, aggregation, objective = hyper.name, hyper.aggregation, hyper.objective
         optimizer = aggregation.server_optimizer
-        if aggregation.weighting is not None and not (inner.parts or inner.weighting):
+        if reason := self._wrong_declaration():
+            return reason
+        if aggregation.weighting is not None and (inner.fixes_weights or not (inner.parts or inner.weighting)):
             return f"aggregation.weighting: {name} defines its own client weights; set it to null"
         if not aggregation.rule.is_mean and not inner.parts:
             return f"aggregation.rule: {name} does not average client updates; set its kind to mean"
@@ -108,9 +113,29 @@ class Slotted:
                 return f"objective: {name} has no clients, but {objective.kind} needs client state; remove it"
         return inner.incompatibility()
 
+    def _wrong_declaration(self) -> str | None:
+        """Returns which declaration that the slots need names a missing step or entry; None if all are right."""
+        inner, where, aggregation = self.inner, f"algorithm.name: {type(self.inner).__name__}", self.hyper.aggregation
+        entries = f"entries ({', '.join(self._initial)})"
+        needed = inner.parts if self.hyper.transforms or not aggregation.rule.is_mean else {}
+        for step, parts in needed.items():
+            if not callable(getattr(inner, step, None)):
+                return f"{where}.parts names the step {step!r}, which is not a method; correct its name"
+            for name, part in parts.items():
+                if part.like not in self._initial:
+                    return (
+                        f"{where}.parts: {name!r} of {step!r} is like {part.like!r}, which is not in `init_server`; "
+                        f"name one of its {entries}"
+                    )
+        if not aggregation.server_optimizer.is_plain and inner.optimizes not in (None, *self._initial):
+            return f"{where}.optimizes: {inner.optimizes!r} is not in `init_server`; name one of its {entries}"
+        return None
+
     def _transform_objection(self, i: int, transform: Transform) -> str | None:
         name, aggregation = self.hyper.name, self.hyper.aggregation
         remembers = type(self.inner).remember is not Algorithm.remember
+        if transform.encodes and transform.joint:
+            return f"transforms.{i}.kind: {transform.kind} is both `joint` and `encodes`; set one of them to False"
         if transform.has_error_feedback and remembers:
             return f"transforms.{i}.error_feedback: clients of {name} already keep their own state; set it to false"
         if transform.adds_server_noise and self.inner.accumulates:
@@ -200,7 +225,7 @@ class Slotted:
             exchanges = request if isinstance(request, list) else [request]
             mask = [transforms is not None and self._is_covered(exchange) for exchange in exchanges]
             replacements = [
-                self._changed(e, cohort) if c else self._bound(e) for e, c in zip(exchanges, mask, strict=True)
+                self._changed(e, cohort) if c else self._bound(e, AS_IS) for e, c in zip(exchanges, mask, strict=True)
             ]
             results = yield replacements if isinstance(request, list) else replacements[0]
             results = results if isinstance(request, list) else [results]
@@ -219,14 +244,15 @@ class Slotted:
         changes = bool(self.hyper.transforms) or not self.hyper.aggregation.rule.is_mean
         return changes and step in self.inner.parts and bool(self._likes(step))
 
-    def _bound(self, exchange: Exchange) -> Exchange:
-        """Returns the exchange with the step wrapped by the slots."""
+    def _bound(self, exchange: Exchange, suffix: str = "") -> Exchange:
+        """Returns the exchange with the step wrapped by the slots. suffix: `AS_IS` if the step sends its own result."""
         name = exchange.step.__name__
         objective = self.hyper.objective
         batches = exchange.batches
         if objective is not None and name in self.inner.training_steps:
             batches = objective.batches(batches)
-        return replace(exchange, step=self.client_step(name), batches=batches)
+        suffix = suffix if self._rewrites(name) else ""
+        return replace(exchange, step=self.client_step(name + suffix), batches=batches)
 
     def _changed(self, exchange: Exchange, cohort: Cohort) -> Exchange:
         """Returns the exchange with the weights, reduction and randomness that the slots require."""
@@ -234,18 +260,21 @@ class Slotted:
         weights = exchange.weights
         if hyper.aggregation.weighting == "uniform":
             weights = None
-        elif hyper.aggregation.weighting == "samples" and weights is None:
+        elif hyper.aggregation.weighting == "samples":
             weights = cohort.sizes[np.searchsorted(cohort.clients, exchange.clients)]
         replacement = replace(self._bound(exchange), weights=weights)
         if not self._rewrites(name):
             return replacement
         if exchange.reduce != "mean":
-            raise ValueError(f"parts: the exchange of {name!r} has reduce={exchange.reduce}; parts require mean")
+            raise ContractError(
+                f"the exchange of `{name}` has reduce={exchange.reduce!r}, but `parts` names this step; set it to "
+                "'mean', or remove the step from `parts`"
+            )
         rule = hyper.aggregation.rule
         if not rule.is_mean:
             replacement = replace(replacement, reduce="stack")
         if hyper.transforms:
-            keyed = any(transform.is_random for transform in hyper.transforms)
+            keyed = exchange.keyed or any(transform.is_random for transform in hyper.transforms)
             replacement = replace(replacement, keyed=keyed, wire=self._message_size(name))
         return replacement
 
@@ -296,12 +325,18 @@ class Slotted:
         return {**self.inner.init_client(), **_branches({OBJECTIVE: objective_state, TRANSFORMS: transforms})}
 
     def client_step(self, name: str) -> ClientStep:
-        """Returns the inner algorithm's step with this name, wrapped by the slots, under the same name."""
+        """Returns the inner algorithm's step with this name, wrapped by the slots, under the same name.
+
+        A name that ends in `AS_IS` is that of a step that sends its own result.
+        """
         if name not in self._steps:
             self._steps[name] = MethodType(_wrapped(name), self)
         return self._steps[name]
 
-    def _step(self, name: str, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+    def _step(
+        self, full_name: str, hp: Any, down: Tree, state: Tree, data: ClientData
+    ) -> tuple[Tree, Tree, dict[str, Any]]:
+        name = full_name.removesuffix(AS_IS)
         objective = self.hyper.objective if name in self.inner.training_steps else None
         slot_state = {key: state[key] for key in (OBJECTIVE, TRANSFORMS) if key in state}
         inner_state = {key: entry for key, entry in state.items() if key not in slot_state}
@@ -311,10 +346,15 @@ class Slotted:
             inner = copy(inner)
             inner.task = inner.task.with_loss(loss)
         up, new_state, metrics = getattr(inner, name)(hp.algorithm, down, inner_state, data)
+        if objective is not None and OBJECTIVE in slot_state and MODEL not in metrics:
+            raise ContractError(
+                f"its step `{name}` is one of `training_steps`, but returns no model, which the objective needs; "
+                "return the client's model in the metrics under MODEL"
+            )
         if objective is not None and MODEL in metrics:
             memory, extra = objective.end(self.task, hp, metrics[MODEL], slot_state.get(OBJECTIVE, {}), context, data)
             slot_state, metrics = {**slot_state, **_branches({OBJECTIVE: memory})}, {**metrics, **extra}
-        if self._rewrites(name):
+        if name == full_name and self._rewrites(name):
             up, new_state, transforms = self._sent(
                 name, hp, down, inner_state, (up, new_state), slot_state.get(TRANSFORMS, {}), data
             )
@@ -331,9 +371,8 @@ class Slotted:
         """
         up, new_state = answer
         parts, transforms = self.inner.parts[step], self.hyper.transforms
-        if missing := next((name for name in up if name not in parts), None):
-            raise ValueError(f"parts: {step!r} returns {missing!r}, which is not declared; add it")
-        covered_parts = {name: part for name, part in parts.items() if part.kind != "opaque" and name in up}
+        self._check_declared(step, up, down)
+        covered_parts = {name: part for name, part in parts.items() if part.kind != "opaque"}
         update = {
             name: sub(up[name], down[part.like]) if part.kind == "value" else up[name]
             for name, part in covered_parts.items()
@@ -364,6 +403,31 @@ class Slotted:
         new_state = {**new_state, **self.inner.remember(hp.algorithm, down, values, state)}
         return {**up, **_marked(update, diverged)}, new_state, states
 
+    def _check_declared(self, step: str, up: Tree, down: Tree) -> None:
+        """Raises ContractError if the result of a step differs from the parts that the algorithm declares."""
+        parts = self.inner.parts[step]
+        if added := next((name for name in up if name not in parts), None):
+            raise ContractError(
+                f"its step `{step}` returns {added!r}, which is not declared; add it to `parts`, as opaque if slots "
+                "must not change it"
+            )
+        if missing := next((name for name in parts if name not in up), None):
+            raise ContractError(
+                f"its step `{step}` does not return {missing!r}, which `parts` declares; return it, or remove it from "
+                "`parts`"
+            )
+        for name, part in parts.items():
+            if part.kind == "value" and part.like not in down:
+                raise ContractError(
+                    f"{name!r} of its step `{step}` is declared as a value of {part.like!r}, which the step does not "
+                    "receive; broadcast it, or declare a difference"
+                )
+            if part.kind != "opaque" and _shapes(up[name]) != _shapes(self._initial[part.like]):
+                raise ContractError(
+                    f"{name!r} of its step `{step}` has another shape than {part.like!r} in `init_server`, which "
+                    "`parts` names; name an entry of the same shape, or declare it as opaque"
+                )
+
 
 def _wrapped(name: str) -> Callable[..., Any]:
     """Returns a function with the name of an inner step."""
@@ -381,6 +445,11 @@ def _marked(update: Tree, diverged: Tensor) -> Tree:
     if not isinstance(update[first], dict):
         return {**update, first: torch.where(diverged, torch.nan, update[first])}
     return {**update, first: _marked(update[first], diverged)}
+
+
+def _shapes(tree: Any) -> Any:
+    """Shapes of a tree's leaves, by key."""
+    return {key: _shapes(child) for key, child in tree.items()} if isinstance(tree, dict) else tree.shape
 
 
 def _branches(tree: Tree) -> Tree:

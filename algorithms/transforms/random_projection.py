@@ -1,6 +1,5 @@
 """Gaussian sketches that need not be stored: rows are generated from a seed, block by block, on demand."""
 
-import math
 from functools import cached_property
 from typing import Any
 
@@ -8,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hedgerow.algorithms.core.keyed_random import scattered
+from hedgerow.algorithms.core.keyed_random import STRIDE, box_muller, scattered
 
 BLOCK = 256
 """Rows that are generated at a time."""
@@ -86,9 +85,7 @@ class HashedRows(GaussianRows):
         ).view(rows, self.d)
 
     def _entries(self, start: int, size: int) -> Tensor:
-        """Generates `size` entries from index `start`, counted row by row (Box and Muller, 1958)."""
+        """Generates `size` entries from index `start`, counted row by row."""
         at = torch.arange(start, start + size, device=self.seed.device)
         first = scattered(scattered(at) ^ scattered(self.seed))
-        second = scattered(first ^ 0x9E3779B9)
-        radius = (-2 * ((first.double() + 0.5) / 2**32).log() / self.d).sqrt()
-        return (radius * (second.double() * (2 * math.pi / 2**32)).cos()).float()
+        return box_muller(first, scattered(first ^ STRIDE), self.d)

@@ -10,11 +10,10 @@ from pydantic import Field
 from torch import Tensor
 
 from hedgerow.algorithms.core.parts import Wire
-from hedgerow.algorithms.core.pytree import Tree, count, flat
+from hedgerow.algorithms.core.pytree import Tree, count, exceeds_size, flat
 from hedgerow.algorithms.core.pytree import like as shaped
 from hedgerow.algorithms.transforms.sketches import CountSketch
 from hedgerow.algorithms.transforms.sparse_vectors import dense
-from hedgerow.algorithms.transforms.sparsify import exceeds_model_size
 from hedgerow.algorithms.transforms.transform import Transform
 
 
@@ -33,7 +32,7 @@ class Sketch(Transform):
     sketch_seed: int = Field(0, ge=0, description="seed of the hash functions, shared by all clients")
 
     def incompatibility(self, like: Tree) -> str | None:
-        return exceeds_model_size(like, "entries", self.entries)
+        return exceeds_size(like, "entries", self.entries)
 
     def init_server(self, like: Tree) -> Tree:
         empty = torch.zeros(self.rows, self.columns)
@@ -54,7 +53,7 @@ class Sketch(Transform):
         return shaped(step, like), {"momentum": momentum, "error": error - hashes.sketch(step)}
 
     def wire(self, wire: Wire) -> Wire:
-        return wire._replace(values=self.rows * self.columns)
+        return Wire(self.rows * self.columns)
 
     def _hashes(self, d: int, device: torch.device) -> CountSketch:
         return drawn_hashes(d, self.rows, self.columns, self.sketch_seed, device)

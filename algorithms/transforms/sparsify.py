@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor
 
 from hedgerow.algorithms.core.parts import Wire
-from hedgerow.algorithms.core.pytree import Tree, count, flat, like, zeros_like
+from hedgerow.algorithms.core.pytree import Tree, exceeds_size, flat, like, zeros_like
 from hedgerow.algorithms.transforms.sparse_vectors import top_k
 from hedgerow.algorithms.transforms.transform import Transform
 
@@ -23,7 +23,7 @@ class TopK(Transform):
         return self.error_feedback
 
     def incompatibility(self, like: Tree) -> str | None:
-        return exceeds_model_size(like, "entries", self.entries)
+        return exceeds_size(like, "entries", self.entries)
 
     def init_client(self, like: Tree) -> Tree:
         return {"residual": zeros_like(flat(like))} if self.error_feedback else {}
@@ -37,13 +37,5 @@ class TopK(Transform):
         return like(approximation, update), {"residual": total - approximation} if self.error_feedback else {}
 
     def wire(self, wire: Wire) -> Wire:
-        """Size of the values, and of their indices as 32-bit integers."""
-        return wire._replace(
-            values=self.entries, others=wire.others + self.entries, other_bits=wire.other_bits + 32 * self.entries
-        )
-
-
-def exceeds_model_size(tree: Tree, key: str, number: int) -> str | None:
-    """Returns an error message if a number of entries is too large for a tree, else None."""
-    d = count(tree)
-    return None if number <= d else f"{key}: {number} is more than the {d} entries of an update; lower it"
+        """Size of the values, and of their indices as 32-bit integers, instead of those of earlier transforms."""
+        return wire._replace(values=self.entries, others=self.entries, other_bits=32 * self.entries)

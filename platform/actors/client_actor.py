@@ -75,8 +75,7 @@ class ClientActor(Worker):
     def load_run(self, spec: ActorSpec, data: dict[str, Any], partition: dict[str, Any]) -> None:
         """Serve an experiment, with all its clients in their initial states."""
         init_process(spec.resources.threads, gpus=spec.resources.gpu)
-        clients = Partition.from_arrays(partition)
-        arguments = worker_arguments(spec.experiments, Dataset.from_arrays(data), clients)
+        arguments = worker_arguments(spec.experiments, Dataset(**data), Partition(**partition))
         Worker.__init__(self, *arguments, name=f"states-{self.rank:04d}", owns=self.owns)
 
     def unload_run(self) -> None:

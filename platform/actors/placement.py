@@ -68,13 +68,13 @@ def count_actors(
             f"resources: {least} client actor{'s' * (least > 1)} of {size}"
             f"{f' with {memory / 1e9:.3g} GB' if memory else ''} cannot be placed "
             f"on this cluster, which has {cpus:g} CPUs and {gpus:g} GPUs, room for {room}: "
-            f"{_lacking(resources, least, nodes, names)}; lower resources.{key}, "
+            f"{_missing(resources, least, nodes, names)}; lower resources.{key}, "
             f"{'memory_mb, ' if memory else ''}cpus_per_actor or gpus_per_actor"
         )
     return actors
 
 
-def _lacking(resources: Resources, wanted: int, nodes: Sequence[Mapping[str, float]], names: Sequence[str]) -> str:
+def _missing(resources: Resources, wanted: int, nodes: Sequence[Mapping[str, float]], names: Sequence[str]) -> str:
     """Clause that names the missing resources for `wanted` client actors."""
     keys = {"CPUs": "cpus_per_actor", "GPUs": "gpus_per_actor"}
     missing = []

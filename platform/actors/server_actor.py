@@ -29,7 +29,7 @@ from hedgerow.platform.runtime.launch import build_coordinator, build_servers, i
 from hedgerow.platform.runtime.process import free_memory, init_process
 from hedgerow.platform.runtime.server import Coordinator
 from hedgerow.platform.storage.checkpoint import latest_checkpoint, round_of
-from hedgerow.platform.storage.history import Record
+from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.storage.run_lock import Claim
 
 REPLACEMENTS = 3
@@ -68,7 +68,7 @@ class CoordinatorActor(Coordinator):
         """Serve a run, the first or a later one."""
         init_process(1)
         listen(executor.signs.alive)
-        servers = build_servers(spec.experiments, Dataset.from_arrays(data), Partition.from_arrays(partition))
+        servers = build_servers(spec.experiments, Dataset(**data), Partition(**partition))
         Coordinator.__init__(self, servers, executor, [checkpoints], claim)
 
     def unload_run(self) -> list[Any]:
@@ -156,7 +156,7 @@ class CoordinatorHandle:
             # The object store keeps the data as long as a reference to them exists.
             del self.spec
 
-    def advance(self, seconds: float) -> tuple[list[Record], bool]:
+    def advance(self, seconds: float) -> tuple[list[RoundRecord], bool]:
         """Like Coordinator.advance; between rounds it checks which nodes have joined or are about to leave."""
         if self.local is not None:
             if not self._can_hand_over():
@@ -213,7 +213,7 @@ class CoordinatorHandle:
             self._save_here()
             raise
 
-    def _advance_here(self, local: Coordinator, seconds: float) -> tuple[list[Record], bool]:
+    def _advance_here(self, local: Coordinator, seconds: float) -> tuple[list[RoundRecord], bool]:
         """Run rounds here; returns no records if the next round needs a measurement."""
         try:
             with self._at_work():
@@ -264,7 +264,7 @@ class CoordinatorHandle:
             # Without this, the thread of `health` would later treat any end of this Ray as the loss of a run.
             begun.callback(self._stop_looking)
             self.signs.begin()
-            arrays = ray.put(self.dataset.arrays()), ray.put(self.partition.arrays())
+            arrays = ray.put(vars(self.dataset)), ray.put(vars(self.partition))
             self.spec = ActorSpec([self.experiment], sys.path, *arrays)
             nodes = lasting_nodes()
             self._seen, self._looked = set(nodes), time.monotonic()

@@ -10,14 +10,19 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 
-class _Told:
+def one_line(error: BaseException) -> str:
+    """An error's whole message on one line, at most 300 characters; the name of its class if the message is empty."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+class _OneSentence:
     """Mixin of errors that a notebook shows as a single sentence, without a traceback."""
 
     def _render_traceback_(self) -> list[str]:
         return [f"{type(self).__name__}: {self}"]
 
 
-class UserError(_Told, Exception):
+class UserError(_OneSentence, Exception):
     """A mistake in the user's input, described in one sentence that names the place and the fix.
 
     The command line prints it without a traceback and exits with code 2.
@@ -45,7 +50,7 @@ def mistakes(source: str, sentences: Sequence[str]) -> UserError:
     return error
 
 
-class Interrupted(_Told, KeyboardInterrupt):
+class Interrupted(_OneSentence, KeyboardInterrupt):
     """Raised on Ctrl-C, SIGTERM or a notebook's stop in the middle of a run or a search.
 
     number: number of the signal. finished: message for a run that has nothing left to resume.

@@ -61,7 +61,7 @@ class TaskConfig(Section):
     teacher: Teacher | None = Field(None, description="teacher model that other models learn from; null: none")
 
     @model_validator(mode="after")
-    def _all_dealt(self) -> Self:
+    def _excludes_public(self) -> Self:
         if self.public and self.partition.deals_test_samples:
             raise ValueError(
                 f"`partition` {self.partition.kind} also deals samples of the test set, which excludes public samples; "

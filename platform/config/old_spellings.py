@@ -23,14 +23,15 @@ MOVED: dict[str, Keys] = {
 
 _WITH_LOGITS = ("robustness", "distillation", "both", "stability", "disk", "simkd_disk")
 
-SIDE_KEYS: dict[str, tuple[str, ...]] = {
-    "temperature": _WITH_LOGITS,
-    "detach_target": ("robustness", "both", "stability"),
-    "noise": ("stability",),
-    "ratio": ("synthetic",),
-    "duplicate": ("synthetic",),
+SIDE_KEYS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "temperature": (3.5, _WITH_LOGITS),
+    "detach_target": (False, ("robustness", "both", "stability")),
+    "noise": (0.1, ("stability",)),
+    "ratio": (1.0, ("synthetic",)),
+    "duplicate": (0.5, ("synthetic",)),
+    "guide": (None, ()),
 }
-"""Key of `algorithm.side` -> kinds that use it. All kinds had all keys, and an unused `guide` was null."""
+"""Key of `algorithm.side` -> its default, and the kinds that use it whatever its value. All kinds had all keys."""
 
 TRANSFORMED: dict[str, tuple[str, tuple[str, ...]]] = {
     "fedavg_topk": ("top_k", ("entries", "error_feedback")),
@@ -62,15 +63,17 @@ def modernize(values: dict[str, Any], lines: Lines | None = None, imports: bool 
                 continue
             value = _used(value)
         # FOCUS accepted only `weighting: samples`, and the file of every old run has it.
-        if not (name == "focus" and key == "weighting"):
+        if not (name == "focus" and key == "weighting" and value == "samples"):
             _put(values, lines, ("algorithm", key), place, value)
     if name in TRANSFORMED:
         kind, keys = TRANSFORMED[name]
-        before = values.get("transforms") or []
+        before = values.get("transforms")
+        before = [] if before is None else before
         transform = {"kind": kind} | {key: section.pop(key) for key in keys if key in section}
-        values["transforms"] = [*before, transform]
-        for key in keys:
-            _relocate(lines, ("algorithm", key), ("transforms", len(before), key))
+        if isinstance(before, list):
+            values["transforms"] = [*before, transform]
+            for key in keys:
+                _relocate(lines, ("algorithm", key), ("transforms", len(before), key))
         section["name"] = ALIASES[name]
 
 
@@ -108,12 +111,12 @@ def current_states(states: Tree, initial: Tree) -> Tree:
 
 
 def _used(side: Any) -> Any:
-    """Returns a section `side` without the keys that its kind does not use."""
+    """Returns a section `side` without the keys that its kind does not use, if they have their old defaults."""
     if not isinstance(side, dict):
         return side
     kind = side.get("kind")
-    unused = {key for key, kinds in SIDE_KEYS.items() if kind not in kinds}
-    return {key: value for key, value in side.items() if key not in unused and (key, value) != ("guide", None)}
+    unused = {key: default for key, (default, kinds) in SIDE_KEYS.items() if kind not in kinds}
+    return {key: value for key, value in side.items() if not (key in unused and value == unused[key])}
 
 
 @cache

@@ -1,6 +1,6 @@
 """A data set in memory."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,14 +34,6 @@ class Dataset:
     def sample_shape(self) -> tuple[int, ...]:
         """Shape of one sample."""
         return self.x_train.shape[1:]
-
-    def arrays(self) -> dict[str, Any]:
-        """Fields as a dictionary, for transfer to other processes."""
-        return asdict(self)
-
-    @classmethod
-    def from_arrays(cls, arrays: dict[str, Any]) -> "Dataset":
-        return cls(**arrays)
 
 
 def image_dataset(

@@ -1,7 +1,7 @@
 """Partition of a data set over clients: the result, independent of how it was drawn."""
 
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple, get_args
+from dataclasses import dataclass
+from typing import NamedTuple, get_args
 
 import numpy as np
 
@@ -96,11 +96,3 @@ class Partition:
         counts = np.zeros((len(sizes), classes), dtype=np.int64)
         np.add.at(counts, (owner, labels[self.order[: len(owner)]]), 1)
         return counts
-
-    def arrays(self) -> dict[str, Any]:
-        """Fields as a dictionary, for transfer to other processes."""
-        return asdict(self)
-
-    @classmethod
-    def from_arrays(cls, arrays: dict[str, Any]) -> "Partition":
-        return cls(**arrays)

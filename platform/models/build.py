@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from hedgerow.algorithms.core.task import trainable
-from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.errors import UserError, one_line
 from hedgerow.platform.common.memory import require
 from hedgerow.platform.common.registry import Registry, import_object
 from hedgerow.platform.models import MODELS
@@ -80,7 +80,7 @@ def _custom(config: CustomModel) -> nn.Module:
         return module_class(**config.args)
     except Exception as error:
         raise UserError(
-            f"task.model.args: {config.name} cannot be built from them ({_told(error)}); see its __init__"
+            f"task.model.args: {config.name} cannot be built from them ({one_line(error)}); see its __init__"
         ) from error
 
 
@@ -92,12 +92,7 @@ def _try_out(module: nn.Module, name: str, shape: tuple[int, ...], classes: int,
         with torch.no_grad():
             logits = module(samples)
     except Exception as error:
-        raise UserError(f"task.model: {name} fails on {batch} ({_told(error)}); fix its forward") from error
+        raise UserError(f"task.model: {name} fails on {batch} ({one_line(error)}); fix its forward") from error
     output = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
     if output != (2, classes):
         raise UserError(f"task.model: {name} returns {output} for {batch}; logits of shape {(2, classes)} are expected")
-
-
-def _told(error: Exception) -> str:
-    """Message of an error on one line."""
-    return " ".join(str(error).split()) or type(error).__name__

@@ -1,27 +1,25 @@
 """FedHeN's networks: a residual network whose first stages, with their own exit, form the simple network."""
 
 from functools import partial
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
 from torch import nn
 
-from hedgerow.platform.models.model import Depth, Model, Width
+from hedgerow.platform.models.model import Depth, StagedModel, Width
 from hedgerow.platform.models.preact_resnet import Block
 
 Exits = Literal["late", "early", "both"]
 
 
-class ExitResNet(Model):
+class ExitResNet(StagedModel):
     """FedHeN's pre-activation ResNet with GroupNorm; its first stages have their own exit behind mix pooling.
 
     By default, it has 11,171,146 parameters for 10 classes without that exit. The simple network has 674,880 of them
     and 1,291 in its exit. Other lists give smaller networks. The paper does not state the groups and the size of the
     pooled image.
     """
-
-    takes: ClassVar[tuple[str, ...]] = ("images",)
 
     channels: list[Width] = Field([64, 128, 256, 512], min_length=2, description="channels of each stage")
     blocks: list[Depth] = Field([2, 2, 2, 2], min_length=2, description="number of blocks of each stage")
@@ -30,8 +28,6 @@ class ExitResNet(Model):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if len(self.channels) != len(self.blocks):
-            raise ValueError("`channels` and `blocks` must have the same number of entries, one for each stage")
         if self.exit_after >= len(self.channels):
             raise ValueError(f"`exit_after` must be less than the number of stages, {len(self.channels)}; lower it")
         if any(width % self.groups for width in self.channels):

@@ -2,32 +2,26 @@
 
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import torch
 from pydantic import Field, model_validator
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from hedgerow.platform.models.model import Depth, Model, Width
+from hedgerow.platform.models.model import StagedModel
 
 
-class PreActResNet(Model):
+class PreActResNet(StagedModel):
     """Pre-activation ResNet with GroupNorm (thesis, 7.2), by default ResNet-18.
 
     ResNet-18 has 11.2 million parameters for 100 classes; ResNet-34, with `blocks: [3, 4, 6, 3]`, has 21.3 million.
     """
 
-    takes: ClassVar[tuple[str, ...]] = ("images",)
-
-    channels: list[Width] = Field([64, 128, 256, 512], min_length=1, description="channels of each stage")
-    blocks: list[Depth] = Field([2, 2, 2, 2], min_length=1, description="number of blocks of each stage")
     groups: int = Field(32, ge=1, description="number of groups of each GroupNorm; must divide all channels")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if len(self.channels) != len(self.blocks):
-            raise ValueError("`channels` and `blocks` must have the same number of entries, one for each stage")
         if any(width % self.groups for width in self.channels):
             raise ValueError(f"`groups`: {self.groups} does not divide all of `channels`; choose 1 or another divisor")
         return self

@@ -1,34 +1,20 @@
 """Residual network for methods that train sub-models."""
 
-from typing import ClassVar, Self
-
 import torch
-from pydantic import Field, model_validator
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from hedgerow.algorithms.core.static_batch_norm import StaticBatchNorm2d
 from hedgerow.algorithms.nn.submodel import OUTPUTS, Axes
-from hedgerow.platform.models.model import Depth, Model, Width
+from hedgerow.platform.models.model import StagedModel
 from hedgerow.platform.models.preact_resnet import Block
 
 
-class StaticResNet(Model):
+class StaticResNet(StagedModel):
     """HeteroFL's and FedSep's ResNet: pre-activation blocks with static batch norm, whose sub-models are exact.
 
     By default ResNet-18, with 11,164,362 parameters for 10 classes; other lists give smaller networks.
     """
-
-    takes: ClassVar[tuple[str, ...]] = ("images",)
-
-    channels: list[Width] = Field([64, 128, 256, 512], min_length=1, description="channels of each stage")
-    blocks: list[Depth] = Field([2, 2, 2, 2], min_length=1, description="number of blocks of each stage")
-
-    @model_validator(mode="after")
-    def _as_many(self) -> Self:
-        if len(self.channels) != len(self.blocks):
-            raise ValueError("`channels` and `blocks` must have the same number of entries, one for each stage")
-        return self
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         return StaticResNetModule(shape[0], classes, self.channels, self.blocks)

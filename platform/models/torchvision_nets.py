@@ -12,20 +12,18 @@ from torch.nn import functional as F  # noqa: N812
 
 from hedgerow.algorithms.core.static_batch_norm import StaticBatchNorm2d
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.models.model import Depth, Model, Width
+from hedgerow.platform.models.model import Depth, Model, StagedModel, Width
 
 Norm = Callable[[int], nn.Module]
 
 
-class ResNet(Model):
+class ResNet(StagedModel):
     """ResNet of basic blocks with static batch norm or GroupNorm: DiSK's ResNets, and its WRNs with other lists.
 
     By default ResNet-10-xxs: 13,020 parameters for 100 classes. ResNet-34, 21,328,292: channels [64, 128, 256, 512] and
     blocks [3, 4, 6, 3]. ImageNet's ResNet-18, 11,689,512 for 1000 classes: with `large_images: true`. ResNet-50,
     25,557,032: also with `bottleneck: true` and ResNet-34's lists.
     """
-
-    takes: ClassVar[tuple[str, ...]] = ("images",)
 
     channels: list[Width] = Field([8, 8, 16, 16], min_length=1, description="channels of each stage")
     blocks: list[Depth] = Field([1, 1, 1, 1], min_length=1, description="number of blocks of each stage")
@@ -42,8 +40,6 @@ class ResNet(Model):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if len(self.channels) != len(self.blocks):
-            raise ValueError("`channels` and `blocks` must have the same number of entries, one for each stage")
         if self.groups and any(width % self.groups for width in [*self.channels, self.stem or self.groups]):
             raise ValueError(f"`groups`: {self.groups} does not divide all of `channels` and `stem`; choose 1")
         return self

@@ -13,7 +13,7 @@ from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.runs.own_data import same_data
 from hedgerow.platform.runtime.factory import Data, build_algorithms
 from hedgerow.platform.storage.checkpoint import checkpoints, read_checkpoint
-from hedgerow.platform.storage.history import Record
+from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.formatting import summary_cells
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.summary import summarise
@@ -34,7 +34,7 @@ class FinishedRun:
 
     folder: RunFolder
     experiment: Experiment
-    records: list[Record]
+    records: list[RoundRecord]
     summary: dict[str, Any]
     model: Tree | None = None
     warning: str | None = None
@@ -94,7 +94,7 @@ class FinishedRun:
         return self.figure()._repr_png_() if self.records else None
 
 
-def rounds_frame(records: list[Record]) -> "DataFrame":
+def rounds_frame(records: list[RoundRecord]) -> "DataFrame":
     """Records as a pandas frame, indexed by round."""
     # Imported here: pandas takes a second to import.
     from pandas import DataFrame

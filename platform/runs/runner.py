@@ -25,8 +25,8 @@ from hedgerow.platform.runs.own_data import data_record, same_data, unhashed
 from hedgerow.platform.runtime.factory import Data, check
 from hedgerow.platform.runtime.launch import build_coordinator
 from hedgerow.platform.runtime.server import Driver
-from hedgerow.platform.storage.checkpoint import checkpoints, read_latest, read_progress, tell_flaws
-from hedgerow.platform.storage.history import Record
+from hedgerow.platform.storage.checkpoint import checkpoint_warnings, checkpoints, read_latest, read_progress
+from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.storage.mirror import Mirror
 from hedgerow.platform.storage.run_lock import Claim, RunLock
 from hedgerow.platform.tracking.run_folder import RunFolder, new_run, now, unfinished_run
@@ -41,7 +41,7 @@ BEAT = 0.2
 class Show(Protocol):
     """Callback for the records of a run as they arrive, such as a progress bar."""
 
-    def __call__(self, record: Record) -> None: ...
+    def __call__(self, record: RoundRecord) -> None: ...
 
 
 def run(
@@ -86,7 +86,7 @@ def _execute(
 ) -> FinishedRun:
     with Mirror(folder.path, experiment.checkpoints.storage) as mirror:
         finished = _carry_out(experiment, folder, lock, data, show, address)
-    return mirror.told(finished)
+    return mirror.with_warning(finished)
 
 
 def _carry_out(
@@ -100,9 +100,9 @@ def _carry_out(
     dataset, partition = data
     start = time.perf_counter()
     folder.keep_partition(partition_record(partition, dataset))
-    warnings = unhashed(folder) + tell_flaws(folder.checkpoints.absolute())
+    warnings = unhashed(folder) + checkpoint_warnings(folder.checkpoints.absolute())
     latest = read_latest(folder.checkpoints)
-    history: Sequence[Record] = latest[1]["history"] if latest else []
+    history: Sequence[RoundRecord] = latest[1]["history"] if latest else []
     log = RunLog(folder.metrics)
     log.replace(history)
     before = history[-1]["seconds"] if history else 0.0
@@ -199,7 +199,7 @@ def notifier(folder: RunFolder, warnings: list[str]) -> Callable[[str], None]:
     return notify
 
 
-def _report(record: Record, tracker: Tracker | None, show: Show | None) -> None:
+def _report(record: RoundRecord, tracker: Tracker | None, show: Show | None) -> None:
     if show:
         show(record)
     if tracker:

@@ -19,6 +19,7 @@ from torch import Tensor
 from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm
 from hedgerow.algorithms.core.client_data import BatchSpec, ClientData, UnknownStreamError
 from hedgerow.algorithms.core.messages import MODEL, Cohort, Exchange
+from hedgerow.algorithms.core.parts import ContractError
 from hedgerow.algorithms.core.pytree import Tree, flatten, leaves, stack, tree_map
 from hedgerow.algorithms.slots.slots import SlottedHyper
 from hedgerow.platform.common.errors import UserError
@@ -59,6 +60,8 @@ def check_contract(experiment: Experiment, algorithm: Algorithm, dataset: Datase
         return
     large = sum(p.numel() for p in algorithm.task.module.parameters()) >= LARGE
     algorithm.hyper = _few_loops(algorithm.hyper)
+    # First without its slots, which reject or change wrong results of steps before they can be checked.
+    stages = dict.fromkeys((algorithm.inner, algorithm))
     samples = 2 if large else SAMPLES
     if algorithm.learns_stream:
         clients, population = np.zeros(1, np.int64), experiment.rounds
@@ -72,7 +75,8 @@ def check_contract(experiment: Experiment, algorithm: Algorithm, dataset: Datase
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             # The run itself shows the warnings that matter.
             warnings.simplefilter("ignore")
-            _DryRun(experiment, algorithm, dealt, cohort, samples, large).run()
+            for stage in stages:
+                _DryRun(experiment, stage, dealt, cohort, samples, large).run()
     except UserError:
         raise
     except Exception as error:
@@ -144,7 +148,8 @@ class _DryRun:
             )
 
     def violation(self, what: str) -> UserError:
-        return UserError(f"algorithm.name: {type(self.algorithm).__name__} breaks the contract of an algorithm: {what}")
+        name = type(self.algorithm.inner).__name__
+        return UserError(f"algorithm.name: {name} breaks the contract of an algorithm: {what}")
 
     # ---- the server's half ------------------------------------------------------------------------------------------
 
@@ -158,6 +163,8 @@ class _DryRun:
                 request = generator.send(reply)
             except StopIteration as stop:
                 return stop.value
+            except ContractError as error:
+                raise self.violation(str(error)) from error
             exchanges = request if isinstance(request, list) else [request]
             for exchange in exchanges:
                 if not isinstance(exchange, Exchange):
@@ -275,6 +282,8 @@ class _DryRun:
         )
         try:
             return list(chunks)
+        except ContractError as error:
+            raise self.violation(str(error)) from error
         except UnknownStreamError as error:
             raise self.violation(
                 f"its step `{exchange.step.__name__}` reads the stream {error.stream!r}, but its Exchange has "

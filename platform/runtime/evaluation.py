@@ -7,7 +7,7 @@ import numpy as np
 from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm
 from hedgerow.algorithms.core.messages import SPENT, Cohort, Exchanges
 from hedgerow.algorithms.core.pytree import Tree
-from hedgerow.platform.storage.history import Record
+from hedgerow.platform.storage.history import RoundRecord
 
 QUANTILES = 1000
 """Number of accuracy quantiles that are recorded if there are more clients than that."""
@@ -39,7 +39,7 @@ def histograms(algorithm: Algorithm, state: Tree) -> dict[str, dict[str, list[in
     }
 
 
-def model_scores(result: Aggregate) -> Record:
+def model_scores(result: Aggregate) -> RoundRecord:
     """Accuracy and loss over all samples, and the same for other models that are scored with it."""
     if not len(result.contributed):
         return {}
@@ -52,9 +52,9 @@ def model_scores(result: Aggregate) -> Record:
     return record | other_scores(metrics)
 
 
-def other_scores(metrics: dict[str, np.ndarray]) -> Record:
+def other_scores(metrics: dict[str, np.ndarray]) -> RoundRecord:
     """Accuracy and loss of the models that are scored as NAME_correct and NAME_loss, over all `samples`."""
-    record: Record = {}
+    record: RoundRecord = {}
     for other in (name.removesuffix("_correct") for name in metrics if name.endswith("_correct")):
         samples = metrics["samples"].sum()
         record[f"{other}_test_accuracy"] = float(metrics[f"{other}_correct"].sum() / samples)
@@ -62,7 +62,7 @@ def other_scores(metrics: dict[str, np.ndarray]) -> Record:
     return record
 
 
-def client_scores(result: Aggregate, personal: bool) -> tuple[list[float], Record]:
+def client_scores(result: Aggregate, personal: bool) -> tuple[list[float], RoundRecord]:
     """Accuracies of clients on their own samples in ascending order (quantiles if there are many), and their summary.
 
     personal: include the highest and the lowest accuracy.
@@ -79,14 +79,14 @@ def client_scores(result: Aggregate, personal: bool) -> tuple[list[float], Recor
     return values.tolist(), record | {"client_loss": float((result.metrics["loss"] / samples).mean())}
 
 
-def training_metrics(results: list[list[Aggregate]]) -> Record:
+def training_metrics(results: list[list[Aggregate]]) -> RoundRecord:
     """Mean of each metric over the clients that contributed, and the number of clients that were dropped.
 
     Parallel exchanges count as one. If several consecutive exchanges report a metric, the last value is used.
     Compute-cost metrics are averaged over all clients, including dropped ones, and summed over exchanges. If a round
     scores a model, such as a newly trained teacher, the record contains its scores.
     """
-    record: Record = {"dropped": int(sum((~result.contributed).sum() for result in chain.from_iterable(results)))}
+    record: RoundRecord = {"dropped": int(sum((~result.contributed).sum() for result in chain.from_iterable(results)))}
     for parallel in results:
         scores = [other_scores(result.metrics) for result in parallel]
         for score in scores:

@@ -11,7 +11,7 @@ from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.runtime.communication import CommunicationCost
 from hedgerow.platform.runtime.server import ExchangeSteps, FederatedServer
 from hedgerow.platform.runtime.shards import EVALUATION
-from hedgerow.platform.storage.history import Record
+from hedgerow.platform.storage.history import RoundRecord
 
 
 class OnlineServer(FederatedServer):
@@ -77,7 +77,7 @@ class OnlineServer(FederatedServer):
         ]
         return {"efficiency_points": min(enough, default=config.points[-1]), "efficiency_reached": float(bool(enough))}
 
-    def _memory(self, state: Any, number: int, task: np.ndarray) -> Record:
+    def _memory(self, state: Any, number: int, task: np.ndarray) -> RoundRecord:
         """Memory that the server keeps from round to round."""
         model = count(state["w"])
         vectors = sum(count(tree) for tree in state.values() if isinstance(tree, dict)) / model

@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm
 from hedgerow.algorithms.core.messages import SPENT, Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import Tree, add, count, flatten, tree_map
+from hedgerow.algorithms.slots.slotted import OPTIMIZER
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.heartbeat import beat
 from hedgerow.platform.config.experiment import Experiment
@@ -40,7 +41,7 @@ from hedgerow.platform.storage.checkpoint import (
     round_of,
     write_checkpoint,
 )
-from hedgerow.platform.storage.history import History, Record
+from hedgerow.platform.storage.history import History, RoundRecord
 from hedgerow.platform.storage.run_lock import Claim
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.summary import is_done, reaches
@@ -94,7 +95,7 @@ class FederatedServer:
         self.seconds = self.transmissions = 0.0
         self.history = History()
         # First record to reach each target.
-        self._decisive: list[Record] = []
+        self._decisive: list[RoundRecord] = []
         # Clients' accuracies on their own samples in the last evaluation, in ascending order.
         self.accuracies: list[float] = []
         # Seconds of all rounds so far, by activity.
@@ -115,13 +116,16 @@ class FederatedServer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a `state_dict`. Raises UserError when the server state has missing entries."""
-        progress = state["progress"]
-        if missing := sorted(flatten(self.state).keys() - flatten(state["server"]).keys()):
+        progress, server = state["progress"], state["server"]
+        if self.algorithm.inner is not self.algorithm and OPTIMIZER in self.state:
+            # Population-based training may continue a checkpoint with other settings of the server optimiser.
+            server = {**server, OPTIMIZER: {**self.state[OPTIMIZER], **server.get(OPTIMIZER, {})}}
+        if missing := sorted(flatten(self.state).keys() - flatten(server).keys()):
             raise UserError(
                 f"the checkpoint of round {progress['round']} has no {missing[0]!r} in the server state: another "
                 "algorithm or an earlier version wrote it; start a new run"
             )
-        self.state = state["server"]
+        self.state = server
         self.round = self.committed = progress["round"]
         self.seconds = progress["seconds"]
         self.transmissions = progress["transmissions"]
@@ -165,7 +169,7 @@ class FederatedServer:
         self.history.append(record)
         self._note(record)
 
-    def _note(self, record: Record) -> None:
+    def _note(self, record: RoundRecord) -> None:
         """Keep the first record that reaches a target: with the last record, it decides whether the run is done."""
         evaluation = self.experiment.evaluation
         if any(
@@ -207,7 +211,7 @@ class FederatedServer:
                 state = yield from self._drive(exchanges, cohort, aggregates)
                 if self.tracks_client_models:
                     state = {**state, AVERAGE: self._average(aggregates)}
-        record: Record = {"round": number, "participants": len(cohort.clients), **training_metrics(aggregates)}
+        record: RoundRecord = {"round": number, "participants": len(cohort.clients), **training_metrics(aggregates)}
         cost = CommunicationCost()
         for parallel in aggregates:
             cost.add(aggregate.cost for aggregate in parallel)
@@ -216,13 +220,13 @@ class FederatedServer:
             record |= self._simulated(simulated)
         return state, record, cost
 
-    def _simulated(self, round: ParticipationSimulator) -> Record:
+    def _simulated(self, round: ParticipationSimulator) -> RoundRecord:
         """Record entries of a simulated round, with the simulated seconds of all rounds so far."""
         record = round.record()
         before = self.history[-1]["simulated_seconds"] if self.history else 0.0
         return record | {"simulated_seconds": before + record["simulated_round_seconds"]}
 
-    def _spent(self, record: Record) -> Record:
+    def _spent(self, record: RoundRecord) -> RoundRecord:
         """Compute-cost metrics of the run so far, by name: the sum over all rounds, including this one."""
         before = self.history[-1] if self.history else {}
         names = {name: None for known in (before, record) for name in known if name.startswith(SPENT)}
@@ -326,7 +330,7 @@ class FederatedServer:
 class Driver(Protocol):
     """Methods of a Coordinator that a run calls, in whichever process the coordinator is."""
 
-    def advance(self, seconds: float) -> tuple[list[Record], bool]: ...
+    def advance(self, seconds: float) -> tuple[list[RoundRecord], bool]: ...
     def save(self) -> Any: ...
     def plans(self) -> dict[str, Any]: ...
     def warnings(self) -> list[str]: ...
@@ -375,7 +379,7 @@ class Coordinator:
         self.reload()
         self._last_reported = servers[0].round
 
-    def advance(self, seconds: float, last_reported: int | None = None) -> tuple[list[Record], bool]:
+    def advance(self, seconds: float, last_reported: int | None = None) -> tuple[list[RoundRecord], bool]:
         """Run rounds for about `seconds`, at least one.
 
         Returns the first experiment's records after round `last_reported` (None: after the last record that was
@@ -392,7 +396,7 @@ class Coordinator:
         self._last_reported = after + len(records)
         return records, self.done
 
-    def run_round(self) -> dict[int, Record]:
+    def run_round(self) -> dict[int, RoundRecord]:
         """Run one round, and save it if a checkpoint is due; returns the record of each variant, by index."""
         # Not in the constructor: Ray wraps the errors of an actor's constructor before the user sees them.
         for server, expected in zip(self.servers, self._constants, strict=True):
@@ -404,7 +408,7 @@ class Coordinator:
             self.save()
         return records
 
-    def next_round(self) -> dict[int, Record]:
+    def next_round(self) -> dict[int, RoundRecord]:
         """Run the next round of the variants that are furthest behind; returns the record of each, by index."""
         variants = self._variants_to_advance()
         target = self.servers[variants[0]].round + 1

@@ -248,7 +248,7 @@ def read_latest(parent: Path) -> tuple[Tree, dict[str, Any]] | None:
     return None
 
 
-def tell_flaws(parent: Path) -> list[str]:
+def checkpoint_warnings(parent: Path) -> list[str]:
     """Sentence about each damaged checkpoint under `parent`, and about the newest intact one if it is unverified or its
     records are damaged.
 

@@ -11,7 +11,8 @@ from typing import Any, overload
 
 from hedgerow.platform.storage.atomic_file import Altered, compare, sync
 
-Record = dict[str, Any]
+RoundRecord = dict[str, Any]
+"""Metrics of one round: name -> number; a round of Hedge also has lists."""
 
 Position = dict[str, Any]
 """Prefix of a records file: {"file": its name, "bytes": ..., "records": ..., "sha256": of these bytes}."""
@@ -21,14 +22,14 @@ RECORDS = "records-*.jsonl"
 """Names of records files, next to the checkpoints that refer to them."""
 
 
-class History(Sequence[Record]):
+class History(Sequence[RoundRecord]):
     """Records in the order of rounds. Saved records are in a file, later ones in memory.
 
     A records file is never truncated or rewritten, so positions in it stay valid. Records that continue another prefix,
     such as that of an earlier checkpoint or of another run, begin a new file with a copy of that prefix.
     """
 
-    def __init__(self, records: Iterable[Record] = ()):
+    def __init__(self, records: Iterable[RoundRecord] = ()):
         self._file: Path | None = None
         self._ends = array("Q")
         """End of each saved record, in bytes."""
@@ -52,7 +53,7 @@ class History(Sequence[Record]):
         history._file, history._last = file, [json.loads(line)] if line else []
         return history
 
-    def append(self, record: Record) -> None:
+    def append(self, record: RoundRecord) -> None:
         """Add the record of the next round, in memory."""
         self._unsaved.append(record)
         self._last = [record]
@@ -87,10 +88,10 @@ class History(Sequence[Record]):
         return len(self._ends) + len(self._unsaved)
 
     @overload
-    def __getitem__(self, index: int) -> Record: ...
+    def __getitem__(self, index: int) -> RoundRecord: ...
     @overload
-    def __getitem__(self, index: slice) -> list[Record]: ...
-    def __getitem__(self, index: int | slice) -> Record | list[Record]:
+    def __getitem__(self, index: slice) -> list[RoundRecord]: ...
+    def __getitem__(self, index: int | slice) -> RoundRecord | list[RoundRecord]:
         if isinstance(index, slice):
             start, stop, step = index.indices(len(self))
             return self._between(start, stop)[::step] if step > 0 else list(self)[index]
@@ -99,7 +100,7 @@ class History(Sequence[Record]):
         position = range(len(self))[index]
         return self._between(position, position + 1)[0]
 
-    def __iter__(self) -> Iterator[Record]:
+    def __iter__(self) -> Iterator[RoundRecord]:
         saved, unsaved = len(self._ends), list(self._unsaved)
         if self._file is not None:
             with self._file.open("rb") as stream:
@@ -107,7 +108,7 @@ class History(Sequence[Record]):
                     yield json.loads(stream.readline())
         yield from unsaved
 
-    def _between(self, start: int, stop: int) -> list[Record]:
+    def _between(self, start: int, stop: int) -> list[RoundRecord]:
         saved, lines = len(self._ends), []
         if start < min(stop, saved):
             assert self._file is not None

@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
+from hedgerow.platform.common.errors import one_line
 from hedgerow.platform.storage.checkpoint import is_intact, newest_first, order_of
 from hedgerow.platform.storage.history import RECORDS
-from hedgerow.platform.storage.remote import SEAL, Storage, reason, uri_of
+from hedgerow.platform.storage.remote import SEAL, Storage, uri_of
 
 BEAT = 1.0
 """Seconds between two checks for new checkpoints."""
@@ -49,7 +50,7 @@ class Mirror:
             self._thread.join()
             self._attempt()
 
-    def told(self, finished: Finished) -> Finished:
+    def with_warning(self, finished: Finished) -> Finished:
         """Adds a warning to the result of a run if its copy is incomplete."""
         if not self.error:
             return finished
@@ -172,7 +173,7 @@ class Mirror:
                 self._there = {path: (EARLIER, size) for path, size in self.storage.files().items()}
             self.copy()
         except Exception as error:  # storage errors must never stop a run
-            self.error = reason(error)
+            self.error = one_line(error)
         else:
             self.error = ""
 

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
 
-from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.errors import UserError, one_line
 
 PATIENCE = 60.0
 """Seconds within which a storage must answer before a run begins."""
@@ -100,7 +100,7 @@ class Storage:
 
     def _refusal(self, what: str, error: Exception) -> UserError:
         return UserError(
-            f"{self.key}: cannot {what} {self.uri!r} ({reason(error)}); give a URI that pyarrow supports, such as "
+            f"{self.key}: cannot {what} {self.uri!r} ({one_line(error)}); give a URI that pyarrow supports, such as "
             "s3://bucket/runs or file:///disk/runs, and set its credentials in the environment"
         )
 
@@ -184,9 +184,5 @@ def fetch(uri: str, find_output: Callable[[Path], str]) -> Path:
         finally:
             shutil.rmtree(half, ignore_errors=True)
     except (OSError, ValueError) as error:
-        raise UserError(f"{uri}: cannot be fetched ({reason(error)}); check the URI and its credentials") from None
+        raise UserError(f"{uri}: cannot be fetched ({one_line(error)}); check the URI and its credentials") from None
     return target
-
-
-def reason(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

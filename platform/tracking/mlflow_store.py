@@ -32,9 +32,10 @@ from mlflow.tracking import MlflowClient
 
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import read_experiment
+from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.run_description import NOTE, data_digest, data_name
 from hedgerow.platform.tracking.run_folder import RunFolder
-from hedgerow.platform.tracking.tracker import Record, flatten_params
+from hedgerow.platform.tracking.tracker import flatten_params
 
 # "Creating initial MLflow database tables..." would interrupt the progress display.
 logging.getLogger("mlflow").setLevel(logging.WARNING)
@@ -116,7 +117,7 @@ class MlflowStore:
         # The rounds of a resumed run before its checkpoint are recorded already, and are skipped.
         self._last = max((m.step for m in self.client.get_metric_history(self.run_id, self.clock)), default=0)
 
-    def log(self, records: list[Record]) -> None:
+    def log(self, records: list[RoundRecord]) -> None:
         """Record rounds, except those that are recorded already."""
         now = mlflow.utils.time.get_current_time_millis()
         batch: list[Metric] = []

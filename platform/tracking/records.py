@@ -10,9 +10,6 @@ from hedgerow.platform.common.errors import UserError, first_line
 from hedgerow.platform.config.experiment import StepPlan
 from hedgerow.platform.config.validation_errors import objection
 
-RoundRecord = dict[str, Any]
-"""Metrics of one round: name -> number; a round of Hedge also has lists."""
-
 AGAIN = "restore it from a copy, or run the experiment again"
 """Advice about a damaged file."""
 

@@ -5,11 +5,10 @@ from typing import Any
 
 from hedgerow.algorithms.core.messages import SPENT
 from hedgerow.platform.config.experiment import Experiment
+from hedgerow.platform.storage.history import RoundRecord
 
-Record = dict[str, Any]
 
-
-def summarise(records: list[Record], targets: list[float], metric: str = "test_accuracy") -> dict[str, Any]:
+def summarise(records: list[RoundRecord], targets: list[float], metric: str = "test_accuracy") -> dict[str, Any]:
     """Final and best metrics, totals, and the cost of reaching each target, a value of `metric`.
 
     "to_target" maps the label of a target to the result of `first_to`. Transmissions are in units of one FedAvg round
@@ -65,7 +64,7 @@ DIVERGED = 10.0
 """Ratio of the last test loss to the first one above which a classification has diverged."""
 
 
-def diverged(records: list[Record], classes: int) -> list[str]:
+def diverged(records: list[RoundRecord], classes: int) -> list[str]:
     """A sentence about a run whose last test loss is not finite or absurdly large.
 
     In a classification, a loss is too large if it is above `DIVERGED` times the first one and above 2 ln(classes),
@@ -97,12 +96,12 @@ def _is_reported(name: str) -> bool:
     return name not in STANDARD and not name.startswith((SPENT, "train_", "test_", "client_", "server_", "teacher_"))
 
 
-def reported(records: list[Record]) -> list[str]:
+def reported(records: list[RoundRecord]) -> list[str]:
     """Names of the metrics that the algorithm itself reports."""
     return [name for name in dict.fromkeys(name for record in records for name in record) if _is_reported(name)]
 
 
-def meta_regret(records: list[Record], competitor: list[Record]) -> float:
+def meta_regret(records: list[RoundRecord], competitor: list[RoundRecord]) -> float:
     """Total loss of an algorithm on a stream in excess of a competitor's final model (thesis, Eq. 5.1).
 
     competitor: records of the `offline` algorithm on the same stream; its last `ltm_loss` covers as many tasks.
@@ -110,7 +109,7 @@ def meta_regret(records: list[Record], competitor: list[Record]) -> float:
     return float(sum(record["test_loss"] - competitor[-1]["ltm_loss"] for record in records))
 
 
-def first_to(records: list[Record], target: float, metric: str = "test_accuracy") -> dict[str, Any] | None:
+def first_to(records: list[RoundRecord], target: float, metric: str = "test_accuracy") -> dict[str, Any] | None:
     """Rounds, transmissions and simulated seconds until a metric first reaches its target; None if it never does.
 
     An accuracy reaches it from below, a loss from above.
@@ -123,7 +122,7 @@ def first_to(records: list[Record], target: float, metric: str = "test_accuracy"
     return None
 
 
-def reaches(record: Record, target: float, metric: str) -> bool:
+def reaches(record: RoundRecord, target: float, metric: str) -> bool:
     """Whether a metric has reached its target in a record: an accuracy at or above it, a loss at or below it."""
     value = record.get(metric)
     return value is not None and (value <= target if "loss" in metric else value >= target)
@@ -139,7 +138,7 @@ def target_heading(label: str) -> str:
     return label if label.startswith("loss") else f"{100 * float(label):g}%"
 
 
-def is_done(experiment: Experiment, records: list[Record]) -> bool:
+def is_done(experiment: Experiment, records: list[RoundRecord]) -> bool:
     """Whether the records are a complete run: all rounds, or with `evaluation.stop`, all targets."""
     evaluation = experiment.evaluation
     if evaluation.stop and all(first_to(records, target, evaluation.target_metric) for target in evaluation.targets):

@@ -12,9 +12,8 @@ from pydantic import BaseModel
 
 from hedgerow.platform.common.errors import first_line
 from hedgerow.platform.storage.atomic_file import write_whole
+from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.records import RunRound, read_objects
-
-Record = dict[str, Any]
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 """Seconds until records that MLflow did not take are sent again: the first pause doubles up to the longest."""
@@ -29,16 +28,16 @@ class RunLog:
     def __init__(self, path: Path, model: type[BaseModel] = RunRound):
         self.path, self.model = path, model
 
-    def append(self, record: Record) -> None:
+    def append(self, record: RoundRecord) -> None:
         """Append one round."""
         with self.path.open("a") as file:
             file.write(json.dumps(record) + "\n")
 
-    def replace(self, records: Iterable[Record]) -> None:
+    def replace(self, records: Iterable[RoundRecord]) -> None:
         """Replace the contents by these records, atomically; a resumed run continues from them."""
         write_whole(self.path, "".join(json.dumps(record) + "\n" for record in records))
 
-    def read(self) -> list[Record]:
+    def read(self) -> list[RoundRecord]:
         """Returns all records, except a last line that a crash cut off. Raises UserError if a line is damaged."""
         return read_objects(self.path, self.model) if self.path.exists() else []
 
@@ -68,7 +67,7 @@ class Tracker:
     def __init__(self, store: Callable[[], Any], patience: float):
         self._make_store, self._patience = store, patience
         self._store: Any = None
-        self._records: queue.SimpleQueue[Record | None] = queue.SimpleQueue()
+        self._records: queue.SimpleQueue[RoundRecord | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="mlflow-tracker", daemon=True)
         self._finishing, self._abandoned = threading.Event(), threading.Event()
         self._closing: Callable[[Any], None] = lambda store: None
@@ -76,7 +75,7 @@ class Tracker:
         self.error: str | None = None
         """Reason why MLflow does not have everything; set once `finish` has returned."""
 
-    def log(self, record: Record) -> None:
+    def log(self, record: RoundRecord) -> None:
         """Queue one round; returns at once. The first round starts the thread."""
         self._hand_over(record)
 
@@ -96,13 +95,13 @@ class Tracker:
             self._abandoned.set()
         self.error = self._failure or (f"no answer within {self._patience:g} s" if unfinished else None)
 
-    def _hand_over(self, record: Record | None) -> None:
+    def _hand_over(self, record: RoundRecord | None) -> None:
         self._records.put(record)
         if not self._thread.ident:
             self._thread.start()
 
     def _work(self) -> None:
-        waiting: list[Record] = []
+        waiting: list[RoundRecord] = []
         pause, ending, reached = FIRST_PAUSE, False, False
         while not self._abandoned.is_set():
             # Records that arrive while a batch is sent form the next batch.
@@ -125,7 +124,7 @@ class Tracker:
                     self._abandoned.wait(FIRST_PAUSE)
                 pause = min(2 * pause, LONGEST_PAUSE)
 
-    def _send(self, records: list[Record]) -> None:
+    def _send(self, records: list[RoundRecord]) -> None:
         store = self._store or self._make_store()
         self._store = None
         store.log(records)

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from html import escape
 from typing import Any
 
-from hedgerow.platform.ui.terminal import Progress, Record
+from hedgerow.platform.storage.history import RoundRecord
+from hedgerow.platform.ui.terminal import Progress
 
 PAUSE = 0.25
 """Minimum seconds between two updates."""
@@ -64,7 +65,7 @@ class NotebookProgress(Progress):
             self._text += f"  {'interrupted' if isinstance(ended[1], KeyboardInterrupt) else 'failed'}"
         self._display.show(self._html, now=True)
 
-    def __call__(self, record: Record) -> None:
+    def __call__(self, record: RoundRecord) -> None:
         if "test_accuracy" in record:
             self._curve.append((record["round"], record["test_accuracy"]))
         super().__call__(record)

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.summary import reported
 from hedgerow.platform.ui.plotting import COLOURS, STYLES, grid, new_figure, save, tidy
-from hedgerow.platform.ui.series import AXES, STREAM_CURVES, Points, Record, curve, metric_label, of_stream
+from hedgerow.platform.ui.series import AXES, STREAM_CURVES, Points, curve, metric_label, of_stream
 
 
-def draw_curves(runs: dict[str, list[Record]], folder: Path, targets: list[float] | None = None) -> list[Path]:
+def draw_curves(runs: dict[str, list[RoundRecord]], folder: Path, targets: list[float] | None = None) -> list[Path]:
     """Draw accuracy and loss against rounds and against transmitted parameters; returns the PNG and SVG files.
 
     Algorithms on a stream transmit nothing: their accuracies on new and on all tasks are drawn against the tasks.
@@ -22,14 +23,16 @@ def draw_curves(runs: dict[str, list[Record]], folder: Path, targets: list[float
     return [file for name, draw in figures.items() for file in save(draw(), folder / name)]
 
 
-def curve_figures(runs: dict[str, list[Record]], targets: list[float] | None = None) -> dict[str, Callable[[], Any]]:
+def curve_figures(
+    runs: dict[str, list[RoundRecord]], targets: list[float] | None = None
+) -> dict[str, Callable[[], Any]]:
     """Functions that create the figures of `draw_curves`, by file name."""
     if all(map(of_stream, runs.values())):
         return {"curves_by_task": partial(curves, runs)}
     return {f"curves_by_{by}": partial(curves, runs, by, targets) for by in AXES}
 
 
-def curves(runs: dict[str, list[Record]], by: str = "round", targets: list[float] | None = None) -> Any:
+def curves(runs: dict[str, list[RoundRecord]], by: str = "round", targets: list[float] | None = None) -> Any:
     """One figure of `draw_curves`. by: a key of AXES; ignored for algorithms on a stream."""
     if all(map(of_stream, runs.values())):
         metrics = {

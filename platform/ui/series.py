@@ -4,11 +4,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 
-Record = dict[str, Any]
+from hedgerow.platform.storage.history import RoundRecord
+
 Points = list[tuple[float, float]]
 
 AXES = {"round": "round", "traffic": "transmitted parameters (down + up)"}
@@ -65,17 +65,17 @@ def metric_label(key: str) -> str:
     return METRIC_LABELS.get(key, key.replace("_", " "))
 
 
-def of_stream(records: list[Record]) -> bool:
+def of_stream(records: list[RoundRecord]) -> bool:
     """Whether the rounds are the tasks of a stream."""
     return bool(records) and "ctm" in records[0]
 
 
-def traffic(records: list[Record]) -> list[int]:
+def traffic(records: list[RoundRecord]) -> list[int]:
     """Transmitted parameters, down and up, summed over the rounds."""
     return list(accumulate(record.get("scalars_down", 0) + record.get("scalars_up", 0) for record in records))
 
 
-def curve(records: list[Record], key: str, by: str = "round") -> dict[int, tuple[float, float]]:
+def curve(records: list[RoundRecord], key: str, by: str = "round") -> dict[int, tuple[float, float]]:
     """Points of a metric by round, for the rounds that have it. by: a key of AXES. NaN stands for null."""
     places = traffic(records) if by == "traffic" else [record["round"] for record in records]
     entries = [(record, place) for record, place in zip(records, places, strict=True) if key in record]

@@ -157,10 +157,10 @@ def _words(annotation: Any) -> tuple[Any, ...]:
     return get_args(annotation) if get_origin(annotation) is Literal else ()
 
 
-def _line(depth: int, text: str, told: str) -> list[str]:
+def _line(depth: int, text: str, comment: str) -> list[str]:
     """Returns a line with its comment, which continues on further lines."""
     line = "  " * depth + text
-    parts = textwrap.wrap(told, WIDTH - COLUMN - 2, break_long_words=False, break_on_hyphens=False)
+    parts = textwrap.wrap(comment, WIDTH - COLUMN - 2, break_long_words=False, break_on_hyphens=False)
     if not parts:
         return [line]
     first = f"{line:<{COLUMN - 1}} # {parts[0]}"

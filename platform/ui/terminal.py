@@ -13,10 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from hedgerow.platform.config.choices import Choice
+from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.formatting import cost_rows, dropped_text, loss_text, summary_cells
-
-Record = dict[str, Any]
-
 
 WIDE = 1000
 """Width of output that does not go to a terminal, in characters."""
@@ -33,14 +31,17 @@ NEXT = ("loss", "best", "rounds", "tasks", "time", "worst 10 %", "clients", "tra
 """Columns of the results by importance: first these two lists, with columns of targets in between, then all others."""
 
 
+TARGETS_CAPTION = "to x: transmissions, in FedAvg rounds, until the target is first reached; +: not reached"
+
+
 class Progress:
     """A progress bar on a terminal; elsewhere a plain line for about every tenth of the rounds."""
 
     def __init__(self, name: str, rounds: int, console: Console | None = None):
         self.name, self.rounds = name, rounds
         self.console = console or Console()
-        self.seen: Record = {}
-        self._first: Record | None = None
+        self.seen: RoundRecord = {}
+        self._first: RoundRecord | None = None
         self._bar = RichProgress(
             TextColumn("[bold]{task.description}"),
             BarColumn(),
@@ -63,7 +64,7 @@ class Progress:
         if self.console.is_terminal:
             self._bar.stop()
 
-    def __call__(self, record: Record) -> None:
+    def __call__(self, record: RoundRecord) -> None:
         """Show one round."""
         self._first = self._first or record
         self.seen.update(record)
@@ -86,7 +87,7 @@ class Progress:
         else:
             print(f"{self.name}: {line}", file=self.console.file, flush=True)
 
-    def _figures(self, record: Record) -> str:
+    def _figures(self, record: RoundRecord) -> str:
         parts = []
         if "test_accuracy" in self.seen:
             parts.append(f"accuracy {self.seen['test_accuracy']:.1%}")
@@ -116,7 +117,7 @@ def closing_table(runs: list[tuple[str, dict[str, Any]]], console: Console | Non
                 f"{name}: clients that took no part: {', '.join(f'{n} {how}' for how, n in absences.items())}"
             )
     if any(heading.startswith("to ") for heading in headings):
-        console.print("to x: transmissions, in FedAvg rounds, until the target is first reached; + not reached")
+        console.print(TARGETS_CAPTION)
 
 
 def print_rows(rows: list[dict[str, Any]], title: str, console: Console | None = None) -> None:

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from hedgerow.platform.common.errors import UserError, first_line
 from hedgerow.platform.config.yaml_reader import parse_yaml
+from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.run_folder import RunFolder, find_run
 from hedgerow.platform.tracking.summary import summarise
 from hedgerow.platform.tracking.tracker import RunLog
 
 if TYPE_CHECKING:
     from hedgerow.searchspaces.results.finished_search import FinishedSearch
-
-Record = dict[str, Any]
 
 ENVIRONMENT = ("created", "finished", "command", "versions", "git_commit")
 """Keys of a search's record that also apply to its trials."""
@@ -35,9 +34,9 @@ class Run:
     """
 
     folder: RunFolder
-    record: Record
+    record: dict[str, Any]
     values: dict[str, Any]
-    records: list[Record]
+    records: list[RoundRecord]
     heading: str = ""
     search: RunFolder | None = None
 
@@ -78,7 +77,7 @@ class Search:
     """A search: its trials that have started, and Hedge's rounds if it is a Hedge search."""
 
     folder: RunFolder
-    record: Record
+    record: dict[str, Any]
     finished: "FinishedSearch"
     trials: list[Run]
 
@@ -165,7 +164,7 @@ def _add(folder: RunFolder, data: ReportData, headings: Sequence[str] = ()) -> N
         data.runs.append(_run(folder, record))
 
 
-def _run(folder: RunFolder, record: Record, heading: str = "", search: RunFolder | None = None) -> Run:
+def _run(folder: RunFolder, record: dict[str, Any], heading: str = "", search: RunFolder | None = None) -> Run:
     try:
         # The file is resolved: it has every key, and the user's own algorithm need not be importable here.
         values, _ = parse_yaml(folder.experiment.read_text(encoding="utf-8"), lambda n: f"{folder.experiment}:{n}")
@@ -174,7 +173,7 @@ def _run(folder: RunFolder, record: Record, heading: str = "", search: RunFolder
         raise UserError(f"{folder.experiment} cannot be read ({first_line(error)})") from None
 
 
-def _search(folder: RunFolder, record: Record, headings: Sequence[str]) -> Search:
+def _search(folder: RunFolder, record: dict[str, Any], headings: Sequence[str]) -> Search:
     # Imports Ray Tune, which takes seconds and is not needed for plain runs.
     from hedgerow.searchspaces.results.finished_search import FinishedSearch
 

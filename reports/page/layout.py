@@ -89,7 +89,8 @@ def tiles(data: ReportData, groups: list[SeedGroup]) -> list[tuple[str, str, str
     if scores:
         sign = -1 if "loss" in metric else 1
         group, spread = max(scores, key=lambda pair: sign * pair[1].mean)
-        remark = group.label if len(groups) > 1 else seeds_text(group)
+        seeds = f"{len(group.runs)} seeds" if len(group.runs) > 1 else f"seed {group.first.seed}"
+        remark = group.label if len(groups) > 1 else seeds
         figures.append(
             (f"{'best ' if len(groups) > 1 else ''}{metric.replace('_', ' ')}", spread_text(spread, metric), remark)
         )
@@ -115,10 +116,6 @@ def seed_mean(group: SeedGroup, number_of: Callable[[Run], float | None]) -> Mea
     values = [number_of(run) for run in group.runs]
     numbers = [float(value) for value in values if value is not None and np.isfinite(value)]
     return MeanStd.of(numbers) if len(numbers) == len(values) else None
-
-
-def seeds_text(group: SeedGroup) -> str:
-    return f"{len(group.runs)} seeds" if len(group.runs) > 1 else f"seed {group.first.seed}"
 
 
 def _cell(group: SeedGroup, number_of: Callable[[Run], float | None], metric: str) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 
 from hedgerow.platform.tracking.formatting import size_text
 from hedgerow.platform.ui.series import Series, mean_series
-from hedgerow.reports.analysis.run_reader import Record, Run
+from hedgerow.reports.analysis.run_reader import Run
 from hedgerow.reports.analysis.seed_groups import SeedGroup
 from hedgerow.reports.charts.charts import bars, lines
 from hedgerow.reports.charts.html_table import seconds_text, table
@@ -101,7 +101,7 @@ def _steps(run: Run) -> list[float]:
 
 def _parts(group: SeedGroup) -> dict[str, float]:
     """Seconds by activity, if the records have them, mean over seeds."""
-    records: list[Record] = [run.record for run in group.runs]
+    records: list[dict[str, Any]] = [run.record for run in group.runs]
     parts: dict[str, float] = {}
     if all(record.get("clock") for record in records):
         parts = {name: float(np.mean([record["clock"][name] for record in records])) for name in records[0]["clock"]}

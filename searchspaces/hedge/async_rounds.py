@@ -11,7 +11,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.tracking.records import JournalEntry, RoundRecord, read_objects
+from hedgerow.platform.storage.history import RoundRecord
+from hedgerow.platform.tracking.records import JournalEntry, read_objects
 from hedgerow.searchspaces.hedge.weights import AdaHedge, Exp3, Hedge
 
 SOME = 10

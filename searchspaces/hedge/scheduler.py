@@ -17,7 +17,7 @@ from ray.tune.utils import flatten_dict
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.ray_private import continue_trial
-from hedgerow.platform.tracking.records import RoundRecord
+from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.searchspaces.hedge.async_rounds import HedgeRounds
 from hedgerow.searchspaces.hedge.weights import AdaHedge, Hedge
 from hedgerow.searchspaces.spaces.packing import members

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Self
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Evaluation
 from hedgerow.platform.runs.finished_run import page, rounds_frame
-from hedgerow.platform.tracking.records import HedgeRecord, RoundRecord
+from hedgerow.platform.storage.history import RoundRecord
+from hedgerow.platform.tracking.records import HedgeRecord
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.tracker import RunLog
 from hedgerow.platform.ui.plots import curve_figures

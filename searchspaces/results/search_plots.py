@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hedgerow.platform.tracking.records import RoundRecord
+from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.ui.plotting import COLOURS, new_figure, tidy
 from hedgerow.searchspaces.results.hedge_curves import HedgeCurves
 from hedgerow.searchspaces.results.trials import (

@@ -8,9 +8,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.formatting import percent
-from hedgerow.platform.tracking.records import RoundRecord
-from hedgerow.platform.ui.terminal import draw_table, wide_console
+from hedgerow.platform.ui.terminal import TARGETS_CAPTION, draw_table, wide_console
 from hedgerow.searchspaces.results.trials import Row, display, number
 
 BAR = 10
@@ -220,10 +220,7 @@ def closing_tables(
     if bests:
         _draw("Best by metric", bests, console)
     if any(key.startswith("transmissions_to_") for row in rows for key in row):
-        console.print(
-            "to x %: transmissions, in FedAvg rounds, until x % is first reached; in parentheses: ratio to "
-            "the cheapest trial; +: not reached"
-        )
+        console.print(f"{TARGETS_CAPTION}; in parentheses: ratio to the cheapest trial")
     if summary:
         console.print(Text(hedge_sentences(summary)))
 

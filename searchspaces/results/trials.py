@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.formatting import loss_text, percent
-from hedgerow.platform.tracking.records import RoundRecord
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.summary import first_to, target_heading, target_label
 

@@ -64,7 +64,7 @@ def load_search(path: str | Path, overrides: Sequence[str] = ()) -> SearchSpec:
 
     overrides: strings "key.key=value", as for --set. Raises UserError that lists all mistakes in the file.
     """
-    values, lines = _read(path, overrides)
+    values, lines = read_file(Path(path), overrides)
     return parse_search(values, lines, str(path))
 
 
@@ -73,7 +73,8 @@ def read_search(path: str | Path) -> SearchSpec:
 
     Does not import anything that the file names, and does not validate its configurations again. Raises UserError.
     """
-    values, lines = _read(path)
+    values, lines = read_file(Path(path))
+    _require_section(values, str(path))
     section = _search_section(values.pop("search"), lines, str(path), imports=False)
     search, experiment = section, read_experiment(path)
     resolved = experiment.model_dump(mode="json")
@@ -81,16 +82,15 @@ def read_search(path: str | Path) -> SearchSpec:
     return SearchSpec(experiment, search, values, [] if search.proposes else configs)
 
 
-def _read(path: str | Path, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], Lines]:
-    values, lines = read_file(Path(path), overrides)
+def _require_section(values: dict[str, Any], source: str) -> None:
     if "search" not in values:
-        raise UserError(f"{path}: there is no `search:` section; add one, as in examples/digits_hedge.yaml")
-    return values, lines
+        raise UserError(f"{source}: there is no `search:` section; add one, as in examples/digits_hedge.yaml")
 
 
 def parse_search(values: dict[str, Any], lines: Lines | None = None, source: str = "experiment") -> SearchSpec:
     """Validate plain values, including `search`. lines, source: their origin, for error messages. Raises UserError."""
     lines = lines or {}
+    _require_section(values, source)
     base = {key: value for key, value in values.items() if key != "search"}
     try:
         search = _search_section(values["search"], lines, source)

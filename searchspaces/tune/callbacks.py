@@ -16,8 +16,8 @@ from hedgerow.platform.common.signals import Termination
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import dump_experiment
 from hedgerow.platform.storage.checkpoint import checkpoints, read_progress
+from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.storage.run_lock import RunLock
-from hedgerow.platform.tracking.records import RoundRecord
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.summary import is_done, kept, summarise
 from hedgerow.platform.tracking.tracker import RunLog, Tracker
@@ -63,7 +63,7 @@ class SearchCallback(tune.Callback):
         self.log = RunLog(folder / "metrics.jsonl")
         self.log.replace([])
         self.warnings: dict[str, None] = {}
-        self._told: dict[int, int] = {}
+        self._reported: dict[int, int] = {}
         self._started: dict[str, Trial] = {}
         self.termination: Termination | None = None
         self._silence = Silence(plan.experiment.resources)
@@ -151,9 +151,9 @@ class SearchCallback(tune.Callback):
         for record in result["records"]:
             index = record["expert"]
             # A trial that was restored from its checkpoint reports earlier rounds again.
-            if record["round"] <= self._told.get(index, 0):
+            if record["round"] <= self._reported.get(index, 0):
                 continue
-            self._told[index] = record["round"]
+            self._reported[index] = record["round"]
             if self.show:
                 self.show.trial(index, record)
             if self.tracker:

@@ -27,7 +27,7 @@ from hedgerow.platform.runs.mlflow_sync import PUSHES, close_tracking, finish_pu
 from hedgerow.platform.runs.own_data import data_record, same_data, unhashed
 from hedgerow.platform.runs.runner import notifier, recorded
 from hedgerow.platform.runtime.factory import Data, build_partition, check, check_task
-from hedgerow.platform.storage.checkpoint import latest_checkpoint, tell_flaws
+from hedgerow.platform.storage.checkpoint import checkpoint_warnings, latest_checkpoint
 from hedgerow.platform.storage.mirror import Mirror
 from hedgerow.platform.storage.run_lock import RunLock
 from hedgerow.platform.tracking.records import HedgeRecord
@@ -136,7 +136,7 @@ def _execute(
 ) -> FinishedSearch:
     with Mirror(folder.path, plan.experiment.checkpoints.storage) as mirror:
         finished = _carry_out(plan, folder, lock, data, show, address)
-    return mirror.told(finished)
+    return mirror.with_warning(finished)
 
 
 def _carry_out(
@@ -155,7 +155,7 @@ def _carry_out(
                 show.trial(int(trial.name), record)
             show.state(int(trial.name), "waiting")
     homes = sorted((folder.path.absolute() / "experts").glob("*/checkpoints"))
-    warnings += [sentence for home in homes for sentence in tell_flaws(home)]
+    warnings += [sentence for home in homes for sentence in checkpoint_warnings(home)]
     with recorded(folder, lock, tracker) as termination, ray_session(address):
         listener.termination, termination.saves = termination, True
         try:
@@ -197,7 +197,7 @@ def _tune(plan: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
         room, request = plan.search.concurrency, trial_resources(resources, cpu_share(plan.search.concurrency))
     shared = Shared(
         *(plan.values, here, sys.path, plan.search.report_every),
-        *(ray.put(dataset.arrays()), ray.put(partition.arrays()), listener.lock.claim),
+        *(ray.put(vars(dataset)), ray.put(vars(partition)), listener.lock.claim),
     )
     configurations = known_configurations(folder, plan)
     packs, journal, warnings = packs_of(folder, plan, configurations, room), here / "losses.jsonl", list[str]()
@@ -235,7 +235,7 @@ def _tune(plan: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
         raise
     finally:
         listener.health.close()
-    errors = [_last_line(error) for error in results.errors]
+    errors = [str(error).strip().splitlines()[-1] for error in results.errors]
     if errors and len(errors) == len(results):
         raise RuntimeError(f"every trial failed; first error: {errors[0]}")
     shutil.rmtree(here / "tune", ignore_errors=True)
@@ -295,7 +295,3 @@ def _save_best(finished: FinishedSearch, data: Data, target: Path) -> None:
     folder, experiment = expert_folder(finished.folder.path, int(best.name)), finished.plan.trial(best.overrides)
     if latest_checkpoint(folder.checkpoints):
         save_final_model(experiment, data[0], last_parameters(experiment, folder, data), target)
-
-
-def _last_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[-1]

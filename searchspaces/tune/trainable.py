@@ -22,8 +22,8 @@ from hedgerow.platform.runtime.factory import build_partition
 from hedgerow.platform.runtime.launch import build_coordinator
 from hedgerow.platform.runtime.process import init_process
 from hedgerow.platform.storage.checkpoint import DamagedCheckpoint
+from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.storage.run_lock import Claim
-from hedgerow.platform.tracking.records import RoundRecord
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.tracker import RunLog
 from hedgerow.searchspaces.results.trials import expert_folder
@@ -74,9 +74,9 @@ class FederatedTrainable(tune.Trainable):
         init_process(1, shared.import_path)
         self.shared = shared
         # Views of the object store: one copy of the data per node, regardless of the number of trials.
-        self.dataset = Dataset.from_arrays(ray.get(shared.data))
+        self.dataset = Dataset(**ray.get(shared.data))
         self.base = parse_experiment(shared.values)
-        self.base_partition = Partition.from_arrays(ray.get(shared.partition))
+        self.base_partition = Partition(**ray.get(shared.partition))
         self.clients: RayExecutor | None = None
         self._open(config)
 
@@ -170,7 +170,7 @@ class FederatedTrainable(tune.Trainable):
         actors = client_actors(resources)
         if actors == 1:
             return None
-        partition_ref = shared.partition if partition is self.base_partition else ray.put(partition.arrays())
+        partition_ref = shared.partition if partition is self.base_partition else ray.put(vars(partition))
         spec = ActorSpec(experiments, shared.import_path, shared.data, partition_ref)
         signs = Signs(signs_file(self.members[0].folder))
         if self.clients is None:

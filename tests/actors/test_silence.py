@@ -203,7 +203,7 @@ def test_hashing_and_writing_a_checkpoint_and_verifying_it_are_signs_of_life(tmp
         return executor.signs.file.stat().st_mtime > 0
 
     try:
-        coordinator.load_run(spec, dataset.arrays(), partition.arrays(), executor, tmp_path / "checkpoints", None)
+        coordinator.load_run(spec, vars(dataset), vars(partition), executor, tmp_path / "checkpoints", None)
         assert gives_a_sign(coordinator.run_round)
         assert gives_a_sign(coordinator.save)
         assert gives_a_sign(coordinator.reload)

@@ -127,7 +127,7 @@ def test_the_plan_of_a_search_is_its_trials():
     assert "12 concurrent trials of 3 client actors" in text
     assert "│ 16 of 16 │" in text
     # The file has eight experts.
-    assert "of which 8 run" in text
+    assert "each; 8 run" in text
 
 
 @pytest.mark.parametrize(("setting", "run"), [("concurrency=2", 2), ("pack=4", 2), ("pack=off", 8)])

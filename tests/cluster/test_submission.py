@@ -147,7 +147,7 @@ REFUSED = [
     (("submit", "run", "../exp.yaml"), "only the current folder is uploaded"),
     (("submit", "run", "absent.yaml"), "there is no such file"),
     (("submit", "search", "exp.yaml"), "there is no `search:` section"),
-    (("submit", "search", "moml/s-mnist"), "submitted as `table moml/s-mnist`"),
+    (("submit", "search", "moml/s-mnist"), "submit a published table as `table moml/s-mnist`"),
     (("submit", "table", "feddyn"), "give the name of a table to run"),
     (("submit", "table", "feddyn/T2.3/mnist-iid"), "give an absolute path that all nodes share: --output"),
     (("submit", "resume", "runs/sent"), "RUN: 'runs/sent' would be"),

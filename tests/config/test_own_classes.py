@@ -69,7 +69,7 @@ class Letters(Blobs):
 
     def load(self, root):
         data = super().load(root)
-        return Dataset(data.name, data.x_train, data.y_train.astype(float), *list(data.arrays().values())[3:])
+        return Dataset(data.name, data.x_train, data.y_train.astype(float), *list(vars(data).values())[3:])
 
 
 class Backbone(HyperRepresentationProblem):
@@ -162,7 +162,7 @@ def test_a_run_on_data_of_ones_own_is_resumed_on_the_same_data_alone(here, monke
     sys.modules.pop("mine")
     other = hedgerow("resume", str(folder))
     assert other.exit_code == 2
-    assert "the data set of its file differs from what the run began with" in other.output
+    assert "the data set of its file differs from what the run started with" in other.output
     (here / "mine.py").write_text(MODULE)
     sys.modules.pop("mine")
     resumed = api.resume(folder, show=False)

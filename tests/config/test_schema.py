@@ -160,7 +160,11 @@ def test_what_is_out_of_bounds_fails_in_both(path, value):
 
 def test_what_the_loader_finds_in_one_key_the_schema_finds_too():
     words = ("is not a key here", "is missing", "is missing its key", "is not known")
-    found = [(name, text) for name, text, said in BAD_FILES if any(word in part for word in words for part in said)]
+    found = [
+        (name, text)
+        for name, text, said in BAD_FILES
+        if "not valid YAML" not in said[0] and any(word in part for word in words for part in said)
+    ]
     assert len(found) > 15
     for name, text in found:
         assert not VALIDATOR.is_valid(yaml.safe_load(text)), name

@@ -10,7 +10,6 @@ from hedgerow.algorithms.core.client_data import BatchSpec
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.registries import algorithm_class
-from hedgerow.platform.data import Partition
 from hedgerow.platform.data.partitions.random_splits import IID, Dirichlet, Labels, Natural
 from hedgerow.platform.data.public_pool import hold_back, with_public
 from hedgerow.platform.runtime.factory import build_data, check, check_task
@@ -37,7 +36,7 @@ def test_public_samples_are_nobodys_own_and_everybodys(config):
     partition = drawn(config, data)
     assert len(partition.public) == 30
     assert sorted([*partition.order, *partition.public]) == list(range(150))
-    for one in (partition, partition.pool(), Partition.from_arrays(partition.arrays())):
+    for one in (partition, partition.pool()):
         starts, sizes = one.shares()["public"]
         for start, size in zip(starts, sizes, strict=True):
             assert np.array_equal(one.places[start : start + size], partition.public)

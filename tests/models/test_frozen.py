@@ -129,7 +129,7 @@ def test_the_recorded_model_and_a_teacher_keep_what_was_frozen(tmp_path):
 
 def test_a_model_that_differs_each_time_it_is_built_is_refused():
     said = "is built; draw them from torch's generator"
-    with pytest.raises(UserError, match=f"task.model: toys.FrozenFromNumPy has other .* {said}"):
+    with pytest.raises(UserError, match=f"task.model: toys.FrozenFromNumPy has different .* {said}"):
         check(experiment("fedavg", {"lr": 0.1}, model="toys.FrozenFromNumPy"), None)
     wanted = experiment("kd", {"lr": 0.1, "starts": 2}).model_dump(mode="json")
     wanted["task"]["teacher"]["model"] = {"name": "toys.FrozenFromNumPy"}

@@ -223,7 +223,7 @@ def test_equal_differences_matter_from_six_seeds_on():
 def test_what_few_seeds_do_not_allow_is_said():
     one = compare(group_by_seed([made("a", 0, [0.1]), made("b", 0, [0.9], lr=1)])[0])
     assert of(one, "final test accuracy", "a", "b").says == "one seed: no conclusion possible"
-    assert any("one seed" in note for note in one.notes)
+    assert any("One seed" in note for note in one.notes)
     apart = compare(group_by_seed([made("a", 0, [0.1]), made("b", 1, [0.9], lr=1)])[0])
     assert of(apart, "final test accuracy", "a", "b").says == "no seed in common: no conclusion possible"
     some = [made("a", seed, [0.6]) for seed in (0, 1)] + [made("b", seed, [0.45 + 0.1 * seed], lr=1) for seed in (0, 1)]

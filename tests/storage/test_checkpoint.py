@@ -24,6 +24,7 @@ from hedgerow.platform.storage import checkpoint
 from hedgerow.platform.storage.atomic_file import write_whole
 from hedgerow.platform.storage.checkpoint import (
     DamagedCheckpoint,
+    checkpoint_warnings,
     checkpoints,
     flaw,
     latest_checkpoint,
@@ -33,7 +34,6 @@ from hedgerow.platform.storage.checkpoint import (
     read_progress,
     read_states,
     save_tree,
-    tell_flaws,
     write_checkpoint,
 )
 from hedgerow.platform.storage.history import History
@@ -121,7 +121,7 @@ def test_no_flipped_bit_and_no_zeroed_half_is_used_without_a_word(saved):
         half = len(whole) // 2
         put(file, whole[:half] + bytes(len(whole) - half))
         reason = "cannot be read" if file.name == "progress.json" else "does not match its SHA-256"
-        assert tell_flaws(saved) == [f"the checkpoint {bad} is damaged ({file.name} {reason}) and is skipped"]
+        assert checkpoint_warnings(saved) == [f"the checkpoint {bad} is damaged ({file.name} {reason}) and is skipped"]
         put(file, whole)
         assert latest_checkpoint(saved) == (bad, [])
         read_checkpoint(bad)
@@ -206,7 +206,7 @@ def test_checkpoints_of_earlier_versions_are_read_with_a_word(tmp_path):
     branches = [key for key, child in state["server"].items() if child == {}]
     rest = {"history": list(calm.servers[0].history), "empty_branches": branches, "files": sizes}
     (folder / "progress.json").write_text(json.dumps(state["progress"] | rest))
-    (told,) = tell_flaws(tmp_path)
+    (told,) = checkpoint_warnings(tmp_path)
     assert told == (
         f"the checkpoint {folder} was written by an earlier version, without SHA-256, and cannot be verified"
     )
@@ -234,7 +234,7 @@ def test_an_error_that_may_pass_is_not_taken_for_damage(saved, tmp_path):
     actions = {
         "checkpoints": lambda: checkpoints(parent),
         "latest": lambda: latest_checkpoint(parent),
-        "flaws": lambda: tell_flaws(parent),
+        "flaws": lambda: checkpoint_warnings(parent),
         "prune": lambda: prune(parent, 1, newest),
         "flaw": lambda: flaw(newest),
         "read": lambda: read_checkpoint(newest),
@@ -506,12 +506,12 @@ def test_where_the_records_are_damaged_the_metrics_of_the_run_stand_in(tmp_path)
     assert flaw(folder) is not None
     log.append(records(4, 4)[0])
     log.append(records(5, 5)[0])
-    (told,) = tell_flaws(parent)
+    (told,) = checkpoint_warnings(parent)
     assert told == f"{file} is damaged ({file.name} does not match its SHA-256); {log.path} is used instead"
     history = read_checkpoint(folder)[1]["history"]
     assert list(history) == records(1, 4)
     prune(parent, 1, written(parent, 5, 0.0, history))
-    assert tell_flaws(parent) == []
+    assert checkpoint_warnings(parent) == []
 
 
 def test_a_run_ends_at_its_targets_after_a_resume_too(tmp_path):

@@ -56,7 +56,7 @@ BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
     ("a list", "\n- name: x\n", (":2: expected `key: value` lines at the top level",)),
     ("a text", "digits\n", (":1: expected `key: value` lines at the top level",)),
     # YAML.
-    ("tab", change(("  epochs", "\tepochs")), (":17: not valid YAML: a tab", "use spaces")),
+    ("tab", change(("  epochs", "\tepochs")), (":17: not valid YAML: the indentation contains a tab", "use spaces")),
     ("indentation", change(("seed: 0", "  seed: 0")), (":2: not valid YAML", "fix the indentation")),
     ("indentation of a section", change(("    clients", "   clients")), (":9: not valid YAML", "indentation")),
     ("two colons", change(("seed: 0", "seed: 0: 1")), (":2: not valid YAML", "fix the indentation, or quote")),
@@ -120,7 +120,7 @@ BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
     (
         "no rounds",
         change(("rounds: 100\n", "")),
-        (":1: rounds is missing; add `rounds: ...` to the file (rounds of c",),
+        (":1: rounds is missing; add `rounds: ...` to the file (number of comm",),
     ),
     ("no name", change(("name: digits-fedavg\n", "")), (":1: name is missing; add `name: ...` to the file",)),
     ("no data", change(("  data: {name: digits}\n", "")), (":5: task.data is missing; add `data: ...` under task",)),

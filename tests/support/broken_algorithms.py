@@ -1,12 +1,16 @@
 """Algorithms that violate their contract, each in one way, and models that cannot be batched."""
 
+from typing import ClassVar
+
 import torch
 from torch import nn
 
 from hedgerow.algorithms.core.client_data import BatchSpec
 from hedgerow.algorithms.core.messages import Exchange
+from hedgerow.algorithms.core.parts import Part
 from hedgerow.algorithms.federated.fedavg import FedAvg
 from hedgerow.algorithms.optim.local_sgd import minimize
+from hedgerow.algorithms.transforms.sketching import Sketch
 
 
 class Plain(FedAvg):
@@ -152,6 +156,64 @@ class Raises(Plain):
 
     def train(self, hp, down, state, data):
         raise ValueError("a mistake of another kind")
+
+
+# ---- inside slots ----------------------------------------------------------------------------------------------------
+
+
+class UnknownEntry(FedAvg):
+    parts: ClassVar = {"train": {"w": Part("model", "value")}}
+
+
+class UnknownStep(FedAvg):
+    parts: ClassVar = {"fit": {"w": Part("w", "value")}}
+
+
+class UnknownModel(FedAvg):
+    optimizes = "model"
+
+
+class Forgets(FedAvg):
+    parts: ClassVar = {"train": {"w": Part("w", "value"), "more": Part("w", "difference")}}
+
+
+class Talkative(FedAvg):
+    def train(self, hp, down, state, data):
+        up, state, metrics = super().train(hp, down, state, data)
+        return {**up, "more": torch.zeros(())}, state, metrics
+
+
+class OtherShape(Talkative):
+    parts: ClassVar = {"train": {"w": Part("w", "value"), "more": Part("w", "difference")}}
+
+
+class Silent(FedAvg):
+    def round(self, server, cohort):
+        found = yield Exchange(self.train, {"start": server["w"]}, cohort.clients, batches=self.hyper.batches)
+        return found.up
+
+    def train(self, hp, down, state, data):
+        return super().train(hp, {"w": down["start"]}, state, data)
+
+
+class Sums(FedAvg):
+    def round(self, server, cohort):
+        message, weights = {"w": server["w"]}, cohort.sizes / cohort.sizes.sum()
+        batches = self.hyper.batches
+        found = yield Exchange(self.train, message, cohort.clients, batches=batches, reduce="sum", weights=weights)
+        return found.up
+
+
+class ReportsNoModel(FedAvg):
+    has_client_models = False
+
+    def train(self, hp, down, state, data):
+        up, state, metrics = super().train(hp, down, state, data)
+        return up, state, {"loss": metrics["loss"]}
+
+
+class JointSketch(Sketch):
+    joint = True
 
 
 class Branching(nn.Sequential):

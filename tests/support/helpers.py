@@ -24,7 +24,7 @@ from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.runtime.executor import Executor
 from hedgerow.platform.runtime.server import Coordinator, FederatedServer
 from hedgerow.platform.runtime.worker import Worker
-from hedgerow.platform.storage.history import Record
+from hedgerow.platform.storage.history import RoundRecord
 
 
 class QuadraticTask(Task):
@@ -138,7 +138,7 @@ class PackRun(Coordinator):
 class SingleRun(PackRun):
     """A run of one server, which yields its records."""
 
-    def __next__(self) -> Record:
+    def __next__(self) -> RoundRecord:
         return super().__next__()[0]
 
     @property

@@ -101,7 +101,7 @@ def test_a_file_a_dictionary_and_an_experiment_are_the_same(tmp_path):
         ),
         (lambda at: hedgerow.run(values(at), rounds__x=3), "rounds is not a section; set it as a whole: rounds="),
         (lambda at: hedgerow.run(7), "an experiment is a file, a dictionary or an Experiment, not int"),
-        (lambda at: hedgerow.search(values(at)), "there is no `search` section; add one"),
+        (lambda at: hedgerow.search(values(at)), "there is no `search:` section; add one"),
         (lambda at: hedgerow.load(at), "is not a run"),
     ],
 )

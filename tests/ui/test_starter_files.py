@@ -125,7 +125,7 @@ def test_a_new_algorithm_is_fedavg_by_its_own_test_and_runs_by_its_path(here):
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("near-mean", "cannot name a module"), ("Mean", "cannot name a module"), ("torch", "a module 'torch' already")],
+    [("near-mean", "cannot name a module"), ("Mean", "cannot name a module"), ("torch", "the existing module 'torch'")],
 )
 def test_names_that_cannot_be_imported_are_refused(here, name, said):
     result = hedgerow("new", "algorithm", name)

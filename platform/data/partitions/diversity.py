@@ -49,8 +49,8 @@ class ACID(PartitionScheme):
         rng = np.random.default_rng([seed, 67])
         first = len(labels) - lent
         own = (np.arange(m)[:, None] + np.arange(k)) % classes  # (m, k)
-        train = _dealt(labels[:first], own, self.train, "train", rng)
-        test = _dealt(labels[first:], own, self.test, "test", rng)
+        train = _deal(labels[:first], own, self.train, "train", rng)
+        test = _deal(labels[first:], own, self.test, "test", rng)
         order = np.concatenate([rows for mine, held in zip(train, test, strict=True) for rows in (mine, first + held)])
         owner_labels = self.seen(labels, order.reshape(m, -1), own, classes, seed)
         return Partition(
@@ -86,7 +86,7 @@ class ALID(ACID):
         return client_labels
 
 
-def _dealt(labels: np.ndarray, own: np.ndarray, each: int, key: str, rng: np.random.Generator) -> list[np.ndarray]:
+def _deal(labels: np.ndarray, own: np.ndarray, each: int, key: str, rng: np.random.Generator) -> list[np.ndarray]:
     """Deals `each` shuffled samples to each client, equally over its classes; the first classes take the remainder."""
     counts = np.broadcast_to(each // own.shape[1] + (np.arange(own.shape[1]) < each % own.shape[1]), own.shape)
     parts: list[list[np.ndarray]] = [[] for _ in own]

@@ -64,7 +64,7 @@ def _write(dataset: Dataset, entry: Path) -> None:
     entry.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(dir=entry.parent))
     rest = {}
-    for field, value in dataset.arrays().items():
+    for field, value in vars(dataset).items():
         if isinstance(value, np.ndarray):
             np.save(aside / f"{field}.npy", value, allow_pickle=False)
         else:
@@ -81,7 +81,7 @@ def _read(entry: Path) -> Dataset:
     fields = json.loads((entry / "fields.json").read_text())
     for file in entry.glob("*.npy"):
         fields[file.stem] = np.asarray(np.load(file, mmap_mode="r", allow_pickle=False))
-    dataset = Dataset.from_arrays({**fields, "class_names": tuple(fields["class_names"])})
+    dataset = Dataset(**fields | {"class_names": tuple(fields["class_names"])})
     if len(dataset.x_train) != len(dataset.y_train) or len(dataset.x_test) != len(dataset.y_test):
         raise ValueError("torn cache entry")
     return dataset

@@ -112,16 +112,16 @@ def _placed(path: Path) -> dict[PurePosixPath, tuple[str, str]]:
     return {name: (part, label) for part, labels in selection.items() for name, label in labels.items()}
 
 
-def _classes(below: dict[PurePosixPath, tuple[str, ...]], told: dict[PurePosixPath, str]) -> dict[PurePosixPath, str]:
+def _classes(below: dict[PurePosixPath, tuple[str, ...]], known: dict[PurePosixPath, str]) -> dict[PurePosixPath, str]:
     """Class of each image: the folder that contains it, or the folder above if all images are in folders named images.
 
-    below: folders of each image, below train/ or test/. told: classes from annotation files.
+    below: folders of each image, below train/ or test/. known: classes from annotation files.
     """
     inner = all(folders[-1:] == ("images",) for folders in below.values())
     labels = {}
     for name, folders in below.items():
         above = folders[:-1] if inner else folders
-        if label := told.get(name) or "".join(above[-1:]):
+        if label := known.get(name) or "".join(above[-1:]):
             labels[name] = label
     return labels
 

@@ -13,7 +13,7 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
 from hedgerow.platform.common.errors import UserError, first_line
-from hedgerow.platform.tracking.records import RoundRecord
+from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.searchspaces.hedge.scheduler import ROUND
 from hedgerow.searchspaces.spaces.packing import NUMBER
 from hedgerow.searchspaces.spaces.search_section import Overrides, SearchSetup

@@ -177,7 +177,10 @@ def test_mistakes_in_the_file(wrong, sentence):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"partition": {"kind": "iid", "clients": 5}}, "task.partition.validation: every client needs samples"),
+        (
+            {"partition": {"kind": "iid", "clients": 5}},
+            "task.partition.validation: every client needs validation samples",
+        ),
         ({"problem": {"kind": "hyper_representation"}}, "a single layer, so choose mlp or cnn"),
     ],
 )

@@ -19,7 +19,7 @@ from hedgerow.algorithms.core.pytree import tree_map, zeros_like
 from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.federated.stem import Stem
 from hedgerow.algorithms.federated.storm import STORM
-from hedgerow.algorithms.optim.storm_momentum import Storm, alpha, theorem_2
+from hedgerow.algorithms.optim.storm_momentum import Storm, alpha
 from hedgerow.algorithms.problems.quadratic import Coefficients, upper
 
 MIDDLE_AND_END = slice(30, 60), slice(-60, None)
@@ -121,6 +121,27 @@ def test_acceleration_goes_on_where_fedbio_flattens():
     smooth = {run: np.convolve(values, np.ones(20) / 20, "valid") for run, values in seen.items()}
     reached = {run: each * int(np.argmax(smooth[run] <= end[plain])) for run, each in ((plain, 1), (fast, 2))}
     assert 0 < reached[fast] < reached[plain]
+
+
+def theorem_2(*, batch, clients, steps, noise, strong_convexity, smoothness):
+    """Constants of FedBiOAcc's Theorem 2: delta, offset, growth, and the momentum constants of x, y and u.
+
+    noise: sigma.
+    smoothness: L-tilde, of the hypergradient.
+    The resulting steps are far too small for training.
+    """
+    bm, big = batch * clients, smoothness
+    c_x = 64 / (9 * bm) + 2 / (3 * bm**2)
+    c_y = 48 * big**2 / (bm * strong_convexity**2) + 2 / (3 * bm**2)
+    bar = max(2.0, 16**2 * steps**4.5 * big**2, c_x**1.5, c_y**1.5)
+    return {
+        "alpha_delta": (bm * noise) ** (2 / 3) / (16 * big) ** (1 / 3),
+        "alpha_offset": (bm * noise) ** 2 * bar,
+        "alpha_growth": noise**2,
+        "c_x": c_x,
+        "c_y": c_y,
+        "c_u": c_y,
+    }
 
 
 def test_step_sizes_fall_as_they_should():

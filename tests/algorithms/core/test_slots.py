@@ -11,6 +11,7 @@ from helpers import (
     check_resuming,
     distance,
     identical,
+    named,
     partition,
     run_inline,
     slots_of,
@@ -18,10 +19,11 @@ from helpers import (
 )
 from pydantic import Field
 
+from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.client_data import ClientData
 from hedgerow.algorithms.core.keyed_random import bits, gaussian, subkey
-from hedgerow.algorithms.core.messages import Exchange
+from hedgerow.algorithms.core.messages import POOL, Exchange
 from hedgerow.algorithms.core.parts import Wire
 from hedgerow.algorithms.core.pytree import add, count, flat, flatten, like, sub, tree_map, zeros_like
 from hedgerow.algorithms.federated.fedavg import FedAvg
@@ -31,6 +33,7 @@ from hedgerow.algorithms.optim.local_sgd import LocalSGD, minimize
 from hedgerow.algorithms.optim.server_optimizer import ServerOptimizer
 from hedgerow.algorithms.slots.slotted import Slotted
 from hedgerow.algorithms.transforms.clip import Clip
+from hedgerow.algorithms.transforms.sketching import Sketch
 from hedgerow.algorithms.transforms.sparse_vectors import dense, top_k
 from hedgerow.algorithms.transforms.sparsify import TopK
 from hedgerow.algorithms.transforms.transform import Transform
@@ -41,7 +44,8 @@ from hedgerow.platform.config.loader import apply_override, dump_experiment, loa
 from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.data.sampling import client_keys
 from hedgerow.platform.runtime.executor import Executor
-from hedgerow.platform.runtime.factory import build_data, check_task
+from hedgerow.platform.runtime.factory import build_algorithms, build_data, check_task
+from hedgerow.platform.ui.starter_files import complete
 from hedgerow.searchspaces.spaces.space import value_at, with_overrides
 
 DATA = blobs(samples=160)
@@ -297,7 +301,7 @@ def test_checkpoints_of_earlier_versions_go_on_or_are_refused_in_a_sentence(tmp_
     first = run(FedAvgTopK, folder=tmp_path / "top_k")
     next(first)
     first.save()
-    with pytest.raises(UserError, match="they are of an earlier version; start a new run"):
+    with pytest.raises(UserError, match="an earlier version wrote them; start a new run"):
         list(run("fedavg", folder=tmp_path / "top_k", transforms=[{"kind": "top_k", "entries": 10}]))
 
 
@@ -470,6 +474,10 @@ def test_a_trimmed_mean_and_a_noise_of_ones_own_run_by_their_paths(tmp_path, mon
         assert sentence in result.output.replace("\n", " ")
 
 
+CLEANING = {**EXPERIMENT["task"], "problem": {"kind": "cleaning"}}
+CLEANING["partition"] = {**CLEANING["partition"], "validation": 0.2}
+
+
 def refusal(**values):
     """The sentence with which an experiment is refused before any work."""
     parsed = parse_experiment({**EXPERIMENT, **values})
@@ -499,6 +507,32 @@ SKETCH = {"kind": "sketch", "entries": 10}
         ({"transforms": [SKETCH, TOP]}, "transforms.0: it encodes updates, which later transforms cannot read"),
         ({"algorithm": {"name": "feddyn"}, "transforms": [SKETCH]}, "transforms.0: clients of feddyn cannot know"),
         ({"transforms": [{"kind": "top_k", "entries": 10**6}]}, "transforms.0.entries: 1000000 is more than the"),
+        ({"algorithm": {"name": "focus", "weighting": "uniform"}}, "aggregation.weighting: focus defines"),
+        *[({"algorithm": {"name": name}, "aggregation": {"weighting": weighting}, "task": CLEANING},
+           f"aggregation.weighting: {name} defines its own client weights; set it to null")
+          for name in ("fedavg_oracle", "preprocess", "comm_fedbio_topk") for weighting in ("uniform", "samples")],
+        ({"algorithm": {"name": "broken_algorithms.UnknownEntry"}, "transforms": [TOP]},
+         "algorithm.name: UnknownEntry.parts: 'w' of 'train' is like 'model', which is not in `init_server`; name one"),
+        ({"algorithm": {"name": "broken_algorithms.UnknownStep"}, "transforms": [TOP]},
+         "algorithm.name: UnknownStep.parts names the step 'fit', which is not a method; correct its name"),
+        ({"algorithm": {"name": "broken_algorithms.UnknownModel"}, "aggregation": {"server_optimizer": {"lr": 0.5}}},
+         "algorithm.name: UnknownModel.optimizes: 'model' is not in `init_server`; name one of its entries (w)"),
+        ({"transforms": [{"kind": "broken_algorithms.JointSketch"}]},
+         "transforms.0.kind: broken_algorithms.JointSketch is both `joint` and `encodes`; set one of them to False"),
+        ({"algorithm": {"name": "broken_algorithms.Forgets"}, "transforms": [TOP]},
+         "Forgets breaks the contract of an algorithm: its step `train` does not return 'more', which `parts`"),
+        ({"algorithm": {"name": "broken_algorithms.Talkative"}, "transforms": [TOP]},
+         "Talkative breaks the contract of an algorithm: its step `train` returns 'more', which is not declared"),
+        ({"algorithm": {"name": "broken_algorithms.Silent"}, "transforms": [TOP]},
+         "'w' of its step `train` is declared as a value of 'w', which the step does not receive; broadcast it"),
+        ({"algorithm": {"name": "broken_algorithms.OtherShape"}, "transforms": [TOP]},
+         "'more' of its step `train` has another shape than 'w' in `init_server`, which `parts` names"),
+        ({"algorithm": {"name": "broken_algorithms.Sums"}, "transforms": [TOP]},
+         "Sums breaks the contract of an algorithm: the exchange of `train` has reduce='sum', but `parts` names"),
+        ({"algorithm": {"name": "broken_algorithms.ReportsNoModel"}, "objective": {"kind": "stability", "limit": 0.1}},
+         "ReportsNoModel breaks the contract of an algorithm: its step `train` is one of `training_steps`, but"),
+        ({"algorithm": {"name": "broken_algorithms.TwoValues"}, "transforms": [TOP]},
+         "TwoValues breaks the contract of an algorithm: its step `train` returns 2 values (dict, dict); return"),
     ],
 )  # fmt: skip
 def test_what_does_not_go_together_is_refused_in_a_sentence(values, sentence):
@@ -507,14 +541,97 @@ def test_what_does_not_go_together_is_refused_in_a_sentence(values, sentence):
     assert "\n" not in found
 
 
-def test_every_answer_of_a_covered_step_is_declared():
-    class Talkative(FedAvg):
-        def train(self, hp, down, state, data):
-            up, state, metrics = super().train(hp, down, state, data)
-            return {**up, "more": torch.zeros(())}, state, metrics
+def test_steps_outside_the_covered_exchanges_return_their_own_results():
+    """The same step on the pool, and in an evaluation, where no exchange is decoded."""
+    probes = []
 
-    with pytest.raises(ValueError, match="returns 'more', which is not declared"):
-        list(run(Talkative, LOOP, transforms=[TOP]))
+    class Probing(FedAvg):
+        def round(self, server, cohort):
+            message, batches = {"w": server["w"]}, self.hyper.batches
+            pool = yield Exchange(self.train, message, POOL, batches=batches, on="pool")
+            found = yield Exchange(self.train, message, cohort.clients, batches=batches)
+            probes.append((pool.up["w"], found.up["w"]))
+            return {"w": found.up["w"]}
+
+        def evaluate(self, server, cohort):
+            found = yield Exchange(self.train, {"w": server["w"]}, cohort.clients, batches=self.hyper.batches)
+            probes.append((found.up["w"],))
+            return (yield from super().evaluate(server, cohort))
+
+    for mode in (LOOP, VMAP):
+        probes.clear()
+        list(run(Probing, mode, rounds=1))
+        plain = list(probes)
+        for section in ([{"kind": "clip", "norm": 1e6}], [{"kind": "sketch", "rows": 3, "columns": 20, "entries": 10}]):
+            probes.clear()
+            list(run(Probing, mode, rounds=1, transforms=section))
+            assert identical(probes[0][0], plain[0][0])
+            assert probes[1][0].keys() == plain[1][0].keys()
+        # The sketch changes what the round ends with, which the evaluation starts from.
+        assert distance(probes[0][1], plain[0][1]) > 1e-3
+
+
+def test_a_step_keeps_the_key_that_its_exchange_requests():
+    seen = []
+
+    class Keyed(FedAvg):
+        def round(self, server, cohort):
+            message = {"w": server["w"]}
+            found = yield Exchange(self.train, message, cohort.clients, batches=self.hyper.batches, keyed=True)
+            return {"w": found.up["w"]}
+
+        def train(self, hp, down, state, data):
+            seen.append(data.key is not None)
+            return super().train(hp, down, state, data)
+
+    list(run(Keyed, LOOP, rounds=1, transforms=[{"kind": "clip", "norm": 1.0}]))
+    assert seen == [True] * 5
+
+
+def test_weights_by_samples_replace_those_of_an_exchange():
+    class Weighted(FedAvg):
+        def round(self, server, cohort):
+            weights = np.arange(len(cohort.clients)) + 1.0
+            message, batches = {"w": server["w"]}, self.hyper.batches
+            found = yield Exchange(self.train, message, cohort.clients, batches=batches, weights=weights)
+            return {"w": found.up["w"]}
+
+    for weighting in ("samples", "uniform"):
+        section = {"aggregation": {"weighting": weighting}}
+        one, other = run_to_end(Weighted, **section), run_to_end("fedavg", **section)
+        assert identical(one.server["w"], other.server["w"])
+
+
+def test_parts_are_those_of_the_steps_that_run():
+    kind = algorithm_class("fedbio")
+    found = {u_at: kind(named(kind)(u_at=u_at), small_task(DATA)).parts for u_at in ("t", "t+1")}
+    assert [list(parts) for parts in found.values()] == [["train"], ["train_xy", "train_u"]]
+
+
+def test_declared_parts_of_all_algorithms_exist(monkeypatch):
+    monkeypatch.setattr("hedgerow.platform.runtime.factory.check_contract", lambda *_: None)
+    for name in ALGORITHMS:
+        if algorithm_class(name).parts:
+            wanted = complete("all", name)
+            (inner,) = build_algorithms([wanted], *build_data(wanted, None))
+            assert Slotted(inner, slots_of({"transforms": [CLIP_AND_TOP[0]]})).incompatibility() is None
+
+
+def test_the_server_optimizer_of_a_checkpoint_may_change(tmp_path):
+    """As population-based training changes it: state that a checkpoint has no use for begins anew."""
+    plain, heavy, adam = (
+        {"aggregation": {"server_optimizer": optimizer}}
+        for optimizer in ({"lr": 0.5}, {"momentum": 0.9}, {"optimizer": "adam", "lr": 0.1})
+    )
+    first = run("fedavg", folder=tmp_path / "run", **plain)
+    next(first)
+    first.save()
+    for section in (heavy, adam, plain):
+        after = run("fedavg", folder=tmp_path / "run", **section)
+        assert after.round == after.servers[0].round >= 1
+        next(after)
+        after.save()
+    assert "optimizer" not in after.server
 
 
 # ---- old spellings ---------------------------------------------------------------------------------------------------
@@ -560,6 +677,27 @@ def test_old_keys_may_be_overridden_under_both_names(algorithm, overrides, key, 
     assert value_at(parse_experiment(with_overrides(resolved, chosen)).model_dump(), key) == value
 
 
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"algorithm": {"name": "focus", "weighting": "banana"}}, r"weighting must be .*uniform"),
+        ({"algorithm": {"name": "fedavg", "side": {"kind": "robustness", "noise": 0.2}}}, r"noise is not a key here"),
+        ({"algorithm": {"name": "fedavg", "side": {"kind": "stability", "guide": {}}}}, r"guide is not a key here"),
+        ({"algorithm": {"name": "fedavg_topk", "entries": 7}, "transforms": 5}, r"transforms must be a list"),
+        ({"algorithm": {"name": "fetchsgd"}, "transforms": {"kind": "clip"}}, r"transforms must be a list"),
+    ],
+)
+def test_wrong_values_of_old_files_are_refused(values, sentence):
+    with pytest.raises(UserError, match=sentence) as caught:
+        parse_experiment({**EXPERIMENT, **values})
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_focus_still_takes_its_only_weighting():
+    old = {**EXPERIMENT, "algorithm": {"name": "focus", "weighting": "samples"}}
+    assert parse_experiment(old).aggregation.weighting is None
+
+
 def test_a_key_under_both_names_is_refused():
     both = {
         **EXPERIMENT,
@@ -571,8 +709,13 @@ def test_a_key_under_both_names_is_refused():
 
 
 def test_a_wire_counts_bits():
-    wire = TopK(entries=10).wire(Wire.of({"a": torch.zeros(50), "b": torch.zeros(50)}))
+    whole = Wire.of({"a": torch.zeros(50), "b": torch.zeros(50)})
+    wire = TopK(entries=10).wire(whole)
     assert (wire.scalars, wire.bits) == (20, 10 * 32 + 10 * 32)
+    # Only the last message is sent.
+    assert TopK(entries=5).wire(wire) == TopK(entries=5).wire(whole)
+    sketch = Sketch(rows=2, columns=7).wire(wire)
+    assert (sketch.scalars, sketch.bits) == (14, 14 * 32)
 
 
 def test_the_floats_of_slots_have_the_paths_of_the_file():

@@ -174,7 +174,7 @@ def test_methods_match_and_leave_the_teacher_alone(name):
     done = run(name)
     learner, server = done.servers[0].algorithm, done.server
     assert all(torch.isfinite(p).all() for branch in ("w", "bridge") for p in server[branch].values())
-    fresh = learner.beside(done.servers[0]._cohort(1, np.zeros(1, int)))["bridge"]
+    fresh = learner.extra_modules(done.servers[0]._cohort(1, np.zeros(1, int)))["bridge"]
     assert not identical(fresh, server["bridge"])
     again = run(name)
     assert identical(server["w"], again.server["w"])

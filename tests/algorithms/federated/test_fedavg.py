@@ -178,10 +178,19 @@ def test_server_momentum_is_fedavgm():
     ],
 )
 def test_adaptive_servers_follow_fedopt(optimizer, second):
-    server = ServerOptimizer(optimizer=optimizer, lr=0.1, momentum=0.8, beta2=0.9, tau=0.01)
+    decay = {} if optimizer == "adagrad" else {"beta2": 0.9}
+    server = ServerOptimizer(optimizer=optimizer, lr=0.1, momentum=0.8, tau=0.01, **decay)
     w, _ = server.step(W, MEAN, server.init(W))
     expected = W["x"].numpy() + 0.1 * 0.2 * DELTA / (np.sqrt(second) + 0.01)
     assert w["x"].numpy() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(("optimizer", "key"), [("sgd", "beta2"), ("sgd", "tau"), ("adagrad", "beta2")])
+def test_settings_that_a_server_optimizer_does_not_read_are_refused(optimizer, key):
+    with pytest.raises(ValueError, match=f"`{key}` has no effect with `optimizer: {optimizer}`; remove it"):
+        ServerOptimizer(optimizer=optimizer, **{key: 0.5})
+    # Files of finished runs name every setting.
+    ServerOptimizer(optimizer=optimizer, beta2=0.99, tau=1e-3)
 
 
 def test_learning_rate_decays_after_given_rounds():

@@ -273,7 +273,7 @@ def test_the_former_spelling_is_read_as_the_current_one():
     current = {"kind": "robustness", "alpha": 0.3, "temperature": 2.0, "detach_target": True}
     assert parse_experiment(with_side(FORMERLY)) == parse_experiment(file(objective=current))
     assert parse_experiment(with_side(None)) == parse_experiment(file())
-    disk = {**FORMERLY, "kind": "disk", "guide": {"delta": 0.1}}
+    disk = {**FORMERLY, "kind": "disk", "detach_target": False, "guide": {"delta": 0.1}}
     assert parse_experiment(with_side(disk)).objective.guide.delta == 0.1
     with pytest.raises(UserError, match=r"algorithm\.side is the old name of objective, which is given too"):
         parse_experiment(with_side(FORMERLY, objective={"kind": "stability"}))

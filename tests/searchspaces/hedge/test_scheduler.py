@@ -135,7 +135,7 @@ def spread(log: Path, experts: int = EXPERTS) -> int:
     return widest
 
 
-@pytest.mark.usefixtures("ray_here")
+@pytest.mark.usefixtures("every_cpu")
 class TestHedgeScheduler:
     @pytest.mark.grid(keep=1)
     @pytest.mark.parametrize("slots", [1, 2])
@@ -199,7 +199,7 @@ class TestHedgeScheduler:
             search(tmp_path, {0: {"text_at": 2}}, experts=1)
 
     def test_percentages_end_the_search_at_the_first_report(self, tmp_path):
-        with pytest.raises(TuneError, match=r"expert 0 reported loss = 50 in round 1, but .* not a percentage"):
+        with pytest.raises(TuneError, match=r"expert 0 reported loss = 50 in round 1, but .* instead of a percentage"):
             search(tmp_path, {0: {"loss": 50.0}}, experts=1, mode="max", range=None)
 
     def test_losses_outside_the_range_are_warned_about_and_without_one_they_move_the_weights(self, tmp_path, caplog):
@@ -231,7 +231,7 @@ def tunes_own_settings(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.usefixtures("ray_here", "tunes_own_settings")
+@pytest.mark.usefixtures("every_cpu", "tunes_own_settings")
 class TestRestore:
     """`Tuner.restore`, without a `journal=`."""
 
