@@ -435,7 +435,7 @@ def test_the_state_goes_through_json(rate):
         (lambda: FixedShare(2, 0.1, 1.0), "share"),
         (lambda: Exp3(2, 10, exploration=1.0), "at least 0 and less than 1, not 1"),
         (lambda: Exp3IX(2, 10, exploration=-0.1), "at least 0, not -0.1"),
-        (lambda: Hedge(2).update((0.1, 0.2, 0.3)), "each of the 2 experts, not shape"),
+        (lambda: Hedge(2).update((0.1, 0.2, 0.3)), "one entry for each of the 2 experts"),
     ],
 )
 def test_mistakes_are_told(make, message):
