@@ -32,6 +32,7 @@ LAYERS = [
     ["searchspaces/spaces"],
     ["searchspaces/hedge"],
     ["searchspaces/results"],
+    ["searchspaces/tune/searchers"],
     ["searchspaces/tune/kinds"],
     ["searchspaces/tune"],
     ["searchspaces/reproductions"],

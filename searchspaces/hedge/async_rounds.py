@@ -13,7 +13,7 @@ import numpy as np
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.records import JournalEntry, read_objects
-from hedgerow.searchspaces.hedge.weights import AdaHedge, Hedge
+from hedgerow.searchspaces.hedge.weights import AdaHedge, Exp3, Hedge
 
 SOME = 10
 """Minimum number of rounds before the losses of a single round can count as too far apart."""
@@ -136,8 +136,8 @@ class HedgeRounds:
 
     def ahead(self, expert: int) -> int:
         """Number of rounds that the expert is ahead of the slowest active expert."""
-        living = [latest for other, latest in enumerate(self.latest) if other not in self.retired]
-        return int(self.latest[expert] - min(living, default=self.latest[expert]))
+        slowest = self._slowest()
+        return 0 if slowest is None else int(self.latest[expert]) - slowest
 
     @property
     def warning(self) -> str | None:
@@ -195,10 +195,15 @@ class HedgeRounds:
     def _complete(self) -> None:
         """Process every round that all active experts have passed."""
         while self._waiting:
-            round = min(self._waiting)
-            if any(latest < round and other not in self.retired for other, latest in enumerate(self.latest)):
+            round, slowest = min(self._waiting), self._slowest()
+            if slowest is not None and slowest < round:
                 return
             self._one_round(round, self._waiting.pop(round))
+
+    def _slowest(self) -> int | None:
+        """Latest round of the slowest active expert; None if no expert is active."""
+        active = np.delete(self.latest, list(self.retired)) if self.retired else self.latest
+        return int(active.min()) if len(active) else None
 
     def _one_round(self, round: int, row: dict[int, RoundRecord]) -> None:
         n = len(self.latest)
@@ -221,6 +226,7 @@ class HedgeRounds:
         hedge_loss = self.hedge.update(losses, awake)
         if self.on_round is None:
             return
+        bandit = {"played": self.hedge.played} if isinstance(self.hedge, Exp3) else {}
         self.on_round(
             {
                 "round": round,
@@ -235,6 +241,7 @@ class HedgeRounds:
                 "regret": self.hedge.regret,
                 "bound": self.hedge.bound(),
                 "entropy": entropy,
+                **bandit,
             }
         )
 

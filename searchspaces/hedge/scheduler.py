@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +28,10 @@ ROUND = "round"
 
 JOURNAL = "hedge.jsonl"
 """Name of the journal in the folder of Tune's experiment."""
+
+
+FRESH = 1.0
+"""Seconds for which the resources of the cluster are not looked up again."""
 
 
 class HedgeScheduler(TrialScheduler):
@@ -83,7 +88,10 @@ class HedgeScheduler(TrialScheduler):
         self._unfinished = {expert for expert, _ in enumerate(self.rounds.latest)}
         self._holding: dict[str, Trial] = {}
         self._pausing: set[str] = set()
-        self._known: dict[str, set[int]] = {}
+        self._capacity: tuple[float, dict[str, float]] | None = None
+        self._counted = (0, 0), 0
+        self._experts: dict[str, list[int]] = {}
+        """Experts of each trial that was added."""
 
     # ---- callbacks of Tune --------------------------------------------------------------------------------------
 
@@ -92,10 +100,10 @@ class HedgeScheduler(TrialScheduler):
             raise ValueError(
                 f"HedgeScheduler(experts={len(self.rounds.latest)}) was given more trials; set it to their number"
             )
-        if trial.trial_id not in self._known and trial.status == Trial.PENDING:
+        if trial.trial_id not in self._experts and trial.status == Trial.PENDING:
             # Paused from the start: Tune starts pending trials itself, but paused ones only when the scheduler says so.
             trial.set_status(Trial.PAUSED)
-        self._known[trial.trial_id] = set(experts_of(trial))
+        self._experts[trial.trial_id] = experts_of(trial)
         if self._opened:
             self._enter(trial)
 
@@ -148,7 +156,8 @@ class HedgeScheduler(TrialScheduler):
         waiting = [trial for trial in trials if trial.status == Trial.PAUSED]
         if not waiting:
             return None
-        first = min(waiting, key=lambda trial: (int(min(self.rounds.latest[experts_of(trial)])), experts_of(trial)))
+        latest, experts = self.rounds.latest.tolist(), self._experts
+        first = min(waiting, key=lambda t: (min(map(latest.__getitem__, experts[t.trial_id])), experts[t.trial_id]))
         busy = sum(t.status in (Trial.RUNNING, Trial.PENDING) and t.trial_id not in self._pausing for t in trials)
         return first if busy <= self._room(first) and not self._must_wait(first) else None
 
@@ -238,18 +247,29 @@ class HedgeScheduler(TrialScheduler):
 
     def _trials_left(self) -> int:
         """Number of unfinished trials; an expert that no trial has named yet counts as one."""
-        running = [experts for experts in self._known.values() if experts & self._unfinished]
-        return len(running) + len(self._unfinished.difference(*running))
+        # Counted again only when a trial was added or an expert has finished.
+        state = len(self._experts), len(self._unfinished)
+        if state != self._counted[0]:
+            running = [experts for experts in self._experts.values() if not self._unfinished.isdisjoint(experts)]
+            self._counted = state, len(running) + len(self._unfinished.difference(*running))
+        return self._counted[1]
 
     def _room(self, trial: Trial) -> int:
         """Number of such trials that fit on the cluster at once."""
         assert trial.placement_group_factory is not None
         request = trial.placement_group_factory.required_resources
-        capacity = ray.cluster_resources()
+        capacity = self._cluster()
         room = min(
             (int(capacity.get(kind, 0) / n + 1e-6) for kind, n in request.items() if n), default=self._trials_left()
         )
         return max(1, room)
+
+    def _cluster(self) -> dict[str, float]:
+        """Resources of the cluster. Ray takes about 0.6 ms to list them, so they are up to `FRESH` seconds old."""
+        now = time.monotonic()
+        if self._capacity is None or not 0 <= now - self._capacity[0] < FRESH:
+            self._capacity = now, ray.cluster_resources()
+        return self._capacity[1]
 
 
 def _journal_of(trials: list[Trial]) -> Path:

@@ -6,12 +6,12 @@ for losses of any range, in their unit. Losses outside the range are not clipped
 """
 
 import math
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-Rate = Literal["fixed", "tuned", "anytime", "adahedge", "fixed_share", "leader", "exp3"]
+Rate = Literal["fixed", "tuned", "anytime", "adahedge", "fixed_share", "leader", "exp3", "exp3_ix"]
 
 
 class Hedge:
@@ -77,9 +77,9 @@ class Hedge:
         mask = np.ones(self.experts, dtype=bool) if awake is None else np.asarray(awake, dtype=bool)
         if not mask.any():
             return math.nan
-        hedge_loss = self.expected(loss) if mask.all() else self.expected(loss, mask)
-        mix = self._among(mask)._mix_loss(loss[mask])
-        self._move(np.where(mask, loss, mix), hedge_loss, mix)
+        hedge_loss, observed = self._observe(loss, mask)
+        mix = self._among(mask)._mix_loss(observed[mask])
+        self._move(np.where(mask, observed, mix), hedge_loss, mix)
         self.losses = self.losses + np.where(mask, loss, hedge_loss)
         self.total += hedge_loss
         self.rounds += 1
@@ -128,6 +128,10 @@ class Hedge:
         for key, value in state.items():
             setattr(self, key, np.array(value, dtype=float) if isinstance(value, list) else value)
 
+    def _observe(self, loss: np.ndarray, awake: np.ndarray) -> tuple[float, np.ndarray]:
+        """Returns h_t, and the losses (experts,) that enter the weights. awake: mask with at least one expert."""
+        return self.expected(loss) if awake.all() else self.expected(loss, awake), loss
+
     def _move(self, charged: np.ndarray, suffered: float, mix: float) -> None:
         """Update the scores. charged (experts,): losses, or the mix loss where an expert sleeps."""
         self._scores = self._scores + charged
@@ -141,7 +145,7 @@ class Hedge:
             return float((self._scores + loss).min() - self._scores.min())
         return float(_soft_min(self._scores + loss, eta) - _soft_min(self._scores, eta))
 
-    def _among(self, chosen: np.ndarray) -> "Hedge":
+    def _among(self, chosen: np.ndarray) -> Self:
         """Copy of this object, restricted to the experts of a mask (experts,)."""
         if chosen.all():
             return self
@@ -222,40 +226,107 @@ class FollowTheLeader(Hedge):
 
 
 class Exp3(Hedge):
-    """Baseline that plays one expert and observes only its loss, estimating l by l / p (Auer et al. 2002).
+    """Bandit: one expert is drawn from p^t in each round, and only its loss is observed (Auer et al. 2002).
 
-    `update` draws the expert with `seed`, and returns its loss. rounds: T of the rate.
+    The loss estimate is l / p for the observed expert and 0 for the others, which is unbiased. A draw depends only on
+    `seed` and the round, so the same losses give the same draws. `update` takes the losses of all experts, because the
+    regret needs them, and returns the loss of the observed one; the weights do not depend on the others.
+
+    rounds: T of the rate eta = sqrt(2 ln N / (N T)). exploration: share g of uniform draws in
+    p = (1 - g) softmax(-eta C) + g / N. Raises ValueError.
     """
 
-    def __init__(self, experts: int, rounds: int, seed: int = 0):
-        super().__init__(experts)
-        self.horizon = rounds
-        self.eta = math.sqrt(2 * math.log(experts) / (experts * rounds))
-        self.seed = seed
+    played: int | None = None
+    """Index of the expert that was observed in the latest round; None before the first round."""
 
-    def update(self, losses: ArrayLike, awake: ArrayLike | None = None) -> float:
-        """Update as in `Hedge.update`; returns the loss of the expert that is played."""
-        if awake is not None and not np.all(awake):
-            raise ValueError("Exp3 does not support sleeping experts")
-        p = self.probs()
-        # Seeded by the round, so that the state contains no generator.
-        expert = int(np.random.default_rng((self.seed, self.rounds)).choice(self.experts, p=p))
-        loss = np.asarray(losses, dtype=float)
-        loss = np.where(np.isfinite(loss), loss, 1.0)
-        self._scores = self._scores + np.where(np.arange(self.experts) == expert, loss / p[expert], 0.0)
-        self.losses = self.losses + loss
-        self.total += float(loss[expert])
-        self.rounds += 1
-        return float(loss[expert])
+    def __init__(self, experts: int, rounds: int, seed: int = 0, exploration: float = 0.0):
+        super().__init__(experts)
+        if not 0 <= exploration < 1:
+            raise ValueError(f"the exploration of exp3 must be at least 0 and less than 1, not {exploration:g}")
+        self.eta = math.sqrt(2 * math.log(experts) / (experts * rounds))
+        self.seed, self.exploration = seed, exploration
+
+    def probs(self) -> np.ndarray:
+        """Probabilities p^t (experts,) of the next draw."""
+        return (1 - self.exploration) * super().probs() + self.exploration / self.experts
+
+    def draw(self) -> int:
+        """Index of the expert that is observed in the next round."""
+        return int(np.random.default_rng((self.seed, self.rounds)).choice(self.experts, p=self.probs()))
+
+    def estimate(self, losses: ArrayLike, expert: int) -> np.ndarray:
+        """Loss estimates (experts,) if `expert` is observed."""
+        weights = np.zeros(self.experts)
+        weights[expert] = 1 / self._chance(expert)
+        return weights * np.asarray(losses, dtype=float)
 
     def bound(self) -> float:
-        """Bound on the expected regret after the horizon."""
-        n = math.log(self.experts)
-        return min(math.sqrt(2 * self.horizon * self.experts * n), float(self.rounds))
+        """Bound on the expected regret: (1 - g) ln N / eta + eta N t / 2 + g t."""
+        if self.eta == 0:
+            return 0.0
+        fixed = (1 - self.exploration) * math.log(self.experts) / self.eta
+        return min(fixed + (self.eta * self.experts / 2 + self.exploration) * self.rounds, float(self.rounds))
+
+    def _chance(self, expert: int) -> float:
+        """Divisor of the observed loss."""
+        return float(self.probs()[expert])
+
+    def _observe(self, loss: np.ndarray, awake: np.ndarray) -> tuple[float, np.ndarray]:
+        """Returns the loss of the expert that is drawn from the awake ones, and the estimates."""
+        among, numbers = self._among(awake), np.flatnonzero(awake)
+        place = among.draw()
+        estimates = np.zeros(self.experts)
+        estimates[numbers] = among.estimate(loss[numbers], place)
+        self.played = int(numbers[place])
+        return float(loss[self.played]), estimates
 
 
-def make_hedge(rate: Rate, experts: int, gamma: float = 0.1, rounds: int = 1, share: float = 0.01) -> Hedge:
-    """Returns Hedge by the name of its rate. gamma: for fixed and fixed_share; rounds: for tuned and exp3."""
+class Exp3IX(Exp3):
+    """Exp3 with implicit exploration: the loss estimate is l / (p + g) (Neu 2015).
+
+    The estimate is at most l in expectation, which bounds the regret with high probability instead of on average.
+
+    exploration: g; None: eta / 2, as in Theorem 1 of the paper. Raises ValueError.
+    """
+
+    CONFIDENCE = 0.95
+    """Probability with which the regret stays within `bound()`."""
+
+    def __init__(self, experts: int, rounds: int, seed: int = 0, exploration: float | None = None):
+        super().__init__(experts, rounds, seed)
+        self.implicit = self.eta / 2 if exploration is None else exploration
+        if not self.implicit >= 0:
+            raise ValueError(f"the exploration of exp3_ix must be at least 0, not {self.implicit:g}")
+        self.horizon = rounds
+
+    def bound(self) -> float:
+        """Bound on the regret after T rounds with probability 0.95; the number of rounds if g is not eta / 2."""
+        if self.implicit != self.eta / 2:
+            return float(self.rounds)
+        if self.eta == 0:
+            return 0.0
+        n, work = math.log(self.experts), 2 * self.experts * self.horizon
+        tail = (math.sqrt(work / n) + 1) * math.log(2 / (1 - self.CONFIDENCE))
+        return min(2 * math.sqrt(work * n) + tail, float(self.rounds))
+
+    def _chance(self, expert: int) -> float:
+        return super()._chance(expert) + self.implicit
+
+
+def make_hedge(
+    rate: Rate,
+    experts: int,
+    gamma: float = 0.1,
+    rounds: int = 1,
+    share: float = 0.01,
+    seed: int = 0,
+    exploration: float | None = None,
+) -> Hedge:
+    """Returns Hedge by the name of its rate.
+
+    gamma: for fixed and fixed_share; rounds: for tuned, exp3 and exp3_ix; share: for fixed_share; seed, exploration:
+    for exp3 and exp3_ix, see their classes.
+    """
     match rate:
         case "fixed":
             return Hedge(experts, gamma)
@@ -270,7 +341,9 @@ def make_hedge(rate: Rate, experts: int, gamma: float = 0.1, rounds: int = 1, sh
         case "leader":
             return FollowTheLeader(experts)
         case "exp3":
-            return Exp3(experts, rounds)
+            return Exp3(experts, rounds, seed, exploration or 0.0)
+        case "exp3_ix":
+            return Exp3IX(experts, rounds, seed, exploration)
 
 
 def _soft_min(scores: np.ndarray, eta: float) -> float:

@@ -106,7 +106,7 @@ def _hedge_search(
     values: ConfigDict = deepcopy(row.values) | {
         "name": name.replace("/", "-").replace(" ", "-").replace("=", ""),
         "algorithm": dict(row.methods[heading]),
-        "search": {"kind": "hedge", "gamma": GAMMA, "space": row.grids[heading]},
+        "search": {"kind": "hedge", "gamma": GAMMA, **row.values.get("search", {}), "space": row.grids[heading]},
     }
     lines: Lines = {}
     for override in changed:

@@ -5,6 +5,8 @@ SEARCH_KINDS = {
     "grid": "hedgerow.searchspaces.tune.kinds.grid_search:GridSearch",
     "random": "hedgerow.searchspaces.tune.kinds.random_search:RandomSearch",
     "asha": "hedgerow.searchspaces.tune.kinds.asha_search:AshaSearch",
+    "hyperband": "hedgerow.searchspaces.tune.kinds.hyperband_search:HyperbandSearch",
+    "bohb": "hedgerow.searchspaces.tune.kinds.bohb_search:BohbSearch",
     "pbt": "hedgerow.searchspaces.tune.kinds.pbt_search:PbtSearch",
     "optuna": "hedgerow.searchspaces.tune.kinds.optuna_search:OptunaSearch",
 }

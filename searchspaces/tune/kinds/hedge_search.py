@@ -22,15 +22,28 @@ class HedgeSearch(SearchKind):
     gamma: float = Field(
         0.1, gt=0, lt=1, description="each round multiplies a weight by gamma^loss (rates fixed and fixed_share)"
     )
-    rate: Literal["fixed", "tuned", "anytime", "adahedge", "fixed_share", "leader"] = Field(
+    loss: Literal["scaled", "raw"] = Field(
+        "scaled",
+        description="loss that gamma refers to: the metric scaled to [0, 1], or the metric itself, such as the "
+        "cross-entropy of the thesis; raw needs `range`",
+    )
+    rate: Literal["fixed", "tuned", "anytime", "adahedge", "fixed_share", "leader", "exp3", "exp3_ix"] = Field(
         "fixed",
-        description="learning rate of the weights; default for a loss without `range` and `gamma`: adahedge",
+        description="learning rate of the weights; default for a loss without `range` and `gamma`: adahedge; exp3 and "
+        "exp3_ix observe one expert per round",
     )
     share: float = Field(
         0.01,
         gt=0,
         lt=1,
         description="fraction of the weight that is spread over all experts each round (rate: fixed_share)",
+    )
+    exploration: float | None = Field(
+        None,
+        ge=0,
+        lt=1,
+        description="exp3: share of uniform draws (null: 0); exp3_ix: added to the probability that divides the "
+        "observed loss (null: half the learning rate)",
     )
     range: list[float] | None = Field(
         None, description="[low, high] of a metric to be minimised; null: unbounded, which requires rate adahedge"
@@ -79,21 +92,48 @@ class HedgeSearch(SearchKind):
 
     def check(self, experiment: Experiment) -> None:
         """Raises UserError when the range of the losses or the evaluation settings do not suit Hedge."""
+        self._check_raw()
         check_range(self.mode, self.range, self.rate == "adahedge")
+        if self.exploration is not None and self.rate not in ("exp3", "exp3_ix"):
+            raise UserError(f"search.exploration: rate {self.rate} observes every expert; remove `exploration`")
         if experiment.evaluation.stop:
             raise UserError(
                 "evaluation.stop cannot be used with kind hedge, which weights all experts in every round; remove it"
             )
-        if self.rate == "tuned" and experiment.evaluation.every > experiment.rounds:
-            raise UserError("search.rate: `tuned` needs at least one evaluated round; lower evaluation.every")
+        if self.rate in ("tuned", "exp3", "exp3_ix") and experiment.evaluation.every > experiment.rounds:
+            raise UserError(f"search.rate: `{self.rate}` needs at least one evaluated round; lower evaluation.every")
 
     @property
     def alone_by(self) -> str | None:
         """`prune` rules out packs, because it stops single experts but a trial only stops as a whole."""
         return "`prune`" if self.prune else None
 
+    def _check_raw(self) -> None:
+        """Raises UserError when `loss: raw` has no range, no gamma, or too wide a range."""
+        if self.loss != "raw":
+            return
+        if self.mode == "max" or self.range is None:
+            raise UserError(
+                "search.loss: `raw` is for a metric to be minimised with a range, such as `metric: validation_loss` with "
+                "`range: [0, 4.6]`; set both, or remove `loss`"
+            )
+        if self.rate not in ("fixed", "fixed_share"):
+            raise UserError(f"search.loss: rate {self.rate} has no gamma; remove `loss`, or set `rate: fixed`")
+        if self._gamma == 0:
+            raise UserError(
+                f"search.loss: gamma {self.gamma:g} to the power of the width of the range {self.range} is 0 in double "
+                "precision; raise gamma, or narrow the range"
+            )
+
+    @property
+    def _gamma(self) -> float:
+        """Gamma per unit of the scaled loss: with range [low, high], g per unit of the metric is g^(high - low)."""
+        return self.gamma ** (self.range[1] - self.range[0]) if self.loss == "raw" and self.range else self.gamma
+
     def _hedge(self, experiment: Experiment, experts: int) -> Hedge:
         """Hedge with the rate of the file, over the evaluated rounds; in a stream, every round has a loss."""
         stream = isinstance(experiment.task.partition, Stream)
         rounds = -(-experiment.rounds // (1 if stream else experiment.evaluation.every))
-        return make_hedge(self.rate, experts, self.gamma, rounds, self.share)
+        return make_hedge(
+            *(self.rate, experts, self._gamma, rounds, self.share), seed=experiment.seed, exploration=self.exploration
+        )

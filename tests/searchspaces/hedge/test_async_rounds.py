@@ -10,7 +10,7 @@ import pytest
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.searchspaces.hedge.async_rounds import HedgeRounds
-from hedgerow.searchspaces.hedge.weights import AdaHedge, Hedge
+from hedgerow.searchspaces.hedge.weights import AdaHedge, Hedge, make_hedge
 
 LOSSES = np.array([[0.1, 0.5, 0.9], [0.2, 0.4, 0.9], [0.3, 0.3, 0.8], [0.0, 0.6, 1.0]])
 """The hand trace of hedge.md, section 7, check 1: a row per round, a column per expert."""
@@ -274,6 +274,26 @@ def test_a_journal_continues_at_any_line_as_if_nothing_had_happened(tmp_path, cu
     assert records == expected
     _, records = rounds(journal=journal)
     assert records == expected
+
+
+@pytest.mark.parametrize("rate", ["exp3", "exp3_ix"])
+@pytest.mark.parametrize("cut", [0, 2, 7, 11])
+def test_the_draws_and_weights_of_a_bandit_continue_from_the_journal(tmp_path, rate, cut):
+    def bandit(journal: Path | None) -> tuple[HedgeRounds, list[dict]]:
+        records: list[dict] = []
+        hedge = make_hedge(rate, 3, rounds=4, seed=5)
+        return HedgeRounds(hedge, "loss", "min", (0, 1), journal=journal, on_round=records.append), records
+
+    whole, expected = bandit(None)
+    feed(whole, IN_ORDER)
+    journal = tmp_path / "losses.jsonl"
+    feed(bandit(journal)[0], ONE_BY_ONE[:cut])
+    again, records = bandit(journal)
+    feed(again, ONE_BY_ONE)
+    assert records == expected
+    assert again.hedge.probs().tolist() == whole.hedge.probs().tolist()
+    for record in records:
+        assert record["hedge_loss"] == record["losses"][record["played"]]
 
 
 def test_the_death_of_an_expert_is_in_the_journal(tmp_path):

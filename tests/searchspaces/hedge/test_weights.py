@@ -10,6 +10,7 @@ from hedgerow.searchspaces.hedge.weights import (
     AdaHedge,
     AnytimeHedge,
     Exp3,
+    Exp3IX,
     FixedShare,
     FollowTheLeader,
     Hedge,
@@ -114,6 +115,7 @@ def test_the_table_of_tuned_rates(rounds, experts, eta, gamma, h3, root, h2):
 
 STREAMS = {"iid": iid, "one better": one_better}
 RATES = ["fixed", "tuned", "anytime", "adahedge", "fixed_share"]
+BANDITS = ["exp3", "exp3_ix"]
 
 
 @pytest.mark.grid
@@ -215,7 +217,7 @@ def test_gamma_one_never_moves_equal_losses_change_nothing_and_one_expert_has_al
     assert np.abs(run(Hedge(4, 1.0), iid(20, 4)) - 0.25).max() == 0
     assert np.abs(run(Hedge(4), np.tile(RNG.random((20, 1)), 4)) - 0.25).max() <= 1e-15
     losses = iid(20, 1)
-    for rate in [*RATES, "leader", "exp3"]:
+    for rate in [*RATES, "leader", *BANDITS]:
         hedge = make_hedge(rate, 1, rounds=20)
         assert np.abs(run(hedge, losses) - 1).max() == 0
         assert hedge.total == pytest.approx(losses.sum())
@@ -271,15 +273,117 @@ def test_drawn_experts_suffer_what_the_average_does():
     assert abs(drawn.mean() - hedge.total) < 4 * drawn.std() / math.sqrt(2000)
 
 
-def test_exp3_stays_within_its_bound_on_average_and_repeats_itself():
-    regrets = []
-    for seed in range(30):
-        hedge = Exp3(4, 1000, seed)
-        run(hedge, one_better(1000, 4))
-        regrets.append(hedge.regret)
-    assert np.mean(regrets) <= math.sqrt(2 * 1000 * 4 * math.log(4))
-    one, two = Exp3(4, 50, 3), Exp3(4, 50, 3)
-    assert np.array_equal(run(one, iid(50, 4)), run(two, iid(50, 4)))
+# ---- bandits: one expert is observed per round ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("exploration", [0.0, 0.3])
+def test_the_estimate_of_exp3_is_unbiased_and_that_of_exp3_ix_is_at_most_the_loss(exploration):
+    losses = np.array([0.1, 0.7, 1.0, 0.4])
+    exp3, implicit = Exp3(4, 30, exploration=exploration), Exp3IX(4, 30, exploration=0.05)
+    for hedge in (exp3, implicit):
+        run(hedge, iid(10, 4))
+    # The expectation over the expert that is drawn, by enumeration.
+    p, q = exp3.probs(), implicit.probs()
+    assert sum(p[i] * exp3.estimate(losses, i) for i in range(4)) == pytest.approx(losses, abs=1e-12)
+    assert sum(q[i] * implicit.estimate(losses, i) for i in range(4)) == pytest.approx(
+        losses * q / (q + 0.05), abs=1e-12
+    )
+    assert [np.flatnonzero(exp3.estimate(losses, i)).tolist() for i in range(4)] == [[0], [1], [2], [3]]
+
+
+def test_three_rounds_of_exp3_by_hand():
+    """N = 2, T = 2: eta = sqrt(2 ln 2 / 4) = 0.588705. Seed 1 draws the experts 1, 0 and 0."""
+    hedge, losses = Exp3(2, 2, seed=1), np.array([(0.2, 0.6), (0.5, 0.9), (0.8, 0.4)])
+    assert hedge.eta == pytest.approx(0.588705, abs=1e-6)
+    assert (hedge.update(losses[0]), hedge.played) == (0.6, 1)
+    # 0.6 / (1/2) = 1.2 on expert 1: p = (1, e^(-1.2 eta)) / Z.
+    assert hedge.probs() == pytest.approx([0.669615, 0.330385], abs=1e-6)
+    assert (hedge.update(losses[1]), hedge.played) == (0.5, 0)
+    # 0.5 / 0.669615 = 0.746697 on expert 0.
+    assert hedge.probs() == pytest.approx([0.566322, 0.433678], abs=1e-6)
+    assert (hedge.update(losses[2]), hedge.played) == (0.8, 0)
+    # 0.8 / 0.566322 = 1.412623 more on expert 0.
+    assert hedge.probs() == pytest.approx([0.362448, 0.637552], abs=1e-6)
+    assert hedge.total == pytest.approx(1.9)
+    assert hedge.losses == pytest.approx([1.5, 1.9])
+
+
+def test_two_rounds_of_mixing_and_of_implicit_exploration_by_hand():
+    losses = np.array([0.2, 0.6])
+    mixed = Exp3(2, 2, exploration=0.2)
+    assert (mixed.update(losses), mixed.played) == (0.6, 1)
+    # 0.8 * 0.669615 + 0.1
+    assert mixed.probs() == pytest.approx([0.635692, 0.364308], abs=1e-6)
+    implicit = Exp3IX(2, 2)
+    assert implicit.implicit == pytest.approx(0.294353, abs=1e-6)
+    assert (implicit.update(losses), implicit.played) == (0.6, 1)
+    # 0.6 / (0.5 + 0.294353) = 0.755332 on expert 1.
+    assert implicit.probs() == pytest.approx([0.609371, 0.390629], abs=1e-6)
+
+
+def switching(rounds: int, experts: int) -> np.ndarray:
+    """Each expert is the best for a while, the last one for longest, which misleads a bandit that settles early."""
+    losses = np.ones((rounds, experts))
+    starts = np.linspace(0, rounds // 2, experts).astype(int)
+    for expert, (start, end) in enumerate(zip(starts, [*starts[1:], rounds], strict=True)):
+        losses[start:end, expert] = 0.0
+    return losses
+
+
+@pytest.mark.parametrize("stream", [one_better, switching])
+def test_the_regret_of_exp3_is_within_its_bound_on_average(stream):
+    for exploration in (0.0, 0.05):
+        regrets = []
+        for seed in range(20):
+            hedge = Exp3(4, 500, seed, exploration)
+            run(hedge, stream(500, 4))
+            regrets.append(hedge.regret)
+        assert np.mean(regrets) <= hedge.bound() < 500
+    assert Exp3(4, 500).bound() == 0
+    full = Exp3(4, 500)
+    full.rounds = 500
+    assert full.bound() == pytest.approx(math.sqrt(2 * 500 * 4 * math.log(4)))
+
+
+def test_the_regret_of_exp3_ix_is_within_its_bound_with_high_probability():
+    """Neu 2015, Theorem 1: T = 1000, N = 2, delta = 0.05."""
+    above = 0
+    for seed in range(20):
+        hedge = Exp3IX(2, 1000, seed)
+        run(hedge, switching(1000, 2))
+        above += hedge.regret > hedge.bound()
+    work = 2 * 2 * 1000
+    assert hedge.bound() == pytest.approx(
+        2 * math.sqrt(work * math.log(2)) + (math.sqrt(work / math.log(2)) + 1) * math.log(40)
+    )
+    assert above <= 1
+    assert Exp3IX(2, 1000, exploration=0.01).bound() == 0
+
+
+@pytest.mark.parametrize("rate", BANDITS)
+def test_the_weights_of_a_bandit_do_not_depend_on_the_losses_that_it_does_not_observe(rate):
+    one, two = (make_hedge(rate, 5, rounds=40, seed=3, exploration=0.1) for _ in range(2))
+    for row in iid(40, 5):
+        one.update(row)
+        hidden = 1 - row
+        hidden[one.played] = row[one.played]
+        two.update(hidden)
+        assert two.played == one.played
+        assert np.array_equal(one.probs(), two.probs())
+    other = make_hedge(rate, 5, rounds=40, seed=4, exploration=0.1)
+    assert not np.array_equal(run(other, iid(40, 5))[-1], one.probs())
+
+
+@pytest.mark.parametrize("rate", BANDITS)
+def test_a_bandit_draws_among_the_experts_that_are_awake(rate):
+    hedge, awake = make_hedge(rate, 4, rounds=60, seed=1), np.array([True, False, True, False])
+    run(hedge, iid(20, 4))
+    for row in iid(40, 4):
+        before = hedge.probs()
+        suffered = hedge.update(row, awake)
+        assert hedge.played in (0, 2)
+        assert suffered == row[hedge.played]
+        assert hedge.probs()[[1, 3]] == pytest.approx(before[[1, 3]], abs=1e-12)
 
 
 # ---- sleeping experts, states, mistakes -------------------------------------------------------------------------
@@ -309,7 +413,7 @@ def test_no_regret_arises_to_an_expert_that_sleeps_and_nobody_awake_changes_noth
     assert hedge.state_dict() == state
 
 
-@pytest.mark.parametrize("rate", [*RATES, "leader", "exp3"])
+@pytest.mark.parametrize("rate", [*RATES, "leader", *BANDITS])
 def test_the_state_goes_through_json(rate):
     losses = iid(40, 5)
     whole = make_hedge(rate, 5, rounds=40)
@@ -329,6 +433,8 @@ def test_the_state_goes_through_json(rate):
         (lambda: Hedge(2, 0.0), "gamma must be greater than 0 and at most 1, not 0"),
         (lambda: Hedge(2, 1.5), "not 1.5"),
         (lambda: FixedShare(2, 0.1, 1.0), "share"),
+        (lambda: Exp3(2, 10, exploration=1.0), "at least 0 and less than 1, not 1"),
+        (lambda: Exp3IX(2, 10, exploration=-0.1), "at least 0, not -0.1"),
         (lambda: Hedge(2).update((0.1, 0.2, 0.3)), "one entry for each of the 2 experts"),
     ],
 )

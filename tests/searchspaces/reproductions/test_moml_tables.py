@@ -1,6 +1,7 @@
 """MOML's tables: their experts, the published numbers, and a line that runs (moml.md, sections 4 and 5)."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -29,6 +30,18 @@ def test_every_method_of_a_line_has_the_experts_of_the_thesis_and_its_own_hedge(
         algorithm = plan.search.experiment.algorithm
         if algorithm.name != "fs":
             assert (algorithm.lr, algorithm.weight_decay) == (0.1, 1e-3)
+
+
+def test_a_table_takes_the_cross_entropy_of_algorithm_10():
+    (line,) = find_rows("moml/5.1/s-mnist")[1]
+    changed = ["search.metric=test_loss", "search.loss=raw", "search.range=[0, 4.6]"]
+    by_set = plan_row(TABLES["5.1"], line, changed)[0].search.search
+    rule = {"metric": "test_loss", "loss": "raw", "range": [0.0, 4.6]}
+    by_rule = plan_row(TABLES["5.1"], replace(line, values={**line.values, "search": rule}))[0].search.search
+    assert by_set == by_rule
+    assert (by_set.mode, by_set.loss, by_set.range, by_set.gamma, by_set.rate) == (
+        "min", "raw", [0.0, 4.6], 0.1, "fixed",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -239,6 +239,31 @@ BAD = {
         "metric: client_loss",
         "search.metric: client_loss selects by samples that only score the result; set `metric: validation_loss`",
     ),
+    "the raw loss of an accuracy": (
+        "kind: hedge",
+        "loss: raw",
+        "search.loss: `raw` is for a metric to be minimised with a range, such as `metric: validation_loss`",
+    ),
+    "the raw loss without a range": (
+        "kind: hedge",
+        "metric: validation_loss\n  loss: raw",
+        "search.loss: `raw` is for a metric to be minimised with a range, such as `metric: validation_loss`",
+    ),
+    "the raw loss of a rate without gamma": (
+        "kind: hedge",
+        "metric: validation_loss\n  range: [0, 4.6]\n  loss: raw\n  rate: anytime",
+        "search.loss: rate anytime has no gamma; remove `loss`, or set `rate: fixed`",
+    ),
+    "a range too wide for the raw loss": (
+        "kind: hedge",
+        "metric: validation_loss\n  range: [0, 4000]\n  loss: raw",
+        "gamma 0.1 to the power of the width of the range [0.0, 4000.0] is 0 in double precision",
+    ),
+    "exploration of a rate that observes all": (
+        "kind: hedge",
+        "exploration: 0.1",
+        "search.exploration: rate fixed observes every expert; remove `exploration`",
+    ),
     "an unknown metric": (
         "kind: hedge",
         "metric: test_acuracy",

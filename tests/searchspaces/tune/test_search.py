@@ -11,6 +11,7 @@ from pathlib import Path
 
 import mlflow
 import numpy as np
+import optuna
 import pytest
 import yaml
 from mlflow.tracking import MlflowClient
@@ -190,6 +191,41 @@ class TestSweeps:
             assert 0.01 <= trial.overrides["algorithm.lr"] <= 0.5
             assert ("algorithm.pull" in trial.overrides) == (trial.overrides["algorithm.momentum"] == 0.5)
             assert len(trial.records) == ROUNDS
+
+    def test_hyperband_halves_its_brackets(self, tmp_path):
+        # Six rounds in brackets of halving by 6: two trials that run to the end, and up to six of which one does.
+        kind = {"kind": "hyperband", "reduction": 6, "report_every": 1}
+        finished = search(plan(tmp_path, search=kind | {"space": {"algorithm.lr": [0.3, 0.2, 0.1, 0.0001, 0.0002]}}))
+        lengths = [len(trial.records) for trial in finished.trials]
+        assert lengths[:2] == [ROUNDS, ROUNDS]
+        assert sorted(lengths[2:]) == [1, 1, ROUNDS]
+        assert {t.status for t in finished.trials if len(t.records) < ROUNDS} == {"stopped"}
+
+    def test_a_pruner_of_optuna_stops_the_weaker_trials_early(self, tmp_path):
+        space = {"algorithm.lr": [0.3, 0.0001]}
+        storage = f"sqlite:///{tmp_path / 'study.db'}"
+        kind = {"kind": "optuna", "samples": 8, "sampler": "random", "pruner": "halving", "grace": 2, "reduction": 2}
+        kind |= {"report_every": 1, "concurrency": 1, "storage": storage, "space": space}
+        finished = search(plan(tmp_path, search=kind))
+        lengths = [len(trial.records) for trial in finished.trials]
+        assert max(lengths) == ROUNDS
+        assert min(lengths) == 2
+        study = optuna.load_study(study_name="small", storage=storage)
+        for one, trial in zip(study.trials, finished.trials, strict=True):
+            assert one.params == trial.overrides
+            assert list(one.intermediate_values) == list(range(1, len(trial.records) + 1))
+            assert one.state.name == ("COMPLETE" if len(trial.records) == ROUNDS else "PRUNED")
+            assert one.value == trial.records[-1]["validation_accuracy"]
+
+    def test_bohb_proposes_configurations_to_the_brackets(self, tmp_path):
+        pytest.importorskip("hpbandster")
+        space = {"algorithm.lr": {"loguniform": [0.001, 0.5]}, "algorithm.momentum": {"choice": [0.0, 0.5]}}
+        kind = {"kind": "bohb", "samples": 6, "reduction": 2, "report_every": 1, "space": space}
+        finished = search(plan(tmp_path, search=kind))
+        lengths = [len(trial.records) for trial in finished.trials]
+        assert len(lengths) == 6
+        assert max(lengths) == ROUNDS
+        assert min(lengths) < ROUNDS
 
     def test_population_based_training_copies_the_better_trials(self, tmp_path):
         kind = {"kind": "pbt", "interval": 2, "report_every": 2, "quantile": 0.5}

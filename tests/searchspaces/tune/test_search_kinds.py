@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import math
 import sys
 from pathlib import Path
 
@@ -9,18 +10,20 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from jsonschema import Draft202012Validator
-from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
-from searches import plan
+from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler, PopulationBasedTraining
+from searches import ROUNDS, plan
 
 from hedgerow.cli import main
 from hedgerow.platform.common.errors import UserError
 from hedgerow.searchspaces.hedge.scheduler import HedgeScheduler
+from hedgerow.searchspaces.hedge.weights import Exp3, Exp3IX
 from hedgerow.searchspaces.results.finished_search import FinishedSearch
 from hedgerow.searchspaces.spaces import SEARCH_KINDS
 from hedgerow.searchspaces.spaces.json_schema import experiment_schema
 from hedgerow.searchspaces.spaces.search_file import read_search
 from hedgerow.searchspaces.spaces.search_section import KINDS, SearchKind, SearchSetup
 from hedgerow.searchspaces.tune import kinds
+from hedgerow.searchspaces.tune.kinds import bohb_search
 from hedgerow.searchspaces.tune.search_runner import search
 from hedgerow.searchspaces.tune.tuner_spec import tuner_spec
 
@@ -102,6 +105,7 @@ def test_every_kind_is_a_class_in_a_file_of_its_own_and_stands_in_the_table():
         ("grid", None, True),
         ("random", None, True),
         ("asha", ASHAScheduler, True),
+        ("hyperband", HyperBandScheduler, False),
         ("pbt", PopulationBasedTraining, False),
     ],
 )
@@ -115,12 +119,60 @@ def test_a_kind_builds_its_scheduler(tmp_path, kind, scheduler, limited):
     assert made.space == {"overrides": {"grid_search": spec.configurations}}
 
 
+def build(folder: Path, kind: str = "hedge", **settings):
+    """The searcher and the scheduler of a kind of search over two learning rates."""
+    spec = plan(folder, search={"kind": kind, "space": {"algorithm.lr": [0.01, 0.3]}, **settings})
+    setup = SearchSetup(spec.experiment, spec.values, spec.configurations, folder / "j", lambda record: None, print)
+    return spec.search.build(setup)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 4.0), (-1.0, 1.5)])
+def test_the_raw_loss_multiplies_a_weight_by_gamma_to_the_power_of_the_cross_entropy(tmp_path, low, high):
+    _, scheduler = build(tmp_path, metric="validation_loss", loss="raw", range=[low, high], gamma=0.3)
+    raw = [(0.2, 1.4), (0.9, 0.1), (1.2, 1.1)]
+    for round, losses in enumerate(raw, 1):
+        for expert, loss in enumerate(losses):
+            scheduler.rounds.report(expert, round, {"validation_loss": loss})
+    weights = [0.3 ** sum(losses) for losses in zip(*raw, strict=True)]
+    hedge = scheduler.rounds.hedge
+    assert hedge.probs() == pytest.approx([weight / sum(weights) for weight in weights], abs=1e-12)
+    # Losses and regret are reported in [0, 1], where gamma is 0.3^(high - low).
+    scaled = [[(one - low) / (high - low) for one in losses] for losses in raw]
+    assert hedge.losses == pytest.approx([sum(losses) for losses in zip(*scaled, strict=True)])
+    assert hedge.eta == pytest.approx(-(high - low) * math.log(0.3))
+
+
+@pytest.mark.parametrize(("rate", "kind"), [("exp3", Exp3), ("exp3_ix", Exp3IX)])
+def test_a_bandit_has_the_seed_of_the_file_and_the_rate_of_its_evaluated_rounds(tmp_path, rate, kind):
+    _, scheduler = build(tmp_path, rate=rate, exploration=0.25)
+    hedge = scheduler.rounds.hedge
+    assert type(hedge) is kind
+    assert hedge.seed == 0
+    assert hedge.eta == pytest.approx(math.sqrt(2 * math.log(2) / (2 * ROUNDS)))
+    assert (hedge.implicit if rate == "exp3_ix" else hedge.exploration) == 0.25
+
+
 def test_a_kind_that_proposes_has_a_searcher_and_no_space(tmp_path):
     spec = plan(tmp_path, search={"kind": "optuna", "samples": 5, "space": {"algorithm.lr": [0.01, 0.3]}})
     setup = SearchSetup(spec.experiment, spec.values, [], tmp_path / "j", lambda record: None, print)
     made = tuner_spec(spec.search, setup, None, room=3)
     assert (made.config.num_samples, made.space, spec.search.packed) == (5, None, None)
     assert made.config.search_alg is not None
+
+
+def test_bohb_without_its_packages_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setattr(bohb_search, "find_spec", lambda module: None if module == "hpbandster" else "found")
+    with pytest.raises(
+        UserError, match=r"bohb needs hpbandster, .* install the extra with `pip install 'hedgerow\[bohb\]'`"
+    ):
+        plan(tmp_path, search={"kind": "bohb", "samples": 2, "space": {"algorithm.lr": [0.01, 0.3]}})
+
+
+def test_bohb_takes_no_conditions(tmp_path, monkeypatch):
+    monkeypatch.setattr(bohb_search, "find_spec", lambda module: "found")
+    space = {"algorithm.lr": [0.01, 0.3], "algorithm.pull": {"grid": [0.1], "when": {"algorithm.lr": 0.3}}}
+    with pytest.raises(UserError, match=r"search.space.algorithm.pull: kind bohb does not support conditions"):
+        plan(tmp_path, search={"kind": "bohb", "samples": 2, "space": space})
 
 
 def test_a_kind_of_the_users_own_runs_a_search(ray_here, own):

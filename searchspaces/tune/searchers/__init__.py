@@ -1,0 +1,1 @@
+"""Searchers of Ray Tune with packages that only their kind of search imports."""
