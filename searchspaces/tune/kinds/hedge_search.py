@@ -114,8 +114,8 @@ class HedgeSearch(SearchKind):
             return
         if self.mode == "max" or self.range is None:
             raise UserError(
-                "search.loss: `raw` is for a metric to be minimised with a range, such as `metric: validation_loss` with "
-                "`range: [0, 4.6]`; set both, or remove `loss`"
+                "search.loss: `raw` is for a metric to be minimised with a range, such as `metric: validation_loss` "
+                "with `range: [0, 4.6]`; set both, or remove `loss`"
             )
         if self.rate not in ("fixed", "fixed_share"):
             raise UserError(f"search.loss: rate {self.rate} has no gamma; remove `loss`, or set `rate: fixed`")
