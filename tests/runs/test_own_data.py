@@ -16,7 +16,7 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.data.content_hash import content_hash
 from hedgerow.platform.runs import runner
 from hedgerow.platform.runs.own_data import data_record
-from hedgerow.platform.runtime.factory import build_partition
+from hedgerow.platform.runtime.factory import build_partition, check
 from hedgerow.platform.tracking.run_description import data_digest, run_text, tags
 from hedgerow.platform.tracking.run_folder import RunFolder, new_run
 from hedgerow.reports.analysis.run_reader import read_all
@@ -123,8 +123,9 @@ def test_a_run_whose_files_have_changed_is_refused_and_an_old_one_without_a_hash
 def test_a_search_on_arrays_of_its_own_is_not_resumed_on_its_file_s(tmp_path):
     wanted = plan(tmp_path)
     dataset, partition = own(small(tmp_path, **SETTINGS))
+    used = check(wanted.experiment, None, (dataset, partition))
     with new_run(wanted.experiment, None, wanted.dump()) as (folder, _):
-        folder.update(kind="search", data=data_record(wanted.experiment, (dataset, partition), own=True))
+        folder.update(kind="search", data=data_record(wanted.experiment, used, own=True))
     # Not the partition that its file describes, which has more samples than these arrays.
     assert folder.record()["data"]["drawn"] is False
     refused = CliRunner().invoke(main, ["resume", str(folder)])
