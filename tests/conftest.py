@@ -25,8 +25,8 @@ KINDS = {
     "processes": "separate commands and Ray instances; `make test` starts one of each kind",
 }
 """Kinds of `exhaustive` tests, which `make test` skips and `make test-all` runs."""
-BY_FIXTURE = {"browser": "browser", "executed": "processes", "nodes": "processes"}
-"""Fixtures whose tests are exhaustive: Chromium, a notebook's kernel, and raylets as the nodes of a cluster."""
+BY_FIXTURE = {"browser": "browser", "executed": "processes", "nodes": "processes", "site": "processes"}
+"""Fixtures whose tests are exhaustive: Chromium, a notebook's kernel, raylets as the nodes of a cluster, and the site."""
 
 
 @pytest.hookimpl(tryfirst=True)

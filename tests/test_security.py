@@ -56,6 +56,7 @@ def listening(process: psutil.Process) -> set[str]:
     return addresses
 
 
+@pytest.mark.exhaustive("processes")
 def test_ray_that_is_started_here_listens_on_the_loopback_interface_alone():
     session = (
         "import sys, ray; from hedgerow.platform.actors.session import ray_session\n"

@@ -115,6 +115,7 @@ def test_one_that_died_at_rest_is_replaced(name, free, tmp_path):
         assert same(run(small(tmp_path / name)), first)
 
 
+@pytest.mark.exhaustive("kills")
 def test_one_that_was_replaced_during_a_run_serves_the_next(free, tmp_path, monkeypatch):
     # The driver hears of every round by itself.
     monkeypatch.setattr(runner, "BEAT", 0.0)

@@ -192,6 +192,7 @@ def test_the_loss_of_ray_does_not_end_a_process_that_runs_rounds_itself(tmp_path
         assert driver._works_without_ray(RayLost("Ray has ended")) is False
 
 
+@pytest.mark.exhaustive("processes")
 def test_a_ray_that_cannot_start_ends_in_a_sentence_and_the_run_resumes(ray_here, tmp_path):
     taken = tmp_path / "file"
     taken.touch()

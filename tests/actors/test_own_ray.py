@@ -84,6 +84,7 @@ def watched_to_its_end(command, short):
 
 
 @pytest.mark.usefixtures("ray_here")
+@pytest.mark.exhaustive("processes")
 def test_ray_keeps_no_history_of_calls():
     ray.get([ray.remote(lambda: 1).remote() for _ in range(20)])
     # By default events are sent once per second.

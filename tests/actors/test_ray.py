@@ -54,6 +54,7 @@ class TestOnRay:
         assert not death.exists()
         assert same(calm, disturbed)
 
+    @pytest.mark.exhaustive("kills")
     def test_a_killed_coordinator_goes_on_from_its_checkpoint(self, tmp_path):
         victims = []
 

@@ -116,6 +116,7 @@ def test_a_submitted_run_is_shown_leaves_its_folder_and_ends_with_its_exit_code(
     assert "had already ended (succeeded)" in hedgerow("stop", job, "--address", server).output
 
 
+@pytest.mark.exhaustive("processes")
 def test_exit_codes_logs_and_stopping_are_the_job_s_own(server, here):
     jobs = JobClient(server)
     failing = jobs.submit("echo some words; exit 7", {}, {})

@@ -128,6 +128,7 @@ def test_runs(here, ran):
         assert all((here / figure).is_file() for figure in one["figures"])
 
 
+@pytest.mark.exhaustive("processes")
 def test_a_report_and_a_comparison(here, ran):
     folders = [one["folder"] for one in ran]
     said = document("report", "report", *folders)

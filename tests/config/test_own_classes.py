@@ -130,6 +130,7 @@ def test_a_run_on_data_and_a_partition_of_ones_own(here):
     assert not (here / "cache" / "data").exists()
 
 
+@pytest.mark.exhaustive("processes")
 def test_on_ray_every_process_finds_them(here):
     inline = run(here, "resources.executor=inline")
     actors = run(here, "resources.executor=ray", "resources.actors=2")

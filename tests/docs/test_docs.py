@@ -108,13 +108,17 @@ def understand(words: list[str], family: click.Group = main) -> None:
 
 
 def levels() -> list:
-    """Pages that search, but for the README, are exhaustive: a search starts processes."""
+    """Pages that search or report are exhaustive: a search starts processes, and a report runs experiments first."""
     slow = pytest.mark.exhaustive("processes")
-    return [pytest.param(page, marks=slow if page != ROOT / "README.md" and searches(page) else ()) for page in PAGES]
+    return [pytest.param(page, marks=slow if searches(page) or reports(page) else ()) for page in PAGES]
 
 
 def searches(page: Path) -> bool:
     return "search(" in page.read_text() or "\nhedgerow search " in page.read_text()
+
+
+def reports(page: Path) -> bool:
+    return "\nhedgerow report " in page.read_text()
 
 
 @pytest.mark.parametrize("page", levels(), ids=lambda page: page.relative_to(ROOT).as_posix())

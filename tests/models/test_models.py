@@ -178,7 +178,12 @@ def test_every_built_in_model_is_tried_here():
     assert [row[0] for row in SMALL] == [name for name in MODELS if name not in ("quadratic", "mobilenet_v2", "vit")]
 
 
-@small
+@pytest.mark.parametrize(
+    ("name", "options", "shape", "classes", "size"),
+    # The 11 million parameters of the ResNet-18 take as long as all others; smaller ResNets have the same layers.
+    [pytest.param(*row, marks=pytest.mark.exhaustive("grid") if row[0] == "resnet18_gn" else ()) for row in SMALL],
+    ids=[row[0] for row in SMALL],
+)
 @pytest.mark.filterwarnings("error:There is a performance drop")  # vmap warns when it falls back to a loop
 def test_gradients_of_three_clients_alone_and_batched(name, options, shape, classes, size):
     # In single precision, rounding may carry an input of a ReLU across zero, and its gradient with it.

@@ -175,6 +175,7 @@ def test_every_method_is_scored_alike_in_a_loop_and_in_batches(key):
         assert "simple_validation_accuracy" in loop[-1]
 
 
+@pytest.mark.exhaustive("processes")
 def test_runs_on_one_or_two_actors_and_resumed_runs_agree(tmp_path):
     spec = values({"fraction": 0.2, "from": "clients"}, engine={"mode": "loop"}, checkpoints={"every": 1})
     alone, _ = records(spec)

@@ -264,6 +264,7 @@ def server(tmp_path):
     server.kill()
 
 
+@pytest.mark.exhaustive("processes")
 def test_a_server_that_goes_down_and_comes_back_or_is_slow_misses_nothing(server, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     monkeypatch.setattr(runner, "BEAT", 0.0)

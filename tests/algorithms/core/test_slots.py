@@ -368,7 +368,7 @@ def optimality(kind, rounds, transform):
     return float(np.abs(done.server["w"]["x"].numpy() - problem.optimum).max())
 
 
-@pytest.mark.grid("kind", "transform")
+@pytest.mark.grid("kind")
 @pytest.mark.parametrize("transform", [Quantize(), TopK(entries=2, error_feedback=False), Clip(norm=0.05)], ids=str)
 @pytest.mark.parametrize(("kind", "forgetful"), [(FedDyn, ForgetfulDyn), (Scaffold, ForgetfulScaffold)])
 def test_clients_remember_what_they_sent(kind, forgetful, transform):
@@ -377,6 +377,7 @@ def test_clients_remember_what_they_sent(kind, forgetful, transform):
     assert optimality(forgetful, 240, transform) > 5e-3
 
 
+@pytest.mark.grid(keep=1)
 @pytest.mark.parametrize(("kind", "most"), [(FedDyn, 0.1), (Scaffold, 0.1)])
 def test_noise_of_clients_ends_near_the_optimum(kind, most):
     assert optimality(kind, 240, Shaken()) < most

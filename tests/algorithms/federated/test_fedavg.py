@@ -92,6 +92,7 @@ def test_fedavgs_bias_grows_with_local_work_and_one_step_has_none():
     assert np.abs(model(run)["x"].numpy() - problem.c.mean(0)).max() < 1e-3
 
 
+@pytest.mark.exhaustive("convergence")
 def test_fedproxs_fixed_point_on_quadratics_nears_the_optimum_as_mu_grows():
     # Exact local minimisation: w_k = (A_k + mu I)^-1 (A_k c_k + mu w).
     problem = Quadratics()

@@ -93,6 +93,7 @@ def test_fedsplit_averages_all_or_the_active_which_is_the_same_when_all_are():
     assert distance(model(half[0]), model(half[1])) > 1e-3
 
 
+@pytest.mark.exhaustive("convergence")
 def test_fedsplit_with_exact_solves_reaches_the_optimum_and_its_active_form_does_not():
     problem = Quadratics()
     found = {}

@@ -252,6 +252,7 @@ def test_no_table_trains_the_same_experiment_twice(family):
         assert len(set(done)) == len(done), table.name
 
 
+@pytest.mark.exhaustive("processes")
 def test_runs_that_rows_share_are_trained_once_and_continue_to_each_rows_targets(ray_here, tmp_path, monkeypatch):
     monkeypatch.setenv(SOURCE, "0" * 40)
 
@@ -401,6 +402,7 @@ def test_published_numbers_stand_beside_measured_ones(ray_here, tmp_path):
     assert "| 98.2% | 4+ [38] | - [72] | - [194] | - [445] |" in text
 
 
+@pytest.mark.exhaustive("processes")
 def test_cells_of_runs_with_diverged_clients_are_marked(ray_here, tmp_path):
     changed = [word for change in SMALL for word in ("--set", change)]
     changed += ["--set", "algorithm.lr=1e6", "--set", "algorithm.clip_norm=null", "--methods", "fedavg"]

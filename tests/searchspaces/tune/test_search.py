@@ -72,6 +72,7 @@ class TestHedge:
             assert [trial.status for trial in done.trials] == ["finished"] * 4
         assert not np.allclose(reference[-1]["weights"], 0.25)
 
+    @pytest.mark.exhaustive("kills")
     def test_an_expert_whose_process_is_killed_changes_nothing(self, tmp_path, reference):
         death = tmp_path / "death"
         # The toy dies in its third round when it finds the file; an empty name keeps the others alive.
@@ -123,6 +124,7 @@ class TestHedge:
         assert {found.info.status for found in runs_of(tracked)[1]} == {"FINISHED"}
         assert len(runs_of(tracked)[1]) == len(runs)
 
+    @pytest.mark.exhaustive("processes")
     def test_no_run_is_left_open_when_the_search_fails(self, tmp_path):
         space = {"algorithm.lr": [0.01, 0.3]}
         broken = plan(
@@ -201,6 +203,7 @@ class TestSweeps:
         assert sorted(lengths[2:]) == [1, 1, ROUNDS]
         assert {t.status for t in finished.trials if len(t.records) < ROUNDS} == {"stopped"}
 
+    @pytest.mark.exhaustive("processes")
     def test_a_pruner_of_optuna_stops_the_weaker_trials_early(self, tmp_path):
         space = {"algorithm.lr": [0.3, 0.0001]}
         storage = f"sqlite:///{tmp_path / 'study.db'}"
@@ -227,6 +230,7 @@ class TestSweeps:
         assert max(lengths) == ROUNDS
         assert min(lengths) < ROUNDS
 
+    @pytest.mark.exhaustive("processes")
     def test_population_based_training_copies_the_better_trials(self, tmp_path):
         kind = {"kind": "pbt", "interval": 2, "report_every": 2, "quantile": 0.5}
         # Room for one at a time: they take turns, so each sees what the other has reached.

@@ -66,6 +66,7 @@ def test_a_selection_by_test_samples_says_so(finished, capsys):
 
 
 @pytest.mark.usefixtures("ray_here")
+@pytest.mark.exhaustive("processes")
 def test_hedge_weighs_by_validation_and_a_search_by_test_samples_can_be_resumed(tmp_path):
     settings = {"rounds": 2, "algorithm": {"name": "fedavg", "batch_size": 8}}
     old = search(
