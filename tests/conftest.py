@@ -26,7 +26,7 @@ KINDS = {
 }
 """Kinds of `exhaustive` tests, which `make test` skips and `make test-all` runs."""
 BY_FIXTURE = {"browser": "browser", "executed": "processes", "nodes": "processes", "site": "processes"}
-"""Fixtures whose tests are exhaustive: Chromium, a notebook's kernel, raylets as the nodes of a cluster, and the site."""
+"""Fixtures whose tests are exhaustive: Chromium, a notebook's kernel, raylets as the nodes of a cluster, the site."""
 
 
 @pytest.hookimpl(tryfirst=True)
