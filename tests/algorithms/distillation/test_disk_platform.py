@@ -21,7 +21,7 @@ DISK = {
 SETTINGS = {"task": TASK, "algorithm": DISK, "participation": 1.0, "engine": {"mode": "loop"}}
 
 
-@pytest.mark.grid(keep=1)
+@pytest.mark.exhaustive("processes")
 @pytest.mark.parametrize("pack", ["off", 2])
 def test_experts_of_a_search_are_what_they_are_alone(pack, ray_here, tmp_path):
     settings = {**SETTINGS, "search__space": {"algorithm.alpha": [0.1, 0.9]}, "search__pack": pack, "rounds": 3}

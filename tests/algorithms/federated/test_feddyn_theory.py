@@ -91,7 +91,7 @@ def test_the_optimum_is_a_fixed_point_for_every_cohort(hyper):
         assert max(np.abs(g(after, k) - g(start, k)).max() for k in range(M)) < 1e-12
 
 
-@pytest.mark.grid(keep=3)
+@pytest.mark.grid(keep=2)
 @pytest.mark.parametrize(("alpha", "active", "rounds"), [(1, M, 100), (1, P, 300), (0.1, M, 350),
                                                          (0.1, P, 700), (10, M, 700), (10, P, 1000)])  # fmt: skip
 def test_exact_solves_converge_to_the_global_optimum_whatever_alpha(alpha, active, rounds):
@@ -103,8 +103,8 @@ def test_exact_solves_converge_to_the_global_optimum_whatever_alpha(alpha, activ
     assert max(np.abs(g(state, k) - run.gradient(k, OPTIMUM)).max() for k in range(M)) < 1e-8
 
 
-@pytest.mark.grid
-@pytest.mark.parametrize(("steps", "rounds"), [(1, 400), (5, 300), (50, 120)])
+@pytest.mark.grid("active")
+@pytest.mark.parametrize(("steps", "rounds"), [(50, 120), (5, 300), (1, 400)])
 @pytest.mark.parametrize("active", [M, P])
 def test_inexact_solves_converge_to_it_as_well(steps, rounds, active):
     run = feddyn(0.5, solver="sgd", steps=steps, lr=0.5)
@@ -250,7 +250,7 @@ def means_along(run: Exact, alpha: float, rounds: list[int], seed: int, ratio: f
     return found
 
 
-@pytest.mark.grid(keep=1)
+@pytest.mark.exhaustive("convergence")
 @pytest.mark.parametrize("alpha", [25.0, 30 * L * (M / P) ** 0.5])
 def test_theorem_5_the_average_converges_as_one_over_t(alpha):
     run = feddyn(alpha)

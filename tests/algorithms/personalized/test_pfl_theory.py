@@ -82,7 +82,7 @@ FIXED = [
 ]  # fmt: skip
 
 
-@pytest.mark.grid("steps", "active")
+@pytest.mark.grid("active")
 @pytest.mark.parametrize(("steps", "active", "rounds", "alpha", "lr"), FIXED)
 def test_pfldyn_reaches_the_optimum_after_adaptation(steps, active, rounds, alpha, lr):
     state = personal(PFLDyn, steps=steps, alpha=alpha, lr=lr).run(rounds, active)
