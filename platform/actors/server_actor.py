@@ -24,10 +24,10 @@ from hedgerow.platform.common.errors import RayLost
 from hedgerow.platform.common.heartbeat import listen
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.data import Dataset, Partition
+from hedgerow.platform.runtime.coordinator import Coordinator
 from hedgerow.platform.runtime.executor import PlanNotTuned
 from hedgerow.platform.runtime.launch import build_coordinator, build_servers, inline_executor
 from hedgerow.platform.runtime.process import free_memory, init_process
-from hedgerow.platform.runtime.server import Coordinator
 from hedgerow.platform.storage.checkpoint import latest_checkpoint, round_of
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.storage.run_lock import Claim
