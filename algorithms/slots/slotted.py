@@ -20,7 +20,7 @@ from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm
 from hedgerow.algorithms.core.client_data import ClientData
 from hedgerow.algorithms.core.keyed_random import subkey
 from hedgerow.algorithms.core.messages import MODEL, ClientStep, Cohort, Exchange, Exchanges, ExchangeSteps, drive
-from hedgerow.algorithms.core.parts import ContractError, MessageSize, Part, Wire
+from hedgerow.algorithms.core.parts import ContractError, MessageSize, Wire
 from hedgerow.algorithms.core.pytree import Tree, add, leaves, sub
 from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.slots.slots import Slots, SlottedHyper
@@ -97,7 +97,9 @@ class Slotted:
             return f"aggregation.weighting: the server state of {name} weights clients equally; set it to uniform"
         if inner.accumulates and not aggregation.rule.is_mean:
             return f"aggregation.rule: it would permanently bias the server state of {name}; set its kind to mean"
-        if not aggregation.rule.is_mean and any(part.kind == "opaque" for _, part in self._all_parts()):
+        if not aggregation.rule.is_mean and any(
+            part.kind == "opaque" for parts in inner.parts.values() for part in parts.values()
+        ):
             return f"aggregation.rule: {name} sends values that only a mean can combine; set its kind to mean"
         for i, transform in enumerate(hyper.transforms):
             if reason := self._transform_objection(i, transform):
@@ -152,9 +154,6 @@ class Slotted:
             if reason := next((reason for update in updates if (reason := transform.incompatibility(update))), None):
                 return f"transforms.{i}.{reason}"
         return None
-
-    def _all_parts(self) -> list[tuple[str, Part]]:
-        return [named for parts in self.inner.parts.values() for named in parts.items()]
 
     @cached_property
     def _initial(self) -> Tree:
@@ -217,7 +216,9 @@ class Slotted:
         """
 
         def run(exchanges: list[Exchange], number: int) -> ExchangeSteps:
-            mask = [transforms is not None and self._is_covered(exchange) for exchange in exchanges]
+            mask = [
+                transforms is not None and e.on == "clients" and e.step.__name__ in self.inner.parts for e in exchanges
+            ]
             replacements = [
                 self._changed(e, cohort) if c else self._bound(e, AS_IS) for e, c in zip(exchanges, mask, strict=True)
             ]
@@ -229,9 +230,6 @@ class Slotted:
             return results
 
         return (yield from drive(generator, run))
-
-    def _is_covered(self, exchange: Exchange) -> bool:
-        return exchange.on == "clients" and exchange.step.__name__ in self.inner.parts
 
     def _rewrites(self, step: str) -> bool:
         """Whether a step sends its transformed updates instead of its own result."""

@@ -45,16 +45,8 @@ HOMELESS = 5.0
 class CoordinatorActor(Coordinator):
     """A coordinator in a process of its own; data and partition come from the object store."""
 
-    def __init__(
-        self,
-        spec: ActorSpec,
-        data: dict[str, Any],
-        partition: dict[str, Any],
-        executor: RayExecutor,
-        checkpoints: Path,
-        claim: Claim | None,
-    ):
-        self.load_run(spec, data, partition, executor, checkpoints, claim)
+    def __init__(self, *run: Any):
+        self.load_run(*run)
 
     def load_run(
         self,
