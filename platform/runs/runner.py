@@ -34,7 +34,7 @@ from hedgerow.platform.tracking.tracker import RunLog, Tracker
 from hedgerow.platform.ui.plots import draw_curves, draw_histograms
 
 if TYPE_CHECKING:
-    from hedgerow.platform.actors.server_actor import CoordinatorHandle
+    from hedgerow.platform.actors.coordinator_actor import CoordinatorHandle
     from hedgerow.platform.runtime.coordinator import Coordinator
 
 BEAT = 0.2
@@ -176,7 +176,7 @@ def open_coordinator(
     resources = experiment.resources
     if resources.executor != "inline":
         # Ray is imported only where it is used: an inline run needs none of it.
-        from hedgerow.platform.actors.server_actor import coordinator_on_ray
+        from hedgerow.platform.actors.coordinator_actor import coordinator_on_ray
 
         with coordinator_on_ray(
             experiment, dataset, partition, checkpoints, address, num_shards, notify, claim

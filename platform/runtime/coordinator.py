@@ -1,6 +1,5 @@
 """The coordinator of a run: advances its servers round by round, saves checkpoints and recovers from lost workers."""
 
-import errno
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -13,7 +12,7 @@ from safetensors import SafetensorError
 from hedgerow.algorithms.core.algorithm import Aggregate
 from hedgerow.algorithms.core.messages import Exchange
 from hedgerow.algorithms.core.pytree import Tree, tree_map
-from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.errors import DISK_FULL, UserError
 from hedgerow.platform.common.heartbeat import beat
 from hedgerow.platform.models.vmap_check import compare_constants
 from hedgerow.platform.runtime.executor import Executor
@@ -33,9 +32,6 @@ from hedgerow.platform.storage.checkpoint import (
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.storage.run_lock import Claim
 from hedgerow.platform.tracking.run_folder import RunFolder
-
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-"""Error numbers of a file system that has no room: disk full, quota or file size limit reached."""
 
 Run = Callable[[list[Exchange]], list[Aggregate]]
 """Runs exchanges and returns their aggregates, as `Executor.run` does."""
@@ -301,6 +297,6 @@ def _remedy(error: Exception) -> str:
     cause = getattr(error, "cause", error)
     if isinstance(cause, Altered):
         return "stop other programs from writing to this file"
-    if getattr(cause, "errno", None) in FULL:
+    if getattr(cause, "errno", None) in DISK_FULL:
         return "free disk space there"
     return "make sure that its folder can be read and written"

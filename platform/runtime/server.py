@@ -51,7 +51,9 @@ class FederatedServer:
         self.tracks_client_models = experiment.evaluation.follows
         self.stateless = not algorithm.init_client() and not self.tracks_client_models
         self.test_shards = test_shards(test_samples)
-        self._evaluated = self._evaluation_cohort()
+        # Clients that every evaluation scores: a uniform sample of the population.
+        scored = min(experiment.evaluation.clients, self.population)
+        self._evaluated = sample_clients(experiment.seed, 0, self.population, scored)
         pool, selection = partition.server_validation, partition.selection_sizes
         self.validation_shards = 0 if pool is None else test_shards(len(pool))
         self._validated = np.flatnonzero([] if selection is None else selection)
@@ -282,11 +284,6 @@ class FederatedServer:
 
     def _is_evaluated(self, number: int) -> bool:
         return number % self.experiment.evaluation.every == 0 or number == self.experiment.rounds
-
-    def _evaluation_cohort(self) -> np.ndarray:
-        """Clients that every evaluation scores: a uniform sample of the population."""
-        size = min(self.experiment.evaluation.clients, self.population)
-        return sample_clients(self.experiment.seed, 0, self.population, size)
 
     def _without_quarantined(self, clients: np.ndarray, number: int) -> np.ndarray:
         out = [client for client, since in self.quarantined.items() if since <= number]

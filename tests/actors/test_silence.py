@@ -19,7 +19,7 @@ from ray_runs import numbers, same, small
 from searches import one_after_the_other, plan
 
 from hedgerow.platform.actors.client_actor import ActorSpec
-from hedgerow.platform.actors.server_actor import CoordinatorActor, CoordinatorHandle
+from hedgerow.platform.actors.coordinator_actor import CoordinatorActor, CoordinatorHandle
 from hedgerow.platform.actors.silence import Signs, Silence, Watch
 from hedgerow.platform.common import heartbeat
 from hedgerow.platform.common.errors import UserError
