@@ -135,6 +135,12 @@ class Bilevel(Algorithm):
             z = self.descend(hp, z, {"y": oracles.lower_slope(z, batch)})
         return z
 
+    def train_y(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        """Client step: one step on y per mini-batch."""
+        oracles = Derivatives(self.task, hp)
+        z = self.moved_y(hp, oracles, down, data.batches("lower"))
+        return {"y": z["y"]}, state, oracles.metrics([])
+
     def descend(self, hp: Any, z: Tree, directions: Tree, factor: Any = 1.0) -> Tree:
         """z after one step on each variable that has a direction, which is clipped first.
 

@@ -50,11 +50,6 @@ class FullHypergradient(Bilevel):
             f"algorithm.dense: a Hessian of {size} parameters is too large; set it to false, or choose a smaller model"
         )
 
-    def train_y(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        oracles = Derivatives(self.task, hp)
-        z = self.moved_y(hp, oracles, down, data.batches("lower"))
-        return {"y": z["y"]}, state, oracles.metrics([])
-
     def residual(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         oracles = Derivatives(self.task, hp)
         return {"u": oracles.residual(down, next(self.draws(data)))}, state, oracles.metrics([])

@@ -26,11 +26,6 @@ class LFedNest(Bilevel):
             z = z | (yield Exchange(self.train_y, z, cohort.clients, batches=steps)).up
         return z | (yield Exchange(self.train_x, z, cohort.clients, batches=self.batches(hyper.steps))).up
 
-    def train_y(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        oracles = Derivatives(self.task, hp)
-        z = self.moved_y(hp, oracles, down, data.batches("lower"))
-        return {"y": z["y"]}, state, oracles.metrics([])
-
     def train_x(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         z, oracles, values = down, Derivatives(self.task, hp), []
         for draw in self.draws(data):

@@ -1,6 +1,7 @@
 """Messages of a round: cohorts, exchanges and their results."""
 
 from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 from zlib import crc32
@@ -136,6 +137,29 @@ class Exchange:
 
 Exchanges = Generator[Exchange | list[Exchange], Any, Any]
 """The server part: yields an exchange and receives its Aggregate, or yields a list and receives a list of them."""
+
+
+ExchangeSteps = Generator[list[Exchange], Any, Any]
+"""Yields exchanges that may run in parallel, and receives a list of their Aggregates."""
+
+
+def drive(generator: Exchanges, run: Callable[[list[Exchange], int], ExchangeSteps]) -> ExchangeSteps:
+    """Runs the exchanges of a generator until it ends; returns its return value.
+
+    run: carries out exchanges that may run in parallel, given their number in the sequence of all; returns Aggregates.
+    """
+    reply: Any = None
+    number = 0
+    with closing(generator):
+        while True:
+            try:
+                request = generator.send(reply)
+            except StopIteration as stop:
+                return stop.value
+            exchanges = request if isinstance(request, list) else [request]
+            aggregates = yield from run(exchanges, number)
+            reply = aggregates if isinstance(request, list) else aggregates[0]
+            number += len(exchanges)
 
 
 POOL = np.zeros(1, int)

@@ -80,11 +80,6 @@ def allow_recompilations(limit: int) -> None:
             setattr(config, name, limit)
 
 
-def count_compilations() -> int:
-    """Number of graphs that torch compiled in this process, for tests. Raises AttributeError if the name is gone."""
-    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
-
-
 def _base(module: Any, name: str, *public: type[nn.Module]) -> tuple[type[nn.Module], ...]:
     """Returns a private base class; if it is gone, the public classes, which do not cover a user's subclass of it."""
     return (getattr(module, name),) if hasattr(module, name) else public

@@ -35,9 +35,7 @@ class Matching(Student):
                 self.bridge = self.bridge_between(shapes(task).maps, shapes(self.teacher_task).maps)
 
     def incompatibility(self) -> str | None:
-        if problem := super().incompatibility():
-            return problem
-        return feature_map_incompatibility(self.hyper.name, self.task, self.teacher_task)
+        return super().incompatibility() or feature_map_incompatibility(self.hyper.name, self.task, self.teacher_task)
 
     def bridge_between(self, student: list[Tensor], teacher: list[Tensor]) -> nn.Module:
         """Modules that are trained together with the student, for maps of these shapes."""

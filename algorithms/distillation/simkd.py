@@ -41,13 +41,7 @@ class SimKD(Student):
             self.task = replace(task, module=ReusedClassifier(task, self.teacher_task), build=None)
 
     def incompatibility(self) -> str | None:
-        if problem := super().incompatibility():
-            return problem
-        return (
-            feature_map_incompatibility(self.hyper.name, self.task, self.teacher_task)
-            if not isinstance(self.task.module, ReusedClassifier)
-            else None
-        )
+        return super().incompatibility() or feature_map_incompatibility(self.hyper.name, self.task, self.teacher_task)
 
     def init_server(self) -> Tree:
         return {"w": {name: p for name, p in self.task.init().items() if name.startswith(STUDENT)}}

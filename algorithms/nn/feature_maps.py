@@ -18,7 +18,7 @@ Norm = Callable[[int], nn.Module]
 
 def feature_map_incompatibility(name: str, student: Task, teacher: Task) -> str | None:
     """Returns an error message if the feature maps of the models cannot be matched, else None."""
-    if shapes(student).maps and shapes(teacher).maps:
+    if isinstance(student.module, ReusedClassifier) or (shapes(student).maps and shapes(teacher).maps):
         return None
     return (
         f"task.model: {name} matches feature maps, which student or teacher does not expose; choose resnet, "

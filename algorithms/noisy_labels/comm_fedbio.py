@@ -119,9 +119,8 @@ class CommFedBiO(Bilevel):
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """Takes T local steps on y; remembers x."""
-        oracles = Derivatives(self.task, hp)
-        z = self.moved_y(hp, oracles, down, data.batches("lower"))
-        return {"y": z["y"]}, {"x": down["x"]}, oracles.metrics([])
+        up, _, metrics = self.train_y(hp, down, state, data)
+        return up, {"x": down["x"]}, metrics
 
     def outer(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """grad_x F and grad_y F on the server's own samples."""

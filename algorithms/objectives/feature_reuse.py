@@ -12,7 +12,6 @@ from torch import Tensor
 from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.core.task import Params, Task, mean_over
 from hedgerow.algorithms.nn.feature_maps import (
-    ReusedClassifier,
     feature_distance,
     feature_map_incompatibility,
     student_parameters,
@@ -28,13 +27,7 @@ class ReusedTeacher(FromTeacher):
     is_algorithm = True
 
     def incompatibility(self, task: Task) -> str | None:
-        if reason := super().incompatibility(task):
-            return reason
-        return (
-            feature_map_incompatibility(self.kind, task, task.teacher_task)
-            if not isinstance(task.module, ReusedClassifier)
-            else None
-        )
+        return super().incompatibility(task) or feature_map_incompatibility(self.kind, task, task.teacher_task)
 
     def task(self, task: Task) -> Task:
         return with_teacher_classifier(super().task(task))

@@ -4,7 +4,7 @@ A proxy drives the round of the inner algorithm, modifies the exchanges that slo
 aggregate. The inner algorithm, server and client part, is not aware of the slots.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -19,8 +19,8 @@ from torch import Tensor
 from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm
 from hedgerow.algorithms.core.client_data import ClientData
 from hedgerow.algorithms.core.keyed_random import subkey
-from hedgerow.algorithms.core.messages import MODEL, ClientStep, Cohort, Exchange, Exchanges
-from hedgerow.algorithms.core.parts import ContractError, MessageSize, Part, Wire
+from hedgerow.algorithms.core.messages import MODEL, ClientStep, Cohort, Exchange, Exchanges, ExchangeSteps, drive
+from hedgerow.algorithms.core.parts import ContractError, MessageSize, Wire
 from hedgerow.algorithms.core.pytree import Tree, add, leaves, sub
 from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.slots.slots import Slots, SlottedHyper
@@ -97,7 +97,9 @@ class Slotted:
             return f"aggregation.weighting: the server state of {name} weights clients equally; set it to uniform"
         if inner.accumulates and not aggregation.rule.is_mean:
             return f"aggregation.rule: it would permanently bias the server state of {name}; set its kind to mean"
-        if not aggregation.rule.is_mean and any(part.kind == "opaque" for _, part in self._all_parts()):
+        if not aggregation.rule.is_mean and any(
+            part.kind == "opaque" for parts in inner.parts.values() for part in parts.values()
+        ):
             return f"aggregation.rule: {name} sends values that only a mean can combine; set its kind to mean"
         for i, transform in enumerate(hyper.transforms):
             if reason := self._transform_objection(i, transform):
@@ -153,9 +155,6 @@ class Slotted:
                 return f"transforms.{i}.{reason}"
         return None
 
-    def _all_parts(self) -> list[tuple[str, Part]]:
-        return [named for parts in self.inner.parts.values() for named in parts.items()]
-
     @cached_property
     def _initial(self) -> Tree:
         return self.inner.init_server()
@@ -210,34 +209,27 @@ class Slotted:
     def evaluate(self, server: Tree, cohort: Cohort) -> Exchanges:
         return (yield from self._drive(self.inner.evaluate(self._inner_state(server), cohort), cohort, None))
 
-    def _drive(self, generator: Exchanges, cohort: Cohort, transforms: Tree | None) -> Generator[Any, Any, Any]:
+    def _drive(self, generator: Exchanges, cohort: Cohort, transforms: Tree | None) -> ExchangeSteps:
         """Runs the exchanges of the inner algorithm with the slots; returns the return value of its generator.
 
         transforms: server states of the transforms, changed in place; None: the exchanges belong to an evaluation.
         """
-        reply: Any = None
-        number = 0
-        while True:
-            try:
-                request = generator.send(reply)
-            except StopIteration as stop:
-                return stop.value
-            exchanges = request if isinstance(request, list) else [request]
-            mask = [transforms is not None and self._is_covered(exchange) for exchange in exchanges]
+
+        def run(exchanges: list[Exchange], number: int) -> ExchangeSteps:
+            mask = [
+                transforms is not None and e.on == "clients" and e.step.__name__ in self.inner.parts for e in exchanges
+            ]
             replacements = [
                 self._changed(e, cohort) if c else self._bound(e, AS_IS) for e, c in zip(exchanges, mask, strict=True)
             ]
-            results = yield replacements if isinstance(request, list) else replacements[0]
-            results = results if isinstance(request, list) else [results]
+            results = list((yield replacements))
             for i, exchange in enumerate(exchanges):
                 if mask[i] and self._rewrites(exchange.step.__name__) and results[i].contributed.any():
                     aggregate = self._finished(replacements[i], results[i], transforms or {}, cohort, number + i)
                     results[i] = replace(results[i], up=aggregate)
-            reply = results if isinstance(request, list) else results[0]
-            number += len(exchanges)
+            return results
 
-    def _is_covered(self, exchange: Exchange) -> bool:
-        return exchange.on == "clients" and exchange.step.__name__ in self.inner.parts
+        return (yield from drive(generator, run))
 
     def _rewrites(self, step: str) -> bool:
         """Whether a step sends its transformed updates instead of its own result."""

@@ -152,7 +152,7 @@ def local_ray(reachable: bool = False, **settings: Any) -> Iterator[None]:
     Its files are in a private folder, which is removed. reachable: from other machines and, on this one, from other
     drivers. settings: further arguments of `ray.init`.
     """
-    _listen(reachable)
+    set_listening(reachable)
     with private_folder() as folder, private_token(folder):
         try:
             _init("local", include_dashboard=False, _temp_dir=str(folder / "r"), _system_config=dict(QUICK), **settings)
@@ -164,7 +164,7 @@ def local_ray(reachable: bool = False, **settings: Any) -> Iterator[None]:
 @contextmanager
 def _connected(address: str) -> Iterator[None]:
     """Connection to a running cluster. Raises UserError when no cluster answers."""
-    _listen(_REACHABLE)
+    set_listening(_REACHABLE)
     try:
         where = host_and_port(address)
         if trouble := trouble_at(where, ANSWERING):
@@ -198,14 +198,6 @@ def _init(address: str, **settings: Any) -> None:
 _get_handler, _set_handler = ctypes.pythonapi.PyOS_getsig, ctypes.pythonapi.PyOS_setsig
 _get_handler.argtypes, _get_handler.restype = [ctypes.c_int], ctypes.c_void_p
 _set_handler.argtypes, _set_handler.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
-
-
-def _listen(reachable: bool) -> None:
-    """Set whether the Ray processes started from here listen to other machines, or only on the loopback interface.
-
-    Ray has no argument for it: the constant applies to this process, the variable to the processes that it starts.
-    """
-    set_listening(reachable)
 
 
 def memory_of(total: float) -> dict[str, float]:

@@ -1,8 +1,12 @@
 """Errors that are shown to users."""
 
+import errno
 import signal
 from collections.abc import Sequence
 from os import PathLike, fspath
+
+DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+"""Error numbers of a file system that has no room: disk full, quota or file size limit reached."""
 
 
 def first_line(error: BaseException) -> str:

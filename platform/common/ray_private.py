@@ -15,9 +15,6 @@ from hedgerow.platform.common.errors import UserError
 TRIED = "2.60.0"
 """Version of Ray with which all names were tested."""
 
-AUTH_MODE = "RAY_AUTH_MODE"
-"""Ray's environment variable for authentication."""
-
 REACHABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Ray's environment variable that decides whether processes that Ray starts listen to other machines."""
 
@@ -112,16 +109,6 @@ def free_resources() -> dict[str, dict[str, float]]:
         raise _unsupported("available_resources_per_node", error) from error
 
 
-def known_actors() -> list[dict[str, Any]]:
-    """Records of all actors: ActorClassName, State, Pid, Address. Fallback: empty."""
-    import ray
-
-    try:
-        return list(ray._private.state.actors().values())
-    except AttributeError:
-        return []
-
-
 def actor_record(actor: Any) -> dict[str, Any]:
     """Record of an actor: State, Pid, Address. Fallback: empty."""
     import ray
@@ -185,32 +172,3 @@ def continue_trial(controller: Any, trial: Any) -> None:
         getattr(controller, "_tune_controller", controller)._schedule_trial_train(trial)
     except AttributeError as error:
         raise _unsupported("_schedule_trial_train", error) from error
-
-
-# Only for tests, which need the names themselves: an ImportError or AttributeError means that a name is gone.
-
-
-def gcs_client(address: str) -> Any:
-    """Client of a cluster's control store (GCS), which can drain nodes."""
-    from ray._raylet import GcsClient  # type: ignore[attr-defined]
-
-    return GcsClient(address=address)
-
-
-def prepare_launcher_file(values: dict[str, Any]) -> dict[str, Any]:
-    """Settings of a `ray up` file with Ray's defaults filled in."""
-    from ray.autoscaler._private.util import prepare_config
-
-    return prepare_config(values)
-
-
-def check_launcher_file(values: dict[str, Any]) -> None:
-    """Validate the settings of a `ray up` file against Ray's schema."""
-    from ray.autoscaler._private.util import validate_config
-
-    validate_config(values)
-
-
-def scheduler_of(tuner: Any) -> Any:
-    """Scheduler of a restored Tuner."""
-    return tuner._local_tuner._tune_config.scheduler

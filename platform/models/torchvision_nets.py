@@ -5,7 +5,6 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar, Self
 
-import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
@@ -259,18 +258,3 @@ def _static(net: Staged) -> Staged:
             if isinstance(child, nn.BatchNorm2d):
                 setattr(module, name, StaticBatchNorm2d(child.num_features))
     return net
-
-
-def multiply_adds(net: nn.Module, shape: tuple[int, ...]) -> int:
-    """Number of multiply-adds (MACs) of convolutions and linear layers, for one sample."""
-    counts = []
-
-    def count(layer: Any, _: Any, out: Tensor) -> None:
-        counts.append(out[0].numel() * layer.weight[0].numel())
-
-    handles = [m.register_forward_hook(count) for m in net.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
-    with torch.no_grad():
-        net(torch.zeros(2, *shape))
-    for handle in handles:
-        handle.remove()
-    return sum(counts)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -24,7 +24,6 @@ from hedgerow.platform.runs.mlflow_sync import close_tracking, log_result, open_
 from hedgerow.platform.runs.own_data import data_record, same_data, unhashed
 from hedgerow.platform.runtime.factory import Data, check
 from hedgerow.platform.runtime.launch import build_coordinator
-from hedgerow.platform.runtime.server import Driver
 from hedgerow.platform.storage.checkpoint import checkpoint_warnings, checkpoints, read_latest, read_progress
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.storage.mirror import Mirror
@@ -33,6 +32,10 @@ from hedgerow.platform.tracking.run_folder import RunFolder, new_run, now, unfin
 from hedgerow.platform.tracking.summary import diverged, kept, left_out, summarise
 from hedgerow.platform.tracking.tracker import RunLog, Tracker
 from hedgerow.platform.ui.plots import draw_curves, draw_histograms
+
+if TYPE_CHECKING:
+    from hedgerow.platform.actors.coordinator_actor import CoordinatorHandle
+    from hedgerow.platform.runtime.coordinator import Coordinator
 
 BEAT = 0.2
 """Seconds of rounds between two reports to the driver."""
@@ -164,7 +167,7 @@ def open_coordinator(
     num_shards: int | None = None,
     notify: Callable[[str], None] = lambda sentence: None,
     claim: Claim | None = None,
-) -> Iterator[Driver]:
+) -> "Iterator[Coordinator | CoordinatorHandle]":
     """Open the coordinator of an experiment, inline or on Ray.
 
     num_shards: number of shards that a resumed run started with, whatever number of actors fits now. notify: takes
@@ -173,7 +176,7 @@ def open_coordinator(
     resources = experiment.resources
     if resources.executor != "inline":
         # Ray is imported only where it is used: an inline run needs none of it.
-        from hedgerow.platform.actors.server_actor import coordinator_on_ray
+        from hedgerow.platform.actors.coordinator_actor import coordinator_on_ray
 
         with coordinator_on_ray(
             experiment, dataset, partition, checkpoints, address, num_shards, notify, claim

@@ -2,12 +2,11 @@
 
 from dataclasses import replace
 from itertools import chain
-from typing import Any
 
 import numpy as np
 
 from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm
-from hedgerow.algorithms.core.messages import SPENT, Cohort, Exchange, Exchanges
+from hedgerow.algorithms.core.messages import SPENT, Cohort, Exchange, Exchanges, ExchangeSteps, drive
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.platform.storage.history import RoundRecord
 
@@ -39,19 +38,16 @@ def validate(algorithm: Algorithm, state: Tree, cohort: Cohort, clients: np.ndar
     clients: those that hold samples back. If there are none, the server has the samples, in `cohort.test_shards`
     shards. Returns the scores by name; none if the algorithm scores neither test nor held-out samples.
     """
-    generator = algorithm.evaluate(state, cohort)
-    reply: Any = None
     has_scored = False
-    while True:
-        try:
-            request = generator.send(reply)
-        except StopIteration as stop:
-            at_server, at_clients = stop.value
-            return model_scores(at_clients if len(clients) else at_server, "validation") if has_scored else {}
-        exchanges = request if isinstance(request, list) else [request]
+
+    def run(exchanges: list[Exchange], number: int) -> ExchangeSteps:
+        nonlocal has_scored
         replaced = [_on_validation_samples(exchange, clients) for exchange in exchanges]
         has_scored |= any(_scores_validation(exchange) for exchange in replaced)
-        reply = yield replaced if isinstance(request, list) else replaced[0]
+        return (yield replaced)
+
+    at_server, at_clients = yield from drive(algorithm.evaluate(state, cohort), run)
+    return model_scores(at_clients if len(clients) else at_server, "validation") if has_scored else {}
 
 
 def _on_validation_samples(exchange: Exchange, clients: np.ndarray) -> Exchange:

@@ -6,11 +6,12 @@ from typing import Any, cast
 from hedgerow.algorithms.online.online_algorithm import Online
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.data import Dataset, Partition
+from hedgerow.platform.runtime.coordinator import Coordinator
 from hedgerow.platform.runtime.executor import Executor
 from hedgerow.platform.runtime.factory import build_algorithms
 from hedgerow.platform.runtime.online_server import OnlineServer
 from hedgerow.platform.runtime.process import init_process
-from hedgerow.platform.runtime.server import Coordinator, FederatedServer
+from hedgerow.platform.runtime.server import FederatedServer
 from hedgerow.platform.runtime.worker import Worker
 from hedgerow.platform.storage.run_lock import Claim
 

@@ -4,12 +4,13 @@ from typing import Any
 
 import numpy as np
 
+from hedgerow.algorithms.core.messages import ExchangeSteps
 from hedgerow.algorithms.core.pytree import count
 from hedgerow.algorithms.online.online_algorithm import Online
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.runtime.communication import CommunicationCost
-from hedgerow.platform.runtime.server import ExchangeSteps, FederatedServer
+from hedgerow.platform.runtime.server import FederatedServer
 from hedgerow.platform.runtime.shards import EVALUATION
 from hedgerow.platform.storage.history import RoundRecord
 

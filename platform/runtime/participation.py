@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hedgerow.algorithms.core.client_data import Split
-from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
+from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges, ExchangeSteps, drive
 from hedgerow.algorithms.core.pytree import tree_map
 from hedgerow.platform.config.system_heterogeneity import Simulation, uniform
 from hedgerow.platform.data.partition import Slices
@@ -75,19 +75,17 @@ class ParticipationSimulator:
         self._begun = not first
         return self.sampled.subset(self._participation.answers)
 
-    def timed(self, exchanges: Exchanges, cohort: Cohort) -> Exchanges:
+    def timed(self, exchanges: Exchanges, cohort: Cohort) -> ExchangeSteps:
         """Same exchanges; each one after those passed to `begin` adds to the round's time."""
-        reply = None
-        while True:
-            try:
-                request = exchanges.send(reply)
-            except StopIteration as stop:
-                return stop.value
-            client_exchanges = with_clients(request)
+
+        def run(parallel: list[Exchange], number: int) -> ExchangeSteps:
+            client_exchanges = with_clients(parallel)
             if self._begun and client_exchanges:
                 self._later += float(self._seconds(cohort, client_exchanges).max())
             self._begun = self._begun or bool(client_exchanges)
-            reply = yield request
+            return (yield parallel)
+
+        return (yield from drive(exchanges, run))
 
     def record(self) -> dict[str, float]:
         """Number of lost clients by reason, and the simulated seconds of the round."""

@@ -1,6 +1,5 @@
 """Output of commands: the result as text or as one JSON document, and user errors as one sentence each."""
 
-import errno
 import json
 import math
 import signal
@@ -14,7 +13,7 @@ from typing import Any
 
 import click
 
-from hedgerow.platform.common.errors import Interrupted, UserError
+from hedgerow.platform.common.errors import DISK_FULL, Interrupted, UserError
 from hedgerow.platform.common.signals import handling, interrupt, signal_of
 
 CONTINUES = "`hedgerow resume {}` continues from the last checkpoint"
@@ -60,7 +59,7 @@ def handle_user_errors(command: Callable[..., Any]) -> Callable[..., Any]:
             click.echo(f"hedgerow: {error}", err=True)
             sys.exit(2)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            if error.errno not in DISK_FULL:
                 raise
             place = f"{error.filename}: " if error.filename else ""
             click.echo(f"hedgerow: {place}{error.strerror}; make room, then {CONTINUES.format('RUN')}", err=True)

@@ -14,7 +14,7 @@ from ray_runs import numbers, same, small
 
 from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.optim.gradient import gradient_and_value
-from hedgerow.platform.actors.server_actor import CoordinatorHandle
+from hedgerow.platform.actors.coordinator_actor import CoordinatorHandle
 from hedgerow.platform.common.errors import RayLost, UserError
 from hedgerow.platform.runs.runner import FinishedRun, resume, run
 from hedgerow.platform.runtime.factory import check

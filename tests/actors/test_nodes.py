@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from internals import gcs_client
 from paths import SUPPORT
 from processes import free_port, hedgerow
 from ray_runs import small
 from searches import one_after_the_other, plan
 
-from hedgerow.platform.common.ray_private import gcs_client
 from hedgerow.platform.config.loader import dump_experiment
 from hedgerow.platform.runtime.factory import check
 from hedgerow.platform.runtime.launch import build_coordinator, inline_executor

@@ -13,16 +13,16 @@ from typing import Any
 import psutil
 import pytest
 from families import POISON
+from internals import known_actors
 from ray.tune.experiment import Trial
 from ray_runs import numbers, same, small
 from searches import one_after_the_other, plan
 
 from hedgerow.platform.actors.client_actor import ActorSpec
-from hedgerow.platform.actors.server_actor import CoordinatorActor, CoordinatorHandle
+from hedgerow.platform.actors.coordinator_actor import CoordinatorActor, CoordinatorHandle
 from hedgerow.platform.actors.silence import Signs, Silence, Watch
 from hedgerow.platform.common import heartbeat
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.common.ray_private import known_actors
 from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.runs import runner
 from hedgerow.platform.runs.runner import run

@@ -15,6 +15,7 @@ import jsonschema
 import pytest
 import ray.autoscaler
 import yaml
+from internals import check_launcher_file, prepare_launcher_file
 from kuberay import SCHEMAS
 from mlflow.cli import server as mlflow_server
 from paths import ROOT
@@ -24,7 +25,6 @@ from ray.scripts.symmetric_run import symmetric_run
 
 from hedgerow.cli import main
 from hedgerow.cluster.submission import PACKAGES, check_command
-from hedgerow.platform.common.ray_private import check_launcher_file, prepare_launcher_file
 from hedgerow.platform.config.loader import parse_experiment
 
 FILES = ROOT / "cluster" / "files"

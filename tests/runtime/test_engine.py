@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 from helpers import blobs, distance, identical, model, partition, run_inline, small_task
+from internals import count_compilations
 from toys import Diverging, Stacker, Stateful, TwoPhases
 
 from hedgerow.algorithms.core.client_data import BatchSpec
 from hedgerow.algorithms.core.pytree import leaves
-from hedgerow.algorithms.core.torch_private import count_compilations
 from hedgerow.algorithms.federated.fedavg import FedAvg
 from hedgerow.algorithms.federated.feddyn import FedDyn
 from hedgerow.algorithms.federated.fedsgd import FedSGD

@@ -11,9 +11,9 @@ from ray_runs import hosts_coordinator, numbers, same, small
 from hedgerow.api import run as run_again
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.runs.runner import resume, run
+from hedgerow.platform.runtime.coordinator import Coordinator
 from hedgerow.platform.runtime.factory import check
 from hedgerow.platform.runtime.launch import build_coordinator
-from hedgerow.platform.runtime.server import Coordinator
 
 MEASURED = {"engine": {"mode": "auto"}, "rounds": 6, "checkpoints__every": 1000}
 

@@ -21,8 +21,9 @@ from hedgerow.platform.config.registries import ObjectiveConfig, TransformConfig
 from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.config.slots_section import AggregationConfig
 from hedgerow.platform.data import Dataset, Partition
+from hedgerow.platform.runtime.coordinator import Coordinator
 from hedgerow.platform.runtime.executor import Executor
-from hedgerow.platform.runtime.server import Coordinator, FederatedServer
+from hedgerow.platform.runtime.server import FederatedServer
 from hedgerow.platform.runtime.worker import Worker
 from hedgerow.platform.storage.history import RoundRecord
 

@@ -20,7 +20,6 @@ from hedgerow.algorithms.objectives.guide import excuses
 from hedgerow.platform.config import registries
 from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.models.build import build_model
-from hedgerow.platform.models.torchvision_nets import multiply_adds
 from hedgerow.searchspaces.reproductions.published import family_tables
 
 TABLES = family_tables("disk")
@@ -53,6 +52,21 @@ SIZES = {
     "ShuffleNetV2": (1_355_528, 44.50),
     "MobileNetV2x2": (2_351_972, 22.12),
 }
+
+
+def multiply_adds(net: nn.Module, shape: tuple[int, ...]) -> int:
+    """Number of multiply-adds (MACs) of convolutions and linear layers, for one sample."""
+    counts = []
+
+    def count(layer: nn.Module, _: object, out: torch.Tensor) -> None:
+        counts.append(out[0].numel() * layer.weight[0].numel())
+
+    handles = [m.register_forward_hook(count) for m in net.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    with torch.no_grad():
+        net(torch.zeros(2, *shape))
+    for handle in handles:
+        handle.remove()
+    return sum(counts)
 
 
 @pytest.mark.parametrize("name", SIZES)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import ray
 import trainables
+from internals import scheduler_of
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 from ray import tune
 from ray.tune.error import TuneError
@@ -16,7 +17,6 @@ from reservations import free_reservations
 from trainables import Scripted, loss_of
 
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.common.ray_private import scheduler_of
 from hedgerow.searchspaces.hedge.async_rounds import HedgeRounds
 from hedgerow.searchspaces.hedge.scheduler import JOURNAL, HedgeScheduler
 from hedgerow.searchspaces.hedge.weights import Hedge

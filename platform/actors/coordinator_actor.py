@@ -24,10 +24,10 @@ from hedgerow.platform.common.errors import RayLost
 from hedgerow.platform.common.heartbeat import listen
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.data import Dataset, Partition
+from hedgerow.platform.runtime.coordinator import Coordinator
 from hedgerow.platform.runtime.executor import PlanNotTuned
 from hedgerow.platform.runtime.launch import build_coordinator, build_servers, inline_executor
 from hedgerow.platform.runtime.process import free_memory, init_process
-from hedgerow.platform.runtime.server import Coordinator
 from hedgerow.platform.storage.checkpoint import latest_checkpoint, round_of
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.storage.run_lock import Claim
@@ -45,16 +45,8 @@ HOMELESS = 5.0
 class CoordinatorActor(Coordinator):
     """A coordinator in a process of its own; data and partition come from the object store."""
 
-    def __init__(
-        self,
-        spec: ActorSpec,
-        data: dict[str, Any],
-        partition: dict[str, Any],
-        executor: RayExecutor,
-        checkpoints: Path,
-        claim: Claim | None,
-    ):
-        self.load_run(spec, data, partition, executor, checkpoints, claim)
+    def __init__(self, *run: Any):
+        self.load_run(*run)
 
     def load_run(
         self,
