@@ -1,12 +1,13 @@
 """Scores of a model, and the entries of a round's record that follow from client and shard results."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm
+from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm, Predictions
 from hedgerow.algorithms.core.messages import SPENT, Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.platform.storage.history import RoundRecord
@@ -52,6 +53,33 @@ def validate(algorithm: Algorithm, state: Tree, cohort: Cohort, clients: np.ndar
         replaced = [_on_validation_samples(exchange, clients) for exchange in exchanges]
         has_scored |= any(_scores_validation(exchange) for exchange in replaced)
         reply = yield replaced if isinstance(request, list) else replaced[0]
+
+
+def with_predictions(
+    generator: Exchanges, algorithm: Algorithm, take: Callable[[Predictions | None], None]
+) -> Exchanges:
+    """An evaluation that also returns its predictions: yields the exchanges of `generator`, and returns its value.
+
+    take: called with the predictions of each exchange that scores a model; None where there are none.
+    """
+    reply: Any = None
+    while True:
+        try:
+            request = generator.send(reply)
+        except StopIteration as stop:
+            return stop.value
+        exchanges = request if isinstance(request, list) else [request]
+        scoring = [len(one.clients) > 0 and one.step.__name__.startswith("evaluate_client") for one in exchanges]
+        answers = yield [
+            replace(one, step=algorithm.client_step(one.step.__name__.replace("evaluate_client", "predict_client")))
+            if scores
+            else one
+            for one, scores in zip(exchanges, scoring, strict=True)
+        ]
+        for answer, scores in zip(answers, scoring, strict=True):
+            if scores:
+                take(answer.predictions)
+        reply = answers if isinstance(request, list) else answers[0]
 
 
 def _on_validation_samples(exchange: Exchange, clients: np.ndarray) -> Exchange:

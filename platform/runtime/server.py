@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from safetensors import SafetensorError
 
-from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm
+from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm, Predictions
 from hedgerow.algorithms.core.messages import SPENT, Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import Tree, add, count, flatten, tree_map
 from hedgerow.algorithms.slots.slotted import OPTIMIZER
@@ -25,7 +25,7 @@ from hedgerow.platform.data import Partition
 from hedgerow.platform.data.sampling import sample_clients
 from hedgerow.platform.models.vmap_check import compare_constants
 from hedgerow.platform.runtime.communication import CommunicationCost
-from hedgerow.platform.runtime.evaluation import evaluate, histograms, training_metrics, validate
+from hedgerow.platform.runtime.evaluation import evaluate, histograms, training_metrics, validate, with_predictions
 from hedgerow.platform.runtime.executor import Executor
 from hedgerow.platform.runtime.participation import ParticipationSimulator, with_clients
 from hedgerow.platform.runtime.recovery import SUSPICIOUS, attempt, find_crashing_clients, persist
@@ -85,6 +85,8 @@ class FederatedServer:
         pool, selection = partition.server_validation, partition.selection_sizes
         self.validation_shards = 0 if pool is None else test_shards(len(pool))
         self._validated = np.flatnonzero([] if selection is None else selection)
+        self.keeps_predictions = False
+        """Whether the predictions of each evaluation are kept in `predictions`. They change no other number."""
         # Client id -> first round without this client. Kept when the server returns to a checkpoint.
         self.quarantined: dict[int, int] = {}
         self.restart()
@@ -101,6 +103,8 @@ class FederatedServer:
         self._decisive: list[RoundRecord] = []
         # Clients' accuracies on their own samples in the last evaluation, in ascending order.
         self.accuracies: list[float] = []
+        # Predictions of the latest round on the samples that select hyperparameters; None: it was not evaluated.
+        self.predictions: Predictions | None = None
         # Seconds of all rounds so far, by activity.
         self.clock = {"training": 0.0, "evaluation": 0.0}
 
@@ -163,6 +167,7 @@ class FederatedServer:
         """Run the next round. When the generator ends, the record of the round is the last of `history`."""
         start = time.perf_counter()
         number = self.round + 1
+        self.predictions = None
         state, record = yield from self._next(number)
         # The round counts only now, with every aggregate received: if a worker is lost above, nothing has changed.
         self.committed = self.committed if state is None else number
@@ -264,10 +269,20 @@ class FederatedServer:
         everyone = self._cohort(number, np.union1d(cohort.clients, clients))
         try:
             # In the same positions as the evaluation on the test set: models that a client derives are the same.
-            generator = validate(self.algorithm, state, cohort, clients)
+            generator = self._keeping_predictions(validate(self.algorithm, state, cohort, clients))
             return (yield from self._drive(generator, everyone, [], first=EVALUATION))
         except NoContributionsError:
             return {"validation_accuracy": math.nan, "validation_loss": math.nan}
+
+    def _keeping_predictions(self, evaluation: Exchanges) -> Exchanges:
+        """An evaluation that also sets `predictions`, if they are to be kept."""
+        if not (self.keeps_predictions and self.algorithm.returns_predictions):
+            return (yield from evaluation)
+        found: list[Predictions | None] = []
+        result = yield from with_predictions(evaluation, self.algorithm, found.append)
+        # An evaluation that scores several models has no single prediction.
+        self.predictions = found[0] if len(found) == 1 else None
+        return result
 
     def _score(self, state: Tree, number: int, clients: np.ndarray) -> ExchangeSteps:
         cohort = self._cohort(number, clients)
@@ -396,6 +411,8 @@ class Coordinator:
             self._constants.append(folder.constants if folder and is_run else None)
         self._saved: dict[int, Path] = {}
         self._passed_over: dict[Path, str] = {}
+        self.on_round: Callable[[int, FederatedServer], None] = lambda variant, server: None
+        """Called for each variant after each of its rounds, before a checkpoint of that round is written."""
         self.reload()
         self._last_reported = servers[0].round
 
@@ -423,6 +440,8 @@ class Coordinator:
             compare_constants(server.algorithm.task.module, expected)
         records = self.next_round()
         self._record_plans()
+        for variant in records:
+            self.on_round(variant, self.servers[variant])
         every = self.servers[0].experiment.checkpoints.every
         if self.done or (every and self.round % every == 0):
             self.save()
