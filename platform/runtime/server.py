@@ -177,6 +177,12 @@ class FederatedServer:
         self.history.append(record)
         self._note(record)
 
+    @property
+    def scored_model(self) -> Tree:
+        """Parameters of the model that the evaluations score."""
+        state = {**self.state, "w": self.state[AVERAGE]} if self.tracks_client_models else self.state
+        return self.algorithm.evaluate_params(state)
+
     def _note(self, record: RoundRecord) -> None:
         """Keep the first record that reaches a target: with the last record, it decides whether the run is done."""
         evaluation = self.experiment.evaluation
