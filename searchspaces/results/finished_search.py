@@ -1,13 +1,14 @@
 """Results of a search: its trials, tables and figures."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Self
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Evaluation
 from hedgerow.platform.runs.finished_run import page, rounds_frame
+from hedgerow.platform.runtime.factory import Data
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.formatting import percent
 from hedgerow.platform.tracking.records import HedgeRecord
@@ -15,6 +16,7 @@ from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.tracker import RunLog
 from hedgerow.platform.ui.plots import curve_figures
 from hedgerow.platform.ui.plotting import save
+from hedgerow.searchspaces.results.deployed_model import DeployedModel, read_deployed
 from hedgerow.searchspaces.results.search_plots import best_runs, loss_lines, parallel_lines, regret_line, weight_areas
 from hedgerow.searchspaces.results.trials import (
     Row,
@@ -56,13 +58,23 @@ class FinishedSearch:
     trials: list[Trial]
     hedge: list[RoundRecord]
     warning: str | None = None
+    data: Data | None = field(default=None, repr=False, compare=False)
+    """Data set and partition, if the search was given its own, for `deployed`."""
 
     @classmethod
-    def read(cls, folder: RunFolder) -> Self:
-        """Reads a search from its folder, without importing classes that its file names."""
-        return cls(
-            folder, read_search(folder.experiment), read_trials(folder), RunLog(folder.metrics, HedgeRecord).read()
-        )
+    def read(cls, folder: RunFolder, data: Data | None = None) -> Self:
+        """Reads a search from its folder, without importing classes that its file names.
+
+        data: data set and partition, if the search was given its own.
+        """
+        plan, hedge = read_search(folder.experiment), RunLog(folder.metrics, HedgeRecord).read()
+        return cls(folder, plan, read_trials(folder), hedge, data=data)
+
+    @property
+    def deployed(self) -> DeployedModel:
+        """Model that Hedge deploys after the latest complete round, read anew on each access. Raises UserError."""
+        overrides = {int(trial.name): trial.overrides for trial in self.trials}
+        return read_deployed(self.folder, self.plan, overrides, self.data)
 
     @property
     def status(self) -> str:
