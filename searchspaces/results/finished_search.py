@@ -16,8 +16,17 @@ from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.tracker import RunLog
 from hedgerow.platform.ui.plots import curve_figures
 from hedgerow.platform.ui.plotting import save
+from hedgerow.platform.ui.series import Points
 from hedgerow.searchspaces.results.deployed_model import DeployedModel, read_deployed
-from hedgerow.searchspaces.results.search_plots import best_runs, loss_lines, parallel_lines, regret_line, weight_areas
+from hedgerow.searchspaces.results.hedge_curves import deployed_curves
+from hedgerow.searchspaces.results.search_plots import (
+    best_runs,
+    deployed_lines,
+    loss_lines,
+    parallel_lines,
+    regret_line,
+    weight_areas,
+)
 from hedgerow.searchspaces.results.trials import (
     Row,
     Trial,
@@ -121,6 +130,27 @@ class FinishedSearch:
         ]
 
     @property
+    def deployed_curves(self) -> dict[str, Points]:
+        """Curves of the deployed policies and of the best expert in hindsight, see `hedge_curves.deployed_curves`."""
+        metric = self.plan.search.metric
+        experts = [{record["round"]: record.get(metric) for record in trial.records} for trial in self.trials]
+        return deployed_curves(self.hedge, experts, metric) if self.hedge and self.trials else {}
+
+    @property
+    def deployed_sentences(self) -> list[str]:
+        """Sentences about the deployed policies, and the reason if there is no mixture; empty without Hedge."""
+        metric, curves = self.plan.search.metric, self.deployed_curves
+        if not curves:
+            return []
+        kind = "loss" if "loss" in metric.split("_") else "accuracy"
+        means = ", ".join(f"{name} {number(kind, points[-1][1])}" for name, points in curves.items())
+        missing = self.folder.record().get("no_mixture")
+        return [
+            f"Mean {kind} of the deployed policies: {means}.",
+            *([f"No mixture is recorded: {missing}."] if missing else []),
+        ]
+
+    @property
     def rows(self) -> list[Row]:
         """One row per trial, best first."""
         search = self.plan.search
@@ -212,6 +242,8 @@ class FinishedSearch:
             "hedge_losses": partial(loss_lines, hedge, labels),
             "hedge_regret": partial(regret_line, hedge),
         }
+        if curves := self.deployed_curves:
+            of_hedge["hedge_deployed"] = partial(deployed_lines, curves, search.metric)
         return {
             **(of_hedge if hedge else {}),
             "parallel_coordinates": partial(parallel_lines, self.trials, search.metric, search.mode),
