@@ -178,7 +178,7 @@ class HedgeScheduler(TrialScheduler):
         a crash, the journal may have no line for it.
         """
         for trial in trials:
-            if trial.is_finished() and not self._unfinished.isdisjoint(experts_of(trial)):
+            if trial.is_finished() and not self._unfinished.isdisjoint(self._experts[trial.trial_id]):
                 self._holding.pop(trial.trial_id, None)
                 self._pausing.discard(trial.trial_id)
                 self._end(trial, penalised=trial.status == Trial.ERROR)

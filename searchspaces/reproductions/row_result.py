@@ -282,9 +282,10 @@ class HedgeResult(RowResult):
     def explained(self) -> str:
         return (
             "accuracy under Hedge's weights [published]: CTM, on each new task before it is learnt; LTM, on all tasks "
-            "at the end. Deployed: CTM and LTM of the deployed policy (search.deploy). Best in hindsight: expert with the smallest loss, its CTM and LTM. Regret: total against this "
-            "expert, and its bound. Kept: models and past tasks of one expert. Points needed: samples of a new task to "
-            "reach the threshold, in the last tenth of the tasks"
+            "at the end. Deployed: CTM and LTM of the deployed policy (search.deploy). Best in hindsight: expert with "
+            "the smallest loss, its CTM and LTM. Regret: total against this expert, and its bound. Kept: models and "
+            "past tasks of one expert. Points needed: samples of a new task to reach the threshold, in the last tenth "
+            "of the tasks"
         )
 
     @property
