@@ -97,11 +97,11 @@ def resume(
 def load(folder: File, *, data: Data | None = None) -> FinishedRun | FinishedSearch:
     """Read a run or a search from its folder, finished or not.
 
-    data: data set and partition, if the run was started with its own; its `parameters` need them. Raises UserError if
-    the folder is not a run.
+    data: data set and partition, if the run was started with its own; `parameters` of a run and the model that a search
+    has `deployed` need them. Raises UserError if the folder is not a run.
     """
     run_folder: RunFolder = find_run(str(folder))
-    return FinishedSearch.read(run_folder) if run_folder.is_search else FinishedRun.read(run_folder, data)
+    return FinishedSearch.read(run_folder, data) if run_folder.is_search else FinishedRun.read(run_folder, data)
 
 
 def _values(given: Any, overrides: dict[str, Any], without: str = "") -> tuple[dict[str, Any], Lines, str]:

@@ -1,6 +1,6 @@
 """Overhead of a search beyond the training of its experts, as ratios in the same run.
 
-    python benchmarks/search.py [--repeats 3] [--only scheduler search packs]
+    python benchmarks/search.py [--repeats 3] [--only scheduler search packs lockstep]
 
 Prints a table and writes benchmarks/results/search.json with the command, the versions and the machine.
 """
@@ -90,6 +90,29 @@ def plan(output: str, rounds: int, engine: dict[str, Any] | None = None, **searc
     )
 
 
+def stream_plan(output: str, rounds: int, **search: Any) -> SearchSpec:
+    """Search over twelve experts of MOGD on a stream of tasks of digits, each with the same work per round."""
+    return parse_search(
+        {
+            "name": "benchmark",
+            "rounds": rounds,
+            "task": {
+                "data": {"name": "digits"},
+                "partition": {"kind": "stream", "tasks": rounds, "ways": 5, "train": 40, "test": 40},
+                "model": {"name": "mlp", "hidden": [200]},
+            },
+            "algorithm": {"name": "mogd", "steps": 10, "batch_size": 10},
+            "evaluation": {"every": rounds},
+            "tracking": {"enabled": False},
+            "output": output,
+            "search": {
+                "space": {"algorithm.lr": [0.003, 0.01, 0.03, 0.1], "algorithm.adapt_lr": [0.01, 0.1, 0.3]},
+                **search,
+            },
+        }
+    )
+
+
 class Clock:
     """Records when each round of an expert was reported."""
 
@@ -165,6 +188,23 @@ def measure_packs(rounds: int) -> dict[str, Any]:
     }
 
 
+def measure_lockstep(rounds: int, repeat: int) -> dict[str, Any]:
+    """Packed searches whose rounds are lock-step, and whose experts run ahead; every second time in reverse order.
+
+    Both score the mixture and deploy the leader in every round.
+    """
+    ways: dict[str, dict[str, Any]] = {"lock-step": {"ahead": 0}, "ahead": {"ahead": 20, "report_every": 10}}
+    found: dict[str, Any] = {"load before, 1 min": round(os.getloadavg()[0], 2)}
+    for name, make, length in (("federated", plan, rounds), ("stream", stream_plan, 3 * rounds)):
+        times = {}
+        for way in list(ways)[:: -1 if repeat % 2 else 1]:
+            with tempfile.TemporaryDirectory() as output:
+                times[way] = timed(make(output, length, **ways[way]))
+        ratio = round(times["lock-step"]["search, s"] / times["ahead"]["search, s"], 3)
+        found[name] = {"rounds": length, **times, "ratio": ratio}
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
@@ -184,6 +224,11 @@ def main() -> None:
         results["packs"] = {
             how: {key: median(run[how][key] for run in runs) for key in runs[0][how]}
             for how in ("packed / apart", "compiled / apart")
+        } | {"runs": runs}
+    if "lockstep" in arguments.only:
+        runs = [measure_lockstep(arguments.rounds, repeat) for repeat in range(arguments.repeats)]
+        results["lockstep"] = {
+            f"{name}, lock-step / ahead": median(run[name]["ratio"] for run in runs) for name in ("federated", "stream")
         } | {"runs": runs}
     write_results("search" if len(arguments.only) == 3 else "-".join(["search", *arguments.only]), results)
 

@@ -9,8 +9,9 @@ This module is independent of Ray, MLflow and files. An executor drives the gene
 """
 
 from collections.abc import Callable, Generator
+from copy import copy
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -18,10 +19,19 @@ from torch import Tensor
 
 from hedgerow.algorithms.core.client_data import EVAL_BATCH_SIZE, Batch, BatchSpec, ClientData
 from hedgerow.algorithms.core.hyperparameters import HyperParameters
-from hedgerow.algorithms.core.messages import ClientStep, Cohort, Exchange, Exchanges, Weighting
+from hedgerow.algorithms.core.messages import PREDICTIONS, ClientStep, Cohort, Exchange, Exchanges, Weighting
 from hedgerow.algorithms.core.parts import Parts
 from hedgerow.algorithms.core.pytree import Tree, tree_map
 from hedgerow.algorithms.core.task import Task
+
+
+class Predictions(NamedTuple):
+    """Predicted distributions over the classes, and the right classes, sample by sample."""
+
+    log_probabilities: np.ndarray
+    """(samples, classes) float32."""
+    labels: np.ndarray
+    """(samples,) int64."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +51,8 @@ class Aggregate:
     filled if client models are tracked (`evaluation.model: clients`)."""
     cost: Any = None
     """Communication cost of the exchange, for the server's record (a CommunicationCost)."""
+    predictions: Predictions | None = None
+    """Predictions on the clients' samples, if the step returns them."""
 
 
 class Algorithm:
@@ -82,6 +94,10 @@ class Algorithm:
 
     needs_cleaning: ClassVar[bool] = False
     """Whether the task must be data cleaning, `task.problem.kind: cleaning`."""
+
+    returns_predictions: ClassVar[bool] = True
+    """Whether `evaluate_client` scores one model, by one call of `Task.rate` for each batch, so that `predict_client`
+    can return its predictions."""
 
     is_personal: bool = False
     """Whether each client has its own model, scored on its held-out samples, and there is no shared model."""
@@ -227,6 +243,24 @@ class Algorithm:
             totals = totals + self.task.score(down["w"], batch)
         loss, correct, samples = totals.unbind(0)
         return {}, state, {"loss": loss, "correct": correct, "samples": samples}
+
+    def predict_client(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        """Same as `evaluate_client`; the metrics also have the predictions on all batches, under `PREDICTIONS`: the
+        logarithms of the probabilities (samples, classes), the labels, and a mask of the real samples. A client without
+        samples has none.
+        """
+        scored: list[tuple[Tensor, Batch]] = []
+        recording = copy(self)
+        recording.task = self.task.with_scored(scored)
+        up, state, metrics = recording.evaluate_client(hp, down, state, data)
+        if not scored:
+            return up, state, metrics
+        predictions = {
+            "log_probabilities": torch.cat([logits.log_softmax(-1) for logits, _ in scored]),
+            "labels": torch.cat([batch.y for _, batch in scored]),
+            "real": torch.cat([torch.ones_like(b.y).bool() if b.mask is None else b.mask.bool() for _, b in scored]),
+        }
+        return up, state, {**metrics, PREDICTIONS: predictions}
 
 
 def mean_statistics(statistics: Callable[[Batch], Tree], data: ClientData) -> Tree:

@@ -16,6 +16,10 @@ MODEL = "model"
 """Key of a client step's metrics that holds the client's own model; it is recorded, not transmitted."""
 
 
+PREDICTIONS = "predictions"
+"""Key of an evaluation step's metrics that holds its predictions, see `Algorithm.predict_client`."""
+
+
 SPENT = "spent_"
 """Prefix of client-step metrics that count computation: averaged over the clients of an exchange, summed over exchanges
 and rounds."""

@@ -33,6 +33,7 @@ class Task:
     teacher_training: how the teacher is trained before the first round, a `TeacherTraining`; None: it is already
     trained.
     guide: network of a client's guide in DiSK, without values: its parameters are client state; None: no guide.
+    scored: list that receives the logits and the batch of every call of `rate`; None: they are not needed.
     """
 
     module: nn.Module
@@ -44,6 +45,7 @@ class Task:
     teacher: nn.Module | None = None
     teacher_training: Any = None
     guide: nn.Module | None = None
+    scored: "list[tuple[Tensor, Batch]] | None" = None
 
     is_scored: ClassVar[bool] = True
     """Whether there are predictions to score."""
@@ -109,6 +111,12 @@ class Task:
         object.__setattr__(other, "loss", loss)
         return other
 
+    def with_scored(self, scored: "list[tuple[Tensor, Batch]]") -> Self:
+        """Returns a copy of the task whose `scored` is this list."""
+        other = copy(self)
+        object.__setattr__(other, "scored", scored)
+        return other
+
     def criterion(self, logits: Tensor, batch: "Batch") -> Tensor:
         """Mean cross-entropy over the real samples of a batch, from its logits (samples, classes); 0-d."""
         if batch.mask is None:
@@ -121,6 +129,8 @@ class Task:
 
     def rate(self, logits: Tensor, batch: "Batch") -> Tensor:
         """Returns the same as `score`, from the batch's logits (samples, classes)."""
+        if self.scored is not None:
+            self.scored.append((logits, batch))
         mask = torch.ones_like(batch.y, dtype=logits.dtype) if batch.mask is None else batch.mask
         losses = cross_entropies(logits, batch.y)
         hits = (logits.argmax(-1) == batch.y).to(logits.dtype)

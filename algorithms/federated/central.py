@@ -25,6 +25,7 @@ class Central(Algorithm):
     """
 
     is_centralized = True
+    returns_predictions = False
     training_steps: ClassVar[tuple[str, ...]] = ("train",)
 
     moved: ClassVar[tuple[str, ...]] = ("w",)

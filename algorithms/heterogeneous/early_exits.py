@@ -40,6 +40,7 @@ class TwoExits(Algorithm):
     """
 
     needs_early_exit = True
+    returns_predictions = False
 
     shares: ClassVar[bool] = True
 

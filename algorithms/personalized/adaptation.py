@@ -154,7 +154,10 @@ def adapted(task: Task, w: Params, support: Batch | None, hp: Any) -> tuple[Task
         members = members * support.mask[:, None]
     counts = members.sum(0)
     centres = (members.T @ outputs) / counts.clamp(min=1.0)[:, None]
-    return PrototypeTask(task.module, task.mean, task.std, centres=centres, seen=counts > 0, layer=hp.proto_layer), w
+    nearest = PrototypeTask(
+        task.module, task.mean, task.std, centres=centres, seen=counts > 0, layer=hp.proto_layer, scored=task.scored
+    )
+    return nearest, w
 
 
 def maml(task: Task, w: Params, support: Batch, lr: Any, steps: int) -> Params:

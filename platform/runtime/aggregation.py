@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hedgerow.algorithms.core.algorithm import Predictions
 from hedgerow.algorithms.core.messages import Reduction
 from hedgerow.algorithms.core.pytree import Tree, count, leaves, tree_map
 from hedgerow.platform.common.heartbeat import beat
@@ -45,6 +46,8 @@ class PartialAggregate:
     """Peak GPU memory of the worker so far; 0 without a GPU."""
     client_model_delta: Tree | None = None
     """Sum of the changes of the clients' own models since they last took part, where they are tracked; float64."""
+    predictions: list[Predictions] = field(default_factory=list)
+    """Predictions on each client's samples, if the step returns them."""
 
     def add(self, up: Tree, weights: Tensor, finite: Tensor, metrics: dict[str, Tensor] | None = None) -> None:
         """Add a chunk of C clients: leaves (C, ...), weights (C,) float64, finite (C,), and each metric (C,).
@@ -68,6 +71,12 @@ class PartialAggregate:
         """Add the changes of the models of a chunk of clients: leaves (C, ...), finite (C,)."""
         ones = torch.ones(int(finite.sum()), dtype=torch.float64)
         self.client_model_delta = _added(self.client_model_delta, _finite_rows(delta, finite), ones)
+
+    def add_predictions(self, predictions: dict[str, Tensor]) -> None:
+        """Add the predictions of a chunk of clients, under `PREDICTIONS` in the metrics: leaves (C, samples, ...)."""
+        every = (predictions[name].detach().cpu() for name in ("log_probabilities", "labels", "real"))
+        for log_probabilities, labels, real in zip(*every, strict=True):
+            self.predictions.append(Predictions(log_probabilities[real].numpy(), labels[real].numpy()))
 
     def to_wire(self) -> "PartialAggregate":
         """Copy with NumPy leaves: torch tensors cost several times more in Ray's serialisation."""

@@ -68,6 +68,8 @@ class Coordinator:
             self._constants.append(folder.constants if folder and is_run else None)
         self._saved: dict[int, Path] = {}
         self._passed_over: dict[Path, str] = {}
+        self.on_round: Callable[[int, FederatedServer], None] = lambda variant, server: None
+        """Called for each variant after each of its rounds, before a checkpoint of that round is written."""
         self.reload()
         self._last_reported = servers[0].round
 
@@ -95,6 +97,8 @@ class Coordinator:
             compare_constants(server.algorithm.task.module, expected)
         records = self.next_round()
         self._record_plans()
+        for variant in records:
+            self.on_round(variant, self.servers[variant])
         every = self.servers[0].experiment.checkpoints.every
         if self.done or (every and self.round % every == 0):
             self.save()

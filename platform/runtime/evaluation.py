@@ -1,11 +1,12 @@
 """Scores of a model, and the entries of a round's record that follow from client and shard results."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
 
 import numpy as np
 
-from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm
+from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm, Predictions
 from hedgerow.algorithms.core.messages import SPENT, Cohort, Exchange, Exchanges, ExchangeSteps, drive
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.platform.storage.history import RoundRecord
@@ -48,6 +49,30 @@ def validate(algorithm: Algorithm, state: Tree, cohort: Cohort, clients: np.ndar
 
     at_server, at_clients = yield from drive(algorithm.evaluate(state, cohort), run)
     return model_scores(at_clients if len(clients) else at_server, "validation") if has_scored else {}
+
+
+def with_predictions(
+    generator: Exchanges, algorithm: Algorithm, take: Callable[[Predictions | None], None]
+) -> ExchangeSteps:
+    """An evaluation that also returns its predictions: yields the exchanges of `generator`, and returns its value.
+
+    take: called with the predictions of each exchange that scores a model; None where there are none.
+    """
+
+    def run(exchanges: list[Exchange], number: int) -> ExchangeSteps:
+        scoring = [len(one.clients) > 0 and one.step.__name__.startswith("evaluate_client") for one in exchanges]
+        answers = yield [
+            replace(one, step=algorithm.client_step(one.step.__name__.replace("evaluate_client", "predict_client")))
+            if scores
+            else one
+            for one, scores in zip(exchanges, scoring, strict=True)
+        ]
+        for answer, scores in zip(answers, scoring, strict=True):
+            if scores:
+                take(answer.predictions)
+        return answers
+
+    return (yield from drive(generator, run))
 
 
 def _on_validation_samples(exchange: Exchange, clients: np.ndarray) -> Exchange:

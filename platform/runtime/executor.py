@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from hedgerow.algorithms.core.algorithm import Aggregate
+from hedgerow.algorithms.core.algorithm import Aggregate, Predictions
 from hedgerow.algorithms.core.messages import Cohort, Exchange
 from hedgerow.algorithms.core.pytree import Tree, count, tree_map
 from hedgerow.platform.config.experiment import Experiment
@@ -262,7 +262,12 @@ def _aggregate(exchange: Exchange, positions: Positions, partials: list[PartialA
     metrics = {name: np.concatenate([part.metrics[name] for part in parts])[back] for name in parts[0].metrics}
     up = combine(parts, order[mask]) if mask.any() else {}
     deltas = [partial.client_model_delta for partial in parts if partial.client_model_delta is not None]
-    return Aggregate(up, mask[back], metrics, sum_trees(deltas), cost)
+    each = [predictions for part in parts for predictions in part.predictions]
+    predictions = None
+    if len(each) == len(order):
+        columns = zip(*(each[i] for i in back), strict=True)
+        predictions = Predictions(*(np.concatenate(column) for column in columns))
+    return Aggregate(up, mask[back], metrics, sum_trees(deltas), cost, predictions)
 
 
 def _steps(exchange: Exchange, sizes: np.ndarray) -> tuple[int, bool]:
@@ -285,8 +290,12 @@ def _message_size(exchange: Exchange) -> int:
 
 
 def _plan_key(exchange: Exchange) -> str:
-    """Name under which the plan of a step is stored; a single client has a plan of its own."""
-    return f"{exchange.step.__name__}/{exchange.on}" + ("/one" if len(exchange.clients) == 1 else "")
+    """Name under which the plan of a step is stored; a single client has a plan of its own.
+
+    An evaluation that returns its predictions runs under the same plan as one that does not, with the same bits.
+    """
+    step = exchange.step.__name__.replace("predict_client", "evaluate_client")
+    return f"{step}/{exchange.on}" + ("/one" if len(exchange.clients) == 1 else "")
 
 
 def _owner(exchange: Exchange) -> Any:

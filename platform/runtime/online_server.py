@@ -39,7 +39,7 @@ class OnlineServer(FederatedServer):
 
     def _next(self, number: int) -> ExchangeSteps:
         task = np.array([number - 1])
-        scores = yield from self._timed("evaluation", self._score(self.state, number, task))
+        scores = yield from self._timed("evaluation", self._score(self.state, number, task, keeps_predictions=True))
         if self.experiment.evaluation.efficiency:
             scores |= yield from self._timed("evaluation", self._efficiency(number, task))
         state, record, _ = yield from self._timed("training", self._train(number, task))
@@ -55,10 +55,20 @@ class OnlineServer(FederatedServer):
             record |= {"ltm": past["test_accuracy"], "ltm_loss": past["test_loss"]}
         return state, record
 
-    def _score(self, state: Any, number: int, clients: np.ndarray, first: int = EVALUATION) -> ExchangeSteps:
+    def _score(
+        self,
+        state: Any,
+        number: int,
+        clients: np.ndarray,
+        first: int = EVALUATION,
+        keeps_predictions: bool = False,
+    ) -> ExchangeSteps:
         """Mean accuracy and loss over the test samples of some tasks."""
         cohort = self._cohort(number, clients)
-        _, result = yield from self._drive(self.algorithm.evaluate(state, cohort), cohort, [], first)
+        evaluation = self.algorithm.evaluate(state, cohort)
+        if keeps_predictions:
+            evaluation = self._keeping_predictions(evaluation)
+        _, result = yield from self._drive(evaluation, cohort, [], first)
         metrics = result.metrics
         return {
             "test_accuracy": float(np.mean(metrics["correct"] / metrics["samples"])),

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm
+from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm, Predictions
 from hedgerow.algorithms.core.messages import SPENT, Cohort, Exchange, Exchanges, ExchangeSteps, drive
 from hedgerow.algorithms.core.pytree import Tree, add, count, flatten
 from hedgerow.algorithms.slots.slotted import OPTIMIZER
@@ -18,7 +18,7 @@ from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.data import Partition
 from hedgerow.platform.data.sampling import sample_clients
 from hedgerow.platform.runtime.communication import CommunicationCost
-from hedgerow.platform.runtime.evaluation import evaluate, histograms, training_metrics, validate
+from hedgerow.platform.runtime.evaluation import evaluate, histograms, training_metrics, validate, with_predictions
 from hedgerow.platform.runtime.participation import ParticipationSimulator, with_clients
 from hedgerow.platform.runtime.shards import EVALUATION
 from hedgerow.platform.runtime.worker import test_shards
@@ -57,6 +57,8 @@ class FederatedServer:
         pool, selection = partition.server_validation, partition.selection_sizes
         self.validation_shards = 0 if pool is None else test_shards(len(pool))
         self._validated = np.flatnonzero([] if selection is None else selection)
+        self.keeps_predictions = False
+        """Whether the predictions of each evaluation are kept in `predictions`. They change no other number."""
         # Client id -> first round without this client. Kept when the server returns to a checkpoint.
         self.quarantined: dict[int, int] = {}
         self.restart()
@@ -73,6 +75,8 @@ class FederatedServer:
         self._decisive: list[RoundRecord] = []
         # Clients' accuracies on their own samples in the last evaluation, in ascending order.
         self.accuracies: list[float] = []
+        # Predictions of the latest round on the samples that select hyperparameters; None: it was not evaluated.
+        self.predictions: Predictions | None = None
         # Seconds of all rounds so far, by activity.
         self.clock = {"training": 0.0, "evaluation": 0.0}
 
@@ -135,6 +139,7 @@ class FederatedServer:
         """Run the next round. When the generator ends, the record of the round is the last of `history`."""
         start = time.perf_counter()
         number = self.round + 1
+        self.predictions = None
         state, record = yield from self._next(number)
         # The round counts only now, with every aggregate received: if a worker is lost above, nothing has changed.
         self.committed = self.committed if state is None else number
@@ -143,6 +148,12 @@ class FederatedServer:
         record["seconds"] = self.seconds
         self.history.append(record)
         self._note(record)
+
+    @property
+    def scored_model(self) -> Tree:
+        """Parameters of the model that the evaluations score."""
+        state = {**self.state, "w": self.state[AVERAGE]} if self.tracks_client_models else self.state
+        return self.algorithm.evaluate_params(state)
 
     def _note(self, record: RoundRecord) -> None:
         """Keep the first record that reaches a target: with the last record, it decides whether the run is done."""
@@ -236,10 +247,20 @@ class FederatedServer:
         everyone = self._cohort(number, np.union1d(cohort.clients, clients))
         try:
             # In the same positions as the evaluation on the test set: models that a client derives are the same.
-            generator = validate(self.algorithm, state, cohort, clients)
+            generator = self._keeping_predictions(validate(self.algorithm, state, cohort, clients))
             return (yield from self._drive(generator, everyone, [], first=EVALUATION))
         except NoContributionsError:
             return {"validation_accuracy": math.nan, "validation_loss": math.nan}
+
+    def _keeping_predictions(self, evaluation: Exchanges) -> Exchanges:
+        """An evaluation that also sets `predictions`, if they are to be kept."""
+        if not (self.keeps_predictions and self.algorithm.returns_predictions):
+            return (yield from evaluation)
+        found: list[Predictions | None] = []
+        result = yield from with_predictions(evaluation, self.algorithm, found.append)
+        # An evaluation that scores several models has no single prediction.
+        self.predictions = found[0] if len(found) == 1 else None
+        return result
 
     def _score(self, state: Tree, number: int, clients: np.ndarray) -> ExchangeSteps:
         cohort = self._cohort(number, clients)

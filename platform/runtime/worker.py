@@ -13,7 +13,7 @@ from torch import nn
 
 from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.client_data import is_narrow
-from hedgerow.algorithms.core.messages import MODEL
+from hedgerow.algorithms.core.messages import MODEL, PREDICTIONS
 from hedgerow.algorithms.core.pytree import Tree, flatten, leaves, stack, sub, tree_map
 from hedgerow.algorithms.core.task import Task
 from hedgerow.platform.common.errors import UserError
@@ -171,6 +171,8 @@ class Worker:
                 up, state, metrics = (tree_map(lambda leaf, i=i: leaf[i], tree) for tree in answers)
                 finite = finite_clients(up, rows.stop - rows.start)
                 model = metrics.pop(MODEL, None)
+                if predictions := metrics.pop(PREDICTIONS, None):
+                    part.add_predictions(predictions)
                 part.add(up, torch.from_numpy(shard.weights[rows]), finite, metrics)
                 if shard.on == "clients" and shard.keep_states:
                     self._keep(shard, clients[rows], state, model, finite, part)

@@ -51,8 +51,11 @@ class DamagedCheckpoint(UserError):  # noqa: N818
 # ---- trees of tensors -----------------------------------------------------------------------------------------------
 
 
-def save_tree(tree: Tree, file: Path) -> None:
-    """Write a tree of tensors (safetensors) and the order of its keys, which the format itself does not store."""
+def save_tree(tree: Tree, file: Path, **notes: str) -> None:
+    """Write a tree of tensors (safetensors) and the order of its keys, which the format itself does not store.
+
+    notes: further texts in the header of the file.
+    """
     flat = {key: leaf.contiguous() for key, leaf in flatten(tree).items()}
     owners = {leaf.untyped_storage().data_ptr(): key for key, leaf in flat.items()}
     # The format refuses leaves that share memory.
@@ -60,7 +63,7 @@ def save_tree(tree: Tree, file: Path) -> None:
         key: leaf if owners[leaf.untyped_storage().data_ptr()] == key else leaf.clone() for key, leaf in flat.items()
     }
     try:
-        save_file(leaves, file, {"keys": json.dumps(list(flat))})
+        save_file(leaves, file, {**notes, "keys": json.dumps(list(flat))})
     except SafetensorError as error:
         # Only the message contains the error number of the operating system.
         if number := re.search(r"\(os error (\d+)\)", str(error)):

@@ -99,6 +99,14 @@ class RunRound(LoggedRound):
     bytes_up: float
 
 
+class DeployedScore(Record):
+    """Score of a deployed policy in a round of Hedge. expert: the deployed one; None: a mixture of all."""
+
+    expert: int | None = Field(None, ge=0)
+    accuracy: float | None
+    loss: float | None
+
+
 class HedgeRecord(Record):
     """One line of metrics.jsonl of a Hedge search: a round of Hedge."""
 
@@ -108,6 +116,7 @@ class HedgeRecord(Record):
     weights: list[float]
     losses: list[float | None]
     expected: dict[str, float]
+    deployed: dict[str, DeployedScore | None] = {}
     leader: int = Field(ge=0)
     best: int = Field(ge=0)
     hedge_loss: float
@@ -123,7 +132,9 @@ class HedgeRecord(Record):
 
 
 class JournalEntry(Record):
-    """One line of Hedge's journal: the search, or an expert's configuration, its metrics in a round, or its end."""
+    """One line of Hedge's journal: the search; an expert's configuration, its metrics in a round, or its end; or the
+    score of the mixture in a complete round.
+    """
 
     __pydantic_extra__: dict[str, float] = Field(init=False)
 
@@ -135,12 +146,16 @@ class JournalEntry(Record):
     configuration: str | None = None
     round: int | None = Field(None, ge=1)
     retired: bool | None = None
+    mixed: int | None = Field(None, ge=1)
 
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:
         of_expert = [value for value in (self.configuration, self.round, self.retired) if value is not None]
-        if len(of_expert) + (self.experts is not None) != 1 or (self.expert is None) == bool(of_expert):
-            raise ValueError("either `experts`, or `expert` with `configuration`, `round` or `retired`")
+        others = (self.experts is not None) + (self.mixed is not None)
+        if len(of_expert) + others != 1 or (self.expert is None) == bool(of_expert):
+            raise ValueError("either `experts`, `mixed`, or `expert` with `configuration`, `round` or `retired`")
+        if self.mixed is not None and not {"accuracy", "loss"} <= (self.model_extra or {}).keys():
+            raise ValueError("`mixed` comes with `accuracy` and `loss`")
         return self
 
 

@@ -245,7 +245,8 @@ def _search(index: int, search: Any, learners: list[SeedGroup], places: dict[str
     """Section of a search. Its trials also appear in the other sections."""
     parts: list[Any] = [*hedge_figures(search, learners, places), *search_tables(search)]
     finished = search.finished
-    texts = [*hedge_sentences(search), *(finished.selection_lines if finished.trials else [])]
+    lines = [*finished.deployed_sentences, *finished.selection_lines] if finished.trials else []
+    texts = [*hedge_sentences(search), *lines]
     title = f"Search {search.folder.name} ({finished.plan.search.kind})"
     alerts = [finished.test_note] if finished.test_note else []
     return PageSection(f"search-{index}", title, texts, parts, alerts)

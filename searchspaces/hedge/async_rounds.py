@@ -13,6 +13,7 @@ import numpy as np
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.records import JournalEntry, read_objects
+from hedgerow.searchspaces.hedge.deployment import Deployment, Policy, Score, draw
 from hedgerow.searchspaces.hedge.weights import AdaHedge, Exp3, Hedge
 
 SOME = 10
@@ -57,7 +58,12 @@ class HedgeRounds:
     finite counts as the worst loss: 1 or, without a range, the largest loss so far.
     missing: cost of a failed expert in every later round: the worst loss ("penalise"), or none, with its weight kept
     ("skip"). averaged: metrics whose weighted mean is recorded. journal: file to which every report is appended, and
-    from which an interrupted search continues. on_round: called with the record of every complete round.
+    from which an interrupted search continues. on_round: called with the record of every complete round. seed: of the
+    draws of the policy `sample`. deployment: mixes the predictions of each round and deploys a state; None: there is no
+    mixture and nothing is deployed.
+
+    Under `deployed`, a record has the accuracy and the loss of the three policies of `deployment.Policy` in the round,
+    with p^t over the experts that reported it; None: not reported, or not finite.
     Raises UserError when `mode`, `range` and `hedge` are incompatible.
     """
 
@@ -71,11 +77,13 @@ class HedgeRounds:
         averaged: Sequence[str] = (),
         journal: Path | None = None,
         on_round: Callable[[RoundRecord], None] | None = None,
+        seed: int = 0,
+        deployment: Deployment | None = None,
     ):
         check_range(mode, range, isinstance(hedge, AdaHedge))
         self.hedge, self.metric, self.mode, self.range, self.missing = hedge, metric, mode, range, missing
         self.averaged = list(dict.fromkeys([metric, *averaged]))
-        self.on_round = on_round
+        self.on_round, self.seed, self.deployment = on_round, seed, deployment
         self.latest = np.zeros(hedge.experts, dtype=np.int64)
         self.retired: dict[int, bool] = {}
         self._waiting: dict[int, dict[int, RoundRecord]] = {}
@@ -84,6 +92,7 @@ class HedgeRounds:
         self._spread = LossSpread()
         self.journal: Path | None = None
         self._configurations: dict[int, str] = {}
+        self._mixed: dict[int, Score] = {}
         if journal is not None:
             self.open(journal)
 
@@ -100,6 +109,8 @@ class HedgeRounds:
             if fragment:  # after a crash while the line was written
                 os.truncate(journal, journal.stat().st_size - len(fragment))
             entries = read_objects(journal, JournalEntry)
+        # The predictions of a round are deleted once its mixture is in the journal, which follows the round's reports.
+        self._mixed = {entry["mixed"]: Score(entry["accuracy"], entry["loss"]) for entry in entries if "mixed" in entry}
         for entry in entries:
             self._replay(entry)
         if not entries:
@@ -220,30 +231,70 @@ class HedgeRounds:
             else:
                 awake[expert] = self.missing == "penalise" and self.retired.get(expert, True)
         weights = self.hedge.probs()
+        present = np.isin(np.arange(n), list(row))
+        deployed = self._deployed(round, row, present)
         expected = {name: self._mean(name, row) for name in self.averaged}
         entropy = self.hedge.entropy
         self._spread = self._spread.after(round, losses[awake])
         hedge_loss = self.hedge.update(losses, awake)
-        if self.on_round is None:
-            return
-        bandit = {"played": self.hedge.played} if isinstance(self.hedge, Exp3) else {}
-        self.on_round(
-            {
-                "round": round,
-                "weights": weights.tolist(),
-                "losses": [float(losses[i]) if awake[i] else None for i in range(n)],
-                "hedge_loss": hedge_loss,
-                "expected": {name: value for name, value in expected.items() if value is not None},
-                "leader": int(weights.argmax()),
-                "best": self.hedge.best,
-                "cumulative_loss": self.hedge.total,
-                "best_loss": float(self.hedge.losses.min()),
-                "regret": self.hedge.regret,
-                "bound": self.hedge.bound(),
-                "entropy": entropy,
-                **bandit,
-            }
+        if self.on_round is not None:
+            bandit = {"played": self.hedge.played} if isinstance(self.hedge, Exp3) else {}
+            self.on_round(
+                {
+                    "round": round,
+                    "weights": weights.tolist(),
+                    "losses": [float(losses[i]) if awake[i] else None for i in range(n)],
+                    "hedge_loss": hedge_loss,
+                    "expected": {name: value for name, value in expected.items() if value is not None},
+                    "deployed": deployed,
+                    "leader": int(weights.argmax()),
+                    "best": self.hedge.best,
+                    "cumulative_loss": self.hedge.total,
+                    "best_loss": float(self.hedge.losses.min()),
+                    "regret": self.hedge.regret,
+                    "bound": self.hedge.bound(),
+                    "entropy": entropy,
+                    **bandit,
+                }
+            )
+        if self.deployment is not None:
+            self.deployment.deploy(round, self._chosen(self.deployment.policy, present))
+            self.deployment.forget(round, n)
+
+    def _chosen(self, policy: Policy, present: np.ndarray) -> dict[int, float]:
+        """Experts that a policy deploys in the next round, with their weights. present: mask of the experts."""
+        weights = self.hedge.probs_among(present)
+        if policy == "mixture":
+            return {int(expert): float(weights[expert]) for expert in np.flatnonzero(weights)}
+        drawn = draw(self.seed, self.hedge.rounds, weights)
+        return {drawn if policy == "sample" else int(weights.argmax()): 1.0}
+
+    def _deployed(self, round: int, row: dict[int, RoundRecord], present: np.ndarray) -> RoundRecord:
+        """Accuracy and loss of the deployed policies in a round, before its weights are updated."""
+        accuracy, loss = (
+            "_".join(kind if part in ("accuracy", "loss") else part for part in self.metric.split("_"))
+            for kind in ("accuracy", "loss")
         )
+        scores: RoundRecord = {}
+        for policy in ("sample", "leader"):
+            (expert,) = self._chosen(policy, present)
+            metrics = row[expert]
+            scores[policy] = {
+                "expert": expert,
+                "accuracy": _finite(metrics.get(accuracy)),
+                "loss": _finite(metrics.get(loss)),
+            }
+        mixture = self._mixture(round, present)
+        return scores | {"mixture": None if mixture is None else mixture._asdict()}
+
+    def _mixture(self, round: int, present: np.ndarray) -> Score | None:
+        if self.deployment is None or round in self._mixed:
+            return self._mixed.get(round)
+        weights = self.hedge.probs_among(present)
+        score = self.deployment.mixture(round, {int(i): float(weights[i]) for i in np.flatnonzero(present)})
+        if score is not None:
+            self._write({"mixed": round, **score._asdict()})
+        return score
 
     def _loss(self, value: float, worst: float) -> float:
         if not math.isfinite(value):
@@ -324,6 +375,10 @@ def check_range(mode: str, range: Sequence[float] | None, scale_free: bool) -> N
             "search.range: a loss without a range needs the scale-free rule (`rate: adahedge`, which has no `gamma`); "
             "set a range such as [0, 4.6], or remove `rate` and `gamma`"
         )
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _number(value: Any, name: str, expert: int, round: int) -> float:

@@ -19,6 +19,7 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.ray_private import continue_trial
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.searchspaces.hedge.async_rounds import HedgeRounds
+from hedgerow.searchspaces.hedge.deployment import Deployment
 from hedgerow.searchspaces.hedge.weights import AdaHedge, Hedge
 from hedgerow.searchspaces.spaces.packing import members
 
@@ -46,7 +47,9 @@ class HedgeScheduler(TrialScheduler):
     minimised without `range` and `gamma`, `AdaHedge(experts)`. ahead: rounds that a trial may be ahead of another when
     not all trials fit on the cluster. A trial that is too far ahead is paused (with a checkpoint), and the trial with
     the fewest rounds takes its place; if no other trial needs the room, it keeps its process and waits. If all trials
-    fit, none ever waits. prune: trials whose weight falls below this are stopped; the regret against a stopped trial is
+    fit, none waits, unless `strict`. With `ahead=0`, rounds are lock-step: no trial begins a round before all trials
+    have reported the one before, whether they fit or not; each result must then have one round. seed, deployment: see
+    HedgeRounds. prune: trials whose weight falls below this are stopped; the regret against a stopped trial is
     no longer bounded. time_attr: key that counts rounds. A result may also contain several rounds, as a list of
     dictionaries under "records". A trial may train several experts (`packing.members`); each record then names its
     "expert".
@@ -69,19 +72,25 @@ class HedgeScheduler(TrialScheduler):
         missing: Literal["penalise", "skip"] = "penalise",
         averaged: tuple[str, ...] = (),
         ahead: int = 20,
+        strict: bool = False,
         prune: float = 0.0,
         time_attr: str = TRAINING_ITERATION,
         journal: Path | None = None,
         on_round: Callable[[RoundRecord], None] | None = None,
         warn: Callable[[str], None] = LOG.warning,
+        seed: int = 0,
+        deployment: Deployment | None = None,
     ):
         super().__init__()
         self._metric = metric
+        self.strict = strict or ahead == 0
         self.ahead, self.prune, self.time_attr, self.warn = ahead, prune, time_attr, warn
         if hedge is None:
             scale_free = mode == "min" and range is None and gamma is None
             hedge = AdaHedge(experts) if scale_free else Hedge(experts, 0.1 if gamma is None else gamma)
-        self.rounds = HedgeRounds(hedge, metric, mode, range, missing, averaged, on_round=on_round)
+        self.rounds = HedgeRounds(
+            hedge, metric, mode, range, missing, averaged, on_round=on_round, seed=seed, deployment=deployment
+        )
         self.error: UserError | None = None
         """Error that ended the search when trials reported invalid metrics; Tune passes on only its traceback."""
         self._journal, self._opened = journal, False
@@ -151,6 +160,7 @@ class HedgeScheduler(TrialScheduler):
         """
         self._open(tune_controller)
         trials = tune_controller.get_trials()
+        self._retire_ended(trials)
         self._pausing -= {trial.trial_id for trial in trials if trial.status == Trial.PAUSED}
         self._release(tune_controller, wanted=any(trial.status == Trial.PENDING for trial in trials))
         waiting = [trial for trial in trials if trial.status == Trial.PAUSED]
@@ -160,6 +170,18 @@ class HedgeScheduler(TrialScheduler):
         first = min(waiting, key=lambda t: (min(map(latest.__getitem__, experts[t.trial_id])), experts[t.trial_id]))
         busy = sum(t.status in (Trial.RUNNING, Trial.PENDING) and t.trial_id not in self._pausing for t in trials)
         return first if busy <= self._room(first) and not self._must_wait(first) else None
+
+    def _retire_ended(self, trials: list[Trial]) -> None:
+        """Retire the trials that ended without a callback; otherwise, all others would wait for them.
+
+        Tune calls none when it fails to reset a reused process, nor for a trial that had ended before a restore; after
+        a crash, the journal may have no line for it.
+        """
+        for trial in trials:
+            if trial.is_finished() and not self._unfinished.isdisjoint(self._experts[trial.trial_id]):
+                self._holding.pop(trial.trial_id, None)
+                self._pausing.discard(trial.trial_id)
+                self._end(trial, penalised=trial.status == Trial.ERROR)
 
     def _release(self, tune_controller: Any, wanted: bool) -> None:
         """Resume the held trials that are no longer too far ahead; if others need the room, pause the rest."""
@@ -241,9 +263,9 @@ class HedgeScheduler(TrialScheduler):
             self.warn(self.rounds.warning)
 
     def _must_wait(self, trial: Trial) -> bool:
-        """Whether the trial is too far ahead while not all trials fit on the cluster."""
+        """Whether the trial is too far ahead while not all trials fit on the cluster, or in any case if `strict`."""
         ahead = min(self.rounds.ahead(expert) for expert in experts_of(trial))
-        return ahead >= self.ahead and self._trials_left() > self._room(trial)
+        return ahead >= max(1, self.ahead) and (self.strict or self._trials_left() > self._room(trial))
 
     def _trials_left(self) -> int:
         """Number of unfinished trials; an expert that no trial has named yet counts as one."""

@@ -48,6 +48,12 @@ class Hedge:
         weights = (gaps == 0).astype(float) if math.isinf(self.rate()) else np.exp(-self.rate() * gaps)
         return weights / weights.sum()
 
+    def probs_among(self, awake: np.ndarray) -> np.ndarray:
+        """Weights (experts,) of the next round, normalised over the experts of a mask; 0 for the others."""
+        weights = np.zeros(self.experts)
+        weights[awake] = self._among(awake).probs()
+        return weights
+
     def rate(self) -> float:
         """Learning rate eta of the next round."""
         return self.eta

@@ -282,9 +282,10 @@ class HedgeResult(RowResult):
     def explained(self) -> str:
         return (
             "accuracy under Hedge's weights [published]: CTM, on each new task before it is learnt; LTM, on all tasks "
-            "at the end. Best in hindsight: expert with the smallest loss, its CTM and LTM. Regret: total against this "
-            "expert, and its bound. Kept: models and past tasks of one expert. Points needed: samples of a new task to "
-            "reach the threshold, in the last tenth of the tasks"
+            "at the end. Deployed: CTM and LTM of the deployed policy (search.deploy). Best in hindsight: expert with "
+            "the smallest loss, its CTM and LTM. Regret: total against this expert, and its bound. Kept: models and "
+            "past tasks of one expert. Points needed: samples of a new task to reach the threshold, in the last tenth "
+            "of the tasks"
         )
 
     @property
@@ -324,6 +325,22 @@ class HedgeResult(RowResult):
         late = values[-max(1, len(values) // 10) :]
         return sum(late) / len(late) if late else None
 
+    def deployed(self) -> dict[str, dict[str, float | None]]:
+        """CTM and LTM of each deployed policy. LTM: of the expert deployed in the last round; unknown for a mixture.
+
+        Empty if the records are of a version without policies; a policy is left out if a round has no score of it.
+        """
+        hedge, trials = self.finished.hedge, self.finished.trials
+        result: dict[str, dict[str, float | None]] = {}
+        for policy in hedge[-1].get("deployed", {}):
+            scores = [record.get("deployed", {}).get(policy) for record in hedge]
+            accuracies = [score["accuracy"] for score in scores if score and score["accuracy"] is not None]
+            if len(accuracies) == len(hedge):
+                expert = scores[-1].get("expert")
+                ltm = None if expert is None else final_value(trials[expert].records, "ltm")
+                result[policy] = {"ctm": sum(accuracies) / len(hedge), "ltm": ltm}
+        return result
+
     def values(self) -> dict[str, Any]:
         """All values of the table, unrounded."""
         last, trials = self.finished.hedge[-1], self.finished.trials
@@ -336,6 +353,8 @@ class HedgeResult(RowResult):
             "ctm": self.ctm,
             "ltm": self.ltm,
             "published": {metric: cells[self.heading] for metric, cells in published.items()},
+            "policy": getattr(self.finished.plan.search, "deploy", None),
+            "deployed": self.deployed(),
             "experts": len(trials),
             "argmax": labels[last["leader"]],
             "argmax_weight": last["weights"][last["leader"]],
@@ -363,6 +382,7 @@ class HedgeResult(RowResult):
             "method": self.heading + (MARK if v["dropped"] else ""),
             "CTM": _with_published(percent(v["ctm"]), v["published"].get("ctm")),
             "LTM": _with_published(percent(v["ltm"]), v["published"].get("ltm")),
+            **self._deployed_cell(v),
             "experts": str(v["experts"]),
             "argmax": f"{v['argmax']} ({percent(v['argmax_weight'])})",
             "best in hindsight": f"{v['best']}: {percent(v['best_ctm'])}, {percent(v['best_ltm'])}",
@@ -372,6 +392,11 @@ class HedgeResult(RowResult):
         if v["points"] is not None:
             row["points needed"] = f"{v['points']:.0f} (reached: {v['reached']:.0%})"
         return [row]
+
+    @staticmethod
+    def _deployed_cell(v: dict[str, Any]) -> dict[str, str]:
+        scores = v["deployed"].get(v["policy"])
+        return {"deployed": f"{v['policy']}: {percent(scores['ctm'])}, {percent(scores['ltm'])}"} if scores else {}
 
     def remarks(self) -> list[str]:
         v, title = self.values(), self.title

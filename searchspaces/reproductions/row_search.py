@@ -21,6 +21,10 @@ GAMMA = 0.1
 """Gamma of Hedge in all published results on streams."""
 
 
+AHEAD = 20
+"""Rounds that an expert of a table may be ahead of another."""
+
+
 @dataclass(frozen=True)
 class RowSearch:
     """A validated search of a row. headings: method of each configuration; for a stream, the one method of all."""
@@ -106,7 +110,12 @@ def _hedge_search(
     values: ConfigDict = deepcopy(row.values) | {
         "name": name.replace("/", "-").replace(" ", "-").replace("=", ""),
         "algorithm": dict(row.methods[heading]),
-        "search": {"kind": "hedge", "gamma": GAMMA, **row.values.get("search", {}), "space": row.grids[heading]},
+        "search": {
+            # No number depends on p^t, and experts that take turns need fewer processes if they may run ahead.
+            **{"kind": "hedge", "gamma": GAMMA, "ahead": AHEAD, "deploy_every": 0},
+            **row.values.get("search", {}),
+            "space": row.grids[heading],
+        },
     }
     lines: Lines = {}
     for override in changed:

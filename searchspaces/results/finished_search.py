@@ -1,13 +1,14 @@
 """Results of a search: its trials, tables and figures."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Self
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Evaluation
 from hedgerow.platform.runs.finished_run import page, rounds_frame
+from hedgerow.platform.runtime.factory import Data
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.formatting import percent
 from hedgerow.platform.tracking.records import HedgeRecord
@@ -15,7 +16,17 @@ from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.tracker import RunLog
 from hedgerow.platform.ui.plots import curve_figures
 from hedgerow.platform.ui.plotting import save
-from hedgerow.searchspaces.results.search_plots import best_runs, loss_lines, parallel_lines, regret_line, weight_areas
+from hedgerow.platform.ui.series import Points
+from hedgerow.searchspaces.results.deployed_model import DeployedModel, read_deployed
+from hedgerow.searchspaces.results.hedge_curves import deployed_curves
+from hedgerow.searchspaces.results.search_plots import (
+    best_runs,
+    deployed_lines,
+    loss_lines,
+    parallel_lines,
+    regret_line,
+    weight_areas,
+)
 from hedgerow.searchspaces.results.trials import (
     Row,
     Trial,
@@ -56,13 +67,23 @@ class FinishedSearch:
     trials: list[Trial]
     hedge: list[RoundRecord]
     warning: str | None = None
+    data: Data | None = field(default=None, repr=False, compare=False)
+    """Data set and partition, if the search was given its own, for `deployed`."""
 
     @classmethod
-    def read(cls, folder: RunFolder) -> Self:
-        """Reads a search from its folder, without importing classes that its file names."""
-        return cls(
-            folder, read_search(folder.experiment), read_trials(folder), RunLog(folder.metrics, HedgeRecord).read()
-        )
+    def read(cls, folder: RunFolder, data: Data | None = None) -> Self:
+        """Reads a search from its folder, without importing classes that its file names.
+
+        data: data set and partition, if the search was given its own.
+        """
+        plan, hedge = read_search(folder.experiment), RunLog(folder.metrics, HedgeRecord).read()
+        return cls(folder, plan, read_trials(folder), hedge, data=data)
+
+    @property
+    def deployed(self) -> DeployedModel:
+        """Model that Hedge deploys after the latest complete round, read anew on each access. Raises UserError."""
+        overrides = {int(trial.name): trial.overrides for trial in self.trials}
+        return read_deployed(self.folder, self.plan, overrides, self.data)
 
     @property
     def status(self) -> str:
@@ -106,6 +127,27 @@ class FinishedSearch:
         return [
             *lines,
             f"Test score of the winner, {label.removeprefix(f'{best.name} ')} (trial {best.name}): {scores}.",
+        ]
+
+    @property
+    def deployed_curves(self) -> dict[str, Points]:
+        """Curves of the deployed policies and of the best expert in hindsight, see `hedge_curves.deployed_curves`."""
+        metric = self.plan.search.metric
+        experts = [{record["round"]: record.get(metric) for record in trial.records} for trial in self.trials]
+        return deployed_curves(self.hedge, experts, metric) if self.hedge and self.trials else {}
+
+    @property
+    def deployed_sentences(self) -> list[str]:
+        """Sentences about the deployed policies, and the reason if there is no mixture; empty without Hedge."""
+        metric, curves = self.plan.search.metric, self.deployed_curves
+        if not curves:
+            return []
+        kind = "loss" if "loss" in metric.split("_") else "accuracy"
+        means = ", ".join(f"{name} {number(kind, points[-1][1])}" for name, points in curves.items())
+        missing = self.folder.record().get("no_mixture")
+        return [
+            f"Mean {kind} of the deployed policies: {means}.",
+            *([f"No mixture is recorded: {missing}."] if missing else []),
         ]
 
     @property
@@ -200,6 +242,8 @@ class FinishedSearch:
             "hedge_losses": partial(loss_lines, hedge, labels),
             "hedge_regret": partial(regret_line, hedge),
         }
+        if curves := self.deployed_curves:
+            of_hedge["hedge_deployed"] = partial(deployed_lines, curves, search.metric)
         return {
             **(of_hedge if hedge else {}),
             "parallel_coordinates": partial(parallel_lines, self.trials, search.metric, search.mode),

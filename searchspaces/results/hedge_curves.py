@@ -1,9 +1,15 @@
 """Hedge's rounds as arrays, for the matplotlib figures of a search and the inline SVG of a report."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from hedgerow.platform.storage.history import RoundRecord
+from hedgerow.platform.ui.series import Points
+
+HINDSIGHT = "best expert in hindsight"
 
 
 @dataclass(frozen=True)
@@ -46,3 +52,31 @@ class HedgeCurves:
         """Weights of each named expert, followed by the sum of the other weights, if any."""
         bands = [self.weights[:, i] for i in self.named]
         return [*bands, self.weights[:, self.others].sum(1)] if self.others else bands
+
+
+def deployed_curves(
+    hedge: Sequence[RoundRecord], experts: Sequence[Mapping[int, Any]], metric: str
+) -> dict[str, Points]:
+    """Mean so far of the accuracy of each deployed policy, and of the best expert in hindsight, by round.
+
+    experts: value of the metric by round, of each expert. metric: metric of the search; for a loss, the curves are of
+    losses. Rounds in which a value is missing are left out; a policy without any has no curve. {}: the records are of a
+    version that did not record the policies.
+    """
+    kind = "loss" if "loss" in metric.split("_") else "accuracy"
+    scores: dict[str, dict[int, Any]] = {}
+    for record in hedge:
+        for policy, score in record.get("deployed", {}).items():
+            scores.setdefault(policy, {})[record["round"]] = (score or {}).get(kind)
+    if not scores:
+        return {}
+    best = experts[hedge[-1]["best"]]
+    scores[HINDSIGHT] = {record["round"]: best.get(record["round"]) for record in hedge}
+    curves = {name: _means(values) for name, values in scores.items()}
+    return {name: points for name, points in curves.items() if points}
+
+
+def _means(values: Mapping[int, Any]) -> Points:
+    known = [(round, value) for round, value in values.items() if value is not None and np.isfinite(value)]
+    sums = np.cumsum([value for _, value in known])
+    return [(round, float(total / count)) for count, ((round, _), total) in enumerate(zip(known, sums, strict=True), 1)]

@@ -136,4 +136,6 @@ def _flat(record: RoundRecord) -> RoundRecord:
     """Record of a Hedge round as MLflow metrics."""
     flat = {key: value for key, value in record.items() if isinstance(value, (int, float))}
     flat |= {f"expected_{name}": value for name, value in record["expected"].items()}
+    for policy, score in record.get("deployed", {}).items():
+        flat |= {f"deployed_{policy}_{name}": value for name, value in (score or {}).items() if value is not None}
     return flat | {f"weight/{index:03d}": weight for index, weight in enumerate(record["weights"])}

@@ -14,8 +14,8 @@ LIMIT = 20
 class NotebookTable(SearchTable):
     """Live table of the trials as HTML, replaced in place."""
 
-    def __init__(self, name: str, rounds: int, labels: list[str], metric: str, mode: str):
-        super().__init__(name, rounds, labels, metric=metric, mode=mode)
+    def __init__(self, name: str, rounds: int, labels: list[str], metric: str, mode: str, policy: str = "leader"):
+        super().__init__(name, rounds, labels, metric=metric, mode=mode, policy=policy)
         self._display = Display()
         self._note = ""
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.ui.plotting import COLOURS, new_figure, tidy
-from hedgerow.searchspaces.results.hedge_curves import HedgeCurves
+from hedgerow.platform.ui.series import Points
+from hedgerow.searchspaces.results.hedge_curves import HINDSIGHT, HedgeCurves
 from hedgerow.searchspaces.results.trials import (
     Trial,
     final_value,
@@ -61,6 +62,21 @@ def loss_lines(hedge_records: list[RoundRecord], labels: list[str]) -> Any:
         label = _others(hedge.others, labels) if i == hedge.others[0] else None
         axes.plot(rounds, losses[:, i], color=OTHERS, linewidth=0.6, marker=marker, label=label, zorder=1)
     axes.set(xlabel="round", ylabel="loss")
+    figure.legend(loc="outside right upper", frameon=False, fontsize="small")
+    return figure
+
+
+def deployed_lines(curves: dict[str, Points], metric: str) -> Any:
+    """Draws the curves of `hedge_curves.deployed_curves`: each policy's score, averaged over the rounds so far."""
+    figure, axes = _axes()
+    for colour, (name, points) in zip(COLOURS, curves.items(), strict=False):
+        rounds, values = zip(*points, strict=True)
+        style = {"color": colour, "linewidth": 1.8, "label": name, "marker": "o" if len(rounds) == 1 else None}
+        if name == HINDSIGHT:
+            style |= {"color": "black", "linestyle": "--"}
+        axes.plot(rounds, values, **style)
+    kind = "loss" if "loss" in metric.split("_") else "accuracy"
+    axes.set(xlabel="round", ylabel=f"{kind}, mean over the rounds so far")
     figure.legend(loc="outside right upper", frameon=False, fontsize="small")
     return figure
 

@@ -11,6 +11,7 @@ from rich.text import Text
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.formatting import percent
 from hedgerow.platform.ui.terminal import TARGETS_CAPTION, draw_table, wide_console
+from hedgerow.searchspaces.results.hedge_curves import HINDSIGHT, deployed_curves
 from hedgerow.searchspaces.results.trials import Row, display, number
 from hedgerow.searchspaces.spaces.search_section import VALIDATION
 
@@ -23,7 +24,8 @@ class SearchTable:
 
     rounds: number of rounds of each trial. labels: one per trial, read when the table is drawn, so that a label may be
     replaced in the list once a sampler has chosen the configuration. metric, mode: sort order of a sweep; with Hedge
-    records, the table is sorted by weight.
+    records, the table is sorted by weight. policy: deployed policy whose mean score so far is shown next to that of the
+    best expert in hindsight.
     """
 
     def __init__(
@@ -34,7 +36,11 @@ class SearchTable:
         console: Console | None = None,
         metric: str = "test_accuracy",
         mode: str = "max",
+        policy: str = "leader",
     ):
+        self.policy = policy
+        self._values: list[dict[int, float]] = [{} for _ in labels]
+        self._rounds: list[RoundRecord] = []
         self.name, self.rounds, self.labels, self.metric = name, rounds, labels, metric
         self.console = console or Console()
         self._sign = -1 if mode == "max" else 1
@@ -66,6 +72,7 @@ class SearchTable:
         self._seen[index].update(record)
         self._states[index] = "running"
         value = record.get(self.metric, math.nan)
+        self._values[index][record["round"]] = value
         # Best over all rounds: a later drop in accuracy does not change it.
         if math.isfinite(value) and (self._best is None or self._sign * value < self._sign * self._best[0]):
             self._best = value, self.labels[index]
@@ -81,6 +88,7 @@ class SearchTable:
     def hedge(self, record: RoundRecord) -> None:
         """Record a round of Hedge."""
         self._hedge = record
+        self._rounds.append(record)
         round_ = record["round"]
         tenth = round_ in (1, self.rounds) or round_ % max(1, self.rounds // 10) == 0
         if tenth and not self.console.is_terminal:
@@ -113,8 +121,18 @@ class SearchTable:
         expected = record["expected"].get(self.metric)
         metric = self.metric.removeprefix("test_").replace("_", " ")
         parts = [] if expected is None else [f"expected {metric} {number(self.metric, expected)}"]
+        if deployed := self._deployed():
+            parts.append(deployed)
         bound = "" if record["bound"] is None else f" (bound {record['bound']:.3g})"
         return "  ".join([*parts, f"regret {record['regret']:.3g}{bound}"])
+
+    def _deployed(self) -> str:
+        """Mean scores so far of the deployed policy and of the best expert in hindsight; empty if unknown."""
+        curves = deployed_curves(self._rounds, self._values, self.metric)
+        if self.policy not in curves or HINDSIGHT not in curves:
+            return ""
+        mine, best = (number(self.metric, curves[name][-1][1]) for name in (self.policy, HINDSIGHT))
+        return f"deployed {self.policy} {mine} (best in hindsight {best})"
 
     def _order(self) -> list[int]:
         """Indices of the trials, largest weight or best metric first; trials without a value last."""

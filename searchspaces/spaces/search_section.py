@@ -86,7 +86,9 @@ class SearchSetup:
 
     values: the experiment file without `search`. configurations: one per trial, by number; if a searcher proposes them,
     those that an interrupted search has tried. journal: file that a scheduler may write. on_round: called with records
-    of the search's own rounds. warn: called with warnings for the user.
+    of the search's own rounds. warn: called with warnings for the user. deployed: folder of the state that is deployed,
+    if the kind deploys one. expert_folder: run folder of a trial by its number. predictions: whether trials that
+    keep their rounds (`SearchKind.kept_rounds`) can return their predictions.
     """
 
     experiment: Experiment
@@ -95,6 +97,21 @@ class SearchSetup:
     journal: Path
     on_round: Callable[[dict[str, Any]], None]
     warn: Callable[[str], None]
+    deployed: Path | None = None
+    expert_folder: Callable[[int], Path] | None = None
+    predictions: bool = False
+
+
+@dataclass(frozen=True)
+class KeptRounds:
+    """Rounds of which each trial keeps its predictions and its model until they are complete.
+
+    metric: metric that the records of these rounds have. models: rounds between two rounds of which it keeps the model;
+    0: none.
+    """
+
+    metric: str
+    models: int
 
 
 class SearchKind(Section):
@@ -184,6 +201,14 @@ class SearchKind(Section):
 
     def check(self, experiment: Experiment) -> None:
         """Check settings that depend on the experiment, before any work starts. Raises UserError."""
+
+    def rounds_per_report(self, experiment: Experiment) -> int:
+        """Number of rounds between two reports of a trial."""
+        return self.report_every
+
+    def kept_rounds(self, experiment: Experiment) -> KeptRounds | None:
+        """Rounds that each trial keeps in files, for a kind that deploys the models of its trials; None: none."""
+        return None
 
     @property
     def alone_by(self) -> str | None:

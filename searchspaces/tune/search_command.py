@@ -90,7 +90,10 @@ def search_table(plan: SearchSpec) -> SearchTable:
     if search.proposes:
         labels = ["to be proposed"] * (search.samples or 1)
     kind = NotebookTable if in_notebook() else SearchTable
-    return kind(plan.experiment.name, plan.experiment.rounds, labels, metric=search.metric, mode=search.mode)
+    policy = getattr(search, "deploy", "leader")
+    return kind(
+        plan.experiment.name, plan.experiment.rounds, labels, metric=search.metric, mode=search.mode, policy=policy
+    )
 
 
 def _searches_output(outputs: list[CommandOutput], lines: list[str]) -> CommandOutput:
@@ -108,7 +111,7 @@ def search_output(finished: FinishedSearch) -> CommandOutput:
         closing_tables(finished.rows, finished.summary if finished.hedge else None, finished.best_rows)
         if finished.test_note:
             click.secho(finished.test_note, fg="red")
-        for line in finished.selection_lines:
+        for line in [*finished.deployed_sentences, *finished.selection_lines]:
             click.echo(line)
         click.echo(f"search: {path} (results.csv, results.md, experts/)")
         if copy:

@@ -20,6 +20,7 @@ from hedgerow.platform.actors.ray_health import RayHealth
 from hedgerow.platform.actors.session import ray_session
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.old_spellings import SLOTS
+from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.data import Dataset
 from hedgerow.platform.data.partition_summary import partition_record
 from hedgerow.platform.runs.finished_run import last_parameters
@@ -34,12 +35,13 @@ from hedgerow.platform.tracking.records import HedgeRecord
 from hedgerow.platform.tracking.run_folder import RunFolder, find_run, new_run, now, unfinished_run
 from hedgerow.platform.tracking.summary import diverged, left_out
 from hedgerow.platform.tracking.tracker import RunLog, Tracker
+from hedgerow.searchspaces.hedge.deployment import KEPT, LARGEST
 from hedgerow.searchspaces.hedge.scheduler import HedgeScheduler
 from hedgerow.searchspaces.results.finished_search import FinishedSearch, read_trials
 from hedgerow.searchspaces.results.trials import expert_folder
 from hedgerow.searchspaces.spaces.packing import client_actors, pack_trials
 from hedgerow.searchspaces.spaces.search_file import SearchSpec, load_search
-from hedgerow.searchspaces.spaces.search_section import SearchSetup
+from hedgerow.searchspaces.spaces.search_section import VALIDATION, SearchSetup
 from hedgerow.searchspaces.spaces.space import Overrides
 from hedgerow.searchspaces.tune.callbacks import SearchCallback, ShowSearch
 from hedgerow.searchspaces.tune.trainable import FederatedTrainable, Shared, trial_resources
@@ -195,13 +197,22 @@ def _tune(plan: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
     if plan.search.concurrency and plan.search.concurrency < room:
         # Limits trials by reserving CPUs instead of counting: a paused trial must leave no room for another process.
         room, request = plan.search.concurrency, trial_resources(resources, cpu_share(plan.search.concurrency))
-    shared = Shared(
-        *(plan.values, here, sys.path, plan.search.report_every),
-        *(ray.put(vars(dataset)), ray.put(vars(partition)), listener.lock.claim),
-    )
     configurations = known_configurations(folder, plan)
+    kept = plan.search.kept_rounds(plan.experiment)
+    obstacle = mixture_obstacle(plan, configurations, data) if kept else None
+    if obstacle:
+        folder.update(no_mixture=obstacle)
+    predictions = kept is not None and obstacle is None
+    shared = Shared(
+        *(plan.values, here, sys.path, plan.search.rounds_per_report(plan.experiment)),
+        *(ray.put(vars(dataset)), ray.put(vars(partition)), listener.lock.claim),
+        *(kept, predictions),
+    )
     packs, journal, warnings = packs_of(folder, plan, configurations, room), here / "losses.jsonl", list[str]()
-    setup = SearchSetup(plan.experiment, plan.values, configurations, journal, listener.hedge, warnings.append)
+    setup = SearchSetup(
+        *(plan.experiment, plan.values, configurations, journal, listener.hedge, warnings.append),
+        *(here / "deployed", lambda number: expert_folder(here, number).path, predictions),
+    )
     spec = tuner_spec(plan.search, setup, packs, room)
     # Removes Tune's files of an interrupted search: trials continue from their run folders.
     shutil.rmtree(here / "tune", ignore_errors=True)
@@ -239,9 +250,49 @@ def _tune(plan: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
     if errors and len(errors) == len(results):
         raise RuntimeError(f"every trial failed; first error: {errors[0]}")
     shutil.rmtree(here / "tune", ignore_errors=True)
+    for left in here.glob(f"experts/*/{KEPT}"):
+        shutil.rmtree(left)
     if errors:
         warnings.append(f"{len(errors)} of {len(results)} trials failed; first error: {errors[0]}")
     return warnings
+
+
+def mixture_obstacle(plan: SearchSpec, configurations: list[Overrides], data: Data) -> str | None:
+    """Reason why the experts' predictions cannot be mixed, as the end of a sentence; None: they can.
+
+    On a fixed data set, the mixture is scored on the validation samples.
+    """
+    experiment, (dataset, partition) = plan.experiment, data
+    splits = {
+        json.dumps(
+            {key: value for key, value in overrides.items() if key == "seed" or key.startswith("task.partition")}
+        )
+        for overrides in configurations
+    }
+    if len(splits) > 1:
+        return "the experts are not scored on the same samples, because the search changes the partition or the seed"
+    algorithms = {
+        json.dumps([overrides.get(key) for key in ("algorithm", "algorithm.name")]): overrides
+        for overrides in configurations
+    }
+    for name in {plan.trial(overrides).algorithm.name for overrides in algorithms.values()}:
+        if not algorithm_class(name).returns_predictions:
+            return f"{name} scores several models at once"
+    if experiment.task.partition.is_stream:
+        samples = int(partition.shares()["held_out"].sizes.max())
+    elif plan.search.metric not in VALIDATION:
+        return f"`metric: {plan.search.metric}` does not use the validation samples, on which it would be scored"
+    elif partition.server_validation is not None:
+        samples = len(partition.server_validation)
+    else:
+        samples = 0 if partition.selection_sizes is None else int(partition.selection_sizes.sum())
+    size = 4 * samples * dataset.classes
+    if size > LARGEST:
+        return (
+            f"the predictions of an expert would take {size / 2**20:.0f} MB per round, more than {LARGEST // 2**20} MB "
+            f"({samples} samples, {dataset.classes} classes)"
+        )
+    return None
 
 
 def known_configurations(folder: RunFolder, plan: SearchSpec) -> list[Overrides]:

@@ -21,13 +21,16 @@ from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.runtime.factory import build_partition
 from hedgerow.platform.runtime.launch import build_coordinator
 from hedgerow.platform.runtime.process import init_process
+from hedgerow.platform.runtime.server import FederatedServer
 from hedgerow.platform.storage.checkpoint import DamagedCheckpoint
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.storage.run_lock import Claim
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.tracker import RunLog
+from hedgerow.searchspaces.hedge.deployment import is_due, keep_round
 from hedgerow.searchspaces.results.trials import expert_folder
 from hedgerow.searchspaces.spaces.packing import client_actors, members
+from hedgerow.searchspaces.spaces.search_section import KeptRounds
 from hedgerow.searchspaces.spaces.space import Overrides, with_overrides
 
 
@@ -36,7 +39,8 @@ class Shared:
     """Settings and data that all trials of a search share.
 
     values: contents of the experiment file. report_every: rounds per result. data, partition: references to the object
-    store. claim: claim of the process that runs the search.
+    store. claim: claim of the process that runs the search. kept: rounds that each expert keeps in files until they are
+    complete; None: none. predictions: whether these files have the predictions of the evaluation, too.
     """
 
     values: dict[str, Any]
@@ -46,6 +50,8 @@ class Shared:
     data: Any
     partition: Any
     claim: Claim
+    kept: KeptRounds | None = None
+    predictions: bool = False
 
 
 @dataclass
@@ -94,7 +100,15 @@ class FederatedTrainable(tune.Trainable):
                 member.log = RunLog(member.folder.metrics)
                 member.log.replace(server.history)
         stopped = all(member.stopped for member in self.members)
-        until = min(self.members[0].experiment.rounds, run.round + self.stride - run.round % self.stride)
+        # Rounds that a resumed trial has not reported may be needed to complete a round before the trial's next one.
+        behind = self.shared.kept is not None and any(
+            member.reported < len(server.history) for member, server in zip(self.members, run.servers, strict=True)
+        )
+        until = (
+            run.round
+            if behind
+            else min(self.members[0].experiment.rounds, run.round + self.stride - run.round % self.stride)
+        )
         while run.round < until and not run.done and not stopped:
             for i, record in run.run_round().items():
                 log = self.members[i].log
@@ -153,6 +167,18 @@ class FederatedTrainable(tune.Trainable):
         executor = self._executor(experiments, partition)
         folders = [member.folder.checkpoints for member in self.members]
         self.coordinator = build_coordinator(experiments, self.dataset, partition, executor, folders, self.shared.claim)
+        if self.shared.kept is not None:
+            self.coordinator.on_round = self._keep_round
+            for server in self.coordinator.servers:
+                server.keeps_predictions = self.shared.predictions
+
+    def _keep_round(self, variant: int, server: FederatedServer) -> None:
+        """Write the file of an expert's round, before the checkpoint after which the round does not run again."""
+        kept, record = self.shared.kept, server.history[-1]
+        if kept is not None and kept.metric in record:
+            due = is_due(server.round, kept.models, server.experiment.rounds)
+            model = server.scored_model if due else None
+            keep_round(self.members[variant].folder.path, server.round, server.predictions, model)
 
     def _member(self, number: int, overrides: Overrides) -> TrialRun:
         folder = expert_folder(self.shared.folder, number)

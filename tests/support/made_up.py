@@ -89,6 +89,17 @@ def hand_made() -> list[dict]:
     return out
 
 
+def deployed_records() -> list[dict]:
+    """Hand-made rounds of two experts with the scores of two deployed policies."""
+    return [
+        record | {"deployed": {"leader": {"expert": expert, "accuracy": accuracy, "loss": 1.0}, "mixture": mixture}}
+        for record, expert, accuracy, mixture in zip(
+            hand_made(), (0, 1, 0), (0.8, 0.9, 0.7),
+            ({"accuracy": 0.9, "loss": 0.5}, None, {"accuracy": 0.7, "loss": 0.5}), strict=True,
+        )
+    ]  # fmt: skip
+
+
 def sweep_of(table: PublishedTable, row: TableRow, *options, **more) -> RowSearch:
     """The single search that runs a row of a table."""
     (search,) = plan_row(table, row, *options, **more)

@@ -1,6 +1,7 @@
 """Small searches, and the results of Hedge on their experts trained one after the other."""
 
 from pathlib import Path
+from unittest.mock import ANY
 
 from hedgerow.platform.runs.runner import run
 from hedgerow.searchspaces.hedge.async_rounds import HedgeRounds
@@ -52,9 +53,13 @@ def one_after_the_other(plan: SearchSpec) -> list[dict]:
         "test_loss",
         "client_loss",
     )
-    buffer = HedgeRounds(Hedge(n, 0.1), "validation_accuracy", "max", averaged=averaged, on_round=records.append)
+    buffer = HedgeRounds(
+        Hedge(n, 0.1), "validation_accuracy", "max", averaged=averaged, on_round=records.append,
+        seed=plan.experiment.seed,
+    )  # fmt: skip
     for index, overrides in enumerate(plan.configurations):
         alone = plan.trial(overrides | {"resources.executor": "inline"})
         for record in run(alone).records:
             buffer.report(index, record["round"], record)
-    return records
+    # The records of a run have no predictions, which a mixture needs.
+    return [record | {"deployed": record["deployed"] | {"mixture": ANY}} for record in records]

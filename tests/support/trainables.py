@@ -16,14 +16,17 @@ def loss_of(expert: int, round: int) -> float:
 
 
 class Scripted(tune.Trainable):
-    """Reports `loss_of`. config: {"script": expert, rounds, log: file to which it writes each round that it runs}."""
+    """Reports `loss_of`. config: {"script": expert, rounds, log: file to which it writes each round that it runs}.
+
+    no_reset: it refuses to take over a process that has run another expert.
+    """
 
     def setup(self, config: dict[str, Any]) -> None:
         self.script, self.round = config["script"], 0
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         self.setup(new_config)
-        return True
+        return not self.script.get("no_reset")
 
     def step(self) -> dict[str, Any]:
         script = self.script

@@ -8,9 +8,18 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.data.partitions.task_stream import Stream
 from hedgerow.searchspaces.hedge.async_rounds import check_range
+from hedgerow.searchspaces.hedge.deployment import Deployment
 from hedgerow.searchspaces.hedge.scheduler import ROUND, HedgeScheduler
 from hedgerow.searchspaces.hedge.weights import Hedge, make_hedge
-from hedgerow.searchspaces.spaces.search_section import ACCURACIES, LOSSES, STREAM, SearchKind, SearchSetup, mode_of
+from hedgerow.searchspaces.spaces.search_section import (
+    ACCURACIES,
+    LOSSES,
+    STREAM,
+    KeptRounds,
+    SearchKind,
+    SearchSetup,
+    mode_of,
+)
 
 
 class HedgeSearch(SearchKind):
@@ -51,7 +60,20 @@ class HedgeSearch(SearchKind):
     missing: Literal["penalise", "skip"] = Field(
         "penalise", description="loss of an expert that failed permanently: the worst loss in every round, or none"
     )
-    ahead: int = Field(20, ge=1, description="rounds that an expert may be ahead of another when not all fit at once")
+    ahead: int | None = Field(
+        None,
+        ge=0,
+        description="rounds that an expert may be ahead of another; 0: lock-step, no expert begins a round before the "
+        "one before is complete, and report_every counts as 1; null: 0 on a stream, otherwise 20",
+    )
+    deploy: Literal["leader", "sample", "mixture"] = Field(
+        "leader",
+        description="whose model SEARCH/deployed has: the expert with the largest weight, one drawn from the weights, "
+        "or all experts, with the weighted mean of their predicted probabilities",
+    )
+    deploy_every: int = Field(
+        1, ge=0, description="rounds between two replacements of SEARCH/deployed, in complete rounds; 0: never"
+    )
     prune: float = Field(0.0, ge=0, lt=1, description="stop experts whose weight falls below this; 0: never")
 
     @model_validator(mode="before")
@@ -82,12 +104,42 @@ class HedgeSearch(SearchKind):
             range=(self.range[0], self.range[1]) if self.range else None,
             missing=self.missing,
             averaged=(*ACCURACIES, *LOSSES, *STREAM),
-            ahead=self.ahead,
+            ahead=self._ahead(setup.experiment),
+            # Otherwise, models of experts that are ahead could fill the disk.
+            strict=self.deploy_every > 0,
             prune=self.prune,
             time_attr=ROUND,
             journal=setup.journal,
             on_round=setup.on_round,
             warn=setup.warn,
+            seed=setup.experiment.seed,
+            deployment=self._deployment(setup),
+        )
+
+    def rounds_per_report(self, experiment: Experiment) -> int:
+        """One if rounds are lock-step: an expert waits after each of its rounds."""
+        return self.report_every if self._ahead(experiment) else 1
+
+    def kept_rounds(self, experiment: Experiment) -> KeptRounds:
+        """All rounds with the metric; models only where they are deployed."""
+        return KeptRounds(self.metric, self.deploy_every)
+
+    def _ahead(self, experiment: Experiment) -> int:
+        if self.ahead is not None:
+            return self.ahead
+        return 0 if isinstance(experiment.task.partition, Stream) else 20
+
+    def _deployment(self, setup: SearchSetup) -> Deployment | None:
+        if setup.deployed is None or setup.expert_folder is None:
+            return None
+        return Deployment(
+            setup.deployed,
+            setup.expert_folder,
+            self.deploy,
+            self.deploy_every,
+            setup.experiment.rounds,
+            setup.predictions,
+            setup.warn,
         )
 
     def check(self, experiment: Experiment) -> None:

@@ -163,6 +163,29 @@ class TestHedgeScheduler:
         order = [line.split()[0] for line in (tmp_path / "log").read_text().splitlines()]
         assert Counter(order) == {str(expert): ROUNDS for expert in range(4)}
 
+    def test_lock_step_holds_for_all_experts_with_room_for_all(self, tmp_path):
+        _, records, _ = search(tmp_path, experts=3, cpus=1, ahead=0)
+        assert records == sequential(3)
+        assert spread(tmp_path / "log", experts=3) == 1
+
+    @pytest.mark.exhaustive("processes")
+    def test_lock_step_holds_for_experts_that_take_turns(self, tmp_path):
+        _, records, _ = search(tmp_path, experts=3, cpus=2, ahead=0)
+        assert records == sequential(3)
+        assert spread(tmp_path / "log", experts=3) == 1
+
+    @pytest.mark.exhaustive("processes")
+    def test_strict_experts_wait_although_all_fit(self, tmp_path):
+        _, records, _ = search(tmp_path, experts=3, cpus=1, ahead=2, strict=True)
+        assert records == sequential(3)
+        assert spread(tmp_path / "log", experts=3) <= 2 + 1
+
+    def test_no_expert_waits_for_one_whose_process_could_not_be_reset(self, tmp_path):
+        """Tune ends such a trial without a callback."""
+        _, records, results = search(tmp_path, {1: {"no_reset": True}}, experts=2, failures=0, cpus=4, ahead=1)
+        assert len(results.errors) == 1
+        assert [record["losses"][1] for record in records] == [1.0] * ROUNDS
+
     def test_an_expert_whose_process_dies_goes_on_from_its_checkpoint(self, tmp_path):
         death = tmp_path / "death"
         death.touch()
@@ -259,6 +282,18 @@ class TestRestore:
         expected = HedgeRounds(Hedge(EXPERTS, 0.1), "loss", "min", range=(0, 1), journal=journal).hedge
         assert scheduler.rounds.hedge.probs() == pytest.approx(expected.probs(), abs=1e-12)
         assert scheduler.rounds.hedge.losses == pytest.approx([SUMS[i] for i in range(EXPERTS)], abs=1e-12)
+
+    def test_an_expert_that_had_ended_is_not_waited_for_without_a_line_in_the_journal(self, tmp_path):
+        (armed := tmp_path / "armed").touch()
+        stop = Interruption(armed, 12, "ctrl-c")
+        search(tmp_path, {0: {"rounds": 3}}, experts=2, ahead=0, run={"callbacks": [stop]})
+        journal = tmp_path / "tune" / JOURNAL
+        lines = journal.read_text().splitlines(keepends=True)
+        assert sum('"retired"' in line for line in lines) == 1
+        journal.write_text("".join(line for line in lines if '"retired"' not in line))
+        scheduler = finish(restored(tmp_path))
+        assert [record["round"] for record in scheduler.rounds.on_round.records] == list(range(1, ROUNDS + 1))
+        assert scheduler.rounds.retired == {0: False, 1: False}
 
     @pytest.mark.grid(keep=1)
     @pytest.mark.parametrize("place", ["local", "remote"])

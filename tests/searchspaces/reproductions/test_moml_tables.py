@@ -132,10 +132,17 @@ def test_a_line_runs_and_is_reported_again(ray_here, tmp_path):
         assert weights[0] == pytest.approx(1 / len(experts))
         assert line["ctm"] == pytest.approx((weights * accuracies).sum(1).mean())
         assert line["ltm"] == pytest.approx(weights[-1] @ [records[-1]["ltm"] for records in experts])
+        for policy in ("sample", "leader"):
+            chosen = [record["deployed"][policy]["expert"] for record in hedge]
+            assert line["deployed"][policy]["ctm"] == pytest.approx(accuracies[range(len(hedge)), chosen].mean())
+            assert line["deployed"][policy]["ltm"] == experts[chosen[-1]][-1]["ltm"]
+        mixtures = [record["deployed"]["mixture"]["accuracy"] for record in hedge]
+        assert line["deployed"]["mixture"] == {"ctm": pytest.approx(np.mean(mixtures)), "ltm": None}
         assert line["regret"] == pytest.approx((weights * (1 - accuracies)).sum() - (1 - accuracies).sum(0).min())
         points = np.array([[record["efficiency_points"] for record in records] for records in experts]).T
         assert line["points"] == pytest.approx(weights[-1] @ points[-1])
         assert len(line["changed"]) == 4
+    assert "leader: " in told
     again = hedgerow("table", "moml/small/digits", "--report", "--output", str(tmp_path))
     assert again == told[told.index("moml/small:") :]
 

@@ -4,11 +4,19 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
-from made_up import hedge_records, records, trials
+from made_up import deployed_records, hedge_records, records, trials
 
 from hedgerow.platform.ui.plots import draw_curves
 from hedgerow.platform.ui.plotting import save
-from hedgerow.searchspaces.results.search_plots import best_runs, loss_lines, parallel_lines, regret_line, weight_areas
+from hedgerow.searchspaces.results.hedge_curves import deployed_curves
+from hedgerow.searchspaces.results.search_plots import (
+    best_runs,
+    deployed_lines,
+    loss_lines,
+    parallel_lines,
+    regret_line,
+    weight_areas,
+)
 from hedgerow.searchspaces.results.trials import Trial
 
 
@@ -40,6 +48,21 @@ def test_hedges_figures_are_drawn_for_few_and_for_many_experts(experts, rounds, 
         assert ("<!-- 18 others -->" in svg) == (experts == 24)
         assert ("<!-- lr=6 -->" in svg) == (experts == 7)
     check(save(regret_line(hedge), tmp_path / "figures" / "hedge_regret"), {"hedge_regret"})
+
+
+def test_the_deployed_policies_are_drawn_against_the_best_expert_in_hindsight(tmp_path):
+    curves = deployed_curves(deployed_records(), [{1: 0.8, 2: 0.6, 3: 0.7}, {1: 0.5, 2: 0.9}], "test_accuracy")
+    assert curves == {
+        "leader": [(1, 0.8), (2, pytest.approx(0.85)), (3, pytest.approx(0.8))],
+        # No mixture in the second round.
+        "mixture": [(1, 0.9), (3, pytest.approx(0.8))],
+        "best expert in hindsight": [(1, 0.8), (2, pytest.approx(0.7)), (3, pytest.approx(0.7))],
+    }
+    (svg,) = check(save(deployed_lines(curves, "test_accuracy"), tmp_path / "hedge_deployed"), {"hedge_deployed"})
+    assert "<!-- best expert in hindsight -->" in svg
+    losses = deployed_curves(deployed_records(), [{}, {}], "test_loss")
+    assert losses == {"leader": [(1, 1.0), (2, 1.0), (3, 1.0)], "mixture": [(1, 0.5), (3, 0.5)]}
+    assert deployed_curves(hedge_records(2, 3), [{}, {}], "test_accuracy") == {}
 
 
 @pytest.mark.parametrize("known", ["none", "late"])

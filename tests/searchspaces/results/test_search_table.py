@@ -3,7 +3,7 @@
 import io
 
 import pytest
-from made_up import NAN, hand_made, hedge_records, records, trials
+from made_up import NAN, deployed_records, hand_made, hedge_records, records, trials
 from rich.console import Console
 
 from hedgerow.searchspaces.results.search_table import SearchTable, bar, closing_tables
@@ -135,6 +135,16 @@ def test_elsewhere_hedge_is_a_plain_line_for_every_tenth_of_its_rounds():
     assert lines[-1].endswith("leader lr=0 (100.0%)")
     assert len(lines) == 12
     assert "\x1b" not in out.getvalue()
+
+
+def test_the_first_line_has_the_deployed_policy_and_the_best_expert_in_hindsight():
+    out = io.StringIO()
+    with SearchTable("mine", 3, ["a", "b"], Console(file=out)) as table:
+        for record in deployed_records():
+            table.trial(0, {"round": record["round"], "test_accuracy": 0.75})
+            table.hedge(record)
+    assert "round 2/3  deployed leader 85.0% (best in hindsight 75.0%)  regret" in out.getvalue()
+    assert "round 3/3  expected accuracy 97.0%  deployed leader 80.0% (best in hindsight 75.0%)" in out.getvalue()
 
 
 def test_the_closing_tables_show_the_trials_the_best_and_hedge():

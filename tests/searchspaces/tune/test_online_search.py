@@ -1,0 +1,169 @@
+"""Hedge on a stream: lock-step rounds, deployed policies, and the model that is deployed."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from processes import hedgerow
+from searches import plan as federated_plan
+
+from hedgerow import load
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.runs.runner import run
+from hedgerow.platform.runtime.factory import check
+from hedgerow.platform.tracking.records import HedgeRecord
+from hedgerow.platform.tracking.tracker import RunLog
+from hedgerow.searchspaces.hedge.deployment import KEPT
+from hedgerow.searchspaces.results.finished_search import FinishedSearch
+from hedgerow.searchspaces.spaces.search_file import SearchSpec, parse_search
+from hedgerow.searchspaces.tune.search_runner import mixture_obstacle, resume_search, search
+
+ROUNDS, LR, STEPS = 6, [0.01, 0.3], [1, 2]
+
+
+def plan(output: Path, rounds: int = ROUNDS, **keys) -> SearchSpec:
+    """Two packs of two experts, on a stream of small tasks."""
+    return parse_search(
+        {
+            "name": "small",
+            "rounds": rounds,
+            "task": {
+                "data": {"name": "digits"},
+                "partition": {"kind": "stream", "tasks": rounds, "ways": 5, "train": 20, "test": 20},
+                "model": {"name": "mlp", "hidden": [8]},
+            },
+            "algorithm": {"name": "mogd", "batch_size": 5},
+            "engine": {"mode": "loop"},
+            "evaluation": {"every": 3},
+            "checkpoints": {"every": 2},
+            "tracking": {"enabled": False},
+            "output": str(output),
+            "search": {"kind": "hedge", "space": {"algorithm.lr": LR, "algorithm.steps": STEPS}, **keys},
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(ray_here, tmp_path_factory) -> FinishedSearch:
+    return search(plan(tmp_path_factory.mktemp("finished"), deploy="mixture"))
+
+
+class TestDeployed:
+    def test_its_scores_are_those_of_the_experts_before_they_learn_the_task(self, finished):
+        assert finished.warning is None
+        assert [record["round"] for record in finished.hedge] == list(range(1, ROUNDS + 1))
+        for i, record in enumerate(finished.hedge):
+            scores = record["deployed"]
+            for policy in ("sample", "leader"):
+                mine = finished.trials[scores[policy]["expert"]].records[i]
+                assert (scores[policy]["accuracy"], scores[policy]["loss"]) == (
+                    mine["test_accuracy"],
+                    mine["test_loss"],
+                )
+            assert scores["leader"]["expert"] == np.argmax(record["weights"])
+            assert scores["mixture"]["loss"] <= record["expected"]["test_loss"] + 1e-6
+        # All experts begin with the same model, so that the mixture is this model, too.
+        first = finished.hedge[0]["deployed"]
+        assert first["mixture"]["accuracy"] == first["leader"]["accuracy"]
+        assert first["mixture"]["loss"] == pytest.approx(first["leader"]["loss"], abs=1e-6)
+
+    def test_the_folder_has_the_models_after_the_last_round_and_predicts_with_them(self, finished, tmp_path):
+        deployed = load(finished.folder).deployed
+        assert (deployed.round, deployed.policy, deployed.experts) == (ROUNDS, "mixture", [0, 1, 2, 3])
+        assert sum(deployed.weights.values()) == pytest.approx(1)
+        data, _ = check(finished.plan.experiment, None)
+        samples, expected = data.x_train[:200], np.zeros((200, data.classes))
+        for expert, weight in deployed.weights.items():
+            overrides = finished.trials[expert].overrides | {"resources.executor": "inline"}
+            alone = run(finished.plan.trial(overrides).model_copy(update={"output": tmp_path})).parameters
+            for name, leaf in alone.items():
+                assert np.array_equal(deployed.models[expert][name].numpy(), leaf)
+            x = ((samples - data.mean) / data.std).reshape(200, -1)
+            hidden = np.maximum(x @ alone["1.weight"].T + alone["1.bias"], 0)
+            scores = np.exp(hidden @ alone["3.weight"].T + alone["3.bias"])
+            expected += weight * scores / scores.sum(1, keepdims=True)
+        probabilities = deployed.predict(samples)
+        assert probabilities == pytest.approx(expected, abs=1e-5)
+        adapted = deployed.predict(data.x_train[:30], support=(data.x_train[:50], data.y_train[:50]))
+        assert not np.allclose(adapted, probabilities[:30])
+
+    def test_experts_leave_no_files_of_their_rounds(self, finished):
+        assert not list(finished.folder.path.glob(f"experts/*/{KEPT}"))
+
+
+@pytest.mark.usefixtures("ray_here")
+class TestRounds:
+    @pytest.mark.exhaustive("processes")
+    def test_experts_that_take_turns_or_run_ahead_have_the_same_records(self, tmp_path, finished):
+        turns = search(plan(tmp_path / "turns", concurrency=1))
+        ahead = search(plan(tmp_path / "ahead", ahead=3, report_every=2, deploy="sample"))
+        assert turns.hedge == ahead.hedge == finished.hedge
+        assert turns.deployed.experts == [finished.hedge[-1]["leader"]] or turns.deployed.round == ROUNDS
+        assert ahead.deployed.policy == "sample"
+
+    @pytest.mark.exhaustive("kills")
+    def test_a_search_that_was_killed_continues_with_the_same_deployed_sequence(self, tmp_path):
+        rounds = 40
+        file = tmp_path / "file.yaml"
+        file.write_text(plan(tmp_path / "killed", rounds).dump())
+        victim = hedgerow("search", str(file), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while not (folders := list(tmp_path.glob("killed/small-*"))) or _rounds(folders[0]) < 5:
+            assert victim.poll() is None, "the search ended before it could be killed"
+            time.sleep(0.01)
+        os.kill(victim.pid, signal.SIGKILL)
+        victim.wait()
+        assert 5 <= _rounds(folders[0]) < rounds
+        before = load(folders[0])
+        # The deployed state is one of a complete round, also in the middle of the search.
+        assert abs(before.deployed.round - len(before.hedge)) <= 1
+        resumed = resume_search(str(folders[0]))
+        undisturbed = search(plan(tmp_path / "undisturbed", rounds))
+        assert resumed.hedge == undisturbed.hedge
+        assert all(record["deployed"]["mixture"] for record in resumed.hedge)
+        assert resumed.deployed.round == rounds
+        assert resumed.warning is None
+
+
+def _rounds(folder: Path) -> int:
+    return len(RunLog(folder / "metrics.jsonl", HedgeRecord).read())
+
+
+class TestKeys:
+    def test_rounds_on_a_stream_are_lock_step_by_default_and_those_of_a_federated_search_are_not(self, tmp_path):
+        for chosen, ahead, every in [
+            (plan(tmp_path), 0, 1),
+            (plan(tmp_path, report_every=5), 0, 1),
+            (plan(tmp_path, report_every=5, ahead=7), 7, 5),
+            (federated_plan(tmp_path, search__ahead=None, search__report_every=5), 20, 5),
+            (federated_plan(tmp_path, search__ahead=0), 0, 1),
+        ]:
+            assert chosen.search._ahead(chosen.experiment) == ahead
+            assert chosen.search.rounds_per_report(chosen.experiment) == every
+
+    def test_a_search_without_a_deployed_model_is_one_sentence(self, finished):
+        empty = FinishedSearch(finished.folder, finished.plan, finished.trials, finished.hedge)
+        (home := finished.folder.path / "deployed").rename(aside := home.with_name("aside"))
+        with pytest.raises(UserError, match="has deployed no model yet: a search of kind hedge deploys one"):
+            _ = empty.deployed
+        aside.rename(home)
+
+    @pytest.mark.parametrize(
+        ("settings", "reason"),
+        [
+            ({}, None),
+            (
+                {"search__metric": "client_accuracy", "search__allow_test_selection": True},
+                "does not use the validation",
+            ),
+            ({"search__space": {"seed": [0, 1]}}, "the experts are not scored on the same samples"),
+            ({"search__space": {"task.partition.alpha": [0.5, 1.0]}}, "the experts are not scored on the same samples"),
+        ],
+    )
+    def test_where_predictions_cannot_be_mixed_the_reason_is_recorded(self, tmp_path, settings, reason):
+        chosen = federated_plan(tmp_path, **settings)
+        found = mixture_obstacle(chosen, chosen.configurations, check(chosen.experiment, None))
+        assert found is None if reason is None else reason in found
