@@ -5,9 +5,29 @@ import math
 import numpy as np
 import pytest
 import torch
+from helpers import (
+    PackRun,
+    SingleRun,
+    blobs,
+    build,
+    check_resuming,
+    distance,
+    experiment,
+    identical,
+    partition,
+    small_task,
+)
 
 from hedgerow.algorithms.core.messages import Cohort
+from hedgerow.algorithms.core.pytree import flatten
 from hedgerow.algorithms.slots.fedex import FedEx, draw, initial_state, theta, updated
+from hedgerow.algorithms.slots.fedex_rounds import FedExRounds
+from hedgerow.platform.config.experiment import EngineConfig
+from hedgerow.platform.config.registries import algorithm_class
+from hedgerow.platform.data.validation_samples import hold_back_shares
+from hedgerow.platform.runtime.executor import Executor
+from hedgerow.platform.runtime.server import FederatedServer
+from hedgerow.platform.runtime.worker import Worker
 
 DRAWS = [[0, 1, 2, 0], [1, 1, 2, 0], [2, 0, 1, 1], [1, 2, 1, 0], [1, 1, 1, 2]]
 ERRORS = [
@@ -126,3 +146,148 @@ def test_draws_are_keyed_by_seed_round_and_client_and_follow_theta():
 def test_wrong_factors_are_refused_in_a_sentence(factors, sentence):
     with pytest.raises(ValueError, match=sentence):
         FedEx(factors=factors)
+
+
+# ---- runs ------------------------------------------------------------------------------------------------------------
+
+DATA = blobs(samples=200)
+CLIENTS = hold_back_shares(partition(np.array([40, 35, 30, 25, 20]), seed=0), 0.3, 0)
+LOOP, VMAP = ("loop", 1), ("vmap", 3)
+RATES = [[{"algorithm.lr": 0.01}, {"algorithm.lr": 0.5}], [{"algorithm.momentum": m} for m in (0.0, 0.5, 0.9)]]
+SECTION = {"lr": 0.2, "epochs": None, "steps": 3, "batch_size": 8, "lr_decay": 0.9}
+ALGORITHMS = ["fedavg", "fedprox", "feddyn", "scaffold", "fedsplit"]
+
+
+def run(
+    name, mode=VMAP, folder=None, factors=RATES, shares=1, rounds=4, section=None, clients=CLIENTS, seed=0, **fedex
+):
+    """Run of FedEx, ready to be iterated. factors: None for the plain algorithm."""
+    hyper = SECTION | (section or {})
+
+    def one():
+        algorithm = build(algorithm_class(name), hyper, small_task(DATA))
+        return FedExRounds(algorithm, FedEx(factors=factors, **fedex)) if factors else algorithm
+
+    hosted, driven = one(), one()
+    spec = experiment(hosted.inner.hyper, rounds=rounds, seed=seed, engine=EngineConfig(mode=mode[0], chunk=mode[1]))
+    worker = Worker([hosted], DATA, clients, spec.seed, spec.resources)
+    result = SingleRun([FederatedServer(spec, driven, clients, len(DATA.y_test))], worker, [folder])
+    result.executor = Executor([spec], worker, shares)
+    return result
+
+
+def last(run):
+    """A run that has reached its end, and its last record."""
+    return run, list(run)[-1]
+
+
+@pytest.mark.parametrize("mode", [LOOP, VMAP], ids=["loop", "vmap"])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_equal_configurations_are_the_plain_run_bit_for_bit(name, mode):
+    plain, fedex = run(name, mode, factors=None), run(name, mode, factors=[[{"algorithm.lr": 0.2}] * 3])
+    new = {f"{what}_0_{j}" for what in ("theta", "draws") for j in range(3)}
+    new |= {"train_validation_error", "train_validation_samples"}
+    for one, other in zip(plain, fedex, strict=True):
+        assert other.keys() - one.keys() == new
+        kept = {key: value for key, value in other.items() if key in one and key != "seconds"}
+        assert kept == {key: value for key, value in one.items() if key != "seconds"}
+    states = fedex.server.copy()
+    assert states.pop("fedex")["updates"] == 4
+    assert identical(flatten(plain.server), flatten(states))
+
+
+@pytest.mark.parametrize("section", [{}, {"transforms": [{"kind": "clip", "norm": 0.5}]}], ids=["bare", "slots"])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_in_a_loop_it_is_that_under_vmap(name, section):
+    (loop, first), (vmap, second) = (last(run(name, mode, section=section)) for mode in (LOOP, VMAP))
+    assert distance(flatten(loop.server), flatten(vmap.server)) < 2e-6
+    for key, value in first.items():
+        if key.startswith("draws_"):
+            assert second[key] == value
+    assert sum(first[f"draws_1_{j}"] for j in range(3)) == 4 * 5
+    plain, _ = last(run(name, factors=None, section=section))
+    assert max(float((plain.server["w"][key] - w).abs().max()) for key, w in loop.server["w"].items()) > 1e-3
+
+
+ALONE = hold_back_shares(partition(np.array([60]), seed=0), 0.3, 0)
+"""One client."""
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("mode", [LOOP, VMAP], ids=["loop", "vmap"])
+def test_a_client_trains_with_the_values_that_it_drew_and_reports_the_error_of_its_model(mode, seed):
+    fedex, record = last(run("fedavg", mode, rounds=1, clients=ALONE, schedule="constant", seed=seed))
+    numbers = [next(j for j in range(len(factor)) if record[f"draws_{i}_{j}"]) for i, factor in enumerate(RATES)]
+    drawn = {"lr": RATES[0][numbers[0]]["algorithm.lr"], "momentum": RATES[1][numbers[1]]["algorithm.momentum"]}
+    plain, _ = last(run("fedavg", mode, factors=None, rounds=1, section=drawn, clients=ALONE, seed=seed))
+    most = 0.0 if mode == LOOP else 1e-6
+    assert distance(plain.server["w"], fedex.server["w"]) <= most
+    rows = ALONE.rows("selection")
+    logits = small_task(DATA).logits(fedex.server["w"], small_task(DATA).prepare(torch.from_numpy(DATA.x_train[rows])))
+    error = float((logits.argmax(1) != torch.from_numpy(DATA.y_train[rows])).double().mean())
+    assert record["train_validation_error"] == pytest.approx(error)
+    assert record["train_validation_samples"] == len(rows) == 18
+    for i, (factor, number) in enumerate(zip(RATES, numbers, strict=True)):
+        n = len(factor)
+        expected = np.ones(n)
+        expected[number] = math.exp(-math.sqrt(2 * math.log(n)) * record["train_validation_error"] * n)
+        assert [record[f"theta_{i}_{j}"] for j in range(n)] == pytest.approx((expected / expected.sum()).tolist())
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_settled_run_is_the_plain_run_of_its_configuration_bit_for_bit(name):
+    """All clients use the first value; the learning rate decays from round to round."""
+    fedex, plain = run(name, LOOP, cutoff=9.0), run(name, LOOP, factors=None, section={"lr": 0.01, "momentum": 0.0})
+    list(fedex), list(plain)
+    states = {key: value for key, value in fedex.server.items() if key != "fedex"}
+    assert identical(flatten(plain.server), flatten(states))
+
+
+@pytest.mark.parametrize("mode", [LOOP, VMAP], ids=["loop", "vmap"])
+def test_a_client_that_diverges_is_left_out_and_has_the_largest_error(mode):
+    calm, wild = ({"algorithm.lr": lr, "algorithm.weight_decay": decay} for lr, decay in ((0.1, 0.0), (1e38, 1e38)))
+    factors = [[calm, wild]]
+    fedex, record = last(run("fedavg", mode, rounds=1, factors=factors, schedule="constant"))
+    draws = [record["draws_0_0"], record["draws_0_1"]]
+    assert min(draws) > 0
+    assert record["dropped"] == draws[1]
+    assert all(leaf.isfinite().all() for leaf in fedex.server["w"].values())
+    assert record["theta_0_1"] < record["theta_0_0"]
+
+
+def test_variants_of_a_run_are_packed():
+    """Two values of mu side by side, each with its own theta."""
+    apart = [last(run("fedprox", section={"mu": mu})) for mu in (0.0, 1.0)]
+    algorithms = [
+        [
+            FedExRounds(
+                build(algorithm_class("fedprox"), {**SECTION, "mu": mu}, small_task(DATA)), FedEx(factors=RATES)
+            )
+            for mu in (0.0, 1.0)
+        ]
+        for _ in range(2)
+    ]
+    spec = apart[0][0].servers[0].experiment
+    worker = Worker(algorithms[0], DATA, CLIENTS, spec.seed, spec.resources)
+    servers = [FederatedServer(spec, one, CLIENTS, len(DATA.y_test)) for one in algorithms[1]]
+    pack = PackRun(servers, worker, [None, None])
+    records = list(pack)[-1]
+    for variant, (alone, record) in enumerate(apart):
+        assert distance(flatten(alone.server), flatten(pack.servers[variant].state)) < 1e-6
+        assert [records[variant][key] for key in record if key.startswith("draws")] == [
+            value for key, value in record.items() if key.startswith("draws")
+        ]
+    assert distance(apart[0][0].server["w"], apart[1][0].server["w"]) > 1e-3
+
+
+def test_two_shares_are_one():
+    (one, first), (two, second) = (last(run("scaffold", shares=shares)) for shares in (1, 2))
+    assert distance(flatten(one.server), flatten(two.server)) < 1e-6
+    assert [second[key] for key in first if key.startswith("draws_")] == [
+        first[key] for key in first if key.startswith("draws_")
+    ]
+
+
+@pytest.mark.parametrize("mode", [LOOP, VMAP], ids=["loop", "vmap"])
+def test_a_resumed_run_is_an_undisturbed_one(mode, tmp_path):
+    check_resuming(lambda folder: run("scaffold", mode, folder=folder, discount=0.9), 2, tmp_path)
