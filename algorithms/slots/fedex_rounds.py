@@ -219,7 +219,7 @@ def incompatibility(algorithm: type[Algorithm], name: str, keys: list[str]) -> s
     for key in keys:
         if key not in drawable:
             return (
-                f"clients of {name} cannot draw {key} by FedEx, only numbers that their local training alone uses "
+                f"clients of {name} cannot draw {key} by FedEx, only floats that their local training alone uses "
                 f"({', '.join(drawable)}); remove it, or use another kind of search"
             )
     return None
