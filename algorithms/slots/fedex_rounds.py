@@ -113,7 +113,7 @@ class FedExRounds:
         def note(exchange: Exchange, result: Aggregate) -> None:
             if ERROR in result.metrics:
                 at = np.searchsorted(cohort.clients, exchange.clients)
-                errors[at], sizes[at] = _scores(result)
+                errors[at], sizes[at] = _errors(result)
 
         state = yield from _drive(self.algorithm.round(_without_fedex(server), cohort), changed, note)
         return {**state, FEDEX: updated(own, draws, errors, sizes, self.settings)}
@@ -181,28 +181,35 @@ class FedExRounds:
         return self._steps[name]
 
     def _step(self, name: str, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        own = down.get(FEDEX, {})
-        down, streams = _without_fedex(down), dict(data.streams)
-        validation = streams.pop(FEDEX, None)
-        if data.batched:
-            # In double precision, every product with them would be, too.
-            hp = _with_tensors(hp, {path: value.float() for path, value in own.items()})
-        elif own:
-            hp = hp.with_floats({path: value.item() for path, value in own.items()})
-        up, new_state, metrics = self.algorithm.client_step(name)(hp, down, state, replace(data, streams=streams))
-        if validation is None:
+        own = down.get(FEDEX)
+        if own:
+            down = _without_fedex(down)
+            # In double precision, every product with a tensor would be, too.
+            hp = (
+                _with_tensors(hp, {path: value.float() for path, value in own.items()})
+                if data.batched
+                else hp.with_floats({path: value.item() for path, value in own.items()})
+            )
+        up, new_state, metrics = self.algorithm.client_step(name)(hp, down, state, data)
+        if FEDEX not in data.streams:
             return up, new_state, metrics
         if MODEL not in metrics:
             raise ContractError(
                 f"its step `{name}` is one of `training_steps`, but returns no model, which FedEx scores; return the "
                 "client's model in the metrics under MODEL"
             )
-        scored = replace(data, streams={"test": validation})
         w = self.algorithm.evaluate_params({"w": metrics[MODEL]})
-        _, _, scores = self.algorithm.client_step("evaluate_client")(hp, {"w": w}, state, scored)
-        # NaN without samples: such a client has weight 0.
-        error = 1 - scores["correct"] / scores["samples"]
-        return up, new_state, {**metrics, ERROR: error, SAMPLES: scores["samples"]}
+        return up, new_state, {**metrics, **self._scores(w, data)}
+
+    def _scores(self, w: Tree, data: ClientData) -> dict[str, Tensor]:
+        """Error of a model on a client's validation samples (NaN if there are none), and their number."""
+        correct, samples = torch.zeros((2,), device=data.x.device).unbind(0)
+        for batch in data.batches(FEDEX):
+            # Only the predictions: the loss costs as much again for a small model.
+            hits = (self.task.logits(w, batch.x).argmax(-1) == batch.y).float()
+            mask = torch.ones_like(hits) if batch.mask is None else batch.mask
+            correct, samples = correct + (hits * mask).sum(), samples + mask.sum()
+        return {ERROR: 1 - correct / samples, SAMPLES: samples}
 
 
 def _drawable(algorithm: type[Algorithm]) -> list[str]:
@@ -243,7 +250,7 @@ def _drive(
             note(exchange, result)
 
 
-def _scores(result: Aggregate) -> tuple[Tensor, Tensor]:
+def _errors(result: Aggregate) -> tuple[Tensor, Tensor]:
     """Errors and numbers of validation samples of the clients of an exchange; a client that diverged has error 1."""
     errors, samples = (torch.from_numpy(result.metrics[name]) for name in (ERROR, SAMPLES))
     return torch.where(torch.from_numpy(result.contributed), errors, 1.0), samples

@@ -118,7 +118,7 @@ def test_what_clients_cannot_draw_is_refused_in_a_sentence(tmp_path, space, chan
 def test_no_validation_samples_are_refused_before_any_work(tmp_path):
     few = fedex_plan(tmp_path, settings={**KEPT, "task__validation": {"fraction": 1e-9}})
     with pytest.raises(
-        UserError, match="task.validation.fraction: 1e-09 of the clients' 240 training samples is no sam"
+        UserError, match=r"task.validation.fraction: 1e-09 of the clients' 240 training samples is no sam"
     ):
         check_search(few, None)
     assert not list(tmp_path.iterdir())
