@@ -90,8 +90,7 @@ def theta(distribution: Tree) -> Tensor:
 
 def is_settled(distribution: Tree, cutoff: float) -> bool:
     """Whether the entropy of a distribution is below the cutoff, so that it no longer learns."""
-    p = theta(distribution)
-    return float(torch.special.entr(p).sum()) < cutoff
+    return cutoff > 0 and float(torch.special.entr(theta(distribution)).sum()) < cutoff
 
 
 def draw(state: Tree, cohort: Cohort, cutoff: float) -> list[Tensor]:
@@ -99,15 +98,14 @@ def draw(state: Tree, cohort: Cohort, cutoff: float) -> list[Tensor]:
 
     A draw depends on seed, round, client and distribution only. A settled distribution gives its most probable value.
     """
-    clients = torch.from_numpy(cohort.clients)
+    clients, key = torch.from_numpy(cohort.clients), torch.tensor(cohort.seed_for("fedex") & WORD)
     result = []
     for number, distribution in state["distributions"].items():
         p = theta(distribution)
         if is_settled(distribution, cutoff):
             result.append(torch.full_like(clients, int(p.argmax())))
             continue
-        key = torch.tensor(cohort.seed_for(f"fedex {number}") & WORD)
-        at = uniform(key, clients, 0).double() * p.sum()
+        at = uniform(key, clients, int(number)).double() * p.sum()
         result.append(torch.searchsorted(p.cumsum(0), at, right=True).clamp(max=len(p) - 1))
     return result
 

@@ -203,12 +203,16 @@ class FedExRounds:
 
     def _scores(self, w: Tree, data: ClientData) -> dict[str, Tensor]:
         """Error of a model on a client's validation samples (NaN if there are none), and their number."""
-        correct, samples = torch.zeros((2,), device=data.x.device).unbind(0)
+        correct: Any = 0
+        samples: Any = 0
         for batch in data.batches(FEDEX):
             # Only the predictions: the loss costs as much again for a small model.
-            hits = (self.task.logits(w, batch.x).argmax(-1) == batch.y).float()
-            mask = torch.ones_like(hits) if batch.mask is None else batch.mask
-            correct, samples = correct + (hits * mask).sum(), samples + mask.sum()
+            hits = self.task.logits(w, batch.x).argmax(-1) == batch.y
+            if batch.mask is None:
+                correct, samples = correct + hits.sum(), samples + len(batch.y)
+            else:
+                correct, samples = correct + (hits * batch.mask).sum(), samples + batch.mask.sum()
+        correct, samples = (torch.as_tensor(x, dtype=torch.float32, device=data.x.device) for x in (correct, samples))
         return {ERROR: 1 - correct / samples, SAMPLES: samples}
 
 
