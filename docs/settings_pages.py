@@ -162,6 +162,7 @@ def experiment_file() -> str:
     text += _chapter(aggregation, "aggregation.rule", aggregation.schema["properties"]["rule"], 3)
     text += _chapter(described, "transforms", {**top["transforms"], **top["transforms"]["items"]}, 2)
     text += _chapter(described, "objective", top["objective"], 2)
+    text += _chapter(described, "fedex", top["fedex"], 2)
     text += _chapter(described, "simulation", top["simulation"], 2)
     simulation = Described(Simulation)
     for name in ("speed", "availability"):

@@ -113,6 +113,9 @@ class Algorithm:
     training_steps: ClassVar[tuple[str, ...]] = ()
     """Steps that minimise `task.loss`, which an objective may replace. They return the client's model under `MODEL`."""
 
+    client_hyperparameters: ClassVar[tuple[str, ...]] = ()
+    """Floats of `Hyper` that only client steps use, so that each client may have its own values (FedEx)."""
+
     optimizes: ClassVar[str | None] = None
     """Entry of the server state that a server optimiser may update after each round; None: no optimiser."""
 
@@ -230,6 +233,10 @@ class Algorithm:
 
     def server_metrics(self, server: Tree) -> dict[str, float]:
         """Returns additional metrics of the server state by name, computed at each evaluation."""
+        return {}
+
+    def round_metrics(self, server: Tree) -> dict[str, float]:
+        """Returns additional metrics of the server state by name, recorded after each round."""
         return {}
 
     def histograms(self, server: Tree) -> dict[str, dict[str, Tensor]]:

@@ -7,7 +7,7 @@ from hedgerow.algorithms.core.client_data import ClientData
 from hedgerow.algorithms.core.messages import MODEL, Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.parts import Part, Parts
 from hedgerow.algorithms.core.pytree import Tree
-from hedgerow.algorithms.optim.local_sgd import LocalSolver, minimize
+from hedgerow.algorithms.optim.local_sgd import LOCAL, LocalSolver, minimize
 
 
 class FedAvg(Algorithm):
@@ -16,6 +16,7 @@ class FedAvg(Algorithm):
     has_client_models = True
     parts: ClassVar[Parts] = {"train": {"w": Part("w", "value")}}
     training_steps: ClassVar[tuple[str, ...]] = ("train",)
+    client_hyperparameters: ClassVar[tuple[str, ...]] = LOCAL
     optimizes = "w"
 
     class Hyper(LocalSolver):

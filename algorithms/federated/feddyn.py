@@ -9,7 +9,7 @@ from hedgerow.algorithms.core.client_data import ClientData
 from hedgerow.algorithms.core.messages import MODEL, Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.parts import Part, Parts
 from hedgerow.algorithms.core.pytree import Tree, add, scale, sub, zeros_like
-from hedgerow.algorithms.optim.local_sgd import LocalSolver, Proximal, minimize
+from hedgerow.algorithms.optim.local_sgd import LOCAL, LocalSolver, Proximal, minimize
 
 
 class FedDyn(Algorithm):
@@ -22,6 +22,7 @@ class FedDyn(Algorithm):
     has_client_models = accumulates = refuses_server_momentum = True
     parts: ClassVar[Parts] = {"train": {"w": Part("w", "value")}}
     training_steps: ClassVar[tuple[str, ...]] = ("train",)
+    client_hyperparameters: ClassVar[tuple[str, ...]] = LOCAL
     optimizes = "w"
 
     class Hyper(LocalSolver):

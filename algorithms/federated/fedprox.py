@@ -1,6 +1,6 @@
 """FedProx (Li et al., "Federated Optimization in Heterogeneous Networks", 2020)."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -8,11 +8,13 @@ from hedgerow.algorithms.core.client_data import ClientData
 from hedgerow.algorithms.core.messages import MODEL
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.federated.fedavg import FedAvg
-from hedgerow.algorithms.optim.local_sgd import Proximal, minimize
+from hedgerow.algorithms.optim.local_sgd import LOCAL, Proximal, minimize
 
 
 class FedProx(FedAvg):
     """FedAvg with the local objective L_k(w) + mu/2 ||w - w_server||^2 (thesis, chapter 2)."""
+
+    client_hyperparameters: ClassVar[tuple[str, ...]] = (*LOCAL, "mu")
 
     class Hyper(FedAvg.Hyper):
         mu: float = Field(1e-4, ge=0, description="weight of the proximal term; 0 is FedAvg")

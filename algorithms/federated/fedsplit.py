@@ -9,7 +9,7 @@ from hedgerow.algorithms.core.client_data import ClientData
 from hedgerow.algorithms.core.messages import MODEL, Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.parts import Part, Parts
 from hedgerow.algorithms.core.pytree import Tree, add, scale, sub, tree_map
-from hedgerow.algorithms.optim.local_sgd import LocalSolver, Proximal, minimize
+from hedgerow.algorithms.optim.local_sgd import LOCAL, LocalSolver, Proximal, minimize
 
 
 class FedSplit(Algorithm):
@@ -21,6 +21,7 @@ class FedSplit(Algorithm):
 
     has_client_models = accumulates = True
     training_steps: ClassVar[tuple[str, ...]] = ("train",)
+    client_hyperparameters: ClassVar[tuple[str, ...]] = LOCAL
     optimizes = "w"
 
     class Hyper(LocalSolver):

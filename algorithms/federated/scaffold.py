@@ -7,7 +7,7 @@ from hedgerow.algorithms.core.client_data import ClientData
 from hedgerow.algorithms.core.messages import MODEL, Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.parts import Part, Parts
 from hedgerow.algorithms.core.pytree import Tree, add, scale, sub, zeros_like
-from hedgerow.algorithms.optim.local_sgd import LocalSGD, minimize, plain_steps
+from hedgerow.algorithms.optim.local_sgd import LOCAL, LocalSGD, minimize, plain_steps
 
 
 class Scaffold(Algorithm):
@@ -21,6 +21,7 @@ class Scaffold(Algorithm):
     has_client_models = accumulates = True
     parts: ClassVar[Parts] = {"train": {"w": Part("w", "value"), "change": Part("c", "difference")}}
     training_steps: ClassVar[tuple[str, ...]] = ("train",)
+    client_hyperparameters: ClassVar[tuple[str, ...]] = LOCAL
     optimizes = "w"
 
     class Hyper(LocalSGD):

@@ -20,6 +20,10 @@ from hedgerow.algorithms.optim.newton import newton
 Loss = Callable[[Params, Batch], Tensor]
 
 
+LOCAL = ("lr", "lr_decay", "momentum", "weight_decay", "clip_norm")
+"""Floats of `LocalSGD`. An algorithm in which only client steps use them lists them in `client_hyperparameters`."""
+
+
 class LearningRate(HyperParameters):
     """A learning rate with a schedule over rounds."""
 

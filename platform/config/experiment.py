@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Generic, Literal, Self, TypeVar
 from pydantic import Field, SerializeAsAny, create_model, field_validator, model_validator
 
 from hedgerow.algorithms.core.hyperparameters import HyperParameters
+from hedgerow.algorithms.slots.fedex import FedEx
 from hedgerow.algorithms.slots.slots import Slots, SlottedHyper
 from hedgerow.platform.common.section import Section
 from hedgerow.platform.config.problem_section import QuadraticProblem
@@ -266,6 +267,11 @@ class Experiment(Section, Generic[H]):
     objective: ObjectiveConfig | None = Field(
         None, description="objective that clients minimise in place of the task's loss; null: the task's loss"
     )
+    fedex: FedEx | None = Field(
+        None,
+        description="hyperparameters that each client draws in each round, as a search of kind fedex sets them; null: "
+        "the same for all clients",
+    )
     simulation: Simulation | None = Field(
         None, description="clients that are slow, unavailable, or drop out during a round; null: all take part in time"
     )
@@ -323,6 +329,15 @@ class Experiment(Section, Generic[H]):
             raise ValueError(
                 f"`evaluation.target_metric: {metric}` needs validation samples; set "
                 "`task.validation: {fraction: 0.1}`"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _fedex_needs_client_scores(self) -> Self:
+        if self.fedex and (not self.task.validation or self.task.validation.is_at_server):
+            raise ValueError(
+                "`fedex` scores each client's model on validation samples of the client; set `task.validation: "
+                "{fraction: 0.1, from: clients}`"
             )
         return self
 

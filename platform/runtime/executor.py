@@ -10,6 +10,7 @@ from torch import nn
 from hedgerow.algorithms.core.algorithm import Aggregate, Predictions
 from hedgerow.algorithms.core.messages import Cohort, Exchange
 from hedgerow.algorithms.core.pytree import Tree, count, tree_map
+from hedgerow.algorithms.slots.fedex_rounds import FEDEX
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.data.sampling import steps_per_client
 from hedgerow.platform.runtime.aggregation import PartialAggregate, combine, sum_trees
@@ -274,14 +275,15 @@ def _steps(exchange: Exchange, sizes: np.ndarray) -> tuple[int, bool]:
     """Mean number of mini-batches of a client's shortest stream, at least one; and whether this number, and the room
     for samples, is the same for all clients.
     """
-    specs = exchange.batches.values()
+    # The training decides, not the score after it.
+    specs = [spec for name, spec in exchange.batches.items() if name != FEDEX]
     if not specs or exchange.on == "test" or any(spec.split in ("held_out", "selection") for spec in specs):
         return 1, False
     steps = np.min([steps_per_client(spec, sizes) for spec in specs], axis=0)
     full = sizes.min() == sizes.max() or all(spec.size and spec.size <= sizes.min() for spec in specs)
     # Clients may have different numbers of validation samples.
     alike = full and steps.min() == steps.max() and all(spec.split in ("train", "public") for spec in specs)
-    return max(1, round(float(steps.mean()))), bool(alike)
+    return max(1, round(float(steps.mean()))), bool(alike) and FEDEX not in exchange.batches
 
 
 def _message_size(exchange: Exchange) -> int:

@@ -10,6 +10,7 @@ import torch
 
 from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.task import Task
+from hedgerow.algorithms.slots.fedex_rounds import FedExRounds
 from hedgerow.algorithms.slots.slotted import Slotted
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.memory import fits, require
@@ -303,7 +304,10 @@ def build_algorithms(experiments: list[Experiment], dataset: Dataset, partition:
     if first.task.problem:
         task = first.task.problem.build(task, dataset, partition)
     algorithms = [algorithm_class(one.algorithm.name)(one.algorithm, task) for one in experiments]
-    if not any(one.slots.are_filled for one in experiments):
-        return algorithms
     # Experts of a pack have the same structure, even if a float leaves the slots of one of them empty.
-    return [cast(Algorithm, Slotted(inner, one.slots)) for inner, one in zip(algorithms, experiments, strict=True)]
+    if any(one.slots.are_filled for one in experiments):
+        pairs = zip(algorithms, experiments, strict=True)
+        algorithms = [cast(Algorithm, Slotted(inner, one.slots)) for inner, one in pairs]
+    if first.fedex is None:
+        return algorithms
+    return [cast(Algorithm, FedExRounds(algorithm, first.fedex)) for algorithm in algorithms]

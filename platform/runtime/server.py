@@ -170,6 +170,7 @@ class FederatedServer:
         sampled = sample_clients(self.experiment.seed, number, self.population, self.sample_size)
         clients = self._without_quarantined(sampled, number)
         state, record, cost = yield from self._timed("training", self._train(number, clients))
+        record |= self.algorithm.round_metrics(state or self.state)
         model_size = count(self.algorithm.evaluate_params(self.state))
         record |= cost.as_dict() | self._spent(record)
         if any(since <= number for since in self.quarantined.values()):

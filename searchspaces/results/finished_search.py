@@ -18,6 +18,7 @@ from hedgerow.platform.ui.plots import curve_figures
 from hedgerow.platform.ui.plotting import save
 from hedgerow.platform.ui.series import Points
 from hedgerow.searchspaces.results.deployed_model import DeployedModel, read_deployed
+from hedgerow.searchspaces.results.fedex_theta import Distribution, distributions
 from hedgerow.searchspaces.results.hedge_curves import deployed_curves
 from hedgerow.searchspaces.results.search_plots import (
     best_runs,
@@ -25,6 +26,7 @@ from hedgerow.searchspaces.results.search_plots import (
     loss_lines,
     parallel_lines,
     regret_line,
+    theta_areas,
     weight_areas,
 )
 from hedgerow.searchspaces.results.trials import (
@@ -34,6 +36,7 @@ from hedgerow.searchspaces.results.trials import (
     display,
     final_value,
     hedge_summary,
+    markdown_table,
     number,
     ranked,
     sweep_rows,
@@ -122,8 +125,10 @@ class FinishedSearch:
                 "the training samples, at the server" if validation.is_at_server else "each client's training samples"
             )
             lines = [f"Validation samples: {percent(validation.fraction)} of {whose} (task.validation)."]
-        label = trial_labels(self.trials)[self.trials.index(best)]
         scores = ", ".join(f"{name.replace('_', ' ')} {number(name, x)}" for name, x in self.test_score.items())
+        if self.plan.search.is_one_run:
+            return [*lines, f"Test score of the final model: {scores}."]
+        label = trial_labels(self.trials)[self.trials.index(best)]
         return [
             *lines,
             f"Test score of the winner, {label.removeprefix(f'{best.name} ')} (trial {best.name}): {scores}.",
@@ -159,7 +164,11 @@ class FinishedSearch:
 
     @property
     def best_rows(self) -> list[Row]:
-        """Best trial for each metric and target, one row each; by metrics of test samples only if these selected."""
+        """Best trial for each metric and target, one row each; by metrics of test samples only if these selected.
+        Empty if there is only one run.
+        """
+        if self.plan.search.is_one_run:
+            return []
         selects_on_test = self.plan.selects_on_test or self.plan.experiment.task.partition.is_stream
         return best_per_metric(
             self.trials,
@@ -169,15 +178,24 @@ class FinishedSearch:
         )
 
     @property
+    def thetas(self) -> list[Distribution]:
+        """Distributions of a FedEx search, after each round of its run; empty for other kinds."""
+        settings = self.plan.experiment.fedex
+        if not self.plan.search.is_one_run or settings is None or not any(trial.records for trial in self.trials):
+            return []
+        return distributions(settings, self.best.records)
+
+    @property
     def summary(self) -> dict[str, Any]:
         """Hedge's regret and choices (`hedge_summary`); in a sweep, the row of the best trial. With the test score of
-        the best trial, as `winner_test_accuracy` and `winner_test_loss`.
+        the best trial, as `winner_test_accuracy` and `winner_test_loss`, and the distributions of FedEx, as `theta`.
         """
         winner = {f"winner_{name}": value for name, value in self.test_score.items()}
         if self.hedge:
             labels = trial_labels(self.trials)
             return hedge_summary(self.hedge, labels, self.plan.search.metric, self.trials) | winner
-        return self.rows[0] | winner
+        theta = {"theta": {one.name: one.rows for one in self.thetas}} if self.thetas else {}
+        return self.rows[0] | winner | theta
 
     @cached_property
     def frame(self) -> "DataFrame":
@@ -244,9 +262,11 @@ class FinishedSearch:
         }
         if curves := self.deployed_curves:
             of_hedge["hedge_deployed"] = partial(deployed_lines, curves, search.metric)
+        parallel = {"parallel_coordinates": partial(parallel_lines, self.trials, search.metric, search.mode)}
         return {
             **(of_hedge if hedge else {}),
-            "parallel_coordinates": partial(parallel_lines, self.trials, search.metric, search.mode),
+            **{f"fedex_{one.name}": partial(theta_areas, one) for one in self.thetas},
+            **({} if search.is_one_run else parallel),
             **curve_figures(best_runs(self.trials, metric=search.metric, mode=search.mode), self._wanted.accuracies),
         }
 
@@ -265,7 +285,11 @@ class FinishedSearch:
         """Writes results.csv, results.md and the figures to the search's folder."""
         path = self.folder.path
         to_csv(self.rows, path / "results.csv")
-        text = f"# {self.folder.name}\n\n{to_markdown(self.rows)}\n## Best by metric\n\n{to_markdown(self.best_rows)}"
+        text = f"# {self.folder.name}\n\n{to_markdown(self.rows)}"
+        for theta in self.thetas:
+            text += f"\n## Distribution of {theta.name}\n\n{markdown_table(theta.texts)}"
+        if self.best_rows:
+            text += f"\n## Best by metric\n\n{to_markdown(self.best_rows)}"
         if notes := [f"**{note}**" for note in [self.test_note] if note] + self.selection_lines:
             text += "\n" + "\n\n".join(notes) + "\n"
         (path / "results.md").write_text(text, encoding="utf-8")

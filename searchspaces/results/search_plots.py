@@ -10,7 +10,8 @@ import numpy as np
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.ui.plotting import COLOURS, new_figure, tidy
 from hedgerow.platform.ui.series import Points
-from hedgerow.searchspaces.results.hedge_curves import HINDSIGHT, HedgeCurves
+from hedgerow.searchspaces.results.fedex_theta import Distribution
+from hedgerow.searchspaces.results.hedge_curves import HINDSIGHT, HedgeCurves, WeightCurves
 from hedgerow.searchspaces.results.trials import (
     Trial,
     final_value,
@@ -31,18 +32,27 @@ ABSENT = -0.14
 
 def weight_areas(hedge_records: list[RoundRecord], labels: list[str]) -> Any:
     """Draws the experts' weights as a stacked area over the rounds (at least one)."""
-    hedge = HedgeCurves.read(hedge_records, len(EXPERTS))
+    return _areas(HedgeCurves.read(hedge_records, len(EXPERTS)), labels, "weight")
+
+
+def theta_areas(distribution: Distribution) -> Any:
+    """Draws the probabilities of a distribution of FedEx as a stacked area over the rounds."""
+    curves = WeightCurves.of(distribution.rounds, distribution.probabilities, len(EXPERTS))
+    return _areas(curves, distribution.labels, "probability")
+
+
+def _areas(curves: WeightCurves, labels: list[str], what: str) -> Any:
     figure, axes = _axes(grid=False)
     areas = axes.stackplot(
-        hedge.edges,
-        [np.append(band, band[-1]) for band in hedge.bands],
-        labels=[_wrap(labels[i]) for i in hedge.named] + ([_others(hedge.others, labels)] if hedge.others else []),
-        colors=[*EXPERTS[: len(hedge.named)], OTHERS],
+        curves.edges,
+        [np.append(band, band[-1]) for band in curves.bands],
+        labels=[_wrap(labels[i]) for i in curves.named] + ([_others(curves.others, labels)] if curves.others else []),
+        colors=[*EXPERTS[: len(curves.named)], OTHERS],
         step="post",
         edgecolor="white",
         linewidth=0.4,
     )
-    axes.set(xlabel="round", ylabel="weight", xlim=(hedge.edges[0], hedge.edges[-1]), ylim=(0, 1))
+    axes.set(xlabel="round", ylabel=what, xlim=(curves.edges[0], curves.edges[-1]), ylim=(0, 1))
     # The legend lists the areas from top to bottom.
     figure.legend(handles=areas[::-1], loc="outside right upper", frameon=False, fontsize="small")
     return figure

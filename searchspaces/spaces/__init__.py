@@ -8,6 +8,7 @@ SEARCH_KINDS = {
     "hyperband": "hedgerow.searchspaces.tune.kinds.hyperband_search:HyperbandSearch",
     "bohb": "hedgerow.searchspaces.tune.kinds.bohb_search:BohbSearch",
     "pbt": "hedgerow.searchspaces.tune.kinds.pbt_search:PbtSearch",
+    "fedex": "hedgerow.searchspaces.tune.kinds.fedex_search:FedExSearch",
     "optuna": "hedgerow.searchspaces.tune.kinds.optuna_search:OptunaSearch",
 }
 """Classes by their name under `search.kind`, as strings, so that spaces/ does not import tune/."""

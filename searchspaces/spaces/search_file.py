@@ -96,7 +96,7 @@ def read_search(path: str | Path) -> SearchSpec:
     search, experiment = section, read_experiment(path)
     resolved = experiment.model_dump(mode="json")
     configs = configurations(search.space, resolved, search.samples, experiment.seed)
-    return SearchSpec(experiment, search, values, [] if search.proposes else configs)
+    return SearchSpec(experiment, search, values, _trials(search, configs))
 
 
 def _require_section(values: dict[str, Any], source: str) -> None:
@@ -149,7 +149,20 @@ def parse_search(
     each = {frozen(overrides): overrides for overrides in (*corners(search.space, resolved), *configs)}
     for overrides in each.values():
         _check_trial(base, overrides, lines, source)
-    return SearchSpec(experiment, search, base, [] if search.proposes else configs)
+    if search.is_one_run:
+        try:
+            base = search.within_run(base, configs)
+        except UserError as error:
+            raise UserError(f"{lines.get(('search', 'space'), source)}: {error}") from None
+        experiment = parse_experiment(base, lines, source)
+    return SearchSpec(experiment, search, base, _trials(search, configs))
+
+
+def _trials(search: SearchKind, configurations: list[Overrides]) -> list[Overrides]:
+    """Configurations of the trials that are known before the start."""
+    if search.is_one_run:
+        return [{}]
+    return [] if search.proposes else configurations
 
 
 def _search_section(section: Any, lines: Lines, source: str, imports: bool = True) -> SearchKind:

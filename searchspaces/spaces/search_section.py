@@ -129,6 +129,9 @@ class SearchKind(Section):
     weighs_rounds: ClassVar[bool] = False
     """Whether it compares trials in every round instead of only at their end."""
 
+    is_one_run: ClassVar[bool] = False
+    """Whether its only trial is one run, in which the clients use different configurations; see `within_run`."""
+
     kind: Any
     space: dict[str, Dimension] = Field(description="keys of this file and their values, or name of a published space")
     metric: str = Field(
@@ -209,6 +212,10 @@ class SearchKind(Section):
     def kept_rounds(self, experiment: Experiment) -> KeptRounds | None:
         """Rounds that each trial keeps in files, for a kind that deploys the models of its trials; None: none."""
         return None
+
+    def within_run(self, values: dict[str, Any], configurations: list[Overrides]) -> dict[str, Any]:
+        """Returns the file of the run, if it `is_one_run`. values: the file without `search`. Raises UserError."""
+        return values
 
     @property
     def alone_by(self) -> str | None:

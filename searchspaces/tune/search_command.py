@@ -13,6 +13,7 @@ from hedgerow.platform.tracking.run_folder import find_run
 from hedgerow.platform.ui.command_output import CommandOutput
 from hedgerow.platform.ui.mlflow_server import hints
 from hedgerow.platform.ui.notebook import in_notebook
+from hedgerow.platform.ui.terminal import draw_table, wide_console
 from hedgerow.searchspaces.results.finished_search import FinishedSearch
 from hedgerow.searchspaces.results.search_notebook import NotebookTable
 from hedgerow.searchspaces.results.search_table import SearchTable, closing_tables
@@ -87,6 +88,8 @@ def search_table(plan: SearchSpec) -> SearchTable:
     """Live table of a search."""
     search = plan.search
     labels = trial_labels([Trial("", overrides, []) for overrides in plan.configurations])
+    if search.is_one_run:
+        labels = [f"one run of {plan.experiment.algorithm.name}"]
     if search.proposes:
         labels = ["to be proposed"] * (search.samples or 1)
     kind = NotebookTable if in_notebook() else SearchTable
@@ -109,6 +112,8 @@ def search_output(finished: FinishedSearch) -> CommandOutput:
 
     def render() -> None:
         closing_tables(finished.rows, finished.summary if finished.hedge else None, finished.best_rows)
+        for theta in finished.thetas:
+            draw_table(theta.texts, f"Distribution of {theta.name}", wide_console())
         if finished.test_note:
             click.secho(finished.test_note, fg="red")
         for line in [*finished.deployed_sentences, *finished.selection_lines]:

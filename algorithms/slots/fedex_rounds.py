@@ -1,0 +1,283 @@
+"""An algorithm whose clients draw hyperparameters by FedEx.
+
+A proxy adds each client's values to the exchanges of a round, scores the client's model after its local training on the
+client's own validation samples, and updates the distributions after the round. Algorithm and slots are not aware of it.
+"""
+
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import replace
+from types import MethodType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm
+from hedgerow.algorithms.core.client_data import EVAL_BATCH_SIZE, BatchSpec, ClientData
+from hedgerow.algorithms.core.messages import MODEL, ClientStep, Cohort, Exchange, Exchanges
+from hedgerow.algorithms.core.parts import ContractError
+from hedgerow.algorithms.core.pytree import Tree
+from hedgerow.algorithms.core.task import Task
+from hedgerow.algorithms.slots.fedex import FedEx, draw, initial_state, theta, updated
+
+FEDEX = "fedex"
+"""Key of the server state, of a client's message and of its validation stream that belong to FedEx."""
+
+ERROR, SAMPLES = "validation_error", "validation_samples"
+"""Metrics of a client's step: error of its model after local training, and number of its validation samples."""
+
+
+class FedExRounds:
+    """An algorithm, with or without slots, whose clients draw some hyperparameters in each round.
+
+    Attributes that are not defined here are those of the algorithm. Values that are the same in all configurations are
+    set once; the others are part of each client's message.
+    """
+
+    def __init__(self, algorithm: Algorithm, settings: FedEx):
+        self.algorithm, self.settings = algorithm, settings
+        self._steps: dict[str, ClientStep] = {}
+        first = {key: value for factor in settings.factors for key, value in factor[0].items()}
+        known = {self._path(key): first[key] for key in _drawable(type(algorithm.inner)) if key in first}
+        self.algorithm.hyper = algorithm.hyper.with_floats(known)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "algorithm":
+            # `copy` creates the object before it sets `algorithm`.
+            raise AttributeError(name)
+        return getattr(self.algorithm, name)
+
+    @property
+    def hyper(self) -> Any:
+        return self.algorithm.hyper
+
+    @hyper.setter
+    def hyper(self, hyper: Any) -> None:
+        self.algorithm.hyper = hyper
+
+    @property
+    def task(self) -> Task:
+        return self.algorithm.task
+
+    @task.setter
+    def task(self, task: Task) -> None:
+        self.algorithm.task = task
+
+    def _path(self, key: str) -> str:
+        """Path of a hyperparameter in `hyper`. key: its path in the experiment file."""
+        return key.removeprefix("algorithm.") if self.algorithm.inner is self.algorithm else key
+
+    def incompatibility(self) -> str | None:
+        """Returns one sentence on why FedEx does not fit the algorithm or the task; None if it does."""
+        if reason := incompatibility(type(self.algorithm.inner), self.hyper.name, self.settings.keys):
+            return f"fedex: {reason}"
+        if reason := self._wrong_value():
+            return reason
+        if self.algorithm.task.is_static:
+            return (
+                "fedex: the model's normalisation has statistics of all clients, so that a client's own model cannot "
+                "be scored; choose another model, or remove `fedex`"
+            )
+        return self.algorithm.incompatibility()
+
+    def _wrong_value(self) -> str | None:
+        hyper = self.algorithm.inner.hyper
+        usual = hyper.model_dump(exclude={"name"})
+        for i, factor in enumerate(self.settings.factors):
+            for j, values in enumerate(factor):
+                own = {key.removeprefix("algorithm."): value for key, value in values.items()}
+                try:
+                    type(hyper).model_validate(usual | own | {"name": hyper.name})
+                except ValidationError as error:
+                    message = error.errors()[0]["msg"]
+                    return f"fedex.factors.{i}.{j}: a value of {', '.join(values)} is not valid ({message}); correct it"
+        return None
+
+    # ---- server part -------------------------------------------------------------------------------------------------
+
+    def init_server(self) -> Tree:
+        sizes = [len(factor) for factor in self.settings.factors]
+        return {**self.algorithm.init_server(), FEDEX: initial_state(sizes)}
+
+    def round(self, server: Tree, cohort: Cohort) -> Exchanges:
+        own, cutoff = server[FEDEX], self.settings.cutoff
+        draws = draw(own, cohort, cutoff)
+        columns = self._columns(cohort.round, draws)
+        errors, sizes = torch.zeros((2, len(cohort.clients)), dtype=torch.float64)
+
+        def changed(exchange: Exchange) -> Exchange:
+            return self._with_values(exchange, columns, cohort)
+
+        def note(exchange: Exchange, result: Aggregate) -> None:
+            if ERROR in result.metrics:
+                at = np.searchsorted(cohort.clients, exchange.clients)
+                errors[at], sizes[at] = _errors(result)
+
+        state = yield from _drive(self.algorithm.round(_without_fedex(server), cohort), changed, note)
+        return {**state, FEDEX: updated(own, draws, errors, sizes, self.settings)}
+
+    def evaluate(self, server: Tree, cohort: Cohort) -> Exchanges:
+        return (yield from _drive(self.algorithm.evaluate(_without_fedex(server), cohort), self._bound))
+
+    def evaluate_params(self, server: Tree) -> Tree:
+        return self.algorithm.evaluate_params(_without_fedex(server))
+
+    def round_metrics(self, server: Tree) -> dict[str, float]:
+        """Returns probability and number of draws of value j of distribution i: `theta_i_j` and `draws_i_j`."""
+        metrics = dict[str, float]()
+        for i, one in server[FEDEX]["distributions"].items():
+            for j, (p, n) in enumerate(zip(theta(one).tolist(), one["draws"].tolist(), strict=True)):
+                metrics |= {f"theta_{i}_{j}": p, f"draws_{i}_{j}": n}
+        return {**self.algorithm.round_metrics(_without_fedex(server)), **metrics}
+
+    def _columns(self, round: int, draws: list[Tensor]) -> dict[str, Tensor]:
+        """Values of each client, by path, (clients,) float64, for those that differ between configurations."""
+        factors = [
+            [{self._path(key): value for key, value in values.items()} for values in factor]
+            for factor in self.settings.factors
+        ]
+        # A schedule may change other values than those that are drawn.
+        usual = self._floats(round, {})
+        alone = [self._floats(round, values) for factor in factors for values in factor[1:]]
+        varying = [path for path in usual if any(floats[path] != usual[path] for floats in alone)]
+        combinations, rows = torch.stack(draws, 1).unique(dim=0, return_inverse=True)
+        drawn = [
+            self._floats(
+                round, {k: x for factor, j in zip(factors, numbers, strict=True) for k, x in factor[j].items()}
+            )
+            for numbers in combinations.tolist()
+        ]
+        return {path: torch.tensor([floats[path] for floats in drawn], dtype=torch.float64)[rows] for path in varying}
+
+    def _floats(self, round: int, values: Mapping[str, float]) -> dict[str, float]:
+        """Hyperparameters in effect in a round, by path. values: those that replace the usual ones in round 1."""
+        return self.hyper.with_floats(values).at(round).floats()
+
+    def _with_values(self, exchange: Exchange, columns: Mapping[str, Tensor], cohort: Cohort) -> Exchange:
+        """Exchange in which each client also receives its values and scores its model."""
+        exchange = self._bound(exchange)
+        if exchange.on != "clients" or not len(exchange.clients):
+            return exchange
+        own: Tree = {}
+        if columns:
+            at = torch.from_numpy(np.searchsorted(cohort.clients, exchange.clients))
+            own = {FEDEX: {path: column[at] for path, column in columns.items()}}
+        batches = dict(exchange.batches)
+        if exchange.step.__name__ in self.algorithm.training_steps:
+            batches[FEDEX] = BatchSpec(EVAL_BATCH_SIZE, shuffle=False, split="selection")
+        return replace(exchange, per_client={**exchange.per_client, **own}, batches=batches)
+
+    def _bound(self, exchange: Exchange) -> Exchange:
+        return replace(exchange, step=self.client_step(exchange.step.__name__))
+
+    # ---- client part -------------------------------------------------------------------------------------------------
+
+    def client_step(self, name: str) -> ClientStep:
+        """Returns the algorithm's step with this name, with the client's values, under the same name."""
+        if name not in self._steps:
+            self._steps[name] = MethodType(_named(name), self)
+        return self._steps[name]
+
+    def _step(self, name: str, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        own = down.get(FEDEX)
+        if own:
+            down = _without_fedex(down)
+            # In double precision, every product with a tensor would be, too.
+            hp = (
+                _with_tensors(hp, {path: value.float() for path, value in own.items()})
+                if data.batched
+                else hp.with_floats({path: value.item() for path, value in own.items()})
+            )
+        up, new_state, metrics = self.algorithm.client_step(name)(hp, down, state, data)
+        if FEDEX not in data.streams:
+            return up, new_state, metrics
+        if MODEL not in metrics:
+            raise ContractError(
+                f"its step `{name}` is one of `training_steps`, but returns no model, which FedEx scores; return the "
+                "client's model in the metrics under MODEL"
+            )
+        w = self.algorithm.evaluate_params({"w": metrics[MODEL]})
+        return up, new_state, {**metrics, **self._scores(w, data)}
+
+    def _scores(self, w: Tree, data: ClientData) -> dict[str, Tensor]:
+        """Error of a model on a client's validation samples (NaN if there are none), and their number."""
+        correct: Any = 0
+        samples: Any = 0
+        for batch in data.batches(FEDEX):
+            # Only the predictions: the loss costs as much again for a small model.
+            hits = self.task.logits(w, batch.x).argmax(-1) == batch.y
+            if batch.mask is None:
+                correct, samples = correct + hits.sum(), samples + len(batch.y)
+            else:
+                correct, samples = correct + (hits * batch.mask).sum(), samples + batch.mask.sum()
+        correct, samples = (torch.as_tensor(x, dtype=torch.float32, device=data.x.device) for x in (correct, samples))
+        return {ERROR: 1 - correct / samples, SAMPLES: samples}
+
+
+def _drawable(algorithm: type[Algorithm]) -> list[str]:
+    """Keys of an experiment file whose values the clients of an algorithm can draw."""
+    has_training = algorithm.training_steps and not algorithm.is_centralized
+    return [f"algorithm.{key}" for key in algorithm.client_hyperparameters] if has_training else []
+
+
+def incompatibility(algorithm: type[Algorithm], name: str, keys: list[str]) -> str | None:
+    """Returns one sentence on why clients of an algorithm cannot draw the values of these keys; None if they can."""
+    drawable = _drawable(algorithm)
+    if not drawable:
+        return f"clients of {name} have no hyperparameters that they can draw by FedEx; use another kind of search"
+    for key in keys:
+        if key not in drawable:
+            return (
+                f"clients of {name} cannot draw {key} by FedEx, only floats that their local training alone uses "
+                f"({', '.join(drawable)}); remove it, or use another kind of search"
+            )
+    return None
+
+
+def _drive(
+    generator: Exchanges,
+    changed: Callable[[Exchange], Exchange],
+    note: Callable[[Exchange, Aggregate], None] = lambda exchange, result: None,
+) -> Generator[Any, Any, Any]:
+    """Runs a generator with changed exchanges; returns its return value. note: called with each of their results."""
+    reply: Any = None
+    while True:
+        try:
+            request = generator.send(reply)
+        except StopIteration as stop:
+            return stop.value
+        exchanges = [changed(exchange) for exchange in (request if isinstance(request, list) else [request])]
+        reply = yield exchanges if isinstance(request, list) else exchanges[0]
+        for exchange, result in zip(exchanges, reply if isinstance(request, list) else [reply], strict=True):
+            note(exchange, result)
+
+
+def _errors(result: Aggregate) -> tuple[Tensor, Tensor]:
+    """Errors and numbers of validation samples of the clients of an exchange; a client that diverged has error 1."""
+    errors, samples = (torch.from_numpy(result.metrics[name]) for name in (ERROR, SAMPLES))
+    return torch.where(torch.from_numpy(result.contributed), errors, 1.0), samples
+
+
+def _without_fedex(tree: Tree) -> Tree:
+    return {key: branch for key, branch in tree.items() if key != FEDEX}
+
+
+def _named(name: str) -> Callable[..., Any]:
+    """Returns a function with the name of a step."""
+
+    def step(self: FedExRounds, hp: Any, down: Tree, state: Tree, data: ClientData) -> Any:
+        return self._step(name, hp, down, state, data)
+
+    step.__name__ = name
+    return step
+
+
+def _with_tensors(hp: Any, values: Mapping[str, Tensor]) -> Any:
+    """Copy of batched hyperparameters in which tensors replace some values, by dotted path."""
+    copy = SimpleNamespace(**vars(hp))
+    for path, value in values.items():
+        section, _, rest = path.partition(".")
+        setattr(copy, section, _with_tensors(getattr(copy, section), {rest: value}) if rest else value)
+    return copy
