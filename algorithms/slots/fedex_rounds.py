@@ -4,7 +4,7 @@ A proxy adds each client's values to the exchanges of a round, scores the client
 client's own validation samples, and updates the distributions after the round. Algorithm and slots are not aware of it.
 """
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MethodType, SimpleNamespace
 from typing import Any
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm
 from hedgerow.algorithms.core.client_data import EVAL_BATCH_SIZE, BatchSpec, ClientData
-from hedgerow.algorithms.core.messages import MODEL, ClientStep, Cohort, Exchange, Exchanges
+from hedgerow.algorithms.core.messages import MODEL, ClientStep, Cohort, Exchange, Exchanges, ExchangeSteps, drive
 from hedgerow.algorithms.core.parts import ContractError
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.core.task import Task
@@ -115,11 +115,11 @@ class FedExRounds:
                 at = np.searchsorted(cohort.clients, exchange.clients)
                 errors[at], sizes[at] = _errors(result)
 
-        state = yield from _drive(self.algorithm.round(_without_fedex(server), cohort), changed, note)
+        state = yield from _changed(self.algorithm.round(_without_fedex(server), cohort), changed, note)
         return {**state, FEDEX: updated(own, draws, errors, sizes, self.settings)}
 
     def evaluate(self, server: Tree, cohort: Cohort) -> Exchanges:
-        return (yield from _drive(self.algorithm.evaluate(_without_fedex(server), cohort), self._bound))
+        return (yield from _changed(self.algorithm.evaluate(_without_fedex(server), cohort), self._bound))
 
     def evaluate_params(self, server: Tree) -> Tree:
         return self.algorithm.evaluate_params(_without_fedex(server))
@@ -236,22 +236,21 @@ def incompatibility(algorithm: type[Algorithm], name: str, keys: list[str]) -> s
     return None
 
 
-def _drive(
+def _changed(
     generator: Exchanges,
     changed: Callable[[Exchange], Exchange],
     note: Callable[[Exchange, Aggregate], None] = lambda exchange, result: None,
-) -> Generator[Any, Any, Any]:
+) -> ExchangeSteps:
     """Runs a generator with changed exchanges; returns its return value. note: called with each of their results."""
-    reply: Any = None
-    while True:
-        try:
-            request = generator.send(reply)
-        except StopIteration as stop:
-            return stop.value
-        exchanges = [changed(exchange) for exchange in (request if isinstance(request, list) else [request])]
-        reply = yield exchanges if isinstance(request, list) else exchanges[0]
-        for exchange, result in zip(exchanges, reply if isinstance(request, list) else [reply], strict=True):
+
+    def run(exchanges: list[Exchange], number: int) -> ExchangeSteps:
+        exchanges = [changed(exchange) for exchange in exchanges]
+        results = yield exchanges
+        for exchange, result in zip(exchanges, results, strict=True):
             note(exchange, result)
+        return results
+
+    return (yield from drive(generator, run))
 
 
 def _errors(result: Aggregate) -> tuple[Tensor, Tensor]:
