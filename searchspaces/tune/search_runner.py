@@ -36,13 +36,14 @@ from hedgerow.platform.tracking.summary import diverged, left_out
 from hedgerow.platform.tracking.tracker import RunLog, Tracker
 from hedgerow.searchspaces.hedge.scheduler import HedgeScheduler
 from hedgerow.searchspaces.results.finished_search import FinishedSearch, read_trials
+from hedgerow.searchspaces.results.recording import RECORDING, Recording
 from hedgerow.searchspaces.results.trials import expert_folder
 from hedgerow.searchspaces.spaces.packing import client_actors, pack_trials
 from hedgerow.searchspaces.spaces.search_file import SearchSpec, load_search
 from hedgerow.searchspaces.spaces.search_section import SearchSetup
 from hedgerow.searchspaces.spaces.space import Overrides
 from hedgerow.searchspaces.tune.callbacks import SearchCallback, ShowSearch
-from hedgerow.searchspaces.tune.trainable import FederatedTrainable, Shared, trial_resources
+from hedgerow.searchspaces.tune.trainable import FederatedTrainable, SearchSettings, Shared, trial_resources
 from hedgerow.searchspaces.tune.tuner_spec import tuner_spec
 
 TUNE_SETTINGS = {
@@ -171,6 +172,7 @@ def _carry_out(
             warnings += [f"trial {trial.name}: {sentence}" for sentence in left_out(run_record.get("quarantined", {}))]
         warnings += [f"trial {finished.best.name}: {text}" for text in diverged(finished.best.records, data[0].classes)]
         finished.write()
+        warnings += _record(finished)
         folder.update(status="finished", finished=now(), summary=finished.summary)
         termination.saves = False
         termination.check()
@@ -195,8 +197,10 @@ def _tune(plan: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
     if plan.search.concurrency and plan.search.concurrency < room:
         # Limits trials by reserving CPUs instead of counting: a paused trial must leave no room for another process.
         room, request = plan.search.concurrency, trial_resources(resources, cpu_share(plan.search.concurrency))
+    section = plan.search
     shared = Shared(
-        *(plan.values, here, sys.path, plan.search.report_every),
+        *(plan.values, here, sys.path),
+        SearchSettings(section.report_every, section.record is not None, section.metric, section.noise),
         *(ray.put(vars(dataset)), ray.put(vars(partition)), listener.lock.claim),
     )
     configurations = known_configurations(folder, plan)
@@ -242,6 +246,18 @@ def _tune(plan: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
     if errors:
         warnings.append(f"{len(errors)} of {len(results)} trials failed; first error: {errors[0]}")
     return warnings
+
+
+def _record(finished: FinishedSearch) -> list[str]:
+    """Write the recording if the search asks for it; returns a warning if not all trials have all rounds."""
+    if finished.plan.search.record is None:
+        return []
+    try:
+        recording = Recording.of(finished.folder.name, finished.plan, finished.trials)
+    except ValueError as error:
+        return [f"{RECORDING} was not written: {error}, and a replay needs every round of every configuration"]
+    recording.write(finished.folder.path / RECORDING)
+    return []
 
 
 def known_configurations(folder: RunFolder, plan: SearchSpec) -> list[Overrides]:

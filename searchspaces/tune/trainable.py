@@ -21,6 +21,7 @@ from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.runtime.factory import build_partition
 from hedgerow.platform.runtime.launch import build_coordinator
 from hedgerow.platform.runtime.process import init_process
+from hedgerow.platform.runtime.validation_noise import ValidationNoise, configuration_key
 from hedgerow.platform.storage.checkpoint import DamagedCheckpoint
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.storage.run_lock import Claim
@@ -28,21 +29,32 @@ from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.tracker import RunLog
 from hedgerow.searchspaces.results.trials import expert_folder
 from hedgerow.searchspaces.spaces.packing import client_actors, members
+from hedgerow.searchspaces.spaces.search_section import Noise
 from hedgerow.searchspaces.spaces.space import Overrides, with_overrides
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """Settings of a search that its trials follow. report_every: rounds per result. records: whether it is recorded."""
+
+    report_every: int
+    records: bool
+    metric: str
+    noise: Noise | None
 
 
 @dataclass(frozen=True)
 class Shared:
     """Settings and data that all trials of a search share.
 
-    values: contents of the experiment file. report_every: rounds per result. data, partition: references to the object
+    values: contents of the experiment file. search: its section `search`. data, partition: references to the object
     store. claim: claim of the process that runs the search.
     """
 
     values: dict[str, Any]
     folder: Path
     import_path: list[str]
-    report_every: int
+    search: SearchSettings
     data: Any
     partition: Any
     claim: Claim
@@ -147,12 +159,25 @@ class FederatedTrainable(tune.Trainable):
         self.members = [self._member(number, overrides) for number, overrides in members(self.trial_id, config)]
         experiments = [member.experiment for member in self.members]
         every = experiments[0].evaluation.every
-        self.stride = math.ceil(self.shared.report_every / every) * every
+        self.stride = math.ceil(self.shared.search.report_every / every) * every
         partition = self._partition(experiments[0])
         listen(Signs(signs_file(self.members[0].folder)).alive)
         executor = self._executor(experiments, partition)
         folders = [member.folder.checkpoints for member in self.members]
         self.coordinator = build_coordinator(experiments, self.dataset, partition, executor, folders, self.shared.claim)
+        for server, (_, overrides) in zip(self.coordinator.servers, members(self.trial_id, config), strict=True):
+            server.counts_samples = self.shared.search.records
+            server.noise = self._noise(overrides)
+
+    def _noise(self, overrides: Overrides) -> ValidationNoise | None:
+        """Noise on the validation of a configuration, as the search asks for it."""
+        settings = self.shared.search
+        if settings.noise is None:
+            return None
+        return ValidationNoise(
+            *(self.base.seed, configuration_key(overrides), settings.metric),
+            *(settings.noise.scale, settings.noise.clients),
+        )
 
     def _member(self, number: int, overrides: Overrides) -> TrialRun:
         folder = expert_folder(self.shared.folder, number)
