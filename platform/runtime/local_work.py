@@ -25,7 +25,8 @@ def counted(exchanges: Exchanges, shares: Mapping[Split, Slices], drawn: list[in
 def drawn_samples(exchange: Exchange, shares: Mapping[Split, Slices]) -> int:
     """Number of samples in all mini-batches of an exchange, over its clients; a sample counts once in each pass.
 
-    For first-order methods, this is the number of sample gradients. shares: samples of each client, by split.
+    For first-order methods, this is the number of sample gradients. It is exact, except for batches that come from one
+    of several clients each, for which it is the rounded mean. shares: samples of each client, by split.
     """
     if exchange.on not in ("clients", "pool"):
         return 0
@@ -37,9 +38,8 @@ def drawn_samples(exchange: Exchange, shares: Mapping[Split, Slices]) -> int:
         elif exchange.on == "pool":
             sizes = sizes.sum(keepdims=True)
         elif spec.pooled_from is not None:
-            # Batches come from other clients: a pass covers the largest of them, or all of them if mixed.
-            others = sizes[np.asarray(spec.pooled_from)]
-            sizes = np.repeat(others.sum() if spec.mixed else others.max(), len(exchange.clients))
+            total += len(exchange.clients) * _pooled(spec, sizes[np.asarray(spec.pooled_from)])
+            continue
         else:
             sizes = sizes[exchange.clients]
         total += int(_per_client(spec, sizes).sum())
@@ -53,3 +53,10 @@ def _per_client(spec: BatchSpec, sizes: np.ndarray) -> np.ndarray:
     size = spec.size or max(1, int(sizes.max(initial=1)))
     passes, rest = np.divmod(spec.steps, np.maximum(-(-sizes // size), 1))
     return passes * sizes + np.minimum(rest * size, sizes)
+
+
+def _pooled(spec: BatchSpec, sizes: np.ndarray) -> int:
+    """Samples that one client draws from others of these sizes; see `sampling.draw_pooled_batches`."""
+    size = spec.size or int(sizes.sum() if spec.mixed else sizes.max())
+    steps = spec.steps or spec.epochs * -(-int(sizes.sum()) // size)
+    return steps * size if spec.mixed else round(steps * float(np.minimum(sizes, size).mean()))
