@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup run test test-all lint docs bench clean
+.PHONY: setup run test test-all lint docs bench bench-tuning clean
 
 setup: $(STAMP)
 
@@ -55,6 +55,12 @@ bench: setup
 	$(BIN)/python benchmarks/three_devices.py
 	$(BIN)/python benchmarks/gpu.py
 	$(BIN)/python benchmarks/peers.py $(if $(DATA_ROOT),--data-root '$(DATA_ROOT)')
+
+# Records each task once, for about an hour, and replays every kind of search on the recordings.
+bench-tuning: setup
+	$(BIN)/python benchmarks/tuning.py record $(if $(DATA_ROOT),--data-root '$(DATA_ROOT)')
+	$(BIN)/python benchmarks/tuning.py record digits --noisy
+	$(BIN)/python benchmarks/tuning.py compare
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

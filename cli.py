@@ -29,7 +29,7 @@ from hedgerow.platform.ui.cli_options import (
 from hedgerow.platform.ui.command_output import CommandOutput, handle_user_errors, prints_output
 
 HELP_SECTIONS = {
-    "Run": ("run", "search", "table", "resume"),
+    "Run": ("run", "search", "replay", "table", "resume"),
     "Write": ("new", "schema", "completion"),
     "Look": ("report", "compare", "show", "list", "partition", "ui", "push"),
     "Clusters": ("plan", "submit", "jobs", "logs", "stop"),
@@ -116,6 +116,53 @@ def search(
     from hedgerow.searchspaces.reproductions.table_command import search_files_or_row
 
     return search_files_or_row(files, overrides, data_root, address)
+
+
+@main.command()
+@click.argument("recording", shell_complete=complete_runs)
+@click.option("--kind", required=True, metavar="KIND", help="Kind of search, as under `search.kind`; not pbt.")
+@set_option
+@click.option(
+    "--budget",
+    type=click.FloatRange(min=0, min_open=True),
+    default=None,
+    metavar="N",
+    help="Maximum number of client rounds: one client in one round of one trial (default: unlimited).",
+)
+@click.option(
+    "--slots",
+    type=click.IntRange(min=1),
+    default=None,
+    metavar="N",
+    help="Trials that train at once (default: all).",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=None,
+    metavar="N",
+    help="Seed of the order of the configurations and of all draws (default: the recorded order and seed).",
+)
+@prints_output
+def replay(
+    recording: str,
+    kind: str,
+    overrides: tuple[str, ...],
+    budget: float | None,
+    slots: int | None,
+    seed: int | None,
+) -> CommandOutput:
+    """Show which configuration another kind of search would have chosen in RECORDING, and at which cost.
+
+    RECORDING is the folder of a search with `record: all`, or its recording.json. Nothing is trained: the tuner reads
+    the recorded curves. --set changes keys of `search`, such as search.grace.
+
+    Example: hedgerow replay runs/digits-hedge-20260101-120000 --kind asha --set search.grace=5 --budget 2000
+    """
+    announce(recording)
+    from hedgerow.searchspaces.replay.replay_command import replay_recording
+
+    return replay_recording(recording, kind, overrides, budget, slots, seed)
 
 
 def complete_tables(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:

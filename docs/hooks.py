@@ -15,6 +15,7 @@ from latex2mathml.converter import convert
 from mkdocs.structure.files import File, Files
 from readme import cells, methods, source_file, tests
 from settings_pages import experiment_file, hyperparameters, indented
+from tuning_tables import tuning
 
 ROOT = Path(__file__).parent.parent
 LOG = logging.getLogger("mkdocs.hooks")
@@ -63,6 +64,7 @@ PARTS = {
     "commands": lambda _: commands(),
     "module": lambda argument: module(*argument.split()),
     "experiment_file": lambda _: experiment_file(),
+    "tuning": tuning,
 }
 
 

@@ -34,7 +34,7 @@ LAYERS = [
     ["searchspaces/results"],
     ["searchspaces/tune/searchers"],
     ["searchspaces/tune/kinds"],
-    ["searchspaces/tune"],
+    ["searchspaces/tune", "searchspaces/replay"],
     ["searchspaces/reproductions"],
     ["searchspaces/reproductions/papers"],
     ["searchspaces"],

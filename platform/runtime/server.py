@@ -19,8 +19,10 @@ from hedgerow.platform.data import Partition
 from hedgerow.platform.data.sampling import sample_clients
 from hedgerow.platform.runtime.communication import CommunicationCost
 from hedgerow.platform.runtime.evaluation import evaluate, histograms, training_metrics, validate, with_predictions
+from hedgerow.platform.runtime.local_work import counted
 from hedgerow.platform.runtime.participation import ParticipationSimulator, with_clients
 from hedgerow.platform.runtime.shards import EVALUATION
+from hedgerow.platform.runtime.validation_noise import ValidationNoise
 from hedgerow.platform.runtime.worker import test_shards
 from hedgerow.platform.storage.history import History, RoundRecord
 from hedgerow.platform.tracking.summary import is_done, reaches
@@ -59,6 +61,9 @@ class FederatedServer:
         self._validated = np.flatnonzero([] if selection is None else selection)
         self.keeps_predictions = False
         """Whether the predictions of each evaluation are kept in `predictions`. They change no other number."""
+        # Set by searches: noise on the validation scores, and whether records count the samples that clients draw.
+        self.noise: ValidationNoise | None = None
+        self.counts_samples = False
         # Client id -> first round without this client. Kept when the server returns to a checkpoint.
         self.quarantined: dict[int, int] = {}
         self.restart()
@@ -185,6 +190,7 @@ class FederatedServer:
         """Run the algorithm's round; returns the new state or None, the first record entries, and the cost."""
         cohort = self._cohort(number, clients)
         aggregates: list[list[Aggregate]] = []
+        drawn: list[int] = []
         simulated = None
         if self.experiment.simulation:
             simulated = ParticipationSimulator(self.experiment.simulation, cohort, self.shares)
@@ -193,12 +199,15 @@ class FederatedServer:
         state = None
         if len(cohort.clients):
             exchanges = self.algorithm.round(self.state, cohort)
+            exchanges = counted(exchanges, self.shares, drawn) if self.counts_samples else exchanges
             exchanges = simulated.timed(exchanges, cohort) if simulated else exchanges
             with suppress(NoContributionsError):
                 state = yield from self._drive(exchanges, cohort, aggregates)
                 if self.tracks_client_models:
                     state = {**state, AVERAGE: self._average(aggregates)}
         record: RoundRecord = {"round": number, "participants": len(cohort.clients), **training_metrics(aggregates)}
+        if self.counts_samples:
+            record["sample_gradients"] = sum(drawn)
         cost = CommunicationCost()
         for parallel in aggregates:
             cost.add(aggregate.cost for aggregate in parallel)
@@ -242,6 +251,7 @@ class FederatedServer:
     def _validate(self, state: Tree, number: int, evaluated: np.ndarray) -> ExchangeSteps:
         """Scores of a server state on the validation samples. evaluated: clients of the evaluation."""
         clients = self._without_quarantined(self._validated, number)
+        clients = self.noise.subset(clients, number) if self.noise else clients
         # Statistics of a model's normalisation come from the same clients as in the evaluation on the test set.
         cohort = self._cohort(number, clients if len(clients) and not self.algorithm.task.is_static else evaluated)
         cohort = replace(cohort, test_shards=self.validation_shards)
@@ -249,7 +259,8 @@ class FederatedServer:
         try:
             # In the same positions as the evaluation on the test set: models that a client derives are the same.
             generator = self._keeping_predictions(validate(self.algorithm, state, cohort, clients))
-            return (yield from self._drive(generator, everyone, [], first=EVALUATION))
+            scores = yield from self._drive(generator, everyone, [], first=EVALUATION)
+            return self.noise.apply(scores, number) if self.noise else scores
         except NoContributionsError:
             return {"validation_accuracy": math.nan, "validation_loss": math.nan}
 

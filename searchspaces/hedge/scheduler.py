@@ -97,6 +97,8 @@ class HedgeScheduler(TrialScheduler):
         self._unfinished = {expert for expert, _ in enumerate(self.rounds.latest)}
         self._holding: dict[str, Trial] = {}
         self._pausing: set[str] = set()
+        self.cluster_resources: Callable[[], dict[str, float]] = ray.cluster_resources
+        """Resources of the cluster; a replay has its own."""
         self._capacity: tuple[float, dict[str, float]] | None = None
         self._counted = (0, 0), 0
         self._experts: dict[str, list[int]] = {}
@@ -290,7 +292,7 @@ class HedgeScheduler(TrialScheduler):
         """Resources of the cluster. Ray takes about 0.6 ms to list them, so they are up to `FRESH` seconds old."""
         now = time.monotonic()
         if self._capacity is None or not 0 <= now - self._capacity[0] < FRESH:
-            self._capacity = now, ray.cluster_resources()
+            self._capacity = now, self.cluster_resources()
         return self._capacity[1]
 
 

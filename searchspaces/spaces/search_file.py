@@ -139,6 +139,8 @@ def parse_search(
         _check_metric(search, experiment)
         _check_selection(search, experiment)
         _check_space(search, experiment)
+        _check_recording(search, experiment)
+        _check_noise(search, experiment)
         search.check(experiment)
         resolved = experiment.model_dump(mode="json")
         configs = configurations(search.space, resolved, search.samples, experiment.seed)
@@ -204,6 +206,36 @@ def _check_space(search: SearchKind, experiment: Experiment) -> None:
         raise UserError(
             "resources.actors_per_node is for single runs; a search places the client actors of each trial by "
             "resources.placement; remove `actors_per_node`"
+        )
+
+
+def _check_recording(search: SearchKind, experiment: Experiment) -> None:
+    """Raises UserError when `record: all` would not see every configuration up to its last round."""
+    if search.record is None:
+        return
+    if search.alone_by:
+        raise UserError(
+            f"search.record: `all` needs every configuration up to its last round, but {search.alone_by} ends or "
+            "changes some; record with kind grid, random or hedge, and replay the recording with `hedgerow replay`"
+        )
+    if experiment.evaluation.stop:
+        raise UserError("search.record: `all` needs every round, but evaluation.stop ends trials early; remove it")
+
+
+def _check_noise(search: SearchKind, experiment: Experiment) -> None:
+    """Raises UserError when the validation of the search cannot have the noise that it asks for."""
+    if search.noise is None:
+        return
+    validation = experiment.task.validation
+    if search.metric not in VALIDATION or validation is None:
+        raise UserError(
+            f"search.noise is for validation metrics, not for {search.metric}; set `metric: validation_accuracy`, or "
+            "remove `noise`"
+        )
+    if search.noise.clients and validation.is_at_server:
+        raise UserError(
+            "search.noise.clients: the server scores its own samples (task.validation.from); remove it, or set "
+            "`from: clients`"
         )
 
 

@@ -80,6 +80,17 @@ STREAM = ("ctm", "ltm", "ltm_loss", "efficiency_points", "efficiency_reached")
 """Further metrics of stream learners. Their test_accuracy and test_loss are those of the round's own task."""
 
 
+class Noise(Section):
+    """Noise on the validation metric of each evaluation, to study how a search copes with it (Kuo et al. 2023)."""
+
+    clients: int | None = Field(
+        None, ge=1, description="number of random clients that score each evaluation; null: all that hold samples back"
+    )
+    scale: float = Field(
+        0.0, ge=0, description="standard deviation of Gaussian noise on `metric`; accuracies stay in [0, 1]"
+    )
+
+
 @dataclass(frozen=True)
 class SearchSetup:
     """Inputs from which a kind of search builds its searcher and scheduler.
@@ -153,6 +164,11 @@ class SearchKind(Section):
         description="maximum number of configurations that train together in a trial if they differ only in numbers "
         "such as lr; auto: as many as keep every slot busy; off: one per trial",
     )
+
+    record: Literal["all"] | None = Field(
+        None, description="all: keep the curves of all configurations in recording.json, for `hedgerow replay`"
+    )
+    noise: Noise | None = Field(None, description="noise on the validation metric, for studies; null: none")
 
     @field_validator("pack", mode="before")
     @classmethod

@@ -38,13 +38,14 @@ from hedgerow.platform.tracking.tracker import RunLog, Tracker
 from hedgerow.searchspaces.hedge.deployment import KEPT, LARGEST
 from hedgerow.searchspaces.hedge.scheduler import HedgeScheduler
 from hedgerow.searchspaces.results.finished_search import FinishedSearch, read_trials
+from hedgerow.searchspaces.results.recording import RECORDING, Recording
 from hedgerow.searchspaces.results.trials import expert_folder
 from hedgerow.searchspaces.spaces.packing import client_actors, pack_trials
 from hedgerow.searchspaces.spaces.search_file import SearchSpec, load_search
 from hedgerow.searchspaces.spaces.search_section import VALIDATION, SearchSetup
 from hedgerow.searchspaces.spaces.space import Overrides
 from hedgerow.searchspaces.tune.callbacks import SearchCallback, ShowSearch
-from hedgerow.searchspaces.tune.trainable import FederatedTrainable, Shared, trial_resources
+from hedgerow.searchspaces.tune.trainable import FederatedTrainable, SearchSettings, Shared, trial_resources
 from hedgerow.searchspaces.tune.tuner_spec import tuner_spec
 
 TUNE_SETTINGS = {
@@ -173,6 +174,7 @@ def _carry_out(
             warnings += [f"trial {trial.name}: {sentence}" for sentence in left_out(run_record.get("quarantined", {}))]
         warnings += [f"trial {finished.best.name}: {text}" for text in diverged(finished.best.records, data[0].classes)]
         finished.write()
+        warnings += _record(finished)
         folder.update(status="finished", finished=now(), summary=finished.summary)
         termination.saves = False
         termination.check()
@@ -191,7 +193,7 @@ def _tune(plan: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
         os.environ.setdefault(name, value)
     shutdown_idle()
     dataset, partition = data
-    here, resources = folder.path.absolute(), plan.experiment.resources
+    here, search, resources = folder.path.absolute(), plan.search, plan.experiment.resources
     room = trials_that_fit(resources, client_actors(resources))
     request = trial_resources(resources)
     if plan.search.concurrency and plan.search.concurrency < room:
@@ -203,11 +205,12 @@ def _tune(plan: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
     if obstacle:
         folder.update(no_mixture=obstacle)
     predictions = kept is not None and obstacle is None
-    shared = Shared(
-        *(plan.values, here, sys.path, plan.search.rounds_per_report(plan.experiment)),
-        *(ray.put(vars(dataset)), ray.put(vars(partition)), listener.lock.claim),
+    settings = SearchSettings(
+        *(search.rounds_per_report(plan.experiment), search.record is not None, search.metric, search.noise),
         *(kept, predictions),
     )
+    references = ray.put(vars(dataset)), ray.put(vars(partition))
+    shared = Shared(plan.values, here, sys.path, settings, *references, listener.lock.claim)
     packs, journal, warnings = packs_of(folder, plan, configurations, room), here / "losses.jsonl", list[str]()
     setup = SearchSetup(
         *(plan.experiment, plan.values, configurations, journal, listener.hedge, warnings.append),
@@ -293,6 +296,18 @@ def mixture_obstacle(plan: SearchSpec, configurations: list[Overrides], data: Da
             f"({samples} samples, {dataset.classes} classes)"
         )
     return None
+
+
+def _record(finished: FinishedSearch) -> list[str]:
+    """Write the recording if the search asks for it; returns a warning if not all trials have all rounds."""
+    if finished.plan.search.record is None:
+        return []
+    try:
+        recording = Recording.of(finished.folder.name, finished.plan, finished.trials)
+    except ValueError as error:
+        return [f"{RECORDING} was not written: {error}, and a replay needs every round of every configuration"]
+    recording.write(finished.folder.path / RECORDING)
+    return []
 
 
 def known_configurations(folder: RunFolder, plan: SearchSpec) -> list[Overrides]:

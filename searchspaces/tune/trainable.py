@@ -22,6 +22,7 @@ from hedgerow.platform.runtime.factory import build_partition
 from hedgerow.platform.runtime.launch import build_coordinator
 from hedgerow.platform.runtime.process import init_process
 from hedgerow.platform.runtime.server import FederatedServer
+from hedgerow.platform.runtime.validation_noise import ValidationNoise, configuration_key
 from hedgerow.platform.storage.checkpoint import DamagedCheckpoint
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.storage.run_lock import Claim
@@ -30,28 +31,41 @@ from hedgerow.platform.tracking.tracker import RunLog
 from hedgerow.searchspaces.hedge.deployment import is_due, keep_round
 from hedgerow.searchspaces.results.trials import expert_folder
 from hedgerow.searchspaces.spaces.packing import client_actors, members
-from hedgerow.searchspaces.spaces.search_section import KeptRounds
+from hedgerow.searchspaces.spaces.search_section import KeptRounds, Noise
 from hedgerow.searchspaces.spaces.space import Overrides, with_overrides
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """Settings of a search that its trials follow.
+
+    report_every: rounds per result. records: whether the search is recorded. kept: rounds that each expert keeps in
+    files until they are complete; None: none. predictions: whether these files have the predictions of the evaluation.
+    """
+
+    report_every: int
+    records: bool
+    metric: str
+    noise: Noise | None
+    kept: KeptRounds | None = None
+    predictions: bool = False
 
 
 @dataclass(frozen=True)
 class Shared:
     """Settings and data that all trials of a search share.
 
-    values: contents of the experiment file. report_every: rounds per result. data, partition: references to the object
-    store. claim: claim of the process that runs the search. kept: rounds that each expert keeps in files until they are
-    complete; None: none. predictions: whether these files have the predictions of the evaluation, too.
+    values: contents of the experiment file. search: its section `search`. data, partition: references to the object
+    store. claim: claim of the process that runs the search.
     """
 
     values: dict[str, Any]
     folder: Path
     import_path: list[str]
-    report_every: int
+    search: SearchSettings
     data: Any
     partition: Any
     claim: Claim
-    kept: KeptRounds | None = None
-    predictions: bool = False
 
 
 @dataclass
@@ -101,7 +115,7 @@ class FederatedTrainable(tune.Trainable):
                 member.log.replace(server.history)
         stopped = all(member.stopped for member in self.members)
         # Rounds that a resumed trial has not reported may be needed to complete a round before the trial's next one.
-        behind = self.shared.kept is not None and any(
+        behind = self.shared.search.kept is not None and any(
             member.reported < len(server.history) for member, server in zip(self.members, run.servers, strict=True)
         )
         until = (
@@ -161,20 +175,32 @@ class FederatedTrainable(tune.Trainable):
         self.members = [self._member(number, overrides) for number, overrides in members(self.trial_id, config)]
         experiments = [member.experiment for member in self.members]
         every = experiments[0].evaluation.every
-        self.stride = math.ceil(self.shared.report_every / every) * every
+        self.stride = math.ceil(self.shared.search.report_every / every) * every
         partition = self._partition(experiments[0])
         listen(Signs(signs_file(self.members[0].folder)).alive)
         executor = self._executor(experiments, partition)
         folders = [member.folder.checkpoints for member in self.members]
         self.coordinator = build_coordinator(experiments, self.dataset, partition, executor, folders, self.shared.claim)
-        if self.shared.kept is not None:
+        for server, (_, overrides) in zip(self.coordinator.servers, members(self.trial_id, config), strict=True):
+            server.counts_samples = self.shared.search.records
+            server.noise = self._noise(overrides)
+            server.keeps_predictions = self.shared.search.predictions
+        if self.shared.search.kept is not None:
             self.coordinator.on_round = self._keep_round
-            for server in self.coordinator.servers:
-                server.keeps_predictions = self.shared.predictions
+
+    def _noise(self, overrides: Overrides) -> ValidationNoise | None:
+        """Noise on the validation of a configuration, as the search asks for it."""
+        settings = self.shared.search
+        if settings.noise is None:
+            return None
+        return ValidationNoise(
+            *(self.base.seed, configuration_key(overrides), settings.metric),
+            *(settings.noise.scale, settings.noise.clients),
+        )
 
     def _keep_round(self, variant: int, server: FederatedServer) -> None:
         """Write the file of an expert's round, before the checkpoint after which the round does not run again."""
-        kept, record = self.shared.kept, server.history[-1]
+        kept, record = self.shared.search.kept, server.history[-1]
         if kept is not None and kept.metric in record:
             due = is_due(server.round, kept.models, server.experiment.rounds)
             model = server.scored_model if due else None

@@ -1,0 +1,1 @@
+"""Replays of recorded searches: what another tuner would have chosen, and at which cost."""

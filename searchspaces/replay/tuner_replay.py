@@ -1,0 +1,258 @@
+"""Replays a recorded search with another tuner: which configuration it would have chosen, and at which cost."""
+
+import math
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from ray.tune.experiment import Trial as TuneTrial
+
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.loader import apply_override
+from hedgerow.platform.runtime.validation_noise import ValidationNoise, configuration_key
+from hedgerow.platform.storage.history import RoundRecord
+from hedgerow.searchspaces.hedge.scheduler import HedgeScheduler
+from hedgerow.searchspaces.replay.deployment import Deployment
+from hedgerow.searchspaces.replay.replay_controller import Curve, ReplayController
+from hedgerow.searchspaces.results.recording import COSTS, Recording
+from hedgerow.searchspaces.results.trials import Trial, final_value, ranked, trial_labels
+from hedgerow.searchspaces.spaces.search_file import SearchSpec, parse_search
+from hedgerow.searchspaces.spaces.search_section import KINDS, Overrides, SearchKind, SearchSetup
+from hedgerow.searchspaces.spaces.space import Space, frozen
+
+SHARED = ("space", "metric", "mode", "allow_test_selection", "report_every")
+"""Keys of the section `search` that another kind takes over from the recorded search."""
+
+UNSHARED = ("record", "noise", "concurrency", "pack")
+"""Keys that even the same kind does not take over."""
+
+
+@dataclass(frozen=True)
+class ReplayedSearch:
+    """Result of a replay.
+
+    trials: in the order of the tuner, with the records that they reached and the status finished, stopped, or
+    unfinished (the tuner or the budget ended first). numbers: recorded configuration of each trial. chosen: position of
+    the chosen trial. costs: client rounds and sample gradients that were spent. online: mean over client rounds of the
+    test accuracy of the deployed model (see `Deployment`), up to the budget. deployed: (client rounds, position of the
+    trial, round) of each change of the deployed model. hedge: records of Hedge's rounds.
+    """
+
+    recording: Recording
+    plan: SearchSpec
+    trials: list[Trial]
+    numbers: list[int]
+    chosen: int
+    costs: dict[str, float]
+    online: float | None
+    deployed: list[tuple[float, int, int]]
+    hedge: list[RoundRecord]
+
+    @property
+    def best(self) -> Trial:
+        """The chosen trial."""
+        return self.trials[self.chosen]
+
+    @property
+    def test_score(self) -> dict[str, float]:
+        """Test accuracy and loss of the chosen trial in the last round that it reached: as trained, not retrained."""
+        recorded = self.recording.curves[self.numbers[self.chosen]][: len(self.best.records)]
+        scores = {name: final_value(recorded, name) for name in ("test_accuracy", "test_loss")}
+        return {name: value for name, value in scores.items() if value is not None}
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """One row per trial, in the order of the tuner."""
+        metric = self.plan.search.metric
+        return [
+            {
+                "trial": trial.name,
+                "configuration": label.removeprefix(f"{trial.name} "),
+                "recorded": f"{number:03d}",
+                "rounds": len(trial.records),
+                metric: final_value(trial.records, metric),
+                "status": trial.status,
+            }
+            for trial, number, label in zip(self.trials, self.numbers, trial_labels(self.trials), strict=True)
+        ]
+
+
+def replay(
+    recording: Recording,
+    kind: str,
+    settings: Sequence[str] = (),
+    budget: float | None = None,
+    slots: int | None = None,
+    seed: int | None = None,
+) -> ReplayedSearch:
+    """Run a kind of search on recorded curves.
+
+    settings: strings "search.key=value", as for --set. budget: maximum number of client rounds; the replay ends before
+    the first report that it does not cover. slots: trials that train at once; None: as many as there are. seed: seed of
+    the order of the configurations, of noise and of draws; None: the order of the recording and the seed of its file.
+    Raises UserError.
+    """
+    plan = replay_plan(recording, kind, settings, seed)
+    search, experiment, number_of = plan.search, plan.experiment, len(recording.configurations)
+    order = np.arange(number_of) if seed is None else np.random.default_rng(seed).permutation(number_of)
+    curves = noisy_curves(recording, search, experiment.seed)
+    trials = (search.samples or number_of) if search.proposes else number_of
+    _check_budget(budget, [curve[0]["client_rounds"] for curve in curves], search.proposes)
+    hedge: list[RoundRecord] = []
+    # Configurations of a searcher's setup are those that an interrupted search has tried.
+    known = [] if search.proposes else [recording.configurations[number] for number in order]
+    with TemporaryDirectory() as folder:
+        journal = Path(folder) / "losses.jsonl"
+        searcher, scheduler = search.build(
+            SearchSetup(experiment, plan.values, known, journal, hedge.append, lambda warning: None)
+        )
+        leader = scheduler if isinstance(scheduler, HedgeScheduler) else None
+        deployment = Deployment(search.metric, search.mode, leader, experiment.task.partition.is_stream)
+
+        def on_report(trial: TuneTrial) -> None:
+            position = controller.trials.index(trial)
+            deployment.look(
+                controller.spent, position, list(controller.curves.values()), list(controller.reached.values())
+            )
+
+        every = experiment.evaluation.every
+        stride = math.ceil(search.report_every / every) * every
+        controller = ReplayController(
+            scheduler, min(slots or trials, trials), experiment.rounds, stride, budget, on_report
+        )
+        numbers: list[int] = []
+        if searcher is None:
+            numbers = order.tolist()
+            controller.replay([curves[number] for number in numbers])
+        else:
+
+            def curve_of(overrides: Overrides) -> Curve:
+                numbers.append(nearest(overrides, recording.configurations, search.space))
+                return curves[numbers[-1]]
+
+            controller.propose(searcher, trials, curve_of, limited=not search.pauses_trials)
+    ran = [_trial(i, trial, recording, numbers, controller) for i, trial in enumerate(controller.trials)]
+    reported = [trial for trial in ran if final_value(trial.records, search.metric) is not None]
+    if not reported:
+        raise UserError(
+            f"--budget: {budget:g} client rounds end before the first evaluated report; raise it, or lower "
+            "search.report_every with --set"
+        )
+    chosen = ran[hedge[-1]["leader"]] if hedge else ranked(reported, search.metric, search.mode)[0]
+    return ReplayedSearch(
+        *(recording, plan, ran, numbers, ran.index(chosen)),
+        costs={cost: float(sum(record[cost] for trial in ran for record in trial.records)) for cost in COSTS},
+        online=deployment.score(controller.spent if budget is None else budget),
+        deployed=deployment.changes,
+        hedge=hedge,
+    )
+
+
+def replay_plan(recording: Recording, kind: str, settings: Sequence[str], seed: int | None) -> SearchSpec:
+    """The search of a replay: the file of the recording with another section `search`. Raises UserError."""
+    if kind == "pbt":
+        raise UserError(
+            "--kind: pbt copies weights and changes settings during training, which recorded curves do not show; "
+            "choose another kind"
+        )
+    values = deepcopy(recording.file)
+    recorded = values.pop("search")
+    if recorded["kind"] == kind:
+        section = {key: value for key, value in recorded.items() if key not in UNSHARED}
+    else:
+        section = {key: recorded[key] for key in SHARED if key in recorded} | {"kind": kind}
+        if KINDS.resolve(kind).proposes:
+            section["samples"] = len(recording.configurations)
+        elif "samples" in recorded:
+            section["samples"] = recorded["samples"]
+    if any(setting.startswith("search.metric=") for setting in settings):
+        # The direction of another metric follows from its name.
+        section.pop("mode", None)
+    values["search"] = section
+    for setting in settings:
+        if not setting.startswith("search."):
+            raise UserError(
+                f"--set {setting}: the curves are recorded, so a replay changes only keys of `search`, as in "
+                "--set search.report_every=1"
+            )
+        apply_override(values, {}, setting)
+    if seed is not None:
+        values["seed"] = seed
+    plan = parse_search(values, source=recording.name, started=True)
+    if plan.search.metric not in recording.metrics:
+        raise UserError(
+            f"search.metric: {plan.search.metric} was not recorded (recorded: {', '.join(recording.metrics)}); choose "
+            "one of these"
+        )
+    if plan.search.noise and plan.search.noise.clients:
+        raise UserError(
+            "search.noise.clients: a recording has one validation score per round, not one per client; record the "
+            "search with this key, or set search.noise.scale"
+        )
+    return plan
+
+
+def noisy_curves(recording: Recording, search: SearchKind, seed: int) -> list[Curve]:
+    """Recorded curves, with the Gaussian noise on the metric that a search with this seed would have."""
+    if search.noise is None:
+        return list(recording.curves)
+    curves: list[Curve] = []
+    for overrides, curve in zip(recording.configurations, recording.curves, strict=True):
+        noise = ValidationNoise(seed, configuration_key(overrides), search.metric, search.noise.scale)
+        curves.append([noise.apply(record, record["round"]) for record in curve])
+    return curves
+
+
+def nearest(overrides: Overrides, configurations: Sequence[Overrides], space: Space) -> int:
+    """Number of the recorded configuration that is nearest to a proposal.
+
+    Distance: sum over the keys of the difference as a share of the range (in the logarithm for `loguniform`), or of 1
+    if a value from a list differs or only one of them has the key. The first one on ties.
+    """
+
+    def distance(configuration: Overrides) -> float:
+        keys = overrides.keys() | configuration.keys()
+        return sum(
+            _apart(overrides[key], configuration[key], space, key) if key in overrides.keys() & configuration else 1.0
+            for key in sorted(keys)
+        )
+
+    return min(range(len(configurations)), key=lambda number: distance(configurations[number]))
+
+
+def _apart(a: Any, b: Any, space: Space, key: str) -> float:
+    dimension = space[key]
+    if dimension.form in ("grid", "choice"):
+        return float(frozen(a) != frozen(b))
+    low, high = dimension.values
+    if dimension.form == "loguniform":
+        return abs(math.log(a / b)) / math.log(high / low)
+    return abs(a - b) / (high - low)
+
+
+def _check_budget(budget: float | None, first_rounds: list[float], proposes: bool) -> None:
+    """Raises UserError when a budget does not cover one round of each trial, or of one trial of a searcher."""
+    if budget is None:
+        return
+    least = max(first_rounds) if proposes else sum(first_rounds)
+    if budget < least:
+        whom = "a trial" if proposes else f"each of the {len(first_rounds)} trials"
+        raise UserError(
+            f"--budget: {budget:g} client rounds are less than one round of {whom}; give at least {least:g}"
+        )
+
+
+def _trial(
+    position: int, trial: TuneTrial, recording: Recording, numbers: list[int], controller: ReplayController
+) -> Trial:
+    """Trial with the records that it reached."""
+    reached = controller.reached[trial.trial_id]
+    status = "unfinished"
+    if trial.status == TuneTrial.TERMINATED:
+        status = "finished" if reached >= controller.rounds else "stopped"
+    records = list(controller.curves[trial.trial_id][:reached])
+    return Trial(f"{position:03d}", recording.configurations[numbers[position]], records, status)

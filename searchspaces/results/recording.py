@@ -1,0 +1,122 @@
+"""Recording of a search: the curves of all configurations in one JSON file, for replays by other tuners."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.storage.atomic_file import write_whole
+from hedgerow.platform.storage.history import RoundRecord
+from hedgerow.platform.tracking.records import Record, read_object
+from hedgerow.platform.tracking.run_folder import find_run
+from hedgerow.searchspaces.results.trials import Trial
+from hedgerow.searchspaces.spaces.search_file import SearchSpec
+from hedgerow.searchspaces.spaces.search_section import ACCURACIES, LOSSES, STREAM, Overrides
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+RECORDING = "recording.json"
+"""Name of the file in the folder of a search with `record: all`."""
+
+COSTS = {"client_rounds": "participants", "sample_gradients": "sample_gradients"}
+"""Costs of a round by their column, and the entry of the round's record that they come from."""
+
+
+class RecordingFile(Record):
+    """Contents of recording.json."""
+
+    format: int = Field(ge=1, le=1)
+    name: str
+    file: dict[str, Any]
+    configurations: list[dict[str, Any]] = Field(min_length=1)
+    rounds: dict[str, list[float | None]]
+
+    @model_validator(mode="after")
+    def _one_row_per_round(self) -> Self:
+        columns = {"configuration", "round", *COSTS}
+        if missing := sorted(columns - self.rounds.keys()):
+            raise ValueError(f"`rounds` has no column {missing[0]!r}")
+        if len({len(column) for column in self.rounds.values()}) != 1:
+            raise ValueError("the columns of `rounds` differ in length")
+        return self
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Curves of all configurations of a search.
+
+    name: folder of the search. file: its resolved experiment file, with the section `search`. configurations:
+    overrides of each. rounds: columns of a table with a row per configuration and round, sorted by both; metrics are
+    None in rounds that were not evaluated.
+    """
+
+    name: str
+    file: dict[str, Any]
+    configurations: list[Overrides]
+    rounds: dict[str, list[Any]]
+
+    @classmethod
+    def of(cls, name: str, plan: SearchSpec, trials: Sequence[Trial]) -> Self:
+        """Takes the curves of a finished search. Raises ValueError when a trial has not reached its last round."""
+        for trial in trials:
+            if len(trial.records) != plan.experiment.rounds:
+                raise ValueError(f"trial {trial.name} ended in round {len(trial.records)} ({trial.status})")
+        metrics = dict.fromkeys([plan.search.metric, *ACCURACIES, *LOSSES, *STREAM])
+        reported = [name for name in metrics if any(name in trial.records[-1] for trial in trials)]
+        rows = [(number, record) for number, trial in enumerate(trials) for record in trial.records]
+        columns: dict[str, list[Any]] = {
+            "configuration": [number for number, _ in rows],
+            "round": [record["round"] for _, record in rows],
+            **{column: [record[entry] for _, record in rows] for column, entry in COSTS.items()},
+            **{name: [record.get(name) for _, record in rows] for name in reported},
+        }
+        return cls(name, plan.resolved, [trial.overrides for trial in trials], columns)
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Reads a recording: the file, or the folder of a search. Raises UserError."""
+        file = path
+        if not path.is_file():
+            file = find_run(str(path)).path / RECORDING
+            if not file.exists():
+                raise UserError(f"{path} has no {RECORDING}; run its search again with `--set search.record=all`")
+        values = read_object(file, RecordingFile)
+        return cls(*(values[key] for key in ("name", "file", "configurations", "rounds")))
+
+    def write(self, file: Path) -> None:
+        """Write the recording as one JSON object; replaces the file at once."""
+        values = {"format": 1, **vars(self)}
+        write_whole(file, json.dumps({key: values[key] for key in RecordingFile.model_fields}))
+
+    @property
+    def metrics(self) -> list[str]:
+        """Names of the recorded metrics."""
+        return [name for name in self.rounds if name not in ("configuration", "round", *COSTS)]
+
+    @cached_property
+    def curves(self) -> list[list[RoundRecord]]:
+        """Records of each configuration, in the order of rounds; a round without a metric has no such entry."""
+        curves: list[list[RoundRecord]] = [[] for _ in self.configurations]
+        names = [name for name in self.rounds if name != "configuration"]
+        for number, *values in zip(self.rounds["configuration"], *(self.rounds[n] for n in names), strict=True):
+            record = {name: value for name, value in zip(names, values, strict=True) if value is not None}
+            curves[int(number)].append(record)
+        return curves
+
+    @cached_property
+    def frame(self) -> "DataFrame":
+        """The table of rounds as a pandas DataFrame, indexed by configuration and round."""
+        from pandas import DataFrame
+
+        return DataFrame(self.rounds).set_index(["configuration", "round"])
+
+    def cost(self, column: str) -> np.ndarray:
+        """Cost of each round, (configurations, rounds). column: one of `COSTS`."""
+        return np.array([[record[column] for record in curve] for curve in self.curves])
