@@ -16,7 +16,7 @@ from hedgerow.platform.config.loader import apply_override
 from hedgerow.platform.runtime.validation_noise import ValidationNoise, configuration_key
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.searchspaces.hedge.scheduler import HedgeScheduler
-from hedgerow.searchspaces.replay.deployment import Deployment
+from hedgerow.searchspaces.replay.online_score import OnlineScore
 from hedgerow.searchspaces.replay.replay_controller import Curve, ReplayController
 from hedgerow.searchspaces.results.recording import COSTS, Recording
 from hedgerow.searchspaces.results.trials import Trial, final_value, ranked, trial_labels
@@ -38,7 +38,7 @@ class ReplayedSearch:
     trials: in the order of the tuner, with the records that they reached and the status finished, stopped, or
     unfinished (the tuner or the budget ended first). numbers: recorded configuration of each trial. chosen: position of
     the chosen trial. costs: client rounds and sample gradients that were spent. online: mean over client rounds of the
-    test accuracy of the deployed model (see `Deployment`), up to the budget. deployed: (client rounds, position of the
+    test accuracy of the deployed model (see `OnlineScore`), up to the budget. deployed: (client rounds, position of the
     trial, round) of each change of the deployed model. hedge: records of Hedge's rounds.
     """
 
@@ -111,7 +111,7 @@ def replay(
             SearchSetup(experiment, plan.values, known, journal, hedge.append, lambda warning: None)
         )
         leader = scheduler if isinstance(scheduler, HedgeScheduler) else None
-        deployment = Deployment(search.metric, search.mode, leader, experiment.task.partition.is_stream)
+        deployment = OnlineScore(search.metric, search.mode, leader, experiment.task.partition.is_stream)
 
         def on_report(trial: TuneTrial) -> None:
             position = controller.trials.index(trial)

@@ -6,7 +6,7 @@ from hedgerow.searchspaces.hedge.scheduler import HedgeScheduler
 from hedgerow.searchspaces.replay.replay_controller import Curve
 
 
-class Deployment:
+class OnlineScore:
     """Mean over client rounds of the test accuracy of a tuner's current choice, from its first report on.
 
     The choice is Hedge's leader, or else the trial with the best metric in its latest evaluated round. It holds until
