@@ -17,12 +17,12 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.data import Partition
 from hedgerow.platform.data.sampling import sample_clients
+from hedgerow.platform.data.validation_noise import ValidationNoise
 from hedgerow.platform.runtime.communication import CommunicationCost
 from hedgerow.platform.runtime.evaluation import evaluate, histograms, training_metrics, validate, with_predictions
 from hedgerow.platform.runtime.local_work import counted
 from hedgerow.platform.runtime.participation import ParticipationSimulator, with_clients
 from hedgerow.platform.runtime.shards import EVALUATION
-from hedgerow.platform.runtime.validation_noise import ValidationNoise
 from hedgerow.platform.runtime.worker import test_shards
 from hedgerow.platform.storage.history import History, RoundRecord
 from hedgerow.platform.tracking.summary import is_done, reaches

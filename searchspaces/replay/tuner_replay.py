@@ -13,7 +13,7 @@ from ray.tune.experiment import Trial as TuneTrial
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import apply_override
-from hedgerow.platform.runtime.validation_noise import ValidationNoise, configuration_key
+from hedgerow.platform.data.validation_noise import ValidationNoise, configuration_key
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.searchspaces.hedge.scheduler import HedgeScheduler
 from hedgerow.searchspaces.replay.online_score import OnlineScore

@@ -8,8 +8,6 @@ from zlib import crc32
 
 import numpy as np
 
-from hedgerow.platform.storage.history import RoundRecord
-
 
 @dataclass(frozen=True)
 class ValidationNoise:
@@ -32,7 +30,7 @@ class ValidationNoise:
             return clients
         return np.sort(self._generator("clients", round).choice(clients, self.clients, replace=False))
 
-    def apply(self, record: RoundRecord, round: int) -> RoundRecord:
+    def apply(self, record: dict[str, Any], round: int) -> dict[str, Any]:
         """Record of a round with noise on the metric; unchanged if the metric is missing or not finite."""
         value = record.get(self.metric)
         if not self.scale or value is None or not math.isfinite(value):
