@@ -1,7 +1,6 @@
 """Body of the command `replay`."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import click
 
@@ -17,7 +16,7 @@ def replay_recording(
     name: str, kind: str, settings: Sequence[str], budget: float | None, slots: int | None, seed: int | None
 ) -> CommandOutput:
     """Replay a recorded search with another tuner, and show its choice and its cost. Raises UserError."""
-    recording = Recording.read(Path(name))
+    recording = Recording.read(name)
     found = replay(recording, kind, settings, budget, slots, seed)
     rows, chosen = found.rows, found.rows[found.chosen]
     whole = {cost: float(recording.cost(cost).sum()) for cost in COSTS}

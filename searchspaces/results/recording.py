@@ -64,10 +64,12 @@ class Recording:
 
     @classmethod
     def of(cls, name: str, plan: SearchSpec, trials: Sequence[Trial]) -> Self:
-        """Takes the curves of a finished search. Raises ValueError when a trial has not reached its last round."""
+        """Takes the curves of a finished search. Raises ValueError when rounds or costs of a trial are missing."""
         for trial in trials:
             if len(trial.records) != plan.experiment.rounds:
                 raise ValueError(f"trial {trial.name} ended in round {len(trial.records)} ({trial.status})")
+            if any(entry not in record for record in trial.records for entry in COSTS.values()):
+                raise ValueError(f"trial {trial.name} continues a run whose rounds have no counted samples")
         metrics = dict.fromkeys([plan.search.metric, *ACCURACIES, *LOSSES, *STREAM])
         reported = [name for name in metrics if any(name in trial.records[-1] for trial in trials)]
         rows = [(number, record) for number, trial in enumerate(trials) for record in trial.records]
@@ -80,13 +82,13 @@ class Recording:
         return cls(name, plan.resolved, [trial.overrides for trial in trials], columns)
 
     @classmethod
-    def read(cls, path: Path) -> Self:
-        """Reads a recording: the file, or the folder of a search. Raises UserError."""
-        file = path
-        if not path.is_file():
-            file = find_run(str(path)).path / RECORDING
+    def read(cls, name: str | Path) -> Self:
+        """Reads a recording: the file, or a search by its folder, name or URI. Raises UserError."""
+        file = Path(name)
+        if not file.is_file():
+            file = find_run(str(name)).path / RECORDING
             if not file.exists():
-                raise UserError(f"{path} has no {RECORDING}; run its search again with `--set search.record=all`")
+                raise UserError(f"{name} has no {RECORDING}; run its search again with `--set search.record=all`")
         values = read_object(file, RecordingFile)
         return cls(*(values[key] for key in ("name", "file", "configurations", "rounds")))
 

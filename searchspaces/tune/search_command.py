@@ -15,6 +15,7 @@ from hedgerow.platform.ui.mlflow_server import hints
 from hedgerow.platform.ui.notebook import in_notebook
 from hedgerow.platform.ui.terminal import draw_table, wide_console
 from hedgerow.searchspaces.results.finished_search import FinishedSearch
+from hedgerow.searchspaces.results.recording import RECORDING
 from hedgerow.searchspaces.results.search_notebook import NotebookTable
 from hedgerow.searchspaces.results.search_table import SearchTable, closing_tables
 from hedgerow.searchspaces.results.trials import Trial, trial_labels
@@ -119,6 +120,8 @@ def search_output(finished: FinishedSearch) -> CommandOutput:
         for line in [*finished.deployed_sentences, *finished.selection_lines]:
             click.echo(line)
         click.echo(f"search: {path} (results.csv, results.md, experts/)")
+        if (path / RECORDING).exists():
+            click.echo(f"  recording: {path / RECORDING} (hedgerow replay)")
         if copy:
             click.echo(f"  copy: {copy}")
         for figure in figures:
