@@ -21,6 +21,13 @@ MOVED: dict[str, Keys] = {
 }
 """Old key of `algorithm` -> current key, for algorithms that do not have a key of this name themselves."""
 
+WITHOUT_EFFECT: dict[str, tuple[str, ...]] = {
+    "focus": ("samples",),
+    "fedavg_oracle": ("uniform", "samples"),
+    "preprocess": ("uniform", "samples"),
+}
+"""Algorithm with client weights of its own -> values of `weighting` that its old files have, and that had no effect."""
+
 _WITH_LOGITS = ("robustness", "distillation", "both", "stability", "disk", "simkd_disk")
 
 SIDE_KEYS: dict[str, tuple[Any, tuple[str, ...]]] = {
@@ -62,8 +69,7 @@ def modernize(values: dict[str, Any], lines: Lines | None = None, imports: bool 
             if value is None:
                 continue
             value = _used(value)
-        # FOCUS accepted only `weighting: samples`, and the file of every old run has it.
-        if not (name == "focus" and key == "weighting" and value == "samples"):
+        if key != "weighting" or value not in WITHOUT_EFFECT.get(name, ()):
             _put(values, lines, ("algorithm", key), place, value)
     if name in TRANSFORMED:
         kind, keys = TRANSFORMED[name]

@@ -695,8 +695,11 @@ def test_wrong_values_of_old_files_are_refused(values, sentence):
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_focus_still_takes_its_only_weighting():
-    old = {**EXPERIMENT, "algorithm": {"name": "focus", "weighting": "samples"}}
+@pytest.mark.parametrize(
+    ("name", "weighting"), [("focus", "samples"), ("fedavg_oracle", "uniform"), ("preprocess", "samples")]
+)
+def test_old_files_keep_a_weighting_that_never_had_an_effect(name, weighting):
+    old = {**EXPERIMENT, "algorithm": {"name": name, "weighting": weighting}}
     assert parse_experiment(old).aggregation.weighting is None
 
 
