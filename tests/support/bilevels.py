@@ -111,7 +111,8 @@ class Run:
             reply: Any = None
             while reply is not self:
                 try:
-                    reply = self.carry_out(generator.send(reply))
+                    request = generator.send(reply)
+                    reply = list(map(self.carry_out, request)) if isinstance(request, list) else self.carry_out(request)
                 except StopIteration as stop:
                     self.server, reply = stop.value, self
             # State that a step keeps for one round only is dropped.
