@@ -18,9 +18,9 @@ from measuring import conditions, write_results
 
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import parse_experiment
+from hedgerow.platform.runtime.coordinator import Coordinator
 from hedgerow.platform.runtime.factory import check
 from hedgerow.platform.runtime.launch import build_coordinator
-from hedgerow.platform.runtime.server import Coordinator
 
 FEDEX = {
     "factors": [
