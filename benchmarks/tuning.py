@@ -65,7 +65,7 @@ class Method:
 
     kind: str
     slots: int | None
-    told: str
+    description: str
     settings: Callable[[int], dict[str, Any]] = field(default=lambda trials: {})
 
 
@@ -412,7 +412,9 @@ def compare(names: list[str], seeds: int, data_root: Path | None) -> None:
     rankings = {value: ranking(tasks, titles, value) for value in ("test", "online")}
     results = {
         "conditions": conditions(),
-        "methods": {name: {"slots": method.slots, "told": method.told} for name, method in methods.items()},
+        "methods": {
+            name: {"slots": method.slots, "description": method.description} for name, method in methods.items()
+        },
         "main": MAIN,
         "tasks": tasks,
         "ranks": rankings,

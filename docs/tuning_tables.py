@@ -58,7 +58,8 @@ def methods() -> str:
     """What each method does."""
     found = results()["methods"].items()
     rows = [
-        [name, method["told"], "all" if method["slots"] is None else str(method["slots"])] for name, method in found
+        [name, method["description"], "all" if method["slots"] is None else str(method["slots"])]
+        for name, method in found
     ]
     return table(["method", "what it does", "trials at once"], rows)
 
