@@ -11,6 +11,9 @@ Handler = Callable[[int, FrameType | None], None]
 
 SAVING = b"\nhedgerow: saving; Ctrl-C again ends at once\n"
 
+REPEAT = 5.0
+"""Seconds after which an interruption that was lost is raised again."""
+
 
 class Termination:
     """Handler of SIGINT and SIGTERM: rounds in progress are saved first; a second signal ends the process at once."""
@@ -20,14 +23,31 @@ class Termination:
         """Whether `check` is called between rounds; otherwise a signal interrupts immediately."""
         self.came: int | None = None
         """Last signal received; None if there was none."""
+        self.is_handled = False
+        """Whether the KeyboardInterrupt of a signal was caught."""
 
     def __call__(self, number: int, frame: FrameType | None = None) -> None:
         again, self.came = self.came is not None, number
+        if again:
+            self._repeat(number)
         if again or not self.saves:
             interrupt(number)
         if number == signal.SIGINT and os.isatty(2):
             # Python's own streams are not reentrant.
             os.write(2, SAVING)
+
+    def _repeat(self, number: int) -> None:
+        """Send the signal again after a while, unless it was handled: an exception that is raised in a callback of C
+        code or in an import with a bare `except` is lost.
+        """
+
+        def send() -> None:
+            if not self.is_handled:
+                os.kill(os.getpid(), number)
+
+        timer = threading.Timer(REPEAT, send)
+        timer.daemon = True
+        timer.start()
 
     def check(self) -> None:
         """Raise KeyboardInterrupt if a signal was received."""

@@ -220,6 +220,7 @@ def recorded(folder: RunFolder, lock: RunLock, tracker: Tracker | None) -> Itera
         try:
             yield termination
         except KeyboardInterrupt as error:
+            termination.is_handled = True
             raise _interrupted(folder, lock, tracker, signal_of(error)) from None
         except BaseException as error:
             if not _is_finished(folder):
@@ -230,6 +231,8 @@ def recorded(folder: RunFolder, lock: RunLock, tracker: Tracker | None) -> Itera
                     "sizes of task.model, and run it again"
                 ) from error
             raise
+        finally:
+            termination.is_handled = True
 
 
 def _interrupted(folder: RunFolder, lock: RunLock, tracker: Tracker | None, number: int) -> Interrupted:

@@ -21,6 +21,7 @@ from searches import plan
 from hedgerow.cluster import job_client as job_server
 from hedgerow.platform.actors.cluster_probe import trouble_at
 from hedgerow.platform.actors.session import ray_starting
+from hedgerow.platform.common import signals
 from hedgerow.platform.common.errors import Interrupted, UserError
 from hedgerow.platform.storage.checkpoint import latest_checkpoint
 from hedgerow.platform.tracking.tracker import RunLog
@@ -130,6 +131,27 @@ def test_two_signals_end_a_run_at_once(tmp_path):
         os.killpg(command.pid, signal.SIGINT)
     assert str(run) in ended(command, 130)
     assert status(run) == "interrupted"
+
+
+class Finaliser:
+    """Receives two signals while it is deleted, where Python ignores exceptions."""
+
+    def __del__(self):
+        for _ in range(2):
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interruption_that_is_lost_is_raised_again(monkeypatch):
+    monkeypatch.setattr(signals, "REPEAT", 0.05)
+    termination = signals.Termination()
+    termination.saves = True
+    with signals.handling(termination, signal.SIGINT):
+        finaliser = Finaliser()
+        del finaliser
+        with pytest.raises(KeyboardInterrupt):
+            time.sleep(20)
+        termination.is_handled = True
 
 
 class Impatient:
