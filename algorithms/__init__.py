@@ -37,6 +37,7 @@ ALGORITHMS = {
     "lfednest": "hedgerow.algorithms.bilevel.lfednest:LFedNest",
     "stocbio": "hedgerow.algorithms.bilevel.stocbio:StocBiO",
     "mrbo": "hedgerow.algorithms.bilevel.mrbo:MRBO",
+    "numpy_client": "hedgerow.algorithms.federated.numpy_client:NumPyClients",
     "stem": "hedgerow.algorithms.federated.stem:Stem",
     "storm": "hedgerow.algorithms.federated.storm:STORM",
     "comm_fedbio_topk": "hedgerow.algorithms.noisy_labels.comm_fedbio_topk:CommFedBiOTopK",

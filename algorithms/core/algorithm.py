@@ -110,6 +110,9 @@ class Algorithm:
     """Step -> entry of its result -> Part, for steps whose results are averaged. Slots such as aggregation rules and
     transforms need it. A step must declare all entries of its result. {}: the algorithm takes no such slots."""
 
+    no_vmap: ClassVar[str | None] = None
+    """Reason why client steps cannot be batched over clients, so that they run in a loop; None: they can."""
+
     training_steps: ClassVar[tuple[str, ...]] = ()
     """Steps that minimise `task.loss`, which an objective may replace. They return the client's model under `MODEL`."""
 

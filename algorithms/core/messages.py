@@ -94,6 +94,7 @@ class Exchange:
     batches: specifications of the mini-batches to draw, by stream name.
     reduce: "mean" (weighted), "sum" (weighted) or "stack" (the update of every client, in the order of `clients`).
     weights: one number per addressed client; None: all equal.
+    weighted_by: metric of the step that multiplies the client's weight; None: no metric does.
     local_inputs: tree that every addressed client also receives, merged into `broadcast`, without transmission: each
     client can compute it from the shared seed, such as hash functions.
     local_inputs_per_client: the same for inputs that differ between clients, in the form of `per_client`.
@@ -116,6 +117,7 @@ class Exchange:
     batches: Mapping[str, BatchSpec] = field(default_factory=dict)
     reduce: Reduction = "mean"
     weights: np.ndarray | None = None
+    weighted_by: str | None = None
     local_inputs: Tree = field(default_factory=dict)
     local_inputs_per_client: Tree = field(default_factory=dict)
     padding_down: np.ndarray | None = None

@@ -249,12 +249,14 @@ class Slotted:
     def _changed(self, exchange: Exchange, cohort: Cohort) -> Exchange:
         """Returns the exchange with the weights, reduction and randomness that the slots require."""
         name, hyper = exchange.step.__name__, self.hyper
-        weights = exchange.weights
+        weights, weighted_by = exchange.weights, exchange.weighted_by
+        if hyper.aggregation.weighting is not None:
+            weighted_by = None
         if hyper.aggregation.weighting == "uniform":
             weights = None
         elif hyper.aggregation.weighting == "samples":
             weights = cohort.sizes[np.searchsorted(cohort.clients, exchange.clients)]
-        replacement = replace(self._bound(exchange), weights=weights)
+        replacement = replace(self._bound(exchange), weights=weights, weighted_by=weighted_by)
         if not self._rewrites(name):
             return replacement
         if exchange.reduce != "mean":
@@ -285,6 +287,8 @@ class Slotted:
         update = {name: result.up[name] for name in likes}
         if not rule.is_mean:
             weights = np.ones(len(exchange.clients)) if exchange.weights is None else exchange.weights
+            if exchange.weighted_by:
+                weights = weights * result.metrics[exchange.weighted_by]
             update = rule.combine(update, torch.from_numpy(np.asarray(weights, np.float64)[result.contributed]))
         for i, transform in reversed(list(enumerate(self.hyper.transforms))):
             for place, like in self._places(transform, step):

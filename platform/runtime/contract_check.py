@@ -237,7 +237,9 @@ class _DryRun:
     def is_batched(self, exchange: Exchange) -> bool:
         """Whether the plan of a step may batch it."""
         mode = self.experiment.engine.mode
-        if exchange.on != "clients" or mode == "loop" or getattr(self.algorithm.task.module, "no_vmap", None):
+        if exchange.on != "clients" or mode == "loop" or self.algorithm.no_vmap:
+            return False
+        if getattr(self.algorithm.task.module, "no_vmap", None):
             return False
         if mode == "vmap":
             return True

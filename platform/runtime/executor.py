@@ -202,7 +202,7 @@ class Executor:
         steps, alike = _steps(exchange, sizes)
         rounds = experiment.rounds - _cohort(exchange).round + 1
         workload = Workload(share, rounds, steps, alike, experiment.resources.memory_mb, len(fused))
-        no_vmap = getattr(_module(exchange), "no_vmap", None)
+        no_vmap = _owner(exchange).no_vmap or getattr(_module(exchange), "no_vmap", None)
         return tune_plan(experiment.engine, no_vmap, workload, key, measure)
 
     def _measure(self, shards: list[list[WorkShard]], broadcasts: list[Tree], steps: int | None) -> Measurement:
@@ -228,6 +228,7 @@ def _shard(exchange: Exchange, number: int, rows: np.ndarray) -> WorkShard:
         on=exchange.on,
         per_client=tree_map(lambda leaf: leaf[rows].numpy(), exchange.received_per_client),
         weights=np.asarray(weights, dtype=np.float64)[rows],
+        weighted_by=exchange.weighted_by,
         batches=dict(exchange.batches),
         reduce=exchange.reduce,
         keep_states=exchange.position < EVALUATION,

@@ -238,7 +238,7 @@ def _check_losses(experiment: Experiment, dataset: Dataset, algorithm: Algorithm
 
 def _check_plans(experiment: Experiment, algorithm: Algorithm) -> None:
     """Raise UserError when a plan in the file names a step that the algorithm does not have, or cannot run."""
-    name, no_vmap = experiment.algorithm.name, getattr(algorithm.task.module, "no_vmap", None)
+    name, no_vmap = experiment.algorithm.name, algorithm.no_vmap or getattr(algorithm.task.module, "no_vmap", None)
     for step, plan in experiment.engine.plans.items():
         if not callable(getattr(algorithm, step.partition("/")[0], None)):
             raise UserError(f"engine.plans: {name} has no step {step!r}; remove it")

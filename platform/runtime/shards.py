@@ -39,6 +39,8 @@ class WorkShard:
     per_client: Tree = field(default_factory=dict)
     weights: np.ndarray = field(default_factory=lambda: np.zeros(0))
     """One per client, float64."""
+    weighted_by: str | None = None
+    """See Exchange."""
     batches: dict[str, BatchSpec] = field(default_factory=dict)
     reduce: Reduction = "mean"
     plan: ExecutionPlan = ExecutionPlan("loop")

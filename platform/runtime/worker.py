@@ -173,7 +173,10 @@ class Worker:
                 model = metrics.pop(MODEL, None)
                 if predictions := metrics.pop(PREDICTIONS, None):
                     part.add_predictions(predictions)
-                part.add(up, torch.from_numpy(shard.weights[rows]), finite, metrics)
+                weights = torch.from_numpy(shard.weights[rows])
+                if shard.weighted_by:
+                    weights = weights * metrics[shard.weighted_by].detach().cpu().double()
+                part.add(up, weights, finite, metrics)
                 if shard.on == "clients" and shard.keep_states:
                     self._keep(shard, clients[rows], state, model, finite, part)
 

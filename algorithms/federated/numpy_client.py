@@ -1,0 +1,186 @@
+"""Federated averaging over existing clients: objects with the methods of Flower's `NumPyClient`."""
+
+import inspect
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from pydantic import Field, field_validator
+from torch import Tensor
+
+from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm
+from hedgerow.algorithms.core.client_data import ClientData
+from hedgerow.algorithms.core.hyperparameters import HyperParameters
+from hedgerow.algorithms.core.messages import MODEL, ClientStep, Cohort, Exchange, Exchanges
+from hedgerow.algorithms.core.parts import ContractError, Part, Parts
+from hedgerow.algorithms.core.pytree import Tree
+
+Scalar = bool | int | float | str
+
+EXAMPLES = "num_examples"
+"""Metric of the client steps: number of samples that a client's `fit` or `evaluate` used."""
+
+OWN = "@own"
+"""Suffix of the metrics that the clients' own `evaluate` returns."""
+
+
+class NumPyClients(Algorithm):
+    """FedAvg whose client step is the `fit` of an object that the user's factory makes for each client.
+
+    A client receives and returns the parameters of `task.model`, in the order of `named_parameters`. Means are weighted
+    by the `num_examples` that clients return. Flower itself is not imported.
+    """
+
+    has_client_models = True
+    no_vmap = "clients with a `fit` of their own run one after the other"
+    parts: ClassVar[Parts] = {"train": {"w": Part("w", "value")}}
+    optimizes = "w"
+
+    class Hyper(HyperParameters):
+        """The factory of the clients, and values for the factory and the clients."""
+
+        client_fn: str = Field(
+            description="dotted path of the function that makes a client: client_fn(context) as in Flower, with "
+            "context.node_config and context.run_config, or client_fn(cid)"
+        )
+        run_config: dict[str, Scalar] = Field({}, description="values of context.run_config")
+        config: dict[str, Scalar] = Field(
+            {}, description="values of the `config` of fit and evaluate, next to server_round"
+        )
+
+        @field_validator("client_fn")
+        @classmethod
+        def _can_be_imported(cls, client_fn: str) -> str:
+            _factory(client_fn)
+            return client_fn
+
+        def at(self, round: int) -> Self:
+            return self.model_copy(update={"config": {"server_round": round, **self.config}})
+
+    def round(self, server: Tree, cohort: Cohort) -> Exchanges:
+        result = yield self._exchange(self.train, server, cohort, weighted_by=EXAMPLES)
+        return {"w": result.up["w"]}
+
+    def evaluate(self, server: Tree, cohort: Cohort) -> Exchanges:
+        test, held_out = yield from super().evaluate(server, cohort)
+        own = yield self._exchange(self.evaluate_own, server, cohort)
+        return replace(test, metrics={**test.metrics, **own.metrics}), held_out
+
+    def evaluation_metrics(self, server: Tree, test: Aggregate) -> dict[str, float]:
+        """Means of the results of the clients' own `evaluate`, weighted by their `num_examples`."""
+        own = {name.removesuffix(OWN): values for name, values in test.metrics.items() if name.endswith(OWN)}
+        samples = own.pop(EXAMPLES, None)
+        return {f"client_evaluate_{name}": float(np.average(own[name], weights=samples)) for name in own}
+
+    def _exchange(self, step: ClientStep, server: Tree, cohort: Cohort, weighted_by: str | None = None) -> Exchange:
+        return Exchange(
+            step,
+            {"w": server["w"]},
+            cohort.clients,
+            local_inputs={"population": torch.tensor(cohort.population)},
+            local_inputs_per_client={"id": torch.from_numpy(cohort.clients)},
+            weighted_by=weighted_by,
+            keyed=True,
+        )
+
+    def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        with _seeded(data.key):
+            answer = _client(hp, down).fit(_arrays(down["w"]), dict(hp.config))
+        if not (isinstance(answer, tuple | list) and len(answer) == 3):
+            raise ContractError(f"`fit` of {hp.client_fn} returns no tuple (parameters, num_examples, metrics)")
+        parameters, examples, metrics = answer
+        w = _tree(parameters, down["w"], hp.client_fn)
+        return {"w": w}, state, {EXAMPLES: torch.tensor(float(examples)), **_numbers(metrics), MODEL: w}
+
+    def evaluate_own(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        """Client step after a round: the client's own `evaluate`, if it has one."""
+        with _seeded(data.key):
+            client = _client(hp, down)
+            if not callable(getattr(client, "evaluate", None)):
+                return {}, state, {}
+            answer = client.evaluate(_arrays(down["w"]), dict(hp.config))
+        if not (isinstance(answer, tuple | list) and len(answer) == 3):
+            raise ContractError(f"`evaluate` of {hp.client_fn} returns no tuple (loss, num_examples, metrics)")
+        loss, examples, metrics = answer
+        numbers = {**_numbers(metrics), **_numbers({"loss": loss, EXAMPLES: examples})}
+        return {}, state, {name + OWN: value for name, value in numbers.items()}
+
+
+def _factory(dotted: str) -> Callable[..., Any]:
+    """Imports the factory of the clients. Raises ValueError, with the reason in one sentence."""
+    module, _, name = dotted.replace(":", ".").rpartition(".")
+    try:
+        found = getattr(import_module(module), name, None) if module else None
+    except ImportError as error:
+        raise ValueError(f"cannot import {dotted!r} ({error}); run from the folder that contains it") from None
+    if not callable(found):
+        raise ValueError(f"{dotted!r} is not a function; write a dotted path such as my_client.client_fn")
+    return found  # type: ignore[no-any-return]
+
+
+def _client(hp: Any, down: Tree) -> Any:
+    """Makes the client of a step, in the way in which Flower's simulation makes one for each message."""
+    number, population = int(down["id"]), int(down["population"])
+    make = _factory(hp.client_fn)
+    if list(inspect.signature(make).parameters) == ["cid"]:
+        client = make(str(number))
+    else:
+        nodes = {"partition-id": number, "num-partitions": population}
+        client = make(SimpleNamespace(node_id=number, node_config=nodes, run_config=dict(hp.run_config)))
+    # `NumPyClient.to_client` wraps the object.
+    client = getattr(client, "numpy_client", client)
+    if not callable(getattr(client, "fit", None)):
+        raise ContractError(f"{hp.client_fn} returns a {type(client).__name__} without `fit`; return a NumPyClient")
+    return client
+
+
+def _arrays(w: Tree) -> list[np.ndarray]:
+    return [leaf.detach().cpu().numpy().copy() for leaf in w.values()]
+
+
+def _tree(parameters: Any, like: Tree, client_fn: str) -> Tree:
+    """Names the arrays that `fit` returns. Raises ContractError if they are not those of the model."""
+    arrays = [np.asarray(array) for array in parameters]
+    shapes = [tuple(leaf.shape) for leaf in like.values()]
+    if [array.shape for array in arrays] != shapes:
+        returned = ", ".join(str(array.shape) for array in arrays)
+        raise ContractError(
+            f"`fit` of {client_fn} returns arrays of shapes {returned}, but the parameters of task.model have shapes "
+            f"{', '.join(map(str, shapes))}; return them in the order of named_parameters"
+        )
+    return {
+        name: torch.from_numpy(np.array(array)).to(leaf)
+        for (name, leaf), array in zip(like.items(), arrays, strict=True)
+    }
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Metrics that are numbers, as 0-d tensors."""
+    return {
+        name: torch.tensor(float(value))
+        for name, value in metrics.items()
+        if isinstance(value, bool | int | float | np.number)
+    }
+
+
+@contextmanager
+def _seeded(key: Tensor | None) -> Iterator[None]:
+    """Seeds the global generators that clients may use, by seed, round, exchange and client; restores them after."""
+    assert key is not None
+    words = key.tolist()
+    before = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(words[0] << 31 | words[1] >> 1)
+        np.random.seed(words)
+        random.seed(words[0] << 32 | words[1])
+        try:
+            yield
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])

@@ -1,0 +1,94 @@
+"""Existing clients with Flower's methods learn as FedAvg does, with its slots and its records."""
+
+import flower_clients
+import numpy as np
+import pytest
+from flower_clients import CLIENTS, DATA, SIZES
+from helpers import check_resuming, distance, model, run_inline, small_task
+from pydantic import ValidationError
+
+from hedgerow.algorithms.core.parts import ContractError
+from hedgerow.algorithms.federated.fedavg import FedAvg
+from hedgerow.algorithms.federated.numpy_client import NumPyClients
+from hedgerow.platform.config.experiment import EngineConfig
+
+LOCAL = {"lr": 0.3, "steps": 2, "batch_size": None}
+PLAIN = {"client_fn": "flower_clients.client_fn"}
+
+
+def ended(algorithm, hyper, **settings):
+    run = run_inline(algorithm, small_task(DATA), DATA, CLIENTS, hyper, **{"rounds": 3, **settings})
+    return run, list(run)
+
+
+@pytest.mark.parametrize("hyper", [PLAIN, {"client_fn": "flower_clients.old_client_fn"}], ids=["context", "cid"])
+def test_clients_of_flower_learn_as_fedavg_weighted_by_samples(hyper):
+    theirs, records = ended(NumPyClients, hyper, participation=0.5)
+    ours, reference = ended(FedAvg, {**LOCAL, "aggregation": {"weighting": "samples"}}, participation=0.5)
+    assert distance(model(theirs), model(ours)) < 1e-6
+    for record, same in zip(records, reference, strict=True):
+        assert record["test_accuracy"] == same["test_accuracy"]
+        assert record["bytes_down"], record["bytes_up"] == (same["bytes_down"], same["bytes_up"])
+
+
+@pytest.mark.parametrize(
+    "slots",
+    [
+        {"aggregation": {"weighting": "uniform"}},
+        {"aggregation": {"server_optimizer": {"momentum": 0.5}}},
+        {"transforms": [{"kind": "clip", "norm": 0.05}]},
+        {"transforms": [{"kind": "top_k", "entries": 20}]},
+    ],
+    ids=["uniform", "momentum", "clip", "top_k"],
+)
+def test_every_slot_works_with_them_as_with_fedavg(slots):
+    theirs, _ = ended(NumPyClients, {**PLAIN, **slots})
+    weighted = {**slots, "aggregation": {"weighting": "samples", **slots.get("aggregation", {})}}
+    ours, _ = ended(FedAvg, {**LOCAL, **weighted})
+    assert distance(model(theirs), model(ours)) < 1e-6
+
+
+def test_values_for_the_factory_and_for_fit_reach_them():
+    theirs, _ = ended(NumPyClients, {**PLAIN, "run_config": {"lr": 0.1}, "config": {"steps": 3}})
+    ours, _ = ended(FedAvg, {**LOCAL, "lr": 0.1, "steps": 3, "aggregation": {"weighting": "samples"}})
+    assert distance(model(theirs), model(ours)) < 1e-6
+
+
+def test_the_scores_of_their_own_evaluate_are_recorded_weighted_by_their_samples():
+    run, records = ended(NumPyClients, PLAIN)
+    arrays = [value.numpy() for value in model(run).values()]
+    clients = [flower_clients.old_client_fn(str(number)) for number in range(len(SIZES))]
+    scores = np.array([(loss, own["accuracy"]) for loss, _, own in (one.evaluate(arrays, {}) for one in clients)])
+    loss, accuracy = np.average(scores, axis=0, weights=SIZES)
+    assert records[-1]["client_evaluate_loss"] == pytest.approx(loss, abs=1e-6)
+    assert records[-1]["client_evaluate_accuracy"] == pytest.approx(accuracy, abs=1e-6)
+    assert records[-1]["train_loss"] > 0
+
+
+@pytest.mark.parametrize("mode", ["auto", "loop"])
+def test_their_random_numbers_follow_from_the_seed_and_a_resumed_run_is_undisturbed(mode, tmp_path):
+    def start(folder):
+        return run_inline(
+            NumPyClients, small_task(DATA), DATA, CLIENTS, {"client_fn": "flower_clients.random_client_fn"}, folder,
+            rounds=4, engine=EngineConfig(mode=mode),
+        )  # fmt: skip
+
+    check_resuming(start, 2, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("client_fn", "said"),
+    [
+        ("flower_clients", "'flower_clients' is not a function; write a dotted path such as my_client.client_fn"),
+        ("no_such.client_fn", "cannot import 'no_such.client_fn'"),
+        ("flower_clients.SIZES", "is not a function"),
+    ],
+)
+def test_a_wrong_factory_is_a_sentence(client_fn, said):
+    with pytest.raises(ValidationError, match=said):
+        NumPyClients.Hyper(client_fn=client_fn)
+
+
+def test_arrays_of_another_model_are_a_sentence():
+    with pytest.raises(ContractError, match=r"returns arrays of shapes .* in the order of named_parameters"):
+        ended(NumPyClients, {"client_fn": "flower_clients.truncated_client_fn"})

@@ -1,0 +1,86 @@
+"""Clients as an application of Flower has them, without a line for Hedgerow."""
+
+import random
+
+import numpy as np
+import torch
+from helpers import blobs, partition, small_task
+from torch import nn
+
+DATA = blobs()
+SIZES = np.array([3, 60, 17, 1, 40, 59])
+CLIENTS = partition(SIZES, seed=1)
+
+
+class DescentClient:
+    """A client that takes full-batch steps on its own samples."""
+
+    def __init__(self, rows, lr: float):
+        self.x, self.y = torch.from_numpy(DATA.x_train[rows]), torch.from_numpy(DATA.y_train[rows])
+        self.module, self.lr = small_task(DATA).module, lr
+
+    def get_parameters(self, config):
+        return [value.cpu().numpy() for value in self.module.state_dict().values()]
+
+    def set_parameters(self, parameters):
+        names = self.module.state_dict().keys()
+        self.module.load_state_dict(
+            {name: torch.tensor(value) for name, value in zip(names, parameters, strict=True)}, strict=True
+        )
+
+    def fit(self, parameters, config):
+        self.set_parameters(parameters)
+        optimizer = torch.optim.SGD(self.module.parameters(), lr=self.lr)
+        for _ in range(config.get("steps", 2)):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(self.module(self.x), self.y)
+            loss.backward()
+            optimizer.step()
+        return self.get_parameters({}), len(self.x), {"loss": loss.item(), "device": "cpu"}
+
+    def evaluate(self, parameters, config):
+        self.set_parameters(parameters)
+        with torch.no_grad():
+            logits = self.module(self.x)
+        accuracy = float((logits.argmax(1) == self.y).float().mean())
+        return float(nn.functional.cross_entropy(logits, self.y)), len(self.x), {"accuracy": accuracy}
+
+    def to_client(self):
+        return Wrapper(self)
+
+
+class Wrapper:
+    """What `NumPyClient.to_client` returns."""
+
+    def __init__(self, numpy_client):
+        self.numpy_client = numpy_client
+
+
+def client_fn(context):
+    number = context.node_config["partition-id"]
+    assert context.node_config["num-partitions"] == len(SIZES)
+    rows = CLIENTS.order[CLIENTS.offsets[number] : CLIENTS.offsets[number + 1]]
+    return DescentClient(rows, context.run_config.get("lr", 0.3)).to_client()
+
+
+def old_client_fn(cid):
+    rows = CLIENTS.order[CLIENTS.offsets[int(cid)] : CLIENTS.offsets[int(cid) + 1]]
+    return DescentClient(rows, 0.3)
+
+
+class Random(DescentClient):
+    """Adds noise from all global generators."""
+
+    def fit(self, parameters, config):
+        noise = float(torch.randn(())) + np.random.normal() + random.gauss(0, 1)
+        return [value + np.float32(1e-3 * noise * config["server_round"]) for value in parameters], 1, {}
+
+
+def random_client_fn(cid):
+    return Random([0], 0.0)
+
+
+def truncated_client_fn(cid):
+    client = old_client_fn(cid)
+    client.fit = lambda parameters, config: (parameters[:-1], 1, {})
+    return client
