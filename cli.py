@@ -362,7 +362,7 @@ def compare(runs: tuple[str, ...], metric: str | None, targets: tuple[float, ...
 @set_option
 @prints_output
 def show(file: Path, overrides: tuple[str, ...]) -> CommandOutput:
-    """Print the experiment or the search in FILE with every default filled in.
+    """Print the experiment or the search in FILE with every default filled in, and the origin of every other value.
 
     Example: hedgerow show examples/digits_fedavg.yaml --set algorithm.lr=0.05
     """

@@ -16,6 +16,7 @@ from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.hyperparameters import HyperParameters, Settings
 from hedgerow.platform.common.errors import UserError, mistakes
 from hedgerow.platform.common.registry import WITHOUT_IMPORTS
+from hedgerow.platform.config.composition import fill_in_environment, merge
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.old_spellings import is_slot_key, modern_key, modernize
 from hedgerow.platform.config.problem_section import QuadraticProblem
@@ -62,10 +63,27 @@ def read_experiment(path: str | Path) -> Experiment:
 
 def read_file(path: Path, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], Lines]:
     """Returns the plain values of an experiment file after the overrides, and the place of each key."""
-    values, lines = _read(path)
+    values, lines = _composed(path, ())
     for override in overrides:
         apply_override(values, lines, override)
-    return values, lines
+    return fill_in_environment(values, lines), lines
+
+
+def _composed(path: Path, above: tuple[Path, ...]) -> tuple[dict[str, Any], Lines]:
+    """Values of a file and of the file that its key `base` names. above: files that build on this one."""
+    values, lines = _read(path)
+    values = fill_in_environment(values, lines)
+    base, place = values.pop("base", None), lines.pop(("base",), "")
+    if base is None:
+        return values, lines
+    if not isinstance(base, str):
+        raise UserError(f"{place}: base: expected the path of an experiment file; give one, or remove `base`")
+    file = path.parent / base
+    if file.resolve() in (seen := (*above, path.resolve())):
+        raise UserError(f"{place}: base: {file} builds on this file, which builds on it; remove one of the two")
+    if not file.is_file():
+        raise UserError(f"{place}: base: there is no file {file}; the path is relative to the folder of this file")
+    return merge(_composed(file, seen), (values, lines), alternatives)
 
 
 def parse_experiment(values: dict[str, Any], lines: Lines | None = None, source: str = "experiment") -> Experiment:

@@ -54,6 +54,9 @@ def experiment_schema(own: Sequence[str] = ()) -> SchemaNode:
     properties["algorithm"]["oneOf"].append(_unknown(list(own)))
     _search(kinds)
     del properties["search"]["default"]
+    properties["base"] = {"type": "string", "description": "another experiment file, whose values this file replaces"}
+    # The keys that a file with a base leaves out are in its base.
+    schema |= {"if": {"required": ["base"]}, "then": {}, "else": {"required": schema.pop("required")}}
     description = "An experiment of Hedgerow: task, algorithm, rounds, resources, tracking and search."
     return {"$schema": DIALECT, "title": "Hedgerow experiment", **schema, "description": description}
 

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import click
 
-from hedgerow.platform.config.loader import dump_experiment, parse_experiment, read_file
+from hedgerow.platform.config.composition import annotated
+from hedgerow.platform.config.loader import parse_experiment, read_file
+from hedgerow.platform.config.old_spellings import modernize
 from hedgerow.platform.runs.mlflow_sync import push as push_run
 from hedgerow.platform.runs.run_command import resume_one
 from hedgerow.platform.storage.remote import uri_of
@@ -76,13 +78,14 @@ def push_run_or_search(name: str) -> CommandOutput:
 
 
 def resolved(file: Path, overrides: Sequence[str]) -> CommandOutput:
-    """Show an experiment or a search with every default filled in."""
+    """Show an experiment or a search with every default filled in, and where each other value comes from."""
     values, lines = read_file(file, overrides)
     if "search" in values:
-        plan = parse_search(values, lines, str(file))
-        return CommandOutput(plan.resolved, lambda: click.echo(plan.dump(), nl=False))
-    experiment = parse_experiment(values, lines, str(file))
-    return CommandOutput(experiment.model_dump(mode="json"), lambda: click.echo(dump_experiment(experiment), nl=False))
+        document = parse_search(values, lines, str(file)).resolved
+    else:
+        document = parse_experiment(values, lines, str(file)).model_dump(mode="json")
+    modernize(values, lines)
+    return CommandOutput(document, lambda: click.echo(annotated(document, values, lines), nl=False))
 
 
 def search_table(plan: SearchSpec) -> SearchTable:

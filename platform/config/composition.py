@@ -1,0 +1,111 @@
+"""Experiment files that build on others: `base: common.yaml`, `${env:NAME}`, and the origin of every value."""
+
+import os
+import re
+from collections.abc import Callable
+from typing import Any
+
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.registry import nearest
+from hedgerow.platform.config.validation_errors import Keys, dotted
+from hedgerow.platform.config.yaml_reader import Lines, dump_values, parse_yaml
+
+ENVIRONMENT = re.compile(r"\$\{env:([^}]*)\}")
+
+Alternatives = Callable[[dict[str, Any], tuple[str, ...]], tuple[str, ...]]
+"""(values, keys) -> keys of the same section that exclude this one."""
+
+
+def merge(
+    base: tuple[dict[str, Any], Lines], own: tuple[dict[str, Any], Lines], alternatives: Alternatives
+) -> tuple[dict[str, Any], Lines]:
+    """Returns the values of `base`, replaced by those of `own`, and their places.
+
+    Sections are merged key by key. A section of `own` with another `name` or `kind` replaces the whole section, and
+    lists are replaced. A key removes the keys of `base` that exclude it.
+    """
+    lines = dict(base[1])
+
+    def merged(old: dict[str, Any], new: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+        result = dict(old)
+        for key, value in new.items():
+            place, before = (*path, key), result.get(key)
+            if isinstance(before, dict) and isinstance(value, dict) and not _renames(before, value):
+                result[key] = merged(before, value, place)
+                continue
+            for excluded in alternatives(own[0], place) if value is not None else ():
+                if excluded not in new:
+                    result.pop(excluded, None)
+                    _forget(lines, (*path, excluded))
+            _forget(lines, place)
+            result[key] = value
+        return result
+
+    values = merged(base[0], own[0], ())
+    return values, lines | own[1]
+
+
+def _renames(before: dict[str, Any], section: dict[str, Any]) -> bool:
+    return any(key in section and section[key] != before.get(key) for key in ("name", "kind"))
+
+
+def _forget(lines: Lines, path: Keys) -> None:
+    for stale in [entry for entry in lines if entry[: len(path)] == path]:
+        del lines[stale]
+
+
+def fill_in_environment(value: Any, lines: Lines, path: Keys = ()) -> Any:
+    """Returns plain values with every `${env:NAME}` replaced, and records the variables in `lines`.
+
+    A value that consists of one variable only is read as YAML: numbers remain numbers. Raises UserError for variables
+    that are not set.
+    """
+    if isinstance(value, dict):
+        return {key: fill_in_environment(inner, lines, (*path, key)) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [fill_in_environment(inner, lines, (*path, i)) for i, inner in enumerate(value)]
+    names = ENVIRONMENT.findall(value) if isinstance(value, str) else []
+    if not names:
+        return value
+    place = next((lines[path[:n]] for n in range(len(path), -1, -1) if path[:n] in lines), dotted(path))
+    for name in names:
+        if name not in os.environ:
+            raise UserError(
+                f"{place}: {dotted(path)}: the environment variable {name!r} is not set{nearest(name, os.environ)}"
+            )
+    lines[path] = origin = f"{place}, {', '.join(f'${{env:{name}}}' for name in names)}"
+    if ENVIRONMENT.fullmatch(value):
+        return parse_yaml(os.environ[names[0]], lambda line: origin, path)[0]
+    return ENVIRONMENT.sub(lambda found: os.environ[found[1]], value)
+
+
+def annotated(resolved: dict[str, Any], values: dict[str, Any], lines: Lines) -> str:
+    """Returns a resolved file as YAML, with the place of each value that is not a default as a comment.
+
+    values, lines: the file before defaults were filled in, and its places.
+    """
+    text = dump_values(resolved).splitlines()
+    _, rows = parse_yaml("\n".join(text), str)
+    for path, row in rows.items():
+        place = _origin(path, values, lines)
+        following = [int(other) for entry, other in rows.items() if int(other) > int(row)]
+        is_leaf = not any(entry[: len(path)] == path and len(entry) > len(path) for entry in rows)
+        ends = min(following, default=len(text) + 1) - 1 == int(row)
+        if place and is_leaf and ends and "  # " not in text[int(row) - 1]:
+            text[int(row) - 1] += f"  # {place}"
+    return "".join(f"{line}\n" for line in text)
+
+
+def _origin(path: Keys, values: Any, lines: Lines) -> str | None:
+    """Place of the value that determines a resolved value; None for a default."""
+    at: Any = values
+    for depth, key in enumerate(path):
+        if not isinstance(at, dict):
+            break
+        if key not in at:
+            return None
+        at = at[key]
+        path_so_far = path[: depth + 1]
+        if not isinstance(at, dict):
+            return lines.get(path_so_far)
+    return lines.get(path)
