@@ -58,7 +58,7 @@ def untidy(search: Search) -> dict[str, Any]:
     files = [file for file in search.folder.rglob("*") if file.name.startswith(".") or file.suffix == ".tmp"]
     client = MlflowClient(default_uri(search.home / "runs"))
     runs = [r for e in client.search_experiments() for r in client.search_runs([e.experiment_id])]
-    recorded = [len(client.get_metric_history(run.info.run_id, "transmissions")) for run in runs]
+    recorded = [len(client.get_metric_history(run.info.run_id, "traffic/transmissions")) for run in runs]
     return {
         "status": RunFolder(search.folder).record()["status"],
         "half-written files": len(files),

@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -33,6 +34,7 @@ from mlflow.tracking import MlflowClient
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import read_experiment
 from hedgerow.platform.storage.history import RoundRecord
+from hedgerow.platform.tracking.metric_groups import grouped
 from hedgerow.platform.tracking.run_description import NOTE, data_digest, data_name
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.tracker import flatten_params
@@ -99,6 +101,9 @@ class MlflowStore:
     clock = "transmissions"
     """Metric that every round has."""
 
+    named: Callable[[str], str] = staticmethod(grouped)
+    """Name of a metric in MLflow."""
+
     def __init__(
         self, experiment: Experiment, name: str, params: dict[str, Any], tags: dict[str, str], folder: RunFolder
     ):
@@ -115,7 +120,10 @@ class MlflowStore:
             self._introduce(experiment, params, tags, folder.record())
         self.client.set_terminated(self.run_id, "RUNNING")
         # The rounds of a resumed run before its checkpoint are recorded already, and are skipped.
-        self._last = max((m.step for m in self.client.get_metric_history(self.run_id, self.clock)), default=0)
+        self._last = self._last_step(self.named(self.clock))
+        if not self._last and (before := self._last_step(self.clock)):
+            # An earlier version began this run, without groups.
+            self._last, self.named = before, str  # type: ignore[method-assign]
 
     def log(self, records: list[RoundRecord]) -> None:
         """Record rounds, except those that are recorded already."""
@@ -124,12 +132,15 @@ class MlflowStore:
         for record in (record for record in records if record["round"] > self._last):
             # Each call has whole rounds, the clock last: after a failed call it shows which rounds have arrived.
             names = sorted(record.keys() - {"round"}, key=lambda key: key == self.clock)
-            metrics = [Metric(key, float(record[key]), now, record["round"]) for key in names]
+            metrics = [Metric(self.named(key), float(record[key]), now, record["round"]) for key in names]
             if len(batch) + len(metrics) > _PER_CALL:
                 self._send(batch)
                 batch = []
             batch += metrics
         self._send(batch)
+
+    def _last_step(self, name: str) -> int:
+        return max((metric.step for metric in self.client.get_metric_history(self.run_id, name)), default=0)
 
     def _send(self, metrics: list[Metric]) -> None:
         for start in range(0, len(metrics), _PER_CALL):

@@ -7,6 +7,7 @@ from mlflow.tracking import MlflowClient
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.storage.history import RoundRecord
+from hedgerow.platform.tracking.metric_groups import hedge_grouped
 from hedgerow.platform.tracking.mlflow_store import MlflowPlace, MlflowStore, experiment_id
 from hedgerow.platform.tracking.run_description import NOTE, run_text, sentence, settings, tags
 from hedgerow.platform.tracking.run_folder import RunFolder
@@ -21,6 +22,7 @@ class ParentStore(MlflowStore):
     """Run of the search itself: Hedge's weights and losses by round."""
 
     clock = "hedge_loss"
+    named = staticmethod(hedge_grouped)
 
 
 class SearchStore:

@@ -20,11 +20,12 @@ from mlflow.tracking import MlflowClient
 from tracked_runs import small
 
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.config.loader import dump_experiment
+from hedgerow.platform.config.loader import dump_experiment, load_experiment
 from hedgerow.platform.runs import runner
 from hedgerow.platform.runs.mlflow_sync import push
 from hedgerow.platform.runs.runner import run
-from hedgerow.platform.tracking.mlflow_store import default_uri
+from hedgerow.platform.tracking.metric_groups import grouped
+from hedgerow.platform.tracking.mlflow_store import MlflowStore, default_uri
 from hedgerow.platform.tracking.tracker import RunLog, Tracker, flatten_params
 from hedgerow.platform.ui.mlflow_server import PAGE_SETTINGS
 
@@ -52,7 +53,7 @@ def test_every_round_parameter_and_tag_arrives(finished, recorded):
     assert entry.info.status == "FINISHED"
     assert entry.info.run_name == finished.folder.name
     for key in ("test_accuracy", "train_loss", "transmissions", "client_accuracy_worst10", "scalars_up"):
-        history = client.get_metric_history(entry.info.run_id, key)
+        history = client.get_metric_history(entry.info.run_id, grouped(key))
         assert [m.step for m in history] == [1, 2, 3, 4, 5]
         assert [m.value for m in history] == [record[key] for record in finished.records]
     assert entry.data.params["algorithm.lr"] == "0.2"
@@ -92,7 +93,7 @@ def test_pushing_again_records_nothing_twice(finished, recorded):
     client, entry = recorded
     assert push(str(finished.folder.path)) == []
     assert len(client.search_logged_models([entry.info.experiment_id])) == 1
-    assert len(client.get_metric_history(entry.info.run_id, "test_accuracy")) == 5
+    assert len(client.get_metric_history(entry.info.run_id, "test/accuracy")) == 5
     assert client.get_run(entry.info.run_id).info.status == "FINISHED"
 
 
@@ -111,7 +112,7 @@ def test_a_server_that_is_down_delays_nothing_and_loses_nothing(tmp_path, monkey
     push(str(lost.folder.path))
     client = MlflowClient(default_uri(tmp_path))
     run_id = lost.folder.record()["mlflow_run_id"]
-    assert len(client.get_metric_history(run_id, "test_accuracy")) == 5
+    assert len(client.get_metric_history(run_id, "test/accuracy")) == 5
     entry = client.get_run(run_id)
     assert entry.info.status == "FINISHED"
     (output,) = entry.outputs.model_outputs
@@ -272,7 +273,7 @@ def test_a_server_that_goes_down_and_comes_back_or_is_slow_misses_nothing(server
     def arrived(folder):
         client = MlflowClient(server.uri)
         entry = client.get_run(json.loads((folder / "run.json").read_text())["mlflow_run_id"])
-        return entry.info.status, [m.step for m in client.get_metric_history(entry.info.run_id, "test_accuracy")]
+        return entry.info.status, [m.step for m in client.get_metric_history(entry.info.run_id, "test/accuracy")]
 
     def kill_and_start(record):
         (folder,) = (tmp_path / "down").glob("tracked-*")
@@ -327,3 +328,42 @@ def test_logging_never_waits_for_the_store():
 
 def test_parameters_are_flattened():
     assert flatten_params({"a": {"b": 0.1, "c": {"d": None}}, "e": [1]}) == {"a.b": "0.1", "a.c.d": "None", "e": "[1]"}
+
+
+@pytest.mark.parametrize(
+    ("name", "group"),
+    [
+        ("test_accuracy", "test/accuracy"),
+        ("validation_loss", "validation/loss"),
+        ("train_loss", "train/loss"),
+        ("client_accuracy_worst10", "client/accuracy_worst10"),
+        ("simple_test_accuracy", "test/simple_accuracy"),
+        ("bytes_up", "traffic/bytes_up"),
+        ("dropped", "cohort/dropped"),
+        ("seconds", "cost/seconds"),
+        ("spent_gradients", "cost/gradients"),
+        ("cleaning_f1", "algorithm/cleaning_f1"),
+        ("weight/003", "weight/003"),
+    ],
+)
+def test_metrics_are_grouped_on_mlflow_s_page(name, group):
+    assert grouped(name) == group
+
+
+def test_a_run_that_an_earlier_version_began_keeps_its_names(finished):
+    folder = finished.folder
+    experiment = load_experiment(folder.experiment)
+    client = MlflowClient(default_uri(folder.path.parent))
+    home = client.get_run(folder.record()["mlflow_run_id"]).info.experiment_id
+    old = client.create_run(home, run_name="old").info.run_id
+    client.log_metric(old, "transmissions", 1.0, step=1)
+
+    class Folder:
+        def record(self):
+            return folder.record() | {"mlflow_run_id": old}
+
+    MlflowStore(experiment, "old", {}, {}, Folder()).log(finished.records)
+    steps = [metric.step for metric in client.get_metric_history(old, "transmissions")]
+    assert steps == [1, 2, 3, 4, 5]
+    assert not client.get_metric_history(old, "traffic/transmissions")
+    client.delete_run(old)

@@ -100,13 +100,13 @@ class TestHedge:
         for child in children:
             trial = tracked.trials[int(child.data.tags["expert"])]
             assert float(child.data.params["algorithm.lr"]) == trial.overrides["algorithm.lr"]
-            accuracies = [m.value for m in client.get_metric_history(child.info.run_id, "test_accuracy")]
+            accuracies = [m.value for m in client.get_metric_history(child.info.run_id, "test/accuracy")]
             assert accuracies == [record["test_accuracy"] for record in trial.records]
         for key, name in [
             ("weight/002", None),
-            ("hedge_loss", "hedge_loss"),
-            ("regret", "regret"),
-            ("leader", "leader"),
+            ("hedge/loss", "hedge_loss"),
+            ("hedge/regret", "regret"),
+            ("hedge/leader", "leader"),
         ]:
             history = [m.value for m in client.get_metric_history(parent_id, key)]
             assert history == [r["weights"][2] if name is None else r[name] for r in tracked.hedge]
