@@ -19,6 +19,7 @@ _HOMES = {
     "Cohort": "hedgerow.algorithms.core.algorithm",
     "Exchange": "hedgerow.algorithms.core.algorithm",
     "HyperParameters": "hedgerow.algorithms.core.hyperparameters",
+    "RunLogger": "hedgerow.platform.loggers.run_logger",
     "UserError": "hedgerow.platform.common.errors",
     "Interrupted": "hedgerow.platform.common.errors",
     "load_experiment": "hedgerow.platform.config.loader",

@@ -21,7 +21,7 @@ LAYERS = [
     ["algorithms/online"],
     ["algorithms"],
     ["platform/common"],
-    ["platform/storage", "platform/models", "platform/data"],
+    ["platform/storage", "platform/models", "platform/data", "platform/loggers"],
     ["platform/data/sources", "platform/data/partitions"],
     ["platform/config"],
     ["platform/tracking"],

@@ -9,6 +9,7 @@ from hedgerow.algorithms.core.hyperparameters import HyperParameters
 from hedgerow.algorithms.slots.fedex import FedEx
 from hedgerow.algorithms.slots.slots import Slots, SlottedHyper
 from hedgerow.platform.common.section import Section
+from hedgerow.platform.config.logger_section import Logger
 from hedgerow.platform.config.problem_section import QuadraticProblem
 from hedgerow.platform.config.registries import (
     DataConfig,
@@ -238,6 +239,11 @@ class Tracking(Section):
     enabled: bool = Field(True, description="whether MLflow records the run; the run folder has everything in any case")
     uri: str | None = Field(None, description="MLflow tracking URI; null: an SQLite store, hedgerow.db in `output`")
     experiment: str = Field("hedgerow", min_length=1, description="name of the MLflow experiment")
+    also: list[Logger] = Field(
+        [],
+        description="further loggers: tensorboard, wandb, or your own callbacks by their dotted paths; a name, or "
+        "{name: ..., args: {...}}",
+    )
     patience: float = Field(
         30.0, gt=0, description="seconds to wait for MLflow at the end of a run; `hedgerow push` sends the rest later"
     )

@@ -17,8 +17,10 @@ from hedgerow.platform.common.quiet import quiet_libraries
 from hedgerow.platform.common.signals import Termination, handling, signal_of
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import load_experiment
+from hedgerow.platform.config.logger_section import build_loggers
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.data.partition_summary import partition_record
+from hedgerow.platform.loggers.run_logger import Loggers
 from hedgerow.platform.runs.finished_run import FinishedRun
 from hedgerow.platform.runs.mlflow_sync import close_tracking, log_result, open_store, save_final_model
 from hedgerow.platform.runs.own_data import data_record, same_data, unhashed
@@ -63,6 +65,7 @@ def run(
     Raises UserError before any work if something is invalid.
     """
     data = data or check(experiment, data_root)
+    build_loggers(experiment.tracking.also)
     with new_run(experiment, data_root) as (folder, lock):
         folder.update(data=data_record(experiment, data, own))
         return _execute(experiment, folder, lock, data, show, address)
@@ -111,10 +114,12 @@ def _carry_out(
     before = history[-1]["seconds"] if history else 0.0
     patience = experiment.tracking.patience
     tracker = Tracker(lambda: open_store(folder), patience) if experiment.tracking.enabled else None
+    loggers = Loggers(build_loggers(experiment.tracking.also), warnings.append)
     folder.update(status="running")
     for record in history:
         _report(record, tracker, show)
-    with recorded(folder, lock, tracker) as termination:
+    with recorded(folder, lock, tracker) as termination, followed(loggers, folder):
+        loggers.start(folder.name, folder.path, experiment.model_dump(mode="json"), history)
         with open_coordinator(
             *(experiment, dataset, partition, folder.checkpoints, address, folder.record().get("workers")),
             notify=notifier(folder, warnings),
@@ -128,6 +133,7 @@ def _carry_out(
                 for record in news:
                     log.append(record)
                     _report(record, tracker, show)
+                    loggers.round(record)
                 if termination.came and not done:
                     coordinator.save()
                     termination.check()
@@ -233,6 +239,20 @@ def recorded(folder: RunFolder, lock: RunLock, tracker: Tracker | None) -> Itera
             raise
         finally:
             termination.is_handled = True
+
+
+@contextmanager
+def followed(loggers: Loggers, folder: RunFolder) -> Iterator[None]:
+    """Tell the loggers how the run ends."""
+    status = "failed"
+    try:
+        yield
+        status = "finished"
+    except (KeyboardInterrupt, RayLost):
+        status = "interrupted"
+        raise
+    finally:
+        loggers.end(status, folder.record()["summary"] if status == "finished" else {})
 
 
 def _interrupted(folder: RunFolder, lock: RunLock, tracker: Tracker | None, number: int) -> Interrupted:

@@ -33,8 +33,8 @@ from mlflow.tracking import MlflowClient
 
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import read_experiment
+from hedgerow.platform.loggers.metric_groups import grouped
 from hedgerow.platform.storage.history import RoundRecord
-from hedgerow.platform.tracking.metric_groups import grouped
 from hedgerow.platform.tracking.run_description import NOTE, data_digest, data_name
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.tracker import flatten_params

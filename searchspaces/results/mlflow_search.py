@@ -6,8 +6,8 @@ from mlflow.tracking import MlflowClient
 
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import load_experiment
+from hedgerow.platform.loggers.metric_groups import hedge_grouped
 from hedgerow.platform.storage.history import RoundRecord
-from hedgerow.platform.tracking.metric_groups import hedge_grouped
 from hedgerow.platform.tracking.mlflow_store import MlflowPlace, MlflowStore, experiment_id
 from hedgerow.platform.tracking.run_description import NOTE, run_text, sentence, settings, tags
 from hedgerow.platform.tracking.run_folder import RunFolder

@@ -25,6 +25,7 @@ from hedgerow.searchspaces.results.trials import expert_folder, short_label
 from hedgerow.searchspaces.spaces.packing import members
 from hedgerow.searchspaces.spaces.search_file import SearchSpec
 from hedgerow.searchspaces.tune.trainable import signs_file
+from hedgerow.searchspaces.tune.trial_loggers import TrialLoggers
 
 SAVING = 30.0
 """Seconds that running trials have to save their state after a termination signal."""
@@ -63,6 +64,7 @@ class SearchCallback(tune.Callback):
         self.log = RunLog(folder / "metrics.jsonl")
         self.log.replace([])
         self.warnings: dict[str, None] = {}
+        self.loggers = TrialLoggers(folder, plan, lambda sentence: self.warnings.update({sentence: None}))
         self._reported: dict[int, int] = {}
         self._started: dict[str, Trial] = {}
         self.termination: Termination | None = None
@@ -74,7 +76,7 @@ class SearchCallback(tune.Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         """State without terminals and locks: Tune saves callbacks to disk, for a restore that is not used here."""
-        transient = dict.fromkeys(("lock", "show", "tracker", "notify", "health", "termination", "is_idle"))
+        transient = dict.fromkeys(("lock", "show", "tracker", "loggers", "notify", "health", "termination", "is_idle"))
         return self.__dict__ | transient | {"_started": {}, "_watches": {}}
 
     def hedge(self, record: RoundRecord) -> None:
@@ -158,6 +160,7 @@ class SearchCallback(tune.Callback):
                 self.show.trial(index, record)
             if self.tracker:
                 self.tracker.log(record)
+            self.loggers.round(index, record)
 
     def on_trial_save(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
         self._state(trial, "waiting")
@@ -194,6 +197,7 @@ class SearchCallback(tune.Callback):
         signs_file(folder).unlink(missing_ok=True)
         if folder.exists:
             folder.update(status=status)
+        self.loggers.end(index, status)
         if self.show:
             self.show.state(index, status)
 

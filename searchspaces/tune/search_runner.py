@@ -19,6 +19,7 @@ from hedgerow.platform.actors.placement import cpu_share, trials_that_fit
 from hedgerow.platform.actors.ray_health import RayHealth
 from hedgerow.platform.actors.session import ray_session
 from hedgerow.platform.config.experiment import Experiment
+from hedgerow.platform.config.logger_section import build_loggers
 from hedgerow.platform.config.old_spellings import SLOTS
 from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.data import Dataset
@@ -79,6 +80,7 @@ def search(
     Raises UserError before any work when a setting is invalid.
     """
     data = data or check_search(plan, data_root)
+    build_loggers(plan.experiment.tracking.also)
     with new_run(plan.experiment, data_root, plan.dump()) as (folder, lock):
         folder.update(kind="search", data=data_record(plan.experiment, data, own), **(note or {}))
         for number, run in (begun or {}).items():

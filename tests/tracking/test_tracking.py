@@ -21,10 +21,10 @@ from tracked_runs import small
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import dump_experiment, load_experiment
+from hedgerow.platform.loggers.metric_groups import grouped
 from hedgerow.platform.runs import runner
 from hedgerow.platform.runs.mlflow_sync import push
 from hedgerow.platform.runs.runner import run
-from hedgerow.platform.tracking.metric_groups import grouped
 from hedgerow.platform.tracking.mlflow_store import MlflowStore, default_uri
 from hedgerow.platform.tracking.tracker import RunLog, Tracker, flatten_params
 from hedgerow.platform.ui.mlflow_server import PAGE_SETTINGS

@@ -1,0 +1,51 @@
+"""Section of the experiment file for a logger."""
+
+from typing import Any
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from hedgerow.platform.common.errors import UserError, one_line
+from hedgerow.platform.common.registry import WITHOUT_IMPORTS, Registry
+from hedgerow.platform.common.section import Section
+from hedgerow.platform.loggers import LOGGERS
+from hedgerow.platform.loggers.run_logger import RunLogger
+
+loggers = Registry(LOGGERS, RunLogger, "tracking.also")
+
+
+class Logger(Section):
+    """A logger in addition to MLflow, or your own callback: a subclass of RunLogger. A name alone is enough."""
+
+    name: str = Field(description=f"{', '.join(LOGGERS)}, or the dotted path of your own subclass of RunLogger")
+    args: dict[str, Any] = Field({}, description="keyword arguments of its constructor")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_alone(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @field_validator("name")
+    @classmethod
+    def _is_known(cls, name: str, info: ValidationInfo) -> str:
+        if info.context != WITHOUT_IMPORTS:
+            try:
+                loggers.resolve(name, place="")
+            except UserError as error:
+                raise ValueError(str(error)) from None
+        return name
+
+    def build(self) -> RunLogger:
+        """Create the logger. Raises UserError."""
+        try:
+            return loggers.resolve(self.name)(**self.args)
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(
+                f"tracking.also: {self.name} cannot be created from its args ({one_line(error)}); see its __init__"
+            ) from error
+
+
+def build_loggers(sections: list[Logger]) -> dict[str, RunLogger]:
+    """Create the loggers of an experiment, by name. Raises UserError."""
+    return {section.name: section.build() for section in sections}

@@ -1,0 +1,46 @@
+"""Weights & Biases: the metrics and settings of a run as a run of a project."""
+
+from hashlib import sha256
+from typing import Any
+
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.loggers.metric_groups import grouped
+from hedgerow.platform.loggers.run_logger import LoggedRun, Record, RunLogger
+
+
+class WandbLogger(RunLogger):
+    """Logs to Weights & Biases. A resumed run continues the same run there.
+
+    project, entity: as in wandb.init. mode: online, offline or disabled; None: by the environment variable WANDB_MODE.
+    """
+
+    def __init__(self, project: str = "hedgerow", entity: str | None = None, mode: str | None = None):
+        try:
+            import wandb
+        except ModuleNotFoundError:
+            raise UserError(
+                "tracking.also: wandb is not installed; run pip install 'hedgerow[wandb]', or remove it"
+            ) from None
+        self.wandb, self.place = wandb, {"project": project, "entity": entity, "mode": mode}
+
+    def on_start(self, run: LoggedRun) -> None:
+        self.run: Any = self.wandb.init(
+            **self.place,
+            id=sha256(str(run.folder).encode()).hexdigest()[:16],
+            name=run.name,
+            dir=run.folder,
+            config=run.settings,
+            resume="allow",
+            reinit="create_new",
+            settings=self.wandb.Settings(silent=True, console="off"),
+        )
+        # W&B ignores rounds that it has already.
+        for record in run.history:
+            self.on_round(record)
+
+    def on_round(self, record: Record) -> None:
+        values = {grouped(name): value for name, value in record.items() if name != "round"}
+        self.run.log(values, step=record["round"])
+
+    def on_end(self, status: str, summary: dict[str, Any]) -> None:
+        self.run.finish(exit_code=0 if status == "finished" else 1)

@@ -1,0 +1,41 @@
+"""The loggers of `tracking.also` for each trial of a search."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from hedgerow.platform.config.logger_section import build_loggers
+from hedgerow.platform.loggers.run_logger import Loggers
+from hedgerow.platform.storage.history import RoundRecord
+from hedgerow.platform.tracking.tracker import RunLog
+from hedgerow.searchspaces.results.trials import expert_folder
+from hedgerow.searchspaces.spaces.search_file import SearchSpec
+
+
+class TrialLoggers:
+    """Passes the records of trials to loggers of their own, which are created with the first record of a trial.
+
+    folder: run folder of the search. warn: see Loggers.
+    """
+
+    def __init__(self, folder: Path, plan: SearchSpec, warn: Callable[[str], None]):
+        self.folder, self.plan, self.warn = folder, plan, warn
+        self.trials: dict[int, Loggers] = {}
+
+    def round(self, index: int, record: RoundRecord) -> None:
+        """Pass on the record of a round of a trial."""
+        sections = self.plan.experiment.tracking.also
+        if not sections:
+            return
+        own = {key: value for key, value in record.items() if key != "expert"}
+        if index not in self.trials:
+            folder = expert_folder(self.folder, index)
+            before = [earlier for earlier in RunLog(folder.metrics).read() if earlier["round"] < record["round"]]
+            self.trials[index] = Loggers(build_loggers(sections), self.warn)
+            settings = self.plan.experiment.model_dump(mode="json") | {"overrides": folder.record()["overrides"]}
+            self.trials[index].start(f"{self.folder.name}/{folder.name}", folder.path, settings, before)
+        self.trials[index].round(own)
+
+    def end(self, index: int, status: str) -> None:
+        """Tell the loggers of a trial that it has ended."""
+        if index in self.trials:
+            self.trials.pop(index).end(status, expert_folder(self.folder, index).record().get("summary", {}))
