@@ -5,7 +5,9 @@ import pytest
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.data.partition_summary import coverage, partition_table
-from hedgerow.platform.data.partitions.random_splits import IID, Dirichlet, Labels, Natural
+from hedgerow.platform.data.partitions.class_splits import Labels
+from hedgerow.platform.data.partitions.natural_clients import Natural
+from hedgerow.platform.data.partitions.random_splits import IID, Dirichlet
 from hedgerow.platform.ui.partition_plots import draw_coverage, draw_partition
 
 MNIST_LIKE = np.repeat(np.arange(10), 6000)
