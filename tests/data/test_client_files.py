@@ -189,10 +189,10 @@ def test_writers_without_samples_and_too_few_writers_are_refused(tmp_path):
         load_dataset(source("femnist"), tmp_path)
     with pytest.raises(UserError, match="has 1 writers, not 2; lower it"):
         load_dataset(source("femnist", clients=2), tmp_path)
-    with pytest.raises(UserError, match="or fed_emnist_train.h5 and fed_emnist_test.h5"):
+    with pytest.raises(UserError, match=r"or fed_emnist_train\.h5 and fed_emnist_test\.h5"):
         load_dataset(source("femnist", path="nowhere"), tmp_path)
     leaf_file(tmp_path / "femnist", "val", {"f1": writer([1])}).rename(tmp_path / "femnist" / "train" / "b.json")
-    with pytest.raises(UserError, match="b.json: client 'f1' is also in another file; remove one of them"):
+    with pytest.raises(UserError, match=r"b\.json: client 'f1' is also in another file; remove one of them"):
         load_dataset(source("femnist"), tmp_path)
 
 

@@ -14,6 +14,7 @@ PARTITIONS = {
 }
 
 SIZE_LAWS = {
+    "list": "hedgerow.platform.data.partitions.size_laws:ListedSizes",
     "lognormal": "hedgerow.platform.data.partitions.size_laws:LognormalSizes",
     "power_law": "hedgerow.platform.data.partitions.size_laws:PowerLawSizes",
     "exponential": "hedgerow.platform.data.partitions.size_laws:ExponentialSizes",

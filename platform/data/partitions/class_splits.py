@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.data.partitions.dealt_scheme import DealtScheme, SizedScheme
 from hedgerow.platform.data.partitions.scheme import grouped
-from hedgerow.platform.data.partitions.size_laws import SizeLaw, divided
+from hedgerow.platform.data.partitions.size_laws import ListedSizes, divided
 
 ATTEMPTS = 100
 """Number of times that shares are drawn until every client has enough samples."""
@@ -40,10 +40,8 @@ class Labels(SizedScheme):
 
     @model_validator(mode="after")
     def _law_of_classes_is_given(self) -> Self:
-        if self.law_of == "classes" and (not isinstance(self.sizes, SizeLaw) or self.samples_per_client is not None):
-            raise ValueError(
-                "`law_of: classes` needs a law in `sizes`, and no `samples_per_client`; change one of them"
-            )
+        if self.law_of == "classes" and (self.sizes is None or self.has_fixed_total):
+            raise ValueError("`law_of: classes` needs a law in `sizes` that uses all samples; change one of them")
         return self
 
     def assign(
@@ -100,7 +98,7 @@ class Labels(SizedScheme):
     def _shares(self, holders: list[list[int]], stock: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
         """Number of samples of each class for each of its clients, so that the clients' sizes are as wanted."""
         if self.law_of == "classes":
-            assert isinstance(self.sizes, SizeLaw)
+            assert self.sizes is not None
             for label, clients in enumerate(holders):
                 if len(clients) * self.sizes.minimum > stock[label]:
                     raise UserError(
@@ -120,19 +118,17 @@ class Labels(SizedScheme):
         available = int(stock[np.unique(labels)].sum())
         wanted = self.client_sizes(available, rng)
         # First all samples are shared out, in proportion to the wanted sizes.
-        minimum = 1 if self.sizes is None or isinstance(self.sizes, list) else max(1, self.sizes.minimum // k)
+        minimum = 1 if self.sizes is None else max(1, self.sizes.minimum // k)
         counts = _fitted(owners, labels, wanted * (available / wanted.sum()), stock, minimum)
-        is_limited = self.samples_per_client is not None or isinstance(self.sizes, list)
-        if is_limited and wanted.sum() < available:
+        if wanted.sum() < available and self.has_fixed_total:
             for slots in grouped(owners, m):
                 client = owners[slots[0]]
                 if counts[slots].sum() > wanted[client] >= k:
                     counts[slots] = divided(int(wanted[client]), counts[slots].astype(float), 1)
-        if isinstance(self.sizes, list):
-            missing = wanted - np.bincount(owners, counts, m).astype(np.int64)
+        if isinstance(self.sizes, ListedSizes):
+            missing = np.where(wanted < k, k, wanted - np.bincount(owners, counts, m).astype(np.int64))
             client = int(missing.argmax())
-            if missing[client] >= k or min(self.sizes) < k:
-                client = client if min(self.sizes) >= k else int(np.argmin(self.sizes))
+            if missing[client] >= k:
                 raise UserError(
                     f"task.partition.sizes: client {client} cannot have {wanted[client]} samples of its {k} classes "
                     f"{', '.join(map(str, np.sort(labels[owners == client])))}; change its size, or assign classes in "
@@ -338,7 +334,7 @@ class Distribution(SizedScheme):
     def _mixed(self, mixtures: np.ndarray, stock: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Number of samples (classes, m) with the clients' mixtures (m, classes), as many as the classes have."""
         sizes = self.client_sizes(int(stock.sum()), rng)
-        if self.samples_per_client is not None or isinstance(self.sizes, list):
+        if self.has_fixed_total:
             return np.array([divided(int(n), mixture) for n, mixture in zip(sizes, mixtures, strict=True)]).T
         needed = sizes @ mixtures
         scale = min(1.0, float((stock[needed > 0] / needed[needed > 0]).min()))

@@ -9,7 +9,7 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.registry import Registry
 from hedgerow.platform.data.partitions import SIZE_LAWS
 from hedgerow.platform.data.partitions.scheme import SplitScheme
-from hedgerow.platform.data.partitions.size_laws import SizeLaw, divided
+from hedgerow.platform.data.partitions.size_laws import ListedSizes, SizeLaw, divided
 
 if TYPE_CHECKING:
     SizeLawConfig = SizeLaw
@@ -39,24 +39,24 @@ class SizedScheme(DealtScheme):
     unbalanced: float = Field(
         0.0, ge=0, description="standard deviation of the logarithm of client sizes; 0: equal sizes"
     )
-    sizes: list[int] | SizeLawConfig | None = Field(
-        None, description="law of the client sizes, or the number of samples of each client; null: equal sizes"
-    )
+    sizes: SizeLawConfig | None = Field(None, description="law of the client sizes; null: equal sizes")
 
     @model_validator(mode="after")
     def _sizes_are_given_once(self) -> Self:
         if self.unbalanced and self.sizes is not None:
             raise ValueError("`unbalanced` and `sizes` both set the sizes of clients; remove one of them")
-        if isinstance(self.sizes, list):
-            if len(self.sizes) != self.clients:
-                raise ValueError(
-                    f"`sizes` lists {len(self.sizes)} clients, but `clients` is {self.clients}; give them one length"
-                )
-            if min(self.sizes) < 1:
-                raise ValueError("`sizes` must give each client at least 1 sample")
-            if self.samples_per_client is not None:
-                raise ValueError("`sizes` lists the samples of each client; remove `samples_per_client`")
+        if isinstance(self.sizes, ListedSizes) and len(self.sizes.samples) != self.clients:
+            raise ValueError(
+                f"`sizes` lists {len(self.sizes.samples)} clients, but `clients` is {self.clients}; make them equal"
+            )
+        if self.sizes is not None and self.sizes.total is not None and self.samples_per_client is not None:
+            raise ValueError("`sizes` gives the number of samples of each client; remove `samples_per_client`")
         return self
+
+    @property
+    def has_fixed_total(self) -> bool:
+        """Whether the clients have a given number of samples, instead of all that are there."""
+        return self.samples_per_client is not None or (self.sizes is not None and self.sizes.total is not None)
 
     def client_sizes(self, available: int, rng: np.random.Generator) -> np.ndarray:
         """Number of samples of each client, (m,), together at most `available`. Raises UserError if they do not fit."""
@@ -71,13 +71,13 @@ class SizedScheme(DealtScheme):
                 )
         if self.sizes is None:
             return _lognormal(total, m, self.unbalanced, rng) if self.unbalanced else _equal(total, m)
-        if isinstance(self.sizes, list):
-            if sum(self.sizes) > available:
+        if self.sizes.total is not None:
+            total = self.sizes.total
+            if total > available:
                 raise UserError(
-                    f"task.partition.sizes: the clients need {sum(self.sizes)} samples, but the data set has "
-                    f"{available}; lower the sizes"
+                    f"task.partition.sizes: the clients need {total} samples, but the data set has {available}; lower "
+                    "the sizes"
                 )
-            return np.array(self.sizes)
         if self.sizes.minimum * m > total:
             raise UserError(
                 f"task.partition.sizes.minimum: {m} clients with at least {self.sizes.minimum} samples need "

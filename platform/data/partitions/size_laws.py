@@ -1,5 +1,7 @@
 """Laws of client sizes: how a number of samples is divided over the clients of any scheme that takes `sizes`."""
 
+from typing import Annotated
+
 import numpy as np
 from pydantic import Field
 
@@ -14,9 +16,27 @@ class SizeLaw(Section):
 
     minimum: int = Field(1, ge=1, description="smallest number of samples of a client")
 
+    @property
+    def total(self) -> int | None:
+        """Number of samples of all clients together; None: all that are there."""
+        return None
+
     def weights(self, clients: int, rng: np.random.Generator) -> np.ndarray:
         """Relative sizes of the clients, (m,), not negative; the first ones may be the smallest or the largest."""
         raise NotImplementedError
+
+
+class ListedSizes(SizeLaw):
+    """The number of samples of each client is given."""
+
+    samples: list[Annotated[int, Field(ge=1)]] = Field(min_length=1, description="number of samples of each client")
+
+    @property
+    def total(self) -> int:
+        return sum(self.samples)
+
+    def weights(self, clients: int, rng: np.random.Generator) -> np.ndarray:
+        return np.array(self.samples, dtype=float)
 
 
 class LognormalSizes(SizeLaw):
