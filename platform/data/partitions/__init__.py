@@ -6,7 +6,7 @@ PARTITIONS = {
     "dirichlet_by_class": "hedgerow.platform.data.partitions.class_splits:DirichletByClass",
     "labels": "hedgerow.platform.data.partitions.class_splits:Labels",
     "shards": "hedgerow.platform.data.partitions.class_splits:Shards",
-    "distribution": "hedgerow.platform.data.partitions.class_splits:Distribution",
+    "distribution": "hedgerow.platform.data.partitions.class_splits:GivenShares",
     "natural": "hedgerow.platform.data.partitions.natural_clients:Natural",
     "acid": "hedgerow.platform.data.partitions.diversity:ACID",
     "alid": "hedgerow.platform.data.partitions.diversity:ALID",

@@ -267,7 +267,7 @@ class DirichletByClass(DealtScheme):
         return _dealt(pools, counts, rng)
 
 
-class Distribution(SizedScheme):
+class GivenShares(SizedScheme):
     """The share of each class is given for each client."""
 
     matrix: list[list[float]] = Field(

@@ -3,7 +3,7 @@
 import re
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -197,7 +197,7 @@ def _dataset(name: str, train: list[Pair], test: list[Pair], letters: str) -> Da
     return _of_characters(name, letters, arrays)
 
 
-def _of_characters(name: str, letters: str, arrays: dict[str, np.ndarray]) -> Dataset:
+def _of_characters(name: str, letters: str, arrays: dict[str, Any]) -> Dataset:
     zero, one = np.zeros(1, np.float32), np.ones(1, np.float32)
     # An unescaped line break would break rows of tables.
     names = tuple(repr(letter)[1:-1] for letter in letters)
