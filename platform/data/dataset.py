@@ -1,6 +1,6 @@
 """A data set in memory."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,8 @@ import numpy as np
 class Dataset:
     """Data set of raw arrays in their most compact type; samples are normalised only when a batch is drawn.
 
-    x_train, x_test: images uint8 (n, C, H, W), features float32 (n, F) or tokens uint8 (n, L). y_*: int64 (n,).
+    x_train, x_test: images uint8 (n, C, H, W), features float32 (n, F) or tokens uint8 or int32 (n, L).
+    y_*: int64 (n,).
     mean, std: float32, broadcast against one sample, in raw units. train_clients: natural client of each training
     sample, int64 (n,), or None. public: number of public samples: the last training samples, from another data set.
     """
@@ -29,11 +30,25 @@ class Dataset:
     public: int = 0
     lent: int = 0
     """Number of training samples, the last ones, that belong to the test set: clients may hold them out."""
+    test_clients: np.ndarray | None = None
+    """Natural client of each test sample, int64 (n,); -1: of no client that has training samples. None: unknown."""
+    splits: np.ndarray | None = None
+    """Use that each training sample's natural client makes of it, uint8 (n,): 0 training, 1 validation, 2 its own
+    evaluation. None: all are for training."""
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
         """Shape of one sample."""
         return self.x_train.shape[1:]
+
+
+def selected(dataset: Dataset, rows: np.ndarray) -> Dataset:
+    """Data set of some training samples, for drawing a partition: with their labels, natural clients and splits.
+
+    The samples themselves are left as they are.
+    """
+    fields = {name: getattr(dataset, name) for name in ("y_train", "train_clients", "splits")}
+    return replace(dataset, **{name: value[rows] for name, value in fields.items() if value is not None})
 
 
 def image_dataset(
@@ -66,12 +81,23 @@ def mistake_in(dataset: Any) -> str | None:
     if not isinstance(dataset, Dataset):
         return f"returns {type(dataset).__name__}; return a hedgerow.platform.data.Dataset"
     for part, x, y in (("train", dataset.x_train, dataset.y_train), ("test", dataset.x_test, dataset.y_test)):
-        if x.dtype not in ((np.uint8,) if dataset.is_tokens else (np.uint8, np.float32)):
-            return f"has x_{part} of {x.dtype}; give images and tokens as uint8, features as float32"
+        if x.dtype not in ((np.uint8, np.int32) if dataset.is_tokens else (np.uint8, np.float32)):
+            return f"has x_{part} of {x.dtype}; give images as uint8, features as float32, tokens as uint8 or int32"
         if y.dtype != np.int64 or y.ndim != 1 or len(x) != len(y):
             return f"has {len(x)} samples in x_{part} and y_{part} of {y.dtype} {y.shape}; give one int64 label each"
         if len(y) and not 0 <= y.min() <= y.max() < dataset.classes:
             return f"has labels from {y.min()} to {y.max()} in y_{part}; number its {dataset.classes} classes from 0"
+    lengths = {
+        "train_clients": len(dataset.y_train),
+        "test_clients": len(dataset.y_test),
+        "splits": len(dataset.y_train),
+    }
+    for name, samples in lengths.items():
+        values = getattr(dataset, name)
+        if values is not None and values.shape != (samples,):
+            return f"has {name} of shape {values.shape}; give one value for each of the {samples} samples"
+    if dataset.splits is not None and not np.isin(dataset.splits, (0, 1, 2)).all():
+        return "has other numbers in splits than 0 (training), 1 (validation) and 2 (own evaluation); replace them"
     if len(dataset.class_names) != dataset.classes:
         return (
             f"names {len(dataset.class_names)} classes but has {dataset.classes}; give class_names one name for "

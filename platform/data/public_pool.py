@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.data.dataset import Dataset
+from hedgerow.platform.data.dataset import Dataset, selected
 from hedgerow.platform.data.partition import Partition
 
 
@@ -26,24 +26,26 @@ def with_public(dataset: Dataset, other: Dataset, samples: int | None) -> Datase
     if samples > available:
         raise UserError(f"task.public.samples: {other.name} has {available} training samples, not {samples}; lower it")
     rows = np.sort(np.random.default_rng([0, 59]).permutation(available)[:samples])
-    owners = dataset.train_clients
+    owners, splits = dataset.train_clients, dataset.splits
     return replace(
         dataset,
         x_train=np.concatenate([dataset.x_train, other.x_train[rows]]),
         y_train=np.concatenate([dataset.y_train, np.zeros(samples, np.int64)]),
         train_clients=None if owners is None else np.concatenate([owners, np.full(samples, -1)]),
+        splits=None if splits is None else np.concatenate([splits, np.zeros(samples, np.uint8)]),
         public=samples,
     )
 
 
-def hold_back(
-    dataset: Dataset, samples: int | None, seed: int, draw: Callable[[np.ndarray, np.ndarray | None], Partition]
-) -> Partition:
+def hold_back(dataset: Dataset, samples: int | None, seed: int, draw: Callable[[Dataset], Partition]) -> Partition:
     """Partition of the samples that are not public. Public samples are of another data set, or drawn from the seed.
 
-    draw: labels and natural clients of the other samples -> their partition. Raises UserError if no samples are left.
+    Samples of the test set never become public. draw: data set of the other samples, see `dataset.selected` -> their
+    partition. Raises UserError if no samples are left.
     """
-    total = len(dataset.y_train)
+    everything = len(dataset.y_train)
+    lent = 0 if dataset.public else dataset.lent
+    total = everything - lent
     if not dataset.public and (samples or 0) >= total:
         raise UserError(
             f"task.public.samples: {samples} public samples leave none of the {total} training samples for the "
@@ -51,8 +53,8 @@ def hold_back(
         )
     permutation = np.arange(total) if dataset.public else np.random.default_rng([seed, 61]).permutation(total)
     private, public = (np.sort(part) for part in np.split(permutation, [total - (dataset.public or samples or 0)]))
-    natural = dataset.train_clients
-    partition = draw(dataset.y_train[private], None if natural is None else natural[private])
+    private = np.concatenate([private, np.arange(total, everything)])
+    partition = draw(selected(dataset, private))
     labels = None
     if partition.labels is not None:
         labels = dataset.y_train.copy()

@@ -6,16 +6,15 @@ from dataclasses import replace
 import numpy as np
 
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.data.dataset import Dataset
+from hedgerow.platform.data.dataset import Dataset, selected
 from hedgerow.platform.data.partition import Partition
 
 
 def hold_back_pool(dataset: Dataset, fraction: float, seed: int, draw: Callable[[Dataset], Partition]) -> Partition:
     """Partition of the samples that are not in the server's pool, which is drawn from the seed.
 
-    Neither public samples of another data set nor samples of the test set enter the pool. draw: a data set without the
-    samples of the pool, of which it must use the labels and natural clients alone -> partition. Raises UserError if the
-    pool is empty.
+    Neither public samples of another data set nor samples of the test set enter the pool. draw: data set of the
+    other samples, see `dataset.selected` -> partition. Raises UserError if the pool is empty.
     """
     total = len(dataset.y_train)
     candidates = total - dataset.public - dataset.lent
@@ -25,10 +24,7 @@ def hold_back_pool(dataset: Dataset, fraction: float, seed: int, draw: Callable[
             f"task.validation.fraction: {fraction:g} of {candidates} training samples is no sample; raise it"
         )
     rest = np.setdiff1d(np.arange(total), pool)
-    owners = dataset.train_clients
-    partition = draw(
-        replace(dataset, y_train=dataset.y_train[rest], train_clients=None if owners is None else owners[rest])
-    )
+    partition = draw(selected(dataset, rest))
     labels, public = None, partition.public
     if partition.labels is not None:
         labels = dataset.y_train.copy()

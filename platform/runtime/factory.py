@@ -48,13 +48,15 @@ def build_partition(experiment: Experiment, dataset: Dataset) -> Partition:
     """Draw the partition from the seed. Raises UserError when it does not fit the data."""
     task = experiment.task
 
-    def draw(labels: np.ndarray, natural: np.ndarray | None) -> Partition:
-        return task.partition.draw(labels, dataset.classes, natural, experiment.seed, dataset.lent)
+    def draw(data: Dataset) -> Partition:
+        scheme, splits = task.partition, task.partition.own_splits(data)
+        known = {} if splits is None else {"splits": splits}
+        return scheme.draw(data.y_train, data.classes, data.train_clients, experiment.seed, data.lent, **known)
 
     def drawn(dataset: Dataset) -> Partition:
         if task.public:
             return hold_back(dataset, task.public.samples, experiment.seed, draw)
-        return draw(dataset.y_train, dataset.train_clients)
+        return draw(dataset)
 
     validation = task.validation
     with fits("task.partition"):

@@ -5,7 +5,9 @@ import pytest
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.data.partition_summary import coverage, partition_table
-from hedgerow.platform.data.partitions.random_splits import IID, Dirichlet, Labels, Natural
+from hedgerow.platform.data.partitions.class_splits import Labels
+from hedgerow.platform.data.partitions.natural_clients import Natural
+from hedgerow.platform.data.partitions.random_splits import IID, Dirichlet
 from hedgerow.platform.ui.partition_plots import draw_coverage, draw_partition
 
 MNIST_LIKE = np.repeat(np.arange(10), 6000)
@@ -149,7 +151,19 @@ def test_the_table_and_the_picture(tmp_path):
     assert [row["classes"] for row in rows] == (counts > 0).sum(1).tolist()
     png, svg = draw_partition(partition, MNIST_LIKE, names, tmp_path / "picture")
     assert png.read_bytes().startswith(b"\x89PNG")
-    assert "the first 100 of 130" in svg.read_text()
+    assert "client (100 of 130, ordered by size)" in svg.read_text()
     png, svg = draw_coverage(partition, MNIST_LIKE, names, tmp_path / "coverage")
     assert png.read_bytes().startswith(b"\x89PNG")
     assert "classes that cover 80% of the samples" in svg.read_text()
+
+
+def test_of_many_classes_the_most_frequent_are_drawn_and_unequal_sizes_on_logarithmic_scales(tmp_path):
+    labels = np.repeat(np.arange(150), np.arange(150) + 1)
+    partition = IID(clients=30, sizes={"kind": "exponential", "rate": 0.3}).draw(labels, 150, None, 0)
+    names = tuple(f"word {i}" for i in range(150))
+    text = draw_partition(partition, labels, names, tmp_path / "picture")[1].read_text()
+    assert "class (the 40 most frequent of 150)" in text
+    # SVG files of matplotlib name each text in a comment.
+    assert "<!-- word 110 -->" in text
+    assert "<!-- word 109 -->" not in text
+    assert "mathdefault{10^{1}}" in text

@@ -10,7 +10,9 @@ from hedgerow.algorithms.core.client_data import BatchSpec
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.registries import algorithm_class
-from hedgerow.platform.data.partitions.random_splits import IID, Dirichlet, Labels, Natural
+from hedgerow.platform.data.partitions.class_splits import Labels
+from hedgerow.platform.data.partitions.natural_clients import Natural
+from hedgerow.platform.data.partitions.random_splits import IID, Dirichlet
 from hedgerow.platform.data.public_pool import hold_back, with_public
 from hedgerow.platform.runtime.factory import build_data, check, check_task
 
@@ -18,7 +20,10 @@ DATA = blobs(samples=200, classes=4)
 
 
 def drawn(config, data=DATA, samples=30, seed=0):
-    return hold_back(data, samples, seed, lambda labels, natural: config.draw(labels, data.classes, natural, seed))
+    def draw(rest):
+        return config.draw(rest.y_train, rest.classes, rest.train_clients, seed)
+
+    return hold_back(data, samples, seed, draw)
 
 
 @pytest.mark.parametrize(

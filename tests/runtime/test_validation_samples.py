@@ -14,7 +14,8 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.data import Partition
 from hedgerow.platform.data.content_hash import content_hash
-from hedgerow.platform.data.partitions.random_splits import IID, Dirichlet, Natural
+from hedgerow.platform.data.partitions.natural_clients import Natural
+from hedgerow.platform.data.partitions.random_splits import IID, Dirichlet
 from hedgerow.platform.data.public_pool import hold_back
 from hedgerow.platform.data.validation_samples import hold_back_pool, hold_back_shares
 from hedgerow.platform.runs.runner import run
@@ -84,11 +85,11 @@ def test_a_client_keeps_a_sample_for_training():
 def test_the_servers_pool_is_held_back_before_the_partition_is_drawn(public):
     scheme = IID(clients=5, label_noise=0.5)
 
-    def draw(data):
-        def split(labels, natural):
-            return scheme.draw(labels, 4, natural, 0)
+    def split(data):
+        return scheme.draw(data.y_train, 4, data.train_clients, 0)
 
-        return split(data.y_train, data.train_clients) if public is None else hold_back(data, public, 0, split)
+    def draw(data):
+        return split(data) if public is None else hold_back(data, public, 0, split)
 
     partition = hold_back_pool(DATA, 0.2, 0, draw)
     pool = partition.server_validation

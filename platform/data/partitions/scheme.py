@@ -28,6 +28,10 @@ class PartitionScheme(Section):
         """Returns the data set whose training samples are dealt. Raises UserError when the scheme does not fit it."""
         return dataset
 
+    def own_splits(self, dataset: Dataset) -> np.ndarray | None:
+        """Splits of the prepared data set's samples if the scheme follows them: `draw` has them as `splits` then."""
+        return None
+
     def draw(self, labels: np.ndarray, classes: int, natural: np.ndarray | None, seed: int, lent: int = 0) -> Partition:
         """Draws a partition, from the seed alone.
 
@@ -97,6 +101,7 @@ class SplitScheme(PartitionScheme):
 
     def draw(self, labels: np.ndarray, classes: int, natural: np.ndarray | None, seed: int, lent: int = 0) -> Partition:
         labels = labels[: len(labels) - lent]
+        natural = None if natural is None else natural[: len(labels)]
         groups = self.assign(labels, classes, natural, np.random.default_rng([seed, 43]))
         order = np.concatenate(groups) if groups else np.zeros(0, np.int64)
         if problem := _problem(order, len(labels)):
@@ -116,6 +121,12 @@ class SplitScheme(PartitionScheme):
         train = np.maximum(sizes - validation - held_out, np.minimum(sizes, 1))
         offsets = np.concatenate([[0], np.cumsum(sizes)])
         return Partition(order, offsets, train, validation if validation.any() else None)
+
+
+def grouped(owners: np.ndarray, clients: int) -> list[np.ndarray]:
+    """Positions that each client owns."""
+    by_owner = np.argsort(owners, kind="stable")
+    return np.split(by_owner, np.cumsum(np.bincount(owners, minlength=clients))[:-1])
 
 
 def _problem(order: np.ndarray, samples: int) -> str | None:

@@ -8,11 +8,13 @@ DATASETS = {
     "cifar10": "hedgerow.platform.data.sources.vision:CIFAR10",
     "cifar100": "hedgerow.platform.data.sources.vision:CIFAR100",
     "image_folder": "hedgerow.platform.data.sources.image_folder:ImageFolder",
+    "femnist": "hedgerow.platform.data.sources.femnist:Femnist",
     "omniglot": "hedgerow.platform.data.sources.omniglot:Omniglot",
     "synthetic": "hedgerow.platform.data.sources.synthetic_data:Synthetic",
     "quadratic": "hedgerow.platform.data.sources.quadratic_data:QuadraticData",
     "intervals": "hedgerow.platform.data.sources.toy_data:IntervalsData",
     "gaussians": "hedgerow.platform.data.sources.toy_data:GaussiansData",
     "shakespeare": "hedgerow.platform.data.sources.text:LeafShakespeare",
+    "stackoverflow": "hedgerow.platform.data.sources.stackoverflow:StackOverflow",
     "text": "hedgerow.platform.data.sources.text:TextFile",
 }

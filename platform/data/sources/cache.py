@@ -15,7 +15,7 @@ from hedgerow.platform.common.memory import fits, require
 from hedgerow.platform.data.dataset import Dataset, mistake_in
 from hedgerow.platform.data.sources.source import Source
 
-_FORMAT = 2
+_FORMAT = 3
 
 
 def cache_folder() -> Path:

@@ -1,20 +1,23 @@
-"""Text as next-character samples: LEAF's Shakespeare, or any text file, split by role or by block."""
+"""Text as next-character samples: Shakespeare by role, or any text file, split by role or by block."""
 
-import json
 import re
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.data.dataset import Dataset
+from hedgerow.platform.data.sources.client_files import Fields, joined, part_files, read_clients, text_of
 from hedgerow.platform.data.sources.source import Source
 
 LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """LEAF's 80 characters, in LEAF's order (models/utils/language_utils.py)."""
+
+LENGTH = 80
+"""Characters per sample, as LEAF cuts the text."""
 
 _SPEAKER = re.compile(r"(?:^|\n\n+)([^\n:]{1,60}):\n")
 
@@ -37,61 +40,53 @@ class CharacterSource(Source):
 class LeafShakespeare(CharacterSource):
     """Shakespeare as LEAF prepares it (Caldas et al. 2018), for prediction of the next of 80 characters.
 
-    The FedDyn experiments use 100 roles with up to 2000 samples each.
+    `kind: natural` gives each client one role, with the role's own test samples.
+
+    LEAF's train/*.json and test/*.json (validation/*.json is used if it exists), or shakespeare_train.h5 and
+    shakespeare_test.h5 of TensorFlow Federated, whose snippets are joined and cut in the same way. The FedDyn
+    experiments use 100 roles with up to 2000 samples each.
     """
 
-    path: str = Field(
-        "shakespeare", min_length=1, description="LEAF's folder with train/ and test/, relative to the data root"
-    )
+    path: str = Field("shakespeare", min_length=1, description="folder of the files, relative to the data root")
 
     def files(self, root: Path) -> list[Path]:
-        return leaf_files(root / self.path)
+        return [file for files in part_files(root / self.path, "shakespeare").values() for file in files]
 
     def load(self, root: Path) -> Dataset:
-        """Reads up to `samples` and `test_samples` of each selected role, in LEAF's order."""
+        """Reads up to `samples` and `test_samples` of each selected role, in the order of the file."""
         folder = root / self.path
-        users: dict[str, dict[str, tuple[list[str], list[str]]]] = {"train": {}, "test": {}}
-        for file in leaf_files(folder):
-            try:
-                content = json.loads(file.read_text(encoding="utf-8"))["user_data"]
-                users[file.parent.name] |= {role: _samples(user) for role, user in content.items()}
-            except (ValueError, KeyError, TypeError, AttributeError):
-                raise UserError(
-                    f"task.data.path: {file} is not a JSON file in LEAF's format; download it again"
-                ) from None
+        files = part_files(folder, "shakespeare")
+        users = {part: read_clients(of_part, _samples) for part, of_part in files.items()}
         table = np.full(0x110000, len(LETTERS) - 1, np.uint8)
         # A character outside the 80 becomes the last one, as in LEAF's own one-hot vectors.
         table[[ord(letter) for letter in LETTERS]] = np.arange(len(LETTERS))
         roles = [role for role, (x, _) in users["train"].items() if x and users["test"].get(role, ([], []))[0]]
         sizes = np.array([len(users["train"][role][0]) for role in roles], dtype=int)
         selection = [roles[i] for i in _chosen(sizes, self.clients, self.samples, self.seed, folder, "roles")]
-        lengths = {len(x) for part in users.values() for role in selection for x in part[role][0]}
+        lengths = {len(x) for part in users.values() for role in selection for x in part.get(role, ([],))[0]}
         if len(lengths) != 1 or 0 in lengths:
             raise UserError(
                 f"task.data.path: the samples in {folder} do not all have the same length; download it again"
             )
-        train = [_leaf_pair(users["train"][role], self.samples, table) for role in selection]
-        test = [_leaf_pair(users["test"][role], self.test_samples, table) for role in selection]
-        return _dataset("shakespeare", train, test, LETTERS)
+        limits = {"train": self.samples, "validation": self.test_samples, "test": self.test_samples}
+        parts = {
+            part: {
+                role: _leaf_pair(roles[role], limits[part], table) for role in selection if roles.get(role, ([],))[0]
+            }
+            for part, roles in users.items()
+        }
+        return _of_characters("shakespeare", LETTERS, joined(parts, selection))
 
 
-def leaf_files(folder: Path) -> list[Path]:
-    """JSON files of LEAF's train/ and test/ folders. Raises UserError if one of them has none."""
-    listings = [sorted((folder / part).glob("*.json")) for part in ("train", "test")]
-    if not all(listings):
-        raise UserError(
-            f"task.data: no LEAF files in {folder.absolute()}: it should contain train/*.json and test/*.json, as "
-            "LEAF's preprocess.sh writes them under data/shakespeare/data; set the right folder with --data-root "
-            "and task.data.path"
-        )
-    return [file for files in listings for file in files]
-
-
-def _samples(user: dict[str, list[str]]) -> tuple[list[str], list[str]]:
-    """A role's strings and the letters that follow them. Raises the errors that a file in another format may cause."""
-    x, y = user["x"], user["y"]
-    if len(x) != len(y) or not all(isinstance(text, str) for text in (*x, *y)) or any(len(text) != 1 for text in y):
-        raise ValueError("not as many letters as strings")
+def _samples(fields: Fields) -> tuple[list[str], list[str]]:
+    """A role's strings and the letters that follow them: x and y of LEAF, or windows of the role's text."""
+    if "snippets" in fields:
+        text = "\n".join(text_of(fields["snippets"]))
+        ends = range(LENGTH, len(text))
+        return [text[end - LENGTH : end] for end in ends], [text[end] for end in ends]
+    x, y = fields["x"], fields["y"]
+    if not all(isinstance(text, str) for text in (*x, *y)) or any(len(text) != 1 for text in y):
+        raise ValueError("has `x` and `y` that are not strings with one letter for each")
     return x, y
 
 
@@ -198,7 +193,12 @@ def _chosen(sizes: np.ndarray, wanted: int, enough: int, seed: int, place: Path,
 def _dataset(name: str, train: list[Pair], test: list[Pair], letters: str) -> Dataset:
     x, y, x_test, y_test = (np.concatenate([pair[i] for pair in part]) for part in (train, test) for i in (0, 1))
     owners = np.repeat(np.arange(len(train)), [len(labels) for _, labels in train])
+    arrays = {"x_train": x, "y_train": y, "x_test": x_test, "y_test": y_test, "train_clients": owners}
+    return _of_characters(name, letters, arrays)
+
+
+def _of_characters(name: str, letters: str, arrays: dict[str, Any]) -> Dataset:
     zero, one = np.zeros(1, np.float32), np.ones(1, np.float32)
     # An unescaped line break would break rows of tables.
     names = tuple(repr(letter)[1:-1] for letter in letters)
-    return Dataset(name, x, y, x_test, y_test, len(letters), zero, one, names, owners, is_tokens=True)
+    return Dataset(name, classes=len(letters), mean=zero, std=one, class_names=names, is_tokens=True, **arrays)

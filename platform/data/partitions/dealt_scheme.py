@@ -1,0 +1,109 @@
+"""Base classes of schemes that deal the training set to a given number of clients, with sizes of any law."""
+
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.registry import Registry
+from hedgerow.platform.data.partitions import SIZE_LAWS
+from hedgerow.platform.data.partitions.scheme import SplitScheme
+from hedgerow.platform.data.partitions.size_laws import ListedSizes, SizeLaw, divided
+
+if TYPE_CHECKING:
+    SizeLawConfig = SizeLaw
+else:
+    SizeLawConfig = Registry(SIZE_LAWS, SizeLaw, "task.partition.sizes.kind").union()
+
+
+class DealtScheme(SplitScheme):
+    """Scheme with a given number of clients."""
+
+    clients: int = Field(ge=1, description="number of clients, m")
+
+    def check_clients(self, samples: int) -> None:
+        """Raises UserError when there are more clients than samples."""
+        if self.clients > samples:
+            raise UserError(
+                f"task.partition.clients: {self.clients} clients are more than the {samples} samples; lower it"
+            )
+
+
+class SizedScheme(DealtScheme):
+    """Scheme whose clients may have equal or unequal sizes."""
+
+    samples_per_client: int | None = Field(
+        None, ge=1, description="samples per client (on average if sizes differ); null: all samples are dealt out"
+    )
+    unbalanced: float = Field(
+        0.0, ge=0, description="standard deviation of the logarithm of client sizes; 0: equal sizes"
+    )
+    sizes: SizeLawConfig | None = Field(None, description="law of the client sizes; null: equal sizes")
+
+    @model_validator(mode="after")
+    def _sizes_are_given_once(self) -> Self:
+        if self.unbalanced and self.sizes is not None:
+            raise ValueError("`unbalanced` and `sizes` both set the sizes of clients; remove one of them")
+        if isinstance(self.sizes, ListedSizes) and len(self.sizes.samples) != self.clients:
+            raise ValueError(
+                f"`sizes` lists {len(self.sizes.samples)} clients, but `clients` is {self.clients}; make them equal"
+            )
+        if self.sizes is not None and self.sizes.total is not None and self.samples_per_client is not None:
+            raise ValueError("`sizes` gives the number of samples of each client; remove `samples_per_client`")
+        return self
+
+    @property
+    def has_fixed_total(self) -> bool:
+        """Whether the clients have a given number of samples, instead of all that are there."""
+        return self.samples_per_client is not None or (self.sizes is not None and self.sizes.total is not None)
+
+    def client_sizes(self, available: int, rng: np.random.Generator) -> np.ndarray:
+        """Number of samples of each client, (m,), together at most `available`. Raises UserError if they do not fit."""
+        self.check_clients(available)
+        total, m = available, self.clients
+        if self.samples_per_client is not None:
+            total = self.samples_per_client * m
+            if total > available:
+                raise UserError(
+                    f"task.partition.samples_per_client: {m} clients with {self.samples_per_client} samples need "
+                    f"{total}, but the data set has {available}; lower it or the number of clients"
+                )
+        if self.sizes is None:
+            return _lognormal(total, m, self.unbalanced, rng) if self.unbalanced else _equal(total, m)
+        if self.sizes.total is not None:
+            total = self.sizes.total
+            if total > available:
+                raise UserError(
+                    f"task.partition.sizes: the clients need {total} samples, but the data set has {available}; lower "
+                    "the sizes"
+                )
+        if self.sizes.minimum * m > total:
+            raise UserError(
+                f"task.partition.sizes.minimum: {m} clients with at least {self.sizes.minimum} samples need "
+                f"{self.sizes.minimum * m}, but {total} are dealt out; lower it or the number of clients"
+            )
+        return divided(total, self.weights(self.sizes, m, rng), self.sizes.minimum)
+
+    def weights(self, law: SizeLaw, number: int, rng: np.random.Generator) -> np.ndarray:
+        """Relative sizes by a law, (number,). Raises UserError if they are not finite, negative or all 0."""
+        weights = np.asarray(law.weights(number, rng), dtype=float)
+        if weights.shape != (number,) or not np.isfinite(weights).all() or weights.min() < 0 or not weights.any():
+            raise UserError(
+                f"task.partition.sizes.kind: {law.kind} gives weights that are not {number} finite numbers, 0 or more "
+                "and not all 0; change its parameters"
+            )
+        return weights
+
+
+def _equal(total: int, clients: int) -> np.ndarray:
+    return total // clients + (np.arange(clients) < total % clients)
+
+
+def _lognormal(total: int, clients: int, sigma: float, rng: np.random.Generator) -> np.ndarray:
+    """Lognormal sizes, rounded down: up to `clients` samples of `total` remain."""
+    shares = rng.lognormal(0.0, sigma, clients)
+    sizes = np.maximum((shares / shares.sum() * total).astype(np.int64), 1)
+    while sizes.sum() > total:
+        sizes[sizes.argmax()] -= 1
+    return sizes
