@@ -124,6 +124,8 @@ class HedgeScheduler(TrialScheduler):
         experts = experts_of(trial)
         if all(self.rounds.retired.get(expert) for expert in experts):
             return TrialScheduler.STOP
+        if self.prune:
+            self.rounds.settle()
         below = self.prune and max(self.rounds.hedge.probs()[experts]) < self.prune
         if below and self._unfinished.difference(experts):
             self._end(trial, penalised=False)
@@ -165,6 +167,8 @@ class HedgeScheduler(TrialScheduler):
         self._retire_ended(trials)
         self._pausing -= {trial.trial_id for trial in trials if trial.status == Trial.PAUSED}
         self._release(tune_controller, wanted=any(trial.status == Trial.PENDING for trial in trials))
+        # Only now, so that trials train meanwhile.
+        self.rounds.settle()
         waiting = [trial for trial in trials if trial.status == Trial.PAUSED]
         if not waiting:
             return None
@@ -212,8 +216,7 @@ class HedgeScheduler(TrialScheduler):
 
     def _report(self, trial: Trial, result: RoundRecord) -> None:
         try:
-            for expert, round, record in self._rounds_of(trial, result):
-                self.rounds.report(expert, round, record)
+            self.rounds.accept(self._rounds_of(trial, result))
         except UserError as error:
             self.error = error
             raise

@@ -120,6 +120,10 @@ class HedgeSearch(SearchKind):
         """One if rounds are lock-step: an expert waits after each of its rounds."""
         return self.report_every if self._ahead(experiment) else 1
 
+    def reports_together(self, experiment: Experiment) -> bool:
+        """Lock-step rounds, unless each may be the last one of an expert."""
+        return not self._ahead(experiment) and not self.prune
+
     def kept_rounds(self, experiment: Experiment) -> KeptRounds:
         """All rounds with the metric; models only where they are deployed."""
         return KeptRounds(self.metric, self.deploy_every)
