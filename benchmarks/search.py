@@ -128,16 +128,18 @@ class Clock:
     def hedge(self, record: dict[str, Any]) -> None: ...
 
 
-def timed(chosen: SearchSpec) -> dict[str, float]:
-    """Run a search: its wall time, start-up time, memory, and the time of all rounds at its steady pace."""
+def timed(chosen: SearchSpec, started: int = CORES) -> dict[str, float]:
+    """Run a search: its wall time, start-up time, memory, and the time of all rounds at its steady pace.
+
+    started: experts that have reported once every process has sent its first report. By then, all imports are done.
+    """
     clock = Clock()
     began = time.perf_counter()
     with PeakMemory(every=0.5) as peak:
         search(chosen, show=clock)
     whole = time.perf_counter() - began
-    # The search proper begins when every process has sent its first report: by then, all imports are done.
     firsts = sorted(next(at for at, index in clock.reports if index == i) for i in range(12))
-    start = firsts[CORES - 1]
+    start = firsts[started - 1]
     share = 1 - sum(at <= start for at, _ in clock.reports) / len(clock.reports)
     return {
         "search, s": round((clock.reports[-1][0] - start) / share, 2),
@@ -191,15 +193,15 @@ def measure_packs(rounds: int) -> dict[str, Any]:
 def measure_lockstep(rounds: int, repeat: int) -> dict[str, Any]:
     """Packed searches whose rounds are lock-step, and whose experts run ahead; every second time in reverse order.
 
-    Both score the mixture and deploy the leader in every round.
+    Both score the mixture in every round, and deploy the leader.
     """
     ways: dict[str, dict[str, Any]] = {"lock-step": {"ahead": 0}, "ahead": {"ahead": 20, "report_every": 10}}
     found: dict[str, Any] = {"load before, 1 min": round(os.getloadavg()[0], 2)}
-    for name, make, length in (("federated", plan, rounds), ("stream", stream_plan, 3 * rounds)):
+    for name, make, length in (("federated", plan, rounds), ("stream", stream_plan, 10 * rounds)):
         times = {}
         for way in list(ways)[:: -1 if repeat % 2 else 1]:
             with tempfile.TemporaryDirectory() as output:
-                times[way] = timed(make(output, length, **ways[way]))
+                times[way] = timed(make(output, length, **ways[way]), started=12)
         ratio = round(times["lock-step"]["search, s"] / times["ahead"]["search, s"], 3)
         found[name] = {"rounds": length, **times, "ratio": ratio}
     return found

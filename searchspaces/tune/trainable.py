@@ -187,7 +187,9 @@ class FederatedTrainable(tune.Trainable):
     def _open(self, config: dict[str, Any]) -> None:
         self.members = [self._member(number, overrides) for number, overrides in members(self.trial_id, config)]
         experiments = [member.experiment for member in self.members]
-        every = experiments[0].evaluation.every
+        # On a stream, the test samples of each task score every round, evaluated or not.
+        scores_all = self.shared.search.kept is not None and experiments[0].task.partition.is_stream
+        every = 1 if scores_all else experiments[0].evaluation.every
         self.stride = math.ceil(self.shared.search.report_every / every) * every
         together = self.shared.search.together
         self.together, numbers = together or 0.0, [member.number for member in self.members]
