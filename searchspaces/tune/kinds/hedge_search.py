@@ -63,8 +63,8 @@ class HedgeSearch(SearchKind):
     ahead: int | None = Field(
         None,
         ge=0,
-        description="rounds that an expert may be ahead of another; 0: lock-step, no expert begins a round before the "
-        "one before is complete, and report_every counts as 1; null: 0 on a stream, otherwise 20",
+        description="rounds that an expert may be ahead of another; 0: lock-step, no expert begins a round before all "
+        "have run the one before, whatever report_every is; null: 0 on a stream, otherwise 20",
     )
     deploy: Literal["leader", "sample", "mixture"] = Field(
         "leader",
