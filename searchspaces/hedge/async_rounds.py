@@ -164,8 +164,9 @@ class HedgeRounds:
             if deployed is not None:
                 self.deployment.deploy(*deployed)
             self.deployment.forget(records[-1]["round"], len(self.latest))
-        for record in records if self.on_round is not None else ():
-            self.on_round(record)
+        if self.on_round is not None:
+            for record in records:
+                self.on_round(record)
 
     def retire(self, expert: int, penalised: bool) -> None:
         """Mark an expert as complete. penalised: it failed; otherwise it ended, and sleeps."""
