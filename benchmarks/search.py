@@ -9,10 +9,12 @@ import argparse
 import os
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import psutil
 from measuring import PeakMemory, conditions, write_results
 from ray.tune.experiment import Trial
 
@@ -23,6 +25,7 @@ from hedgerow.searchspaces.spaces.search_file import SearchSpec, parse_search
 from hedgerow.searchspaces.tune.search_runner import search
 
 EXPERTS = 200
+RATIOS = {"ratio": "search, s", "processor ratio": "processor, s"}
 CORES = os.cpu_count() or 1
 
 
@@ -114,33 +117,58 @@ def stream_plan(output: str, rounds: int, **search: Any) -> SearchSpec:
 
 
 class Clock:
-    """Records when each round of an expert was reported."""
+    """Records when each round of an expert was reported.
 
-    def __init__(self) -> None:
-        self.labels = [""] * 12
+    rounds: of each expert. started: experts that have reported once every process has sent its first report. processor:
+    processor seconds of all processes at that time, and at the end of the last round.
+    """
+
+    def __init__(self, rounds: int, started: int) -> None:
+        self.labels, self.rounds, self.started = [""] * 12, rounds, started
         self.reports: list[tuple[float, int]] = []
+        self.seen: set[int] = set()
+        self.processor = [0.0, 0.0]
 
     def trial(self, index: int, record: dict[str, Any]) -> None:
         self.reports.append((time.perf_counter(), index))
+        if index not in self.seen:
+            self.seen.add(index)
+            if len(self.seen) == self.started:
+                self.processor[0] = processor_seconds()
+        if record["round"] == self.rounds:
+            self.processor[1] = processor_seconds()
 
     def state(self, index: int, text: str) -> None: ...
 
     def hedge(self, record: dict[str, Any]) -> None: ...
 
 
-def timed(chosen: SearchSpec) -> dict[str, float]:
-    """Run a search: its wall time, start-up time, memory, and the time of all rounds at its steady pace."""
-    clock = Clock()
+def processor_seconds() -> float:
+    """Processor seconds so far of this process and its descendants, which include Ray's processes."""
+    root, total = psutil.Process(), 0.0
+    for process in [root, *root.children(recursive=True)]:
+        with suppress(psutil.Error):
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total
+
+
+def timed(chosen: SearchSpec, started: int = CORES) -> dict[str, float]:
+    """Run a search: its wall time, start-up time, memory, and the time of all rounds at its steady pace.
+
+    The steady pace begins when every process has sent its first report, after all imports. started: see Clock.
+    """
+    clock = Clock(chosen.experiment.rounds, started)
     began = time.perf_counter()
     with PeakMemory(every=0.5) as peak:
         search(chosen, show=clock)
     whole = time.perf_counter() - began
-    # The search proper begins when every process has sent its first report: by then, all imports are done.
     firsts = sorted(next(at for at, index in clock.reports if index == i) for i in range(12))
-    start = firsts[CORES - 1]
+    start = firsts[started - 1]
     share = 1 - sum(at <= start for at, _ in clock.reports) / len(clock.reports)
     return {
         "search, s": round((clock.reports[-1][0] - start) / share, 2),
+        "processor, s": round((clock.processor[1] - clock.processor[0]) / share, 2),
         "start-up, s": round(firsts[0] - began, 1),
         "whole command, s": round(whole, 1),
         "peak MB": round(peak.megabytes),
@@ -191,17 +219,18 @@ def measure_packs(rounds: int) -> dict[str, Any]:
 def measure_lockstep(rounds: int, repeat: int) -> dict[str, Any]:
     """Packed searches whose rounds are lock-step, and whose experts run ahead; every second time in reverse order.
 
-    Both score the mixture and deploy the leader in every round.
+    Both score the mixture in every round, and deploy the leader.
     """
     ways: dict[str, dict[str, Any]] = {"lock-step": {"ahead": 0}, "ahead": {"ahead": 20, "report_every": 10}}
     found: dict[str, Any] = {"load before, 1 min": round(os.getloadavg()[0], 2)}
-    for name, make, length in (("federated", plan, rounds), ("stream", stream_plan, 3 * rounds)):
+    for name, make, length in (("federated", plan, rounds), ("stream", stream_plan, 10 * rounds)):
         times = {}
         for way in list(ways)[:: -1 if repeat % 2 else 1]:
             with tempfile.TemporaryDirectory() as output:
-                times[way] = timed(make(output, length, **ways[way]))
-        ratio = round(times["lock-step"]["search, s"] / times["ahead"]["search, s"], 3)
-        found[name] = {"rounds": length, **times, "ratio": ratio}
+                times[way] = timed(make(output, length, **ways[way]), started=12)
+        found[name] = {"rounds": length, **times}
+        for key, seconds in RATIOS.items():
+            found[name][key] = round(times["lock-step"][seconds] / times["ahead"][seconds], 3)
     return found
 
 
@@ -228,7 +257,8 @@ def main() -> None:
     if "lockstep" in arguments.only:
         runs = [measure_lockstep(arguments.rounds, repeat) for repeat in range(arguments.repeats)]
         results["lockstep"] = {
-            f"{name}, lock-step / ahead": median(run[name]["ratio"] for run in runs) for name in ("federated", "stream")
+            f"{name}, lock-step / ahead": {key: median(run[name][key] for run in runs) for key in RATIOS}
+            for name in ("federated", "stream")
         } | {"runs": runs}
     write_results("search" if len(arguments.only) == 3 else "-".join(["search", *arguments.only]), results)
 

@@ -4,7 +4,7 @@ import json
 import math
 import numbers
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -113,6 +113,7 @@ class HedgeRounds:
         self._mixed = {entry["mixed"]: Score(entry["accuracy"], entry["loss"]) for entry in entries if "mixed" in entry}
         for entry in entries:
             self._replay(entry)
+        self.settle()
         if not entries:
             self._write(self._head)
 
@@ -126,17 +127,46 @@ class HedgeRounds:
             raise self._stranger(f"expert {expert} has another configuration in it")
 
     def report(self, expert: int, round: int, metrics: RoundRecord) -> None:
-        """Record an expert's metrics of one round.
+        """Record an expert's metrics of one round, and process the rounds that are complete now."""
+        self.accept([(expert, round, metrics)])
+        self.settle()
+
+    def accept(self, reports: Iterable[tuple[int, int, RoundRecord]]) -> None:
+        """Record reports, each an expert, a round and its metrics; rounds that are complete then wait for `settle`.
 
         Ignores rounds that the expert already reported, rounds without the metric, and retired experts. Raises
         UserError when the metric is not a number or, if maximised, not an accuracy between 0 and 1.
         """
-        if round <= self.latest[expert] or expert in self.retired or self.metric not in metrics:
-            return
-        values = {name: _number(metrics[name], name, expert, round) for name in self.averaged if name in metrics}
-        self._check_accuracy(values[self.metric], expert, round)
-        self._write({"expert": expert, "round": round, **values})
-        self._take(expert, round, values)
+        entries: list[RoundRecord] = []
+        try:
+            for expert, round, metrics in reports:
+                if round <= self.latest[expert] or expert in self.retired or self.metric not in metrics:
+                    continue
+                known = [name for name in self.averaged if name in metrics]
+                values = {name: _number(metrics[name], name, expert, round) for name in known}
+                self._check_accuracy(values[self.metric], expert, round)
+                entries.append({"expert": expert, "round": round, **values})
+                self._take(expert, round, values)
+        finally:
+            self._write(*entries)
+
+    def settle(self) -> None:
+        """Process all complete rounds in order. Only the state after the last one that is due is deployed."""
+        records: list[RoundRecord] = []
+        deployed: tuple[int, dict[int, float]] | None = None
+        while self._waiting and self._is_complete(round := min(self._waiting)):
+            row = self._waiting.pop(round)
+            present = np.isin(np.arange(len(self.latest)), list(row))
+            records.append(self._one_round(round, row, present))
+            if self.deployment is not None and self.deployment.is_due(round):
+                deployed = round, self._chosen(self.deployment.policy, present)
+        if self.deployment is not None and records:
+            if deployed is not None:
+                self.deployment.deploy(*deployed)
+            self.deployment.forget(records[-1]["round"], len(self.latest))
+        if self.on_round is not None:
+            for record in records:
+                self.on_round(record)
 
     def retire(self, expert: int, penalised: bool) -> None:
         """Mark an expert as complete. penalised: it failed; otherwise it ended, and sleeps."""
@@ -144,6 +174,7 @@ class HedgeRounds:
             return
         self._write({"expert": expert, "retired": penalised})
         self._drop(expert, penalised)
+        self.settle()
 
     def ahead(self, expert: int) -> int:
         """Number of rounds that the expert is ahead of the slowest active expert."""
@@ -197,26 +228,24 @@ class HedgeRounds:
     def _take(self, expert: int, round: int, kept: RoundRecord) -> None:
         self.latest[expert] = round
         self._waiting.setdefault(round, {})[expert] = kept
-        self._complete()
 
     def _drop(self, expert: int, penalised: bool) -> None:
+        # An expert is awake in the rounds that were complete before.
+        self.settle()
         self.retired[expert] = penalised
-        self._complete()
 
-    def _complete(self) -> None:
-        """Process every round that all active experts have passed."""
-        while self._waiting:
-            round, slowest = min(self._waiting), self._slowest()
-            if slowest is not None and slowest < round:
-                return
-            self._one_round(round, self._waiting.pop(round))
+    def _is_complete(self, round: int) -> bool:
+        """Whether all active experts have passed a round."""
+        slowest = self._slowest()
+        return slowest is None or slowest >= round
 
     def _slowest(self) -> int | None:
         """Latest round of the slowest active expert; None if no expert is active."""
         active = np.delete(self.latest, list(self.retired)) if self.retired else self.latest
         return int(active.min()) if len(active) else None
 
-    def _one_round(self, round: int, row: dict[int, RoundRecord]) -> None:
+    def _one_round(self, round: int, row: dict[int, RoundRecord], present: np.ndarray) -> RoundRecord:
+        """Update the weights with a complete round; returns its record. present: mask of the experts in `row`."""
         n = len(self.latest)
         if self.mode == "min" and self.range is None:
             values = [metrics[self.metric] for metrics in row.values()]
@@ -231,43 +260,36 @@ class HedgeRounds:
             else:
                 awake[expert] = self.missing == "penalise" and self.retired.get(expert, True)
         weights = self.hedge.probs()
-        present = np.isin(np.arange(n), list(row))
         deployed = self._deployed(round, row, present)
         expected = {name: self._mean(name, row) for name in self.averaged}
         entropy = self.hedge.entropy
         self._spread = self._spread.after(round, losses[awake])
         hedge_loss = self.hedge.update(losses, awake)
-        if self.on_round is not None:
-            bandit = {"played": self.hedge.played} if isinstance(self.hedge, Exp3) else {}
-            self.on_round(
-                {
-                    "round": round,
-                    "weights": weights.tolist(),
-                    "losses": [float(losses[i]) if awake[i] else None for i in range(n)],
-                    "hedge_loss": hedge_loss,
-                    "expected": {name: value for name, value in expected.items() if value is not None},
-                    "deployed": deployed,
-                    "leader": int(weights.argmax()),
-                    "best": self.hedge.best,
-                    "cumulative_loss": self.hedge.total,
-                    "best_loss": float(self.hedge.losses.min()),
-                    "regret": self.hedge.regret,
-                    "bound": self.hedge.bound(),
-                    "entropy": entropy,
-                    **bandit,
-                }
-            )
-        if self.deployment is not None:
-            self.deployment.deploy(round, self._chosen(self.deployment.policy, present))
-            self.deployment.forget(round, n)
+        bandit = {"played": self.hedge.played} if isinstance(self.hedge, Exp3) else {}
+        return {
+            "round": round,
+            "weights": weights.tolist(),
+            "losses": [float(losses[i]) if awake[i] else None for i in range(n)],
+            "hedge_loss": hedge_loss,
+            "expected": {name: value for name, value in expected.items() if value is not None},
+            "deployed": deployed,
+            "leader": int(weights.argmax()),
+            "best": self.hedge.best,
+            "cumulative_loss": self.hedge.total,
+            "best_loss": float(self.hedge.losses.min()),
+            "regret": self.hedge.regret,
+            "bound": self.hedge.bound(),
+            "entropy": entropy,
+            **bandit,
+        }
 
     def _chosen(self, policy: Policy, present: np.ndarray) -> dict[int, float]:
         """Experts that a policy deploys in the next round, with their weights. present: mask of the experts."""
         weights = self.hedge.probs_among(present)
         if policy == "mixture":
             return {int(expert): float(weights[expert]) for expert in np.flatnonzero(weights)}
-        drawn = draw(self.seed, self.hedge.rounds, weights)
-        return {drawn if policy == "sample" else int(weights.argmax()): 1.0}
+        expert = draw(self.seed, self.hedge.rounds, weights) if policy == "sample" else int(weights.argmax())
+        return {expert: 1.0}
 
     def _deployed(self, round: int, row: dict[int, RoundRecord], present: np.ndarray) -> RoundRecord:
         """Accuracy and loss of the deployed policies in a round, before its weights are updated."""
@@ -327,10 +349,10 @@ class HedgeRounds:
 
     # ---- the journal --------------------------------------------------------------------------------------------
 
-    def _write(self, entry: RoundRecord) -> None:
-        if self.journal is not None:
+    def _write(self, *entries: RoundRecord) -> None:
+        if self.journal is not None and entries:
             with self.journal.open("a") as file:
-                file.write(json.dumps(entry) + "\n")
+                file.writelines(json.dumps(entry) + "\n" for entry in entries)
 
     @property
     def _head(self) -> RoundRecord:

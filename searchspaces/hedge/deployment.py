@@ -187,10 +187,12 @@ class Deployment:
             self._warn_once("mixture", f"no mixture is recorded in round {round}: the predictions cannot be combined")
         return score
 
+    def is_due(self, round: int) -> bool:
+        """Whether the state after a round is deployed."""
+        return is_due(round, self.every, self.last)
+
     def deploy(self, round: int, weights: Mapping[int, float]) -> None:
-        """Replace the deployed state, if it is due. weights: of the deployed experts in the next round, by expert."""
-        if not is_due(round, self.every, self.last):
-            return
+        """Replace the deployed state. weights: of the deployed experts in the next round, by expert."""
         if self._deployed is None:
             # A resumed search passes its complete rounds again, whose files are gone.
             state = DeployedState.read(self.folder, models=False)

@@ -48,7 +48,8 @@ class HedgeScheduler(TrialScheduler):
     not all trials fit on the cluster. A trial that is too far ahead is paused (with a checkpoint), and the trial with
     the fewest rounds takes its place; if no other trial needs the room, it keeps its process and waits. If all trials
     fit, none waits, unless `strict`. With `ahead=0`, rounds are lock-step: no trial begins a round before all trials
-    have reported the one before, whether they fit or not; each result must then have one round. seed, deployment: see
+    have reported the one before, whether they fit or not; each result must then have one round, unless the trials
+    themselves wait for each other in every round, and report several rounds together. seed, deployment: see
     HedgeRounds. prune: trials whose weight falls below this are stopped; the regret against a stopped trial is
     no longer bounded. time_attr: key that counts rounds. A result may also contain several rounds, as a list of
     dictionaries under "records". A trial may train several experts (`packing.members`); each record then names its
@@ -124,6 +125,8 @@ class HedgeScheduler(TrialScheduler):
         experts = experts_of(trial)
         if all(self.rounds.retired.get(expert) for expert in experts):
             return TrialScheduler.STOP
+        if self.prune:
+            self.rounds.settle()
         below = self.prune and max(self.rounds.hedge.probs()[experts]) < self.prune
         if below and self._unfinished.difference(experts):
             self._end(trial, penalised=False)
@@ -165,6 +168,8 @@ class HedgeScheduler(TrialScheduler):
         self._retire_ended(trials)
         self._pausing -= {trial.trial_id for trial in trials if trial.status == Trial.PAUSED}
         self._release(tune_controller, wanted=any(trial.status == Trial.PENDING for trial in trials))
+        # Only now, so that trials train meanwhile.
+        self.rounds.settle()
         waiting = [trial for trial in trials if trial.status == Trial.PAUSED]
         if not waiting:
             return None
@@ -212,17 +217,17 @@ class HedgeScheduler(TrialScheduler):
 
     def _report(self, trial: Trial, result: RoundRecord) -> None:
         try:
-            for expert, round, record in self._rounds_of(trial, result):
-                self.rounds.report(expert, round, record)
+            self.rounds.accept(self._rounds_of(trial, result))
         except UserError as error:
             self.error = error
             raise
 
     def _rounds_of(self, trial: Trial, result: RoundRecord) -> Iterator[tuple[int, int, RoundRecord]]:
         """Yields the expert, the number and the metrics of each round of a result."""
+        first = experts_of(trial)[0]
         for record in result.get("records", [result]):
             round = int(record.get(ROUND, record.get(self.time_attr, 0)))
-            yield record.get("expert", experts_of(trial)[0]), round, record
+            yield record.get("expert", first), round, record
 
     def _open(self, tune_controller: Any) -> None:
         """Continue from the journal once the trials are known: only they distinguish a restored search from a new one.

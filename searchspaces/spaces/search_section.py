@@ -225,6 +225,13 @@ class SearchKind(Section):
         """Number of rounds between two reports of a trial."""
         return self.report_every
 
+    def reports_together(self, experiment: Experiment) -> bool:
+        """Whether trials that all run at once may report several rounds together; no trial then runs ahead of another.
+
+        Not for a kind that decides anything for a trial after each round.
+        """
+        return False
+
     def kept_rounds(self, experiment: Experiment) -> KeptRounds | None:
         """Rounds that each trial keeps in files, for a kind that deploys the models of its trials; None: none."""
         return None

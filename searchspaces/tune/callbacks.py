@@ -73,11 +73,13 @@ class SearchCallback(tune.Callback):
         self._looked = 0.0
         self.is_idle: Callable[[Trial], bool] = lambda trial: False
         """Whether a running trial has nothing to do, and therefore gives no sign of life."""
+        self.on_end: Callable[[int], None] = lambda index: None
+        """Called with the number of each expert whose trial has ended."""
 
     def __getstate__(self) -> dict[str, Any]:
         """State without terminals and locks: Tune saves callbacks to disk, for a restore that is not used here."""
-        transient = dict.fromkeys(("lock", "show", "tracker", "loggers", "notify", "health", "termination", "is_idle"))
-        return self.__dict__ | transient | {"_started": {}, "_watches": {}}
+        transient = ("lock", "show", "tracker", "loggers", "notify", "health", "termination", "is_idle", "on_end")
+        return self.__dict__ | dict.fromkeys(transient) | {"_started": {}, "_watches": {}}
 
     def hedge(self, record: RoundRecord) -> None:
         """Record a complete round of Hedge."""
@@ -193,6 +195,7 @@ class SearchCallback(tune.Callback):
             ray.wait(calls, num_returns=len(calls), timeout=SAVING)
 
     def _end(self, index: int, status: str) -> None:
+        self.on_end(index)
         folder = expert_folder(self.folder, index)
         signs_file(folder).unlink(missing_ok=True)
         if folder.exists:

@@ -15,7 +15,7 @@ from ray import tune
 from ray.tune.error import TuneError
 
 from hedgerow.platform.actors.actor_pool import shutdown_idle
-from hedgerow.platform.actors.placement import cpu_share, trials_that_fit
+from hedgerow.platform.actors.placement import cpu_share, node_resources, trials_that_fit
 from hedgerow.platform.actors.ray_health import RayHealth
 from hedgerow.platform.actors.session import ray_session
 from hedgerow.platform.config.experiment import Experiment
@@ -46,7 +46,14 @@ from hedgerow.searchspaces.spaces.search_file import SearchSpec, load_search
 from hedgerow.searchspaces.spaces.search_section import VALIDATION, SearchSetup
 from hedgerow.searchspaces.spaces.space import Overrides
 from hedgerow.searchspaces.tune.callbacks import SearchCallback, ShowSearch
-from hedgerow.searchspaces.tune.trainable import FederatedTrainable, SearchSettings, Shared, trial_resources
+from hedgerow.searchspaces.tune.round_barrier import RoundBarrier
+from hedgerow.searchspaces.tune.trainable import (
+    FederatedTrainable,
+    SearchSettings,
+    Shared,
+    barrier_file,
+    trial_resources,
+)
 from hedgerow.searchspaces.tune.tuner_spec import tuner_spec
 
 TUNE_SETTINGS = {
@@ -59,6 +66,9 @@ TUNE_SETTINGS = {
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
 }
 """Environment variables that disable bookkeeping of Ray Tune that a search does not need."""
+
+TOGETHER = 1.0
+"""Seconds of lock-step rounds that a trial reports together: a report costs milliseconds, and may be this old."""
 
 
 def search(
@@ -207,13 +217,20 @@ def _tune(plan: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
     if obstacle:
         folder.update(no_mixture=obstacle)
     predictions = kept is not None and obstacle is None
+    packs, journal, warnings = packs_of(folder, plan, configurations, room), here / "losses.jsonl", list[str]()
+    trials, barrier = len(configurations if packs is None else packs), barrier_file(here)
+    # Trials that take turns, or run on several machines, do not see each other's rounds.
+    meets = trials == 1 or (trials <= room and len(node_resources()) == 1)
+    together = TOGETHER if meets and search.reports_together(plan.experiment) else None
+    if together is not None:
+        RoundBarrier.create(barrier, len(configurations))
+        listener.on_end = lambda number: RoundBarrier(barrier, [number]).leave()
     settings = SearchSettings(
         *(search.rounds_per_report(plan.experiment), search.record is not None, search.metric, search.noise),
-        *(kept, predictions),
+        *(kept, predictions, together),
     )
     references = ray.put(vars(dataset)), ray.put(vars(partition))
     shared = Shared(plan.values, here, sys.path, settings, *references, listener.lock.claim)
-    packs, journal, warnings = packs_of(folder, plan, configurations, room), here / "losses.jsonl", list[str]()
     setup = SearchSetup(
         *(plan.experiment, plan.values, configurations, journal, listener.hedge, warnings.append),
         *(here / "deployed", lambda number: expert_folder(here, number).path, predictions),
@@ -251,6 +268,7 @@ def _tune(plan: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
         raise
     finally:
         listener.health.close()
+        barrier.unlink(missing_ok=True)
     errors = [str(error).strip().splitlines()[-1] for error in results.errors]
     if errors and len(errors) == len(results):
         raise RuntimeError(f"every trial failed; first error: {errors[0]}")

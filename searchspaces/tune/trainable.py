@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from hedgerow.searchspaces.results.trials import expert_folder
 from hedgerow.searchspaces.spaces.packing import client_actors, members
 from hedgerow.searchspaces.spaces.search_section import KeptRounds, Noise
 from hedgerow.searchspaces.spaces.space import Overrides, with_overrides
+from hedgerow.searchspaces.tune.round_barrier import RoundBarrier
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class SearchSettings:
 
     report_every: rounds per result. records: whether the search is recorded. kept: rounds that each expert keeps in
     files until they are complete; None: none. predictions: whether these files have the predictions of the evaluation.
+    together: seconds of lock-step rounds that a trial reports together; None: it reports as `report_every` says.
     """
 
     report_every: int
@@ -49,6 +52,7 @@ class SearchSettings:
     noise: Noise | None
     kept: KeptRounds | None = None
     predictions: bool = False
+    together: float | None = None
 
 
 @dataclass(frozen=True)
@@ -113,21 +117,20 @@ class FederatedTrainable(tune.Trainable):
                 # Opened only now: Tune may set up a second process for a trial that already has one, and drop it.
                 member.log = RunLog(member.folder.metrics)
                 member.log.replace(server.history)
-        stopped = all(member.stopped for member in self.members)
+        begun, stopped = time.monotonic(), all(member.stopped for member in self.members)
         # Rounds that a resumed trial has not reported may be needed to complete a round before the trial's next one.
         behind = self.shared.search.kept is not None and any(
             member.reported < len(server.history) for member, server in zip(self.members, run.servers, strict=True)
         )
-        until = (
-            run.round
-            if behind
-            else min(self.members[0].experiment.rounds, run.round + self.stride - run.round % self.stride)
-        )
-        while run.round < until and not run.done and not stopped:
-            for i, record in run.run_round().items():
-                log = self.members[i].log
-                assert log is not None
-                log.append(record)
+        if self.barrier and behind:
+            self.barrier.reports(run.round)
+        if not (behind or stopped):
+            self._run_stride()
+            # The search allows the first rounds of a step; further ones only where all trials have run those before.
+            while self.barrier and not run.done and self.barrier.passes(run.round, begun + self.together):
+                self._run_stride()
+        if self.barrier and (run.done or stopped):
+            self.barrier.leave()
         records = []
         for member, server in zip(self.members, run.servers, strict=True):
             records += [{"expert": member.number, **record} for record in server.history[member.reported :]]
@@ -136,6 +139,16 @@ class FederatedTrainable(tune.Trainable):
         last = next((record for record in reversed(run.servers[0].history) if "test_accuracy" in record), {})
         report = {"records": records, "warnings": run.warnings(), "done": run.done or stopped}
         return {**last, "round": run.round, **report}
+
+    def _run_stride(self) -> None:
+        """Run rounds up to the next one that is reported."""
+        run = self.coordinator
+        until = min(self.members[0].experiment.rounds, run.round + self.stride - run.round % self.stride)
+        while run.round < until and not run.done:
+            for i, record in run.run_round().items():
+                log = self.members[i].log
+                assert log is not None
+                log.append(record)
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Save this round in the run folders, and write their paths to the checkpoint of Tune."""
@@ -174,8 +187,13 @@ class FederatedTrainable(tune.Trainable):
     def _open(self, config: dict[str, Any]) -> None:
         self.members = [self._member(number, overrides) for number, overrides in members(self.trial_id, config)]
         experiments = [member.experiment for member in self.members]
-        every = experiments[0].evaluation.every
+        # On a stream, the test samples of each task score every round, evaluated or not.
+        scores_all = self.shared.search.kept is not None and experiments[0].task.partition.is_stream
+        every = 1 if scores_all else experiments[0].evaluation.every
         self.stride = math.ceil(self.shared.search.report_every / every) * every
+        together = self.shared.search.together
+        self.together, numbers = together or 0.0, [member.number for member in self.members]
+        self.barrier = None if together is None else RoundBarrier(barrier_file(self.shared.folder), numbers)
         partition = self._partition(experiments[0])
         listen(Signs(signs_file(self.members[0].folder)).alive)
         executor = self._executor(experiments, partition)
@@ -235,6 +253,11 @@ class FederatedTrainable(tune.Trainable):
             self.clients.signs = signs
             self.clients.load_run(spec)
         return self.clients
+
+
+def barrier_file(folder: Path) -> Path:
+    """File of the barrier of lock-step rounds. folder: folder of the search."""
+    return folder / ".barrier"
 
 
 def signs_file(folder: RunFolder) -> Path:

@@ -63,8 +63,8 @@ class HedgeSearch(SearchKind):
     ahead: int | None = Field(
         None,
         ge=0,
-        description="rounds that an expert may be ahead of another; 0: lock-step, no expert begins a round before the "
-        "one before is complete, and report_every counts as 1; null: 0 on a stream, otherwise 20",
+        description="rounds that an expert may be ahead of another; 0: lock-step, no expert begins a round before all "
+        "have run the one before, whatever report_every is; null: 0 on a stream, otherwise 20",
     )
     deploy: Literal["leader", "sample", "mixture"] = Field(
         "leader",
@@ -119,6 +119,10 @@ class HedgeSearch(SearchKind):
     def rounds_per_report(self, experiment: Experiment) -> int:
         """One if rounds are lock-step: an expert waits after each of its rounds."""
         return self.report_every if self._ahead(experiment) else 1
+
+    def reports_together(self, experiment: Experiment) -> bool:
+        """Lock-step rounds, unless each may be the last one of an expert."""
+        return not self._ahead(experiment) and not self.prune
 
     def kept_rounds(self, experiment: Experiment) -> KeptRounds:
         """All rounds with the metric; models only where they are deployed."""

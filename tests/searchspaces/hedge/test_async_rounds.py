@@ -62,6 +62,61 @@ def test_the_records_are_the_same_bits_in_whatever_order_experts_report(order):
     assert records == expected
 
 
+@pytest.mark.parametrize("rate", ["fixed", "adahedge", "fixed_share", "exp3"])
+@pytest.mark.parametrize("seed", range(5))
+def test_reports_of_several_rounds_together_have_the_same_bits(tmp_path, rate, seed):
+    losses, draw = np.random.default_rng(seed).random((20, 3)), random.Random(seed)
+
+    def begin(**settings) -> tuple[HedgeRounds, list[dict]]:
+        records: list[dict] = []
+        hedge = make_hedge(rate, 3, rounds=20, seed=seed)
+        range = None if rate == "adahedge" else (0, 1)
+        return HedgeRounds(hedge, "loss", "min", range, on_round=records.append, **settings), records
+
+    one_by_one, expected = begin()
+    feed(one_by_one, [(round, expert) for round in range(20) for expert in range(3)], losses)
+    together, records = begin(journal=tmp_path / "journal")
+    round = 0
+    while round < 20:
+        until = min(20, round + draw.randint(1, 6))
+        for expert in draw.sample(range(3), 3):
+            together.accept((expert, r + 1, {"loss": losses[r, expert]}) for r in range(round, until))
+            assert len(records) == round
+            assert together.ahead(expert) in (0, until - round)
+        together.settle()
+        round = until
+        assert len(records) == round
+    assert records == expected
+    assert together.state_dict() == one_by_one.state_dict()
+    # A report that was not settled before the crash is in the journal.
+    _, again = begin(journal=tmp_path / "journal")
+    assert again == expected
+
+
+def test_an_expert_that_retires_is_awake_in_the_rounds_that_it_completed_before():
+    def end(settles: bool) -> list[dict]:
+        buffer, records = rounds(2)
+        # Expert 1 has no loss in round 1, and costs the worst one.
+        buffer.accept([(0, 1, {"loss": 0.5}), (1, 2, {"loss": 0.25}), (0, 2, {"loss": 0.5})])
+        if settles:
+            buffer.settle()
+        buffer.retire(1, penalised=False)
+        return records
+
+    assert end(settles=False) == end(settles=True)
+    assert [record["losses"] for record in end(settles=False)] == [[0.5, 1.0], [0.5, 0.25]]
+
+
+def test_reports_before_an_invalid_one_are_kept(tmp_path):
+    buffer, records = rounds(2, journal=tmp_path / "journal")
+    with pytest.raises(UserError, match="expert 1 reported loss = 'high' in round 2"):
+        buffer.accept([(0, 1, {"loss": 0.5}), (1, 1, {"loss": 0.25}), (1, 2, {"loss": "high"})])
+    buffer.settle()
+    _, again = rounds(2, journal=tmp_path / "journal")
+    assert again == records
+    assert len(records) == 1
+
+
 def test_a_round_waits_for_its_last_expert():
     buffer, records = rounds()
     feed(buffer, [(0, 0), (1, 0), (0, 1)])

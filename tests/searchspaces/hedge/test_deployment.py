@@ -214,6 +214,55 @@ class TestState:
             DeployedState.read(tmp_path)
 
 
+def written_together(experts: Experts, begin: int, end: int) -> None:
+    """Rounds that all experts write before one of them reports."""
+    for round in range(begin, end):
+        for expert in range(EXPERTS):
+            experts.write(expert, round)
+
+
+def reported_together(experts: Experts, begin: int, end: int) -> None:
+    for expert in range(EXPERTS):
+        experts.hedge.accept((expert, round, scores(drawn(expert, round))) for round in range(begin, end))
+    experts.hedge.settle()
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_rounds_that_are_reported_together_have_the_same_records_and_deploy_the_last_state(
+    tmp_path, undisturbed, every
+):
+    for folder in ("apart", "together"):
+        (tmp_path / folder).mkdir()
+    apart, experts = Experts(tmp_path / "apart", every=every), Experts(tmp_path / "together", every=every)
+    for begin, end in [(1, 4), (4, ROUNDS + 1)]:
+        written_together(experts, begin, end)
+        reported_together(experts, begin, end)
+        apart.run([one for one in IN_ORDER if begin <= one[0] < end])
+        state, expected = (DeployedState.read(one.folder / "deployed") for one in (experts, apart))
+        assert (state.round, state.weights) == (expected.round, expected.weights)
+        assert [model["w"].tolist() for model in state.models.values()] == [[*state.weights, state.round]]
+        assert not any(kept_file(experts.home(expert), begin).exists() for expert in range(EXPERTS))
+    assert experts.records == undisturbed.records
+    assert experts.warnings == []
+
+
+@pytest.mark.parametrize("cut", range(1, 26))
+def test_a_search_that_was_killed_while_it_settled_rounds_together_continues_alike(tmp_path, undisturbed, cut):
+    first = Experts(tmp_path)
+    for begin, end in [(1, 4), (4, ROUNDS + 1)]:
+        written_together(first, begin, end)
+        reported_together(first, begin, end)
+    lines = first.hedge.journal.read_text().splitlines(keepends=True)
+    first.hedge.journal.write_text("".join(lines[:cut]))
+    # The files of rounds that are reported together are deleted once the mixtures of all are in the journal.
+    mixed = sum('"mixed"' in line for line in lines[:cut])
+    written_together(first, 1 if mixed < 3 else 4, ROUNDS + 1)
+    second = Experts(tmp_path)
+    second.run(IN_ORDER)
+    assert second.records == undisturbed.records
+    assert second.warnings == []
+
+
 @pytest.mark.parametrize("cut", range(1, 26))
 def test_a_killed_search_continues_with_the_same_deployed_sequence(tmp_path, undisturbed, cut):
     """Killed after any line of the journal: experts run the rounds after their last report again."""

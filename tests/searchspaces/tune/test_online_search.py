@@ -12,14 +12,17 @@ from processes import hedgerow
 from searches import plan as federated_plan
 
 from hedgerow import load
+from hedgerow.algorithms.core.pytree import flatten
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.runs.runner import run
 from hedgerow.platform.runtime.factory import check
 from hedgerow.platform.tracking.records import HedgeRecord
 from hedgerow.platform.tracking.tracker import RunLog
-from hedgerow.searchspaces.hedge.deployment import KEPT
+from hedgerow.searchspaces.hedge.deployment import KEPT, DeployedState
 from hedgerow.searchspaces.results.finished_search import FinishedSearch
 from hedgerow.searchspaces.spaces.search_file import SearchSpec, parse_search
+from hedgerow.searchspaces.tune import search_runner
+from hedgerow.searchspaces.tune.callbacks import SearchCallback
 from hedgerow.searchspaces.tune.search_runner import mixture_obstacle, resume_search, search
 
 ROUNDS, LR, STEPS = 6, [0.01, 0.3], [1, 2]
@@ -42,14 +45,33 @@ def plan(output: Path, rounds: int = ROUNDS, **keys) -> SearchSpec:
             "checkpoints": {"every": 2},
             "tracking": {"enabled": False},
             "output": str(output),
-            "search": {"kind": "hedge", "space": {"algorithm.lr": LR, "algorithm.steps": STEPS}, **keys},
+            "search": {"kind": "hedge", "pack": 2, "space": {"algorithm.lr": LR, "algorithm.steps": STEPS}, **keys},
         }
     )
 
 
+def reported(chosen: SearchSpec, together: float) -> tuple[FinishedSearch, int]:
+    """A search, and its number of reports. together: seconds of lock-step rounds that a trial reports together."""
+    results, report = [], SearchCallback.on_trial_result
+
+    def counted(self: SearchCallback, *args, **info) -> None:
+        results.append(info["result"])
+        report(self, *args, **info)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search_runner, "TOGETHER", together)
+        patch.setattr(SearchCallback, "on_trial_result", counted)
+        return search(chosen), len(results)
+
+
 @pytest.fixture(scope="module")
-def finished(ray_here, tmp_path_factory) -> FinishedSearch:
-    return search(plan(tmp_path_factory.mktemp("finished"), deploy="mixture"))
+def reported_together(ray_here, tmp_path_factory) -> tuple[FinishedSearch, int]:
+    return reported(plan(tmp_path_factory.mktemp("finished"), deploy="mixture"), together=600)
+
+
+@pytest.fixture(scope="module")
+def finished(reported_together) -> FinishedSearch:
+    return reported_together[0]
 
 
 class TestDeployed:
@@ -105,6 +127,23 @@ class TestRounds:
         assert turns.deployed.experts == [finished.hedge[-1]["leader"]] or turns.deployed.round == ROUNDS
         assert ahead.deployed.policy == "sample"
 
+    def test_rounds_that_are_reported_together_are_those_of_a_report_per_round(self, tmp_path, reported_together):
+        together, few = reported_together
+        apart, many = reported(plan(tmp_path, deploy="mixture"), together=0)
+        assert (few, many) == (2, 2 * ROUNDS)
+        assert_same(together, apart)
+
+    @pytest.mark.exhaustive("processes")
+    @pytest.mark.parametrize("every", [1, 2])
+    def test_so_are_those_of_a_federated_search(self, tmp_path, every):
+        chosen = [
+            federated_plan(tmp_path / name, search__ahead=0, evaluation__every=every) for name in ("together", "apart")
+        ]
+        (together, few), (apart, many) = reported(chosen[0], together=600), reported(chosen[1], together=0)
+        assert (few, many) == (2, 2 * ROUNDS // every)
+        assert all(record["deployed"]["mixture"] for record in together.hedge)
+        assert_same(together, apart)
+
     @pytest.mark.exhaustive("kills")
     def test_a_search_that_was_killed_continues_with_the_same_deployed_sequence(self, tmp_path):
         rounds = 40
@@ -126,6 +165,20 @@ class TestRounds:
         assert all(record["deployed"]["mixture"] for record in resumed.hedge)
         assert resumed.deployed.round == rounds
         assert resumed.warning is None
+
+
+def assert_same(first: FinishedSearch, second: FinishedSearch) -> None:
+    """Two searches have the same records, journal and deployed state, except for times."""
+    assert first.hedge == second.hedge
+    for one, other in zip(first.trials, second.trials, strict=True):
+        assert [r | {"seconds": 0} for r in one.records] == [r | {"seconds": 0} for r in other.records]
+    journals = [sorted((one.folder.path / "losses.jsonl").read_text().splitlines()) for one in (first, second)]
+    assert journals[0] == journals[1]
+    states = [DeployedState.read(one.folder.path / "deployed") for one in (first, second)]
+    assert (states[0].round, states[0].weights) == (states[1].round, states[1].weights)
+    leaves = [flatten(state.models) for state in states]
+    assert leaves[0].keys() == leaves[1].keys()
+    assert all(np.array_equal(leaf, leaves[1][key]) for key, leaf in leaves[0].items())
 
 
 def _rounds(folder: Path) -> int:
