@@ -1,19 +1,41 @@
 """Base class of all models: a section of the experiment file that builds its network. Also the section of users' own
 models."""
 
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from torch import nn
 
+from hedgerow.algorithms.core.layer_context import BufferPolicy
 from hedgerow.platform.common.section import Section
 
 Width = Annotated[int, Field(ge=1)]
 Depth = Annotated[int, Field(ge=1, le=1000)]
 
 
-class Model(Section):
-    """Built-in model. Its fields are its sizes."""
+class InitialWeights(Section):
+    """Initial parameters of a model."""
+
+    init: str | None = Field(
+        None,
+        min_length=1,
+        description="file with the initial parameters, a state dict in the format of safetensors or torch.save; null: "
+        "from the seed",
+    )
+    freeze: list[str] = Field(
+        [], description="patterns of the names of frozen parameters, such as features.*; frozen: not trained or sent"
+    )
+
+    @field_validator("init")
+    @classmethod
+    def _absolute(cls, init: str | None) -> str | None:
+        # A run may be resumed from another folder.
+        return None if init is None else str(Path(init).absolute())
+
+
+class Model(InitialWeights):
+    """Built-in model. Its other fields are its sizes."""
 
     takes: ClassVar[tuple[str, ...]] = ("images", "flat features")
     """Kinds of samples on which the model can be trained."""
@@ -41,8 +63,14 @@ class StagedModel(Model):
         return self
 
 
-class CustomModel(Section):
-    """Your own torch.nn.Module: `name` is its dotted path, `args` goes to its constructor."""
+class CustomModel(InitialWeights):
+    """Your own model: `name` is the dotted path of a torch.nn.Module or of a function that returns one."""
 
     name: str
-    args: dict[str, Any] = Field({}, description="keyword arguments of its constructor")
+    args: dict[str, Any] = Field({}, description="keyword arguments of the class or function")
+    buffers: BufferPolicy = Field(
+        "average",
+        description="running statistics, such as those of batch norm; average: sent with the model, and averaged by "
+        "the number of training samples; local: each client keeps its own, which is never sent (FedBN); ignore: none "
+        "are kept, and each mini-batch is normalised by its own statistics, also in evaluation",
+    )

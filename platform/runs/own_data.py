@@ -27,8 +27,9 @@ def data_record(experiment: Experiment, data: Data, own: bool) -> dict[str, Any]
             is_drawn = False
     record: dict[str, Any] = {"name": dataset.name, "dataset": content_hash(dataset), "partition": partition_hash}
     record |= {"drawn": is_drawn, "own": own}
-    is_custom = isinstance(experiment.task.model, CustomModel)
-    constants = build_module(experiment, dataset).constants if is_custom else None
+    model = experiment.task.model
+    has_constants = isinstance(model, CustomModel) or model.init is not None
+    constants = build_module(experiment, dataset).constants if has_constants else None
     return record | ({"frozen": constants} if constants else {})
 
 
