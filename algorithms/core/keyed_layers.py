@@ -52,10 +52,11 @@ class KeyedFunctions(TorchFunctionMode):
             name = None
         if name is not None:
             return getattr(self, name)(func, *args, **kwargs)
-        if isinstance(func, FunctionType) and func.__module__ == F.__name__:
-            # A function in Python, which calls others: they are to be replaced, too.
+        is_python = isinstance(func, FunctionType) and func.__module__ == F.__name__
+        if is_python and (entered := entered_function(func)):
+            # It calls other functions, which are to be replaced, too.
             with self:
-                return entered_function(func)(*args, **kwargs)
+                return entered(*args, **kwargs)
         return func(*args, **kwargs)
 
     # ---- random numbers ----------------------------------------------------------------------------------------------

@@ -5,12 +5,11 @@ random numbers. A `LayerContext` provides them for one client step. Random numbe
 has the same bits on any worker, and in a loop and under vmap.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from copy import deepcopy
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from threading import Lock
 from typing import Any, Literal, NamedTuple, Self
 from zlib import crc32
@@ -121,7 +120,7 @@ class LayerContext:
     def observed(self, data: ClientData) -> ClientData:
         """Data of a step whose mini-batches this context knows."""
         self._is_padded = data.batched
-        return _ObservedData(**{field.name: getattr(data, field.name) for field in fields(ClientData)}, note=self.note)
+        return _ObservedData(**{field.name: getattr(data, field.name) for field in fields(ClientData)}, context=self)
 
     def note(self, stream: str, step: int, batch: Batch) -> Batch:
         """Marks the mini-batch that the step draws next."""
@@ -190,8 +189,8 @@ class LayerContext:
 
 @dataclass(frozen=True)
 class _ObservedData(ClientData):
-    note: Callable[[str, int, Batch], Batch] = partial(lambda stream, step, batch: batch)
+    context: LayerContext | None = None
 
     def batches(self, stream: str = "train") -> Iterator[Batch]:
         for step, batch in enumerate(super().batches(stream)):
-            yield self.note(stream, step, batch)
+            yield batch if self.context is None else self.context.note(stream, step, batch)

@@ -70,12 +70,14 @@ GUARDS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_
 
 
 @cache
-def entered_function(function: FunctionType) -> Callable[..., Any]:
-    """Returns a function of torch.nn.functional that runs its body also if it is overridden, but not those it calls.
+def entered_function(function: FunctionType) -> Callable[..., Any] | None:
+    """Returns a function that runs the body of a function of torch.nn.functional without asking for an override of it.
 
-    An override of torch.overrides.TorchFunctionMode can then replace the functions that the body calls. Without these
-    names in torch, the body asks for an override by another name, and the override is called without end.
+    An override by torch.overrides.TorchFunctionMode can then replace the functions that the body calls. Returns None
+    if the body does not ask itself, or asks by a name that is not in `GUARDS`: it is then called without overrides.
     """
+    if not set(GUARDS) & set(function.__code__.co_names):
+        return None
     unguarded = dict.fromkeys(GUARDS, lambda *_: False)
     body = FunctionType(
         function.__code__,

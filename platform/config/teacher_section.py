@@ -65,7 +65,10 @@ class Teacher(Section, TeacherTraining):
         return file
 
     def parameters(self) -> Tree:
-        """Parameters and buffers of the server's model. Raises UserError if none are saved or the last checkpoint is damaged."""
+        """Parameters and buffers of the server's model.
+
+        Raises UserError if none are saved or the last checkpoint is damaged.
+        """
         files = checkpoints(Path(str(self.run)) / "checkpoints")
         server: Tree = read_checkpoint(files[-1])[0] if files else {}
         if "w" not in server:

@@ -4,7 +4,7 @@ models."""
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from torch import nn
 
 from hedgerow.algorithms.core.layer_context import BufferPolicy
@@ -14,27 +14,27 @@ Width = Annotated[int, Field(ge=1)]
 Depth = Annotated[int, Field(ge=1, le=1000)]
 
 
-class InitialWeights(Section):
-    """Initial parameters of a model."""
+def _absolute(path: str | None) -> str | None:
+    # A run may be resumed from another folder.
+    return None if path is None else str(Path(path).absolute())
 
-    init: str | None = Field(
-        None,
+
+StateDictFile = Annotated[
+    str | None,
+    Field(
         min_length=1,
         description="file with the initial parameters, a state dict in the format of safetensors or torch.save; null: "
-        "from the seed",
-    )
-    freeze: list[str] = Field(
-        [], description="patterns of the names of frozen parameters, such as features.*; frozen: not trained or sent"
-    )
-
-    @field_validator("init")
-    @classmethod
-    def _absolute(cls, init: str | None) -> str | None:
-        # A run may be resumed from another folder.
-        return None if init is None else str(Path(init).absolute())
+        "initial parameters from the seed",
+    ),
+    AfterValidator(_absolute),
+]
+FrozenNames = Annotated[
+    list[str],
+    Field(description="patterns of names of parameters, such as features.*, that are neither trained nor transmitted"),
+]
 
 
-class Model(InitialWeights):
+class Model(Section):
     """Built-in model. Its other fields are its sizes."""
 
     takes: ClassVar[tuple[str, ...]] = ("images", "flat features")
@@ -42,6 +42,9 @@ class Model(InitialWeights):
 
     name: str = ""
     """Name of the model in the experiment file, set by the registry."""
+
+    init: StateDictFile = None
+    freeze: FrozenNames = Field([])
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Builds the network, with parameters drawn from torch's generator. shape: of one sample. Raises UserError."""
@@ -63,7 +66,7 @@ class StagedModel(Model):
         return self
 
 
-class CustomModel(InitialWeights):
+class CustomModel(Section):
     """Your own model: `name` is the dotted path of a torch.nn.Module or of a function that returns one."""
 
     name: str
@@ -74,3 +77,5 @@ class CustomModel(InitialWeights):
         "the number of training samples; local: each client keeps its own, which is never sent (FedBN); ignore: none "
         "are kept, and each mini-batch is normalised by its own statistics, also in evaluation",
     )
+    init: StateDictFile = None
+    freeze: FrozenNames = Field([])

@@ -68,6 +68,8 @@ def vmap_objection(module: nn.Module, mode: TrainMode | None, shape: tuple[int, 
     """Reason why a module cannot be trained for several clients at once, found in a trial; None if it can."""
     if mode is not None and mode.seeds_torch:
         return DRAWS
+    if mode is not None and (own := sorted(set(mode.buffers) - _tracked(module))):
+        return f"padding of mini-batches would enter {own[0]!r}, which the model itself updates"
     w = {name: p.detach() for name, p in trainable(module).items()}
     x = _samples(CLIENTS * SAMPLES, shape, is_tokens).unflatten(0, (CLIENTS, SAMPLES))
     keys = torch.arange(2 * CLIENTS).view(CLIENTS, 2)

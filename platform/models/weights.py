@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from hashlib import file_digest
-from pickle import UnpicklingError
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
 from safetensors import SafetensorError

@@ -218,9 +218,7 @@ def _check_train_mode(experiment: Experiment, algorithm: Algorithm) -> None:
     if experiment.task.problem:
         raise UserError(f"task.problem: the model has {mode.layers} in training mode; choose a model without them")
     if mode.kept and experiment.evaluation.follows:
-        raise UserError(
-            f"evaluation.model: averages of clients' latest models have no {mode.layers}; set it to server"
-        )
+        raise UserError(f"evaluation.model: averages of clients' latest models have no {mode.layers}; set it to server")
     if experiment.fedex and mode.buffers and mode.policy != "average":
         raise UserError("task.model.buffers: FedEx scores each client's model, with its buffers; set it to average")
     if experiment.engine.compile is True:

@@ -5,9 +5,14 @@ from pathlib import Path
 
 import click
 
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import dump_experiment, parse_experiment, read_file
+from hedgerow.platform.models.model import CustomModel
 from hedgerow.platform.runs.mlflow_sync import push as push_run
+from hedgerow.platform.runs.own_data import loop_note
 from hedgerow.platform.runs.run_command import resume_one
+from hedgerow.platform.runtime.factory import build_data
 from hedgerow.platform.storage.remote import uri_of
 from hedgerow.platform.tracking.run_folder import find_run
 from hedgerow.platform.ui.command_output import CommandOutput
@@ -82,7 +87,25 @@ def resolved(file: Path, overrides: Sequence[str]) -> CommandOutput:
         plan = parse_search(values, lines, str(file))
         return CommandOutput(plan.resolved, lambda: click.echo(plan.dump(), nl=False))
     experiment = parse_experiment(values, lines, str(file))
-    return CommandOutput(experiment.model_dump(mode="json"), lambda: click.echo(dump_experiment(experiment), nl=False))
+    note = _loop_note(experiment)
+
+    def render() -> None:
+        click.echo(dump_experiment(experiment), nl=False)
+        for reason in note.values():
+            click.echo(f"# Clients run one after the other, since the model cannot be batched: {reason}.")
+
+    return CommandOutput(experiment.model_dump(mode="json") | note, render)
+
+
+def _loop_note(experiment: Experiment) -> dict[str, str]:
+    """Why clients run one after the other, for a user's own model; {} if they can be batched, or data are missing."""
+    if not isinstance(experiment.task.model, CustomModel):
+        return {}
+    try:
+        return loop_note(experiment, build_data(experiment, None)[0])
+    except UserError:
+        # `show` explains the file, also where data or modules are not available.
+        return {}
 
 
 def search_table(plan: SearchSpec) -> SearchTable:

@@ -5,6 +5,16 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
+from hedgerow.algorithms.aggregators.aggregator import Aggregator
+from hedgerow.algorithms.core.pytree import tree_map
+
+
+class Median(Aggregator):
+    """Median of each entry."""
+
+    def combine(self, updates, weights):
+        return tree_map(lambda leaf: leaf.median(0).values, updates)
+
 
 class Normed(nn.Sequential):
     """Batch norm of features, without an option of any kind."""
@@ -33,7 +43,7 @@ class Dropped(nn.Module):
         self.drop = nn.Dropout(p, inplace=True)
 
     def forward(self, x):
-        hidden = self.drop(F.relu(self.first(x.flatten(1))))
+        hidden = F.relu(self.drop(self.first(x.flatten(1))))
         return self.second(F.dropout(hidden, self.p, self.training))
 
 
