@@ -4,10 +4,8 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from hashlib import file_digest
 from pathlib import Path
-from pickle import UnpicklingError
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -37,7 +35,7 @@ def _read(file: Path) -> dict[str, Tensor]:
         raise UserError(f"task.model.init: there is no file {file}; give the path of a state dict")
     try:
         values = load_file(file) if file.suffix == SAFETENSORS else torch.load(file, "cpu", weights_only=True)
-    except (SafetensorError, RuntimeError, ValueError, OSError, EOFError, KeyError, UnpicklingError) as error:
+    except Exception as error:  # damaged files raise errors of many kinds
         raise UserError(
             f"task.model.init: {file} cannot be read ({one_line(error)[:200]}); save `module.state_dict()` with "
             "torch.save or safetensors"
