@@ -51,8 +51,8 @@ class TrainMode:
 
     @property
     def layers(self) -> str:
-        """Description of the layers, for messages."""
-        kinds = {"buffers that training changes": self.buffers, "random numbers": self.is_random}
+        """Description of its layers, for messages."""
+        kinds = {"running statistics": self.buffers, "random numbers": self.is_random}
         return " and ".join(kind for kind, has in kinds.items() if has) or "batch norm"
 
     def initial(self, module: nn.Module) -> dict[str, Tensor]:

@@ -85,13 +85,13 @@ class TrainModeRounds:
         objective = getattr(self.algorithm.hyper, "objective", None)
         if not inner.training_steps:
             return (
-                f"task.model: it has {layers} in training mode, which {name} does not support; choose a model without "
-                "batch norm and dropout, or an algorithm with `training_steps`, such as fedavg"
+                f"task.model: {name} does not support a model with {layers} in training; choose one without batch norm "
+                "and dropout, or an algorithm with `training_steps`, such as fedavg"
             )
         if objective is not None and not objective.calls_logits:
             return (
-                f"objective: {objective.kind} reads features inside the model, which has {layers} in training mode; "
-                "choose a model without batch norm and dropout, or another objective"
+                f"objective: {objective.kind} reads features inside the model, which has {layers} in training; choose "
+                "a model without batch norm and dropout, or another objective"
             )
         if getattr(inner.hyper, "starts", 1) > 1:
             return f"algorithm.starts: models with {layers} are not trained side by side; set it to 1"

@@ -216,7 +216,9 @@ def _check_train_mode(experiment: Experiment, algorithm: Algorithm) -> None:
     if mode is None:
         return
     if experiment.task.problem:
-        raise UserError(f"task.problem: the model has {mode.layers} in training mode; choose a model without them")
+        raise UserError(
+            f"task.problem: it does not support a model with {mode.layers} in training; choose another model"
+        )
     if mode.kept and experiment.evaluation.follows:
         raise UserError(f"evaluation.model: averages of clients' latest models have no {mode.layers}; set it to server")
     if experiment.fedex and mode.buffers and mode.policy != "average":

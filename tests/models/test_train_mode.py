@@ -1,8 +1,12 @@
 """Batch norm, dropout, attention and stochastic depth: unmodified torch modules, with keyed numbers and buffers."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
+import yaml
+from command_line import hedgerow as command
 from mode_models import Normed
 from ray_runs import at_once, same
 from torch.nn import functional as F  # noqa: N812
@@ -17,6 +21,7 @@ from hedgerow.platform.runs.runner import run
 from hedgerow.platform.runtime.factory import build_data, build_module, check
 from hedgerow.platform.runtime.launch import build_coordinator
 
+VALIDATION = {"validation": {"fraction": 0.2, "from": "clients"}}
 STATISTICS = {"2.running_mean", "2.running_var", "2.num_batches_tracked"}
 
 
@@ -142,11 +147,14 @@ def test_loop_and_vmap_agree(model, buffers):
         ("fedavg", {"transforms": [{"kind": "top_k", "entries": 50}]}),
         ("fedavg", {"aggregation": {"rule": {"kind": "mode_models.Median"}}}),
         ("fedavg", {"aggregation": {"weighting": "samples"}}),
+        ("fedavg", {"fedex": {"factors": [[{"algorithm.lr": 0.1}, {"algorithm.lr": 0.05}]]}, "task": VALIDATION}),
     ],
 )
 def test_other_methods_and_slots_have_the_same_buffers_in_loop_and_vmap(algorithm, slots):
     states = [state_of(experiment("Normed", algorithm, mode, **slots), 1) for mode in ("loop", "vmap")]
     close(*states, 1e-4)
+    if "fedex" in slots:
+        assert float(states[0]["fedex/updates"]) == 1
     assert all(f"buffers/{name}" in states[0] for name in STATISTICS)
     plain = build_module(experiment("Normed"), build_data(experiment("Normed"), None)[0])
     assert not torch.equal(states[0]["buffers/2.running_mean"], plain.get_buffer("2.running_mean"))
@@ -337,6 +345,15 @@ def test_what_cannot_be_batched_runs_in_a_loop_and_says_why(model, said, tmp_pat
     assert "\n" not in reason
 
 
+def test_show_says_why_clients_take_turns(tmp_path):
+    file = tmp_path / "branching.yaml"
+    file.write_text(yaml.safe_dump(experiment("Branching").model_dump(mode="json")))
+    shown = command("show", str(file))
+    assert "# Clients run one after the other, since the model cannot be batched: it fails" in shown.output
+    assert parse_experiment(yaml.safe_load(shown.output)) == experiment("Branching")
+    assert "no_vmap" in json.loads(command("show", str(file), "--json").output)
+
+
 def test_buffers_of_the_users_own_are_averaged(tmp_path):
     finished = run(experiment("Averaging", output=str(tmp_path)))
     assert np.abs(finished.parameters["mean"]).max() > 0.1
@@ -345,11 +362,12 @@ def test_buffers_of_the_users_own_are_averaged(tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"algorithm": "fedsgd"}, "which fedsgd does not support"),
+        ({"algorithm": "fedsgd"}, "task.model: fedsgd does not support a model with running statistics"),
         ({"algorithm": "central", "buffers": "local"}, "task.model.buffers: central has no clients"),
         ({"algorithm": "central", "hyper": {"starts": 2}}, "algorithm.starts: "),
         ({"hyper": {"solver": "newton"}}, "algorithm.solver: newton needs one function"),
         ({"evaluation": {"model": "clients"}}, "evaluation.model: averages"),
+        ({"objective": {"kind": "synthetic"}}, "objective: synthetic reads features inside the model"),
         ({"engine": {"compile": True}}, "engine.compile: a model with"),
         ({"model": "FromNumPy"}, "task.model: mode_models.FromNumPy draws from NumPy or Python's random"),
         ({"model": "nothing"}, "task.model.name: mode_models.nothing returns an object of type dict"),
