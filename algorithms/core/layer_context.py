@@ -88,7 +88,8 @@ class Padding(NamedTuple):
 
 _current: ContextVar["LayerContext | None"] = ContextVar("layers", default=None)
 
-_seeding = Lock()
+SEEDING = Lock()
+"""Held while torch's generator, which all threads share, is seeded and drawn from."""
 
 
 class LayerContext:
@@ -181,9 +182,11 @@ class LayerContext:
             yield
             return
         first, second = derived(self.key.tolist(), crc32(f"torch {self._position} {self._calls}".encode()))
-        # All threads share one generator.
-        with _seeding, torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.manual_seed((first << 31) ^ second)
+        seed, is_gpu = (first << 31) ^ second, device.type == "cuda"
+        with SEEDING, torch.random.fork_rng(devices=[device] if is_gpu else []):
+            torch.default_generator.manual_seed(seed)
+            if is_gpu:
+                torch.cuda.manual_seed(seed)
             yield
 
 

@@ -12,10 +12,10 @@ from hedgerow.platform.common.errors import UserError, one_line
 from hedgerow.platform.common.memory import require
 from hedgerow.platform.common.registry import Registry, import_attribute
 from hedgerow.platform.models import MODELS
+from hedgerow.platform.models.initial_weights import freeze, load_weights
 from hedgerow.platform.models.model import CustomModel, Model
-from hedgerow.platform.models.trial import find_train_mode, vmap_objection
+from hedgerow.platform.models.trial import find_train_mode, materialize, vmap_objection
 from hedgerow.platform.models.vmap_check import constants, vmap_reason
-from hedgerow.platform.models.weights import freeze, load_weights
 
 COPIES = 3
 """Minimum number of copies of the parameters during training: the server's, a client's, and its gradient."""
@@ -34,6 +34,7 @@ def build_model(
     """
     if isinstance(config, CustomModel):
         module = _custom(config)
+        materialize(module, config.name, sample_shape, is_tokens)
     else:
         _refuse_wrong_kind(config, "token sequences" if is_tokens else _kind(sample_shape))
         _check_size(config, sample_shape, classes)

@@ -2,12 +2,15 @@
 
 import random
 import warnings
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.parameter import is_lazy
 
 from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.core.layer_context import BufferPolicy, LayerContext, TrainMode, in_train_mode
@@ -22,6 +25,28 @@ CLIENTS, SAMPLES = 2, 3
 DRAWS = "some of its layers draw from torch's generator by a function that has no keyed form"
 
 
+def materialize(module: nn.Module, name: str, shape: tuple[int, ...], is_tokens: bool) -> None:
+    """Gives lazy layers, such as `LazyLinear`, the sizes that follow from the samples. Raises UserError."""
+    if any(is_lazy(tensor) for tensor in [*module.parameters(), *module.buffers()]):
+        _called(module.eval(), name, _samples(2, shape, is_tokens))
+        module.train()
+
+
+def _called(module: Callable[[Tensor], Tensor], name: str, samples: Tensor) -> Tensor:
+    """Output of a module; UserError if it fails."""
+    try:
+        with torch.no_grad():
+            return module(samples)
+    except Exception as error:
+        raise UserError(
+            f"task.model: {name} fails on {_described(samples)} ({one_line(error)}); fix its forward"
+        ) from error
+
+
+def _described(samples: Tensor) -> str:
+    return f"a batch of shape {tuple(samples.shape)}"
+
+
 def find_train_mode(
     module: nn.Module, name: str, shape: tuple[int, ...], classes: int, is_tokens: bool, policy: BufferPolicy
 ) -> TrainMode | None:
@@ -30,20 +55,18 @@ def find_train_mode(
     If it does, the module is put into evaluation mode. Raises UserError where the module does not fit the data.
     """
     samples = _samples(2, shape, is_tokens)
-    batch = f"a batch of shape {tuple(samples.shape)}"
     modes = [(layer, layer.training) for layer in module.modules()]
     before = {key: buffer.detach().clone() for key, buffer in module.named_buffers()}
     trial = TrainMode(module.train(), tuple(before))
     context = LayerContext(trial, True, before, torch.zeros(2, dtype=torch.int64))
     torch_state, others = torch.get_rng_state(), _other_generators()
-    try:
-        with torch.no_grad():
-            logits = context.call(module, {}, samples)
-    except Exception as error:
-        raise UserError(f"task.model: {name} fails on {batch} ({one_line(error)}); fix its forward") from error
+    logits = _called(partial(context.call, module, {}), name, samples)
     output = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
     if output != (2, classes):
-        raise UserError(f"task.model: {name} returns {output} for {batch}; logits of shape {(2, classes)} are expected")
+        raise UserError(
+            f"task.model: {name} returns {output} for {_described(samples)}; logits of shape {(2, classes)} are "
+            "expected"
+        )
     if _other_generators() != others:
         raise UserError(
             f"task.model: {name} draws from NumPy or Python's random in its forward, so runs would not be "

@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 from pathlib import Path
-from threading import Lock
 from typing import cast
 
 import numpy as np
 import torch
 
 from hedgerow.algorithms.core.algorithm import Algorithm
+from hedgerow.algorithms.core.layer_context import SEEDING
 from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.slots.fedex_rounds import FedExRounds
 from hedgerow.algorithms.slots.slotted import Slotted
@@ -271,8 +271,6 @@ def _check_plans(experiment: Experiment, algorithm: Algorithm) -> None:
             raise UserError(f"engine.plans: {step} cannot run under vmap ({no_vmap}); set its mode to loop")
 
 
-_seeding = Lock()
-
 INDEX = 17
 """Bytes per sample of a mini-batch: its position, its row, and whether it is a real sample."""
 
@@ -283,8 +281,7 @@ def build_module(experiment: Experiment, dataset: Dataset, seed: int | None = No
 
 
 def _module(config: ModelConfig, dataset: Dataset, seed: int) -> torch.nn.Module:
-    # All threads share one generator.
-    with _seeding, torch.random.fork_rng(devices=[]), fits("task.model"):
+    with SEEDING, torch.random.fork_rng(devices=[]), fits("task.model"):
         torch.manual_seed(seed)
         return build_model(config, dataset.sample_shape, dataset.classes, dataset.is_tokens)
 
