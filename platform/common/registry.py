@@ -195,14 +195,13 @@ def import_object(dotted: str, base: type, what: str, place: str) -> type:
 
     base: class that it must derive from, called `what` in messages. place: key in the file, or empty. Raises UserError.
     """
-    candidate = import_attribute(dotted, place)
+    candidate = import_named(dotted, place)
     if not (isinstance(candidate, type) and issubclass(candidate, base)):
-        at = _beginning(place)
-        raise UserError(f"{at}{dotted!r} is not {what}; name a class that derives from {base.__name__}")
+        raise UserError(f"{_beginning(place)}{dotted!r} is not {what}; name a class that derives from {base.__name__}")
     return candidate
 
 
-def import_attribute(dotted: str, place: str) -> Any:
+def import_named(dotted: str, place: str) -> Any:
     """Imports the user's object at a dotted path. place: key in the file, or empty. Raises UserError."""
     at = _beginning(place)
     module_name, _, attribute = dotted.rpartition(".")

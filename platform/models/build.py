@@ -10,7 +10,7 @@ from torch import nn
 from hedgerow.algorithms.core.task import trainable
 from hedgerow.platform.common.errors import UserError, one_line
 from hedgerow.platform.common.memory import require
-from hedgerow.platform.common.registry import Registry, import_attribute
+from hedgerow.platform.common.registry import Registry, import_named
 from hedgerow.platform.models import MODELS
 from hedgerow.platform.models.initial_weights import freeze, load_weights
 from hedgerow.platform.models.model import CustomModel, Model
@@ -91,7 +91,7 @@ def _check_size(config: Model, shape: tuple[int, ...], classes: int) -> None:
 
 
 def _custom(config: CustomModel) -> nn.Module:
-    factory = import_attribute(config.name, "task.model.name")
+    factory = import_named(config.name, "task.model.name")
     if not callable(factory):
         raise UserError(
             f"task.model.name: {config.name!r} is not callable; name a torch.nn.Module or a function that returns one"
