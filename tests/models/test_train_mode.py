@@ -120,8 +120,14 @@ def test_a_round_of_fedavg_with_batch_norm_is_that_of_plain_torch(mode):
     assert int(server["buffers"]["2.num_batches_tracked"]) == round(batches)
 
 
-@pytest.mark.parametrize("buffers", ["average", "local", "ignore"])
-@pytest.mark.parametrize("model", ["Normed", "NormedImages", "Attentive"])
+@pytest.mark.parametrize(
+    ("model", "buffers"),
+    [
+        *(("NormedImages", buffers) for buffers in ("average", "local", "ignore")),
+        ("Normed", "average"),
+        ("Attentive", "average"),
+    ],
+)
 def test_loop_and_vmap_agree(model, buffers):
     wanted = {mode: experiment(model, mode=mode, buffers=buffers) for mode in ("loop", "vmap")}
     runs = {mode: done(one) for mode, one in wanted.items()}
@@ -284,14 +290,16 @@ def test_dropout_keeps_the_right_share_and_mean():
     assert float(alpha.std()) == pytest.approx(1, abs=0.02)
 
 
-def test_one_actor_and_two_agree_bit_for_bit(tmp_path):
+def test_one_actor_and_two_agree(tmp_path):
     many = [
-        experiment("Attentive", resources={"actors": actors, "cpus_per_actor": 0.5}, output=str(tmp_path / str(actors)))
+        experiment(
+            "NormedImages", resources={"actors": actors, "cpus_per_actor": 0.5}, output=str(tmp_path / str(actors))
+        )
         for actors in (1, 2)
     ]
     one, two = at_once(*many)
     # Sums over clients are added in another order.
-    assert one.parameters.keys() == two.parameters.keys() > {"norm.running_mean"}
+    assert one.parameters.keys() == two.parameters.keys() > {"1.running_mean"}
     for name, value in one.parameters.items():
         np.testing.assert_allclose(value, two.parameters[name], rtol=1e-5, atol=1e-6)
 
@@ -300,7 +308,7 @@ def test_one_actor_and_two_agree_bit_for_bit(tmp_path):
 def test_a_resumed_run_ends_like_an_undisturbed_one(buffers, tmp_path):
     def wanted(name, rounds):
         settings = {"checkpoints": {"every": 1}, "output": str(tmp_path / name), "rounds": rounds}
-        return experiment("Attentive", "scaffold", buffers=buffers, **settings)
+        return experiment("NormedImages", "scaffold", buffers=buffers, **settings)
 
     calm = run(wanted("calm", 3))
     stopped = run(wanted("stopped", 2))
@@ -308,7 +316,7 @@ def test_a_resumed_run_ends_like_an_undisturbed_one(buffers, tmp_path):
     stopped.folder.experiment.write_text(text.replace("rounds: 2", "rounds: 3"))
     stopped.folder.update(status="interrupted")
     assert same(calm, hedgerow.resume(stopped.folder.path, show=False))
-    statistics = {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
+    statistics = {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
     assert (statistics <= calm.parameters.keys()) == (buffers == "average")
     loaded = hedgerow.load(calm.folder.path).parameters
     assert all(np.array_equal(loaded[name], value) for name, value in calm.parameters.items())
