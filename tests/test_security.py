@@ -99,7 +99,11 @@ def test_no_module_unpickles_or_executes_text(file):
                 assert called.id not in EXECUTES
             if isinstance(called, ast.Attribute):
                 home = called.value.id if isinstance(called.value, ast.Name) else ""
-                assert not (home in ("torch", "joblib", "yaml") and called.attr in ("load", "unsafe_load", "full_load"))
+                assert not (home in ("joblib", "yaml") and called.attr in ("load", "unsafe_load", "full_load"))
+                if (home, called.attr) == ("torch", "load"):
+                    safe = {keyword.arg: keyword.value for keyword in node.keywords}["weights_only"]
+                    assert isinstance(safe, ast.Constant)
+                    assert safe.value is True
                 assert called.attr not in ("extractall", "unpack_archive")
                 assert home != "np" or called.attr != "load" or "allow_pickle" in {k.arg for k in node.keywords}
             for keyword in node.keywords:

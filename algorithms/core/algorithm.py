@@ -114,7 +114,9 @@ class Algorithm:
     """Reason why client steps cannot be batched over clients, so that they run in a loop; None: they can."""
 
     training_steps: ClassVar[tuple[str, ...]] = ()
-    """Steps that minimise `task.loss`, which an objective may replace. They return the client's model under `MODEL`."""
+    """Steps that minimise `task.loss`, which an objective may replace. They return the client's model under `MODEL`.
+    These steps run the model in training mode, and call it by `Task.loss` and `Task.logits` only; without such steps,
+    models with batch norm or dropout are refused."""
 
     client_hyperparameters: ClassVar[tuple[str, ...]] = ()
     """Floats of `Hyper` that only client steps use, so that each client may have its own values (FedEx)."""

@@ -1,7 +1,9 @@
 """Randomness inside a client step: a counter-based hash of keys, the same in a loop, under vmap and in every run."""
 
 import math
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -10,9 +12,14 @@ STRIDE = 0x9E3779B9
 
 def subkey(key: Tensor, purpose: int) -> Tensor:
     """Derives another key of 64 bits, (2,), for a purpose (32 bits). key: `ClientData.key`."""
-    first, second = key.unbind(0)
+    return torch.stack(derived(key.unbind(0), purpose))
+
+
+def derived(key: Any, purpose: int) -> tuple[Any, Any]:
+    """Same as `subkey` for the two words of a key, as integers or as 0-d tensors."""
+    first, second = key
     first = scattered(scattered(first ^ purpose) ^ second)
-    return torch.stack([first, scattered(first ^ second ^ STRIDE)])
+    return first, scattered(first ^ second ^ STRIDE)
 
 
 def bits(key: Tensor, n: int, purpose: int = 0) -> Tensor:
@@ -64,8 +71,16 @@ def box_muller(first: Tensor, second: Tensor, divisor: int = 1) -> Tensor:
 WORD = 2**32 - 1
 
 
-def scattered(x: Tensor) -> Tensor:
-    """Bijection of 32-bit words, stored in int64, that scatters their bits (Wellons, "lowbias32", 2018)."""
+def scattered(x: Any) -> Any:
+    """Bijection of 32-bit words, stored in int64 or int, that scatters their bits (Wellons, "lowbias32", 2018)."""
     x = ((x ^ (x >> 16)) * 0x7FEB352D) & WORD
     x = ((x ^ (x >> 15)) * 0x846CA68B) & WORD
     return x ^ (x >> 16)
+
+
+def scattered_in_place(x: np.ndarray) -> None:
+    """Same as `scattered` for words in uint32, whose products wrap around."""
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+        x ^= x >> np.uint32(shift)
+        x *= np.uint32(factor)
+    x ^= x >> np.uint32(16)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F  # noqa: N812
 
+from hedgerow.algorithms.core.layer_context import TrainMode
 from hedgerow.algorithms.core.static_batch_norm import is_static, statistics
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Task:
     trained.
     guide: network of a client's guide in DiSK, without values: its parameters are client state; None: no guide.
     scored: list that receives the logits and the batch of every call of `rate`; None: they are not needed.
+    train_mode: how the module differs in training mode, for layers such as batch norm and dropout; None: not at all.
     """
 
     module: nn.Module
@@ -46,6 +48,7 @@ class Task:
     teacher_training: Any = None
     guide: nn.Module | None = None
     scored: "list[tuple[Tensor, Batch]] | None" = None
+    train_mode: TrainMode | None = None
 
     is_scored: ClassVar[bool] = True
     """Whether there are predictions to score."""
@@ -54,7 +57,8 @@ class Task:
     def teacher_task(self) -> "Task":
         """The task with the teacher as its model."""
         assert self.teacher is not None
-        return replace(self, module=self.teacher, build=None, teacher=None)
+        # A teacher stays in evaluation mode.
+        return replace(self, module=self.teacher, build=None, teacher=None, train_mode=None)
 
     def init(self, seed: int | None = None) -> Params:
         """Returns initial parameters: those of the module, or, with a seed, those of a newly built module.
@@ -81,7 +85,8 @@ class Task:
         """Returns a copy on another device."""
         tensors: Any = {name: value.to(device) for name, value in self.fields.items() if isinstance(value, Tensor)}
         teacher = None if self.teacher is None else self.teacher.to(device)
-        return replace(self, module=self.module.to(device), teacher=teacher, **tensors)
+        train_mode = None if self.train_mode is None else self.train_mode.to(device)
+        return replace(self, module=self.module.to(device), teacher=teacher, train_mode=train_mode, **tensors)
 
     @property
     def is_static(self) -> bool:
@@ -94,6 +99,8 @@ class Task:
 
     def logits(self, w: Params, x: Tensor) -> Tensor:
         """Logits (samples, classes) of prepared samples `x` at parameters `w`."""
+        if self.train_mode is not None:
+            return self.train_mode.logits(self.module, w, x)
         return functional_call(self.module, w, (x,))
 
     def teacher_logits(self, x: Tensor) -> Tensor:

@@ -5,7 +5,8 @@ torch may rename or remove them in any release. Each function documents its fall
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import cache, partial
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -52,6 +53,43 @@ def is_transformed() -> bool:
 _peek_interpreter_stack = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", None)
 
 
+def without_levels(tensor: Tensor) -> Tensor:
+    """Removes the differentiation levels of torch.func from a tensor, whose value is then a constant.
+
+    Without these names the tensor is returned as it is: a value that leaves its level raises torch's own error.
+    """
+    functorch = getattr(torch._C, "_functorch", None)
+    is_wrapped, unwrap = (getattr(functorch, name, None) for name in ("is_gradtrackingtensor", "get_unwrapped"))
+    while is_wrapped and unwrap and is_wrapped(tensor):
+        tensor = unwrap(tensor)
+    return tensor
+
+
+GUARDS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+"""Names by which functions of torch.nn.functional ask whether they are overridden."""
+
+
+@cache
+def entered_function(function: FunctionType) -> Callable[..., Any] | None:
+    """Returns a function that runs the body of a function of torch.nn.functional without asking for an override of it.
+
+    An override by torch.overrides.TorchFunctionMode can then replace the functions that the body calls. Returns None
+    if the body does not ask itself, or asks by a name that is not in `GUARDS`: it is then called without overrides.
+    """
+    if not set(GUARDS) & set(function.__code__.co_names):
+        return None
+    unguarded = dict.fromkeys(GUARDS, lambda *_: False)
+    body = FunctionType(
+        function.__code__,
+        {**function.__globals__, **unguarded},
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    body.__kwdefaults__ = function.__kwdefaults__
+    return body
+
+
 def _each(name: str, tensors: Sequence[Tensor], *others: Any, **options: Any) -> list[Tensor]:
     """Calls a method of every tensor; lists among `others` have one entry per tensor."""
     columns = [other if isinstance(other, Sequence) else [other] * len(tensors) for other in others]
@@ -87,16 +125,6 @@ def _base(module: Any, name: str, *public: type[nn.Module]) -> tuple[type[nn.Mod
 
 BATCH_NORMS = _base(nn.modules.batchnorm, "_BatchNorm", nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 TRACKING_NORMS = _base(nn.modules.batchnorm, "_NormBase", nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
-DROPOUTS = _base(
-    nn.modules.dropout,
-    "_DropoutNd",
-    nn.Dropout,
-    nn.Dropout1d,
-    nn.Dropout2d,
-    nn.Dropout3d,
-    nn.AlphaDropout,
-    nn.FeatureAlphaDropout,
-)
 
 
 def submodules(module: nn.Module) -> list[tuple[str, nn.Module]]:

@@ -57,6 +57,8 @@ class GuidedObjective(FromTeacher):
     each sample separately, since mini-batches of clients may be padded.
     """
 
+    calls_logits = False
+
     is_algorithm = True
 
     temperature: Temperature = 3.5

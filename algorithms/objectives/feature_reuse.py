@@ -24,6 +24,8 @@ from hedgerow.algorithms.objectives.distilled import FromTeacher
 class ReusedTeacher(FromTeacher):
     """An objective whose model ends in the last layer of the teacher."""
 
+    calls_logits = False
+
     is_algorithm = True
 
     def incompatibility(self, task: Task) -> str | None:

@@ -1,7 +1,7 @@
 """The base class of objectives."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import Field
 from torch import Tensor
@@ -21,6 +21,9 @@ class Objective(Settings):
 
     Its fields are its hyperparameters. The step itself minimises `self.task.loss` and is not aware of the objective.
     """
+
+    calls_logits: ClassVar[bool] = True
+    """Whether its loss calls the model only by `Task.logits`, so that batch norm and dropout work with it."""
 
     kind: str = Field("", description="objective: its name, or the dotted path of your own")
 

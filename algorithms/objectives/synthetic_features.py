@@ -31,6 +31,8 @@ class Fitted(NamedTuple):
 class SyntheticFeatures(AuxiliaryLoss):
     """Experimental: features drawn from each class's Gaussian are additional samples for the last layer."""
 
+    calls_logits = False
+
     ratio: float = Field(1.0, gt=0, le=MOST, description="synthetic samples per real sample")
     duplicate: float = Field(
         0.5,

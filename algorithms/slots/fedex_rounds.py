@@ -21,6 +21,7 @@ from hedgerow.algorithms.core.parts import ContractError
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.slots.fedex import FedEx, draw, initial_state, theta, updated
+from hedgerow.algorithms.slots.slots import SlottedHyper
 
 FEDEX = "fedex"
 """Key of the server state, of a client's message and of its validation stream that belong to FedEx."""
@@ -67,7 +68,7 @@ class FedExRounds:
 
     def _path(self, key: str) -> str:
         """Path of a hyperparameter in `hyper`. key: its path in the experiment file."""
-        return key.removeprefix("algorithm.") if self.algorithm.inner is self.algorithm else key
+        return key if isinstance(self.algorithm.hyper, SlottedHyper) else key.removeprefix("algorithm.")
 
     def incompatibility(self) -> str | None:
         """Returns one sentence on why FedEx does not fit the algorithm or the task; None if it does."""

@@ -195,6 +195,14 @@ def import_object(dotted: str, base: type, what: str, place: str) -> type:
 
     base: class that it must derive from, called `what` in messages. place: key in the file, or empty. Raises UserError.
     """
+    candidate = import_named(dotted, place)
+    if not (isinstance(candidate, type) and issubclass(candidate, base)):
+        raise UserError(f"{_beginning(place)}{dotted!r} is not {what}; name a class that derives from {base.__name__}")
+    return candidate
+
+
+def import_named(dotted: str, place: str) -> Any:
+    """Imports the user's object at a dotted path. place: key in the file, or empty. Raises UserError."""
     at = _beginning(place)
     module_name, _, attribute = dotted.rpartition(".")
     if not module_name or not all(part.isidentifier() for part in dotted.split(".")):
@@ -211,8 +219,6 @@ def import_object(dotted: str, base: type, what: str, place: str) -> type:
     candidate = getattr(module, attribute, None)
     if candidate is None:
         raise UserError(f"{at}module {module_name!r} has no {attribute!r}{nearest(attribute, dir(module))}")
-    if not (isinstance(candidate, type) and issubclass(candidate, base)):
-        raise UserError(f"{at}{dotted!r} is not {what}; name a class that derives from {base.__name__}")
     return candidate
 
 

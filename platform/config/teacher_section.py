@@ -9,6 +9,7 @@ from pydantic import Field, field_validator
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.core.task import trainable
 from hedgerow.algorithms.optim.pretraining import TeacherTraining
+from hedgerow.algorithms.slots.train_mode_rounds import BUFFERS
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.section import Section
 from hedgerow.platform.config.registries import ModelConfig
@@ -64,17 +65,21 @@ class Teacher(Section, TeacherTraining):
         return file
 
     def parameters(self) -> Tree:
-        """Parameters of the server's model. Raises UserError if none are saved or the last checkpoint is damaged."""
+        """Parameters and buffers of the server's model.
+
+        Raises UserError if none are saved or the last checkpoint is damaged.
+        """
         files = checkpoints(Path(str(self.run)) / "checkpoints")
         server: Tree = read_checkpoint(files[-1])[0] if files else {}
         if "w" not in server:
             raise UserError(f"task.teacher.run: {self.run} has no saved model; let it finish, or name another run")
-        return server["w"]
+        return {**server["w"], **server.get(BUFFERS, {})}
 
 
 def with_parameters(module: torch.nn.Module, parameters: dict[str, Any], run: str) -> torch.nn.Module:
     """Module with trained parameters, for forward passes alone. Raises UserError if the parameters do not fit."""
-    shapes = {name: p.shape for name, p in module.named_parameters()}
+    tensors = dict([*module.named_parameters(), *module.named_buffers()])
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
     # Frozen parameters are not saved, and the module has them from its constructor.
     names = trainable(module).keys()
     if not names <= parameters.keys() or any(shapes.get(name) != p.shape for name, p in parameters.items()):
@@ -82,7 +87,7 @@ def with_parameters(module: torch.nn.Module, parameters: dict[str, Any], run: st
             f"task.teacher.run: the model of {run} is for other samples or classes than task.data's; name a run on the "
             "same data"
         )
-    for name, p in module.named_parameters():
+    for name, tensor in tensors.items():
         if name in parameters:
-            p.data = parameters[name].clone()
+            tensor.data = parameters[name].clone()
     return module.eval()

@@ -1,15 +1,21 @@
 """Builds the model of a task."""
 
+from functools import cache
+from pathlib import Path
+from typing import Any
+
 import torch
 from torch import nn
 
 from hedgerow.algorithms.core.task import trainable
 from hedgerow.platform.common.errors import UserError, one_line
 from hedgerow.platform.common.memory import require
-from hedgerow.platform.common.registry import Registry, import_object
+from hedgerow.platform.common.registry import Registry, import_named
 from hedgerow.platform.models import MODELS
+from hedgerow.platform.models.initial_weights import freeze, load_weights
 from hedgerow.platform.models.model import CustomModel, Model
-from hedgerow.platform.models.vmap_check import check_module, constants
+from hedgerow.platform.models.trial import find_train_mode, materialize, vmap_objection
+from hedgerow.platform.models.vmap_check import constants, vmap_reason
 
 COPIES = 3
 """Minimum number of copies of the parameters during training: the server's, a client's, and its gradient."""
@@ -22,27 +28,37 @@ def build_model(
     generator.
 
     sample_shape: shape of one sample, without the batch. is_tokens: samples are integer sequences. The module's
-    attribute `no_vmap` is the reason why it cannot be batched over clients, or None; its attribute `constants` is
-    `vmap_check.constants` of a user's own model. Raises UserError when the model does not fit the data or contains
-    layers that a client step cannot have.
+    attribute `no_vmap` is the reason why it cannot be batched over clients, or None; `constants` is
+    `vmap_check.constants` of a user's own model, or the hash of the file of its parameters; `train_mode` says how it
+    differs in training mode, or is None. Raises UserError when the model does not fit the data.
     """
     if isinstance(config, CustomModel):
         module = _custom(config)
+        materialize(module, config.name, sample_shape, is_tokens)
     else:
         _refuse_wrong_kind(config, "token sequences" if is_tokens else _kind(sample_shape))
         _check_size(config, sample_shape, classes)
         module = config.build(sample_shape, classes)
-    module.no_vmap = check_module(module)  # type: ignore[assignment]
-    module.constants = None  # type: ignore[assignment]
+    digest = load_weights(module, Path(config.init)) if config.init else None
+    freeze(module, config.freeze)
+    properties: dict[str, Any] = {"no_vmap": vmap_reason(module), "constants": digest, "train_mode": None}
     if isinstance(config, CustomModel):
-        _try_out(module, config.name, sample_shape, classes, is_tokens)
-        if not trainable(module):
-            raise UserError(
-                f"task.model: {type(module).__name__} has no parameters to train, or all of them are frozen "
-                "(requires_grad=False); leave some trainable"
-            )
-        # Constants of built-in models follow from the seed and the sizes.
-        module.constants = constants(module)  # type: ignore[assignment]
+        mode = find_train_mode(module, config.name, sample_shape, classes, is_tokens, config.buffers)
+        if properties["no_vmap"] is None and not hasattr(module, "no_vmap"):
+            key = repr((config, sample_shape, classes, is_tokens))
+            known = _objections()
+            if key not in known:
+                known[key] = vmap_objection(module, mode, sample_shape, is_tokens)
+            properties["no_vmap"] = known[key]
+        # Constants of built-in models follow from the seed, the sizes and the file.
+        properties |= {"train_mode": mode, "constants": constants(module, digest)}
+    if not trainable(module):
+        raise UserError(
+            f"task.model: {type(module).__name__} has no parameters to train, or all of them are frozen "
+            "(requires_grad=False); leave some trainable"
+        )
+    for name, value in properties.items():
+        setattr(module, name, value)
     return module
 
 
@@ -75,24 +91,27 @@ def _check_size(config: Model, shape: tuple[int, ...], classes: int) -> None:
 
 
 def _custom(config: CustomModel) -> nn.Module:
-    module_class = import_object(config.name, nn.Module, "a torch.nn.Module", "task.model.name")
+    factory = import_named(config.name, "task.model.name")
+    if not callable(factory):
+        raise UserError(
+            f"task.model.name: {config.name!r} is not callable; name a torch.nn.Module or a function that returns one"
+        )
     try:
-        return module_class(**config.args)
+        module = factory(**config.args)
     except Exception as error:
         raise UserError(
-            f"task.model.args: {config.name} cannot be built from them ({one_line(error)}); see its __init__"
+            f"task.model.args: {config.name} cannot be built from them ({one_line(error)}); see its "
+            f"{'__init__' if isinstance(factory, type) else 'signature'}"
         ) from error
+    if not isinstance(module, nn.Module):
+        raise UserError(
+            f"task.model.name: {config.name} returns an object of type {type(module).__name__}; name a torch.nn.Module "
+            "or a function that returns one"
+        )
+    return module
 
 
-def _try_out(module: nn.Module, name: str, shape: tuple[int, ...], classes: int, is_tokens: bool) -> None:
-    """Checks before the first round that the user's module fits the data."""
-    samples = torch.zeros(2, *shape, dtype=torch.long if is_tokens else torch.float)
-    batch = f"a batch of shape {tuple(samples.shape)}"
-    try:
-        with torch.no_grad():
-            logits = module(samples)
-    except Exception as error:
-        raise UserError(f"task.model: {name} fails on {batch} ({one_line(error)}); fix its forward") from error
-    output = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
-    if output != (2, classes):
-        raise UserError(f"task.model: {name} returns {output} for {batch}; logits of shape {(2, classes)} are expected")
+@cache
+def _objections() -> dict[str, str | None]:
+    """Reasons why models cannot be batched, by their sections and samples: they are tried once per process."""
+    return {}

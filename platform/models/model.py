@@ -1,25 +1,50 @@
 """Base class of all models: a section of the experiment file that builds its network. Also the section of users' own
 models."""
 
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from torch import nn
 
+from hedgerow.algorithms.core.layer_context import BufferPolicy
 from hedgerow.platform.common.section import Section
 
 Width = Annotated[int, Field(ge=1)]
 Depth = Annotated[int, Field(ge=1, le=1000)]
 
 
+def _absolute(path: str | None) -> str | None:
+    # A run may be resumed from another folder.
+    return None if path is None else str(Path(path).absolute())
+
+
+StateDictFile = Annotated[
+    str | None,
+    Field(
+        min_length=1,
+        description="file with the initial parameters, a state dict in the format of safetensors or torch.save; null: "
+        "initial parameters from the seed",
+    ),
+    AfterValidator(_absolute),
+]
+FrozenNames = Annotated[
+    list[str],
+    Field(description="patterns of names of parameters, such as features.*, that are neither trained nor transmitted"),
+]
+
+
 class Model(Section):
-    """Built-in model. Its fields are its sizes."""
+    """Built-in model. Its other fields are its sizes."""
 
     takes: ClassVar[tuple[str, ...]] = ("images", "flat features")
     """Kinds of samples on which the model can be trained."""
 
     name: str = ""
     """Name of the model in the experiment file, set by the registry."""
+
+    init: StateDictFile = None
+    freeze: FrozenNames = Field([])
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Builds the network, with parameters drawn from torch's generator. shape: of one sample. Raises UserError."""
@@ -42,7 +67,15 @@ class StagedModel(Model):
 
 
 class CustomModel(Section):
-    """Your own torch.nn.Module: `name` is its dotted path, `args` goes to its constructor."""
+    """Your own model: `name` is the dotted path of a torch.nn.Module or of a function that returns one."""
 
     name: str
-    args: dict[str, Any] = Field({}, description="keyword arguments of its constructor")
+    args: dict[str, Any] = Field({}, description="keyword arguments of the class or function")
+    buffers: BufferPolicy = Field(
+        "average",
+        description="running statistics, such as those of batch norm; average: sent with the model, and averaged by "
+        "the number of training samples; local: each client keeps its own, which is never sent (FedBN); ignore: none "
+        "are kept, and each mini-batch is normalised by its own statistics, also in evaluation",
+    )
+    init: StateDictFile = None
+    freeze: FrozenNames = Field([])

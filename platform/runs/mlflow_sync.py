@@ -150,7 +150,8 @@ def save_final_model(
 
     module = build_module(experiment, dataset)
     compare_constants(module, constants)
-    for name, parameter in module.named_parameters():
+    module.train_mode = None  # type: ignore[assignment]  # a copy that is not recorded
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if name in parameters:
-            parameter.data = torch.tensor(parameters[name])
+            tensor.data = torch.tensor(parameters[name])
     save_model(module, task_on(dataset, module).prepare(torch.tensor(dataset.x_train[:2])).numpy(), folder)

@@ -5,6 +5,7 @@ from typing import Any
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
+from hedgerow.platform.data import Dataset
 from hedgerow.platform.data.content_hash import content_hash
 from hedgerow.platform.models.model import CustomModel
 from hedgerow.platform.models.vmap_check import compare_constants
@@ -27,9 +28,16 @@ def data_record(experiment: Experiment, data: Data, own: bool) -> dict[str, Any]
             is_drawn = False
     record: dict[str, Any] = {"name": dataset.name, "dataset": content_hash(dataset), "partition": partition_hash}
     record |= {"drawn": is_drawn, "own": own}
-    is_custom = isinstance(experiment.task.model, CustomModel)
-    constants = build_module(experiment, dataset).constants if is_custom else None
+    model = experiment.task.model
+    has_constants = isinstance(model, CustomModel) or model.init is not None
+    constants = build_module(experiment, dataset).constants if has_constants else None
     return record | ({"frozen": constants} if constants else {})
+
+
+def loop_note(experiment: Experiment, dataset: Dataset) -> dict[str, str]:
+    """Entry `no_vmap` of run.json: why clients run one after the other; {} if their model can be batched."""
+    reason = build_module(experiment, dataset).no_vmap
+    return {"no_vmap": reason} if reason else {}
 
 
 def same_data(folder: RunFolder, experiment: Experiment, given: Data | None, fix: str = "resume") -> Data:

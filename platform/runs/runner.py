@@ -23,7 +23,7 @@ from hedgerow.platform.data.partition_summary import partition_record
 from hedgerow.platform.loggers.run_logger import Loggers
 from hedgerow.platform.runs.finished_run import FinishedRun
 from hedgerow.platform.runs.mlflow_sync import close_tracking, log_result, open_store, save_final_model
-from hedgerow.platform.runs.own_data import data_record, same_data, unhashed
+from hedgerow.platform.runs.own_data import data_record, loop_note, same_data, unhashed
 from hedgerow.platform.runtime.factory import Data, check
 from hedgerow.platform.runtime.launch import build_coordinator
 from hedgerow.platform.storage.checkpoint import checkpoint_warnings, checkpoints, read_latest, read_progress
@@ -67,7 +67,7 @@ def run(
     data = data or check(experiment, data_root)
     build_loggers(experiment.tracking.also)
     with new_run(experiment, data_root) as (folder, lock):
-        folder.update(data=data_record(experiment, data, own))
+        folder.update(data=data_record(experiment, data, own), **loop_note(experiment, data[0]))
         return _execute(experiment, folder, lock, data, show, address)
 
 

@@ -202,8 +202,12 @@ class Executor:
         steps, alike = _steps(exchange, sizes)
         rounds = experiment.rounds - _cohort(exchange).round + 1
         workload = Workload(share, rounds, steps, alike, experiment.resources.memory_mb, len(fused))
-        no_vmap = _owner(exchange).no_vmap or getattr(_module(exchange), "no_vmap", None)
-        return tune_plan(experiment.engine, no_vmap, workload, key, measure)
+        module, engine = _module(exchange), experiment.engine
+        if getattr(module, "train_mode", None) is not None:
+            # Replacements of torch functions are not traced.
+            engine = engine.model_copy(update={"compile": False})
+        no_vmap = _owner(exchange).no_vmap or getattr(module, "no_vmap", None)
+        return tune_plan(engine, no_vmap, workload, key, measure)
 
     def _measure(self, shards: list[list[WorkShard]], broadcasts: list[Tree], steps: int | None) -> Measurement:
         """Time a chunk of shards with one fusion key under their plan, with all workers active; see Worker.measure."""

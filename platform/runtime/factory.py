@@ -2,16 +2,17 @@
 
 from dataclasses import replace
 from pathlib import Path
-from threading import Lock
 from typing import cast
 
 import numpy as np
 import torch
 
 from hedgerow.algorithms.core.algorithm import Algorithm
+from hedgerow.algorithms.core.layer_context import SEEDING
 from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.slots.fedex_rounds import FedExRounds
 from hedgerow.algorithms.slots.slotted import Slotted
+from hedgerow.algorithms.slots.train_mode_rounds import TrainModeRounds
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.memory import fits, require
 from hedgerow.platform.common.quiet import quiet_libraries
@@ -117,6 +118,7 @@ def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -
         algorithm = build_algorithms([experiment], dataset, partition)[0]
     _check_streams(experiment, partition)
     name = experiment.algorithm.name
+    _check_train_mode(experiment, algorithm)
     _check_losses(experiment, dataset, algorithm)
     _check_plans(experiment, algorithm)
     if reason := algorithm.incompatibility():
@@ -204,6 +206,29 @@ def _check_repeats(experiment: Experiment, dataset: Dataset) -> None:
                 )
 
 
+def _check_train_mode(experiment: Experiment, algorithm: Algorithm) -> None:
+    """Raise UserError when the experiment does not support a model or teacher that differs in training mode."""
+    teacher = algorithm.task.teacher
+    if teacher is not None and getattr(teacher, "train_mode", None) and experiment.task.teacher.model is not None:
+        raise UserError(
+            "task.teacher.model: a teacher with batch norm or dropout is not trained here; train it as a run of its "
+            "own, and set task.teacher.run to its folder"
+        )
+    mode = getattr(algorithm.task.module, "train_mode", None)
+    if mode is None:
+        return
+    if experiment.task.problem:
+        raise UserError(
+            f"task.problem: it does not support a model with {mode.layers} in training; choose another model"
+        )
+    if mode.kept and experiment.evaluation.follows:
+        raise UserError(f"evaluation.model: averages of clients' latest models have no {mode.layers}; set it to server")
+    if experiment.fedex and mode.buffers and mode.policy != "average":
+        raise UserError("task.model.buffers: FedEx scores each client's model, with its buffers; set it to average")
+    if experiment.engine.compile is True:
+        raise UserError(f"engine.compile: a model with {mode.layers} is not compiled; set it to auto")
+
+
 def _check_streams(experiment: Experiment, partition: Partition) -> None:
     """Raise UserError when the indices of the samples that one client draws in a round do not fit into memory."""
     batches = getattr(experiment.algorithm, "batches", {})
@@ -248,8 +273,6 @@ def _check_plans(experiment: Experiment, algorithm: Algorithm) -> None:
             raise UserError(f"engine.plans: {step} cannot run under vmap ({no_vmap}); set its mode to loop")
 
 
-_seeding = Lock()
-
 INDEX = 17
 """Bytes per sample of a mini-batch: its position, its row, and whether it is a real sample."""
 
@@ -260,8 +283,7 @@ def build_module(experiment: Experiment, dataset: Dataset, seed: int | None = No
 
 
 def _module(config: ModelConfig, dataset: Dataset, seed: int) -> torch.nn.Module:
-    # All threads share one generator.
-    with _seeding, torch.random.fork_rng(devices=[]), fits("task.model"):
+    with SEEDING, torch.random.fork_rng(devices=[]), fits("task.model"):
         torch.manual_seed(seed)
         return build_model(config, dataset.sample_shape, dataset.classes, dataset.is_tokens)
 
@@ -281,9 +303,10 @@ def build_teacher(teacher: Teacher, dataset: Dataset, seed: int) -> torch.nn.Mod
 
 def task_on(dataset: Dataset, module: torch.nn.Module) -> Task:
     """Mathematical task: a model on normalised samples of a data set."""
+    task = Task(module, sample_shape=dataset.sample_shape, train_mode=getattr(module, "train_mode", None))
     if dataset.is_tokens:
-        return Task(module, sample_shape=dataset.sample_shape)
-    return Task(module, torch.tensor(dataset.mean), torch.tensor(dataset.std), sample_shape=dataset.sample_shape)
+        return task
+    return replace(task, mean=torch.tensor(dataset.mean), std=torch.tensor(dataset.std))
 
 
 def build_algorithms(experiments: list[Experiment], dataset: Dataset, partition: Partition) -> list[Algorithm]:
@@ -310,6 +333,8 @@ def build_algorithms(experiments: list[Experiment], dataset: Dataset, partition:
     if any(one.slots.are_filled for one in experiments):
         pairs = zip(algorithms, experiments, strict=True)
         algorithms = [cast(Algorithm, Slotted(inner, one.slots)) for inner, one in pairs]
+    if task.train_mode is not None:
+        algorithms = [cast(Algorithm, TrainModeRounds(algorithm)) for algorithm in algorithms]
     if first.fedex is None:
         return algorithms
     return [cast(Algorithm, FedExRounds(algorithm, first.fedex)) for algorithm in algorithms]

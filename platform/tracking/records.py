@@ -71,6 +71,7 @@ class RunRecord(Ended):
     command: list[str] = []
     packs: list[list[int]] = []
     table: TableNote | None = None
+    no_vmap: str = ""
 
 
 class TrialRecord(Ended):

@@ -5,11 +5,16 @@ from pathlib import Path
 
 import click
 
+from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.composition import annotated
+from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import parse_experiment, read_file
 from hedgerow.platform.config.old_spellings import modernize
+from hedgerow.platform.models.model import CustomModel
 from hedgerow.platform.runs.mlflow_sync import push as push_run
+from hedgerow.platform.runs.own_data import loop_note
 from hedgerow.platform.runs.run_command import resume_one
+from hedgerow.platform.runtime.factory import build_data
 from hedgerow.platform.storage.remote import uri_of
 from hedgerow.platform.tracking.run_folder import find_run
 from hedgerow.platform.ui.command_output import CommandOutput
@@ -80,12 +85,31 @@ def push_run_or_search(name: str) -> CommandOutput:
 def resolved(file: Path, overrides: Sequence[str]) -> CommandOutput:
     """Show an experiment or a search with every default filled in, and where each other value comes from."""
     values, lines = read_file(file, overrides)
+    note: dict[str, str] = {}
     if "search" in values:
         document = parse_search(values, lines, str(file)).resolved
     else:
-        document = parse_experiment(values, lines, str(file)).model_dump(mode="json")
+        experiment = parse_experiment(values, lines, str(file))
+        document, note = experiment.model_dump(mode="json"), _loop_note(experiment)
     modernize(values, lines)
-    return CommandOutput(document, lambda: click.echo(annotated(document, values, lines), nl=False))
+
+    def render() -> None:
+        click.echo(annotated(document, values, lines), nl=False)
+        for reason in note.values():
+            click.echo(f"# Clients run one after the other, since the model cannot be batched: {reason}.")
+
+    return CommandOutput(document | note, render)
+
+
+def _loop_note(experiment: Experiment) -> dict[str, str]:
+    """Why clients run one after the other, for a user's own model; {} if they can be batched, or data are missing."""
+    if not isinstance(experiment.task.model, CustomModel):
+        return {}
+    try:
+        return loop_note(experiment, build_data(experiment, None)[0])
+    except UserError:
+        # `show` explains the file, also where data or modules are not available.
+        return {}
 
 
 def search_table(plan: SearchSpec) -> SearchTable:

@@ -26,7 +26,7 @@ from hedgerow.platform.data import Dataset
 from hedgerow.platform.data.partition_summary import partition_record
 from hedgerow.platform.runs.finished_run import last_parameters
 from hedgerow.platform.runs.mlflow_sync import PUSHES, close_tracking, finish_push, save_final_model
-from hedgerow.platform.runs.own_data import data_record, same_data, unhashed
+from hedgerow.platform.runs.own_data import data_record, loop_note, same_data, unhashed
 from hedgerow.platform.runs.runner import notifier, recorded
 from hedgerow.platform.runtime.factory import Data, build_partition, check, check_task
 from hedgerow.platform.storage.checkpoint import checkpoint_warnings, latest_checkpoint
@@ -92,7 +92,8 @@ def search(
     data = data or check_search(plan, data_root)
     build_loggers(plan.experiment.tracking.also)
     with new_run(plan.experiment, data_root, plan.dump()) as (folder, lock):
-        folder.update(kind="search", data=data_record(plan.experiment, data, own), **(note or {}))
+        record = {"data": data_record(plan.experiment, data, own), **loop_note(plan.experiment, data[0])}
+        folder.update(kind="search", **record, **(note or {}))
         for number, run in (begun or {}).items():
             # A trial's process continues from the checkpoints in its folder; its record is written when it starts.
             copy = expert_folder(folder.path, number)

@@ -3,7 +3,6 @@
 from typing import ClassVar
 
 import torch
-from torch import nn
 
 from hedgerow.algorithms.core.client_data import BatchSpec
 from hedgerow.algorithms.core.messages import Exchange
@@ -214,13 +213,3 @@ class ReportsNoModel(FedAvg):
 
 class JointSketch(Sketch):
     joint = True
-
-
-class Branching(nn.Sequential):
-    """A model that branches on values."""
-
-    def __init__(self):
-        super().__init__(nn.Flatten(), nn.Linear(64, 10))
-
-    def forward(self, x):
-        return super().forward(x if x.sum() > 0 else -x)

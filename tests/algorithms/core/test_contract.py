@@ -76,12 +76,6 @@ def test_what_cannot_be_batched_is_refused_where_the_plan_may_batch(name):
         check(experiment(f"broken_algorithms.{name}", mode="vmap"), None)
 
 
-def test_a_model_that_cannot_be_batched_is_named():
-    with pytest.raises(UserError, match=r"task.model: Branching works for one client, .* set engine.mode to loop"):
-        check(experiment("fedavg", "broken_algorithms.Branching"), None)
-    check(experiment("fedavg", "broken_algorithms.Branching", mode="loop"), None)
-
-
 def test_divergence_and_other_mistakes_are_left_to_the_run(tmp_path):
     check(experiment("broken_algorithms.Diverges"), None)
     with pytest.raises(ValueError, match="a mistake of another kind"):

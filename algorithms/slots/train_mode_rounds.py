@@ -1,0 +1,242 @@
+"""An algorithm whose model differs in training mode, such as one with batch norm or dropout.
+
+A proxy runs each client step in a `LayerContext`: training steps in training mode, with random numbers keyed by the
+client, all others in evaluation mode. Buffers that training changes are part of the server state: they are broadcast
+with the model, sent with the update, and averaged by the number of training samples. Algorithm and slots are not aware
+of it.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import MethodType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm
+from hedgerow.algorithms.core.client_data import ClientData
+from hedgerow.algorithms.core.layer_context import LayerContext, TrainMode
+from hedgerow.algorithms.core.messages import MODEL, ClientStep, Cohort, Exchange, Exchanges, ExchangeSteps, drive
+from hedgerow.algorithms.core.parts import MessageSize, Wire
+from hedgerow.algorithms.core.pytree import Tree
+from hedgerow.algorithms.core.task import Task
+from hedgerow.algorithms.slots.slotted import AS_IS
+
+BUFFERS = "buffers"
+"""Key of buffers in server state, client state, broadcasts and updates."""
+
+SHARE = "buffer_share"
+"""Key of a client's weight in the average of buffers, in its input and its update. It is not transmitted."""
+
+
+class TrainModeRounds:
+    """An algorithm, with or without slots, whose task has a `train_mode`.
+
+    Attributes that are not defined here are those of the algorithm.
+    """
+
+    def __init__(self, algorithm: Algorithm):
+        self.algorithm = algorithm
+        self._steps: dict[str, ClientStep] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "algorithm":
+            # `copy` creates the object before it sets `algorithm`.
+            raise AttributeError(name)
+        return getattr(self.algorithm, name)
+
+    @property
+    def hyper(self) -> Any:
+        return self.algorithm.hyper
+
+    @hyper.setter
+    def hyper(self, hyper: Any) -> None:
+        self.algorithm.hyper = hyper
+
+    @property
+    def task(self) -> Task:
+        return self.algorithm.task
+
+    @task.setter
+    def task(self, task: Task) -> None:
+        self.algorithm.task = task
+
+    @property
+    def mode(self) -> TrainMode:
+        mode = self.task.train_mode
+        assert mode is not None, "without one, there is no proxy"
+        return mode
+
+    @property
+    def is_averaged(self) -> bool:
+        """Whether the server averages buffers."""
+        return bool(self.mode.kept) and self.mode.policy == "average"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether buffers are client state."""
+        return bool(self.mode.kept) and self.mode.policy == "local"
+
+    def incompatibility(self) -> str | None:
+        """Returns one sentence on why the model does not fit the algorithm; None if it does."""
+        inner, name, layers = self.algorithm.inner, self.algorithm.hyper.name, self.mode.layers
+        objective = getattr(self.algorithm.hyper, "objective", None)
+        if not inner.training_steps:
+            return (
+                f"task.model: {name} does not support a model with {layers} in training; choose one without batch norm "
+                "and dropout, or an algorithm with `training_steps`, such as fedavg"
+            )
+        if objective is not None and not objective.calls_logits:
+            return (
+                f"objective: {objective.kind} reads features inside the model, which has {layers} in training; choose "
+                "a model without batch norm and dropout, or another objective"
+            )
+        if getattr(inner.hyper, "starts", 1) > 1:
+            return f"algorithm.starts: models with {layers} are not trained side by side; set it to 1"
+        if getattr(inner.hyper, "solver", "sgd") == "newton":
+            return f"algorithm.solver: newton needs one function to minimise, and the model has {layers}; set it to sgd"
+        if self.is_local and inner.is_centralized:
+            return f"task.model.buffers: {name} has no clients that could keep their own; set it to average"
+        return self.algorithm.incompatibility()
+
+    # ---- server part -------------------------------------------------------------------------------------------------
+
+    def init_server(self) -> Tree:
+        own = {BUFFERS: self.mode.initial(self.task.module)} if self.is_averaged else {}
+        return {**self.algorithm.init_server(), **own}
+
+    def round(self, server: Tree, cohort: Cohort) -> Exchanges:
+        buffers = server.get(BUFFERS, {})
+
+        def run(exchanges: list[Exchange], number: int) -> ExchangeSteps:
+            nonlocal buffers
+            replacements = [self._changed(exchange, buffers, cohort) for exchange in exchanges]
+            results = list((yield replacements))
+            for i, result in enumerate(results):
+                if BUFFERS in result.up:
+                    buffers = _averaged(buffers, result)
+                    up = {key: entry for key, entry in result.up.items() if key not in (BUFFERS, SHARE)}
+                    results[i] = replace(result, up=up)
+            return results
+
+        state = yield from drive(self.algorithm.round(_without_buffers(server), cohort), run)
+        return {**state, BUFFERS: buffers} if self.is_averaged else state
+
+    def evaluate(self, server: Tree, cohort: Cohort) -> Exchanges:
+        def run(exchanges: list[Exchange], number: int) -> ExchangeSteps:
+            return (yield [self._bound(exchange, server.get(BUFFERS, {})) for exchange in exchanges])
+
+        return (yield from drive(self.algorithm.evaluate(_without_buffers(server), cohort), run))
+
+    def evaluate_params(self, server: Tree) -> Tree:
+        """Parameters of the model that is reported, and the buffers that the server has."""
+        return {**self.algorithm.evaluate_params(_without_buffers(server)), **server.get(BUFFERS, {})}
+
+    def round_metrics(self, server: Tree) -> dict[str, float]:
+        return self.algorithm.round_metrics(_without_buffers(server))
+
+    def _changed(self, exchange: Exchange, buffers: Tree, cohort: Cohort) -> Exchange:
+        """Exchange of a round, with buffers and random numbers."""
+        exchange = replace(self._bound(exchange, buffers), keyed=True)
+        if not self.is_averaged or not self._trains(exchange.step.__name__):
+            return exchange
+        inputs = exchange.local_inputs_per_client
+        changes: dict[str, Any] = {"local_inputs_per_client": {**inputs, SHARE: _shares(exchange, cohort)}}
+        if exchange.wire is None:
+            padding = 0 if exchange.padding_up is None else exchange.padding_up
+            # The server knows the weight.
+            changes["padding_up"] = padding + np.full(len(exchange.clients), 1)
+        else:
+            own = [Wire.of({name: value}) for name, value in buffers.items()]
+            changes["wire"] = MessageSize(
+                exchange.wire.scalars + sum(wire.scalars for wire in own),
+                exchange.wire.bits + sum(wire.bits for wire in own),
+            )
+        return replace(exchange, **changes)
+
+    def _bound(self, exchange: Exchange, buffers: Tree) -> Exchange:
+        broadcast = {**exchange.broadcast, BUFFERS: buffers} if self.is_averaged else exchange.broadcast
+        return replace(exchange, step=self.client_step(exchange.step.__name__), broadcast=broadcast)
+
+    def _trains(self, step: str) -> bool:
+        return step.removesuffix(AS_IS) in self.algorithm.training_steps
+
+    # ---- client part -------------------------------------------------------------------------------------------------
+
+    def init_client(self) -> Tree:
+        own = {BUFFERS: self.mode.initial(self.task.module)} if self.is_local else {}
+        return {**self.algorithm.init_client(), **own}
+
+    def client_step(self, name: str) -> ClientStep:
+        """Returns the algorithm's step with this name, in its mode, under the same name."""
+        if name not in self._steps:
+            self._steps[name] = MethodType(_named(name), self)
+        return self._steps[name]
+
+    def _step(self, name: str, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        buffers = state.get(BUFFERS) or down.get(BUFFERS, {})
+        trains = self._trains(name)
+        context = LayerContext(self.mode, trains, buffers, data.key)
+        own_down = {key: entry for key, entry in down.items() if key not in (BUFFERS, SHARE)}
+        with context.entered():
+            up, new_state, metrics = self.algorithm.client_step(name)(
+                hp, own_down, _without_buffers(state), context.observed(data)
+            )
+        if BUFFERS in state:
+            new_state = {**new_state, BUFFERS: context.buffers}
+        if SHARE in down:
+            share = down[SHARE]
+            sums = {key: value.to(_wide(value)) * share.to(_wide(value)) for key, value in context.buffers.items()}
+            up = {**up, BUFFERS: sums, SHARE: share}
+        if MODEL in metrics and trains:
+            metrics = {**metrics, MODEL: {**metrics[MODEL], **context.buffers}}
+        return up, new_state, metrics
+
+
+def _shares(exchange: Exchange, cohort: Cohort) -> Tensor:
+    """Weight of each client's buffers, (clients,) float32, such that weighted sums over clients, with the weights of
+    the exchange, are sums weighted by the number of training samples.
+    """
+    n = len(exchange.clients)
+    if exchange.on != "clients":
+        return torch.ones(n)
+    sizes = cohort.sizes[np.searchsorted(cohort.clients, exchange.clients)].astype(np.float64)
+    if exchange.weights is not None and exchange.reduce != "stack":
+        weights = np.asarray(exchange.weights, np.float64)
+        sizes = np.divide(sizes, weights, out=np.zeros(n), where=weights > 0)
+    return torch.from_numpy(sizes).float()
+
+
+def _averaged(before: Tree, result: Aggregate) -> Tree:
+    """Mean of the clients' buffers, with the types of `before`; whole numbers are rounded."""
+    sums, total = result.up[BUFFERS], result.up[SHARE].double()
+    is_stack = total.dim() > 0
+    total = total.sum() if is_stack else total
+    if not total > 0:
+        return before
+    mean = {name: (value.double().sum(0) if is_stack else value.double()) / total for name, value in sums.items()}
+    return {
+        name: (mean[name] if like.is_floating_point() else mean[name].round()).to(like.dtype)
+        for name, like in before.items()
+    }
+
+
+def _wide(value: Tensor) -> torch.dtype:
+    """Type in which a buffer is sent: whole numbers as 64-bit floats."""
+    return value.dtype if value.is_floating_point() else torch.float64
+
+
+def _without_buffers(tree: Tree) -> Tree:
+    return {key: branch for key, branch in tree.items() if key != BUFFERS}
+
+
+def _named(name: str) -> Callable[..., Any]:
+    """Returns a function with the name of a step."""
+
+    def step(self: TrainModeRounds, hp: Any, down: Tree, state: Tree, data: ClientData) -> Any:
+        return self._step(name, hp, down, state, data)
+
+    step.__name__ = name
+    return step

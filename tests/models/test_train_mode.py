@@ -1,0 +1,390 @@
+"""Batch norm, dropout, attention and stochastic depth: unmodified torch modules, with keyed numbers and buffers."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from command_line import hedgerow as command
+from mode_models import Normed
+from ray_runs import at_once, same
+from torch.nn import functional as F  # noqa: N812
+
+import hedgerow
+from hedgerow.algorithms.core.client_data import BatchSpec
+from hedgerow.algorithms.core.pytree import flatten
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.loader import parse_experiment
+from hedgerow.platform.data.sampling import draw_batches
+from hedgerow.platform.runs.runner import run
+from hedgerow.platform.runtime.factory import build_data, build_module, check
+from hedgerow.platform.runtime.launch import build_coordinator
+
+VALIDATION = {"validation": {"fraction": 0.2, "from": "clients"}}
+STATISTICS = {"2.running_mean", "2.running_var", "2.num_batches_tracked"}
+
+
+def experiment(model, algorithm="fedavg", mode="loop", buffers="average", clients=6, **more):
+    sections = {key: more.pop(key) for key in ("args", "freeze", "init") if key in more}
+    local = {} if algorithm == "fedsgd" else {"epochs": 2, "batch_size": 8}
+    hyper = {"lr": 0.1, **local, **more.pop("hyper", {})}
+    values = {
+        "name": "mode",
+        "seed": 3,
+        "rounds": 2,
+        "participation": 1.0,
+        "task": {
+            "data": {"name": "digits"},
+            # 21 samples in mini-batches of 8: the last one of an epoch is padded.
+            "partition": {"kind": "dirichlet", "clients": clients, "alpha": 0.5, "samples_per_client": 21},
+            "model": {"name": f"mode_models.{model}", "buffers": buffers, **sections},
+            **more.pop("task", {}),
+        },
+        "algorithm": {"name": algorithm, **hyper},
+        "engine": {"mode": mode, "chunk": 4 if mode == "vmap" else "auto"},
+        "resources": {"executor": "inline"},
+        "tracking": {"enabled": False},
+        **more,
+    }
+    return parse_experiment(values)
+
+
+def coordinator_of(wanted, folder=None):
+    return build_coordinator([wanted], *build_data(wanted, None), None, [folder])
+
+
+def done(wanted, rounds=2):
+    """Coordinator after some rounds."""
+    coordinator = coordinator_of(wanted)
+    for _ in range(rounds):
+        coordinator.next_round()
+    return coordinator
+
+
+def state_of(wanted, rounds=2):
+    return flatten(done(wanted, rounds).servers[0].state)
+
+
+def close(a, b, tolerance=1e-5):
+    assert a.keys() == b.keys()
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], rtol=tolerance, atol=tolerance, msg=f"{name} differs")
+
+
+# ---- batch norm ------------------------------------------------------------------------------------------------------
+
+
+def reference_round(wanted, module):
+    """A round of FedAvg with plain torch: models and buffers of all clients, and their numbers of samples."""
+    data, partition = build_data(wanted, None)
+    x = (torch.from_numpy(data.x_train).float() - torch.from_numpy(data.mean)) / torch.from_numpy(data.std)
+    y, sizes, shares = torch.from_numpy(data.y_train), partition.train_sizes, partition.shares()["train"]
+    states = []
+    for client in range(len(partition)):
+        net = Normed()
+        net.load_state_dict(module.state_dict())
+        net.train()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        spec, key = BatchSpec(8, epochs=2, views=1), (wanted.seed, 1, 0, "train")
+        positions, mask = draw_batches(spec, key, np.array([client]), sizes[[client]])
+        for rows, real in zip(positions[0], mask[0], strict=True):
+            rows = partition.places[rows[real] + shares.offsets[client]]
+            optimizer.zero_grad()
+            F.cross_entropy(net(x[rows]), y[rows]).backward()
+            optimizer.step()
+        states.append(net.state_dict())
+    return states, sizes
+
+
+@pytest.mark.parametrize("mode", ["loop", "vmap"])
+def test_a_round_of_fedavg_with_batch_norm_is_that_of_plain_torch(mode):
+    # Weights of clients in the mean of parameters differ from those in the mean of buffers.
+    task = {"partition": {"kind": "dirichlet", "clients": 5, "alpha": 0.5}}
+    wanted = experiment("Normed", mode=mode, task=task)
+    data, _ = build_data(wanted, None)
+    module = build_module(wanted, data)
+    states, sizes = reference_round(wanted, module)
+    assert len(set(sizes.tolist())) > 1
+    server = done(wanted, 1).servers[0].state
+    assert server["buffers"].keys() == STATISTICS
+    for name, value in server["w"].items():
+        expected = torch.stack([state[name] for state in states]).mean(0)
+        torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-5)
+    weights = torch.from_numpy(sizes / sizes.sum())
+    for name in ("2.running_mean", "2.running_var"):
+        expected = torch.einsum("c,cw->w", weights, torch.stack([state[name] for state in states]).double())
+        torch.testing.assert_close(server["buffers"][name].double(), expected, rtol=1e-5, atol=1e-5)
+    batches = float(sum(w * int(s["2.num_batches_tracked"]) for w, s in zip(weights, states, strict=True)))
+    assert server["buffers"]["2.num_batches_tracked"].dtype == torch.int64
+    assert int(server["buffers"]["2.num_batches_tracked"]) == round(batches)
+
+
+@pytest.mark.parametrize(
+    ("model", "buffers"),
+    [
+        *(("NormedImages", buffers) for buffers in ("average", "local", "ignore")),
+        ("Normed", "average"),
+        ("Attentive", "average"),
+    ],
+)
+def test_loop_and_vmap_agree(model, buffers):
+    wanted = {mode: experiment(model, mode=mode, buffers=buffers) for mode in ("loop", "vmap")}
+    runs = {mode: done(one) for mode, one in wanted.items()}
+    assert runs["loop"].plans()["train/clients"]["mode"] == "loop"
+    assert runs["vmap"].plans()["train/clients"]["mode"] == "vmap"
+    close(*(flatten(one.servers[0].state) for one in runs.values()))
+    states = [one.executor.worker.states[0].read(np.arange(6)) for one in runs.values()]
+    assert bool(flatten(states[0])) == (buffers == "local")
+    close(*(flatten(state) for state in states))
+    scores = [one.servers[0].history[-1] for one in runs.values()]
+    assert scores[0]["test_loss"] == pytest.approx(scores[1]["test_loss"], rel=1e-4)
+    assert scores[0]["client_accuracy"] == pytest.approx(scores[1]["client_accuracy"], abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "slots"),
+    [
+        ("fedprox", {"hyper": {"mu": 0.1}}),
+        ("feddyn", {"hyper": {"alpha": 0.1}}),
+        ("scaffold", {}),
+        ("fedsplit", {}),
+        ("central", {}),
+        ("fedavg", {"transforms": [{"kind": "top_k", "entries": 50}]}),
+        ("fedavg", {"aggregation": {"rule": {"kind": "mode_models.Median"}}}),
+        ("fedavg", {"aggregation": {"weighting": "samples"}}),
+        ("fedavg", {"fedex": {"factors": [[{"algorithm.lr": 0.1}, {"algorithm.lr": 0.05}]]}, "task": VALIDATION}),
+    ],
+)
+def test_other_methods_and_slots_have_the_same_buffers_in_loop_and_vmap(algorithm, slots):
+    states = [state_of(experiment("Normed", algorithm, mode, **slots), 1) for mode in ("loop", "vmap")]
+    close(*states, 1e-4)
+    if "fedex" in slots:
+        assert float(states[0]["fedex/updates"]) == 1
+    assert all(f"buffers/{name}" in states[0] for name in STATISTICS)
+    plain = build_module(experiment("Normed"), build_data(experiment("Normed"), None)[0])
+    assert not torch.equal(states[0]["buffers/2.running_mean"], plain.get_buffer("2.running_mean"))
+
+
+def test_weights_of_clients_do_not_change_the_weights_of_buffers():
+    task = {"partition": {"kind": "dirichlet", "clients": 5, "alpha": 0.5}}
+    uniform = state_of(experiment("Normed", task=task), 1)
+    weighted = state_of(experiment("Normed", task=task, aggregation={"weighting": "samples"}), 1)
+    close(*({k: v for k, v in one.items() if k.startswith("buffers/")} for one in (uniform, weighted)))
+    assert not torch.equal(uniform["w/1.weight"], weighted["w/1.weight"])
+
+
+def test_buffers_are_charged_and_a_round_of_fedavg_is_still_one_unit():
+    values = 8 * 64 + 8 + 16 + 8 * 10 + 10
+    statistics, size = 2 * 8 + 1, 4 * 2 * 8 + 8
+    record = done(experiment("Normed"), 1).servers[0].history[-1]
+    assert record["scalars_down"] == record["scalars_up"] == 6 * (values + statistics)
+    assert record["bytes_down"] == record["bytes_up"] == 6 * (4 * values + size)
+    assert record["transmissions"] == 1
+    local = done(experiment("Normed", buffers="local"), 1).servers[0].history[-1]
+    assert local["scalars_down"] == local["scalars_up"] == 6 * values
+    sparse = experiment("Normed", transforms=[{"kind": "top_k", "entries": 50}])
+    record = done(sparse, 1).servers[0].history[-1]
+    plain = done(experiment("Normed", buffers="local", transforms=[{"kind": "top_k", "entries": 50}]), 1)
+    assert record["bytes_up"] == plain.servers[0].history[-1]["bytes_up"] + 6 * size
+
+
+def test_local_statistics_are_those_of_the_clients_own_samples():
+    """FedBN: statistics are client state; parameters of the first round do not depend on who keeps statistics."""
+    coordinator = done(experiment("Normed", buffers="local"), 1)
+    averaged = state_of(experiment("Normed"), 1)
+    server = coordinator.servers[0].state
+    assert server.keys() == {"w"}
+    close(flatten(server), {k: v for k, v in averaged.items() if k.startswith("w/")}, 0)
+    states = coordinator.executor.worker.states[0].read(np.arange(6))["buffers"]
+    means = states["2.running_mean"]
+    assert len({tuple(row.tolist()) for row in means}) == 6
+    torch.testing.assert_close(means.mean(0), averaged["buffers/2.running_mean"])
+    # A client's own statistics continue in its next round.
+    coordinator.next_round()
+    after = coordinator.executor.worker.states[0].read(np.arange(6))["buffers"]
+    assert (after["2.num_batches_tracked"] == 2 * states["2.num_batches_tracked"]).all()
+
+
+def test_without_statistics_batches_are_normalised_by_their_own_in_evaluation():
+    wanted = experiment("Normed", buffers="ignore")
+    coordinator = done(wanted)
+    assert coordinator.servers[0].state.keys() == {"w"}
+    # The same as a layer that tracks none, in torch's own words.
+    untracked = done(experiment("Normed", args={"track_running_stats": False}))
+    close(coordinator.servers[0].state["w"], untracked.servers[0].state["w"], 0)
+    records = [one.servers[0].history[-1] for one in (coordinator, untracked)]
+    assert records[0]["test_loss"] == records[1]["test_loss"]
+
+
+def test_a_mini_batch_of_one_sample_leaves_statistics_alone():
+    states = [
+        state_of(experiment("Normed", mode=mode, hyper={"batch_size": 1, "epochs": 1}), 1) for mode in ("loop", "vmap")
+    ]
+    close(*states)
+    assert torch.equal(states[0]["buffers/2.running_mean"], torch.zeros(8))
+    assert all(value.isfinite().all() for value in states[0].values())
+
+
+# ---- random numbers --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["Dropped", "Rectified", "Recurrent"])
+def test_random_layers_have_the_same_bits_in_every_run_and_leave_torchs_generator_alone(model):
+    torch.manual_seed(11)
+    first = state_of(experiment(model))
+    torch.rand(5)
+    before = torch.get_rng_state()
+    again = state_of(experiment(model, resources={"executor": "inline", "threads": 1}))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    other = state_of(experiment(model, seed=4))
+    assert not all(torch.equal(first[name], other[name]) for name in first)
+
+
+def test_dropout_is_the_same_in_loop_and_vmap():
+    close(*(state_of(experiment("Dropped", mode=mode)) for mode in ("loop", "vmap")))
+
+
+def test_zero_probability_is_no_randomness_and_makes_no_wrapper():
+    wanted = experiment("Dropped", args={"p": 0.0})
+    coordinator = coordinator_of(wanted)
+    algorithm = coordinator.servers[0].algorithm
+    assert algorithm.task.train_mode is None
+    assert type(algorithm).__name__ == "FedAvg"
+
+
+def test_masks_differ_between_clients_rounds_steps_and_calls(monkeypatch):
+    """Every call draws other numbers: their first bits are all different."""
+    from hedgerow.algorithms.core.keyed_layers import KeyedFunctions
+
+    seen = []
+    original = KeyedFunctions._words
+
+    def words(self, shape, device):
+        drawn = original(self, shape, device)
+        seen.append(tuple(drawn.flatten()[:4].tolist()))
+        return drawn
+
+    coordinator = coordinator_of(experiment("Dropped", clients=3))
+    monkeypatch.setattr(KeyedFunctions, "_words", words)
+    coordinator.next_round()
+    coordinator.next_round()
+    # 3 clients, 2 rounds, 2 epochs of 3 mini-batches, 2 layers; evaluations draw none.
+    assert len(seen) == len(set(seen)) == 3 * 2 * 6 * 2
+
+
+def test_dropout_keeps_the_right_share_and_mean():
+    from hedgerow.algorithms.core.keyed_layers import KeyedFunctions
+
+    x = torch.ones(200, 500)
+    with KeyedFunctions((5, 7), None, False, False):
+        y, whole, noise = F.dropout(x, 0.3), F.dropout2d(x.view(200, 50, 2, 5), 0.3), torch.randn(100_000)
+        alpha = F.alpha_dropout(torch.randn(200, 500), 0.3, training=True)
+    assert float((y == 0).float().mean()) == pytest.approx(0.3, abs=0.01)
+    assert set(y.unique().tolist()) == {0.0, float(torch.tensor(1 / 0.7))}
+    assert (whole.flatten(2).amin(-1) == whole.flatten(2).amax(-1)).all()
+    assert float(noise.mean()) == pytest.approx(0, abs=0.02)
+    assert float(noise.std()) == pytest.approx(1, abs=0.02)
+    assert float(alpha.mean()) == pytest.approx(0, abs=0.02)
+    assert float(alpha.std()) == pytest.approx(1, abs=0.02)
+
+
+def test_one_actor_and_two_agree(tmp_path):
+    many = [
+        experiment(
+            "NormedImages", resources={"actors": actors, "cpus_per_actor": 0.5}, output=str(tmp_path / str(actors))
+        )
+        for actors in (1, 2)
+    ]
+    one, two = at_once(*many)
+    # Sums over clients are added in another order.
+    assert one.parameters.keys() == two.parameters.keys() > {"1.running_mean"}
+    for name, value in one.parameters.items():
+        np.testing.assert_allclose(value, two.parameters[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("buffers", ["average", "local"])
+def test_a_resumed_run_ends_like_an_undisturbed_one(buffers, tmp_path):
+    def wanted(name, rounds):
+        settings = {"checkpoints": {"every": 1}, "output": str(tmp_path / name), "rounds": rounds}
+        return experiment("NormedImages", "scaffold", buffers=buffers, **settings)
+
+    calm = run(wanted("calm", 3))
+    stopped = run(wanted("stopped", 2))
+    text = stopped.folder.experiment.read_text()
+    stopped.folder.experiment.write_text(text.replace("rounds: 2", "rounds: 3"))
+    stopped.folder.update(status="interrupted")
+    assert same(calm, hedgerow.resume(stopped.folder.path, show=False))
+    statistics = {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
+    assert (statistics <= calm.parameters.keys()) == (buffers == "average")
+    loaded = hedgerow.load(calm.folder.path).parameters
+    assert all(np.array_equal(loaded[name], value) for name, value in calm.parameters.items())
+
+
+def test_a_run_with_batch_norm_teaches_another_one(tmp_path):
+    finished = run(experiment("Normed", output=str(tmp_path)))
+    objective = {"kind": "distillation", "alpha": 0.5, "temperature": 2.0}
+    wanted = experiment("Dropped", objective=objective, task={"teacher": {"run": str(finished.folder.path)}})
+    check(wanted, None)
+    teacher = coordinator_of(wanted).servers[0].algorithm.task.teacher
+    assert not teacher.training
+    for name, tensor in teacher.state_dict().items():
+        assert np.array_equal(tensor.numpy(), finished.parameters[name])
+
+
+# ---- what runs in the loop, and what is refused ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("Averaging", "padding of mini-batches would enter 'mean', which the model itself updates"),
+        ("Branching", "fails for several clients at once under torch.func.vmap: vmap: It looks like"),
+        ("Rectified", "draw from torch's generator"),
+        ("Recurrent", "recurrent kernels have no batching rule"),
+    ],
+)
+def test_what_cannot_be_batched_runs_in_a_loop_and_says_why(model, said, tmp_path):
+    finished = run(experiment(model, mode="vmap", output=str(tmp_path)))
+    assert finished.plans["train/clients"]["mode"] == "loop"
+    reason = finished.folder.record()["no_vmap"]
+    assert said in reason
+    assert "\n" not in reason
+
+
+def test_show_says_why_clients_take_turns(tmp_path):
+    file = tmp_path / "branching.yaml"
+    file.write_text(yaml.safe_dump(experiment("Branching").model_dump(mode="json")))
+    shown = command("show", str(file))
+    assert "# Clients run one after the other, since the model cannot be batched: it fails" in shown.output
+    assert parse_experiment(yaml.safe_load(shown.output)) == experiment("Branching")
+    assert "no_vmap" in json.loads(command("show", str(file), "--json").output)
+
+
+def test_buffers_of_the_users_own_are_averaged(tmp_path):
+    finished = run(experiment("Averaging", output=str(tmp_path)))
+    assert np.abs(finished.parameters["mean"]).max() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"algorithm": "fedsgd"}, "task.model: fedsgd does not support a model with running statistics"),
+        ({"algorithm": "central", "buffers": "local"}, "task.model.buffers: central has no clients"),
+        ({"algorithm": "central", "hyper": {"starts": 2}}, "algorithm.starts: "),
+        ({"hyper": {"solver": "newton"}}, "algorithm.solver: newton needs one function"),
+        ({"evaluation": {"model": "clients"}}, "evaluation.model: averages"),
+        ({"objective": {"kind": "synthetic"}}, "objective: synthetic reads features inside the model"),
+        ({"engine": {"compile": True}}, "engine.compile: a model with"),
+        ({"model": "FromNumPy"}, "task.model: mode_models.FromNumPy draws from NumPy or Python's random"),
+        ({"model": "nothing"}, "task.model.name: mode_models.nothing returns an object of type dict"),
+        ({"model": "not_callable"}, "task.model.name: 'mode_models.not_callable' is not callable"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(change, said):
+    wanted = experiment(**{"model": "Normed", **change})
+    with pytest.raises(UserError) as refused:
+        check(wanted, None)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)

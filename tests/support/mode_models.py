@@ -1,0 +1,125 @@
+"""Ordinary PyTorch models whose layers differ in training mode, for 8x8 digits."""
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+from hedgerow.algorithms.aggregators.aggregator import Aggregator
+from hedgerow.algorithms.core.pytree import tree_map
+
+
+class Median(Aggregator):
+    """Median of each entry."""
+
+    def combine(self, updates, weights):
+        return tree_map(lambda leaf: leaf.median(0).values, updates)
+
+
+class Normed(nn.Sequential):
+    """Batch norm of features, without an option of any kind."""
+
+    def __init__(self, width: int = 8, **options):
+        norm = nn.BatchNorm1d(width, **options)
+        super().__init__(nn.Flatten(), nn.Linear(64, width), norm, nn.ReLU(), nn.Linear(width, 10))
+
+
+class NormedImages(nn.Sequential):
+    """Batch norm of feature maps."""
+
+    def __init__(self, width: int = 4):
+        norm, pool = nn.BatchNorm2d(width), nn.AdaptiveAvgPool2d(2)
+        super().__init__(
+            nn.Conv2d(1, width, 3), norm, nn.ReLU(), nn.Dropout2d(0.2), pool, nn.Flatten(), nn.Linear(4 * width, 10)
+        )
+
+
+class Dropped(nn.Module):
+    """Dropout as a layer, as a function, and in place."""
+
+    def __init__(self, p: float = 0.3):
+        super().__init__()
+        self.p, self.first, self.second = p, nn.Linear(64, 12), nn.Linear(12, 10)
+        self.drop = nn.Dropout(p, inplace=True)
+
+    def forward(self, x):
+        hidden = F.relu(self.drop(self.first(x.flatten(1))))
+        return self.second(F.dropout(hidden, self.p, self.training))
+
+
+class Attentive(nn.Module):
+    """A transformer layer over the rows of an image, with stochastic depth and batch norm."""
+
+    def __init__(self, p: float = 0.2):
+        super().__init__()
+        from torchvision.ops import StochasticDepth
+
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, p, batch_first=True)
+        self.attention = nn.MultiheadAttention(8, 2, p, batch_first=True)
+        self.skip, self.norm, self.head = StochasticDepth(p, "row"), nn.BatchNorm1d(8), nn.Linear(8, 10)
+
+    def forward(self, x):
+        rows = self.layer(x[:, 0])
+        rows = rows + self.skip(self.attention(rows, rows, rows)[0])
+        return self.head(self.norm(rows.mean(1)))
+
+
+class Averaging(nn.Module):
+    """A running mean of its own, assigned anew in each call, that a layer of its own subtracts."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 10)
+        self.register_buffer("mean", torch.zeros(64))
+
+    def forward(self, x):
+        x = x.flatten(1)
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return self.linear(x - self.mean)
+
+
+class Rectified(nn.Sequential):
+    """Random leaky ReLU, whose random numbers come from torch's generator."""
+
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 8), nn.RReLU(), nn.Linear(8, 10))
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(8, 6, 2, dropout=0.4, batch_first=True), nn.Linear(6, 10)
+
+    def forward(self, x):
+        return self.head(self.lstm(x[:, 0])[0][:, -1])
+
+
+class Branching(nn.Sequential):
+    """Control flow that depends on values."""
+
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 10))
+
+    def forward(self, x):
+        return super().forward(x if x.sum() > 0 else -x)
+
+
+class FromNumPy(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 10))
+
+    def forward(self, x):
+        return super().forward(x * np.random.rand())
+
+
+def make(width: int = 8):
+    """A function that returns a module."""
+    return Normed(width)
+
+
+def nothing():
+    return {"no": "module"}
+
+
+not_callable = 3
