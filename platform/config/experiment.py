@@ -372,6 +372,12 @@ class Experiment(Section, Generic[H]):
         return self
 
     @property
+    def no_vmap(self) -> str | None:
+        """Reason why the settings of the algorithm rule out clients that are trained at once; None if they do not."""
+        reason: str | None = getattr(self.algorithm, "no_vmap", None)
+        return reason
+
+    @property
     def slots(self) -> Slots:
         """Slots around the algorithm: aggregation, transforms and objective."""
         return Slots.model_construct(aggregation=self.aggregation, transforms=self.transforms, objective=self.objective)

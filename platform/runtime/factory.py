@@ -239,6 +239,8 @@ def _check_losses(experiment: Experiment, dataset: Dataset, algorithm: Algorithm
 def _check_plans(experiment: Experiment, algorithm: Algorithm) -> None:
     """Raise UserError when a plan in the file names a step that the algorithm does not have, or cannot run."""
     name, no_vmap = experiment.algorithm.name, getattr(algorithm.task.module, "no_vmap", None)
+    if experiment.engine.mode == "vmap" and experiment.no_vmap:
+        raise UserError(f"engine.mode: vmap is not possible: {experiment.no_vmap}; set it to loop or auto")
     for step, plan in experiment.engine.plans.items():
         if not callable(getattr(algorithm, step.partition("/")[0], None)):
             raise UserError(f"engine.plans: {name} has no step {step!r}; remove it")
@@ -294,6 +296,8 @@ def build_algorithms(experiments: list[Experiment], dataset: Dataset, partition:
     if teacher is not None and teacher.no_vmap:
         # If the teacher cannot be batched, neither can a step that uses it.
         module.no_vmap = teacher.no_vmap
+    # Nor can a step whose optimiser changes parameters in place.
+    module.no_vmap = module.no_vmap or first.no_vmap  # type: ignore[assignment]
     task = replace(
         task,
         build=lambda seed: build_module(first, dataset, seed),
