@@ -1,7 +1,7 @@
 """The base class of objectives."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import Field
 from torch import Tensor
@@ -21,6 +21,9 @@ class Objective(Settings):
 
     Its fields are its hyperparameters. The step itself minimises `self.task.loss` and is not aware of the objective.
     """
+
+    needs_classes: ClassVar[bool] = False
+    """Whether the task must be a classification, with one class per sample and logits as outputs."""
 
     kind: str = Field("", description="objective: its name, or the dotted path of your own")
 

@@ -1,8 +1,11 @@
 """Builds the model of a task."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
+from hedgerow.algorithms.core.measures import Targets
 from hedgerow.algorithms.core.task import trainable
 from hedgerow.platform.common.errors import UserError, one_line
 from hedgerow.platform.common.memory import require
@@ -16,12 +19,18 @@ COPIES = 3
 
 
 def build_model(
-    config: Model | CustomModel, sample_shape: tuple[int, ...], classes: int, is_tokens: bool = False
+    config: Model | CustomModel,
+    sample_shape: tuple[int, ...],
+    classes: int,
+    is_tokens: bool = False,
+    targets: Targets = "classes",
+    outputs: Sequence[tuple[int, ...]] = (),
 ) -> nn.Module:
-    """Builds a module that maps a batch of samples to logits (samples, classes), with parameters from torch's
-    generator.
+    """Builds a module that maps a batch of samples to outputs, by default logits (samples, classes), with parameters
+    from torch's generator.
 
-    sample_shape: shape of one sample, without the batch. is_tokens: samples are integer sequences. The module's
+    sample_shape: shape of one sample, without the batch. is_tokens: samples are integer sequences. targets: kind of the
+    targets. outputs: shapes that the output of one sample may have; empty: (classes,). The module's
     attribute `no_vmap` is the reason why it cannot be batched over clients, or None; its attribute `constants` is
     `vmap_check.constants` of a user's own model. Raises UserError when the model does not fit the data or contains
     layers that a client step cannot have.
@@ -34,8 +43,9 @@ def build_model(
         module = config.build(sample_shape, classes)
     module.no_vmap = check_module(module)  # type: ignore[assignment]
     module.constants = None  # type: ignore[assignment]
+    if isinstance(config, CustomModel) or targets != "classes":
+        _try_out(module, config.name, sample_shape, is_tokens, list(outputs) or [(classes,)], targets)
     if isinstance(config, CustomModel):
-        _try_out(module, config.name, sample_shape, classes, is_tokens)
         if not trainable(module):
             raise UserError(
                 f"task.model: {type(module).__name__} has no parameters to train, or all of them are frozen "
@@ -84,8 +94,15 @@ def _custom(config: CustomModel) -> nn.Module:
         ) from error
 
 
-def _try_out(module: nn.Module, name: str, shape: tuple[int, ...], classes: int, is_tokens: bool) -> None:
-    """Checks before the first round that the user's module fits the data."""
+def _try_out(
+    module: nn.Module,
+    name: str,
+    shape: tuple[int, ...],
+    is_tokens: bool,
+    expected: list[tuple[int, ...]],
+    targets: Targets,
+) -> None:
+    """Checks before the first round that a module fits the data. expected: possible shapes of a sample's output."""
     samples = torch.zeros(2, *shape, dtype=torch.long if is_tokens else torch.float)
     batch = f"a batch of shape {tuple(samples.shape)}"
     try:
@@ -94,5 +111,8 @@ def _try_out(module: nn.Module, name: str, shape: tuple[int, ...], classes: int,
     except Exception as error:
         raise UserError(f"task.model: {name} fails on {batch} ({one_line(error)}); fix its forward") from error
     output = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
-    if output != (2, classes):
-        raise UserError(f"task.model: {name} returns {output} for {batch}; logits of shape {(2, classes)} are expected")
+    if output not in [(2, *one) for one in expected]:
+        what = "outputs" if targets == "numbers" else "logits"
+        raise UserError(
+            f"task.model: {name} returns {output} for {batch}; {what} of shape {(2, *expected[0])} are expected"
+        )

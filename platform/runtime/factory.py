@@ -38,7 +38,9 @@ def build_data(experiment: Experiment, data_root: Path | None) -> tuple[Dataset,
     Raises UserError when files are missing or the partition does not fit the data.
     """
     task = experiment.task
-    dataset = task.partition.prepare(load_dataset(task.data, data_root))
+    loaded = load_dataset(task.data, data_root)
+    _check_targets(experiment, loaded)
+    dataset = task.partition.prepare(loaded)
     if task.public and task.public.data:
         dataset = with_public(dataset, load_dataset(task.public.data, data_root), task.public.samples)
     return dataset, build_partition(experiment, dataset)
@@ -47,6 +49,7 @@ def build_data(experiment: Experiment, data_root: Path | None) -> tuple[Dataset,
 def build_partition(experiment: Experiment, dataset: Dataset) -> Partition:
     """Draw the partition from the seed. Raises UserError when it does not fit the data."""
     task = experiment.task
+    _check_targets(experiment, dataset)
 
     def draw(labels: np.ndarray, natural: np.ndarray | None) -> Partition:
         return task.partition.draw(labels, dataset.classes, natural, experiment.seed, dataset.lent)
@@ -75,6 +78,36 @@ def build_partition(experiment: Experiment, dataset: Dataset) -> Partition:
             f"{len(partition)}; lower it or participation"
         )
     return partition
+
+
+def _check_targets(experiment: Experiment, dataset: Dataset) -> None:
+    """Raise UserError when the loss, a metric, the partition or the algorithm needs other targets than the data's."""
+    task, kind = experiment.task, dataset.targets
+    for place, choice in [("task.loss", task.loss), *(("task.metrics", choice) for choice in task.metrics or [])]:
+        takes = choice.measure().targets
+        if takes and kind not in takes:
+            fitting = [name for name in choice.registry.names() if kind in choice.registry.resolve(name).targets]
+            raise UserError(
+                f"{place}: {choice.name} takes {' or '.join(takes)}, and the targets of {dataset.name} are {kind}; "
+                f"choose {' or '.join(fitting)}"
+            )
+    if kind == "classes":
+        return
+    needs = f"needs one class per sample, and the targets of {dataset.name} are {kind}"
+    for key in task.partition.class_keys:
+        fix = "choose iid or natural" if key == "kind" else "remove it"
+        raise UserError(f"task.partition.{key}: {getattr(task.partition, key)} {needs}; {fix}")
+    name = experiment.algorithm.name
+    if algorithm_class(name).needs_classes:
+        raise UserError(f"algorithm.name: {name} {needs}; choose another algorithm, such as fedavg")
+    if experiment.objective is not None and experiment.objective.needs_classes:
+        raise UserError(f"objective.kind: {experiment.objective.kind} {needs}; remove the objective")
+    if task.problem is not None and task.problem.needs_classes:
+        raise UserError(f"task.problem.kind: {task.problem.kind} {needs}; choose hyper_representation")
+    if task.teacher is not None:
+        raise UserError(f"task.teacher: a teacher {needs}; remove it")
+    if experiment.fedex is not None:
+        raise UserError(f"fedex: it scores the accuracy of clients' models, which {needs}; remove it")
 
 
 Data = tuple[Dataset, Partition]
@@ -111,6 +144,7 @@ def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -
     """Raise UserError when model, problem, partition and algorithm do not fit together, or the algorithm breaks its
     contract.
     """
+    _check_targets(experiment, dataset)
     with fits("algorithm"):
         algorithm = build_algorithms([experiment], dataset, partition)[0]
     _check_streams(experiment, partition)
@@ -135,7 +169,7 @@ def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -
             f"evaluation.clients: {experiment.task.model.name} is scored with normalisation statistics of "
             "clients' samples; set it above 0"
         )
-    if experiment.evaluation.target_metric.startswith("client_accuracy_") and not algorithm.is_personal:
+    if experiment.evaluation.target_metric.endswith(("_highest", "_lowest")) and not algorithm.is_personal:
         raise UserError(
             f"evaluation.target_metric: {experiment.evaluation.target_metric} needs personal models, and {name} has "
             "none; set it to client_accuracy"
@@ -263,7 +297,9 @@ def _module(config: ModelConfig, dataset: Dataset, seed: int) -> torch.nn.Module
     # All threads share one generator.
     with _seeding, torch.random.fork_rng(devices=[]), fits("task.model"):
         torch.manual_seed(seed)
-        return build_model(config, dataset.sample_shape, dataset.classes, dataset.is_tokens)
+        return build_model(
+            config, dataset.sample_shape, dataset.classes, dataset.is_tokens, dataset.targets, dataset.output_shapes
+        )
 
 
 def build_teacher(teacher: Teacher, dataset: Dataset, seed: int) -> torch.nn.Module:
@@ -282,15 +318,16 @@ def build_teacher(teacher: Teacher, dataset: Dataset, seed: int) -> torch.nn.Mod
 def task_on(dataset: Dataset, module: torch.nn.Module) -> Task:
     """Mathematical task: a model on normalised samples of a data set."""
     if dataset.is_tokens:
-        return Task(module, sample_shape=dataset.sample_shape)
-    return Task(module, torch.tensor(dataset.mean), torch.tensor(dataset.std), sample_shape=dataset.sample_shape)
+        return Task(module, sample_shape=dataset.sample_shape, targets=dataset.targets)
+    mean, std = torch.tensor(dataset.mean), torch.tensor(dataset.std)
+    return Task(module, mean, std, sample_shape=dataset.sample_shape, targets=dataset.targets)
 
 
 def build_algorithms(experiments: list[Experiment], dataset: Dataset, partition: Partition) -> list[Algorithm]:
     """Algorithms of experiments that share task and seed."""
     first = experiments[0]
     module = build_module(first, dataset)
-    task = task_on(dataset, module)
+    task = replace(task_on(dataset, module), scoring=first.task.scoring)
     config = first.task.teacher
     teacher = build_teacher(config, dataset, first.seed) if config else None
     if teacher is not None and teacher.no_vmap:

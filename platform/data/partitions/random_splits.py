@@ -1,5 +1,7 @@
 """Random splits of the training set: equal, by Dirichlet priors, by classes, or by the data set's natural clients."""
 
+from typing import ClassVar
+
 import numpy as np
 from pydantic import Field
 
@@ -59,6 +61,8 @@ class IID(DealtScheme):
 class Dirichlet(DealtScheme):
     """Each client draws its samples, without replacement, from its own class prior ~ Dirichlet(alpha)."""
 
+    needs_classes: ClassVar[bool] = True
+
     alpha: float = Field(gt=0, description="concentration: smaller values make clients differ more")
     unbalanced: float = Field(
         0.0, ge=0, description="standard deviation of the logarithm of client sizes; 0: equal sizes"
@@ -74,6 +78,8 @@ class Dirichlet(DealtScheme):
 
 class Labels(DealtScheme):
     """Each client has samples of a fixed number of classes."""
+
+    needs_classes: ClassVar[bool] = True
 
     labels_per_client: int = Field(ge=1, description="number of classes of each client")
 

@@ -12,13 +12,11 @@ from hedgerow.searchspaces.hedge.deployment import Deployment
 from hedgerow.searchspaces.hedge.scheduler import ROUND, HedgeScheduler
 from hedgerow.searchspaces.hedge.weights import Hedge, make_hedge
 from hedgerow.searchspaces.spaces.search_section import (
-    ACCURACIES,
-    LOSSES,
     STREAM,
     KeptRounds,
     SearchKind,
     SearchSetup,
-    mode_of,
+    evaluated_metrics,
 )
 
 
@@ -103,7 +101,7 @@ class HedgeSearch(SearchKind):
             hedge=self._hedge(setup.experiment, experts),
             range=(self.range[0], self.range[1]) if self.range else None,
             missing=self.missing,
-            averaged=(*ACCURACIES, *LOSSES, *STREAM),
+            averaged=(*evaluated_metrics(setup.experiment), *STREAM),
             ahead=self._ahead(setup.experiment),
             # Otherwise, models of experts that are ahead could fill the disk.
             strict=self.deploy_every > 0,
