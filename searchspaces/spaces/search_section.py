@@ -67,7 +67,7 @@ class Dimension(Section):
 
 
 def evaluated_metrics(experiment: Experiment) -> list[str]:
-    """Metrics of evaluated rounds; validation metrics need task.validation, client metrics evaluation.clients above 0."""
+    """Metrics of evaluated rounds; validation ones need task.validation, client ones evaluation.clients above 0."""
     task = experiment.task
     names = [name for name in task.modes if name != "loss"]
     worst = [f"client_{task.main_metric}_worst10"] if names else []

@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
+from hedgerow.platform.config.measures_section import mode_of
 from hedgerow.platform.data.partitions.task_stream import Stream
 from hedgerow.searchspaces.hedge.async_rounds import check_range
 from hedgerow.searchspaces.hedge.deployment import Deployment
