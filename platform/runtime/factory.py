@@ -12,11 +12,12 @@ from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.slots.fedex_rounds import FedExRounds
 from hedgerow.algorithms.slots.slotted import Slotted
-from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.errors import UserError, one_line
 from hedgerow.platform.common.memory import fits, require
 from hedgerow.platform.common.quiet import quiet_libraries
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import load_experiment
+from hedgerow.platform.config.measures_section import MeasureChoice
 from hedgerow.platform.config.registries import ModelConfig, algorithm_class
 from hedgerow.platform.config.teacher_section import Teacher, with_parameters
 from hedgerow.platform.data import Dataset, Partition
@@ -83,7 +84,7 @@ def build_partition(experiment: Experiment, dataset: Dataset) -> Partition:
 def _check_targets(experiment: Experiment, dataset: Dataset) -> None:
     """Raise UserError when the loss, a metric, the partition or the algorithm needs other targets than the data's."""
     task, kind = experiment.task, dataset.targets
-    for place, choice in [("task.loss", task.loss), *(("task.metrics", choice) for choice in task.metrics or [])]:
+    for place, choice in _chosen_functions(experiment):
         takes = choice.measure().targets
         if takes and kind not in takes:
             fitting = [name for name in choice.registry.names() if kind in choice.registry.resolve(name).targets]
@@ -108,6 +109,35 @@ def _check_targets(experiment: Experiment, dataset: Dataset) -> None:
         raise UserError(f"task.teacher: a teacher {needs}; remove it")
     if experiment.fedex is not None:
         raise UserError(f"fedex: it scores the accuracy of clients' models, which {needs}; remove it")
+
+
+def _chosen_functions(experiment: Experiment) -> list[tuple[str, MeasureChoice]]:
+    """The loss and the metrics that the file names, with their keys."""
+    task = experiment.task
+    return [("task.loss", task.loss), *(("task.metrics", choice) for choice in task.metrics or [])]
+
+
+def _check_functions(experiment: Experiment, dataset: Dataset) -> None:
+    """Raise UserError when a loss or metric of the user's own fails, or returns other values than it should."""
+    for place, choice in _chosen_functions(experiment):
+        if "." not in choice.name:
+            continue
+        targets, mask = torch.from_numpy(dataset.y_train[:2].copy()), torch.ones(2)
+        outputs = torch.zeros(2, *dataset.output_shapes[-1])
+        try:
+            result = choice.measure().function(outputs, targets, mask)
+        except Exception as error:
+            raise UserError(
+                f"{place}: {choice.name} fails on outputs of shape {tuple(outputs.shape)} and targets of shape "
+                f"{tuple(targets.shape)} ({one_line(error)}); fix it"
+            ) from error
+        pair = isinstance(result, tuple) and [tuple(getattr(part, "shape", (0,))) for part in result] == [(), ()]
+        if not pair and not (isinstance(result, torch.Tensor) and result.shape == (2,)):
+            what = f"a tensor of shape {tuple(result.shape)}" if isinstance(result, torch.Tensor) else str(type(result))
+            raise UserError(
+                f"{place}: {choice.name} returns {what} for 2 samples; return one value per sample, of shape (2,), or a "
+                "pair (sum, count) of 0-d tensors"
+            )
 
 
 Data = tuple[Dataset, Partition]
@@ -147,6 +177,7 @@ def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -
     _check_targets(experiment, dataset)
     with fits("algorithm"):
         algorithm = build_algorithms([experiment], dataset, partition)[0]
+    _check_functions(experiment, dataset)
     _check_streams(experiment, partition)
     name = experiment.algorithm.name
     _check_losses(experiment, dataset, algorithm)
