@@ -135,7 +135,7 @@ def _check_functions(experiment: Experiment, dataset: Dataset) -> None:
         if not pair and not (isinstance(result, torch.Tensor) and result.shape == (2,)):
             what = f"a tensor of shape {tuple(result.shape)}" if isinstance(result, torch.Tensor) else str(type(result))
             raise UserError(
-                f"{place}: {choice.name} returns {what} for 2 samples; return one value per sample, of shape (2,), or a "
+                f"{place}: {choice.name} returns {what} for 2 samples; return one value per sample, shape (2,), or a "
                 "pair (sum, count) of 0-d tensors"
             )
 
