@@ -8,12 +8,17 @@ from pydantic import Field, SerializeAsAny, create_model, field_validator, model
 
 from hedgerow.algorithms.core.hyperparameters import HyperParameters
 from hedgerow.algorithms.core.measures import Scoring
-from hedgerow.algorithms.measures import USUAL
 from hedgerow.algorithms.slots.fedex import FedEx
 from hedgerow.algorithms.slots.slots import Slots, SlottedHyper
-from hedgerow.platform.common.registry import nearest
 from hedgerow.platform.common.section import Section
-from hedgerow.platform.config.measures_section import LossChoice, MetricChoice, metric_choices, mode_of, scoring
+from hedgerow.platform.config.measures_section import (
+    LossChoice,
+    MetricChoice,
+    main_metric_of,
+    metric_choices,
+    scoring,
+    target_objection,
+)
 from hedgerow.platform.config.problem_section import QuadraticProblem
 from hedgerow.platform.config.registries import (
     DataConfig,
@@ -273,18 +278,6 @@ class Tracking(Section):
     )
 
 
-def _main_metric(task: dict[str, Any]) -> str:
-    """Main metric of a section `task` that is not validated yet."""
-
-    def name(choice: Any) -> str:
-        named = choice.get("name", "cross_entropy") if isinstance(choice, dict) else choice
-        return named if isinstance(named, str) else ""
-
-    metrics, loss = task.get("metrics"), task.get("loss", "cross_entropy")
-    names = [name(one) for one in metrics] if isinstance(metrics, list) else USUAL.get(name(loss), ())
-    return names[0].rpartition(".")[2] if names else "loss"
-
-
 H = TypeVar("H", bound=HyperParameters)
 
 
@@ -337,26 +330,16 @@ class Experiment(Section, Generic[H]):
         if not isinstance(values, dict):
             return values
         task, evaluation = values.get("task"), values.get("evaluation")
-        main = _main_metric(task) if isinstance(task, dict) else "accuracy"
+        main = main_metric_of(task) if isinstance(task, dict) else "accuracy"
         if main == "accuracy" or not (evaluation is None or isinstance(evaluation, dict)):
             return values
         return {**values, "evaluation": {"target_metric": f"test_{main}", **(evaluation or {})}}
 
     @model_validator(mode="after")
     def _targets_are_of_a_known_metric(self) -> Self:
-        metric, names = self.evaluation.target_metric, self.task.modes
-        known = [f"{of}_{name}" for of in ("test", "client", "validation") for name in names]
-        ends = [f"client_{self.task.main_metric}_{which}" for which in ("worst10", "highest", "lowest")]
-        if self.evaluation.targets and mode_of(metric) is None:
-            raise ValueError(
-                f"`evaluation.targets` are not supported for `target_metric: {metric}`, a metric of your own; choose "
-                "test_loss or a built-in metric"
-            )
-        if metric not in [*known, *ends, "simple_test_accuracy"]:
-            raise ValueError(
-                f"`evaluation.target_metric: {metric}` is not a metric of this task{nearest(metric, known)} (allowed: "
-                f"{', '.join(known)})"
-            )
+        evaluation = self.evaluation
+        if objection := target_objection(evaluation.target_metric, self.task.modes, bool(evaluation.targets)):
+            raise ValueError(objection)
         return self
 
     @model_validator(mode="after")

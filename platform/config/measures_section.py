@@ -12,7 +12,7 @@ from pydantic_core import CoreSchema
 from hedgerow.algorithms.core.measures import RESERVED, Mode, ScoreFunction, Scoring
 from hedgerow.algorithms.measures import LOSSES, METRICS, USUAL
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.common.registry import WITHOUT_IMPORTS, Registry
+from hedgerow.platform.common.registry import WITHOUT_IMPORTS, Registry, nearest
 from hedgerow.platform.common.section import Section
 
 
@@ -132,6 +132,18 @@ def scoring(loss: LossChoice, chosen: Sequence[MetricChoice] | None) -> Scoring:
     return Scoring(loss.measure(), {choice.label: choice.measure() for choice in metric_choices(loss, chosen)})
 
 
+def main_metric_of(task: dict[str, Any]) -> str:
+    """Main metric of a section `task` that is not validated yet."""
+
+    def name(choice: Any) -> str:
+        named = choice.get("name", "cross_entropy") if isinstance(choice, dict) else choice
+        return named if isinstance(named, str) else ""
+
+    metrics, loss = task.get("metrics"), task.get("loss", "cross_entropy")
+    names = [name(one) for one in metrics] if isinstance(metrics, list) else USUAL.get(name(loss), ())
+    return names[0].rpartition(".")[2] if names else "loss"
+
+
 PREFIXES = ("server_", "teacher_", "simple_", "test_", "validation_", "client_", "train_", "best_")
 SUFFIXES = ("_worst10", "_highest", "_lowest")
 
@@ -157,3 +169,23 @@ def mode_of(metric: str, modes: Mapping[str, str] | None = None) -> str | None:
         return metrics.resolve(name).mode  # type: ignore[attr-defined, no-any-return]
     parts = metric.split("_")
     return "max" if "accuracy" in parts else "min" if "loss" in parts else None
+
+
+def target_objection(metric: str, modes: Mapping[str, str], has_targets: bool) -> str | None:
+    """Returns why a metric cannot be `evaluation.target_metric`, and the fix; None if it can.
+
+    modes: of the task's metrics, by name, the main one first.
+    """
+    known = [f"{of}_{name}" for of in ("test", "client", "validation") for name in modes]
+    ends = [f"client_{next(iter(modes))}_{which}" for which in ("worst10", "highest", "lowest")]
+    if metric not in [*known, *ends, "simple_test_accuracy"]:
+        return (
+            f"`evaluation.target_metric: {metric}` is not a metric of this task{nearest(metric, known)} (allowed: "
+            f"{', '.join(known)})"
+        )
+    if has_targets and mode_of(metric) is None:
+        return (
+            f"`evaluation.targets` are not supported for `target_metric: {metric}`, a metric of your own; choose "
+            "test_loss or a built-in metric"
+        )
+    return None
