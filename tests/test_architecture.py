@@ -13,7 +13,14 @@ PACKAGES = ("algorithms", "platform", "searchspaces", "cluster", "reports")
 LAYERS = [
     ["hedgerow"],
     ["algorithms/core"],
-    ["algorithms/optim", "algorithms/nn", "algorithms/problems", "algorithms/transforms", "algorithms/aggregators"],
+    [
+        "algorithms/measures",
+        "algorithms/optim",
+        "algorithms/nn",
+        "algorithms/problems",
+        "algorithms/transforms",
+        "algorithms/aggregators",
+    ],
     ["algorithms/objectives", "algorithms/bilevel", "algorithms/heterogeneous", "algorithms/compressed"],
     ["algorithms/slots"],
     ["algorithms/federated"],

@@ -92,6 +92,9 @@ class Algorithm:
     needs_early_exit: ClassVar[bool] = False
     """Whether the model must be a network with an early exit."""
 
+    needs_classes: ClassVar[bool] = False
+    """Whether the task must be a classification, with one class per sample and logits as outputs."""
+
     needs_cleaning: ClassVar[bool] = False
     """Whether the task must be data cleaning, `task.problem.kind: cleaning`."""
 
@@ -249,12 +252,13 @@ class Algorithm:
         return {}
 
     def evaluate_client(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        """Client step of evaluation: returns the summed loss, correct predictions and sample count over all batches."""
-        totals = torch.zeros(3, device=data.x.device)
+        """Client step of evaluation: returns the sums of `Task.score` over all batches, by default the summed loss,
+        correct predictions and sample count.
+        """
+        totals = self.task.no_scores(data.x.device)
         for batch in data.batches("test"):
             totals = totals + self.task.score(down["w"], batch)
-        loss, correct, samples = totals.unbind(0)
-        return {}, state, {"loss": loss, "correct": correct, "samples": samples}
+        return {}, state, self.task.by_name(totals)
 
     def predict_client(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """Same as `evaluate_client`; the metrics also have the predictions on all batches, under `PREDICTIONS`: the

@@ -2,15 +2,15 @@
 
 from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import functional as F  # noqa: N812
 
 from hedgerow.algorithms.core.layer_context import TrainMode
+from hedgerow.algorithms.core.measures import Scoring, Targets
 from hedgerow.algorithms.core.static_batch_norm import is_static, statistics
 
 if TYPE_CHECKING:
@@ -22,10 +22,10 @@ Params = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Task:
-    """A stateless model with the cross-entropy loss on its logits.
+    """A stateless model with a loss on its outputs, by default the cross-entropy of one class per sample.
 
-    module: maps a batch of samples to logits (samples, classes). Its frozen parameters are part of the model, but of no
-    tree of parameters.
+    module: maps a batch of samples to outputs, such as logits (samples, classes). Its frozen parameters are part of the
+    model, but of no tree of parameters.
     mean, std: normalisation, broadcast against one raw sample; None leaves samples as they are (tokens).
     build: creates the same module with the initial parameters of a seed.
     sample_shape: shape of one sample, without the batch dimension.
@@ -36,6 +36,7 @@ class Task:
     guide: network of a client's guide in DiSK, without values: its parameters are client state; None: no guide.
     scored: list that receives the logits and the batch of every call of `rate`; None: they are not needed.
     train_mode: how the module differs in training mode, for layers such as batch norm and dropout; None: not at all.
+    scoring: the loss and the metrics. targets: kind of the targets.
     """
 
     module: nn.Module
@@ -49,6 +50,8 @@ class Task:
     guide: nn.Module | None = None
     scored: "list[tuple[Tensor, Batch]] | None" = None
     train_mode: TrainMode | None = None
+    scoring: Scoring = field(default_factory=Scoring)
+    targets: Targets = "classes"
 
     is_scored: ClassVar[bool] = True
     """Whether there are predictions to score."""
@@ -109,7 +112,7 @@ class Task:
         return functional_call(self.teacher, with_frozen(self.teacher, {}), (x,))
 
     def loss(self, w: Params, batch: "Batch") -> Tensor:
-        """Mean cross-entropy over the real samples of a batch; a 0-d tensor."""
+        """Mean loss over the real samples of a batch; a 0-d tensor."""
         return self.criterion(self.logits(w, batch.x), batch)
 
     def with_loss(self, loss: Callable[[Params, "Batch"], Tensor]) -> Self:
@@ -125,23 +128,29 @@ class Task:
         return other
 
     def criterion(self, logits: Tensor, batch: "Batch") -> Tensor:
-        """Mean cross-entropy over the real samples of a batch, from its logits (samples, classes); 0-d."""
-        if batch.mask is None:
-            return F.cross_entropy(logits, batch.y)
-        return mean_over(cross_entropies(logits, batch.y), batch)
+        """Mean loss over the real samples of a batch, from its outputs, such as logits (samples, classes); 0-d."""
+        return self.scoring.loss.mean(logits, batch.y, batch.mask)
 
     def score(self, w: Params, batch: "Batch") -> Tensor:
-        """Returns (summed loss, correct predictions, samples) of a batch, as a tensor of shape (3,)."""
+        """Returns the sums and counts of a batch that `scoring.names` lists, by default (summed loss, correct
+        predictions, samples).
+        """
         return self.rate(self.logits(w, batch.x), batch)
 
     def rate(self, logits: Tensor, batch: "Batch") -> Tensor:
-        """Returns the same as `score`, from the batch's logits (samples, classes)."""
+        """Returns the same as `score`, from the batch's outputs, such as logits (samples, classes)."""
         if self.scored is not None:
             self.scored.append((logits, batch))
-        mask = torch.ones_like(batch.y, dtype=logits.dtype) if batch.mask is None else batch.mask
-        losses = cross_entropies(logits, batch.y)
-        hits = (logits.argmax(-1) == batch.y).to(logits.dtype)
-        return torch.stack([(losses * mask).sum(), (hits * mask).sum(), mask.sum()])
+        mask = torch.ones(len(batch.y), dtype=logits.dtype, device=logits.device) if batch.mask is None else batch.mask
+        return self.scoring.sums(logits, batch.y, mask)
+
+    def no_scores(self, device: torch.device) -> Tensor:
+        """Returns the sums of no batch: zeros."""
+        return torch.zeros(len(self.scoring.names), device=device)
+
+    def by_name(self, totals: Tensor) -> Params:
+        """Returns sums of `score` as the metrics of a client step."""
+        return dict(zip(self.scoring.names, totals.unbind(-1), strict=True))
 
 
 def trainable(module: nn.Module) -> Params:
@@ -168,11 +177,3 @@ def _drawn(name: str, p: Tensor, generator: torch.Generator) -> Tensor:
 def mean_over(values: Tensor, batch: "Batch") -> Tensor:
     """Mean of one value per sample, (samples,), over a batch's real samples; 0 if there are none."""
     return values.mean() if batch.mask is None else (values * batch.mask).sum() / batch.mask.sum().clamp(min=1.0)
-
-
-def cross_entropies(logits: Tensor, y: Tensor) -> Tensor:
-    """Cross-entropy of each sample: logits (samples, classes), y (samples,) -> (samples,).
-
-    F.cross_entropy falls back to Python under vmap, which imports torch's compiler and costs seconds in every process.
-    """
-    return logits.logsumexp(-1) - logits.gather(-1, y[:, None])[:, 0]

@@ -24,6 +24,8 @@ class Taught(Algorithm):
     The teacher answers in evaluation mode: it normalises by its own statistics, never by those of mini-batches.
     """
 
+    needs_classes = True
+
     needs_teacher = True
 
     def incompatibility(self) -> str | None:

@@ -101,12 +101,12 @@ class Central(Algorithm):
         return mean_statistics(statistics, data), state, {}
 
     def evaluate_client(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        totals = torch.zeros(3, device=data.x.device)
+        totals = self.task.no_scores(data.x.device)
         for batch in data.batches("test"):
             totals = totals + self.each(lambda w, batch=batch: self.task.score(w, batch), down["w"])
-        loss, correct, samples = totals.unbind(-1)
-        metrics = {"loss": loss.mean(), "correct": correct.mean(), "samples": samples.mean()}
-        return {"correct": correct, "samples": samples}, state, metrics
+        scores = self.task.by_name(totals)
+        up: Tree = {name: scores[name] for name in ("correct", "samples") if name in scores}
+        return up, state, {name: values.mean() for name, values in scores.items()}
 
     def evaluation_metrics(self, server: Tree, test: Aggregate) -> dict[str, float]:
         """Number of models that ended in each minimum, if several are trained and the model names its minima."""

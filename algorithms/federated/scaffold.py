@@ -27,6 +27,8 @@ class Scaffold(Algorithm):
     class Hyper(LocalSGD):
         """Hyperparameters of the local solver."""
 
+        assumes_sgd = "control variates are means of the gradients of SGD steps"
+
     def init_server(self) -> Tree:
         w = self.task.init()
         return {"w": w, "c": zeros_like(w)}

@@ -52,6 +52,8 @@ class Heterogeneous(LocalOptimizer):
 class ByLayers(Algorithm):
     """Base class of algorithms that know the layers of their model."""
 
+    needs_classes = True
+
     def __init__(self, hyper: Any, task: Task):
         super().__init__(hyper, task)
         # Computed here, because a compiled step cannot compute it.

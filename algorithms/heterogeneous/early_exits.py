@@ -39,6 +39,8 @@ class TwoExits(Algorithm):
     in `early_alone`. Algorithms that share [w]_M keep one w; for the others, the server also has a simple model.
     """
 
+    needs_classes = True
+
     needs_early_exit = True
     returns_predictions = False
 

@@ -49,6 +49,8 @@ class CommFedBiO(Bilevel):
     All exchanges of a round are with the round's clients, whereas Algorithms 2 and 3 sample clients again.
     """
 
+    needs_classes = True
+
     variables = shared = ("x", "y")
     parts: ClassVar[Parts] = {"train": {"y": Part("y", "value")}}
     fixes_weights = True

@@ -17,6 +17,8 @@ from hedgerow.algorithms.problems.cleaning import NEEDED, Cleaning, only
 class FedAvgOracle(FedAvg):
     """FedAvg whose losses average only samples with right labels; their number is the weight of a client."""
 
+    needs_classes = True
+
     needs_cleaning = fixes_weights = True
     training_steps = ()
 

@@ -28,6 +28,8 @@ class Focus(FedAvg):
     model.
     """
 
+    needs_classes = True
+
     needs_validation = True
     parts: ClassVar[Parts] = {}
     training_steps = ()

@@ -8,9 +8,9 @@ from pydantic import Field
 from torch import Tensor
 
 from hedgerow.algorithms.core.client_data import Batch, BatchSpec, ClientData
+from hedgerow.algorithms.core.measures import cross_entropies
 from hedgerow.algorithms.core.messages import MODEL, Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import Tree
-from hedgerow.algorithms.core.task import cross_entropies
 from hedgerow.algorithms.federated.fedavg import FedAvg
 from hedgerow.algorithms.optim.local_sgd import LocalSGD, minimize
 from hedgerow.algorithms.problems.cleaning import NEEDED, Cleaning, found_of, only
@@ -27,6 +27,8 @@ class Preprocess(FedAvg):
     The server trains the benchmark model on its validation samples, the pool of all clients', and sends it to each
     client once, when the client first takes part. The weight of a client is the number of samples that it keeps.
     """
+
+    needs_classes = True
 
     needs_cleaning = needs_validation = fixes_weights = True
     training_steps = ()

@@ -8,7 +8,7 @@ the client participates it moves by `dual_lr` times the excess of S over all sam
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -27,6 +27,8 @@ ALL_SAMPLES = "side"
 
 class AuxiliaryLoss(Objective):
     """Cross-entropy plus an auxiliary loss S, which subclasses define in `terms`."""
+
+    needs_classes: ClassVar[bool] = True
 
     alternatives = (("alpha", "limit"),)
 

@@ -16,8 +16,9 @@ from torch.func import functional_call
 
 from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.core.hyperparameters import Settings
+from hedgerow.algorithms.core.measures import cross_entropies
 from hedgerow.algorithms.core.static_batch_norm import StaticBatchNorm2d
-from hedgerow.algorithms.core.task import Params, cross_entropies, mean_over
+from hedgerow.algorithms.core.task import Params, mean_over
 from hedgerow.algorithms.nn.features import Features
 
 TINY = 1e-12

@@ -25,6 +25,9 @@ class Objective(Settings):
     calls_logits: ClassVar[bool] = True
     """Whether its loss calls the model only by `Task.logits`, so that batch norm and dropout work with it."""
 
+    needs_classes: ClassVar[bool] = False
+    """Whether the task must be a classification, with one class per sample and logits as outputs."""
+
     kind: str = Field("", description="objective: its name, or the dotted path of your own")
 
     def incompatibility(self, task: Task) -> str | None:

@@ -13,7 +13,8 @@ from torch.nn import functional as F  # noqa: N812
 
 from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.core.keyed_random import normal, uniform
-from hedgerow.algorithms.core.task import Params, Task, cross_entropies, with_frozen
+from hedgerow.algorithms.core.measures import cross_entropies
+from hedgerow.algorithms.core.task import Params, Task, with_frozen
 from hedgerow.algorithms.nn.features import embedded, head
 
 MOST = 2

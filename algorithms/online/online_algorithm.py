@@ -76,7 +76,7 @@ class Online(Adapting):
     def untouched(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """Scores the meta-model without adaptation."""
         totals = self.tally(hp, down["w"], data, None)
-        return {}, state, {"loss": totals[0], "correct": totals[1], "samples": totals[2]}
+        return {}, state, self.task.by_name(totals)
 
     def look(self, w: Params, cohort: Cohort) -> Exchange:
         """Exchange for the gradient of the task's F at w, from all of its training samples: up["gradient"]."""

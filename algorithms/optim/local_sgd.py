@@ -1,9 +1,11 @@
-"""Local minimisation, used by nearly all client steps: SGD or Adam, looped or batched with equal results, or Newton."""
+"""Local minimisation, used by nearly all client steps: SGD, Adam or AdamW, looped or batched with equal results, an
+optimiser of torch.optim in a loop, or Newton.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -16,6 +18,7 @@ from hedgerow.algorithms.core.task import Params
 from hedgerow.algorithms.core.torch_private import foreach_add_, foreach_lerp_, foreach_mul_, foreach_norm
 from hedgerow.algorithms.optim.gradient import gradient_and_value
 from hedgerow.algorithms.optim.newton import newton
+from hedgerow.algorithms.optim.torch_optimizer import Optimizer, TorchOptimizer
 
 Loss = Callable[[Params, Batch], Tensor]
 
@@ -60,12 +63,22 @@ class LocalSGD(LearningRate):
 
     alternatives = (("epochs", "steps"),)
 
+    assumes_sgd: ClassVar[str] = "its local steps are steps of SGD"
+    """Why there is no other local optimiser, if the class does not derive from `LocalOptimizer`."""
+
     epochs: int | None = Field(1, ge=1, description="passes over the local data; null if `steps` is given")
     steps: int | None = Field(None, ge=1, description="local steps, instead of `epochs`")
     batch_size: int | None = Field(50, ge=1, description="samples per step; null: all local data")
     momentum: float = Field(0.0, ge=0, lt=1, description="heavy-ball momentum, reset at the start of a round")
     weight_decay: float = Field(0.0, ge=0, description="L2 penalty, added to the direction after clipping")
     clip_norm: float | None = Field(None, gt=0, description="maximum norm of the direction; null: no clipping")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_other_optimizer(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "optimizer" in values and "optimizer" not in cls.model_fields:
+            raise ValueError(f"`optimizer` cannot be chosen, because {cls.assumes_sgd}; remove it")
+        return values
 
     @property
     def batches(self) -> dict[str, BatchSpec]:
@@ -74,30 +87,45 @@ class LocalSGD(LearningRate):
 
 
 def one_momentum(hyper: Any) -> Any:
-    """Validator of settings with `optimizer` and `momentum`: refuses a momentum for Adam."""
-    if hyper.optimizer == "adam" and hyper.momentum:
-        raise ValueError("`momentum` is for sgd, and adam has its own; set it to 0")
+    """Validator of settings with `optimizer` and `momentum`: refuses a momentum that the optimiser does not read."""
+    if hyper.optimizer != "sgd" and hyper.momentum:
+        name = hyper.optimizer if isinstance(hyper.optimizer, str) else hyper.optimizer.name
+        raise ValueError(f"`momentum` is for sgd, and {name} has its own; set it to 0")
     return hyper
 
 
 class LocalOptimizer(LocalSGD):
-    """Hyperparameters of the local solver, with a choice of SGD or Adam."""
+    """Hyperparameters of the local solver, with a choice of the optimiser."""
 
-    optimizer: Literal["sgd", "adam"] = Field(
-        "sgd", description="local optimiser; adam: beta_1 .9, beta_2 .999, moments reset at the start of a round"
+    optimizer: Optimizer = Field(
+        "sgd",
+        description="local optimiser, reset at the start of a round; adam, adamw: beta_1 .9, beta_2 .999, with adamw "
+        "`weight_decay` does not enter the moments; or an optimiser of PyTorch, which trains one client after the "
+        "other: `{name: torch.optim.RMSprop, args: {alpha: 0.9}}`",
     )
 
     _one_momentum = model_validator(mode="after")(one_momentum)
 
+    @property
+    def no_vmap(self) -> str | None:
+        """Reason why clients cannot be trained at once; None if they can."""
+        return self.optimizer.no_vmap if isinstance(self.optimizer, TorchOptimizer) else None
 
-class LocalSolver(LocalSGD):
+
+class LocalSolver(LocalOptimizer):
     """Hyperparameters of the local solver, with the option of an exact solution, as assumed in analyses."""
 
     solver: Literal["sgd", "newton"] = Field(
         "sgd",
-        description="local solver; newton: the exact minimiser, for convex problems of a few hundred parameters; it "
-        "ignores the settings of SGD",
+        description="local solver; sgd: steps of `optimizer`; newton: the exact minimiser, for convex problems of a "
+        "few hundred parameters; it ignores the settings of SGD",
     )
+
+    @model_validator(mode="after")
+    def _newton_takes_no_steps(self) -> Self:
+        if self.solver == "newton" and self.optimizer != "sgd":
+            raise ValueError("`optimizer` has no effect with `solver: newton`; remove it")
+        return self
 
     @property
     def batches(self) -> dict[str, BatchSpec]:
@@ -125,7 +153,8 @@ def minimize(
     over the stream "train".
 
     hp: LocalSGD, LocalOptimizer or LocalSolver. The direction of a step is clip(grad loss + linear + weight (w -
-    centre)) + weight_decay w; Adam, if selected, transforms it further.
+    centre)) + weight_decay w; Adam or an optimiser of torch.optim, if selected, transforms it further. AdamW adds
+    weight_decay w after that.
     memory: momentum that persists between calls (loop form only). The first step starts from it, and the momentum of
     the last step is written back to it.
     Returns the final parameters and the mean loss over the steps (0-d).
@@ -157,8 +186,14 @@ def _fused(hp: Any) -> bool:
     return hp.clip_norm is None and not enabled(hp.momentum) and _optimizer(hp) == "sgd"
 
 
-def _optimizer(hp: Any) -> str:
+def _optimizer(hp: Any) -> Any:
+    """Name of the local optimiser, or a TorchOptimizer."""
     return getattr(hp, "optimizer", "sgd")
+
+
+def _decays_before(hp: Any) -> bool:
+    """Whether the optimiser sees the weight decay as a part of the gradient."""
+    return enabled(hp.weight_decay) and _optimizer(hp) != "adamw"
 
 
 class Adam:
@@ -199,7 +234,9 @@ def _in_place(
     centre = None if proximal is None else [layout(proximal.centre[name]) for name in w]
     weight = 0.0 if proximal is None else proximal.weight
     momenta = None if memory is None else [layout(memory[name]).clone() for name in w]
-    adam = Adam() if _optimizer(hp) == "adam" else None
+    chosen = _optimizer(hp)
+    adam = Adam() if chosen in ("adam", "adamw") else None
+    torchs = chosen.build(params, hp.lr) if isinstance(chosen, TorchOptimizer) else None
     losses = []
     for batch in batches:
         # Needed for a sub-model: the full model may not be narrow.
@@ -219,7 +256,7 @@ def _in_place(
                 # On the CPU, reading the factor is free and saves a pass over memory.
                 if factor.device.type != "cpu" or factor < 1:
                     foreach_mul_(direction, factor)
-            if enabled(hp.weight_decay):
+            if _decays_before(hp):
                 foreach_add_(direction, params, alpha=hp.weight_decay)
             if enabled(hp.momentum):
                 if momenta is None:
@@ -228,8 +265,15 @@ def _in_place(
                     foreach_mul_(momenta, hp.momentum)
                     foreach_add_(momenta, direction)
                 direction = momenta
+            if torchs is not None:
+                for parameter, gradient in zip(params, direction, strict=True):
+                    parameter.grad = gradient
+                torchs.step()
+                continue
             if adam is not None:
                 direction = adam(direction)
+                if enabled(hp.weight_decay) and not _decays_before(hp):
+                    foreach_add_(direction, params, alpha=hp.weight_decay)
             if centre is not None and _fused(hp):
                 foreach_lerp_(params, centre, hp.lr * weight)
             foreach_add_(params, direction, alpha=-hp.lr)
@@ -245,7 +289,7 @@ def _batched(
     gradient = gradient_and_value(loss)
     w = start
     momenta: Params | None = None
-    adam = Adam() if _optimizer(hp) == "adam" else None
+    adam = Adam() if _optimizer(hp) in ("adam", "adamw") else None
     device = next(iter(start.values())).device
     total, steps = torch.zeros((), device=device), torch.zeros((), device=device)
     for batch in batches:
@@ -257,13 +301,15 @@ def _batched(
         if hp.clip_norm is not None:
             factor = clip_factor([d.norm() for d in direction.values()], hp.clip_norm)
             direction = tree_map(lambda d, factor=factor: d * factor, direction)
-        if enabled(hp.weight_decay):
+        if _decays_before(hp):
             direction = add(direction, w, hp.weight_decay)
         if enabled(hp.momentum):
             momenta = direction if momenta is None else add(direction, momenta, hp.momentum)
             direction = momenta
         if adam is not None:
             direction = dict(zip(direction, adam(direction.values()), strict=True))
+            if enabled(hp.weight_decay) and not _decays_before(hp):
+                direction = add(direction, w, hp.weight_decay)
         # Padded steps come last and have active = 0: they leave the parameters unchanged, bit for bit.
         rate = hp.lr * batch.active
         if proximal is not None and _fused(hp):

@@ -28,6 +28,8 @@ class Adapting(Algorithm):
 
     def incompatibility(self) -> str | None:
         hyper = self.hyper
+        if hyper.adapt == "proto" and self.task.targets != "classes":
+            return "algorithm.adapt: proto predicts classes, and this task has other targets; set it to maml or none"
         if self.task.is_static:
             return (
                 f"task.model: {hyper.name} cannot adapt a model that normalises by statistics of all clients' samples; "
@@ -60,12 +62,12 @@ class Adapting(Algorithm):
     def evaluate_client(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """Evaluation step of a client: adapts to all of its training samples and scores its test samples."""
         totals = self.tally(hp, down["w"], data, next(data.batches("support"), None))
-        return {}, state, {"loss": totals[0], "correct": totals[1], "samples": totals[2]}
+        return {}, state, self.task.by_name(totals)
 
     def tally(self, hp: Any, w: Params, data: ClientData, support: Batch | None) -> torch.Tensor:
-        """Summed loss, number of correct predictions and number of test samples, (3,)."""
+        """Sums of `Task.score` over the test samples."""
         predictor, u = adapted(self.task, w, support, hp)
-        totals = torch.zeros(3, device=data.x.device)
+        totals = self.task.no_scores(data.x.device)
         for batch in data.batches("test"):
             totals = totals + predictor.score(u, batch)
         return totals
@@ -155,7 +157,14 @@ def adapted(task: Task, w: Params, support: Batch | None, hp: Any) -> tuple[Task
     counts = members.sum(0)
     centres = (members.T @ outputs) / counts.clamp(min=1.0)[:, None]
     nearest = PrototypeTask(
-        task.module, task.mean, task.std, centres=centres, seen=counts > 0, layer=hp.proto_layer, scored=task.scored
+        task.module,
+        task.mean,
+        task.std,
+        centres=centres,
+        seen=counts > 0,
+        layer=hp.proto_layer,
+        scored=task.scored,
+        scoring=task.scoring,
     )
     return nearest, w
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from hedgerow.algorithms.core.client_data import Batch
+from hedgerow.algorithms.core.measures import cross_entropies
 from hedgerow.algorithms.core.pytree import Tree
-from hedgerow.algorithms.core.task import Params, cross_entropies, mean_over
+from hedgerow.algorithms.core.task import Params, mean_over
 from hedgerow.algorithms.problems.bilevel_task import BilevelTask
 
 NEEDED = "task.problem.kind: {} requires data cleaning; set it to cleaning"

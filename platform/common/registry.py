@@ -2,7 +2,7 @@
 
 import re
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
@@ -38,12 +38,14 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Classes that one key of an experiment file may name.
+    """Classes or objects that one key of an experiment file may name.
 
     table: name -> "module:Class", as strings, so that names can be listed without imports. base: base class of all of
     them, including users' own. key: key of the experiment file, such as "task.data.name"; its last word is the field
     that selects among sections. own: section of a user's own class, if that class is not a section itself. aliases:
-    other names of built-in classes -> their names in the table.
+    other names of built-in classes -> their names in the table. enter: converts the object at a dotted path to an
+    instance of `base`, None if it cannot; without it, a dotted path names a subclass of `base`. what: noun phrase for
+    one of them.
     """
 
     def __init__(
@@ -53,17 +55,19 @@ class Registry(Generic[T]):
         key: str,
         own: type[BaseModel] | None = None,
         aliases: Mapping[str, str] | None = None,
+        enter: Callable[[Any], T | None] | None = None,
+        what: str | None = None,
     ):
         self.table, self.base, self.key, self.aliases = table, base, key, aliases or {}
         self.selector = key.rpartition(".")[2]
-        self._own = own
+        self._own, self._enter, self._what = own, enter, what or described(base)
 
     def names(self) -> list[str]:
         """Names of the built-in classes, in the order of the table."""
         return list(self.table)
 
     def resolve(self, name: str, place: str | None = None) -> type[T]:
-        """Returns the class of a built-in name or at a dotted path. Imports only the module of this class.
+        """Returns the class or object of a built-in name or at a dotted path. Imports only its module.
 
         place: prefix of the error message; None: the key. Raises UserError.
         """
@@ -73,7 +77,13 @@ class Registry(Generic[T]):
             module, _, attribute = self.table[name].partition(":")
             target: type[T] = getattr(import_module(module), attribute)
             return target
-        what = described(self.base)
+        what = self._what
+        if "." in name and self._enter:
+            entered: Any = self._enter(import_named(name, place))
+            if entered is None:
+                raise UserError(f"{_beginning(place)}{name!r} is not {what}; name one")
+            target = entered
+            return target
         if "." in name:
             return import_object(name, self.base, what, place)
         known = [*self.table, *self.aliases]

@@ -1,15 +1,25 @@
 """Schema of experiment files: every key with its type, bounds and default."""
 
 import math
-from typing import TYPE_CHECKING, Generic, Literal, Self, TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
 from pydantic import Field, SerializeAsAny, create_model, field_validator, model_validator
 
 from hedgerow.algorithms.core.hyperparameters import HyperParameters
+from hedgerow.algorithms.core.measures import Scoring
 from hedgerow.algorithms.slots.fedex import FedEx
 from hedgerow.algorithms.slots.slots import Slots, SlottedHyper
 from hedgerow.platform.common.section import Section
 from hedgerow.platform.config.logger_section import Logger
+from hedgerow.platform.config.measures_section import (
+    LossChoice,
+    MetricChoice,
+    main_metric_of,
+    metric_choices,
+    scoring,
+    target_objection,
+)
 from hedgerow.platform.config.problem_section import QuadraticProblem
 from hedgerow.platform.config.registries import (
     DataConfig,
@@ -79,11 +89,21 @@ else:
 
 
 class TaskConfig(Section):
-    """The learning task: data, their partition over clients, model, bilevel problem, public and validation samples."""
+    """The learning task: data, partition, model, loss and metrics, bilevel problem, public and validation samples."""
 
     data: DataConfig = Field(description="data set")
     partition: PartitionConfig = Field(description="partition of the samples over the clients")
     model: ModelConfig = Field(description="model to train")
+    loss: LossChoice = Field(
+        LossChoice(),
+        description="loss that is minimised, by name or dotted path: cross_entropy of classes, mse or mae of numbers, "
+        "bce of several labels, next_token of a token at every position",
+    )
+    metrics: list[MetricChoice] | None = Field(
+        None,
+        description="metrics of the evaluations, by name or dotted path, the main one first: test_NAME, client_NAME, "
+        "validation_NAME; null: the usual ones of the loss, and none for a loss of your own",
+    )
     problem: ProblemConfig | None = Field(
         None, description="bilevel problem, for bilevel algorithms; null: plain classification"
     )
@@ -92,11 +112,34 @@ class TaskConfig(Section):
     )
     validation: Validation | None = Field(
         None,
-        description="training samples held back to choose hyperparameters: validation_accuracy and validation_loss; "
-        "null: none",
+        description="training samples held back to choose hyperparameters: validation_loss and the metrics, such as "
+        "validation_accuracy; null: none",
     )
     augment: Augmentation | None = Field(None, description="augmentation of images in local training; null: none")
     teacher: Teacher | None = Field(None, description="teacher model that other models learn from; null: none")
+
+    @model_validator(mode="after")
+    def _metrics_have_different_names(self) -> Self:
+        labels = [choice.label for choice in self.metrics or []]
+        if twice := [label for label in labels if labels.count(label) > 1]:
+            raise ValueError(f"`metrics` has two metrics of the name {twice[0]}; rename one of the functions")
+        return self
+
+    @property
+    def scoring(self) -> Scoring:
+        """The loss and the metrics as functions. Imports the user's own. Raises UserError."""
+        return scoring(self.loss, self.metrics)
+
+    @cached_property
+    def modes(self) -> dict[str, str]:
+        """Whether each metric is to be minimised ("min") or maximised ("max"), by name, the main one first."""
+        modes = {choice.label: str(choice.mode) for choice in metric_choices(self.loss, self.metrics)}
+        return modes | {"loss": "min"}
+
+    @property
+    def main_metric(self) -> str:
+        """Name of the metric that stands for the result, such as accuracy; "loss" if there are no metrics."""
+        return next(iter(self.modes))
 
     @model_validator(mode="after")
     def _excludes_public(self) -> Self:
@@ -136,21 +179,13 @@ class Evaluation(Section):
     targets: list[float] = Field(
         [], description="values of `target_metric`: report the rounds and transmissions until each is reached"
     )
-    target_metric: Literal[
+    target_metric: str = Field(
         "test_accuracy",
-        "client_loss",
-        "client_accuracy",
-        "client_accuracy_highest",
-        "client_accuracy_lowest",
-        "simple_test_accuracy",
-        "validation_accuracy",
-        "validation_loss",
-    ] = Field(
-        "test_accuracy",
-        description="metric of the targets: test accuracy between 0 and 1; mean accuracy of the clients on their own "
-        "samples, or, if models are personal, the highest or lowest one; mean of the clients' mean losses on their own "
-        "samples, without any penalty; test accuracy of the simple network next to the model; or accuracy or mean loss "
-        "on the samples of `task.validation`",
+        description="metric of the targets: test_accuracy, between 0 and 1, or the main one of `task.metrics`; "
+        "client_accuracy: mean accuracy of the clients on their own samples, or, if models are personal, "
+        "client_accuracy_highest or client_accuracy_lowest; client_loss: mean of the clients' mean losses on their own "
+        "samples, without any penalty; simple_test_accuracy: of the simple network next to the model; "
+        "validation_accuracy or validation_loss, on the samples of `task.validation`",
     )
     stop: bool = Field(False, description="end the run when all targets are reached")
     efficiency: Efficiency | None = Field(
@@ -295,6 +330,24 @@ class Experiment(Section, Generic[H]):
             raise ValueError(f"{output!r} is a URI, but runs need a local folder; give it as `checkpoints.storage`")
         return output
 
+    @model_validator(mode="before")
+    @classmethod
+    def _targets_are_of_the_main_metric(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        task, evaluation = values.get("task"), values.get("evaluation")
+        main = main_metric_of(task) if isinstance(task, dict) else "accuracy"
+        if main == "accuracy" or not (evaluation is None or isinstance(evaluation, dict)):
+            return values
+        return {**values, "evaluation": {"target_metric": f"test_{main}", **(evaluation or {})}}
+
+    @model_validator(mode="after")
+    def _targets_are_of_a_known_metric(self) -> Self:
+        evaluation = self.evaluation
+        if objection := target_objection(evaluation.target_metric, self.task.modes, bool(evaluation.targets)):
+            raise ValueError(objection)
+        return self
+
     @model_validator(mode="after")
     def _streams_last(self) -> Self:
         stream = self.task.partition if isinstance(self.task.partition, Stream) else None
@@ -313,6 +366,8 @@ class Experiment(Section, Generic[H]):
             )
         if stream and (self.task.augment or self.task.teacher):
             raise ValueError("`task.augment` and `task.teacher` are not supported for a stream; remove them")
+        if stream and (self.task.loss != LossChoice() or self.task.metrics is not None):
+            raise ValueError("`task.loss` and `task.metrics` are not supported for a stream; remove them")
         if stream and self.simulation:
             raise ValueError("`simulation` needs clients, and a stream has none; remove it")
         if stream and self.task.public:
@@ -376,6 +431,12 @@ class Experiment(Section, Generic[H]):
                 "to the same value"
             )
         return self
+
+    @property
+    def no_vmap(self) -> str | None:
+        """Reason why the settings of the algorithm rule out clients that are trained at once; None if they do not."""
+        reason: str | None = getattr(self.algorithm, "no_vmap", None)
+        return reason
 
     @property
     def slots(self) -> Slots:

@@ -1,6 +1,6 @@
 """The `task.problem` section of an experiment file: bilevel problems."""
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -28,6 +28,9 @@ PROBLEMS = {
 class Problem(Section):
     """Bilevel problem: x is learnt from the validation samples, and y from the training samples given x."""
 
+    needs_classes: ClassVar[bool] = False
+    """Whether the task must be a classification, with one class per sample and logits as outputs."""
+
     kind: str = ""
     """Value in the experiment file; the registry sets it."""
 
@@ -38,6 +41,8 @@ class Problem(Section):
 
 class CleaningProblem(Problem):
     """Data cleaning: x holds the weights of the training samples, y is the classifier."""
+
+    needs_classes: ClassVar[bool] = True
 
     weights: Literal["sigmoid", "clipped"] = Field(
         "sigmoid",

@@ -13,8 +13,14 @@ from hedgerow.platform.data.partition import Partition
 WORDS = {"name", "class_names"}
 """Fields of a data set that do not affect any number."""
 
-LATER = {"selection_sizes", "server_validation", "test_clients", "splits"}
-"""Fields that earlier versions did not have: hashes without them stay the same."""
+LATER = {
+    "selection_sizes": None,
+    "server_validation": None,
+    "test_clients": None,
+    "splits": None,
+    "targets": "classes",
+}
+"""Fields that earlier versions did not have, with their defaults: hashes of data with the defaults stay the same."""
 
 
 def content_hash(data: Dataset | Partition) -> str:
@@ -24,9 +30,9 @@ def content_hash(data: Dataset | Partition) -> str:
         if field.name in WORDS:
             continue
         value = getattr(data, field.name)
-        if field.name in LATER and value is None:
-            continue
         is_array = isinstance(value, np.ndarray)
+        if field.name in LATER and not is_array and value == LATER[field.name]:
+            continue
         about: list[Any] = [field.name, value.dtype.str, value.shape] if is_array else [field.name, value]
         digest.update(json.dumps(about, default=_plain).encode())
         if is_array:

@@ -5,13 +5,17 @@ from typing import Any
 
 import numpy as np
 
+from hedgerow.algorithms.core.measures import Targets
+from hedgerow.algorithms.measures.language import IGNORED
+
 
 @dataclass(frozen=True)
 class Dataset:
     """Data set of raw arrays in their most compact type; samples are normalised only when a batch is drawn.
 
-    x_train, x_test: images uint8 (n, C, H, W), features float32 (n, F) or tokens uint8 or int32 (n, L).
-    y_*: int64 (n,).
+    x_train, x_test: images uint8 (n, C, H, W), features float32 (n, F) or tokens uint8 or int32 (n, L). y_*, by
+    `targets`: a class per sample, int64 (n,); labels that are 0 or 1, int64 (n, K); numbers, float32 (n,) or (n, K);
+    tokens, int64 (n, L), where -100 does not count. classes: number of classes, labels, numbers or tokens.
     mean, std: float32, broadcast against one sample, in raw units. train_clients: natural client of each training
     sample, int64 (n,), or None. public: number of public samples: the last training samples, from another data set.
     """
@@ -35,11 +39,19 @@ class Dataset:
     splits: np.ndarray | None = None
     """Use that each training sample's natural client makes of it, uint8 (n,): 0 training, 1 validation, 2 its own
     evaluation. None: all are for training."""
+    targets: Targets = "classes"
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
         """Shape of one sample."""
         return self.x_train.shape[1:]
+
+    @property
+    def output_shapes(self) -> list[tuple[int, ...]]:
+        """Shapes that a model's output for one sample may have."""
+        if self.targets == "tokens":
+            return [(*self.y_train.shape[1:], self.classes)]
+        return [(self.classes,), ()] if self.targets == "numbers" and self.y_train.ndim == 1 else [(self.classes,)]
 
 
 def selected(dataset: Dataset, rows: np.ndarray) -> Dataset:
@@ -83,10 +95,8 @@ def mistake_in(dataset: Any) -> str | None:
     for part, x, y in (("train", dataset.x_train, dataset.y_train), ("test", dataset.x_test, dataset.y_test)):
         if x.dtype not in ((np.uint8, np.int32) if dataset.is_tokens else (np.uint8, np.float32)):
             return f"has x_{part} of {x.dtype}; give images as uint8, features as float32, tokens as uint8 or int32"
-        if y.dtype != np.int64 or y.ndim != 1 or len(x) != len(y):
-            return f"has {len(x)} samples in x_{part} and y_{part} of {y.dtype} {y.shape}; give one int64 label each"
-        if len(y) and not 0 <= y.min() <= y.max() < dataset.classes:
-            return f"has labels from {y.min()} to {y.max()} in y_{part}; number its {dataset.classes} classes from 0"
+        if problem := _mistake_in_targets(dataset, part, x, y):
+            return problem
     lengths = {
         "train_clients": len(dataset.y_train),
         "test_clients": len(dataset.y_test),
@@ -98,9 +108,41 @@ def mistake_in(dataset: Any) -> str | None:
             return f"has {name} of shape {values.shape}; give one value for each of the {samples} samples"
     if dataset.splits is not None and not np.isin(dataset.splits, (0, 1, 2)).all():
         return "has other numbers in splits than 0 (training), 1 (validation) and 2 (own evaluation); replace them"
-    if len(dataset.class_names) != dataset.classes:
+    if dataset.targets == "classes" and len(dataset.class_names) != dataset.classes:
         return (
             f"names {len(dataset.class_names)} classes but has {dataset.classes}; give class_names one name for "
             "each class"
         )
+    return None
+
+
+FORMS: dict[Targets, tuple[type, tuple[int, ...], str]] = {
+    "classes": (np.int64, (1,), "one int64 label each"),
+    "labels": (np.int64, (2,), "a row of int64 labels each, 0 or 1"),
+    "numbers": (np.float32, (1, 2), "one or several float32 numbers each"),
+    "tokens": (np.int64, (2,), "a row of int64 tokens each"),
+}
+"""Kind of targets -> type, possible numbers of dimensions, and the form in words."""
+
+
+def _mistake_in_targets(dataset: Dataset, part: str, x: np.ndarray, y: np.ndarray) -> str | None:
+    if dataset.targets not in FORMS:
+        return f"has targets={dataset.targets!r}; set it to {', '.join(FORMS)}"
+    dtype, dimensions, form = FORMS[dataset.targets]
+    if y.dtype != dtype or y.ndim not in dimensions or len(x) != len(y):
+        return f"has {len(x)} samples in x_{part} and y_{part} of {y.dtype} {y.shape}; give {form}"
+    width = y.shape[1] if y.ndim == 2 else 1
+    if dataset.targets in ("labels", "numbers") and width != dataset.classes:
+        return f"has {width} targets per sample in y_{part}, but classes={dataset.classes}; set classes={width}"
+    if dataset.targets == "numbers":
+        return None if np.isfinite(y).all() else f"has targets in y_{part} that are not finite; remove those samples"
+    if not y.size:
+        return None
+    highest = 2 if dataset.targets == "labels" else dataset.classes
+    counted = y[y != IGNORED] if dataset.targets == "tokens" else y
+    if counted.size and not 0 <= counted.min() <= counted.max() < highest:
+        what = (
+            "give 0 or 1" if dataset.targets == "labels" else f"number its {dataset.classes} {dataset.targets} from 0"
+        )
+        return f"has labels from {counted.min()} to {counted.max()} in y_{part}; {what}"
     return None

@@ -21,7 +21,13 @@ def coverage(counts: np.ndarray, share: float) -> np.ndarray:
 
 
 def partition_table(partition: Partition, labels: np.ndarray, class_names: tuple[str, ...]) -> list[dict[str, Any]]:
-    """One row per client: samples, training samples, classes present, classes that cover 80 %, largest class."""
+    """One row per client: samples, training samples, classes present, classes that cover 80 %, largest class.
+
+    class_names: empty if the targets are not classes.
+    """
+    if not class_names:
+        sizes = zip(partition.sizes.tolist(), partition.train_sizes.tolist(), strict=True)
+        return [{"client": i, "samples": size, "for training": train} for i, (size, train) in enumerate(sizes)]
     counts = partition.label_counts(labels, len(class_names))
     covered = coverage(counts, 0.8)
     return [
@@ -38,13 +44,22 @@ def partition_table(partition: Partition, labels: np.ndarray, class_names: tuple
 
 
 def partition_record(partition: Partition, dataset: Dataset) -> dict[str, Any]:
-    """Data of a report's charts: the sizes of clients in ascending order, and class counts of the first clients."""
+    """Data of a report's charts: the sizes of clients in ascending order, and class counts of the first clients.
+
+    There are no counts if the targets are not classes.
+    """
     sizes = np.sort(partition.sizes)
+    names = known_classes(dataset)
     quantiles = sizes if len(sizes) <= 1000 else np.quantile(sizes, np.linspace(0, 1, 1000))
     return {
         "clients": len(partition),
         "samples": int(sizes.sum()),
         "sizes": [int(size) for size in quantiles],
-        "class_names": list(dataset.class_names),
-        "counts": partition.label_counts(dataset.y_train, len(dataset.class_names), SHOWN).tolist(),
+        "class_names": list(names),
+        "counts": partition.label_counts(dataset.y_train, len(names), SHOWN).tolist() if names else [],
     }
+
+
+def known_classes(dataset: Dataset) -> tuple[str, ...]:
+    """Names of the classes; empty if the targets are not classes."""
+    return dataset.class_names if dataset.targets == "classes" else ()

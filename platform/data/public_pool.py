@@ -30,7 +30,9 @@ def with_public(dataset: Dataset, other: Dataset, samples: int | None) -> Datase
     return replace(
         dataset,
         x_train=np.concatenate([dataset.x_train, other.x_train[rows]]),
-        y_train=np.concatenate([dataset.y_train, np.zeros(samples, np.int64)]),
+        y_train=np.concatenate(
+            [dataset.y_train, np.zeros((samples, *dataset.y_train.shape[1:]), dataset.y_train.dtype)]
+        ),
         train_clients=None if owners is None else np.concatenate([owners, np.full(samples, -1)]),
         splits=None if splits is None else np.concatenate([splits, np.zeros(samples, np.uint8)]),
         public=samples,

@@ -21,7 +21,8 @@ class WandbLogger(RunLogger):
             raise UserError(
                 "tracking.also: wandb is not installed; run pip install 'hedgerow[wandb]', or remove it"
             ) from None
-        self.wandb, self.place = wandb, {"project": project, "entity": entity, "mode": mode}
+        self.wandb: Any = wandb
+        self.place = {"project": project, "entity": entity, "mode": mode}
 
     def on_start(self, run: LoggedRun) -> None:
         self.run: Any = self.wandb.init(

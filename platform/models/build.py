@@ -1,5 +1,6 @@
 """Builds the model of a task."""
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hedgerow.algorithms.core.measures import Targets
 from hedgerow.algorithms.core.task import trainable
 from hedgerow.platform.common.errors import UserError, one_line
 from hedgerow.platform.common.memory import require
@@ -14,7 +16,7 @@ from hedgerow.platform.common.registry import Registry, import_named
 from hedgerow.platform.models import MODELS
 from hedgerow.platform.models.initial_weights import freeze, load_weights
 from hedgerow.platform.models.model import CustomModel, Model
-from hedgerow.platform.models.trial import find_train_mode, materialize, vmap_objection
+from hedgerow.platform.models.trial import Expected, find_train_mode, materialize, try_out, vmap_objection
 from hedgerow.platform.models.vmap_check import constants, vmap_reason
 
 COPIES = 3
@@ -22,15 +24,21 @@ COPIES = 3
 
 
 def build_model(
-    config: Model | CustomModel, sample_shape: tuple[int, ...], classes: int, is_tokens: bool = False
+    config: Model | CustomModel,
+    sample_shape: tuple[int, ...],
+    classes: int,
+    is_tokens: bool = False,
+    targets: Targets = "classes",
+    outputs: Sequence[tuple[int, ...]] = (),
 ) -> nn.Module:
-    """Builds a module that maps a batch of samples to logits (samples, classes), with parameters from torch's
-    generator.
+    """Builds a module that maps a batch of samples to outputs, by default logits (samples, classes), with parameters
+    from torch's generator.
 
-    sample_shape: shape of one sample, without the batch. is_tokens: samples are integer sequences. The module's
-    attribute `no_vmap` is the reason why it cannot be batched over clients, or None; `constants` is
-    `vmap_check.constants` of a user's own model, or the hash of the file of its parameters; `train_mode` says how it
-    differs in training mode, or is None. Raises UserError when the model does not fit the data.
+    sample_shape: shape of one sample, without the batch. is_tokens: samples are integer sequences. targets: kind of the
+    targets. outputs: shapes that the output of one sample may have; empty: (classes,). The module's attribute `no_vmap`
+    is the reason why it cannot be batched over clients, or None; `constants` is `vmap_check.constants` of a user's own
+    model, or the hash of the file of its parameters; `train_mode` says how it differs in training mode, or is None.
+    Raises UserError when the model does not fit the data.
     """
     if isinstance(config, CustomModel):
         module = _custom(config)
@@ -41,9 +49,10 @@ def build_model(
         module = config.build(sample_shape, classes)
     digest = load_weights(module, Path(config.init)) if config.init else None
     freeze(module, config.freeze)
+    expected = Expected(targets, tuple(outputs) or ((classes,),))
     properties: dict[str, Any] = {"no_vmap": vmap_reason(module), "constants": digest, "train_mode": None}
     if isinstance(config, CustomModel):
-        mode = find_train_mode(module, config.name, sample_shape, classes, is_tokens, config.buffers)
+        mode = find_train_mode(module, config.name, sample_shape, expected, is_tokens, config.buffers)
         if properties["no_vmap"] is None and not hasattr(module, "no_vmap"):
             key = repr((config, sample_shape, classes, is_tokens))
             known = _objections()
@@ -52,6 +61,8 @@ def build_model(
             properties["no_vmap"] = known[key]
         # Constants of built-in models follow from the seed, the sizes and the file.
         properties |= {"train_mode": mode, "constants": constants(module, digest)}
+    elif targets != "classes":
+        try_out(module, config.name, sample_shape, expected, is_tokens)
     if not trainable(module):
         raise UserError(
             f"task.model: {type(module).__name__} has no parameters to train, or all of them are frozen "

@@ -1,6 +1,6 @@
 """Next-character LSTM."""
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -26,17 +26,22 @@ class CharLSTM(Model):
     embedding: int = Field(8, ge=1, description="dimension of a token's embedding")
     hidden: int = Field(100, ge=1, description="units per LSTM layer")
     layers: Depth = Field(2, description="number of LSTM layers")
+    predict: Literal["last", "all"] = Field(
+        "last", description="positions with an output: the last one, or all, for `task.loss: next_token`"
+    )
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         if self.vocabulary is not None and self.vocabulary < classes:
             raise UserError(
                 f"task.model.vocabulary: {self.vocabulary} is less than the {classes} characters of the data; remove it"
             )
-        return CharLSTMNet(self.vocabulary or classes, self.embedding, self.hidden, self.layers, classes)
+        every = self.predict == "all"
+        return CharLSTMNet(self.vocabulary or classes, self.embedding, self.hidden, self.layers, classes, every)
 
 
 class CharLSTMNet(nn.Module):
-    """Embedding, stacked LSTM, linear layer on the last position. tokens (B, L) int64 -> logits (B, classes).
+    """Embedding, stacked LSTM, linear layer on the last position. tokens (B, L) int64 -> logits (B, classes); with
+    `every` on all positions, (B, L, classes).
 
     Plain autograd uses torch's LSTM kernel. The kernel has neither a batching rule nor, on CPUs, forward derivatives.
     Under a transform of torch.func (vmap, grad, jvp), the same recurrence runs cell by cell, with the same parameters
@@ -45,8 +50,9 @@ class CharLSTMNet(nn.Module):
 
     no_vmap = None  # contains an nn.LSTM, but can be batched
 
-    def __init__(self, vocabulary: int, embedding: int, hidden: int, layers: int, classes: int):
+    def __init__(self, vocabulary: int, embedding: int, hidden: int, layers: int, classes: int, every: bool = False):
         super().__init__()
+        self.every = every
         self.embedding = nn.Embedding(vocabulary, embedding)
         self.lstm = nn.LSTM(embedding, hidden, layers, batch_first=True)
         self.output = nn.Linear(hidden, classes)
@@ -55,7 +61,7 @@ class CharLSTMNet(nn.Module):
         embedded = self.embedding(tokens)
         # Tests the stack of active transforms, not the type of a tensor: any parameter may be the batched one.
         hidden = lstm_cells(self.lstm, embedded) if is_transformed() else self.lstm(embedded)[0]
-        return self.output(hidden[:, -1])
+        return self.output(hidden if self.every else hidden[:, -1])
 
 
 def lstm_cells(lstm: nn.LSTM, x: Tensor) -> Tensor:

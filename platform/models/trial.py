@@ -4,7 +4,7 @@ import random
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.core.layer_context import BufferPolicy, LayerContext, TrainMode, in_train_mode
+from hedgerow.algorithms.core.measures import Targets
 from hedgerow.algorithms.core.task import trainable
 from hedgerow.algorithms.core.torch_private import BATCH_NORMS, TRACKING_NORMS
 from hedgerow.algorithms.optim.gradient import gradient_and_value
@@ -47,8 +48,31 @@ def _described(samples: Tensor) -> str:
     return f"a batch of shape {tuple(samples.shape)}"
 
 
+class Expected(NamedTuple):
+    """Output that a task expects of a model. shapes: possible shapes of one sample's output."""
+
+    targets: Targets
+    shapes: tuple[tuple[int, ...], ...]
+
+    def check(self, outputs: Any, name: str, samples: Tensor) -> None:
+        """Raises UserError if the outputs of a model for some samples have another shape."""
+        output = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        if output not in [(len(samples), *shape) for shape in self.shapes]:
+            what = "outputs" if self.targets == "numbers" else "logits"
+            raise UserError(
+                f"task.model: {name} returns {output} for {_described(samples)}; {what} of shape "
+                f"{(len(samples), *self.shapes[0])} are expected"
+            )
+
+
+def try_out(module: nn.Module, name: str, shape: tuple[int, ...], expected: Expected, is_tokens: bool) -> None:
+    """Runs a module on two samples. Raises UserError where it does not fit the data."""
+    samples = _samples(2, shape, is_tokens)
+    expected.check(_called(module, name, samples), name, samples)
+
+
 def find_train_mode(
-    module: nn.Module, name: str, shape: tuple[int, ...], classes: int, is_tokens: bool, policy: BufferPolicy
+    module: nn.Module, name: str, shape: tuple[int, ...], expected: Expected, is_tokens: bool, policy: BufferPolicy
 ) -> TrainMode | None:
     """Runs a module on two samples, and returns how it differs in training mode; None if it needs no such mode.
 
@@ -60,13 +84,7 @@ def find_train_mode(
     trial = TrainMode(module.train(), tuple(before))
     context = LayerContext(trial, True, before, torch.zeros(2, dtype=torch.int64))
     torch_state, others = torch.get_rng_state(), _other_generators()
-    logits = _called(partial(context.call, module, {}), name, samples)
-    output = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-    if output != (2, classes):
-        raise UserError(
-            f"task.model: {name} returns {output} for {_described(samples)}; logits of shape {(2, classes)} are "
-            "expected"
-        )
+    expected.check(_called(partial(context.call, module, {}), name, samples), name, samples)
     if _other_generators() != others:
         raise UserError(
             f"task.model: {name} draws from NumPy or Python's random in its forward, so runs would not be "
@@ -130,7 +148,7 @@ def _tracked(module: nn.Module) -> set[str]:
         f"{name}.{key}".removeprefix(".")
         for name, layer in module.named_modules()
         if isinstance(layer, (*BATCH_NORMS, *TRACKING_NORMS))
-        for key, _ in layer.named_buffers()
+        for key, _ in layer.named_buffers()  # type: ignore[attr-defined]
     }
 
 

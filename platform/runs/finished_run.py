@@ -49,7 +49,7 @@ class FinishedRun:
         record = folder.record()
         summary = record.get("summary")
         if summary is None and records:
-            summary = summarise(records, evaluation.targets, evaluation.target_metric)
+            summary = summarise(records, evaluation.targets, evaluation.target_metric, experiment.task.modes)
         warning = "; ".join(record.get("diverged", [])) or None
         return cls(folder, experiment, records, summary or {}, warning=warning, data=data)
 

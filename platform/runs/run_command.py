@@ -8,7 +8,7 @@ import click
 
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import load_experiment
-from hedgerow.platform.data.partition_summary import partition_table
+from hedgerow.platform.data.partition_summary import known_classes, partition_table
 from hedgerow.platform.runs.runner import FinishedRun
 from hedgerow.platform.runs.runner import resume as resume_run
 from hedgerow.platform.runs.runner import run as run_experiment
@@ -51,10 +51,12 @@ def show_partition(file: Path, overrides: Sequence[str], data_root: Path | None,
     dataset, partition = build_data(experiment, data_root)
     output = output or Path(experiment.output) / f"{experiment.name}-partition"
     output.parent.mkdir(parents=True, exist_ok=True)
-    rows = partition_table(partition, dataset.y_train, dataset.class_names)
-    classes = output.with_name(f"{output.name}-coverage")
-    plots = draw_partition(partition, dataset.y_train, dataset.class_names, output)
-    plots += draw_coverage(partition, dataset.y_train, dataset.class_names, classes, experiment.name)
+    names = known_classes(dataset)
+    rows = partition_table(partition, dataset.y_train, names)
+    classes, plots = output.with_name(f"{output.name}-coverage"), []
+    if names:
+        plots += draw_partition(partition, dataset.y_train, names, output)
+        plots += draw_coverage(partition, dataset.y_train, names, classes, experiment.name)
 
     def render() -> None:
         print_rows(rows, f"{experiment.name}: partition")

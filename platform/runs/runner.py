@@ -142,10 +142,10 @@ def _carry_out(
             warnings[:] = dict.fromkeys([*warnings, *coordinator.warnings()])
         records = log.read()
         evaluation = experiment.evaluation
-        summary = summarise(records, evaluation.targets, evaluation.target_metric)
+        summary = summarise(records, evaluation.targets, evaluation.target_metric, experiment.task.modes)
         progress = kept(read_progress(checkpoints(folder.checkpoints)[-1]))
         warnings += left_out(progress["quarantined"])
-        divergence = diverged(records, dataset.classes)
+        divergence = diverged(records, dataset.classes if experiment.task.loss.name == "cross_entropy" else 1)
         warnings += divergence
         draw_curves({experiment.name: records}, folder.figures, evaluation.accuracies)
         draw_histograms({experiment.name: progress["histograms"]}, folder.figures)

@@ -1,5 +1,6 @@
 """Scores of a model, and the entries of a round's record that follow from client and shard results."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
@@ -7,6 +8,7 @@ from itertools import chain
 import numpy as np
 
 from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm, Predictions
+from hedgerow.algorithms.core.measures import Scoring
 from hedgerow.algorithms.core.messages import SPENT, Cohort, Exchange, Exchanges, ExchangeSteps, drive
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.platform.storage.history import RoundRecord
@@ -25,10 +27,10 @@ def evaluate(algorithm: Algorithm, state: Tree, cohort: Cohort) -> Exchanges:
     is scored).
     """
     test, local = yield from algorithm.evaluate(state, cohort)
-    common = local if algorithm.is_personal else test
-    record, accuracies = model_scores(common), None
+    common, scoring = local if algorithm.is_personal else test, algorithm.task.scoring
+    record, accuracies = model_scores(common, scoring), None
     if len(local.contributed):
-        accuracies, summary = client_scores(local, algorithm.is_personal)
+        accuracies, summary = client_scores(local, scoring, algorithm.is_personal)
         record |= summary
     return record | algorithm.evaluation_metrics(state, common) | algorithm.server_metrics(state), accuracies
 
@@ -48,7 +50,8 @@ def validate(algorithm: Algorithm, state: Tree, cohort: Cohort, clients: np.ndar
         return (yield replaced)
 
     at_server, at_clients = yield from drive(algorithm.evaluate(state, cohort), run)
-    return model_scores(at_clients if len(clients) else at_server, "validation") if has_scored else {}
+    result = at_clients if len(clients) else at_server
+    return model_scores(result, algorithm.task.scoring, "validation") if has_scored else {}
 
 
 def with_predictions(
@@ -110,20 +113,14 @@ def histograms(algorithm: Algorithm, state: Tree) -> dict[str, dict[str, list[in
     }
 
 
-def model_scores(result: Aggregate, samples_of: str = "test") -> RoundRecord:
-    """Accuracy and loss over all samples, and the same for other models that are scored with it.
+def model_scores(result: Aggregate, scoring: Scoring, samples_of: str = "test") -> RoundRecord:
+    """Metrics and loss over all samples, and the same for other models that are scored with it.
 
     samples_of: "test" or "validation", for the names.
     """
     if not len(result.contributed):
         return {}
-    metrics = result.metrics
-    samples = metrics["samples"].sum()
-    record = {
-        f"{samples_of}_accuracy": float(metrics["correct"].sum() / samples),
-        f"{samples_of}_loss": float(metrics["loss"].sum() / samples),
-    }
-    return record | other_scores(metrics, samples_of)
+    return scoring.values(result.metrics, samples_of) | other_scores(result.metrics, samples_of)
 
 
 def other_scores(metrics: dict[str, np.ndarray], samples_of: str = "test") -> RoundRecord:
@@ -136,21 +133,28 @@ def other_scores(metrics: dict[str, np.ndarray], samples_of: str = "test") -> Ro
     return record
 
 
-def client_scores(result: Aggregate, personal: bool) -> tuple[list[float], RoundRecord]:
-    """Accuracies of clients on their own samples in ascending order (quantiles if there are many), and their summary.
+def client_scores(result: Aggregate, scoring: Scoring, personal: bool) -> tuple[list[float], RoundRecord]:
+    """Accuracies of clients on their own samples in ascending order (quantiles if there are many; none without
+    accuracies), and the mean of each metric over the clients. The tenth with the worst values of the main metric has
+    its own mean.
 
-    personal: include the highest and the lowest accuracy.
+    personal: include the highest and the lowest value of the main metric.
     """
-    samples = np.maximum(result.metrics["samples"], 1)
-    accuracy = np.sort(result.metrics["correct"] / samples)
-    values = np.quantile(accuracy, np.linspace(0, 1, QUANTILES)) if len(accuracy) > QUANTILES else accuracy
-    record = {
-        "client_accuracy": float(accuracy.mean()),
-        "client_accuracy_worst10": float(accuracy[: -(-len(accuracy) // 10)].mean()),
-    }
-    if personal:
-        record |= {"client_accuracy_highest": float(accuracy[-1]), "client_accuracy_lowest": float(accuracy[0])}
-    return values.tolist(), record | {"client_loss": float((result.metrics["loss"] / samples).mean())}
+    record, accuracies = RoundRecord(), list[float]()
+    for number, (name, measure) in enumerate(scoring.measures.items()):
+        values = scoring.per_client(result.metrics, name)
+        values = values if name == "loss" else np.sort(values)
+        record[f"client_{name}"] = float(values.mean()) if len(values) else math.nan
+        if number or not len(values) or name == "loss":
+            continue
+        worst = values if measure.mode == "max" else values[::-1]
+        record[f"client_{name}_worst10"] = float(worst[: -(-len(values) // 10)].mean())
+        if personal:
+            record |= {f"client_{name}_highest": float(values[-1]), f"client_{name}_lowest": float(values[0])}
+        if name == "accuracy":
+            many = len(values) > QUANTILES
+            accuracies = (np.quantile(values, np.linspace(0, 1, QUANTILES)) if many else values).tolist()
+    return accuracies, record
 
 
 def training_metrics(results: list[list[Aggregate]]) -> RoundRecord:

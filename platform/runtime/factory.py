@@ -13,11 +13,12 @@ from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.slots.fedex_rounds import FedExRounds
 from hedgerow.algorithms.slots.slotted import Slotted
 from hedgerow.algorithms.slots.train_mode_rounds import TrainModeRounds
-from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.errors import UserError, one_line
 from hedgerow.platform.common.memory import fits, require
 from hedgerow.platform.common.quiet import quiet_libraries
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import load_experiment
+from hedgerow.platform.config.measures_section import MeasureChoice
 from hedgerow.platform.config.registries import ModelConfig, algorithm_class
 from hedgerow.platform.config.teacher_section import Teacher, with_parameters
 from hedgerow.platform.data import Dataset, Partition
@@ -39,7 +40,9 @@ def build_data(experiment: Experiment, data_root: Path | None) -> tuple[Dataset,
     Raises UserError when files are missing or the partition does not fit the data.
     """
     task = experiment.task
-    dataset = task.partition.prepare(load_dataset(task.data, data_root))
+    loaded = load_dataset(task.data, data_root)
+    _check_targets(experiment, loaded)
+    dataset = task.partition.prepare(loaded)
     if task.public and task.public.data:
         dataset = with_public(dataset, load_dataset(task.public.data, data_root), task.public.samples)
     return dataset, build_partition(experiment, dataset)
@@ -48,6 +51,7 @@ def build_data(experiment: Experiment, data_root: Path | None) -> tuple[Dataset,
 def build_partition(experiment: Experiment, dataset: Dataset) -> Partition:
     """Draw the partition from the seed. Raises UserError when it does not fit the data."""
     task = experiment.task
+    _check_targets(experiment, dataset)
 
     def draw(data: Dataset) -> Partition:
         scheme, splits = task.partition, task.partition.own_splits(data)
@@ -78,6 +82,65 @@ def build_partition(experiment: Experiment, dataset: Dataset) -> Partition:
             f"{len(partition)}; lower it or participation"
         )
     return partition
+
+
+def _check_targets(experiment: Experiment, dataset: Dataset) -> None:
+    """Raise UserError when the loss, a metric, the partition or the algorithm needs other targets than the data's."""
+    task, kind = experiment.task, dataset.targets
+    for place, choice in _chosen_functions(experiment):
+        takes = choice.measure().targets
+        if takes and kind not in takes:
+            fitting = [name for name in choice.registry.names() if kind in choice.registry.resolve(name).targets]
+            raise UserError(
+                f"{place}: {choice.name} takes {' or '.join(takes)}, and the targets of {dataset.name} are {kind}; "
+                f"choose {' or '.join(fitting)}"
+            )
+    if kind == "classes":
+        return
+    needs = f"needs one class per sample, and the targets of {dataset.name} are {kind}"
+    for key in task.partition.class_keys:
+        fix = "choose iid or natural" if key == "kind" else "remove it"
+        raise UserError(f"task.partition.{key}: {getattr(task.partition, key)} {needs}; {fix}")
+    name = experiment.algorithm.name
+    if algorithm_class(name).needs_classes:
+        raise UserError(f"algorithm.name: {name} {needs}; choose another algorithm, such as fedavg")
+    if experiment.objective is not None and experiment.objective.needs_classes:
+        raise UserError(f"objective.kind: {experiment.objective.kind} {needs}; remove the objective")
+    if task.problem is not None and task.problem.needs_classes:
+        raise UserError(f"task.problem.kind: {task.problem.kind} {needs}; choose hyper_representation")
+    if task.teacher is not None:
+        raise UserError(f"task.teacher: a teacher {needs}; remove it")
+    if experiment.fedex is not None:
+        raise UserError(f"fedex: it scores the accuracy of clients' models, which {needs}; remove it")
+
+
+def _chosen_functions(experiment: Experiment) -> list[tuple[str, MeasureChoice]]:
+    """The loss and the metrics that the file names, with their keys."""
+    task = experiment.task
+    return [("task.loss", task.loss), *(("task.metrics", choice) for choice in task.metrics or [])]
+
+
+def _check_functions(experiment: Experiment, dataset: Dataset) -> None:
+    """Raise UserError when a loss or metric of the user's own fails, or returns other values than it should."""
+    for place, choice in _chosen_functions(experiment):
+        if "." not in choice.name:
+            continue
+        targets, mask = torch.from_numpy(dataset.y_train[:2].copy()), torch.ones(2)
+        outputs = torch.zeros(2, *dataset.output_shapes[-1])
+        try:
+            result = choice.measure().function(outputs, targets, mask)
+        except Exception as error:
+            raise UserError(
+                f"{place}: {choice.name} fails on outputs of shape {tuple(outputs.shape)} and targets of shape "
+                f"{tuple(targets.shape)} ({one_line(error)}); fix it"
+            ) from error
+        pair = isinstance(result, tuple) and [tuple(getattr(part, "shape", (0,))) for part in result] == [(), ()]
+        if not pair and not (isinstance(result, torch.Tensor) and result.shape == (2,)):
+            what = f"a tensor of shape {tuple(result.shape)}" if isinstance(result, torch.Tensor) else str(type(result))
+            raise UserError(
+                f"{place}: {choice.name} returns {what} for 2 samples; return one value per sample, shape (2,), or a "
+                "pair (sum, count) of 0-d tensors"
+            )
 
 
 Data = tuple[Dataset, Partition]
@@ -114,8 +177,10 @@ def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -
     """Raise UserError when model, problem, partition and algorithm do not fit together, or the algorithm breaks its
     contract.
     """
+    _check_targets(experiment, dataset)
     with fits("algorithm"):
         algorithm = build_algorithms([experiment], dataset, partition)[0]
+    _check_functions(experiment, dataset)
     _check_streams(experiment, partition)
     name = experiment.algorithm.name
     _check_train_mode(experiment, algorithm)
@@ -139,7 +204,7 @@ def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -
             f"evaluation.clients: {experiment.task.model.name} is scored with normalisation statistics of "
             "clients' samples; set it above 0"
         )
-    if experiment.evaluation.target_metric.startswith("client_accuracy_") and not algorithm.is_personal:
+    if experiment.evaluation.target_metric.endswith(("_highest", "_lowest")) and not algorithm.is_personal:
         raise UserError(
             f"evaluation.target_metric: {experiment.evaluation.target_metric} needs personal models, and {name} has "
             "none; set it to client_accuracy"
@@ -208,8 +273,8 @@ def _check_repeats(experiment: Experiment, dataset: Dataset) -> None:
 
 def _check_train_mode(experiment: Experiment, algorithm: Algorithm) -> None:
     """Raise UserError when the experiment does not support a model or teacher that differs in training mode."""
-    teacher = algorithm.task.teacher
-    if teacher is not None and getattr(teacher, "train_mode", None) and experiment.task.teacher.model is not None:
+    config = experiment.task.teacher
+    if config is not None and config.model is not None and getattr(algorithm.task.teacher, "train_mode", None):
         raise UserError(
             "task.teacher.model: a teacher with batch norm or dropout is not trained here; train it as a run of its "
             "own, and set task.teacher.run to its folder"
@@ -266,6 +331,8 @@ def _check_losses(experiment: Experiment, dataset: Dataset, algorithm: Algorithm
 def _check_plans(experiment: Experiment, algorithm: Algorithm) -> None:
     """Raise UserError when a plan in the file names a step that the algorithm does not have, or cannot run."""
     name, no_vmap = experiment.algorithm.name, algorithm.no_vmap or getattr(algorithm.task.module, "no_vmap", None)
+    if experiment.engine.mode == "vmap" and experiment.no_vmap:
+        raise UserError(f"engine.mode: vmap is not possible: {experiment.no_vmap}; set it to loop or auto")
     for step, plan in experiment.engine.plans.items():
         if not callable(getattr(algorithm, step.partition("/")[0], None)):
             raise UserError(f"engine.plans: {name} has no step {step!r}; remove it")
@@ -285,7 +352,9 @@ def build_module(experiment: Experiment, dataset: Dataset, seed: int | None = No
 def _module(config: ModelConfig, dataset: Dataset, seed: int) -> torch.nn.Module:
     with SEEDING, torch.random.fork_rng(devices=[]), fits("task.model"):
         torch.manual_seed(seed)
-        return build_model(config, dataset.sample_shape, dataset.classes, dataset.is_tokens)
+        return build_model(
+            config, dataset.sample_shape, dataset.classes, dataset.is_tokens, dataset.targets, dataset.output_shapes
+        )
 
 
 def build_teacher(teacher: Teacher, dataset: Dataset, seed: int) -> torch.nn.Module:
@@ -303,7 +372,8 @@ def build_teacher(teacher: Teacher, dataset: Dataset, seed: int) -> torch.nn.Mod
 
 def task_on(dataset: Dataset, module: torch.nn.Module) -> Task:
     """Mathematical task: a model on normalised samples of a data set."""
-    task = Task(module, sample_shape=dataset.sample_shape, train_mode=getattr(module, "train_mode", None))
+    mode = getattr(module, "train_mode", None)
+    task = Task(module, sample_shape=dataset.sample_shape, targets=dataset.targets, train_mode=mode)
     if dataset.is_tokens:
         return task
     return replace(task, mean=torch.tensor(dataset.mean), std=torch.tensor(dataset.std))
@@ -313,12 +383,14 @@ def build_algorithms(experiments: list[Experiment], dataset: Dataset, partition:
     """Algorithms of experiments that share task and seed."""
     first = experiments[0]
     module = build_module(first, dataset)
-    task = task_on(dataset, module)
+    task = replace(task_on(dataset, module), scoring=first.task.scoring)
     config = first.task.teacher
     teacher = build_teacher(config, dataset, first.seed) if config else None
     if teacher is not None and teacher.no_vmap:
         # If the teacher cannot be batched, neither can a step that uses it.
         module.no_vmap = teacher.no_vmap
+    # Nor can a step whose optimiser changes parameters in place.
+    module.no_vmap = module.no_vmap or first.no_vmap  # type: ignore[assignment]
     task = replace(
         task,
         build=lambda seed: build_module(first, dataset, seed),

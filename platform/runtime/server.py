@@ -262,7 +262,7 @@ class FederatedServer:
             scores = yield from self._drive(generator, everyone, [], first=EVALUATION)
             return self.noise.apply(scores, number) if self.noise else scores
         except NoContributionsError:
-            return {"validation_accuracy": math.nan, "validation_loss": math.nan}
+            return dict.fromkeys((f"validation_{name}" for name in self.algorithm.task.scoring.measures), math.nan)
 
     def _keeping_predictions(self, evaluation: Exchanges) -> Exchanges:
         """An evaluation that also sets `predictions`, if they are to be kept."""
@@ -282,7 +282,7 @@ class FederatedServer:
             )
         except NoContributionsError:
             # The model has diverged so far that even the statistics of its normalisation are not finite.
-            return {"test_accuracy": math.nan, "test_loss": math.nan}
+            return dict.fromkeys((f"test_{name}" for name in self.algorithm.task.scoring.measures), math.nan)
         self.accuracies = self.accuracies if accuracies is None else accuracies
         return record
 

@@ -4,25 +4,28 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from hedgerow.platform.tracking.summary import target_heading
+from hedgerow.platform.tracking.summary import is_no_share, target_heading
 
 
 def summary_cells(summary: dict[str, Any]) -> dict[str, str]:
     """The numbers of a summary as text, by heading."""
     if "ctm" in summary:
         return _stream_cells(summary)
-    targets = [float(label) for label in summary["to_target"] if not label.startswith("loss")]
+    targets = [float(label) for label in summary["to_target"] if not is_no_share(label)]
+    main = summary.get("metric", "accuracy")
+    more = [key.removeprefix("test_") for key in summary if key.startswith("test_") and key != f"test_{main}"]
     return {
         "rounds": str(summary["rounds"]),
-        "accuracy": percent(summary["test_accuracy"], targets),
-        "best": percent(summary["best_test_accuracy"], targets),
+        main.replace("_", " "): value_text(main, summary[f"test_{main}"], targets),
+        "best": value_text(main, summary[f"best_test_{main}"], targets),
+        **{name.replace("_", " "): value_text(name, summary[f"test_{name}"]) for name in more if name != "loss"},
         "loss": loss_text(summary["test_loss"]),
-        "clients": percent(summary["client_accuracy"], targets),
-        "worst 10 %": percent(summary["client_accuracy_worst10"]),
+        "clients": value_text(main, summary[f"client_{main}"], targets),
+        "worst 10 %": value_text(main, summary[f"client_{main}_worst10"]),
         **{
-            name: percent(summary[f"client_accuracy_{name}"], targets)
+            name: value_text(main, summary[f"client_{main}_{name}"], targets)
             for name in ("highest", "lowest")
-            if f"client_accuracy_{name}" in summary
+            if f"client_{main}_{name}" in summary
         },
         **({"teacher": percent(summary["teacher_test_accuracy"])} if "teacher_test_accuracy" in summary else {}),
         "transmissions": f"{summary['transmissions']:g}",
@@ -62,6 +65,11 @@ def dropped_text(dropped: int) -> str:
     """Warning about clients that diverged, with the fix."""
     answers = "1 client answer was" if dropped == 1 else f"{dropped} client answers were"
     return f"warning: {answers} not finite and left out; lower lr or set clip_norm"
+
+
+def value_text(name: str, value: float | None, targets: Sequence[float] = ()) -> str:
+    """The value of a metric: an accuracy in per cent, any other one with three decimals."""
+    return percent(value, targets) if "accuracy" in name else loss_text(value)
 
 
 def percent(value: float | None, targets: Sequence[float] = ()) -> str:

@@ -1,21 +1,32 @@
 """Summary of the records of a run."""
 
 import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hedgerow.algorithms.core.messages import SPENT
 from hedgerow.platform.config.experiment import Experiment
+from hedgerow.platform.config.measures_section import measure_name, mode_of
 from hedgerow.platform.storage.history import RoundRecord
 
 
-def summarise(records: list[RoundRecord], targets: list[float], metric: str = "test_accuracy") -> dict[str, Any]:
+def summarise(
+    records: list[RoundRecord],
+    targets: list[float],
+    metric: str = "test_accuracy",
+    modes: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
     """Final and best metrics, totals, and the cost of reaching each target, a value of `metric`.
 
     "to_target" maps the label of a target to the result of `first_to`. Transmissions are in units of one FedAvg round
-    (thesis, table 2.1).
+    (thesis, table 2.1). "metric" is the main metric, where it is not the accuracy. modes: "min" or "max" of the task's
+    own metrics.
     """
-    evaluated = [record for record in records if "test_accuracy" in record]
-    ends = [record for record in records if "test_accuracy" in record or reported([record])]
+    main = main_metric(records)
+    scored = f"test_{main}"
+    evaluated = [record for record in records if scored in record]
+    ends = [record for record in records if scored in record or reported([record])]
+    best = min if mode_of(main, modes) == "min" else max
     last, final = records[-1], ends[-1] if ends else {}
     summary = {
         "rounds": last["round"],
@@ -24,22 +35,19 @@ def summarise(records: list[RoundRecord], targets: list[float], metric: str = "t
         "scalars": sum(r["scalars_down"] + r["scalars_up"] for r in records),
         "bytes": sum(r["bytes_down"] + r["bytes_up"] for r in records),
         "dropped": sum(r["dropped"] for r in records),
-        "best_test_accuracy": max((r["test_accuracy"] for r in evaluated), default=None),
+        **({} if main == "accuracy" else {"metric": main}),
+        f"best_{scored}": best((r[scored] for r in evaluated), default=None),
     }
-    for key in ("test_accuracy", "test_loss", "client_accuracy", "client_accuracy_worst10", "client_loss"):
+    others = [key for key in final if key.startswith(("test_", "client_"))]
+    for key in (scored, "test_loss", f"client_{main}", f"client_{main}_worst10", "client_loss", *others):
+        # Only personal models have the highest and the lowest value of a client.
         summary[key] = final.get(key)
-    for key in ("client_accuracy_highest", "client_accuracy_lowest"):
-        # Only personal models have these.
-        if key in final:
-            summary[key] = final[key]
     for key in ("ctm", "ltm", "memory_vectors", "memory_tasks", "memory_bytes", "teacher_test_accuracy"):
         # Only algorithms on streams, and those that train a teacher, have these.
         if any(key in record for record in records):
             summary[key] = next(record[key] for record in reversed(records) if key in record)
-    for key in ("validation_accuracy", "validation_loss"):
-        # Only runs with `task.validation` have these.
-        if key in final:
-            summary[key] = final[key]
+    # Only runs with `task.validation` have these.
+    summary |= {key: value for key, value in final.items() if key.startswith("validation_")}
     if "simulated_seconds" in last:
         summary["simulated_seconds"] = last["simulated_seconds"]
         summary["lost"] = {name: sum(r[name] for r in records) for name in ("unavailable", "dropped_out", "late")}
@@ -96,8 +104,23 @@ STANDARD = {
 """Standard metrics; any other metric that is not an accuracy, loss or count is reported by the algorithm itself."""
 
 
+MEASURED = ("test_", "validation_", "client_")
+"""Prefixes of the metrics of evaluations."""
+
+
+def main_metric(records: Iterable[RoundRecord]) -> str:
+    """Name of the metric that stands for the result: the first one of an evaluation on test samples."""
+    names = (name for record in records for name in record if name.startswith("test_"))
+    return next(names, "test_accuracy").removeprefix("test_")
+
+
+def measured(records: Iterable[RoundRecord]) -> list[str]:
+    """Names of the metrics of evaluations."""
+    return list(dict.fromkeys(name for record in records for name in record if name.startswith(MEASURED)))
+
+
 def _is_reported(name: str) -> bool:
-    standard = (SPENT, "train_", "test_", "validation_", "client_", "server_", "teacher_")
+    standard = (SPENT, *MEASURED, "train_", "server_", "teacher_")
     return name not in STANDARD and not name.startswith(standard)
 
 
@@ -117,7 +140,7 @@ def meta_regret(records: list[RoundRecord], competitor: list[RoundRecord]) -> fl
 def first_to(records: list[RoundRecord], target: float, metric: str = "test_accuracy") -> dict[str, Any] | None:
     """Rounds, transmissions and simulated seconds until a metric first reaches its target; None if it never does.
 
-    An accuracy reaches it from below, a loss from above.
+    A metric that is to be maximised, such as an accuracy, reaches it from below, the others from above.
     """
     for record in records:
         if reaches(record, target, metric):
@@ -130,17 +153,23 @@ def first_to(records: list[RoundRecord], target: float, metric: str = "test_accu
 def reaches(record: RoundRecord, target: float, metric: str) -> bool:
     """Whether a metric has reached its target in a record: an accuracy at or above it, a loss at or below it."""
     value = record.get(metric)
-    return value is not None and (value <= target if "loss" in metric else value >= target)
+    return value is not None and (value <= target if mode_of(metric) == "min" else value >= target)
 
 
 def target_label(target: float, metric: str = "test_accuracy") -> str:
-    """Label of a target in summaries and columns: "0.8", or "loss 0.05"."""
-    return f"loss {target:g}" if "loss" in metric else f"{target:g}"
+    """Label of a target in summaries and columns: "0.8" of an accuracy, "loss 0.05", or "mae 0.4"."""
+    name = measure_name(metric)
+    return f"{target:g}" if "accuracy" in name else f"{'loss' if 'loss' in name else name} {target:g}"
 
 
 def target_heading(label: str) -> str:
     """Heading of a target, from its label: "80%", or "loss 0.05"."""
-    return label if label.startswith("loss") else f"{100 * float(label):g}%"
+    return label if is_no_share(label) else f"{100 * float(label):g}%"
+
+
+def is_no_share(label: str) -> bool:
+    """Whether the label of a target is that of another metric than an accuracy."""
+    return " " in label
 
 
 def is_done(experiment: Experiment, records: list[RoundRecord]) -> bool:

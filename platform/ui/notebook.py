@@ -1,5 +1,6 @@
 """Progress of a run in a notebook: HTML that is replaced in place."""
 
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -7,6 +8,7 @@ from html import escape
 from typing import Any
 
 from hedgerow.platform.storage.history import RoundRecord
+from hedgerow.platform.tracking.summary import main_metric
 from hedgerow.platform.ui.terminal import Progress
 
 PAUSE = 0.25
@@ -43,13 +45,14 @@ class Display:
 
 
 class NotebookProgress(Progress):
-    """A progress bar with the curve of the test accuracy."""
+    """A progress bar with the curve of the main metric on test samples."""
 
     def __init__(self, name: str, rounds: int):
         super().__init__(name, rounds)
         self._display = Display()
         self._round, self._text, self._note = 0, "starting", ""
         self._curve: list[tuple[int, float]] = []
+        self._metric = "test_accuracy"
 
     def __enter__(self) -> "NotebookProgress":
         self._display.show(self._html, now=True)
@@ -66,8 +69,10 @@ class NotebookProgress(Progress):
         self._display.show(self._html, now=True)
 
     def __call__(self, record: RoundRecord) -> None:
-        if "test_accuracy" in record:
-            self._curve.append((record["round"], record["test_accuracy"]))
+        key = f"test_{main_metric([record])}"
+        if key in record:
+            self._metric = key
+            self._curve.append((record["round"], record[key]))
         super().__call__(record)
 
     def _show(self, number: int, figures: str) -> None:
@@ -75,7 +80,11 @@ class NotebookProgress(Progress):
         self._display.show(self._html)
 
     def _html(self) -> str:
-        curve = small_curve(self._curve, self.rounds, "test accuracy by round")
+        # An accuracy is drawn on the scale from 0 to 1, any other metric up to its largest value.
+        finite = [abs(y) for _, y in self._curve if math.isfinite(y)]
+        top = 1.0 if "accuracy" in self._metric else max(finite, default=0.0) or 1.0
+        points = [(x, y / top) for x, y in self._curve]
+        curve = small_curve(points, self.rounds, f"{self._metric.replace('_', ' ')} by round")
         return f"<div>{bar(self.name, self._round, self.rounds, f'{self._text}  {self._note}')}<br>{curve}</div>"
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from hedgerow.platform.storage.history import RoundRecord
-from hedgerow.platform.tracking.summary import reported
+from hedgerow.platform.tracking.summary import main_metric, reported
 from hedgerow.platform.ui.plotting import COLOURS, STYLES, grid, new_figure, save, tidy
 from hedgerow.platform.ui.series import AXES, STREAM_CURVES, Points, curve, metric_label, of_stream
 
 
 def draw_curves(runs: dict[str, list[RoundRecord]], folder: Path, targets: list[float] | None = None) -> list[Path]:
-    """Draw accuracy and loss against rounds and against transmitted parameters; returns the PNG and SVG files.
+    """Draw the main metric and the loss against rounds and transmitted parameters; returns the PNG and SVG files.
 
     Algorithms on a stream transmit nothing: their accuracies on new and on all tasks are drawn against the tasks.
     runs: records by name in the legend. targets: accuracies that are drawn as dashed lines.
@@ -40,8 +40,11 @@ def curves(runs: dict[str, list[RoundRecord]], by: str = "round", targets: list[
         }
         return stream_curves({"": metrics})
     extra = list(dict.fromkeys(name for records in runs.values() for name in reported(records)))
+    main = f"test_{main_metric(record for records in runs.values() for record in records)}"
+    share = "accuracy" in main
     figure, (accuracy, loss, *others) = grid(2 + len(extra), 5, 4)
-    panels = list(zip((accuracy, *others), ("test_accuracy", *extra), (100, *[1] * len(extra)), strict=True))
+    scales = (100 if share else 1, *[1] * len(extra))
+    panels = list(zip((accuracy, *others), (main, *extra), scales, strict=True))
     for index, (name, records) in enumerate(runs.items()):
         style = line_style(index)
         for axes, key, scale in panels:
@@ -53,8 +56,10 @@ def curves(runs: dict[str, list[RoundRecord]], by: str = "round", targets: list[
         accuracy.annotate(
             f"{100 * target:g} %", (0.005, 100 * target), xycoords=("axes fraction", "data"), va="bottom", color="0.4"
         )
-    labels = [f"{metric_label('test_accuracy')} (%)", "cross-entropy", *map(metric_label, extra)]
-    places = ["lower right", "upper right", *["best"] * len(extra)]
+    labels = [f"{metric_label(main)} (%)" if share else metric_label(main), "loss", *map(metric_label, extra)]
+    if main == "test_accuracy":
+        labels[1] = "cross-entropy"
+    places = ["lower right" if share else "best", "upper right", *["best"] * len(extra)]
     for axes, label, place in zip((accuracy, loss, *others), labels, places, strict=True):
         axes.set(xlabel=AXES[by], ylabel=label)
         tidy(axes)

@@ -125,7 +125,7 @@ def _section(section: BaseModel, depth: int, instead: str = "") -> list[str]:
             lines += _section(value, depth + 1, _others(key, value, field))
         else:
             selects = key in ("name", "kind") and depth > 0
-            comment = instead if selects else _meaning(field)
+            comment = instead if selects and not field.description else _meaning(field)
             lines += _line(depth, dump_inline(section.model_dump(mode="json", include={key})), comment)
     return lines
 

@@ -15,6 +15,7 @@ from rich.text import Text
 from hedgerow.platform.config.choices import Choice
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.formatting import cost_rows, dropped_text, loss_text, summary_cells
+from hedgerow.platform.tracking.summary import main_metric
 
 WIDE = 1000
 """Width of output that does not go to a terminal, in characters."""
@@ -89,8 +90,10 @@ class Progress:
 
     def _figures(self, record: RoundRecord) -> str:
         parts = []
-        if "test_accuracy" in self.seen:
-            parts.append(f"accuracy {self.seen['test_accuracy']:.1%}")
+        main = main_metric([self.seen])
+        if (value := self.seen.get(f"test_{main}")) is not None:
+            shown = f"{value:.1%}" if "accuracy" in main else loss_text(value)
+            parts.append(f"{'test loss' if main == 'loss' else main.replace('_', ' ')} {shown}")
         if "train_loss" in self.seen:
             parts.append(f"train loss {loss_text(self.seen['train_loss'])}")
         assert self._first is not None
@@ -106,7 +109,8 @@ def closing_table(runs: list[tuple[str, dict[str, Any]]], console: Console | Non
     headings = list(dict.fromkeys(heading for row in rows for heading in row))
     console = console or wide_console()
     targets = [heading for heading in headings if heading.startswith("to ")]
-    draw_table([{h: row.get(h, "-") for h in headings} for row in rows], "Results", console, [*FIRST, *targets, *NEXT])
+    first = [*FIRST, *(str(summary.get("metric", "accuracy")).replace("_", " ") for _, summary in runs)]
+    draw_table([{h: row.get(h, "-") for h in headings} for row in rows], "Results", console, [*first, *targets, *NEXT])
     if costs := cost_rows(runs):
         print_rows(costs, "Computed by a client, per sample", console)
     for name, summary in runs:

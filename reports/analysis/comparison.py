@@ -8,6 +8,7 @@ from typing import Any
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.registry import nearest
+from hedgerow.platform.config.measures_section import mode_of
 from hedgerow.platform.tracking.summary import first_to, target_heading, target_label
 from hedgerow.reports.analysis.seed_groups import SeedGroup, differing_settings
 from hedgerow.reports.analysis.statistics import Difference, MeanStd, holm, paired
@@ -170,7 +171,7 @@ def compare(groups: list[SeedGroup], metric: str | None = None, targets: Sequenc
         raise UserError(f"--metric: none of these runs has {metric!r}{nearest(metric, metrics)}")
     if targets is None:
         file_targets = [t for group in groups if group.first.target_metric == metric for t in group.first.targets]
-        targets = sorted(dict.fromkeys(file_targets), reverse="loss" in metric)
+        targets = sorted(dict.fromkeys(file_targets), reverse=is_lower_better(groups, metric))
     quantities = _quantities(groups, metric, targets)
     pairs = [pair for quantity in quantities for pair in _pairs(quantity, groups)]
     return Comparison(groups, metric, quantities, pairs, _notes(groups, quantities[0]))
@@ -182,6 +183,12 @@ def default_metric(groups: list[SeedGroup]) -> str:
         return "ctm"
     metrics = {group.first.target_metric for group in groups}
     return metrics.pop() if len(metrics) == 1 else "test_accuracy"
+
+
+def is_lower_better(groups: list[SeedGroup], metric: str) -> bool:
+    """Whether less of a metric is better."""
+    modes = {name: mode for group in groups for name, mode in group.first.modes.items()}
+    return mode_of(metric, modes) == "min"
 
 
 def is_share(metric: str) -> bool:
@@ -202,7 +209,7 @@ def p_text(p: float) -> str:
 
 
 def _quantities(groups: list[SeedGroup], metric: str, targets: Sequence[float]) -> list[Quantity]:
-    name, down = metric.replace("_", " "), "loss" in metric
+    name, down = metric.replace("_", " "), is_lower_better(groups, metric)
     best = min if down else max
 
     def finals(records: list[dict[str, Any]]) -> float | None:

@@ -59,7 +59,14 @@ class Run:
     @cached_property
     def summary(self) -> dict[str, Any]:
         """Result of `summary.summarise` for the rounds so far."""
-        return summarise(self.records, self.targets, self.target_metric)
+        return summarise(self.records, self.targets, self.target_metric, self.modes)
+
+    @property
+    def modes(self) -> dict[str, str]:
+        """Whether each metric that the file names is to be minimised ("min") or maximised ("max"), by name."""
+        # Files of earlier versions have no such key.
+        choices = self.values["task"].get("metrics") or []
+        return {choice["name"].rpartition(".")[2]: choice["mode"] for choice in choices}
 
     @property
     def is_finished(self) -> bool:

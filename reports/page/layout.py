@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from hedgerow.platform.tracking.formatting import dropped_text, size_text
-from hedgerow.reports.analysis.comparison import EXPLAINED, compare, default_metric, spread_text
+from hedgerow.reports.analysis.comparison import EXPLAINED, compare, default_metric, is_lower_better, spread_text
 from hedgerow.reports.analysis.run_reader import ReportData, Run
 from hedgerow.reports.analysis.seed_groups import SeedGroup, differing_settings, group_by_seed
 from hedgerow.reports.analysis.statistics import MeanStd
@@ -76,7 +76,9 @@ def best_groups(groups: list[SeedGroup]) -> list[SeedGroup]:
     metric = default_metric(groups)
     by = {id(group.first.records): group for group in groups}
     order = ranked(
-        [Configuration("", {}, g.first.records) for g in groups], metric, "min" if "loss" in metric else "max"
+        [Configuration("", {}, g.first.records) for g in groups],
+        metric,
+        "min" if is_lower_better(groups, metric) else "max",
     )
     best = [by[id(trial.records)] for trial in order[:SHOWN]]
     return [group for group in groups if group in best]
@@ -90,7 +92,7 @@ def tiles(data: ReportData, groups: list[SeedGroup]) -> list[tuple[str, str, str
     runs = [run for group in groups for run in group.runs]
     figures = []
     if scores:
-        sign = -1 if "loss" in metric else 1
+        sign = -1 if is_lower_better(groups, metric) else 1
         group, spread = max(scores, key=lambda pair: sign * pair[1].mean)
         seeds = f"{len(group.runs)} seeds" if len(group.runs) > 1 else f"seed {group.first.seed}"
         remark = group.label if len(groups) > 1 else seeds
@@ -139,6 +141,15 @@ SUMMARY = {
 }
 
 
+def _measures(summary: dict[str, Any]) -> dict[str, str]:
+    """Columns of metrics other than the accuracy, with their headings."""
+    if (main := summary.get("metric")) is None:
+        return {}
+    tests = {key: key.removeprefix("test_").replace("_", " ") for key in summary if key.startswith("test_")}
+    ends = {"": "clients", "_worst10": "worst 10 %", "_highest": "highest", "_lowest": "lowest"}
+    return {f"best_test_{main}": "best"} | tests | {f"client_{main}{end}": heading for end, heading in ends.items()}
+
+
 def _summary(groups: list[SeedGroup]) -> PageSection:
     rows = []
     stream = all(group.first.is_stream for group in groups)
@@ -148,7 +159,7 @@ def _summary(groups: list[SeedGroup]) -> PageSection:
         row = {"experiment": group.label}
         row |= {
             heading: _cell(group, lambda run, key=key: run.summary.get(key), key)  # type: ignore[misc]
-            for key, heading in SUMMARY.items()
+            for key, heading in (SUMMARY | _measures(first)).items()
             if first.get(key) is not None and not (stream and key.endswith(("accuracy", "loss")))
         }
         row |= {

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from hedgerow.platform.tracking.summary import reported
+from hedgerow.platform.tracking.summary import main_metric, measured, reported
 from hedgerow.platform.ui.series import (
     AXES,
     METRIC_LABELS,
@@ -35,8 +35,9 @@ def curves(groups: Sequence[SeedGroup], learners: Sequence[SeedGroup] = ()) -> l
         title = f"{label} by {by}".capitalize()
         return lines(title, [_series(*one, key, by) for one in selection], AXES[by], label, share, targets, late=share)
 
-    others = dict.fromkeys(name for group in groups for run in group.runs for name in reported(run.records))
-    first, *rest = [key for key in (*METRIC_LABELS, *others) if key not in STREAM_CURVES]
+    records = [record for group in groups for run in group.runs for record in run.records]
+    keys = dict.fromkeys([f"test_{main_metric(records)}", *METRIC_LABELS, *measured(records), *reported(records)])
+    first, *rest = [key for key in keys if key not in STREAM_CURVES]
     return _charts([chart(first), chart(first, "traffic"), *(chart(key) for key in rest)])
 
 

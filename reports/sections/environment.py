@@ -29,7 +29,8 @@ def partitions(data: ReportData) -> tuple[list[str], list[Any]]:
             f"{sizes.max()} each, median {float(np.median(sizes)):g}{whose}."
         )
         of_all = f"The first {len(counts)} of {summary['clients']:,}." if len(counts) < summary["clients"] else ""
-        parts.append(heat(f"Samples by {who} and class{whose}", counts, summary["class_names"], who, of_all))
+        if counts:
+            parts.append(heat(f"Samples by {who} and class{whose}", counts, summary["class_names"], who, of_all))
         edges = integer_bins(sizes, 20)
         # For many clients, the record has quantiles instead of all sizes.
         many = np.histogram(sizes, edges)[0] * (summary["clients"] / len(sizes))

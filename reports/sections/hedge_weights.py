@@ -10,7 +10,7 @@ from hedgerow.reports.analysis.seed_groups import SeedGroup, experiment_key
 from hedgerow.reports.charts.charts import Chart, areas, lines
 from hedgerow.reports.charts.html_table import HtmlTable, table
 from hedgerow.reports.sections.curves import SHOWN
-from hedgerow.searchspaces.results.hedge_curves import HINDSIGHT, HedgeCurves
+from hedgerow.searchspaces.results.hedge_curves import HINDSIGHT, HedgeCurves, score_kind
 from hedgerow.searchspaces.results.search_table import hedge_sentences as summary_text
 from hedgerow.searchspaces.results.trials import display, trial_labels
 
@@ -50,7 +50,7 @@ def hedge_figures(search: Search, learners: Sequence[SeedGroup], places: dict[st
         Series(label, points, [], place, label == HINDSIGHT)
         for place, (label, points) in enumerate(search.finished.deployed_curves.items())
     ]
-    kind = "loss" if "loss" in search.finished.plan.search.metric.split("_") else "accuracy"
+    kind = score_kind(search.finished.plan.search.metric)
     charts.append(lines("Deployed policies by round", deployed, "round", f"{kind}, mean over the rounds so far"))
     return [chart for chart in charts if chart is not None]
 

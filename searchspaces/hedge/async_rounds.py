@@ -10,7 +10,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from hedgerow.algorithms.measures import METRICS
 from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.measures_section import measure_name
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.records import JournalEntry, read_objects
 from hedgerow.searchspaces.hedge.deployment import Deployment, Policy, Score, draw
@@ -297,6 +299,9 @@ class HedgeRounds:
             "_".join(kind if part in ("accuracy", "loss") else part for part in self.metric.split("_"))
             for kind in ("accuracy", "loss")
         )
+        if measure_name(self.metric) in METRICS and accuracy == loss:
+            # Neither an accuracy nor a loss: the metric itself, under the name of the kind that has its direction.
+            accuracy, loss = (accuracy, "") if self.mode == "max" else ("", loss)
         scores: RoundRecord = {}
         for policy in ("sample", "leader"):
             (expert,) = self._chosen(policy, present)

@@ -19,7 +19,7 @@ from hedgerow.platform.ui.plotting import save
 from hedgerow.platform.ui.series import Points
 from hedgerow.searchspaces.results.deployed_model import DeployedModel, read_deployed
 from hedgerow.searchspaces.results.fedex_theta import Distribution, distributions
-from hedgerow.searchspaces.results.hedge_curves import deployed_curves
+from hedgerow.searchspaces.results.hedge_curves import deployed_curves, score_kind
 from hedgerow.searchspaces.results.search_plots import (
     best_runs,
     deployed_lines,
@@ -105,7 +105,8 @@ class FinishedSearch:
         """Test accuracy and loss of the best trial at its last evaluation, which selected nothing; {} on a stream."""
         if self.plan.experiment.task.partition.is_stream:
             return {}
-        scores = {name: final_value(self.best.records, name) for name in ("test_accuracy", "test_loss")}
+        names = [f"test_{name}" for name in self.plan.experiment.task.modes]
+        scores = {name: final_value(self.best.records, name) for name in names}
         return {name: value for name, value in scores.items() if value is not None}
 
     @property
@@ -147,7 +148,7 @@ class FinishedSearch:
         metric, curves = self.plan.search.metric, self.deployed_curves
         if not curves:
             return []
-        kind = "loss" if "loss" in metric.split("_") else "accuracy"
+        kind = score_kind(metric)
         means = ", ".join(f"{name} {number(kind, points[-1][1])}" for name, points in curves.items())
         missing = self.folder.record().get("no_mixture")
         return [

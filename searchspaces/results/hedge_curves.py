@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from hedgerow.platform.config.measures_section import mode_of
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.ui.series import Points
 
@@ -67,6 +68,11 @@ class HedgeCurves(WeightCurves):
         return cls(curves.rounds, weights, curves.named, curves.others, *others)
 
 
+def score_kind(metric: str) -> str:
+    """Kind of the scores of deployed policies that belong to the metric of a search: "loss" or "accuracy"."""
+    return "loss" if mode_of(metric) == "min" else "accuracy"
+
+
 def deployed_curves(
     hedge: Sequence[RoundRecord], experts: Sequence[Mapping[int, Any]], metric: str
 ) -> dict[str, Points]:
@@ -76,7 +82,7 @@ def deployed_curves(
     losses. Rounds in which a value is missing are left out; a policy without any has no curve. {}: the records are of a
     version that did not record the policies.
     """
-    kind = "loss" if "loss" in metric.split("_") else "accuracy"
+    kind = score_kind(metric)
     scores: dict[str, dict[int, Any]] = {}
     for record in hedge:
         for policy, score in record.get("deployed", {}).items():

@@ -17,7 +17,7 @@ from hedgerow.platform.tracking.records import Record, read_object
 from hedgerow.platform.tracking.run_folder import find_run
 from hedgerow.searchspaces.results.trials import Trial
 from hedgerow.searchspaces.spaces.search_file import SearchSpec
-from hedgerow.searchspaces.spaces.search_section import ACCURACIES, LOSSES, STREAM, Overrides
+from hedgerow.searchspaces.spaces.search_section import STREAM, Overrides, evaluated_metrics
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -70,7 +70,7 @@ class Recording:
                 raise ValueError(f"trial {trial.name} ended in round {len(trial.records)} ({trial.status})")
             if any(entry not in record for record in trial.records for entry in COSTS.values()):
                 raise ValueError(f"trial {trial.name} continues a run whose rounds have no counted samples")
-        metrics = dict.fromkeys([plan.search.metric, *ACCURACIES, *LOSSES, *STREAM])
+        metrics = dict.fromkeys([plan.search.metric, *evaluated_metrics(plan.experiment), *STREAM])
         reported = [name for name in metrics if any(name in trial.records[-1] for trial in trials)]
         rows = [(number, record) for number, trial in enumerate(trials) for record in trial.records]
         columns: dict[str, list[Any]] = {

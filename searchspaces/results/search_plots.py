@@ -11,7 +11,7 @@ from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.ui.plotting import COLOURS, new_figure, tidy
 from hedgerow.platform.ui.series import Points
 from hedgerow.searchspaces.results.fedex_theta import Distribution
-from hedgerow.searchspaces.results.hedge_curves import HINDSIGHT, HedgeCurves, WeightCurves
+from hedgerow.searchspaces.results.hedge_curves import HINDSIGHT, HedgeCurves, WeightCurves, score_kind
 from hedgerow.searchspaces.results.trials import (
     Trial,
     final_value,
@@ -85,7 +85,7 @@ def deployed_lines(curves: dict[str, Points], metric: str) -> Any:
         if name == HINDSIGHT:
             style |= {"color": "black", "linestyle": "--"}
         axes.plot(rounds, values, **style)
-    kind = "loss" if "loss" in metric.split("_") else "accuracy"
+    kind = score_kind(metric)
     axes.set(xlabel="round", ylabel=f"{kind}, mean over the rounds so far")
     figure.legend(loc="outside right upper", frameon=False, fontsize="small")
     return figure

@@ -13,7 +13,6 @@ from hedgerow.platform.tracking.formatting import percent
 from hedgerow.platform.ui.terminal import TARGETS_CAPTION, draw_table, wide_console
 from hedgerow.searchspaces.results.hedge_curves import HINDSIGHT, deployed_curves
 from hedgerow.searchspaces.results.trials import Row, display, number
-from hedgerow.searchspaces.spaces.search_section import VALIDATION
 
 BAR = 10
 EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -44,7 +43,7 @@ class SearchTable:
         self.name, self.rounds, self.labels, self.metric = name, rounds, labels, metric
         self.console = console or Console()
         self._sign = -1 if mode == "max" else 1
-        self._scored = "validation" if metric in VALIDATION else "test"
+        self._scored = "validation" if metric.startswith("validation_") else "test"
         self._seen: list[RoundRecord] = [{"round": 0} for _ in labels]
         self._states = ["waiting"] * len(labels)
         self._hedge: RoundRecord | None = None

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hedgerow.platform.config.measures_section import mode_of
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.formatting import loss_text, percent
 from hedgerow.platform.tracking.run_folder import RunFolder
-from hedgerow.platform.tracking.summary import first_to, target_heading, target_label
+from hedgerow.platform.tracking.summary import first_to, is_no_share, measured, target_heading, target_label
 
 Row = dict[str, Any]
 
@@ -22,7 +23,7 @@ METRICS = (
 )
 
 
-_TARGET = re.compile(r"(rounds|transmissions|gain)_to_((?:loss )?[\d.e-]+)")
+_TARGET = re.compile(r"(rounds|transmissions|gain)_to_((?:\w+ )?[\d.e-]+)")
 
 
 @dataclass
@@ -163,22 +164,22 @@ def best_per_metric(
     metric that no trial has is omitted; a target that no trial reached has a row of None.
     """
     costs, labels = _costs(trials, targets, target_metric), [target_label(target, target_metric) for target in targets]
-    columns = {
-        metric: [final_value(trial.records, metric) for trial in trials] for metric in METRICS if decides(metric)
-    }
+    names_of_metrics = dict.fromkeys([*METRICS, *measured(record for trial in trials for record in trial.records)])
+    known = [metric for metric in names_of_metrics if metric in METRICS or mode_of(metric)]
+    columns = {metric: [final_value(trial.records, metric) for trial in trials] for metric in known if decides(metric)}
     if decides(target_metric):
         columns |= {key: [cost[key] for cost in costs] for key in (f"transmissions_to_{label}" for label in labels)}
     names = short_names(searched_keys(trials))
     rows: list[Row] = []
     for metric, values in columns.items():
-        sign = -1 if "loss" in metric or metric not in METRICS else 1
+        sign = -1 if metric not in known or mode_of(metric) == "min" else 1
         finite = {i: sign * value for i, value in enumerate(values) if value is not None and math.isfinite(value)}
         if finite:
             best = max(finite, key=lambda i: finite[i])
             label = trial_label(trials[best], names)
             row = {"metric": metric, "trial": trials[best].name, "configuration": label, "value": values[best]}
             rows.append(row | costs[best])
-        elif metric not in METRICS:
+        elif metric not in known:
             rows.append({"metric": metric, "trial": None, "configuration": None, "value": None})
     return rows
 
@@ -208,7 +209,7 @@ def display(rows: list[Row]) -> list[dict[str, str]]:
     fewest = {key: min((row[key] for row in rows if row.get(key) is not None), default=None) for key in columns
               if key.startswith("transmissions_to_")}  # fmt: skip
     labels = [key.removeprefix("transmissions_to_") for key in fewest]
-    targets = [float(label) for label in labels if not label.startswith("loss")]
+    targets = [float(label) for label in labels if not is_no_share(label)]
     return [{_heading(key, names): _cell(row, key, fewest, targets) for key in columns} for row in rows]
 
 

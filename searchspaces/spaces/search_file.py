@@ -11,15 +11,14 @@ from hedgerow.platform.common.errors import UserError, mistakes
 from hedgerow.platform.common.registry import WITHOUT_IMPORTS, nearest
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import parse_experiment, read_experiment, read_file
+from hedgerow.platform.config.measures_section import measure_name
 from hedgerow.platform.config.old_spellings import SLOTS, modernize
 from hedgerow.platform.config.validation_errors import explain
 from hedgerow.platform.config.yaml_reader import Lines, dump_values
 from hedgerow.searchspaces.spaces.published_spaces import named_space
 from hedgerow.searchspaces.spaces.search_section import (
-    ACCURACIES,
-    LOSSES,
-    VALIDATION,
     SearchKind,
+    evaluated_metrics,
     search_file,
     uses_test_samples,
 )
@@ -30,6 +29,9 @@ SEARCHABLE = (
     *("aggregation", "transforms", "objective", "simulation", "engine"),
 )
 """Keys that may differ between the trials of a search; all trials share data, rounds, evaluation and resources."""
+
+VALIDATION = "validation_"
+"""Prefix of the metrics that runs with `task.validation` report in evaluated rounds."""
 
 HELD_BACK = {"fraction": 0.1, "from": "clients"}
 """Section `task.validation` of a search by a validation metric whose file has none."""
@@ -120,6 +122,8 @@ def parse_search(
         if experiment.task.partition.is_stream and isinstance(section, dict):
             # Each task of a stream is scored on its test samples before it is learnt.
             section = {"metric": "test_accuracy", **section}
+        elif isinstance(section, dict):
+            section = _with_metric(section, experiment)
     except UserError as error:
         others = error
     try:
@@ -130,7 +134,11 @@ def parse_search(
         raise
     if others:
         raise others
-    if search.metric in VALIDATION and not experiment.task.validation and not experiment.task.partition.is_stream:
+    if (
+        search.metric.startswith(VALIDATION)
+        and not experiment.task.validation
+        and not experiment.task.partition.is_stream
+    ):
         base = {**base, "task": {**base["task"], "validation": HELD_BACK}}
         experiment = parse_experiment(base, lines, source)
     if started and _test_metric(search, experiment):
@@ -158,6 +166,15 @@ def parse_search(
             raise UserError(f"{lines.get(('search', 'space'), source)}: {error}") from None
         experiment = parse_experiment(base, lines, source)
     return SearchSpec(experiment, search, base, _trials(search, configs))
+
+
+def _with_metric(section: dict[str, Any], experiment: Experiment) -> dict[str, Any]:
+    """Section `search` with the default metric of the task, and the mode that a metric of the user's own declares."""
+    task = experiment.task
+    if task.main_metric != "accuracy":
+        section = {"metric": f"{VALIDATION}{task.main_metric}", **section}
+    mode = task.modes.get(measure_name(str(section.get("metric"))))
+    return section if mode is None else {"mode": mode, **section}
 
 
 def _trials(search: SearchKind, configurations: list[Overrides]) -> list[Overrides]:
@@ -227,7 +244,7 @@ def _check_noise(search: SearchKind, experiment: Experiment) -> None:
     if search.noise is None:
         return
     validation = experiment.task.validation
-    if search.metric not in VALIDATION or validation is None:
+    if not search.metric.startswith(VALIDATION) or validation is None:
         raise UserError(
             f"search.noise is for validation metrics, not for {search.metric}; set `metric: validation_accuracy`, or "
             "remove `noise`"
@@ -266,7 +283,7 @@ def _check_selection(search: SearchKind, experiment: Experiment) -> None:
     if search.allow_test_selection or key is None:
         return
     metric = search.metric if key == "search.metric" else experiment.evaluation.target_metric
-    instead = "validation_loss" if "loss" in metric else "validation_accuracy"
+    instead = "validation_loss" if "loss" in metric else f"validation_{experiment.task.main_metric}"
     what = "selects by" if key == "search.metric" else "ends trials (evaluation.stop) by"
     raise UserError(
         f"{key}: {metric} {what} samples that only score the result; set `{key.partition('.')[2]}: {instead}`, or "
@@ -275,7 +292,7 @@ def _check_selection(search: SearchKind, experiment: Experiment) -> None:
 
 
 def _check_metric(search: SearchKind, experiment: Experiment) -> None:
-    known = list(dict.fromkeys([*ACCURACIES, *LOSSES, experiment.evaluation.target_metric]))
+    known = list(dict.fromkeys([*evaluated_metrics(experiment), experiment.evaluation.target_metric]))
     if experiment.task.partition.is_stream:
         # Hedge uses the loss of each round; the other kinds use the last round.
         known = ["test_accuracy", "test_loss"] if search.weighs_rounds else ["ctm", "ltm", "ltm_loss"]

@@ -11,6 +11,7 @@ from pydantic import Field, create_model, field_validator, model_validator
 from hedgerow.platform.common.registry import Registry
 from hedgerow.platform.common.section import Section
 from hedgerow.platform.config.experiment import Experiment
+from hedgerow.platform.config.measures_section import mode_of
 from hedgerow.searchspaces.spaces import SEARCH_KINDS
 
 if TYPE_CHECKING:
@@ -65,15 +66,13 @@ class Dimension(Section):
         return getattr(self, self.form)
 
 
-MODES = {"accuracy": "max", "loss": "min"}
-"""Direction of optimisation, by a part of the name of the metric."""
-
-VALIDATION = ("validation_accuracy", "validation_loss")
-"""Metrics that runs with `task.validation` report in evaluated rounds."""
-
-ACCURACIES = ("validation_accuracy", "test_accuracy", "client_accuracy", "client_accuracy_worst10")
-LOSSES = ("validation_loss", "test_loss", "client_loss")
-"""Metrics of evaluated rounds; validation metrics need task.validation, client metrics evaluation.clients above 0."""
+def evaluated_metrics(experiment: Experiment) -> list[str]:
+    """Metrics of evaluated rounds; validation ones need task.validation, client ones evaluation.clients above 0."""
+    task = experiment.task
+    names = [name for name in task.modes if name != "loss"]
+    worst = [f"client_{task.main_metric}_worst10"] if names else []
+    places = ("validation", "test", "client")
+    return [*(f"{of}_{name}" for name in names for of in places), *worst, *(f"{of}_loss" for of in places)]
 
 
 STREAM = ("ctm", "ltm", "ltm_loss", "efficiency_points", "efficiency_reached")
@@ -147,7 +146,8 @@ class SearchKind(Section):
     space: dict[str, Dimension] = Field(description="keys of this file and their values, or name of a published space")
     metric: str = Field(
         "validation_accuracy",
-        description="metric to optimise, reported in evaluated rounds; default on a stream: test_accuracy",
+        description="metric to optimise, reported in evaluated rounds; the default is the main one of `task.metrics` "
+        "on validation samples, and on a stream test_accuracy",
     )
     mode: Literal["max", "min"] = Field("max", description="whether to maximise or minimise the metric")
     allow_test_selection: bool = Field(
@@ -254,11 +254,6 @@ class SearchKind(Section):
 def uses_test_samples(metric: str) -> bool:
     """Whether a metric is computed from test samples or from the samples on which clients are evaluated."""
     return not metric.startswith("train_") and not {"test", "client"}.isdisjoint(metric.split("_"))
-
-
-def mode_of(metric: str) -> str | None:
-    """Direction of optimisation ("max" or "min") of a metric, if its name determines it; otherwise None."""
-    return next((mode for part, mode in MODES.items() if part in metric.split("_")), None)
 
 
 KINDS = Registry(SEARCH_KINDS, SearchKind, "search.kind")

@@ -176,8 +176,9 @@ class SearchCallback(tune.Callback):
                 self._end(index, "stopped")
                 continue
             progress = read_progress(checkpoints(folder.checkpoints)[-1])
-            evaluation = self.plan.experiment.evaluation
-            summary = summarise(records, evaluation.targets, evaluation.target_metric)
+            experiment = self.plan.experiment
+            evaluation, modes = experiment.evaluation, experiment.task.modes
+            summary = summarise(records, evaluation.targets, evaluation.target_metric, modes)
             folder.update(plans=progress["plans"], summary=summary, **kept(progress))
             self._end(index, "finished")
 

@@ -43,7 +43,7 @@ from hedgerow.searchspaces.results.recording import RECORDING, Recording
 from hedgerow.searchspaces.results.trials import expert_folder
 from hedgerow.searchspaces.spaces.packing import client_actors, pack_trials
 from hedgerow.searchspaces.spaces.search_file import SearchSpec, load_search
-from hedgerow.searchspaces.spaces.search_section import VALIDATION, SearchSetup
+from hedgerow.searchspaces.spaces.search_section import SearchSetup
 from hedgerow.searchspaces.spaces.space import Overrides
 from hedgerow.searchspaces.tune.callbacks import SearchCallback, ShowSearch
 from hedgerow.searchspaces.tune.round_barrier import RoundBarrier
@@ -185,7 +185,8 @@ def _carry_out(
         for trial in finished.trials:
             run_record = expert_folder(folder.path, int(trial.name)).record()
             warnings += [f"trial {trial.name}: {sentence}" for sentence in left_out(run_record.get("quarantined", {}))]
-        warnings += [f"trial {finished.best.name}: {text}" for text in diverged(finished.best.records, data[0].classes)]
+        classes = data[0].classes if plan.experiment.task.loss.name == "cross_entropy" else 1
+        warnings += [f"trial {finished.best.name}: {text}" for text in diverged(finished.best.records, classes)]
         finished.write()
         warnings += _record(finished)
         folder.update(status="finished", finished=now(), summary=finished.summary)
@@ -302,9 +303,11 @@ def mixture_obstacle(plan: SearchSpec, configurations: list[Overrides], data: Da
     for name in {plan.trial(overrides).algorithm.name for overrides in algorithms.values()}:
         if not algorithm_class(name).returns_predictions:
             return f"{name} scores several models at once"
+    if dataset.targets != "classes" or experiment.task.loss.name != "cross_entropy":
+        return "the models do not predict probabilities of classes"
     if experiment.task.partition.is_stream:
         samples = int(partition.shares()["held_out"].sizes.max())
-    elif plan.search.metric not in VALIDATION:
+    elif not plan.search.metric.startswith("validation_"):
         return f"`metric: {plan.search.metric}` does not use the validation samples, on which it would be scored"
     elif partition.server_validation is not None:
         samples = len(partition.server_validation)

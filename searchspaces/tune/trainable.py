@@ -136,7 +136,7 @@ class FederatedTrainable(tune.Trainable):
             records += [{"expert": member.number, **record} for record in server.history[member.reported :]]
             member.reported = len(server.history)
         # Metrics for schedulers that expect one expert per trial.
-        last = next((record for record in reversed(run.servers[0].history) if "test_accuracy" in record), {})
+        last = next((record for record in reversed(run.servers[0].history) if "test_loss" in record), {})
         report = {"records": records, "warnings": run.warnings(), "done": run.done or stopped}
         return {**last, "round": run.round, **report}
 

@@ -1,6 +1,6 @@
 """Splits of the training set by class: some classes for each client, shards, or given or random shares of classes."""
 
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -23,6 +23,8 @@ class Labels(SizedScheme):
     With `unbalanced` or `sizes`, the clients of a class share its samples so that sizes follow the law as nearly as the
     classes allow, and all samples are used. Otherwise they share the samples of each class equally.
     """
+
+    needs_classes: ClassVar[bool] = True
 
     labels_per_client: int = Field(ge=1, description="number of classes of each client")
     assignment: Literal["balanced", "random", "deterministic", "first_deterministic"] = Field(
@@ -171,6 +173,8 @@ class Shards(DealtScheme):
     samples are not used.
     """
 
+    needs_classes: ClassVar[bool] = True
+
     shards_per_client: int | None = Field(None, ge=1, description="number of shards of each client")
     shard_size: int | None = Field(None, ge=1, description="number of samples of a shard")
     keep_incomplete: bool = Field(
@@ -227,6 +231,8 @@ class DirichletByClass(DealtScheme):
     Yurochkin et al. 2019; Li et al. 2022. `dirichlet` draws the classes of each client, and has sizes of its own.
     """
 
+    needs_classes: ClassVar[bool] = True
+
     alpha: float = Field(gt=0, description="concentration: smaller values make clients differ more")
     minimum: int = Field(
         10, ge=1, description="smallest number of samples of a client; shares are drawn until it holds"
@@ -269,6 +275,8 @@ class DirichletByClass(DealtScheme):
 
 class GivenShares(SizedScheme):
     """The share of each class is given for each client."""
+
+    needs_classes: ClassVar[bool] = True
 
     matrix: list[list[float]] = Field(
         min_length=1,

@@ -19,6 +19,7 @@ class ACID(PartitionScheme):
     set; no two clients share a sample.
     """
 
+    needs_classes: ClassVar[bool] = True
     deals_test_samples: ClassVar[bool] = True
 
     clients: int = Field(100, ge=1, description="number of clients, m")

@@ -1,5 +1,7 @@
 """Random splits of the training set: at random, or by a Dirichlet prior of each client."""
 
+from typing import ClassVar
+
 import numpy as np
 from pydantic import Field
 
@@ -20,6 +22,8 @@ class IID(SizedScheme):
 
 class Dirichlet(SizedScheme):
     """Each client draws its samples, without replacement, from its own class prior ~ Dirichlet(alpha)."""
+
+    needs_classes: ClassVar[bool] = True
 
     alpha: float = Field(gt=0, description="concentration: smaller values make clients differ more")
 

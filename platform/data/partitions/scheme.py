@@ -21,8 +21,16 @@ class PartitionScheme(Section):
     deals_test_samples: ClassVar[bool] = False
     """Whether clients also own samples of the data set's test set."""
 
+    needs_classes: ClassVar[bool] = False
+    """Whether samples are dealt by their classes, so that every sample must have one."""
+
     kind: str = ""
     """Name of the scheme in the experiment file, set by the registry."""
+
+    @property
+    def class_keys(self) -> list[str]:
+        """Keys of the section whose values need a class per sample."""
+        return ["kind"] if self.needs_classes else []
 
     def prepare(self, dataset: Dataset) -> Dataset:
         """Returns the data set whose training samples are dealt. Raises UserError when the scheme does not fit it."""
@@ -88,6 +96,11 @@ class SplitScheme(PartitionScheme):
         if self.validation_by == "class" and not self.validation:
             raise ValueError("`validation_by: class` needs `validation` above 0")
         return self
+
+    @property
+    def class_keys(self) -> list[str]:
+        by_class = ["validation_by"] if self.validation_by == "class" else []
+        return [*super().class_keys, *by_class, *(["label_noise"] if self.noise[1] else [])]
 
     def assign(
         self, labels: np.ndarray, classes: int, natural: np.ndarray | None, rng: np.random.Generator

@@ -37,6 +37,7 @@ class Stream(PartitionScheme):
     A task's training samples are drawn from the data set's training set, its test samples from its test set.
     """
 
+    needs_classes: ClassVar[bool] = True
     is_stream: ClassVar[bool] = True
 
     tasks: int = Field(ge=1, description="number of tasks, T; at least `rounds`")

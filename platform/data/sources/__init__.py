@@ -2,6 +2,7 @@
 
 DATASETS = {
     "digits": "hedgerow.platform.data.sources.digits:Digits",
+    "diabetes": "hedgerow.platform.data.sources.diabetes:Diabetes",
     "mnist": "hedgerow.platform.data.sources.vision:MNIST",
     "emnist_letters": "hedgerow.platform.data.sources.vision:EMNISTLetters",
     "fashion_mnist": "hedgerow.platform.data.sources.vision:FashionMNIST",

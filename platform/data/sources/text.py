@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
+from hedgerow.algorithms.core.measures import Targets
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.data.dataset import Dataset
 from hedgerow.platform.data.sources.client_files import Fields, joined, part_files, read_clients, text_of
@@ -22,7 +23,7 @@ LENGTH = 80
 _SPEAKER = re.compile(r"(?:^|\n\n+)([^\n:]{1,60}):\n")
 
 Pair = tuple[np.ndarray, np.ndarray]
-"""Samples (n, length) uint8 and the characters that follow them (n,) int64."""
+"""Samples (n, length) uint8 and the characters that follow them, int64 (n,), or at every position (n, length)."""
 
 
 class CharacterSource(Source):
@@ -106,6 +107,11 @@ class TextFile(CharacterSource):
     by: Literal["speaker", "block"] = Field("speaker", description="roles: speakers with their words, or equal blocks")
     length: int = Field(80, ge=1, description="characters per sample")
     stride: int = Field(1, ge=1, description="characters from the start of one sample to the start of the next")
+    predict: Literal["last", "all"] = Field(
+        "last",
+        description="last: a sample's target is the character after it; all: the next character at every position, for "
+        "`task.loss: next_token`",
+    )
 
     def files(self, root: Path) -> list[Path]:
         file = root / self.path
@@ -170,11 +176,12 @@ def _split(tokens: np.ndarray, config: TextFile) -> tuple[Pair, Pair]:
     windows = windows[: config.samples + gap + config.test_samples]
     room = len(windows) - gap
     test = min(max(1, round(config.test_samples / (config.samples + config.test_samples) * room)), room - 1)
-    return _pair(windows[: room - test]), _pair(windows[len(windows) - test :])
+    return _pair(windows[: room - test], config.predict), _pair(windows[len(windows) - test :], config.predict)
 
 
-def _pair(windows: np.ndarray) -> Pair:
-    return windows[:, :-1].copy(), windows[:, -1].astype(np.int64)
+def _pair(windows: np.ndarray, predict: str) -> Pair:
+    following = windows[:, -1] if predict == "last" else windows[:, 1:]
+    return windows[:, :-1].copy(), following.astype(np.int64)
 
 
 # ---- both ------------------------------------------------------------------------------------------------------------
@@ -201,4 +208,7 @@ def _of_characters(name: str, letters: str, arrays: dict[str, Any]) -> Dataset:
     zero, one = np.zeros(1, np.float32), np.ones(1, np.float32)
     # An unescaped line break would break rows of tables.
     names = tuple(repr(letter)[1:-1] for letter in letters)
-    return Dataset(name, classes=len(letters), mean=zero, std=one, class_names=names, is_tokens=True, **arrays)
+    targets: Targets = "classes" if arrays["y_train"].ndim == 1 else "tokens"
+    return Dataset(
+        name, classes=len(letters), mean=zero, std=one, class_names=names, is_tokens=True, targets=targets, **arrays
+    )

@@ -49,6 +49,11 @@ class FedExSearch(SearchKind):
                 "task.validation.from: kind fedex scores each client's model on validation samples of the client; set "
                 "it to clients"
             )
+        if experiment.task.main_metric != "accuracy":
+            raise UserError(
+                "search.kind: fedex scores the accuracy of clients' models, which is not the main metric of this task; "
+                "choose another kind"
+            )
         if self.metric != "validation_accuracy":
             raise UserError(
                 f"search.metric: kind fedex minimises the error on the clients' validation samples, not {self.metric}; "

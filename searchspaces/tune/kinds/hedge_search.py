@@ -6,19 +6,18 @@ from pydantic import Field, model_validator
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
+from hedgerow.platform.config.measures_section import mode_of
 from hedgerow.platform.data.partitions.task_stream import Stream
 from hedgerow.searchspaces.hedge.async_rounds import check_range
 from hedgerow.searchspaces.hedge.deployment import Deployment
 from hedgerow.searchspaces.hedge.scheduler import ROUND, HedgeScheduler
 from hedgerow.searchspaces.hedge.weights import Hedge, make_hedge
 from hedgerow.searchspaces.spaces.search_section import (
-    ACCURACIES,
-    LOSSES,
     STREAM,
     KeptRounds,
     SearchKind,
     SearchSetup,
-    mode_of,
+    evaluated_metrics,
 )
 
 
@@ -103,7 +102,7 @@ class HedgeSearch(SearchKind):
             hedge=self._hedge(setup.experiment, experts),
             range=(self.range[0], self.range[1]) if self.range else None,
             missing=self.missing,
-            averaged=(*ACCURACIES, *LOSSES, *STREAM),
+            averaged=(*evaluated_metrics(setup.experiment), *STREAM),
             ahead=self._ahead(setup.experiment),
             # Otherwise, models of experts that are ahead could fill the disk.
             strict=self.deploy_every > 0,
