@@ -43,7 +43,8 @@ class Registry(Generic[T]):
     table: name -> "module:Class", as strings, so that names can be listed without imports. base: base class of all of
     them, including users' own. key: key of the experiment file, such as "task.data.name"; its last word is the field
     that selects among sections. own: section of a user's own class, if that class is not a section itself. aliases:
-    other names of built-in classes -> their names in the table.
+    other names of built-in classes -> their names in the table. function: section of a user's own function; None: only
+    classes may be named.
     """
 
     def __init__(
@@ -53,10 +54,11 @@ class Registry(Generic[T]):
         key: str,
         own: type[BaseModel] | None = None,
         aliases: Mapping[str, str] | None = None,
+        function: type[T] | None = None,
     ):
         self.table, self.base, self.key, self.aliases = table, base, key, aliases or {}
         self.selector = key.rpartition(".")[2]
-        self._own = own
+        self._own, self._function = own, function
 
     def names(self) -> list[str]:
         """Names of the built-in classes, in the order of the table."""
@@ -75,7 +77,7 @@ class Registry(Generic[T]):
             return target
         what = described(self.base)
         if "." in name:
-            return import_object(name, self.base, what, place)
+            return import_object(name, self.base, what, place, self._function)
         known = [*self.table, *self.aliases]
         raise UserError(
             f"{_beginning(place)}{name!r} is not {what}{nearest(name, known)} (allowed: "
@@ -114,6 +116,11 @@ class Registry(Generic[T]):
         """Branch for users' own sections: validated by the class that they name, serialized with all its fields."""
         base: Any = self.base
         text = f"Your own subclass of {base.__name__}: `{self.selector}` is its dotted path, other keys are its fields."
+        if self._function:
+            text += " Or your own function, with the keys " + ", ".join(
+                f"`{key}`" for key in self._function.model_fields if key != self.selector  # type: ignore[attr-defined]
+            )
+            text += "."
         namespace = {"__module__": __name__, "__doc__": text, "__annotations__": {self.selector: str}}
         unread = type(base)(f"Own{base.__name__}", (base,), namespace, extra="allow")
         _REGISTRIES[unread] = self
@@ -131,7 +138,8 @@ class Registry(Generic[T]):
                 raise PydanticCustomError("own_class", "{error}", {"error": str(error)}) from None
             return section.model_validate(values, strict=True, context=info.context)
 
-        selector = {"type": "string", "pattern": DOTTED, "description": "dotted path of your own class"}
+        own = "class or function" if self._function else "class"
+        selector = {"type": "string", "pattern": DOTTED, "description": f"dotted path of your own {own}"}
         schema = {
             "title": "your own",
             "type": "object",
@@ -190,11 +198,23 @@ def _beginning(place: str) -> str:
     return f"{place}: " if place else ""
 
 
-def import_object(dotted: str, base: type, what: str, place: str) -> type:
+def import_object(dotted: str, base: type, what: str, place: str, function: type | None = None) -> type:
     """Imports the user's class at a dotted path such as `my_package.my_module.MyClass`.
 
-    base: class that it must derive from, called `what` in messages. place: key in the file, or empty. Raises UserError.
+    base: class that it must derive from, called `what` in messages. place: key in the file, or empty. function: returned
+    if the path names a function; None: functions are refused. Raises UserError.
     """
+    candidate = import_attribute(dotted, place)
+    if isinstance(candidate, type) and issubclass(candidate, base):
+        return candidate
+    if function and callable(candidate) and not isinstance(candidate, type):
+        return function
+    fix = f"name a class that derives from {base.__name__}{', or a function' if function else ''}"
+    raise UserError(f"{_beginning(place)}{dotted!r} is not {what}; {fix}")
+
+
+def import_attribute(dotted: str, place: str) -> Any:
+    """Imports the user's object at a dotted path. place: key in the file, or empty. Raises UserError."""
     at = _beginning(place)
     module_name, _, attribute = dotted.rpartition(".")
     if not module_name or not all(part.isidentifier() for part in dotted.split(".")):
@@ -207,12 +227,10 @@ def import_object(dotted: str, base: type, what: str, place: str) -> type:
             "or install it"
         ) from None
     except Exception as error:
-        raise UserError(f"{at}cannot import {dotted!r}: {_mistake(error)}; fix it there") from error
+        raise UserError(f"{at}cannot import {dotted!r}: {failure(error)}; fix it there") from error
     candidate = getattr(module, attribute, None)
     if candidate is None:
         raise UserError(f"{at}module {module_name!r} has no {attribute!r}{nearest(attribute, dir(module))}")
-    if not (isinstance(candidate, type) and issubclass(candidate, base)):
-        raise UserError(f"{at}{dotted!r} is not {what}; name a class that derives from {base.__name__}")
     return candidate
 
 
@@ -250,8 +268,8 @@ def nearest(word: str, words: Iterable[str]) -> str:
     return f"; did you mean {close!r}?" if close else ""
 
 
-def _mistake(error: Exception) -> str:
-    """Error in the user's module and its location, on one line in place of the traceback."""
+def failure(error: Exception) -> str:
+    """Error in the user's code and its location, on one line in place of the traceback."""
     text = " ".join(str(error).split())
     if isinstance(error, SyntaxError):
         return f"{text} in {error.filename}"

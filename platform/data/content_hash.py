@@ -13,7 +13,7 @@ from hedgerow.platform.data.partition import Partition
 WORDS = {"name", "class_names"}
 """Fields of a data set that do not affect any number."""
 
-LATER = {"selection_sizes", "server_validation"}
+LATER = {"selection_sizes", "server_validation", "test_clients"}
 """Fields that earlier versions did not have: hashes without them stay the same."""
 
 

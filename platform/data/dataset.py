@@ -1,4 +1,4 @@
-"""A data set in memory."""
+"""A data set: arrays in memory, or mapped from files."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,8 @@ import numpy as np
 class Dataset:
     """Data set of raw arrays in their most compact type; samples are normalised only when a batch is drawn.
 
-    x_train, x_test: images uint8 (n, C, H, W), features float32 (n, F) or tokens uint8 (n, L). y_*: int64 (n,).
+    x_train, x_test: images uint8 or float32 (n, C, H, W), features float32 (n, F), or tokens uint8 or int32 (n, L).
+    y_*: int64 (n,).
     mean, std: float32, broadcast against one sample, in raw units. train_clients: natural client of each training
     sample, int64 (n,), or None. public: number of public samples: the last training samples, from another data set.
     """
@@ -29,6 +30,8 @@ class Dataset:
     public: int = 0
     lent: int = 0
     """Number of training samples, the last ones, that belong to the test set: clients may hold them out."""
+    test_clients: np.ndarray | None = None
+    """Natural client of each test sample, int64 (n,); -1: of no client that has training samples. None: unknown."""
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
@@ -66,8 +69,10 @@ def mistake_in(dataset: Any) -> str | None:
     if not isinstance(dataset, Dataset):
         return f"returns {type(dataset).__name__}; return a hedgerow.platform.data.Dataset"
     for part, x, y in (("train", dataset.x_train, dataset.y_train), ("test", dataset.x_test, dataset.y_test)):
-        if x.dtype not in ((np.uint8,) if dataset.is_tokens else (np.uint8, np.float32)):
-            return f"has x_{part} of {x.dtype}; give images and tokens as uint8, features as float32"
+        if x.dtype not in ((np.uint8, np.int32) if dataset.is_tokens else (np.uint8, np.float32)):
+            return (
+                f"has x_{part} of {x.dtype}; give images as uint8, features as float32, tokens as uint8 or int32"
+            )
         if y.dtype != np.int64 or y.ndim != 1 or len(x) != len(y):
             return f"has {len(x)} samples in x_{part} and y_{part} of {y.dtype} {y.shape}; give one int64 label each"
         if len(y) and not 0 <= y.min() <= y.max() < dataset.classes:

@@ -8,19 +8,14 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from platformdirs import user_cache_dir
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.memory import fits, require
 from hedgerow.platform.data.dataset import Dataset, mistake_in
+from hedgerow.platform.data.mapped_arrays import cache_folder
 from hedgerow.platform.data.sources.source import Source
 
 _FORMAT = 2
-
-
-def cache_folder() -> Path:
-    """$HEDGEROW_CACHE, or the user's cache folder."""
-    return Path(os.environ.get("HEDGEROW_CACHE") or user_cache_dir("hedgerow"))
 
 
 def data_folder(root: Path | None) -> Path:
