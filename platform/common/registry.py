@@ -54,7 +54,7 @@ class Registry(Generic[T]):
         key: str,
         own: type[BaseModel] | None = None,
         aliases: Mapping[str, str] | None = None,
-        function: type[T] | None = None,
+        function: Any = None,
     ):
         self.table, self.base, self.key, self.aliases = table, base, key, aliases or {}
         self.selector = key.rpartition(".")[2]
@@ -117,10 +117,8 @@ class Registry(Generic[T]):
         base: Any = self.base
         text = f"Your own subclass of {base.__name__}: `{self.selector}` is its dotted path, other keys are its fields."
         if self._function:
-            text += " Or your own function, with the keys " + ", ".join(
-                f"`{key}`" for key in self._function.model_fields if key != self.selector  # type: ignore[attr-defined]
-            )
-            text += "."
+            keys = ", ".join(f"`{key}`" for key in self._function.model_fields if key != self.selector)
+            text += f" Or your own function, with the keys {keys}."
         namespace = {"__module__": __name__, "__doc__": text, "__annotations__": {self.selector: str}}
         unread = type(base)(f"Own{base.__name__}", (base,), namespace, extra="allow")
         _REGISTRIES[unread] = self
@@ -201,8 +199,8 @@ def _beginning(place: str) -> str:
 def import_object(dotted: str, base: type, what: str, place: str, function: type | None = None) -> type:
     """Imports the user's class at a dotted path such as `my_package.my_module.MyClass`.
 
-    base: class that it must derive from, called `what` in messages. place: key in the file, or empty. function: returned
-    if the path names a function; None: functions are refused. Raises UserError.
+    base: class that it must derive from, called `what` in messages. place: key in the file, or empty. function: class
+    that is returned if the path names a function; None: functions are refused. Raises UserError.
     """
     candidate = import_attribute(dotted, place)
     if isinstance(candidate, type) and issubclass(candidate, base):

@@ -70,9 +70,7 @@ def mistake_in(dataset: Any) -> str | None:
         return f"returns {type(dataset).__name__}; return a hedgerow.platform.data.Dataset"
     for part, x, y in (("train", dataset.x_train, dataset.y_train), ("test", dataset.x_test, dataset.y_test)):
         if x.dtype not in ((np.uint8, np.int32) if dataset.is_tokens else (np.uint8, np.float32)):
-            return (
-                f"has x_{part} of {x.dtype}; give images as uint8, features as float32, tokens as uint8 or int32"
-            )
+            return f"has x_{part} of {x.dtype}; give images as uint8, features as float32, tokens as uint8 or int32"
         if y.dtype != np.int64 or y.ndim != 1 or len(x) != len(y):
             return f"has {len(x)} samples in x_{part} and y_{part} of {y.dtype} {y.shape}; give one int64 label each"
         if len(y) and not 0 <= y.min() <= y.max() < dataset.classes:

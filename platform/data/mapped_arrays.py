@@ -62,6 +62,11 @@ def array_file(array: np.ndarray) -> ArrayFile | None:
     return ArrayFile(str(path), offset, array.dtype.str, array.shape, status.st_size, status.st_mtime_ns)
 
 
+def shared_file(array: np.ndarray) -> ArrayFile | None:
+    """File of a large array, which other processes of this machine open; None if it is small or in memory."""
+    return array_file(array) if array.nbytes >= LARGE else None
+
+
 def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """Array to be filled: in memory or, if large, in a file that is deleted when this process ends."""
     if prod(shape) * dtype.itemsize < LARGE:

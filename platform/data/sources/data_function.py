@@ -12,7 +12,7 @@ from hedgerow.platform.common.errors import UserError, one_line
 from hedgerow.platform.common.registry import failure, import_attribute, nearest
 from hedgerow.platform.data.dataset import Dataset, mistake_in
 from hedgerow.platform.data.mapped_arrays import empty
-from hedgerow.platform.data.sources.raw_arrays import RawSplit, as_array, build_dataset
+from hedgerow.platform.data.sources.raw_arrays import RawSplit, as_array, build_dataset, joined
 from hedgerow.platform.data.sources.source import Source
 
 HINTS = {"tokens", "channels", "class_names", "mean", "std"}
@@ -156,7 +156,9 @@ def _items(dataset: Any, at: str) -> RawSplit:
         try:
             item = dataset[number]
         except Exception as error:
-            raise UserError(f"{at} returns a {kind} whose item {number} fails: {failure(error)}; fix it there") from error
+            raise UserError(
+                f"{at} returns a {kind} whose item {number} fails: {failure(error)}; fix it there"
+            ) from error
         if not isinstance(item, tuple | list) or len(item) != 2:
             raise UserError(f"{at} returns a {kind} whose item {number} is no pair (x, y); return pairs")
         sample = as_array(item[0], f"x in item {number} of {kind}", at)
@@ -187,29 +189,3 @@ def _of_clients(parts: Any, at: str) -> tuple[RawSplit, RawSplit | None]:
             if split is not None:
                 splits[which].append((number, split))
     return joined(splits["train"], names, at), joined(splits["test"], names, at) if splits["test"] else None
-
-
-def joined(splits: list[tuple[int, RawSplit]], names: Sequence[Any], at: str) -> RawSplit:
-    """One split of many clients: pairs of a client's number and its samples. names: of the clients. Raises UserError."""
-    xs, ys, sizes = [], [], []
-    for number, split in splits:
-        here = f"{at}, client {names[number]},"
-        x, y = as_array(split.x, "x", here), as_array(split.y, "y", here)
-        if not x.ndim or not len(x):
-            raise UserError(f"{here} has no samples; leave the client out, or give it some")
-        if y.shape[:1] != x.shape[:1]:
-            raise UserError(f"{here} has {len(x)} samples and {y.size} labels; give one label for each sample")
-        first = xs[0] if xs else x
-        if x.shape[1:] != first.shape[1:] or (x.dtype == np.uint8) != (first.dtype == np.uint8):
-            raise UserError(
-                f"{here} has samples of shape {x.shape[1:]} and {x.dtype}, and client {names[splits[0][0]]} of "
-                f"{first.shape[1:]} and {first.dtype}; give all clients samples of one shape and type"
-            )
-        if ys and (y.dtype.kind in "UT") != (ys[0].dtype.kind in "UT"):
-            raise UserError(f"{here} has labels of {y.dtype}, and the clients before have {ys[0].dtype}; use one type")
-        xs.append(x)
-        ys.append(y)
-        sizes.append(len(x))
-    target = empty((sum(sizes), *xs[0].shape[1:]), np.result_type(*{x.dtype for x in xs}))
-    np.concatenate(xs, out=target)
-    return RawSplit(target, np.concatenate(ys), np.repeat([number for number, _ in splits], sizes))

@@ -1,5 +1,6 @@
 """Turns arrays as users have them into a data set: layout, types, labels, clients, test split, normalisation."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -7,7 +8,7 @@ import numpy as np
 
 from hedgerow.platform.common.errors import UserError, one_line
 from hedgerow.platform.data.dataset import Dataset, stratified_split
-from hedgerow.platform.data.mapped_arrays import blocks, rewritten
+from hedgerow.platform.data.mapped_arrays import blocks, empty, rewritten
 
 CHANNELS = (1, 3, 4)
 """Usual numbers of channels of an image."""
@@ -47,7 +48,7 @@ def build_dataset(
     splits = {"train": train} | ({} if test is None else {"test": test})
     xs = {part: as_array(split.x, f"x_{part}", at) for part, split in splits.items()}
     for part, x in xs.items():
-        xs[part] = _with_axes(x, f"x_{part}", at, tokens)
+        x = xs[part] = _with_axes(x, f"x_{part}", at, tokens)
         if not len(x):
             raise UserError(f"{at} has no samples in x_{part}; give at least one")
         if x.shape[1:] != xs["train"].shape[1:] and part == "test":
@@ -112,11 +113,40 @@ def as_array(values: Any, what: str, at: str) -> np.ndarray:
             return array.astype(str)
         wrong = next(i for i, value in enumerate(flat) if not isinstance(value, str))
         missing = flat[wrong] is None or flat[wrong] != flat[wrong]
-        fault = "a missing value" if missing else f"a {type(flat[wrong]).__name__} in an array of objects"
-        raise UserError(f"{at} has {fault} in {what}, entry {wrong}; give numbers, or text for labels")
+        kind = "a missing value" if missing else f"a value of type {type(flat[wrong]).__name__} among objects"
+        raise UserError(f"{at} has {kind} in {what}, entry {wrong}; give numbers, or text for labels")
     if array.dtype.kind not in "biufUT":
         raise UserError(f"{at} has {what} of {array.dtype}; give numbers, or text for labels")
     return array
+
+
+def joined(splits: list[tuple[int, RawSplit]], names: Sequence[Any], at: str) -> RawSplit:
+    """One split of many clients. splits: pairs of a client's number and its samples. names: of all clients, by number.
+
+    Raises UserError.
+    """
+    xs, ys, sizes = list[np.ndarray](), list[np.ndarray](), list[int]()
+    for number, split in splits:
+        here = f"{at}, client {names[number]},"
+        x, y = as_array(split.x, "x", here), as_array(split.y, "y", here)
+        if not x.ndim or not len(x):
+            raise UserError(f"{here} has no samples; leave the client out, or give it some")
+        if y.shape[:1] != x.shape[:1]:
+            raise UserError(f"{here} has {len(x)} samples and {y.size} labels; give one label for each sample")
+        first = xs[0] if xs else x
+        if x.shape[1:] != first.shape[1:] or (x.dtype == np.uint8) != (first.dtype == np.uint8):
+            raise UserError(
+                f"{here} has samples of shape {x.shape[1:]} and {x.dtype}, and client {names[splits[0][0]]} of "
+                f"{first.shape[1:]} and {first.dtype}; give all clients samples of one shape and type"
+            )
+        if ys and (y.dtype.kind in "UT") != (ys[0].dtype.kind in "UT"):
+            raise UserError(f"{here} has labels of {y.dtype}, and the clients before have {ys[0].dtype}; use one type")
+        xs.append(x)
+        ys.append(y)
+        sizes.append(len(x))
+    target = empty((sum(sizes), *xs[0].shape[1:]), np.result_type(*{x.dtype for x in xs}))
+    np.concatenate(xs, out=target)
+    return RawSplit(target, np.concatenate(ys), np.repeat([number for number, _ in splits], sizes))
 
 
 # ---- samples ---------------------------------------------------------------------------------------------------------
@@ -183,10 +213,9 @@ def _normalisation(x: np.ndarray, at: str, tokens: bool, mean: Any, std: Any) ->
             raise UserError(f"{at} has `mean` or `std` for tokens, which are not normalised; remove them")
         return np.zeros(1, np.float32), np.ones(1, np.float32)
     shape = (x.shape[1], 1, 1) if x.ndim == 4 else x.shape[1:]
-    given = []
+    given: dict[str, np.ndarray] = {}
     for word, value in (("mean", mean), ("std", std)):
         if value is None:
-            given.append(None)
             continue
         array = as_array(value, word, at)
         array = array.reshape(shape) if array.size == np.prod(shape) else array
@@ -194,11 +223,10 @@ def _normalisation(x: np.ndarray, at: str, tokens: bool, mean: Any, std: Any) ->
             raise UserError(f"{at} has `{word}` of shape {array.shape}; give one finite number, or {shape[0]} of them")
         if word == "std" and not (array > 0).all():
             raise UserError(f"{at} has `std` with entries that are not above 0; replace them by 1")
-        given.append(np.broadcast_to(array, shape).astype(np.float32))
-    if given[0] is None or given[1] is None:
-        measured = _moments(x, shape)
-        given = [own if own is not None else ours for own, ours in zip(given, measured, strict=True)]
-    return given[0], given[1]  # type: ignore[return-value]
+        given[word] = np.broadcast_to(array, shape).astype(np.float32)
+    if len(given) < 2:
+        given = dict(zip(("mean", "std"), _moments(x, shape), strict=True)) | given
+    return given["mean"], given["std"]
 
 
 def _moments(x: np.ndarray, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:

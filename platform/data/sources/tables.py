@@ -48,7 +48,9 @@ class _TableSource(Source):
         [], description="features that are categories, as numbers or text: each value becomes a feature of 0 and 1"
     )
     client: str | None = Field(None, description="column of the natural client of each row; null: none")
-    test: str | None = Field(None, min_length=1, description="file or folder of the test samples; null: a part of `path`")
+    test: str | None = Field(
+        None, min_length=1, description="file or folder of the test samples; null: a part of `path`"
+    )
     test_fraction: float = Field(
         0.2,
         gt=0,
@@ -106,22 +108,31 @@ def read_tables(
 ) -> Dataset:
     """Data set of tables. test: files of test samples; none: a part of the training samples. Raises UserError."""
     first = train[0].path
-    header = _header(first, columns)
-    used = set(columns.label) | {columns.client}
-    features = columns.features or [column for column in header if column not in used]
+    headers = {file.path: _header(file.path, columns) for file in [*train, *test]}
+    used = {*columns.label, *([columns.client] if columns.client else [])}
+    features = columns.features or [column for column in headers[first] if column not in used]
     if not features:
         raise UserError(f"task.data.features: {first} has no columns besides label and client; add features")
-    if twice := used & set(features):
-        raise UserError(f"task.data.features: {twice.pop()} is also the label or the client; remove it from one of them")
-    for key, wanted in (("one_hot", columns.one_hot), ("features", features)):
-        for column in wanted:
-            if column not in features:
-                raise UserError(f"task.data.one_hot: {column!r} is not one of the features{nearest(column, features)}")
-            for file in [*train, *test]:
-                _require(column, _header(file.path, columns), file.path, key)
+    if twice := sorted(used & set(features)):
+        raise UserError(f"task.data.features: {twice[0]!r} is also the label or the client; remove it from one of them")
+    if unknown := [column for column in columns.one_hot if column not in features]:
+        raise UserError(
+            f"task.data.one_hot: {unknown[0]!r} is not one of the features{nearest(unknown[0], features)} (features: "
+            f"{_some(features)})"
+        )
+    client = [columns.client] if columns.client else []
+    for key, wanted in (("label", columns.label), ("client", client), ("features", features)):
+        for path, header in headers.items():
+            if absent := [column for column in wanted if column not in header]:
+                raise UserError(
+                    f"task.data.{key}: {path} has no column {absent[0]!r}{nearest(absent[0], header)} (columns: "
+                    f"{_some(header)})"
+                )
     outlines = {part: [_outline(file, columns) for file in files] for part, files in (("train", train), ("test", test))}
     categories = {
-        column: np.unique(np.concatenate([outline.categories[column] for part in outlines.values() for outline in part]))
+        column: np.unique(
+            np.concatenate([outline.categories[column] for part in outlines.values() for outline in part])
+        )
         for column in columns.one_hot
     }
     splits = []
@@ -141,21 +152,18 @@ class _Outline(NamedTuple):
 
 
 def _outline(file: TableFile, columns: Columns) -> _Outline:
-    header = _header(file.path, columns)
-    for column in columns.label:
-        _require(column, header, file.path, "label")
-    if columns.client:
-        _require(columns.client, header, file.path, "client")
     needed = [*columns.label, *columns.one_hot, *([columns.client] if columns.client else [])]
     parts: dict[str, list[np.ndarray]] = {column: [] for column in needed}
     categories: dict[str, set[Any]] = {column: set() for column in columns.one_hot}
-    for chunk in _chunks(file.path, list(dict.fromkeys(needed)), columns):
+    row = 0
+    for chunk in _chunks(file.path, needed, columns):
         for column in needed:
+            _check_complete(chunk[column], column, file.path, row)
             if column in categories:
-                _check_complete(chunk[column], column, file.path)
                 categories[column] |= set(chunk[column])
             else:
                 parts[column].append(chunk[column].to_numpy())
+        row += len(chunk)
     labels = [_joined(parts[column]) for column in columns.label]
     y = labels[0] if len(labels) == 1 else np.stack(labels, axis=1)
     clients = _joined(parts[columns.client]) if columns.client else None
@@ -224,30 +232,25 @@ def _numbers(values: "Series[Any]", column: str, path: Path, row: int) -> np.nda
                 "many numbers"
             ) from None
     if array.dtype.kind not in "biuf" or array.ndim > 2:
-        kind = "text" if array.dtype.kind in "OUT" else str(array.dtype)
         raise UserError(
-            f"task.data.features: column {column!r} of {path} has {kind}; name it in task.data.one_hot if it is a "
-            "category, or leave it out of task.data.features"
+            f"task.data.features: column {column!r} of {path} has values that are not numbers, such as {array[0]!r}; "
+            "name it in task.data.one_hot if it is a category, or leave it out of task.data.features"
         )
     with np.errstate(over="ignore"):
         return array.reshape(len(array), -1).astype(np.float32)
 
 
-def _check_complete(values: "Series[Any]", column: str, path: Path, row: int = 0) -> None:
+def _check_complete(values: "Series[Any]", column: str, path: Path, row: int) -> None:
     missing = values.isna().to_numpy()
     if missing.any():
         raise UserError(
-            f"task.data.features: column {column!r} of {path} has no value in row {row + int(missing.argmax()) + 1}; "
+            f"task.data.path: column {column!r} of {path} has no value in row {row + int(missing.argmax()) + 1}; "
             "fill it in, or remove the row or the column"
         )
 
 
-def _require(column: str, header: list[str], path: Path, key: str) -> None:
-    if column not in header:
-        raise UserError(
-            f"task.data.{key}: {path} has no column {column!r}{nearest(column, header)} (columns: "
-            f"{', '.join(header[:30])}{', ...' if len(header) > 30 else ''})"
-        )
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:30]) + (", ..." if len(names) > 30 else "")
 
 
 # ---- the two formats -------------------------------------------------------------------------------------------------
@@ -263,38 +266,29 @@ def _header(path: Path, columns: Columns) -> list[str]:
             return list(parquet.read_schema(path).names)
         except (ArrowInvalid, OSError) as error:
             raise _unreadable(path, error) from None
-    return list(next(_csv(path, columns, nrows=0), _no_frame()).columns)
-
-
-def _chunks(path: Path, wanted: list[str], columns: Columns) -> "Iterator[DataFrame]":
-    """Some columns of a table, a few rows at a time. Raises UserError."""
-    if path.suffix != ".parquet":
-        yield from _csv(path, columns, usecols=wanted)
-        return
-    from pyarrow import ArrowInvalid, parquet
-
-    try:
-        with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(ROWS, columns=wanted):
-                yield batch.to_pandas()
-    except (ArrowInvalid, OSError) as error:
-        raise _unreadable(path, error) from None
-
-
-def _csv(path: Path, columns: Columns, **options: Any) -> "Iterator[DataFrame]":
     import pandas as pd
 
     try:
-        with pd.read_csv(path, sep=columns.separator, chunksize=ROWS, **options) as chunks:
-            yield from chunks
+        return [str(column) for column in pd.read_csv(path, sep=columns.separator, nrows=0).columns]
     except (ValueError, OSError) as error:
         raise _unreadable(path, error) from None
 
 
-def _no_frame() -> "DataFrame":
+def _chunks(path: Path, wanted: list[str], columns: Columns) -> "Iterator[DataFrame]":
+    """Some columns of a table, a few rows at a time. Raises UserError."""
     import pandas as pd
+    from pyarrow import ArrowInvalid, parquet
 
-    return pd.DataFrame()
+    try:
+        if path.suffix == ".parquet":
+            with parquet.ParquetFile(path) as file:
+                for batch in file.iter_batches(ROWS, columns=wanted):
+                    yield batch.to_pandas()
+        else:
+            with pd.read_csv(path, sep=columns.separator, chunksize=ROWS, usecols=wanted) as chunks:
+                yield from chunks
+    except (ArrowInvalid, ValueError, OSError) as error:
+        raise _unreadable(path, error) from None
 
 
 def _unreadable(path: Path, error: Exception) -> UserError:
