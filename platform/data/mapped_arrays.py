@@ -6,6 +6,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -71,9 +72,21 @@ def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """Array to be filled: in memory or, if large, in a file that is deleted when this process ends."""
     if prod(shape) * dtype.itemsize < LARGE:
         return np.empty(shape, dtype)
-    handle, file = tempfile.mkstemp(suffix=".npy", dir=_scratch(cache_folder() / "scratch"))
+    handle, file = tempfile.mkstemp(suffix=".npy", dir=_scratch(_scratch_folders()))
     os.close(handle)
     return np.lib.format.open_memmap(file, "w+", dtype, shape)
+
+
+def save(array: np.ndarray, path: Path) -> None:
+    """Writes an .npy file. A file of `empty` becomes this file, so that it is not copied."""
+    file = array_file(array)
+    if file and Path(file.path).parent.parent == _scratch_folders().absolute():
+        whole = np.load(file.path, mmap_mode="r")
+        if (whole.shape, whole.dtype.str) == (file.shape, file.dtype):
+            with suppress(OSError):
+                path.hardlink_to(file.path)
+                return
+    np.save(path, array, allow_pickle=False)
 
 
 def blocks(array: np.ndarray) -> Iterator[slice]:
@@ -100,6 +113,10 @@ def rewritten(
             block = array[rows[part]]
             target[part] = block if axes is None else block.transpose(axes)
     return target
+
+
+def _scratch_folders() -> Path:
+    return cache_folder() / "scratch"
 
 
 @cache
