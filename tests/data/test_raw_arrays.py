@@ -199,7 +199,9 @@ def test_mistakes_are_refused_in_one_sentence(arguments, options, sentence):
 
 
 def test_the_clients_of_joined_samples_are_their_numbers():
-    splits = [(number, RawSplit(X[CLIENTS == name], Y[CLIENTS == name])) for number, name in enumerate("anna bert".split())]
+    splits = [
+        (number, RawSplit(X[name == CLIENTS], Y[name == CLIENTS])) for number, name in enumerate(["anna", "bert"])
+    ]
     split = raw_arrays.joined(splits, ["anna", "bert"], "here")
     assert np.bincount(split.clients).tolist() == [(CLIENTS == "anna").sum(), (CLIENTS == "bert").sum()]
     assert np.array_equal(split.x[split.clients == 1], X[CLIENTS == "bert"])

@@ -45,7 +45,9 @@ class ClientFolders(Source):
         path, found = root / self.path, self._found(root)
         formats = {file.suffix for files in found.values() for file in files} & set(FORMATS)
         if not formats:
-            return self._of_splits(path, _without_color({folder.name: _images(folder, self.size) for folder in found}))
+            return self._of_splits(
+                path, _of_one_kind(path, {folder.name: _images(folder, self.size) for folder in found})
+            )
         if formats == {".npz"}:
             return self._of_splits(path, {folder.name: self._arrays(files) for folder, files in found.items()})
         if not self.label:
@@ -117,9 +119,10 @@ def _images(folder: Path, size: int | None) -> dict[str, RawSplit]:
     }
 
 
-def _without_color(clients: dict[str, dict[str, RawSplit]]) -> dict[str, dict[str, RawSplit]]:
-    """Images with a single channel if all of them are grey."""
+def _of_one_kind(path: Path, clients: dict[str, dict[str, RawSplit]]) -> dict[str, dict[str, RawSplit]]:
+    """Images with a single channel if all of them are grey. Raises UserError if they have different sizes."""
     xs = [split.x for splits in clients.values() for split in splits.values()]
+    stacked(path, [x[0] for x in xs])
     if any((x != x[:, :1]).any() for x in xs):
         return clients
     return {
