@@ -5,7 +5,7 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -75,6 +75,13 @@ def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     handle, file = tempfile.mkstemp(suffix=".npy", dir=_scratch(_scratch_folders()))
     os.close(handle)
     return np.lib.format.open_memmap(file, "w+", dtype, shape)
+
+
+def concatenated(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Arrays one after the other; in a file if they are large."""
+    dtype = np.result_type(*(array.dtype for array in arrays))
+    target = empty((sum(map(len, arrays)), *arrays[0].shape[1:]), dtype)
+    return np.concatenate(arrays, out=target)
 
 
 def save(array: np.ndarray, path: Path) -> None:

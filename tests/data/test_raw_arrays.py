@@ -6,10 +6,11 @@ import torch
 from own_formats import CLIENTS, IMAGES, RNG, X, Y
 
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.data.dataset import mistake_in
+from hedgerow.platform.data.dataset import Dataset, mistake_in
 from hedgerow.platform.data.sources import raw_arrays
 from hedgerow.platform.data.sources.raw_arrays import RawSplit, build_dataset
 
+TAKES_NUMBERS = "targets" in Dataset.__dataclass_fields__
 COLOURS = RNG.integers(0, 256, (60, 3, 8, 8), dtype=np.uint8)
 
 
@@ -170,8 +171,7 @@ def hole(value, row=7):
         ((X, Y[:50]), {}, "has 60 samples in x_train and 50 labels in y_train; give one label"),
         ((X,), {"test": RawSplit(X[:5, :2], Y[:5])}, "has samples of shape (2,) in x_test and (5,) in x_train"),
         ((IMAGES,), {"test": RawSplit(IMAGES[:5] / 255, Y[:5])}, "has uint8 samples in x_train and float64 in x_test"),
-        ((X, Y + 0.5), {}, "has y_train of float64 (60,); give one label for each sample"),
-        ((X, np.eye(3)[Y].astype(int)), {}, "has y_train of int64 (60, 3); give one label"),
+        ((X, np.stack([Y, Y], 1)), {"test": RawSplit(X, Y)}, "has y_test of shape (60,) and y_train of (60, 2); give"),
         ((X, 0 * Y), {}, "has samples of one class only, 0"),
         ((X, [None, *Y[1:]]), {}, "has a missing value in y_train, entry 0"),
         ((X, Y), {"test": RawSplit(X[:2], ["a", "b"])}, "has text as labels in one of y_train and y_test"),
@@ -205,3 +205,36 @@ def test_the_clients_of_joined_samples_are_their_numbers():
     split = raw_arrays.joined(splits, ["anna", "bert"], "here")
     assert np.bincount(split.clients).tolist() == [(CLIENTS == "anna").sum(), (CLIENTS == "bert").sum()]
     assert np.array_equal(split.x[split.clients == 1], X[CLIENTS == "bert"])
+
+
+@pytest.mark.skipif(TAKES_NUMBERS, reason="data sets have targets of other kinds")
+@pytest.mark.parametrize("y", [Y + 0.5, np.eye(3)[Y], np.eye(3, dtype=int)[Y]], ids=str)
+def test_other_targets_than_classes_are_refused(y):
+    with pytest.raises(
+        UserError, match=r"has y_train of \w+ .*; give one label for each sample, as whole numbers or text"
+    ):
+        build(X, y)
+
+
+@pytest.mark.skipif(not TAKES_NUMBERS, reason="data sets have classes only")
+def test_numbers_rows_of_labels_and_tokens_are_targets():
+    for y, kind, dtype, classes in (
+        (Y + 0.5, "numbers", np.float32, 1),
+        (np.c_[Y + 0.5], "numbers", np.float32, 1),
+        (np.stack([Y, Y], 1) * 0.3, "numbers", np.float32, 2),
+        (np.eye(3, dtype=int)[Y], "labels", np.int64, 3),
+        (np.eye(3, dtype=bool)[Y], "labels", np.int64, 3),
+    ):
+        data = build(X, y, test=None)
+        assert mistake_in(data) is None
+        assert (data.targets, data.y_train.dtype, data.classes, len(data.y_test)) == (kind, dtype, classes, 12)
+    tokens = RNG.integers(0, 300, (60, 7))
+    data = build(tokens, np.roll(tokens, -1, 1), tokens=True)
+    assert (data.targets, data.classes, mistake_in(data)) == ("tokens", tokens.max() + 1, None)
+    for y, sentence in (
+        (np.where(Y, Y, np.nan), "has NaN or infinity in y_train, sample 0; remove the sample"),
+        (np.stack([Y, Y], 1), "has 2 in y_train, sample 2; give 0 or 1 for each of several labels"),
+        (np.array([["a", "b"]] * 60), "give one or several numbers for each sample"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            build(X, y)

@@ -94,7 +94,6 @@ def test_lists_in_parquet_and_other_separators_in_csv(tmp_path):
         ({"features": ["state"]}, "task.data.features: 'state' is also the label or the client; remove it"),
         ({"one_hot": ["wad"]}, "task.data.one_hot: 'wad' is not one of the features; did you mean 'ward'? (features"),
         ({}, "column 'ward' of {file} has values that are not numbers, such as 'anna'; name it in task.data.one_hot"),
-        ({"label": "x0", "features": ["x1"]}, "{file} has y_train of float64 (60,); give one label for each sample"),
         ({"path": "none.{kind}"}, "task.data.path: there is no file {folder}/none.{kind}, nor a folder with *.{kind}"),
         ({"test": "none.{kind}"}, "task.data.test: there is no file {folder}/none.{kind}"),
         ({"path": "damaged.{kind}"}, "task.data.path: {folder}/damaged.{kind} is not a readable"),

@@ -123,8 +123,10 @@ class HuggingFace(Source):
                         f"task.data.{key}: {self.path} has no column {column!r}{nearest(column, split.column_names)} "
                         f"(columns: {', '.join(split.column_names)})"
                     )
-        ys = [_column(split, column) for column in labels]
-        y = ys[0] if len(ys) == 1 else np.stack(ys, axis=1)
+        if len(labels) == 1 and not hasattr(split.features[labels[0]], "feature"):
+            y = _column(split, labels[0])
+        else:
+            y = self._samples(split, labels)
         return RawSplit(self._samples(split, features), y, _column(split, client[0]) if client else None)
 
     def _samples(self, split: "datasets.Dataset", features: list[str]) -> np.ndarray:

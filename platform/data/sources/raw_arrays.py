@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from hedgerow.platform.common.errors import UserError, one_line
 from hedgerow.platform.data.dataset import Dataset, stratified_split
-from hedgerow.platform.data.mapped_arrays import blocks, empty, rewritten
+from hedgerow.platform.data.mapped_arrays import blocks, concatenated, rewritten
 
 CHANNELS = (1, 3, 4)
 """Usual numbers of channels of an image."""
@@ -70,11 +70,12 @@ def build_dataset(
                 f"{at} has {len(xs[part])} samples in x_{part} and {y.shape[0] if y.ndim else 0} labels in y_{part}; "
                 "give one label for each sample"
             )
-    ys, names = _numbered(labels, at, class_names)
+    targets = _targets(labels, at, class_names, tokens)
+    ys = targets.ys
     owners = _owners(splits, {part: len(x) for part, x in xs.items()}, at)
     rows: dict[str, np.ndarray | None] = {"train": None, "test": None}
     if test is None:
-        rows["train"], rows["test"] = _split(ys["train"], owners["train"], test_fraction, at)
+        rows["train"], rows["test"] = _split(targets, owners["train"], test_fraction, at)
         xs["test"], ys["test"], owners["test"] = xs["train"], ys["train"], owners["train"]
     stored = {part: rewritten(x, dtype, axes, rows[part]) for part, x in xs.items()}
     for part, x in stored.items():
@@ -82,19 +83,21 @@ def build_dataset(
     center, scale = _normalisation(stored["train"], at, tokens, mean, std)
     taken = {part: slice(None) if chosen is None else chosen for part, chosen in rows.items()}
     train_clients, test_clients = (None if owners[part] is None else owners[part][taken[part]] for part in rows)  # type: ignore[index]
+    other: dict[str, Any] = {} if targets.kind == "classes" else {"targets": targets.kind}
     return Dataset(
         name,
         stored["train"],
         ys["train"][taken["train"]],
         stored["test"],
         ys["test"][taken["test"]],
-        len(names),
+        targets.classes,
         center,
         scale,
-        names,
+        targets.names,
         train_clients,
         is_tokens=tokens,
         test_clients=test_clients,
+        **other,
     )
 
 
@@ -144,9 +147,7 @@ def joined(splits: list[tuple[int, RawSplit]], names: Sequence[Any], at: str) ->
         xs.append(x)
         ys.append(y)
         sizes.append(len(x))
-    target = empty((sum(sizes), *xs[0].shape[1:]), np.result_type(*{x.dtype for x in xs}))
-    np.concatenate(xs, out=target)
-    return RawSplit(target, np.concatenate(ys), np.repeat([number for number, _ in splits], sizes))
+    return RawSplit(concatenated(xs), np.concatenate(ys), np.repeat([number for number, _ in splits], sizes))
 
 
 # ---- samples ---------------------------------------------------------------------------------------------------------
@@ -247,17 +248,55 @@ def _moments(x: np.ndarray, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndar
 # ---- labels and clients ----------------------------------------------------------------------------------------------
 
 
-def _numbered(
-    labels: dict[str, np.ndarray], at: str, class_names: Any
-) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
-    """Labels as classes from 0, and the names of the classes."""
+class _Targets(NamedTuple):
+    """Targets of each split. kind: as in `Dataset.targets`. classes: number of classes, labels, numbers or tokens."""
+
+    kind: str
+    ys: dict[str, np.ndarray]
+    classes: int
+    names: tuple[str, ...] = ()
+
+
+def _targets(labels: dict[str, np.ndarray], at: str, class_names: Any, tokens: bool) -> _Targets:
+    """Recognises classes, numbers, rows of labels that are 0 or 1, and, for tokens, rows of tokens."""
     labels = {part: y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y for part, y in labels.items()}
+    first = labels["train"]
     for part, y in labels.items():
-        # The one place that refuses targets of regression and of several labels per sample.
-        if y.ndim != 1 or y.dtype.kind == "f":
+        if y.ndim != first.ndim or y.shape[1:] != first.shape[1:]:
+            raise UserError(f"{at} has y_{part} of shape {y.shape} and y_train of {first.shape}; give them one shape")
+    is_number = any(y.dtype.kind == "f" for y in labels.values())
+    if first.ndim == 1 and not is_number:
+        return _numbered(labels, at, class_names)
+    # The one place that decides whether data sets may have other targets than classes.
+    if "targets" not in Dataset.__dataclass_fields__:
+        raise UserError(
+            f"{at} has y_train of {first.dtype} {first.shape}; give one label for each sample, as whole numbers or text"
+        )
+    width = 1 if first.ndim == 1 else first.shape[1]
+    if first.ndim > 2 or any(y.dtype.kind in "UT" for y in labels.values()):
+        raise UserError(f"{at} has y_train of {first.dtype} {first.shape}; give one or several numbers for each sample")
+    if is_number:
+        for part, y in labels.items():
+            if not np.isfinite(y).all():
+                wrong = int(np.argwhere(~np.isfinite(y))[0, 0])
+                raise UserError(f"{at} has NaN or infinity in y_{part}, sample {wrong}; remove the sample")
+        return _Targets("numbers", {part: y.astype(np.float32) for part, y in labels.items()}, width)
+    ys = {part: y.astype(np.int64) for part, y in labels.items()}
+    if tokens:
+        return _Targets("tokens", ys, 1 + max(int(y.max()) for y in ys.values()))
+    for part, y in ys.items():
+        faults = np.argwhere((y != 0) & (y != 1))
+        if len(faults):
+            sample, column = faults[0]
             raise UserError(
-                f"{at} has y_{part} of {y.dtype} {y.shape}; give one label for each sample, as whole numbers or text"
+                f"{at} has {y[sample, column]} in y_{part}, sample {sample}; give 0 or 1 for each of several labels, "
+                "or floats as targets of a regression"
             )
+    return _Targets("labels", ys, width, () if class_names is None else tuple(map(str, class_names)))
+
+
+def _numbered(labels: dict[str, np.ndarray], at: str, class_names: Any) -> _Targets:
+    """Labels as classes from 0, and the names of the classes."""
     known = None if class_names is None else tuple(str(name) for name in class_names)
     kinds = {"text" if y.dtype.kind in "UT" else "numbers" for y in labels.values()}
     if len(kinds) > 1:
@@ -282,7 +321,7 @@ def _numbered(
         ys[part] = found.astype(np.int64)
     if len(names) < 2:
         raise UserError(f"{at} has samples of one class only, {names[0]}; give at least two classes")
-    return ys, names
+    return _Targets("classes", ys, len(names), names)
 
 
 def _owners(splits: dict[str, RawSplit], sizes: dict[str, int], at: str) -> dict[str, np.ndarray | None]:
@@ -315,10 +354,11 @@ def _owners(splits: dict[str, RawSplit], sizes: dict[str, int], at: str) -> dict
     return owners
 
 
-def _split(y: np.ndarray, owners: np.ndarray | None, fraction: float, at: str) -> tuple[np.ndarray, np.ndarray]:
-    """Rows for training and for testing, by client or by class; every client keeps a training sample."""
+def _split(targets: _Targets, owners: np.ndarray | None, fraction: float, at: str) -> tuple[np.ndarray, np.ndarray]:
+    """Rows for training and for testing, by client, or by class if there are any; clients keep a training sample."""
+    y = targets.ys["train"]
     if owners is None:
-        rows, test = stratified_split(y, fraction)
+        rows, test = stratified_split(y if targets.kind == "classes" else np.zeros(len(y)), fraction)
     else:
         rows, test = stratified_split(owners, fraction)
         emptied = np.setdiff1d(owners, owners[rows])
