@@ -11,7 +11,7 @@ from hedgerow.platform.data.sources.image_folder import image_files, read_images
 from hedgerow.platform.data.sources.npz_file import array_names, read_array
 from hedgerow.platform.data.sources.raw_arrays import RawSplit, build_dataset, joined
 from hedgerow.platform.data.sources.source import Source
-from hedgerow.platform.data.sources.tables import Columns, TableFile, read_tables
+from hedgerow.platform.data.sources.tables import Columns, TablePath, read_tables
 
 FORMATS = (".csv", ".parquet", ".npz")
 
@@ -53,10 +53,10 @@ class ClientFolders(Source):
         if not self.label:
             raise UserError(f"task.data.label: {path} has tables; name the column of the label")
         labels = [self.label] if isinstance(self.label, str) else self.label
-        tables: dict[bool, list[TableFile]] = {False: [], True: []}
+        tables: dict[bool, list[TablePath]] = {False: [], True: []}
         for folder, files in found.items():
             for file in files:
-                tables[file.stem == TEST].append(TableFile(file, folder.name))
+                tables[file.stem == TEST].append(TablePath(file, folder.name))
         columns = Columns(labels, self.features, self.one_hot)
         return read_tables(path.stem, tables[False], tables[True], columns, self.test_fraction)
 

@@ -31,7 +31,7 @@ class Columns(NamedTuple):
     separator: str = ","
 
 
-class TableFile(NamedTuple):
+class TablePath(NamedTuple):
     """A file, and the client that all of its rows belong to; None: a column says it, or there are no clients."""
 
     path: Path
@@ -69,7 +69,7 @@ class _TableSource(Source):
 
     def load(self, root: Path) -> Dataset:
         """Reads the files in two passes of a few rows at a time: labels, clients and categories, then features."""
-        train, test = ([TableFile(file) for file in paths] for paths in self._files(root))
+        train, test = ([TablePath(file) for file in paths] for paths in self._files(root))
         return read_tables(self.path, train, test, self.columns, self.test_fraction)
 
     def _files(self, root: Path) -> tuple[list[Path], list[Path]]:
@@ -104,7 +104,7 @@ def _listed(path: Path, ending: str, key: str) -> list[Path]:
 
 
 def read_tables(
-    name: str, train: list[TableFile], test: list[TableFile], columns: Columns, test_fraction: float
+    name: str, train: list[TablePath], test: list[TablePath], columns: Columns, test_fraction: float
 ) -> Dataset:
     """Data set of tables. test: files of test samples; none: a part of the training samples. Raises UserError."""
     first = train[0].path
@@ -151,7 +151,7 @@ class _Outline(NamedTuple):
     categories: dict[str, np.ndarray]
 
 
-def _outline(file: TableFile, columns: Columns) -> _Outline:
+def _outline(file: TablePath, columns: Columns) -> _Outline:
     needed = [*columns.label, *columns.one_hot, *([columns.client] if columns.client else [])]
     parts: dict[str, list[np.ndarray]] = {column: [] for column in needed}
     categories: dict[str, set[Any]] = {column: set() for column in columns.one_hot}
@@ -191,7 +191,7 @@ def _values(found: set[Any]) -> np.ndarray:
 
 
 def _features(
-    files: list[TableFile], rows: int, features: list[str], categories: dict[str, np.ndarray], columns: Columns
+    files: list[TablePath], rows: int, features: list[str], categories: dict[str, np.ndarray], columns: Columns
 ) -> np.ndarray:
     """Features of all rows, (rows, F) float32."""
     x, start = None, 0
