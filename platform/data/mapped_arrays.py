@@ -88,7 +88,7 @@ def save(array: np.ndarray, path: Path) -> None:
     """Writes an .npy file. A file of `empty` becomes this file, so that it is not copied."""
     file = array_file(array)
     if file and Path(file.path).parent.parent == _scratch_folders().absolute():
-        whole = np.load(file.path, mmap_mode="r")
+        whole = np.load(file.path, mmap_mode="r", allow_pickle=False)
         if (whole.shape, whole.dtype.str) == (file.shape, file.dtype):
             with suppress(OSError):
                 path.hardlink_to(file.path)
