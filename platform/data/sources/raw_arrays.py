@@ -70,7 +70,8 @@ def build_dataset(
                 f"{at} has {len(xs[part])} samples in x_{part} and {y.shape[0] if y.ndim else 0} labels in y_{part}; "
                 "give one label for each sample"
             )
-    targets = _targets(labels, at, class_names, tokens)
+    vocabulary = 1 + max(int(x[part].max()) for x in xs.values() for part in blocks(x)) if tokens else 0
+    targets = _targets(labels, at, class_names, vocabulary)
     ys = targets.ys
     owners = _owners(splits, {part: len(x) for part, x in xs.items()}, at)
     rows: dict[str, np.ndarray | None] = {"train": None, "test": None}
@@ -257,8 +258,11 @@ class _Targets(NamedTuple):
     names: tuple[str, ...] = ()
 
 
-def _targets(labels: dict[str, np.ndarray], at: str, class_names: Any, tokens: bool) -> _Targets:
-    """Recognises classes, numbers, rows of labels that are 0 or 1, and, for tokens, rows of tokens."""
+def _targets(labels: dict[str, np.ndarray], at: str, class_names: Any, vocabulary: int) -> _Targets:
+    """Recognises classes, numbers, rows of labels that are 0 or 1, and, for samples of tokens, rows of tokens.
+
+    vocabulary: number of tokens that occur in the samples; 0 if they have none.
+    """
     labels = {part: y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y for part, y in labels.items()}
     first = labels["train"]
     for part, y in labels.items():
@@ -282,8 +286,8 @@ def _targets(labels: dict[str, np.ndarray], at: str, class_names: Any, tokens: b
                 raise UserError(f"{at} has NaN or infinity in y_{part}, sample {wrong}; remove the sample")
         return _Targets("numbers", {part: y.astype(np.float32) for part, y in labels.items()}, width)
     ys = {part: y.astype(np.int64) for part, y in labels.items()}
-    if tokens:
-        return _Targets("tokens", ys, 1 + max(int(y.max()) for y in ys.values()))
+    if vocabulary:
+        return _Targets("tokens", ys, max(vocabulary, *(1 + int(y.max()) for y in ys.values())))
     for part, y in ys.items():
         faults = np.argwhere((y != 0) & (y != 1))
         if len(faults):
