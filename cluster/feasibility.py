@@ -14,6 +14,7 @@ from hedgerow.platform.common.memory import gigabytes
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.data import Dataset, Partition
+from hedgerow.platform.data.mapped_arrays import shared_file
 
 PROCESS = 0.6e9
 """Bytes of a client actor's process on a CPU, with torch imported (docs/performance.md, design)."""
@@ -45,16 +46,18 @@ def place(resources: Resources, actors: int, nodes: Sequence[Node]) -> list[int]
 
 
 def estimate_memory(
-    experiment: Experiment, algorithm: Algorithm, dataset: Dataset, partition: Partition, actors: int
+    experiment: Experiment, algorithm: Algorithm, dataset: Dataset, partition: Partition, actors: int, nodes: int
 ) -> MemoryEstimate:
     """Estimate the memory that an experiment is known to need."""
     resources = experiment.resources
     state = sum(leaf.nbytes for leaf in leaves(algorithm.init_client()))
     states = min(state * -(-len(partition) // actors), 1e6 * resources.state_memory_mb)
-    data = [value for arrays in (vars(dataset), vars(partition)) for value in arrays.values()]
+    values = [*vars(dataset).values(), *vars(partition).values()]
+    arrays = [value for value in values if isinstance(value, np.ndarray)]
+    data = [array for array in arrays if nodes > 1 or shared_file(array) is None]
     model = sum(leaf.nbytes for leaf in leaves(algorithm.task.init()))
     actor = max(PROCESS + states, reserved_memory(resources))
-    return MemoryEstimate(actor, sum(x.nbytes for x in data if isinstance(x, np.ndarray)) + model)
+    return MemoryEstimate(actor, sum(x.nbytes for x in data) + model)
 
 
 def check_memory(nodes: Sequence[Node], placed: Sequence[int], needed: MemoryEstimate) -> None:

@@ -67,7 +67,7 @@ def _plan(
     room = capacity // actors
     trials = _at_once(search, room) if search else 1
     algorithm = build_algorithms([experiment], dataset, partition)[0]
-    memory = estimate_memory(experiment, algorithm, dataset, partition, actors)
+    memory = estimate_memory(experiment, algorithm, dataset, partition, actors, len(nodes))
     placement = place(resources, trials * actors, nodes)
     check_memory(nodes, placement, memory)
     parameters = sum(leaf.numel() for leaf in leaves(algorithm.task.init()))

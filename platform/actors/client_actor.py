@@ -15,12 +15,13 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from hedgerow.algorithms.core.pytree import Tree, leaves, tree_map
+from hedgerow.platform.actors.shared_data import opened
 from hedgerow.platform.actors.silence import BEAT, Signs, Silence, Watch
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.resources import Resources
-from hedgerow.platform.data import Dataset, Partition
+from hedgerow.platform.data import Partition
 from hedgerow.platform.runtime.assignment import owner_of
 from hedgerow.platform.runtime.executor import Executor
 from hedgerow.platform.runtime.launch import worker_arguments
@@ -37,7 +38,7 @@ LOST = (RayActorError, NodeDiedError, ObjectLostError, OutOfMemoryError)
 
 @dataclass(frozen=True)
 class ActorSpec:
-    """Experiments that the actors of a run serve. Data and partition are in Ray's object store, once per node."""
+    """Experiments that the actors of a run serve. Data and partition are on each node once, see `shared_data`."""
 
     experiments: list[Experiment]
     """Several experiments differ only in floats of their algorithm."""
@@ -75,7 +76,7 @@ class ClientActor(Worker):
     def load_run(self, spec: ActorSpec, data: dict[str, Any], partition: dict[str, Any]) -> None:
         """Serve an experiment, with all its clients in their initial states."""
         init_process(spec.resources.threads, gpus=spec.resources.gpu)
-        arguments = worker_arguments(spec.experiments, Dataset(**data), Partition(**partition))
+        arguments = worker_arguments(spec.experiments, opened(data), Partition(**partition))
         Worker.__init__(self, *arguments, name=f"states-{self.rank:04d}", owns=self.owns)
 
     def unload_run(self) -> None:

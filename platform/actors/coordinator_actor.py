@@ -19,6 +19,7 @@ from hedgerow.platform.actors.client_actor import LOST, ActorSpec, RayExecutor, 
 from hedgerow.platform.actors.placement import PATIENCE, actors_that_fit, count_actors
 from hedgerow.platform.actors.ray_health import RayHealth
 from hedgerow.platform.actors.session import lasting_nodes, local_resources, ray_starting, starts_here
+from hedgerow.platform.actors.shared_data import opened, share
 from hedgerow.platform.actors.silence import Signs, Silence, Watch
 from hedgerow.platform.common.errors import RayLost
 from hedgerow.platform.common.heartbeat import listen
@@ -60,7 +61,7 @@ class CoordinatorActor(Coordinator):
         """Serve a run, the first or a later one."""
         init_process(1)
         listen(executor.signs.alive)
-        servers = build_servers(spec.experiments, Dataset(**data), Partition(**partition))
+        servers = build_servers(spec.experiments, opened(data), Partition(**partition))
         Coordinator.__init__(self, servers, executor, [checkpoints], claim)
 
     def unload_run(self) -> list[Any]:
@@ -256,7 +257,7 @@ class CoordinatorHandle:
             # Without this, the thread of `health` would later treat any end of this Ray as the loss of a run.
             begun.callback(self._stop_looking)
             self.signs.begin()
-            arrays = ray.put(vars(self.dataset)), ray.put(vars(self.partition))
+            arrays = share(self.dataset), ray.put(vars(self.partition))
             self.spec = ActorSpec([self.experiment], sys.path, *arrays)
             nodes = lasting_nodes()
             self._seen, self._looked = set(nodes), time.monotonic()

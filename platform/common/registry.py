@@ -45,7 +45,7 @@ class Registry(Generic[T]):
     that selects among sections. own: section of a user's own class, if that class is not a section itself. aliases:
     other names of built-in classes -> their names in the table. enter: converts the object at a dotted path to an
     instance of `base`, None if it cannot; without it, a dotted path names a subclass of `base`. what: noun phrase for
-    one of them.
+    one of them. function: section of a user's own function; None: only classes may be named.
     """
 
     def __init__(
@@ -57,10 +57,12 @@ class Registry(Generic[T]):
         aliases: Mapping[str, str] | None = None,
         enter: Callable[[Any], T | None] | None = None,
         what: str | None = None,
+        function: Any = None,
     ):
         self.table, self.base, self.key, self.aliases = table, base, key, aliases or {}
         self.selector = key.rpartition(".")[2]
         self._own, self._enter, self._what = own, enter, what or described(base)
+        self._function = function
 
     def names(self) -> list[str]:
         """Names of the built-in classes, in the order of the table."""
@@ -85,7 +87,7 @@ class Registry(Generic[T]):
             target = entered
             return target
         if "." in name:
-            return import_object(name, self.base, what, place)
+            return import_object(name, self.base, what, place, self._function)
         known = [*self.table, *self.aliases]
         raise UserError(
             f"{_beginning(place)}{name!r} is not {what}{nearest(name, known)} (allowed: "
@@ -124,6 +126,9 @@ class Registry(Generic[T]):
         """Branch for users' own sections: validated by the class that they name, serialized with all its fields."""
         base: Any = self.base
         text = f"Your own subclass of {base.__name__}: `{self.selector}` is its dotted path, other keys are its fields."
+        if self._function:
+            keys = ", ".join(f"`{key}`" for key in self._function.model_fields if key != self.selector)
+            text += f" Or your own function, with the keys {keys}."
         namespace = {"__module__": __name__, "__doc__": text, "__annotations__": {self.selector: str}}
         unread = type(base)(f"Own{base.__name__}", (base,), namespace, extra="allow")
         _REGISTRIES[unread] = self
@@ -141,7 +146,8 @@ class Registry(Generic[T]):
                 raise PydanticCustomError("own_class", "{error}", {"error": str(error)}) from None
             return section.model_validate(values, strict=True, context=info.context)
 
-        selector = {"type": "string", "pattern": DOTTED, "description": "dotted path of your own class"}
+        own = "class or function" if self._function else "class"
+        selector = {"type": "string", "pattern": DOTTED, "description": f"dotted path of your own {own}"}
         schema = {
             "title": "your own",
             "type": "object",
@@ -200,15 +206,19 @@ def _beginning(place: str) -> str:
     return f"{place}: " if place else ""
 
 
-def import_object(dotted: str, base: type, what: str, place: str) -> type:
+def import_object(dotted: str, base: type, what: str, place: str, function: type | None = None) -> type:
     """Imports the user's class at a dotted path such as `my_package.my_module.MyClass`.
 
-    base: class that it must derive from, called `what` in messages. place: key in the file, or empty. Raises UserError.
+    base: class that it must derive from, called `what` in messages. place: key in the file, or empty. function: class
+    that is returned if the path names a function; None: functions are refused. Raises UserError.
     """
     candidate = import_named(dotted, place)
-    if not (isinstance(candidate, type) and issubclass(candidate, base)):
-        raise UserError(f"{_beginning(place)}{dotted!r} is not {what}; name a class that derives from {base.__name__}")
-    return candidate
+    if isinstance(candidate, type) and issubclass(candidate, base):
+        return candidate
+    if function and callable(candidate) and not isinstance(candidate, type):
+        return function
+    fix = f"name a class that derives from {base.__name__}{', or a function' if function else ''}"
+    raise UserError(f"{_beginning(place)}{dotted!r} is not {what}; {fix}")
 
 
 def import_named(dotted: str, place: str) -> Any:
@@ -225,7 +235,7 @@ def import_named(dotted: str, place: str) -> Any:
             "or install it"
         ) from None
     except Exception as error:
-        raise UserError(f"{at}cannot import {dotted!r}: {_mistake(error)}; fix it there") from error
+        raise UserError(f"{at}cannot import {dotted!r}: {failure(error)}; fix it there") from error
     candidate = getattr(module, attribute, None)
     if candidate is None:
         raise UserError(f"{at}module {module_name!r} has no {attribute!r}{nearest(attribute, dir(module))}")
@@ -266,8 +276,8 @@ def nearest(word: str, words: Iterable[str]) -> str:
     return f"; did you mean {close!r}?" if close else ""
 
 
-def _mistake(error: Exception) -> str:
-    """Error in the user's module and its location, on one line in place of the traceback."""
+def failure(error: Exception) -> str:
+    """Error in the user's code and its location, on one line in place of the traceback."""
     text = " ".join(str(error).split())
     if isinstance(error, SyntaxError):
         return f"{text} in {error.filename}"

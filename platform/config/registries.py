@@ -15,6 +15,7 @@ from hedgerow.platform.config.problem_section import PROBLEMS, Problem
 from hedgerow.platform.data.partitions import PARTITIONS
 from hedgerow.platform.data.partitions.scheme import PartitionScheme
 from hedgerow.platform.data.sources import DATASETS
+from hedgerow.platform.data.sources.data_function import DataFunction
 from hedgerow.platform.data.sources.source import Source
 from hedgerow.platform.models import MODELS
 from hedgerow.platform.models.model import CustomModel, Model
@@ -23,7 +24,7 @@ algorithms = Registry(ALGORITHMS, Algorithm, "algorithm.name", aliases=ALIASES)
 transforms = Registry(TRANSFORMS, Transform, "transforms.kind")
 aggregators = Registry(AGGREGATORS, Aggregator, "aggregation.rule.kind")
 objectives = Registry(OBJECTIVES, Objective, "objective.kind")
-datasets = Registry(DATASETS, Source, "task.data.name")
+datasets = Registry(DATASETS, Source, "task.data.name", function=DataFunction)
 partitions = Registry(PARTITIONS, PartitionScheme, "task.partition.kind")
 models = Registry(MODELS, Model, "task.model.name", own=CustomModel)
 problems = Registry(PROBLEMS, Problem, "task.problem.kind")

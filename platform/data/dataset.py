@@ -1,4 +1,4 @@
-"""A data set in memory."""
+"""A data set: arrays in memory, or mapped from files."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,9 +13,9 @@ from hedgerow.algorithms.measures.language import IGNORED
 class Dataset:
     """Data set of raw arrays in their most compact type; samples are normalised only when a batch is drawn.
 
-    x_train, x_test: images uint8 (n, C, H, W), features float32 (n, F) or tokens uint8 or int32 (n, L). y_*, by
-    `targets`: a class per sample, int64 (n,); labels that are 0 or 1, int64 (n, K); numbers, float32 (n,) or (n, K);
-    tokens, int64 (n, L), where -100 does not count. classes: number of classes, labels, numbers or tokens.
+    x_train, x_test: images uint8 or float32 (n, C, H, W), features float32 (n, F) or tokens uint8 or int32 (n, L).
+    y_*, by `targets`: a class per sample, int64 (n,); labels that are 0 or 1, int64 (n, K); numbers, float32 (n,) or
+    (n, K); tokens, int64 (n, L), where -100 does not count. classes: number of classes, labels, numbers or tokens.
     mean, std: float32, broadcast against one sample, in raw units. train_clients: natural client of each training
     sample, int64 (n,), or None. public: number of public samples: the last training samples, from another data set.
     """

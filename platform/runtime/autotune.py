@@ -16,7 +16,7 @@ import torch
 
 from hedgerow.algorithms.core.client_data import BatchSpec
 from hedgerow.platform.config.experiment import EngineConfig
-from hedgerow.platform.data.sources.cache import cache_folder
+from hedgerow.platform.data.mapped_arrays import cache_folder
 from hedgerow.platform.runtime.shards import ExecutionPlan
 
 FORMAT = 4

@@ -66,6 +66,10 @@ def memory_in_use(device: torch.device) -> float:
     return _status("VmRSS") - _status("RssShmem") if sys.platform == "linux" else peak(device)
 
 
+_file_pages = {"at reset": float("inf")}
+"""Memory mapped from files when the measurement of `peak` began, in MB."""
+
+
 def reset_peak(device: torch.device) -> None:
     """Restart the measurement of `peak`, where the system supports it."""
     if device.type == "cuda":
@@ -73,14 +77,15 @@ def reset_peak(device: torch.device) -> None:
     elif sys.platform == "linux":
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
+        _file_pages["at reset"] = _status("RssFile")
 
 
 def peak(device: torch.device) -> float:
-    """Peak memory of this process on a device, in MB."""
+    """Peak memory of this process on a device, in MB. Data that were read from mapped files since do not count."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
     if sys.platform == "linux":
-        return _status("VmHWM") - _status("RssShmem")
+        return _status("VmHWM") - _status("RssShmem") - max(0.0, _status("RssFile") - _file_pages["at reset"])
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6  # bytes on macOS
 
 

@@ -18,6 +18,7 @@ from hedgerow.platform.actors.actor_pool import shutdown_idle
 from hedgerow.platform.actors.placement import cpu_share, node_resources, trials_that_fit
 from hedgerow.platform.actors.ray_health import RayHealth
 from hedgerow.platform.actors.session import ray_session
+from hedgerow.platform.actors.shared_data import share
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.logger_section import build_loggers
 from hedgerow.platform.config.old_spellings import SLOTS
@@ -231,7 +232,7 @@ def _tune(plan: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
         *(search.rounds_per_report(plan.experiment), search.record is not None, search.metric, search.noise),
         *(kept, predictions, together),
     )
-    references = ray.put(vars(dataset)), ray.put(vars(partition))
+    references = share(dataset), ray.put(vars(partition))
     shared = Shared(plan.values, here, sys.path, settings, *references, listener.lock.claim)
     setup = SearchSetup(
         *(plan.experiment, plan.values, configurations, journal, listener.hedge, warnings.append),

@@ -13,12 +13,13 @@ from ray.tune import PlacementGroupFactory
 
 from hedgerow.platform.actors.client_actor import ActorSpec, RayExecutor
 from hedgerow.platform.actors.placement import bundles
+from hedgerow.platform.actors.shared_data import opened
 from hedgerow.platform.actors.silence import Signs
 from hedgerow.platform.common.heartbeat import listen
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.resources import Resources
-from hedgerow.platform.data import Dataset, Partition
+from hedgerow.platform.data import Partition
 from hedgerow.platform.data.validation_noise import ValidationNoise, configuration_key
 from hedgerow.platform.runtime.factory import build_partition
 from hedgerow.platform.runtime.launch import build_coordinator
@@ -98,7 +99,7 @@ class FederatedTrainable(tune.Trainable):
         init_process(1, shared.import_path)
         self.shared = shared
         # Views of the object store: one copy of the data per node, regardless of the number of trials.
-        self.dataset = Dataset(**ray.get(shared.data))
+        self.dataset = opened(ray.get(shared.data))
         self.base = parse_experiment(shared.values)
         self.base_partition = Partition(**ray.get(shared.partition))
         self.clients: RayExecutor | None = None

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.data.dataset import Dataset
+from hedgerow.platform.data.mapped_arrays import concatenated
 from hedgerow.platform.data.partition import Partition
 from hedgerow.platform.data.partitions.scheme import PartitionScheme
 
@@ -31,7 +32,7 @@ class ACID(PartitionScheme):
         """Appends the test set to the training set, so that clients can own test samples."""
         return replace(
             dataset,
-            x_train=np.concatenate([dataset.x_train, dataset.x_test]),
+            x_train=concatenated([dataset.x_train, dataset.x_test]),
             y_train=np.concatenate([dataset.y_train, dataset.y_test]),
             # Test samples have no natural owners.
             train_clients=None,

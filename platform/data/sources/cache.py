@@ -1,26 +1,28 @@
-"""Cache of converted data sets: each is converted once and stored as plain arrays in the user's cache folder."""
+"""Cache of converted data sets: each is converted once and stored as plain arrays in the user's cache folder.
+
+Arrays are mapped from the files of the cache, so that all processes of a machine share one copy.
+"""
 
 import hashlib
 import json
 import os
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-from platformdirs import user_cache_dir
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.memory import fits, require
 from hedgerow.platform.data.dataset import Dataset, mistake_in
+from hedgerow.platform.data.mapped_arrays import cache_folder, save
 from hedgerow.platform.data.sources.source import Source
 
 _FORMAT = 3
 
-
-def cache_folder() -> Path:
-    """$HEDGEROW_CACHE, or the user's cache folder."""
-    return Path(os.environ.get("HEDGEROW_CACHE") or user_cache_dir("hedgerow"))
+_TORN = (OSError, ValueError, KeyError, TypeError)
+"""Exceptions that a missing or damaged entry raises."""
 
 
 def data_folder(root: Path | None) -> Path:
@@ -42,12 +44,14 @@ def load_dataset(config: Source, root: Path | None = None) -> Dataset:
     ]
     key = json.dumps([_FORMAT, config.model_dump(mode="json"), stamps], sort_keys=True)
     entry = cache_folder() / "data" / f"{config.name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
-    try:
+    with suppress(*_TORN):
         return _read(entry)
-    except (OSError, ValueError, KeyError, TypeError):
-        dataset = _loaded(config, root)
-        _write(dataset, entry)
-        return dataset
+    dataset = _loaded(config, root)
+    _write(dataset, entry)
+    # Another process may be replacing the entry.
+    with suppress(*_TORN):
+        return _read(entry)
+    return dataset
 
 
 def _loaded(config: Source, root: Path) -> Dataset:
@@ -66,7 +70,7 @@ def _write(dataset: Dataset, entry: Path) -> None:
     rest = {}
     for field, value in vars(dataset).items():
         if isinstance(value, np.ndarray):
-            np.save(aside / f"{field}.npy", value, allow_pickle=False)
+            save(value, aside / f"{field}.npy")
         else:
             rest[field] = value
     (aside / "fields.json").write_text(json.dumps(rest))

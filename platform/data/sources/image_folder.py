@@ -3,6 +3,7 @@
 import io
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePath, PurePosixPath
+from typing import TYPE_CHECKING
 from zipfile import BadZipFile, ZipFile
 
 import numpy as np
@@ -11,6 +12,9 @@ from pydantic import Field
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.data.dataset import Dataset, image_dataset, stratified_split
 from hedgerow.platform.data.sources.source import Source
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 _ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp"}
 _HALF = (0.5, 0.5, 0.5)
@@ -48,12 +52,7 @@ class ImageFolder(Source):
     def load(self, root: Path) -> Dataset:
         """Reads all images as RGB, or as greyscale if all of them are grey."""
         path = root / self.path
-        placed = _placed(path)
-        images: dict[str, list[tuple[str, np.ndarray]]] = {"train": [], "test": []}
-        for name, read in members(path):
-            if name in placed:
-                part, label = placed[name]
-                images[part].append((label, pixels(path, name, read(), self.size)))
+        images = read_images(path, self.size)
         if not images["train"]:
             raise UserError(
                 f"task.data.path: no images under {path}; expected CLASS/*.png or train/CLASS/* and test/CLASS/*"
@@ -84,6 +83,17 @@ def image_files(path: Path) -> list[Path]:
         )
     # Folders are not listed: overwriting an image in place does not change their times.
     return [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.name == ANNOTATIONS or _is_image(p))
+
+
+def read_images(path: Path, size: int | None) -> dict[str, list[tuple[str, np.ndarray]]]:
+    """Class and RGB pixels of each image for training ("train") and for testing ("test"). Raises UserError."""
+    placed = _placed(path)
+    images: dict[str, list[tuple[str, np.ndarray]]] = {"train": [], "test": []}
+    for name, read in members(path):
+        if name in placed:
+            part, label = placed[name]
+            images[part].append((label, pixels(path, name, read(), size)))
+    return images
 
 
 def _placed(path: Path) -> dict[PurePosixPath, tuple[str, str]]:
@@ -160,21 +170,35 @@ def members(path: Path, wanted: Callable[[PurePosixPath], bool] = _is_image) -> 
 def pixels(path: Path, name: PurePosixPath, content: bytes, size: int | None) -> np.ndarray:
     """Image as RGB, (3, H, W) uint8: the shorter side is resized and the centre cropped. Raises UserError."""
     # Imported here, since processes that read the cache do not need it.
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    from PIL import Image, UnidentifiedImageError
 
     try:
-        image = Image.open(io.BytesIO(content)).convert("RGB")
+        return resized(Image.open(io.BytesIO(content)), size)
     except (UnidentifiedImageError, OSError):
         raise UserError(f"task.data.path: {path}: {name} is not a readable image; replace or remove it") from None
+
+
+def resized(image: "Image", size: int | None) -> np.ndarray:
+    """RGB pixels (3, H, W) uint8 of an image: the shorter side is resized and the centre cropped; None: as it is."""
+    from PIL import ImageOps
+    from PIL.Image import Resampling
+
+    image = image.convert("RGB")
     if size:
-        image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
+        image = ImageOps.fit(image, (size, size), Resampling.BILINEAR)
     return np.asarray(image).transpose(2, 0, 1)
 
 
-def _stack(path: Path, images: list[tuple[str, np.ndarray]], names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
-    shapes = {x.shape for _, x in images}
+def stacked(path: Path, images: list[np.ndarray]) -> np.ndarray:
+    """Images as one array. Raises UserError if they have different sizes."""
+    shapes = {x.shape for x in images}
     if len(shapes) > 1:
         raise UserError(
             f"task.data.size: the images under {path} have {len(shapes)} different sizes; set one size, such as 32"
         )
-    return np.stack([x for _, x in images]), np.array([names.index(label) for label, _ in images], dtype=np.int64)
+    return np.stack(images)
+
+
+def _stack(path: Path, images: list[tuple[str, np.ndarray]], names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
+    labels = np.array([names.index(label) for label, _ in images], dtype=np.int64)
+    return stacked(path, [x for _, x in images]), labels

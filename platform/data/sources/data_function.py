@@ -1,0 +1,191 @@
+"""A user's own function that returns the data, named by its dotted path."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from hedgerow.platform.common.errors import UserError, one_line
+from hedgerow.platform.common.registry import failure, import_named, nearest
+from hedgerow.platform.data.dataset import Dataset, mistake_in
+from hedgerow.platform.data.mapped_arrays import empty
+from hedgerow.platform.data.sources.raw_arrays import RawSplit, as_array, build_dataset, joined
+from hedgerow.platform.data.sources.source import Source
+
+HINTS = {"tokens", "channels", "class_names", "mean", "std"}
+"""Keys of a dictionary of arrays that go to `build_dataset`."""
+
+ARRAYS = {"x_train", "y_train", "x_test", "y_test", "train_clients", "test_clients"}
+"""Other keys of a dictionary of arrays."""
+
+FORMS = (
+    "return (x_train, y_train), (x_test, y_test), a dictionary with x_train and y_train, a torch Dataset or two, a "
+    "hedgerow Dataset, or a list with (x, y) of each client"
+)
+
+CLIENT_FORMS = "return (x, y) of each client, or ((x, y), (x_test, y_test))"
+
+
+class DataFunction(Source):
+    """Your own function that returns the data: `name` is its dotted path, `args` goes to it."""
+
+    args: dict[str, Any] = Field({}, description="keyword arguments of the function")
+    test_fraction: float = Field(
+        0.2,
+        gt=0,
+        lt=1,
+        description="share of each client, or of each class if there are no clients, that is used for testing if the "
+        "function returns no test samples",
+    )
+
+    def load(self, root: Path) -> Dataset:
+        """Calls the function. A parameter `root` of the function gets the folder of the data sets.
+
+        The function may return arrays, tensors or torch Datasets: a pair (x, y), a tuple of the training and the test
+        part, a dictionary of arrays, a `Dataset`, or a list or dictionary of one part for each client. Raises
+        UserError.
+        """
+        at = f"task.data.name: {self.name}"
+        result = self._call(root)
+        if isinstance(result, Dataset):
+            if problem := mistake_in(result):
+                raise UserError(f"{at} {problem}")
+            return result
+        if isinstance(result, Mapping) and "x_train" in result:
+            train, test, hints = _of_arrays(result, at)
+        elif isinstance(result, list | Mapping):
+            train, test = _of_clients(result, at)
+            hints = {}
+        else:
+            train, test = _halves(result, at)
+            hints = {}
+        return build_dataset(self.name, at, train, test, test_fraction=self.test_fraction, **hints)
+
+    def _call(self, root: Path) -> Any:
+        function = import_named(self.name, "task.data.name")
+        try:
+            signature = inspect.signature(function)
+            given = {"root": root} if "root" in signature.parameters and "root" not in self.args else {}
+            signature.bind(**self.args, **given)
+        except (TypeError, ValueError) as error:
+            raise UserError(
+                f"task.data.args: {self.name} cannot be called with them ({one_line(error)}); see its parameters"
+            ) from None
+        try:
+            return function(**self.args, **given)
+        except (UserError, MemoryError):
+            raise
+        except Exception as error:
+            raise UserError(
+                f"task.data.name: {self.name} fails: {failure(error)}; fix it there, or in task.data.args"
+            ) from error
+
+
+def _of_arrays(values: Mapping[str, Any], at: str) -> tuple[RawSplit, RawSplit | None, dict[str, Any]]:
+    """Splits of a dictionary of arrays, and its other entries. Raises UserError."""
+    for key in values:
+        if key not in ARRAYS | HINTS:
+            known = sorted(ARRAYS | HINTS)
+            raise UserError(f"{at} returns the key {key!r}{nearest(str(key), known)} (allowed: {', '.join(known)})")
+    if (channels := values.get("channels")) not in (None, "first", "last"):
+        raise UserError(f"{at} returns channels {channels!r}; return first or last")
+    for key, other in (("y_train", "x_train"), ("x_test", "y_test"), ("y_test", "x_test")):
+        if values.get(other) is not None and values.get(key) is None:
+            raise UserError(f"{at} returns {other} without {key}; return both")
+    train, test = (
+        RawSplit(values[f"x_{part}"], values[f"y_{part}"], values.get(f"{part}_clients"))
+        if values.get(f"x_{part}") is not None
+        else None
+        for part in ("train", "test")
+    )
+    assert train is not None
+    return train, test, {key: value for key, value in values.items() if key in HINTS}
+
+
+def _halves(result: Any, at: str, forms: str = FORMS) -> tuple[RawSplit, RawSplit | None]:
+    """Training and test part of a pair of parts; a single part has no test part. Raises UserError."""
+    if isinstance(result, Mapping):
+        unknown = [key for key in result if key not in ("train", "test")]
+        if unknown or "train" not in result:
+            raise UserError(f"{at} returns a part with keys {', '.join(map(str, result))}; use `train` and `test`")
+        test = result.get("test")
+        return _pair(result["train"], at, forms), None if test is None else _pair(test, at, forms)
+    if isinstance(result, tuple) and len(result) == 2 and all(_is_part(half) for half in result):
+        return _pair(result[0], at, forms), _pair(result[1], at, forms)
+    return _pair(result, at, forms), None
+
+
+def _is_part(value: Any) -> bool:
+    """Whether it is (x, y) or a torch Dataset, instead of an array."""
+    return _is_torch_dataset(value) or (isinstance(value, tuple | list) and len(value) == 2 and _is_array(value[0]))
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "shape") or (isinstance(value, list) and bool(value))
+
+
+def _is_torch_dataset(value: Any) -> bool:
+    return not isinstance(value, Sequence | Mapping | np.ndarray) and (
+        hasattr(value, "__getitem__") and hasattr(value, "__len__") and not hasattr(value, "shape")
+    )
+
+
+def _pair(part: Any, at: str, forms: str) -> RawSplit:
+    """Samples and labels of (x, y), or of a torch Dataset. Raises UserError."""
+    if isinstance(part, tuple | list) and len(part) == 2:
+        return RawSplit(part[0], part[1])
+    if _is_torch_dataset(part):
+        return _items(part, at)
+    if hasattr(part, "__iter__") and not hasattr(part, "__len__"):
+        raise UserError(f"{at} returns {type(part).__name__}, which has no length; return a map-style Dataset")
+    raise UserError(f"{at} returns {type(part).__name__}; {forms}")
+
+
+def _items(dataset: Any, at: str) -> RawSplit:
+    """All items (x, y) of a map-style torch Dataset, as arrays."""
+    if len(tensors := getattr(dataset, "tensors", ())) == 2:
+        return RawSplit(*tensors)
+    kind = type(dataset).__name__
+    if not len(dataset):
+        raise UserError(f"{at} returns a {kind} without items; give it at least one")
+    x, labels = None, []
+    for number in range(len(dataset)):
+        try:
+            item = dataset[number]
+        except Exception as error:
+            raise UserError(
+                f"{at} returns a {kind} whose item {number} fails: {failure(error)}; fix it there"
+            ) from error
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            raise UserError(f"{at} returns a {kind} whose item {number} is no pair (x, y); return pairs")
+        sample = as_array(item[0], f"x in item {number} of {kind}", at)
+        if x is None:
+            x = empty((len(dataset), *sample.shape), sample.dtype)
+        if sample.shape != x.shape[1:]:
+            raise UserError(
+                f"{at} returns a {kind} with samples of shape {x.shape[1:]} and, in item {number}, {sample.shape}; "
+                "give all samples one shape"
+            )
+        x[number] = sample
+        labels.append(item[1].item() if hasattr(item[1], "item") and item[1].ndim == 0 else item[1])
+    return RawSplit(x, labels)
+
+
+# ---- a part for each client ------------------------------------------------------------------------------------------
+
+
+def _of_clients(parts: Any, at: str) -> tuple[RawSplit, RawSplit | None]:
+    """Splits of one part for each client, in order; the clients' test parts together are the test set."""
+    if not len(parts):
+        raise UserError(f"{at} returns no clients; return at least one")
+    names = list(parts) if isinstance(parts, Mapping) else list(range(len(parts)))
+    splits: dict[str, list[tuple[int, RawSplit]]] = {"train": [], "test": []}
+    for number, part in enumerate(parts.values() if isinstance(parts, Mapping) else parts):
+        here = f"{at}, client {names[number]},"
+        for which, split in zip(splits, _halves(part, here, CLIENT_FORMS), strict=True):
+            if split is not None:
+                splits[which].append((number, split))
+    return joined(splits["train"], names, at), joined(splits["test"], names, at) if splits["test"] else None

@@ -1,0 +1,213 @@
+"""Data sets of the package `datasets`: from the Hub, a folder written by `save_to_disk`, or Parquet files."""
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pydantic import Field
+
+from hedgerow.platform.common.errors import UserError, one_line
+from hedgerow.platform.common.registry import nearest
+from hedgerow.platform.data.dataset import Dataset
+from hedgerow.platform.data.mapped_arrays import cache_folder, empty
+from hedgerow.platform.data.sources.image_folder import resized
+from hedgerow.platform.data.sources.raw_arrays import RawSplit, build_dataset
+from hedgerow.platform.data.sources.source import Source
+
+if TYPE_CHECKING:
+    import datasets
+
+ROWS = 1000
+"""Number of rows that are read at a time."""
+
+
+class HuggingFace(Source):
+    """Data set of Hugging Face's package `datasets`, with columns for samples, labels and clients."""
+
+    path: str = Field(
+        min_length=1,
+        description="folder written by save_to_disk, or Parquet file or folder of them, absolute or relative to the "
+        "data root; else the name of a data set on the Hub",
+    )
+    config: str | None = Field(None, description="configuration of a data set on the Hub; null: its only one")
+    revision: str | None = Field(
+        None, description="commit or tag of a data set on the Hub, which fixes its content; null: the latest"
+    )
+    train: str = Field("train", min_length=1, description="split of the training samples")
+    test: str | None = Field(
+        "test", description="split of the test samples; a part of `train` if it has none or is null"
+    )
+    features: str | list[str] = Field(
+        description="column of the samples: images, lists of numbers, or lists of tokens; or columns of numbers"
+    )
+    label: str | list[str] = Field("label", description="column of the label")
+    client_column: str | None = Field(None, description="column of the natural client of each sample; null: none")
+    tokens: bool = Field(False, description="whether samples are sequences of tokens, as integers")
+    length: int | None = Field(
+        None, ge=1, description="lists: cut each list to this length, or fill it with 0; null: all have one length"
+    )
+    size: int | None = Field(
+        None, ge=1, description="images: resize the shorter side to this size and crop the centre; null: as they are"
+    )
+    test_fraction: float = Field(
+        0.2,
+        gt=0,
+        lt=1,
+        description="share of each client, or of each class if there are no clients, that is used for testing if there "
+        "is no split for it",
+    )
+
+    def files(self, root: Path) -> list[Path]:
+        path = root / self.path
+        return [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+
+    def load(self, root: Path) -> Dataset:
+        # The package copies Parquet files and downloads to Arrow files; our own cache replaces them.
+        folder = cache_folder()
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix="huggingface-") as copies:
+            splits = self._splits(root, copies)
+            for key, name in (("train", self.train), ("test", self.test)):
+                if name not in splits and (key, name) not in (("test", "test"), ("test", None)):
+                    raise UserError(
+                        f"task.data.{key}: {self.path} has no split {name!r} ({', '.join(splits)}); name one of these"
+                    )
+            train = splits[self.train]
+            parts = [self._split(splits[name]) for name in (self.train, self.test) if name in splits]
+            return build_dataset(
+                Path(self.path).stem,
+                f"task.data.path: {self.path}",
+                *parts,
+                test_fraction=self.test_fraction,
+                tokens=self.tokens,
+                class_names=self._class_names(train),
+            )
+
+    def _splits(self, root: Path, copies: str) -> "dict[str, datasets.Dataset]":
+        """Splits by name. copies: folder for files that are no longer needed afterwards. Raises UserError."""
+        try:
+            import datasets
+        except ImportError:
+            raise UserError(
+                "task.data.name: huggingface needs the package `datasets`; install it with "
+                "`pip install 'hedgerow[huggingface]'`"
+            ) from None
+        path = root / self.path
+        datasets.disable_progress_bars()
+        try:
+            if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
+                found: Any = datasets.load_from_disk(str(path))
+            elif path.exists():
+                found = datasets.load_dataset("parquet", data_files=_parquet_files(path), cache_dir=copies)
+            else:
+                found = datasets.load_dataset(self.path, self.config, revision=self.revision, cache_dir=copies)
+        except UserError:
+            raise
+        except Exception as error:
+            where = "" if path.exists() else f": there is no {path.absolute()}, and on the Hub it"
+            raise UserError(
+                f"task.data.path: {self.path}{where} cannot be loaded ({one_line(error)}); give a folder of "
+                "save_to_disk, Parquet files, or the name of a data set on the Hub"
+            ) from None
+        return dict(found) if isinstance(found, datasets.DatasetDict) else {self.train: found}
+
+    def _split(self, split: "datasets.Dataset") -> RawSplit:
+        labels = [self.label] if isinstance(self.label, str) else self.label
+        features = [self.features] if isinstance(self.features, str) else self.features
+        client = [self.client_column] if self.client_column else []
+        for key, wanted in (("features", features), ("label", labels), ("client_column", client)):
+            for column in wanted:
+                if column not in split.column_names:
+                    raise UserError(
+                        f"task.data.{key}: {self.path} has no column {column!r}{nearest(column, split.column_names)} "
+                        f"(columns: {', '.join(split.column_names)})"
+                    )
+        if len(labels) == 1 and not hasattr(split.features[labels[0]], "feature"):
+            y = _column(split, labels[0])
+        else:
+            y = self._samples(split, labels)
+        return RawSplit(self._samples(split, features), y, _column(split, client[0]) if client else None)
+
+    def _samples(self, split: "datasets.Dataset", features: list[str]) -> np.ndarray:
+        """Samples in an array that is filled block by block."""
+        import datasets
+
+        chosen = split.select_columns(features)
+        is_image = isinstance(split.features[features[0]], datasets.Image)
+        rows = chosen if is_image else chosen.with_format("numpy")
+        x = None
+        for start in range(0, len(split), ROWS):
+            batch = rows[start : start + ROWS]
+            if is_image:
+                block = self._images(batch[features[0]], start)
+            else:
+                block = np.concatenate([self._numbers(batch[column], column, start) for column in features], axis=1)
+            if x is None:
+                x = empty((len(split), *block.shape[1:]), block.dtype)
+            if block.shape[1:] != x.shape[1:]:
+                raise self._uneven(features[0], start, is_image)
+            x[start : start + len(block)] = block
+        if x is None:
+            return np.zeros((0, len(features)), np.float32)
+        is_grey = is_image and all((x[i : i + ROWS] == x[i : i + ROWS, :1]).all() for i in range(0, len(x), ROWS))
+        return x[:, :1] if is_grey else x
+
+    def _images(self, images: list[Any], start: int) -> np.ndarray:
+        for number, image in enumerate(images):
+            if image is None:
+                raise UserError(f"task.data.features: {self.path} has no image in row {start + number}; remove the row")
+        arrays = [resized(image, self.size) for image in images]
+        if len({array.shape for array in arrays}) > 1:
+            raise self._uneven(str(self.features), start, True)
+        return np.stack(arrays)
+
+    def _numbers(self, values: Any, column: str, start: int) -> np.ndarray:
+        """A column of numbers as (rows, 1), of lists as (rows, L), of images as arrays as they are."""
+        if self.length and len(values) and np.ndim(values[0]) == 1:
+            cut = np.zeros((len(values), self.length), np.result_type(*{np.asarray(value).dtype for value in values}))
+            for row, value in zip(cut, values, strict=True):
+                row[: min(len(value), self.length)] = value[: self.length]
+            values = cut
+        try:
+            array = np.stack([np.asarray(value) for value in values]) if len(values) else np.zeros((0, 1))
+        except ValueError:
+            raise self._uneven(column, start, False) from None
+        if array.dtype.kind not in "biuf":
+            raise UserError(
+                f"task.data.features: column {column!r} of {self.path} has values that are not numbers; name columns "
+                "of numbers or images, or tokenise text first"
+            )
+        return array[:, None] if array.ndim == 1 else array
+
+    def _uneven(self, column: str, start: int, is_image: bool) -> UserError:
+        key = "size" if is_image else "length"
+        return UserError(
+            f"task.data.{key}: samples in column {column!r} of {self.path} have different sizes, near row {start}; set "
+            f"`{key}`"
+        )
+
+    def _class_names(self, split: "datasets.Dataset") -> list[str] | None:
+        import datasets
+
+        feature = split.features[self.label] if isinstance(self.label, str) else None
+        return list(feature.names) if isinstance(feature, datasets.ClassLabel) else None
+
+
+def _column(split: "datasets.Dataset", column: str) -> np.ndarray:
+    return np.asarray(split.select_columns([column]).with_format("arrow")[:].column(0).to_pandas())
+
+
+def _parquet_files(path: Path) -> Any:
+    """Parquet files by split: a folder may have train*.parquet and test*.parquet. Raises UserError."""
+    files = [path] if path.is_file() else sorted(path.rglob("*.parquet"))
+    if not files or any(file.suffix != ".parquet" for file in files):
+        raise UserError(
+            f"task.data.path: {path.absolute()} has neither Parquet files nor the files of save_to_disk; give one of "
+            "these"
+        )
+    splits: dict[str, list[str]] = {}
+    for file in files:
+        known = [part for part in ("train", "test", "validation") if file.name.startswith(part)]
+        splits.setdefault(known[0] if known else "train", []).append(str(file))
+    return splits

@@ -1,0 +1,124 @@
+"""Data sets of the package `datasets`: folders of save_to_disk and Parquet files, with columns of several kinds."""
+
+import sys
+
+import numpy as np
+import pytest
+from own_formats import CLIENTS, IMAGES, RNG, X, Y, accuracy, loaded, refusal
+from PIL import Image
+
+datasets = pytest.importorskip("datasets")
+
+LENGTHS = RNG.integers(3, 6, 60)
+TOKENS = [RNG.integers(1, 500, length).tolist() for length in LENGTHS]
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
+    datasets.disable_progress_bars()
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+
+
+def rows(count):
+    features = {
+        "image": datasets.Image(),
+        "label": datasets.ClassLabel(names=["low", "middle", "high"]),
+        "writer": datasets.Value("string"),
+        "vector": datasets.Sequence(datasets.Value("float32")),
+        "tokens": datasets.Sequence(datasets.Value("int64")),
+        "text": datasets.Value("string"),
+        "age": datasets.Value("float64"),
+        "height": datasets.Value("int32"),
+    }
+    columns = {
+        "image": [Image.fromarray(image) for image in IMAGES[:count]],
+        "label": Y[:count],
+        "writer": CLIENTS[:count],
+        "vector": list(X[:count]),
+        "tokens": TOKENS[:count],
+        "text": ["text"] * count,
+        "age": X[:count, 0],
+        "height": np.arange(count),
+    }
+    return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """The same rows in every form: with a split for testing, without, in Parquet."""
+    folder = tmp_path_factory.mktemp("huggingface")
+    datasets.DatasetDict(train=rows(60), test=rows(9)).save_to_disk(folder / "both")
+    rows(60).save_to_disk(folder / "one")
+    (folder / "parquet").mkdir()
+    rows(60).to_parquet(folder / "parquet" / "train-00000-of-00001.parquet")
+    rows(9).to_parquet(folder / "parquet" / "test-00000-of-00001.parquet")
+    return folder
+
+
+def read(home, path="both", **settings):
+    return loaded(home, **{"name": "huggingface", "path": path, "features": "image"} | settings)
+
+
+@pytest.mark.parametrize("path", ["both", "parquet"])
+def test_images_labels_and_clients(home, path, monkeypatch, tmp_path):
+    monkeypatch.setenv("HEDGEROW_CACHE", str(tmp_path))
+    data = read(home, path, client_column="writer")
+    assert data.x_train.dtype == np.uint8
+    assert np.array_equal(data.x_train[:, 0], IMAGES)
+    assert np.array_equal(data.x_test[:, 0], IMAGES[:9])
+    assert data.class_names == ("low", "middle", "high")
+    assert data.y_train.tolist() == Y.tolist()
+    assert data.train_clients.tolist() == np.unique(CLIENTS, return_inverse=True)[1].tolist()
+    # Files of the package itself are not kept.
+    assert [folder.name for folder in tmp_path.iterdir()] == ["data"]
+
+
+@pytest.mark.parametrize("path", ["one", "parquet/train-00000-of-00001.parquet"])
+def test_without_a_split_for_it_a_part_is_for_testing(home, path):
+    data = read(home, path, features="vector", test_fraction=0.4)
+    assert np.bincount(data.y_test).tolist() == [8, 8, 8]
+    assert sorted(map(tuple, np.r_[data.x_train, data.x_test])) == sorted(map(tuple, X.astype(np.float32)))
+
+
+def test_columns_of_numbers_of_lists_and_of_tokens(home):
+    data = read(home, features=["age", "height", "vector"], label="label")
+    assert np.array_equal(data.x_train, np.c_[X[:, 0], np.arange(60), X].astype(np.float32))
+    data = read(home, features="tokens", tokens=True, length=4)
+    assert (data.is_tokens, data.x_train.dtype) == (True, np.int32)
+    assert data.x_train.tolist() == [[*tokens, 0][:4] for tokens in TOKENS]
+    assert read(home, size=4).sample_shape == (1, 4, 4)
+    swapped = read(home, train="test", test="train", features="vector")
+    assert (len(swapped.x_train), len(swapped.x_test)) == (9, 60)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"features": "imag"}, "task.data.features: both has no column 'imag'; did you mean 'image'? (columns: image"),
+        ({"label": "lable"}, "task.data.label: both has no column 'lable'; did you mean 'label'?"),
+        ({"client_column": "who"}, "task.data.client_column: both has no column 'who'"),
+        ({"features": "text"}, "task.data.features: column 'text' of both has values that are not numbers"),
+        ({"features": "tokens", "tokens": True}, "task.data.length: samples in column 'tokens' of both have different"),
+        ({"train": "trian"}, "task.data.train: both has no split 'trian' (train, test); name one of these"),
+        ({"test": "valid"}, "task.data.test: both has no split 'valid' (train, test)"),
+        ({"path": "nobody/nothing"}, "task.data.path: nobody/nothing: there is no "),
+        ({"path": ""}, "has neither Parquet files nor the files of save_to_disk"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_mistakes_are_refused_in_one_sentence(home, tmp_path, settings, sentence):
+    if settings.get("path") == "":
+        (tmp_path / "x.txt").write_text("x")
+        home, settings = tmp_path, {"path": "."}
+    assert sentence in refusal(home, **{"name": "huggingface", "path": "both", "features": "image"} | settings)
+
+
+def test_without_the_package_it_is_said_what_to_install(home, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    sentence = refusal(home, name="huggingface", path="one", features="vector", test_fraction=0.3)
+    assert "install it with `pip install 'hedgerow[huggingface]'`" in sentence
+
+
+def test_a_run_learns_from_it(home, tmp_path):
+    data = {"name": "huggingface", "path": str(home / "both"), "features": "vector", "client_column": "writer"}
+    assert accuracy(tmp_path, data, {"kind": "natural"}) > 0.5
