@@ -28,7 +28,8 @@ from hedgerow.platform.storage.checkpoint import checkpoint_warnings, checkpoint
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.storage.mirror import Mirror
 from hedgerow.platform.storage.run_lock import Claim, RunLock
-from hedgerow.platform.tracking.run_folder import RunFolder, new_run, now, unfinished_run
+from hedgerow.platform.tracking.best_round import Selection
+from hedgerow.platform.tracking.run_folder import RunFolder, SeedSeries, new_run, now, unfinished_run
 from hedgerow.platform.tracking.summary import diverged, kept, left_out, summarise
 from hedgerow.platform.tracking.tracker import RunLog, Tracker
 from hedgerow.platform.ui.plots import draw_curves, draw_histograms
@@ -39,6 +40,11 @@ if TYPE_CHECKING:
 
 BEAT = 0.2
 """Seconds of rounds between two reports to the driver."""
+
+TEST_SELECTED = (
+    "test data took part in the selection (evaluation.allow_test_selection): scores of the best round, and of the last "
+    "one after an early end, are not estimates of the performance on new data"
+)
 
 
 class Show(Protocol):
@@ -54,16 +60,17 @@ def run(
     address: str | None = None,
     data: Data | None = None,
     own: bool = False,
+    series: SeedSeries | None = None,
 ) -> FinishedRun:
     """Run an experiment from its first round.
 
     data_root: folder of the data sets. show: called with every round's record. address: a Ray cluster; None: the one
     this process is connected to, or a new one on this machine. data: result of `factory.check`, if it was called.
-    own: whether these are the caller's arrays instead of the data in the file.
+    own: whether these are the caller's arrays instead of the data in the file. series: that the run belongs to.
     Raises UserError before any work if something is invalid.
     """
     data = data or check(experiment, data_root)
-    with new_run(experiment, data_root) as (folder, lock):
+    with new_run(experiment, data_root, series=series) as (folder, lock):
         folder.update(data=data_record(experiment, data, own))
         return _execute(experiment, folder, lock, data, show, address)
 
@@ -141,6 +148,7 @@ def _carry_out(
         warnings += left_out(progress["quarantined"])
         divergence = diverged(records, dataset.classes)
         warnings += divergence
+        warnings += [TEST_SELECTED] * experiment.selects_on_test
         draw_curves({experiment.name: records}, folder.figures, evaluation.accuracies)
         draw_histograms({experiment.name: progress["histograms"]}, folder.figures)
         # Time of the rounds before an interruption, plus the whole session that finished the run.
@@ -148,13 +156,16 @@ def _carry_out(
         folder.update(
             status="finished", finished=now(), summary=summary, wall_seconds=wall, diverged=divergence, **progress
         )
+        if reason := Selection(experiment, records).reason:
+            folder.update(ended=reason)
         # No more rounds are saved, so a signal interrupts at once.
         termination.saves = False
         termination.check()
         if tracker:
             model = partial(save_final_model, experiment, dataset, parameters, constants=folder.constants)
             warnings += close_tracking(tracker, folder, model, partial(log_result, folder=folder), show)
-    return FinishedRun(folder, experiment, records, summary, parameters, "; ".join(warnings) or None)
+    own = data if (folder.record().get("data") or {}).get("own") else None
+    return FinishedRun(folder, experiment, records, summary, parameters, "; ".join(warnings) or None, own)
 
 
 @contextmanager

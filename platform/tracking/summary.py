@@ -6,6 +6,7 @@ from typing import Any
 from hedgerow.algorithms.core.messages import SPENT
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.storage.history import RoundRecord
+from hedgerow.platform.tracking.best_round import Selection
 
 
 def summarise(records: list[RoundRecord], targets: list[float], metric: str = "test_accuracy") -> dict[str, Any]:
@@ -143,9 +144,14 @@ def target_heading(label: str) -> str:
     return label if label.startswith("loss") else f"{100 * float(label):g}%"
 
 
-def is_done(experiment: Experiment, records: list[RoundRecord]) -> bool:
-    """Whether the records are a complete run: all rounds, or with `evaluation.stop`, all targets."""
+def has_run_all(experiment: Experiment, records: list[RoundRecord]) -> bool:
+    """Whether records include the last round or, with `evaluation.stop`, have reached all targets."""
     evaluation = experiment.evaluation
     if evaluation.stop and all(first_to(records, target, evaluation.target_metric) for target in evaluation.targets):
         return True
     return bool(records) and records[-1]["round"] >= experiment.rounds
+
+
+def is_done(experiment: Experiment, records: list[RoundRecord]) -> bool:
+    """Whether the records are a complete run: all rounds, or up to where targets or patience end it."""
+    return has_run_all(experiment, records) or Selection(experiment, records).is_over

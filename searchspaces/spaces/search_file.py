@@ -11,6 +11,7 @@ from hedgerow.platform.common.errors import UserError, mistakes
 from hedgerow.platform.common.registry import WITHOUT_IMPORTS, nearest
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import parse_experiment, read_experiment, read_file
+from hedgerow.platform.config.model_selection import uses_test_samples
 from hedgerow.platform.config.old_spellings import SLOTS, modernize
 from hedgerow.platform.config.validation_errors import explain
 from hedgerow.platform.config.yaml_reader import Lines, dump_values
@@ -21,7 +22,6 @@ from hedgerow.searchspaces.spaces.search_section import (
     VALIDATION,
     SearchKind,
     search_file,
-    uses_test_samples,
 )
 from hedgerow.searchspaces.spaces.space import Overrides, Space, configurations, corners, frozen, with_overrides
 
@@ -120,6 +120,8 @@ def parse_search(
         if experiment.task.partition.is_stream and isinstance(section, dict):
             # Each task of a stream is scored on its test samples before it is learnt.
             section = {"metric": "test_accuracy", **section}
+        if experiment.seeds:
+            raise UserError(f"{lines.get(('seeds',), source)}: seeds: a search has one seed for all trials; set `seed`")
     except UserError as error:
         others = error
     try:
@@ -218,8 +220,9 @@ def _check_recording(search: SearchKind, experiment: Experiment) -> None:
             f"search.record: `all` needs every configuration up to its last round, but {search.alone_by} ends or "
             "changes some; record with kind grid, random or hedge, and replay the recording with `hedgerow replay`"
         )
-    if experiment.evaluation.stop:
-        raise UserError("search.record: `all` needs every round, but evaluation.stop ends trials early; remove it")
+    if experiment.evaluation.ends_early:
+        key = "stop" if experiment.evaluation.stop else "patience"
+        raise UserError(f"search.record: `all` needs every round, but evaluation.{key} ends trials early; remove it")
 
 
 def _check_noise(search: SearchKind, experiment: Experiment) -> None:

@@ -11,6 +11,7 @@ from pydantic import Field, create_model, field_validator, model_validator
 from hedgerow.platform.common.registry import Registry
 from hedgerow.platform.common.section import Section
 from hedgerow.platform.config.experiment import Experiment
+from hedgerow.platform.config.model_selection import mode_of
 from hedgerow.searchspaces.spaces import SEARCH_KINDS
 
 if TYPE_CHECKING:
@@ -64,9 +65,6 @@ class Dimension(Section):
         """Values of a grid or choice, or the two bounds."""
         return getattr(self, self.form)
 
-
-MODES = {"accuracy": "max", "loss": "min"}
-"""Direction of optimisation, by a part of the name of the metric."""
 
 VALIDATION = ("validation_accuracy", "validation_loss")
 """Metrics that runs with `task.validation` report in evaluated rounds."""
@@ -242,16 +240,6 @@ class SearchKind(Section):
     def packed(self) -> int | Literal["auto"] | None:
         """Maximum number of configurations per trial; None: packs are off."""
         return None if self.pack == "off" or self.alone_by else self.pack
-
-
-def uses_test_samples(metric: str) -> bool:
-    """Whether a metric is computed from test samples or from the samples on which clients are evaluated."""
-    return not metric.startswith("train_") and not {"test", "client"}.isdisjoint(metric.split("_"))
-
-
-def mode_of(metric: str) -> str | None:
-    """Direction of optimisation ("max" or "min") of a metric, if its name determines it; otherwise None."""
-    return next((mode for part, mode in MODES.items() if part in metric.split("_")), None)
 
 
 KINDS = Registry(SEARCH_KINDS, SearchKind, "search.kind")

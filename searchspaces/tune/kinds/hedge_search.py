@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
+from hedgerow.platform.config.model_selection import mode_of
 from hedgerow.platform.data.partitions.task_stream import Stream
 from hedgerow.searchspaces.hedge.async_rounds import check_range
 from hedgerow.searchspaces.hedge.deployment import Deployment
@@ -18,7 +19,6 @@ from hedgerow.searchspaces.spaces.search_section import (
     KeptRounds,
     SearchKind,
     SearchSetup,
-    mode_of,
 )
 
 
@@ -148,9 +148,10 @@ class HedgeSearch(SearchKind):
         check_range(self.mode, self.range, self.rate == "adahedge")
         if self.exploration is not None and self.rate not in ("exp3", "exp3_ix"):
             raise UserError(f"search.exploration: rate {self.rate} observes every expert; remove `exploration`")
-        if experiment.evaluation.stop:
+        if experiment.evaluation.ends_early:
+            key = "stop" if experiment.evaluation.stop else "patience"
             raise UserError(
-                "evaluation.stop cannot be used with kind hedge, which weights all experts in every round; remove it"
+                f"evaluation.{key} cannot be used with kind hedge, which weights all experts in every round; remove it"
             )
         if self.rate in ("tuned", "exp3", "exp3_ix") and experiment.evaluation.every > experiment.rounds:
             raise UserError(f"search.rate: `{self.rate}` needs at least one evaluated round; lower evaluation.every")
