@@ -63,7 +63,9 @@ def _series_output(groups: list[list[FinishedRun]]) -> CommandOutput:
     first = series[0].series
     output = Path(finished[0].experiment.output)
     folder = output / (first.name if first and len(series) == 1 else "comparison")
-    records = {f"{one.name}": [run.records for run in one.runs] for one in series}
+    names = [one.name for one in series]
+    labels = [name if names.count(name) == 1 else f"{name} ({i})" for i, name in enumerate(names, 1)]
+    records = {label: [run.records for run in one.runs] for label, one in zip(labels, series, strict=True)}
     bands = draw_seed_curves(records, folder, finished[0].experiment.evaluation.accuracies)
     figures = [sorted(run.folder.figures.glob("*.png")) for run in finished]
     compared, note = None, ""
@@ -75,7 +77,8 @@ def _series_output(groups: list[list[FinishedRun]]) -> CommandOutput:
 
     def render() -> None:
         closing_table([(f"{run.experiment.name} seed {run.experiment.seed}", run.summary) for run in finished])
-        print_rows(_aligned([one.row() for one in series]), "Over seeds")
+        rows = [{**one.row(), "experiment": label} for label, one in zip(labels, series, strict=True)]
+        print_rows(_aligned(rows), "Over seeds")
         click.echo(CAPTION)
         if compared:
             compared.render()

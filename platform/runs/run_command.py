@@ -19,7 +19,7 @@ from hedgerow.platform.runs.runner import run as run_experiment
 from hedgerow.platform.runs.seed_series import resume_series
 from hedgerow.platform.runtime.factory import build_data, check
 from hedgerow.platform.storage.remote import uri_of
-from hedgerow.platform.tracking.run_folder import RunFolder, find_run, new_series
+from hedgerow.platform.tracking.run_folder import RunFolder, SeedSeries, find_run, new_series
 from hedgerow.platform.tracking.summary import meta_regret
 from hedgerow.platform.ui.command_output import CommandOutput
 from hedgerow.platform.ui.mlflow_server import hints
@@ -35,13 +35,16 @@ def run_files(
     before the first one starts. Returns the runs of each file.
     """
     experiments = [load_experiment(file, overrides) for file in files]
-    series = [new_series(experiment) if experiment.seeds else None for experiment in experiments]
+    series: list[SeedSeries | None] = [None for _ in files]
     plan = [(i, seeded) for i, experiment in enumerate(experiments) for seeded in experiment.each_seed()]
     data_sets = [check(seeded, data_root) for _, seeded in plan]
     runs: list[list[FinishedRun]] = [[] for _ in files]
     with _session(experiments, address):
         followers = [*(seeded for _, seeded in plan[1:]), None]
         for (i, seeded), data, following in zip(plan, data_sets, followers, strict=True):
+            if experiments[i].seeds and not runs[i]:
+                # Only now: experiments with the same name need different folders.
+                series[i] = new_series(experiments[i])
             with _kept_for(following), progress_of(seeded, in_series=series[i] is not None) as progress:
                 runs[i].append(run_experiment(seeded, data_root, progress, address, data, series=series[i]))
     return runs
