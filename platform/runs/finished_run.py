@@ -33,6 +33,11 @@ from hedgerow.platform.ui.plots import curves
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+TEST_SELECTED = (
+    "test data took part in the selection (evaluation.allow_test_selection): scores of the best round, and of the last "
+    "one after an early end, are not estimates of the performance on new data"
+)
+
 Round = int | Literal["best"] | None
 """Round of a checkpoint; "best": by `checkpoints.best`; None: the last one."""
 
@@ -63,8 +68,8 @@ class FinishedRun:
         summary = record.get("summary")
         if summary is None and records:
             summary = summarise(records, evaluation.targets, evaluation.target_metric)
-        warning = "; ".join(record.get("diverged", [])) or None
-        return cls(folder, experiment, records, summary or {}, warning=warning, data=data)
+        warnings = record.get("diverged", []) + [TEST_SELECTED] * experiment.selects_on_test
+        return cls(folder, experiment, records, summary or {}, warning="; ".join(warnings) or None, data=data)
 
     @property
     def status(self) -> str:
@@ -162,7 +167,7 @@ class FinishedRun:
         folder, experiment = self.folder, self.experiment
         parameters = self.parameters if round is None else saved_parameters(experiment, folder, self._data, round)
         compare_constants(self._algorithm.task.module, self.folder.constants)
-        return TrainedModel(self.folder.path, self._algorithm, tree_map(torch.as_tensor, parameters))
+        return TrainedModel(self.folder.path, self._algorithm, tree_map(as_tensor, parameters))
 
     def _support(self, trained: TrainedModel, client: int) -> Support:
         """A client's training samples and their labels. Raises UserError if there is no model of this client."""

@@ -19,7 +19,7 @@ from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.data.partition_summary import partition_record
-from hedgerow.platform.runs.finished_run import FinishedRun
+from hedgerow.platform.runs.finished_run import TEST_SELECTED, FinishedRun
 from hedgerow.platform.runs.mlflow_sync import close_tracking, log_result, open_store, save_final_model
 from hedgerow.platform.runs.own_data import data_record, same_data, unhashed
 from hedgerow.platform.runtime.factory import Data, check
@@ -40,11 +40,6 @@ if TYPE_CHECKING:
 
 BEAT = 0.2
 """Seconds of rounds between two reports to the driver."""
-
-TEST_SELECTED = (
-    "test data took part in the selection (evaluation.allow_test_selection): scores of the best round, and of the last "
-    "one after an early end, are not estimates of the performance on new data"
-)
 
 
 class Show(Protocol):

@@ -75,7 +75,7 @@ def filled(module: nn.Module, w: Tree) -> nn.Module:
     """
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if name in w:
-            tensor.data = torch.as_tensor(w[name]).detach().clone()
+            tensor.data = as_tensor(w[name])
     return module.eval()
 
 
