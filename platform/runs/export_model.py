@@ -1,6 +1,7 @@
 """Writes the model of a run to a file that needs no Hedgerow: a state dict, safetensors or ONNX."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -24,19 +25,12 @@ INPUTS = {
 class RawModel(nn.Module):
     """Model with the normalisation before it and the softmax behind it: raw samples -> probabilities."""
 
-    mean: Tensor | None
-    std: Tensor | None
-
-    def __init__(self, module: nn.Module, mean: Tensor | None, std: Tensor | None):
+    def __init__(self, module: nn.Module, prepare: Callable[[Tensor], Tensor]):
         super().__init__()
-        self.module = module
-        self.register_buffer("mean", mean)
-        self.register_buffer("std", std)
+        self.module, self.prepare = module, prepare
 
     def forward(self, samples: Tensor) -> Tensor:
-        is_normalised = self.mean is not None and self.std is not None
-        inputs = (samples.float() - self.mean) / self.std if is_normalised else samples.long()
-        probabilities: Tensor = self.module(inputs).softmax(-1)
+        probabilities: Tensor = self.module(self.prepare(samples)).softmax(-1)
         return probabilities
 
 
@@ -89,7 +83,7 @@ def _save_onnx(run: FinishedRun, module: nn.Module, file: Path, round: Round) ->
     quiet_libraries()
     try:
         torch.onnx.export(
-            RawModel(module, run.task.mean, run.task.std).eval(),
+            RawModel(module, run.task.prepare).eval(),
             (torch.tensor(samples),),
             str(file),
             input_names=["samples"],

@@ -80,5 +80,5 @@ def filled(module: nn.Module, w: Tree) -> nn.Module:
 
 
 def as_tensor(values: Any) -> Tensor:
-    """Copy of an array as a tensor."""
-    return torch.from_numpy(np.array(values))
+    """Copy of an array or a tensor as a tensor."""
+    return values.detach().clone() if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
