@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,12 +18,16 @@ from hedgerow.platform.config.loader import Override, parse_experiment, read_fil
 from hedgerow.platform.config.yaml_reader import Lines
 from hedgerow.platform.runs import runner
 from hedgerow.platform.runs.finished_run import FinishedRun
+from hedgerow.platform.runs.seed_series import resume_series
 from hedgerow.platform.runtime.factory import Data, check
-from hedgerow.platform.tracking.run_folder import RunFolder, find_run, find_unfinished
+from hedgerow.platform.tracking.run_folder import RunFolder, find_run, find_unfinished, new_series
 from hedgerow.platform.ui.notebook import NotebookProgress, in_notebook
 from hedgerow.platform.ui.terminal import Progress
 from hedgerow.searchspaces.results.finished_search import FinishedSearch
 from hedgerow.searchspaces.spaces.search_file import SearchSpec, load_search, parse_search
+
+if TYPE_CHECKING:
+    from hedgerow.reports.analysis.finished_series import FinishedSeries
 
 File = str | PathLike[str]
 Show = bool | runner.Show
@@ -37,9 +41,10 @@ def run(
     show: Show = True,
     data: Data | None = None,
     **overrides: Any,
-) -> FinishedRun:
+) -> "FinishedRun | FinishedSeries":
     """Run an experiment, given as a file, as a dictionary with the same keys, or as a result of `load_experiment`.
 
+    With `seeds`, such as `seeds=[0, 1, 2]`, it runs once for each seed; the result is a FinishedSeries.
     overrides: keys of the file, with two underscores for a dot: `rounds=20, algorithm__lr=0.05`. data_root: folder of
     the data sets. address: a Ray cluster; None: the one this process is connected to, or a new one on this machine.
     show: True: show progress; False: show nothing; a function: call it with the record of every round. data: data set
@@ -49,8 +54,24 @@ def run(
     if not isinstance(experiment, Experiment) or overrides:
         experiment = parse_experiment(*_values(experiment, overrides, without="search"))
     own = None if data is None else check(experiment, None, data)
+    if experiment.seeds:
+        return _run_seeds(experiment, _path(data_root), address, show, data)
     with _progress(experiment, show) as shown:
         return runner.run(experiment, _path(data_root), shown, address, own, own is not None)
+
+
+def _run_seeds(
+    experiment: Experiment, data_root: Path | None, address: str | None, show: Show, data: Data | None
+) -> "FinishedSeries":
+    from hedgerow.reports.analysis.finished_series import FinishedSeries
+
+    experiments = experiment.each_seed()
+    all_data = [check(one, data_root, data) for one in experiments]
+    series, runs = new_series(experiment), []
+    for one, own in zip(experiments, all_data, strict=True):
+        with _progress(one, show) as shown:
+            runs.append(runner.run(one, data_root, shown, address, own, data is not None, series))
+    return FinishedSeries(runs)
 
 
 def search(
@@ -78,13 +99,18 @@ def search(
 
 def resume(
     folder: File, *, address: str | None = None, show: bool = True, data: Data | None = None
-) -> FinishedRun | FinishedSearch:
-    """Continue a run or a search from its last checkpoints.
+) -> "FinishedRun | FinishedSeries | FinishedSearch":
+    """Continue a run or a search from its last checkpoints; of several seeds, all that are not finished.
 
     data: data set and partition, if the run was started with its own; their content is compared with the original one.
     Raises UserError if the run is finished, is not a run, or was started with other data.
     """
-    run_folder = find_unfinished(str(folder))
+    started = find_run(str(folder))
+    if started.series:
+        from hedgerow.reports.analysis.finished_series import FinishedSeries
+
+        return FinishedSeries(resume_series(started, lambda experiment: _progress(experiment, show), address, data))
+    run_folder = find_unfinished(str(started))
     if run_folder.is_search:
         from hedgerow.searchspaces.tune import search_runner as searches
 

@@ -25,13 +25,14 @@ from hedgerow.platform.ui.cli_options import (
     server_option,
     set_option,
     split_names,
+    split_seeds,
 )
 from hedgerow.platform.ui.command_output import CommandOutput, handle_user_errors, prints_output
 
 HELP_SECTIONS = {
     "Run": ("run", "search", "replay", "table", "resume"),
     "Write": ("new", "schema", "completion"),
-    "Look": ("report", "compare", "show", "list", "partition", "ui", "push"),
+    "Look": ("report", "compare", "export", "show", "list", "partition", "ui", "push"),
     "Clusters": ("plan", "submit", "jobs", "logs", "stop"),
 }
 """Commands under each heading, in the order of the help."""
@@ -80,20 +81,33 @@ def main() -> None:
 @main.command()
 @files_argument
 @set_option
+@click.option(
+    "--seeds",
+    default=None,
+    metavar="A,B,...",
+    callback=split_seeds,
+    help="Run each experiment once with each of these seeds, in place of the seeds in FILES.",
+)
 @data_root_option
 @address_option
 @prints_output
 def run(
-    files: tuple[Path, ...], overrides: tuple[str, ...], data_root: Path | None, address: str | None
+    files: tuple[Path, ...],
+    overrides: tuple[str, ...],
+    seeds: list[int] | None,
+    data_root: Path | None,
+    address: str | None,
 ) -> CommandOutput:
     """Run the experiments in FILES, one after the other, and compare them.
 
-    Example: hedgerow run examples/digits_fedavg.yaml --set rounds=20
+    With several seeds, results are means with confidence intervals, and experiments are compared seed by seed.
+
+    Example: hedgerow run examples/digits_fedavg.yaml --set rounds=20 --seeds 0,1,2
     """
     announce(*files)
-    from hedgerow.platform.runs.run_command import run_all
+    from hedgerow.reports.seeds_command import run_experiments
 
-    return run_all(files, overrides, data_root, address)
+    return run_experiments(files, overrides, seeds, data_root, address)
 
 
 @main.command()
@@ -221,14 +235,15 @@ def table(
 def resume(run: str, address: str | None) -> CommandOutput:
     """Continue RUN from its last checkpoint.
 
-    RUN is the folder of a run or of a search, or the URI of its copy.
+    RUN is the folder of a run or of a search, or the URI of its copy. If RUN has one of several seeds, the others are
+    continued too, and those that have not started are run.
 
     Example: hedgerow resume runs/digits-fedavg-20260101-120000
     """
     announce(run)
-    from hedgerow.searchspaces.tune.search_command import resume_run_or_search
+    from hedgerow.reports.seeds_command import resume_any
 
-    return resume_run_or_search(run, address)
+    return resume_any(run, address)
 
 
 # Write
@@ -355,6 +370,27 @@ def compare(runs: tuple[str, ...], metric: str | None, targets: tuple[float, ...
     from hedgerow.reports.report_command import comparison
 
     return comparison(runs, metric, targets)
+
+
+@main.command()
+@run_argument
+@click.argument("file", type=PATH)
+@click.option("--round", "number", type=click.IntRange(min=1), default=None, metavar="N", help="Export this round.")
+@click.option("--best", is_flag=True, help="Export the best round by `checkpoints.best`.")
+@prints_output
+def export(run: str, file: Path, number: int | None, best: bool) -> CommandOutput:
+    """Write the model of RUN to FILE: .pt, a state dict; .safetensors; or .onnx, with the normalisation of samples.
+
+    By default, the model of the last checkpoint. ONNX needs the extra `onnx`.
+
+    Example: hedgerow export runs/digits-fedavg-20260101-120000 model.safetensors
+    """
+    if best and number is not None:
+        raise click.UsageError("give either --round or --best")
+    announce(run)
+    from hedgerow.platform.runs.run_command import export as export_run
+
+    return export_run(run, file, "best" if best else number)
 
 
 @main.command()

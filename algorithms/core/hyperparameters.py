@@ -29,6 +29,9 @@ class Settings(BaseModel):
 
     Setting one of them sets the other to null, whatever its default, unless it is given as well."""
 
+    rivals: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """Pairs of keys of which at most one may be given. An override of one of them removes the other."""
+
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         schema = handler(source)

@@ -58,8 +58,10 @@ class Taught(Algorithm):
         """Trains the teacher on the pooled samples."""
         plan, w, losses = self.task.teacher_training, down["w"], []
         memory, batches = zeros_like(w), data.batches("train")
-        for epoch in range(1, plan.epochs + 1):
-            epoch_batches = islice(batches, int(data.steps()) // plan.epochs)
+        steps = int(data.steps())
+        # The check of a contract takes fewer steps than there are passes.
+        for epoch in range(1, min(plan.epochs, max(steps, 1)) + 1):
+            epoch_batches = islice(batches, steps // plan.epochs)
             w, loss = minimize(self.teacher_task.loss, w, data, plan.at(epoch), batches=epoch_batches, memory=memory)
             losses.append(loss)
         return {"w": w}, state, {"teacher_loss": torch.stack(losses).mean()}

@@ -2,15 +2,25 @@
 
 import math
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Self, TypeVar
 
-from pydantic import Field, SerializeAsAny, create_model, field_validator, model_validator
+from pydantic import (
+    Field,
+    SerializeAsAny,
+    SerializerFunctionWrapHandler,
+    create_model,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from hedgerow.algorithms.core.hyperparameters import HyperParameters
 from hedgerow.algorithms.core.measures import Scoring
 from hedgerow.algorithms.slots.fedex import FedEx
 from hedgerow.algorithms.slots.slots import Slots, SlottedHyper
 from hedgerow.platform.common.section import Section
+from hedgerow.platform.config.checkpoints_section import Checkpoints
+from hedgerow.platform.config.engine_section import EngineConfig
 from hedgerow.platform.config.logger_section import Logger
 from hedgerow.platform.config.measures_section import (
     LossChoice,
@@ -20,6 +30,7 @@ from hedgerow.platform.config.measures_section import (
     scoring,
     target_objection,
 )
+from hedgerow.platform.config.model_selection import Patience, selection_mistake, uses_test_samples
 from hedgerow.platform.config.problem_section import QuadraticProblem
 from hedgerow.platform.config.registries import (
     DataConfig,
@@ -37,7 +48,7 @@ from hedgerow.platform.data.augmentation import Augmentation
 from hedgerow.platform.data.partitions.task_stream import Stream
 from hedgerow.platform.data.sources.quadratic_data import QuadraticData
 from hedgerow.platform.models.quadratic_xy import QuadraticXY
-from hedgerow.platform.storage.remote import is_uri, uri_objection
+from hedgerow.platform.storage.remote import is_uri
 
 
 class Public(Section):
@@ -188,6 +199,14 @@ class Evaluation(Section):
         "validation_accuracy or validation_loss, on the samples of `task.validation`",
     )
     stop: bool = Field(False, description="end the run when all targets are reached")
+    patience: Patience | None = Field(
+        None, description="end the run when a metric no longer improves; null: run all rounds"
+    )
+    allow_test_selection: bool = Field(
+        False,
+        description="whether metrics of test samples, or of the clients' evaluation, may decide in `patience` and "
+        "`checkpoints.best`; results then say that test data selected them",
+    )
     efficiency: Efficiency | None = Field(
         None, description="number of samples needed for each task of a stream; null: not measured"
     )
@@ -208,6 +227,11 @@ class Evaluation(Section):
         return self
 
     @property
+    def ends_early(self) -> bool:
+        """Whether a run may end before its last round."""
+        return self.stop or self.patience is not None
+
+    @property
     def follows(self) -> bool:
         """Whether each client's latest own model is kept, to average them."""
         return self.model == "clients"
@@ -216,56 +240,6 @@ class Evaluation(Section):
     def accuracies(self) -> list[float]:
         """Targets that are test accuracies, which the figures show as lines; empty for other metrics."""
         return self.targets if self.target_metric == "test_accuracy" else []
-
-
-class StepPlan(Section):
-    """Execution plan of one step."""
-
-    mode: Literal["loop", "vmap"] = Field(description="loop: one client after the other; vmap: `chunk` clients at once")
-    chunk: int = Field(1, ge=1, description="number of clients at once under vmap")
-    compiled: bool = Field(False, description="whether vmap runs through torch.compile")
-
-
-class EngineConfig(Section):
-    """Execution of clients on an actor."""
-
-    mode: Literal["auto", "loop", "vmap"] = Field(
-        "auto", description="loop: one client after the other; vmap: many at once; auto: the faster one, as measured"
-    )
-    chunk: int | Literal["auto"] = Field("auto", description="number of clients at once under vmap")
-    compile: bool | Literal["auto"] = Field(
-        "auto",
-        description="whether vmap runs through torch.compile (all clients must have the same number of steps); auto: "
-        "in long runs, if it is faster",
-    )
-    plans: dict[str, StepPlan] = Field(
-        {},
-        description="plans of single steps by name, as in `plans` of another run's run.json; they take precedence over "
-        "mode, chunk and compile, and reproduce that run's numbers bit for bit",
-    )
-
-    @model_validator(mode="after")
-    def _chunk_is_positive(self) -> Self:
-        if self.chunk != "auto" and self.chunk < 1:
-            raise ValueError("`chunk` must be auto or at least 1")
-        return self
-
-
-class Checkpoints(Section):
-    """Checkpoints of a run: frequency, number and storage."""
-
-    every: int = Field(10, ge=0, description="save every this many rounds, and after the last; 0: only after the last")
-    keep: int = Field(2, ge=1, description="number of checkpoints to keep")
-    storage: str | None = Field(
-        None, description="URI of a folder for a copy of the run folder, updated after every checkpoint; null: no copy"
-    )
-
-    @field_validator("storage")
-    @classmethod
-    def _is_a_uri(cls, storage: str | None) -> str | None:
-        if storage is not None and (objection := uri_objection(storage)):
-            raise ValueError(objection)
-        return storage
 
 
 class Tracking(Section):
@@ -291,9 +265,13 @@ class Experiment(Section, Generic[H]):
     """One experiment: task, algorithm, rounds, resources, tracking."""
 
     alternatives = (("participation", "clients_per_round"),)
+    rivals = (("seed", "seeds"),)
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="name of the run and prefix of its folder")
     seed: int = Field(0, ge=0, lt=2**63, description="seed of all random numbers")
+    seeds: list[Annotated[int, Field(ge=0, lt=2**63)]] | None = Field(
+        None, min_length=1, description="in place of `seed`: run the experiment once for each of these; null: one run"
+    )
     rounds: int = Field(ge=1, description="number of communication rounds")
     participation: float | None = Field(
         0.1, gt=0, le=1, description="fraction of the clients that take part in a round; null: use clients_per_round"
@@ -322,6 +300,25 @@ class Experiment(Section, Generic[H]):
     checkpoints: Checkpoints = Checkpoints()
     tracking: Tracking = Tracking()
     output: str = Field("runs", min_length=1, description="folder of the runs, created if missing")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _begins_with_its_first_seed(cls, values: Any) -> Any:
+        seeds = values.get("seeds") if isinstance(values, dict) else None
+        if not seeds or not isinstance(seeds, list):
+            return values
+        if values.get("seed") is not None:
+            raise ValueError("give either `seed`, for one run, or `seeds`, for one run with each of them")
+        if len(seeds) > len(set(map(str, seeds))):
+            raise ValueError("`seeds` has a seed twice; remove one")
+        return values | {"seed": seeds[0]}
+
+    @model_serializer(mode="wrap")
+    def _seeds_or_seed(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = handler(self)
+        if self.seeds:
+            values.pop("seed", None)
+        return values
 
     @field_validator("output")
     @classmethod
@@ -394,6 +391,27 @@ class Experiment(Section, Generic[H]):
         return self
 
     @model_validator(mode="after")
+    def _metrics_may_select(self) -> Self:
+        evaluation = self.evaluation
+        metrics = {
+            "checkpoints.best": self.checkpoints.best,
+            "evaluation.patience.metric": evaluation.patience and evaluation.patience.metric,
+        }
+        for key, metric in metrics.items():
+            if metric and self.task.partition.is_stream:
+                raise ValueError(f"`{key}` is not supported for a stream, whose rounds are different tasks; remove it")
+            has_validation, scores_clients = self.task.validation is not None, evaluation.clients > 0
+            allowed, modes = evaluation.allow_test_selection, self.task.modes
+            if metric and (mistake := selection_mistake(key, metric, modes, has_validation, scores_clients, allowed)):
+                raise ValueError(mistake)
+        if evaluation.allow_test_selection and not any(metrics.values()):
+            raise ValueError(
+                "`evaluation.allow_test_selection` has no effect without `checkpoints.best` and "
+                "`evaluation.patience`; remove it"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _fedex_needs_client_scores(self) -> Self:
         if self.fedex and (not self.task.validation or self.task.validation.is_at_server):
             raise ValueError(
@@ -431,6 +449,16 @@ class Experiment(Section, Generic[H]):
                 "to the same value"
             )
         return self
+
+    def each_seed(self) -> list[Self]:
+        """One experiment for each of `seeds`; this one alone if there are none."""
+        return [self.model_copy(update={"seed": seed, "seeds": None}) for seed in self.seeds or []] or [self]
+
+    @property
+    def selects_on_test(self) -> bool:
+        """Whether test samples decide which round is the best one, or end the run."""
+        metrics = (self.checkpoints.best, self.evaluation.patience and self.evaluation.patience.metric)
+        return any(metric and uses_test_samples(metric) for metric in metrics)
 
     @property
     def no_vmap(self) -> str | None:

@@ -240,7 +240,7 @@ def _step(node: Any, key: str, path: Keys, place: str, word: str) -> str | int:
 
 
 def alternatives(values: dict[str, Any], keys: tuple[str, ...]) -> tuple[str, ...]:
-    """Keys of the same section that must be null if this one has a value. values: all values of the file."""
+    """Keys of the same section that cannot have a value if this one has. values: all values of the file."""
     section = values.get("algorithm")
     name = section.get("name") if isinstance(section, dict) else None
     return _alternatives(ALIASES.get(name, name) if isinstance(name, str) else None, keys)
@@ -252,5 +252,5 @@ def _alternatives(algorithm: str | None, keys: tuple[str, ...]) -> tuple[str, ..
     with suppress(UserError):
         hyper = algorithm_class(algorithm).Hyper if algorithm else hyper
     kinds = sections_at(Experiment[hyper], keys[:-1])  # type: ignore[valid-type]
-    pairs = {pair for kind in kinds if issubclass(kind, Settings) for pair in kind.exclusive_keys()}
+    pairs = {pair for kind in kinds if issubclass(kind, Settings) for pair in (*kind.exclusive_keys(), *kind.rivals)}
     return tuple(sorted({b for a, b in pairs if a == keys[-1]} | {a for a, b in pairs if b == keys[-1]}))

@@ -4,16 +4,26 @@ from base64 import b64encode
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+
+from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.pytree import Tree, tree_map
+from hedgerow.algorithms.core.task import Task
+from hedgerow.algorithms.personalized.adaptation import Adapting, PrototypeTask
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import load_experiment
+from hedgerow.platform.models.vmap_check import compare_constants
 from hedgerow.platform.runs.own_data import same_data
-from hedgerow.platform.runtime.factory import Data, build_algorithms
-from hedgerow.platform.storage.checkpoint import checkpoints, read_checkpoint
+from hedgerow.platform.runs.trained_model import Support, TrainedModel, as_tensor, filled
+from hedgerow.platform.runtime.factory import Data, build_algorithms, build_module
+from hedgerow.platform.storage.checkpoint import checkpoints, read_checkpoint, round_of
 from hedgerow.platform.storage.history import RoundRecord
+from hedgerow.platform.tracking.best_round import BestRound
 from hedgerow.platform.tracking.formatting import summary_cells
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.summary import summarise
@@ -22,6 +32,14 @@ from hedgerow.platform.ui.plots import curves
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+TEST_SELECTED = (
+    "test data took part in the selection (evaluation.allow_test_selection): scores of the best round, and of the last "
+    "one after an early end, are not estimates of the performance on new data"
+)
+
+Round = int | Literal["best"] | None
+"""Round of a checkpoint; "best": by `checkpoints.best`; None: the last one."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +57,7 @@ class FinishedRun:
     model: Tree | None = None
     warning: str | None = None
     data: Data | None = field(default=None, repr=False, compare=False)
-    """Data set and partition, if the run was given its own, for `parameters`."""
+    """Data set and partition, if the run was given its own, for `parameters`, `module` and `predict`."""
 
     @classmethod
     def read(cls, folder: RunFolder, data: Data | None = None) -> Self:
@@ -50,13 +68,18 @@ class FinishedRun:
         summary = record.get("summary")
         if summary is None and records:
             summary = summarise(records, evaluation.targets, evaluation.target_metric, experiment.task.modes)
-        warning = "; ".join(record.get("diverged", [])) or None
-        return cls(folder, experiment, records, summary or {}, warning=warning, data=data)
+        warnings = record.get("diverged", []) + [TEST_SELECTED] * experiment.selects_on_test
+        return cls(folder, experiment, records, summary or {}, warning="; ".join(warnings) or None, data=data)
 
     @property
     def status(self) -> str:
         """Status of the run: finished, running, interrupted, failed or stopped."""
         return self.folder.record()["status"]
+
+    @property
+    def ended(self) -> str | None:
+        """Reason why the run ended before its last round; None if it did not, or if its targets ended it."""
+        return self.folder.record().get("ended")
 
     @property
     def plans(self) -> dict[str, dict[str, Any]]:
@@ -74,10 +97,102 @@ class FinishedRun:
 
         For a run that was read from its folder, this needs its data. Raises UserError.
         """
-        if self.model is not None:
-            return self.model
-        data = same_data(self.folder, self.experiment, self.data, fix="load")
-        return last_parameters(self.experiment, self.folder, data)
+        return self.model if self.model is not None else saved_parameters(self.experiment, self.folder, self._data)
+
+    @property
+    def best_round(self) -> int | None:
+        """Best round by `checkpoints.best`, the first one of equal rounds; None if there is none."""
+        metric = self.experiment.checkpoints.best
+        return BestRound(metric, records=self.records, modes=self.experiment.task.modes).round if metric else None
+
+    def module(self, round: Round = None, client: int | None = None) -> torch.nn.Module:
+        """The model with its trained and frozen parameters, in eval mode: an ordinary module, independent of the run.
+
+        It maps `prepare(x)` to logits (samples, classes). round: a round that has a checkpoint, or "best"; None: the
+        last one. client: whose own model, if models are personal; None: the common one. Needs the data of the run.
+        Raises UserError.
+        """
+        trained = self._trained(round)
+        w = trained.w if client is None else self._own_parameters(trained, client)
+        module = build_module(self.experiment, self._data[0])
+        compare_constants(module, self.folder.constants)
+        return filled(module, w)
+
+    @property
+    def task(self) -> Task:
+        """Task of the run: its model, and the normalisation of its samples. Needs the data of the run."""
+        return self._algorithm.task
+
+    def prepare(self, x: ArrayLike) -> torch.Tensor:
+        """Input of `module` for raw samples: normalised as in training, or integers for tokens."""
+        return self.task.prepare(as_tensor(x))
+
+    @property
+    def samples(self) -> np.ndarray:
+        """Raw test samples of the run's data set, as they are stored; training samples if there are none."""
+        dataset = self._data[0]
+        return dataset.x_test if len(dataset.x_test) else dataset.x_train
+
+    def predict(self, x: ArrayLike, round: Round = None, client: int | None = None) -> np.ndarray:
+        """Probabilities (samples, classes) of raw samples, stored like those of the data set.
+
+        round: see `module`. client: whose own model predicts, if models are personal: the common model, adapted to the
+        client's training samples. Raises UserError if the model cannot predict.
+        """
+        trained = self._trained(round)
+        if client is None and trained.algorithm.is_personal and trained.algorithm.task.is_scored:
+            raise UserError(
+                f"{self.folder.path}: with {self.experiment.algorithm.name} every client has its own model; choose "
+                f"one by `client=`, from 0 to {len(self._data[1]) - 1}"
+            )
+        return trained.predict(x, None if client is None else self._support(trained, client))
+
+    @cached_property
+    def _data(self) -> Data:
+        return same_data(self.folder, self.experiment, self.data, fix="load")
+
+    @cached_property
+    def _algorithm(self) -> Algorithm:
+        (algorithm,) = build_algorithms([self.experiment], *self._data)
+        return algorithm
+
+    def _trained(self, round: Round) -> TrainedModel:
+        if round == "best":
+            round = self.best_round
+            if round is None:
+                raise UserError(
+                    f"{self.folder.path} has no best round: set `checkpoints.best` in the experiment, such as "
+                    "validation_accuracy, before it runs"
+                )
+        folder, experiment = self.folder, self.experiment
+        parameters = self.parameters if round is None else saved_parameters(experiment, folder, self._data, round)
+        compare_constants(self._algorithm.task.module, self.folder.constants)
+        return TrainedModel(self.folder.path, self._algorithm, tree_map(as_tensor, parameters))
+
+    def _support(self, trained: TrainedModel, client: int) -> Support:
+        """A client's training samples and their labels. Raises UserError if there is no model of this client."""
+        (dataset, partition), name = self._data, self.experiment.algorithm.name
+        if not trained.algorithm.is_personal:
+            raise UserError(f"{self.folder.path}: with {name} all clients have the same model; omit `client`")
+        if not isinstance(trained.algorithm.inner, Adapting):
+            raise UserError(
+                f"{self.folder.path}: the clients' own models of {name} are in their states and cannot be read from "
+                "here; `module()` has the common model"
+            )
+        if not 0 <= client < len(partition):
+            raise UserError(f"{self.folder.path}: no client {client}; choose one from 0 to {len(partition) - 1}")
+        rows = partition.samples(client)[: partition.train_sizes[client]]
+        labels = dataset.y_train if partition.labels is None else partition.labels
+        return dataset.x_train[rows], labels[rows]
+
+    def _own_parameters(self, trained: TrainedModel, client: int) -> Tree:
+        task, w = trained.adapted(self._support(trained, client))
+        if isinstance(task, PrototypeTask):
+            raise UserError(
+                f"{self.folder.path}: the model of a client compares outputs with the client's prototypes, so it is no "
+                "module; use `predict`"
+            )
+        return w
 
     def figure(self, by: str = "round") -> Any:
         """Curves as a matplotlib figure. by: "round", or "traffic" for transmitted parameters."""
@@ -117,10 +232,19 @@ def page(folder: RunFolder, status: str, warning: str | None, rows: list[dict[st
     return "\n".join(parts)
 
 
-def last_parameters(experiment: Experiment, folder: RunFolder, data: Data) -> Tree:
-    """Parameters in the last checkpoint of a run, as arrays. Raises UserError if there is none or it is damaged."""
-    files = checkpoints(folder.checkpoints)
+def saved_parameters(experiment: Experiment, folder: RunFolder, data: Data, round: int | None = None) -> Tree:
+    """Parameters in a checkpoint of a run, as arrays. round: that of the checkpoint; None: the last one.
+
+    Raises UserError if there is no such checkpoint, or if it is damaged.
+    """
+    files = {round_of(file): file for file in checkpoints(folder.checkpoints)}
     if not files:
         raise UserError(f"{folder.path} has no checkpoint yet, so it has no parameters; resume it")
+    if round is not None and round not in files:
+        raise UserError(
+            f"{folder.path} has no checkpoint of round {round} (available: {', '.join(map(str, files))}); "
+            "checkpoints.every, keep and best decide which rounds have one"
+        )
     (algorithm,) = build_algorithms([experiment], *data)
-    return tree_map(lambda leaf: leaf.numpy(), algorithm.evaluate_params(read_checkpoint(files[-1])[0]))
+    server, _ = read_checkpoint(files[max(files) if round is None else round])
+    return tree_map(lambda leaf: leaf.numpy(), algorithm.evaluate_params(server))

@@ -15,8 +15,9 @@ from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.data import Dataset
 from hedgerow.platform.models.vmap_check import compare_constants
-from hedgerow.platform.runs.finished_run import last_parameters
+from hedgerow.platform.runs.finished_run import saved_parameters
 from hedgerow.platform.runs.own_data import same_data
+from hedgerow.platform.runs.trained_model import filled
 from hedgerow.platform.runtime.factory import build_module, task_on
 from hedgerow.platform.tracking.run_description import NOTE, run_text, tags
 from hedgerow.platform.tracking.run_folder import RunFolder, find_run
@@ -59,7 +60,7 @@ def push(name: str, show: object = None) -> list[str]:
 
     def save(target: Path) -> None:
         data = same_data(folder, experiment, None, fix="load")
-        save_final_model(experiment, data[0], last_parameters(experiment, folder, data), target)
+        save_final_model(experiment, data[0], saved_parameters(experiment, folder, data), target)
 
     return finish_push(tracker, folder, save, partial(log_result, folder=folder), show)
 
@@ -151,7 +152,5 @@ def save_final_model(
     module = build_module(experiment, dataset)
     compare_constants(module, constants)
     module.train_mode = None  # type: ignore[assignment]  # a copy that is not recorded
-    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-        if name in parameters:
-            tensor.data = torch.tensor(parameters[name])
-    save_model(module, task_on(dataset, module).prepare(torch.tensor(dataset.x_train[:2])).numpy(), folder)
+    samples = task_on(dataset, module).prepare(torch.tensor(dataset.x_train[:2])).numpy()
+    save_model(filled(module, parameters), samples, folder)

@@ -1,20 +1,25 @@
-"""Bodies of the commands `run`, `resume` and `partition`."""
+"""Bodies of the commands `run`, `resume`, `partition` and `export`."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
+from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.data.partition_summary import known_classes, partition_table
-from hedgerow.platform.runs.runner import FinishedRun
+from hedgerow.platform.runs.export_model import INPUTS, check_target, export_model
+from hedgerow.platform.runs.finished_run import FinishedRun, Round
 from hedgerow.platform.runs.runner import resume as resume_run
 from hedgerow.platform.runs.runner import run as run_experiment
+from hedgerow.platform.runs.seed_series import resume_series
 from hedgerow.platform.runtime.factory import build_data, check
 from hedgerow.platform.storage.remote import uri_of
-from hedgerow.platform.tracking.run_folder import find_run
+from hedgerow.platform.tracking.run_folder import RunFolder, SeedSeries, find_run, new_series
 from hedgerow.platform.tracking.summary import meta_regret
 from hedgerow.platform.ui.command_output import CommandOutput
 from hedgerow.platform.ui.mlflow_server import hints
@@ -23,18 +28,26 @@ from hedgerow.platform.ui.plots import draw_curves
 from hedgerow.platform.ui.terminal import Progress, closing_table, print_rows
 
 
-def run_all(
+def run_files(
     files: Sequence[Path], overrides: Sequence[str], data_root: Path | None, address: str | None
-) -> CommandOutput:
-    """Run experiments one after the other. All files are read and all data are checked before the first one starts."""
+) -> list[list[FinishedRun]]:
+    """Run experiments one after the other, each with all of its seeds. All files are read and all data are checked
+    before the first one starts. Returns the runs of each file.
+    """
     experiments = [load_experiment(file, overrides) for file in files]
-    data_sets = [check(experiment, data_root) for experiment in experiments]
-    runs = []
+    series: list[SeedSeries | None] = [None for _ in files]
+    plan = [(i, seeded) for i, experiment in enumerate(experiments) for seeded in experiment.each_seed()]
+    data_sets = [check(seeded, data_root) for _, seeded in plan]
+    runs: list[list[FinishedRun]] = [[] for _ in files]
     with _session(experiments, address):
-        for experiment, data, following in zip(experiments, data_sets, [*experiments[1:], None], strict=True):
-            with _kept_for(following), Progress(experiment.name, experiment.rounds) as progress:
-                runs.append(run_experiment(experiment, data_root, progress, address, data))
-    return _runs_output(runs)
+        followers = [*(seeded for _, seeded in plan[1:]), None]
+        for (i, seeded), data, following in zip(plan, data_sets, followers, strict=True):
+            if experiments[i].seeds and not runs[i]:
+                # Only now: experiments with the same name need different folders.
+                series[i] = new_series(experiments[i])
+            with _kept_for(following), progress_of(seeded, in_series=series[i] is not None) as progress:
+                runs[i].append(run_experiment(seeded, data_root, progress, address, data, series=series[i]))
+    return runs
 
 
 def resume_one(name: str, address: str | None) -> CommandOutput:
@@ -42,7 +55,19 @@ def resume_one(name: str, address: str | None) -> CommandOutput:
     experiment = load_experiment(find_run(name).experiment)
     with Progress(experiment.name, experiment.rounds) as progress:
         run = resume_run(name, progress, address)
-    return _runs_output([run])
+    return runs_output([run])
+
+
+def resume_seeds(folder: RunFolder, address: str | None) -> list[FinishedRun]:
+    """Resume a series of seeds from one of its runs; returns the runs of all seeds."""
+    with _session([load_experiment(folder.experiment)], address):
+        return resume_series(folder, partial(progress_of, in_series=True), address, None)
+
+
+def progress_of(experiment: Experiment, in_series: bool) -> Progress:
+    """Progress display of a run. in_series: whether its name includes the seed."""
+    name = f"{experiment.name} seed {experiment.seed}" if in_series else experiment.name
+    return Progress(name, experiment.rounds)
 
 
 def show_partition(file: Path, overrides: Sequence[str], data_root: Path | None, output: Path | None) -> CommandOutput:
@@ -66,11 +91,11 @@ def show_partition(file: Path, overrides: Sequence[str], data_root: Path | None,
     return CommandOutput({"name": experiment.name, "clients": rows, "pictures": plots}, render)
 
 
-def _add_regrets(finished: list[FinishedRun]) -> None:
+def add_regrets(finished: list[FinishedRun]) -> None:
     """Add the regret of each algorithm on a stream to its summary, if the offline competitor ran on the same stream."""
 
     def stream(run: FinishedRun) -> object:
-        return run.experiment.task, run.experiment.rounds
+        return run.experiment.task, run.experiment.rounds, run.experiment.seed
 
     offline = [run for run in finished if run.experiment.algorithm.name == "offline"]
     for run in finished:
@@ -112,9 +137,9 @@ def _on_ray(experiment: Experiment) -> bool:
     return experiment.resources.executor != "inline"
 
 
-def _runs_output(finished: list[FinishedRun]) -> CommandOutput:
+def runs_output(finished: list[FinishedRun]) -> CommandOutput:
     """Returns the results of all runs, their figures and their folders."""
-    _add_regrets(finished)
+    add_regrets(finished)
     comparison: list[Path] = []
     if len(finished) > 1:
         records = {run.experiment.name: run.records for run in finished}
@@ -124,21 +149,33 @@ def _runs_output(finished: list[FinishedRun]) -> CommandOutput:
 
     def render() -> None:
         closing_table([(run.experiment.name, run.summary) for run in finished])
-        for run, plots in zip(finished, figures, strict=True):
-            click.echo(f"run: {run.folder.path}")
-            if uri := uri_of(run.experiment.checkpoints.storage, run.folder.name):
-                click.echo(f"  copy: {uri}")
-            for figure in plots:
-                click.echo(f"  figure: {figure}")
-            if run.warning:
-                click.echo(f"  warning: {run.warning}", err=True)
+        print_places(finished, figures)
         for figure in comparison:
             if figure.suffix == ".png":
                 click.echo(f"comparison: {figure}")
         for hint in hints((run.experiment, run.folder.path) for run in finished):
             click.echo(hint)
 
-    runs = [
+    return CommandOutput({"runs": run_entries(finished, figures), "comparison": comparison}, render)
+
+
+def print_places(finished: list[FinishedRun], figures: list[list[Path]]) -> None:
+    """Print the folder of each run, its copy, figures and warnings."""
+    for run, plots in zip(finished, figures, strict=True):
+        click.echo(f"run: {run.folder.path}")
+        if uri := uri_of(run.experiment.checkpoints.storage, run.folder.name):
+            click.echo(f"  copy: {uri}")
+        for figure in plots:
+            click.echo(f"  figure: {figure}")
+        if run.ended:
+            click.echo(f"  ended after round {run.records[-1]['round']}: {run.ended}")
+        if run.warning:
+            click.echo(f"  warning: {run.warning}", err=True)
+
+
+def run_entries(finished: list[FinishedRun], figures: list[list[Path]]) -> list[dict[str, Any]]:
+    """Entry of each run in the JSON document."""
+    return [
         {
             "name": run.experiment.name,
             "folder": run.folder.path,
@@ -149,4 +186,18 @@ def _runs_output(finished: list[FinishedRun]) -> CommandOutput:
         }
         for run, plots in zip(finished, figures, strict=True)
     ]
-    return CommandOutput({"runs": runs, "comparison": comparison}, render)
+
+
+def export(name: str, file: Path, round: Round) -> CommandOutput:
+    """Write the model of a run to a file. round: see `FinishedRun.module`."""
+    check_target(file)
+    folder = find_run(name)
+    if folder.is_search:
+        raise UserError(
+            f"{folder.path} is a search; name the run of one of its trials, such as {folder.path}/experts/000"
+        )
+    run = FinishedRun.read(folder)
+    export_model(run, file, round)
+    takes = "token sequences" if run.task.mean is None else INPUTS[file.suffix]
+    document = {"run": folder.path, "file": file, "input": takes}
+    return CommandOutput(document, lambda: click.echo(f"model: {file} (input: {takes})"))

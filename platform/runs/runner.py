@@ -21,7 +21,7 @@ from hedgerow.platform.config.logger_section import build_loggers
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.data.partition_summary import partition_record
 from hedgerow.platform.loggers.run_logger import Loggers
-from hedgerow.platform.runs.finished_run import FinishedRun
+from hedgerow.platform.runs.finished_run import TEST_SELECTED, FinishedRun
 from hedgerow.platform.runs.mlflow_sync import close_tracking, log_result, open_store, save_final_model
 from hedgerow.platform.runs.own_data import data_record, loop_note, same_data, unhashed
 from hedgerow.platform.runtime.factory import Data, check
@@ -30,7 +30,8 @@ from hedgerow.platform.storage.checkpoint import checkpoint_warnings, checkpoint
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.storage.mirror import Mirror
 from hedgerow.platform.storage.run_lock import Claim, RunLock
-from hedgerow.platform.tracking.run_folder import RunFolder, new_run, now, unfinished_run
+from hedgerow.platform.tracking.best_round import Selection
+from hedgerow.platform.tracking.run_folder import RunFolder, SeedSeries, new_run, now, unfinished_run
 from hedgerow.platform.tracking.summary import diverged, kept, left_out, summarise
 from hedgerow.platform.tracking.tracker import RunLog, Tracker
 from hedgerow.platform.ui.plots import draw_curves, draw_histograms
@@ -56,17 +57,18 @@ def run(
     address: str | None = None,
     data: Data | None = None,
     own: bool = False,
+    series: SeedSeries | None = None,
 ) -> FinishedRun:
     """Run an experiment from its first round.
 
     data_root: folder of the data sets. show: called with every round's record. address: a Ray cluster; None: the one
     this process is connected to, or a new one on this machine. data: result of `factory.check`, if it was called.
-    own: whether these are the caller's arrays instead of the data in the file.
+    own: whether these are the caller's arrays instead of the data in the file. series: that the run belongs to.
     Raises UserError before any work if something is invalid.
     """
     data = data or check(experiment, data_root)
     build_loggers(experiment.tracking.also)
-    with new_run(experiment, data_root) as (folder, lock):
+    with new_run(experiment, data_root, series=series) as (folder, lock):
         folder.update(data=data_record(experiment, data, own), **loop_note(experiment, data[0]))
         return _execute(experiment, folder, lock, data, show, address)
 
@@ -147,6 +149,7 @@ def _carry_out(
         warnings += left_out(progress["quarantined"])
         divergence = diverged(records, dataset.classes if experiment.task.loss.name == "cross_entropy" else 1)
         warnings += divergence
+        warnings += [TEST_SELECTED] * experiment.selects_on_test
         draw_curves({experiment.name: records}, folder.figures, evaluation.accuracies)
         draw_histograms({experiment.name: progress["histograms"]}, folder.figures)
         # Time of the rounds before an interruption, plus the whole session that finished the run.
@@ -154,13 +157,16 @@ def _carry_out(
         folder.update(
             status="finished", finished=now(), summary=summary, wall_seconds=wall, diverged=divergence, **progress
         )
+        if reason := Selection(experiment, records).reason:
+            folder.update(ended=reason)
         # No more rounds are saved, so a signal interrupts at once.
         termination.saves = False
         termination.check()
         if tracker:
             model = partial(save_final_model, experiment, dataset, parameters, constants=folder.constants)
             warnings += close_tracking(tracker, folder, model, partial(log_result, folder=folder), show)
-    return FinishedRun(folder, experiment, records, summary, parameters, "; ".join(warnings) or None)
+    own = data if (folder.record().get("data") or {}).get("own") else None
+    return FinishedRun(folder, experiment, records, summary, parameters, "; ".join(warnings) or None, own)
 
 
 @contextmanager

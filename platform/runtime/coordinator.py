@@ -100,7 +100,8 @@ class Coordinator:
         for variant in records:
             self.on_round(variant, self.servers[variant])
         every = self.servers[0].experiment.checkpoints.every
-        if self.done or (every and self.round % every == 0):
+        is_best = any(self.servers[variant].has_best_round for variant in records)
+        if self.done or (every and self.round % every == 0) or is_best:
             self.save()
         return records
 
@@ -196,7 +197,9 @@ class Coordinator:
                 # Check again: this process may have been suspended while it wrote, and would delete the other one's
                 # rounds.
                 self._check_claim()
-                prune(folder, server.experiment.checkpoints.keep, self._saved[variant])
+                best = server.selection.best
+                keep = server.experiment.checkpoints.keep
+                prune(folder, keep, self._saved[variant], best.round if best else None)
         return [self._saved[variant] for variant in range(len(self.servers))]
 
     def load(self, variant: int, checkpoint: Path) -> None:

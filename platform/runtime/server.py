@@ -25,7 +25,8 @@ from hedgerow.platform.runtime.participation import ParticipationSimulator, with
 from hedgerow.platform.runtime.shards import EVALUATION
 from hedgerow.platform.runtime.worker import test_shards
 from hedgerow.platform.storage.history import History, RoundRecord
-from hedgerow.platform.tracking.summary import is_done, reaches
+from hedgerow.platform.tracking.best_round import Selection
+from hedgerow.platform.tracking.summary import has_run_all, reaches
 
 AVERAGE = "client_average"
 """Key in the server state, where evaluated: the average of all clients' latest own models."""
@@ -78,6 +79,7 @@ class FederatedServer:
         self.history = History()
         # First record to reach each target.
         self._decisive: list[RoundRecord] = []
+        self.selection = Selection(self.experiment)
         # Clients' accuracies on their own samples in the last evaluation, in ascending order.
         self.accuracies: list[float] = []
         # Predictions of the latest round on the samples that select hyperparameters; None: it was not evaluated.
@@ -120,6 +122,7 @@ class FederatedServer:
         if self.experiment.evaluation.stop:
             for record in self.history:
                 self._note(record)
+        self.selection = Selection(self.experiment, self.history)
         self.accuracies = progress.get("client_accuracies", [])
         self.clock = dict(progress.get("clock", self.clock))
         self.quarantined |= {int(client): round for client, round in progress.get("quarantined", {}).items()}
@@ -137,8 +140,13 @@ class FederatedServer:
 
     @property
     def done(self) -> bool:
-        """Whether all rounds have run, or the targets have ended the run early."""
-        return is_done(self.experiment, [*self._decisive, *self.history[-1:]])
+        """Whether all rounds have run, or targets or patience have ended the run early."""
+        return self.selection.is_over or has_run_all(self.experiment, [*self._decisive, *self.history[-1:]])
+
+    @property
+    def has_best_round(self) -> bool:
+        """Whether the last round is the best one so far by `checkpoints.best`."""
+        return self.selection.best is not None and self.selection.best.round == self.round > 0
 
     def run_round(self) -> ExchangeSteps:
         """Run the next round. When the generator ends, the record of the round is the last of `history`."""
@@ -146,6 +154,8 @@ class FederatedServer:
         number = self.round + 1
         self.predictions = None
         state, record = yield from self._next(number)
+        if self._is_evaluated(number):
+            self.selection.check(record)
         # The round counts only now, with every aggregate received: if a worker is lost above, nothing has changed.
         self.committed = self.committed if state is None else number
         self.state, self.round, self.transmissions = state or self.state, number, record["transmissions"]
@@ -153,6 +163,7 @@ class FederatedServer:
         record["seconds"] = self.seconds
         self.history.append(record)
         self._note(record)
+        self.selection.note(record)
 
     @property
     def scored_model(self) -> Tree:

@@ -276,16 +276,18 @@ def passed_over(folder: Path, reason: str) -> str:
     return f"the checkpoint {folder} is damaged ({reason}) and is skipped"
 
 
-def prune(parent: Path, keep: int, newest: Path | None = None) -> None:
+def prune(parent: Path, keep: int, newest: Path | None = None, best: int | None = None) -> None:
     """Delete all but the newest `keep` intact checkpoints, and remains of interrupted writes.
 
     newest: the checkpoint that was just written. Checkpoints of later rounds belong to an abandoned course, because
     they were damaged or because the learner took over the state of another one, and are deleted, too. Damaged
-    checkpoints after the newest intact one stay.
+    checkpoints after the newest intact one stay. best: round whose checkpoints are kept in addition.
     """
     survivors: list[Path] = []
     for folder in reversed(checkpoints(parent)):
         abandoned = newest is not None and order_of(folder) > order_of(newest)
+        if not abandoned and round_of(folder) == best and is_intact(folder):
+            continue
         if not abandoned and len(survivors) < keep and is_intact(folder):
             survivors.append(folder)
         elif abandoned or survivors:

@@ -7,7 +7,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from hedgerow.platform.common.errors import UserError, first_line
-from hedgerow.platform.config.experiment import StepPlan
+from hedgerow.platform.config.engine_section import StepPlan
 from hedgerow.platform.config.validation_errors import objection
 
 AGAIN = "restore it from a copy, or run the experiment again"
@@ -40,6 +40,13 @@ class DataRecord(Record):
     frozen: str | None = None
 
 
+class SeriesNote(Record):
+    """Series of runs with different seeds that a run belongs to, see `run_folder.SeedSeries`."""
+
+    name: str
+    seeds: list[int] = Field(min_length=1)
+
+
 class Ended(Record):
     """Entries that run.json of a run, a search or a trial may have."""
 
@@ -55,6 +62,7 @@ class Ended(Record):
     wall_seconds: float = 0.0
     quarantined: dict[str, int] = {}
     diverged: list[str] = []
+    ended: str | None = None
     mlflow_run_id: str = ""
 
 
@@ -72,6 +80,7 @@ class RunRecord(Ended):
     packs: list[list[int]] = []
     table: TableNote | None = None
     no_vmap: str = ""
+    series: SeriesNote | None = None
 
 
 class TrialRecord(Ended):

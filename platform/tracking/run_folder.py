@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -31,6 +31,21 @@ COMMIT = "HEDGEROW_GIT_COMMIT"
 
 SOURCE = "HEDGEROW_SOURCE_COMMIT"
 """Variable with the commit of the package, for a job on a cluster that runs a copy of it."""
+
+
+@dataclass(frozen=True)
+class SeedSeries:
+    """Runs of one experiment with several seeds, each in its own folder.
+
+    name: of their folders, without the seed. seeds: all of them, in the order of the runs.
+    """
+
+    name: str
+    seeds: list[int]
+
+    def folder_name(self, seed: int) -> str:
+        """Name of the run folder of a seed."""
+        return f"{self.name}-seed{seed}"
 
 
 @dataclass(frozen=True)
@@ -86,6 +101,12 @@ class RunFolder:
         """Fingerprint of the model's frozen parameters and buffers; None if none is recorded."""
         return (self.record().get("data") or {}).get("frozen")
 
+    @property
+    def series(self) -> SeedSeries | None:
+        """Series of seeds that the run belongs to; None if it is a single run."""
+        note = self.record().get("series")
+        return SeedSeries(**note) if note else None
+
     def partition(self) -> dict[str, Any]:
         """Contents of partition.json, see `keep_partition`; empty if there is none. Raises UserError."""
         file = self.path / "partition.json"
@@ -106,13 +127,16 @@ class RunFolder:
 
 @contextmanager
 def new_run(
-    experiment: Experiment, data_root: Path | None, resolved: str | None = None
+    experiment: Experiment,
+    data_root: Path | None,
+    resolved: str | None = None,
+    series: SeedSeries | None = None,
 ) -> Iterator[tuple[RunFolder, RunLock]]:
     """Create the folder of a new run under the experiment's `output`, and hold its lock.
 
-    resolved: text of its experiment.yaml, if it contains more than the experiment.
+    resolved: text of its experiment.yaml, if it contains more than the experiment. series: that the run belongs to.
     """
-    folder = _new_folder(experiment)
+    folder = _folder_of_seed(experiment, series) if series else _new_folder(experiment)
     # Locked before it has a record: without one, no other process takes it for a run.
     with RunLock(folder.path) as lock:
         folder.experiment.write_text(resolved or dump_experiment(experiment))
@@ -125,20 +149,48 @@ def new_run(
             versions=versions(),
             git_commit=git_commit(),
             source_commit=source_commit(),
+            **({"series": asdict(series)} if series else {}),
         )
         yield folder, lock
 
 
+def new_series(experiment: Experiment) -> SeedSeries:
+    """Series of the experiment's `seeds`, with a name that no other series has."""
+    names = (name for name in _names(experiment) if not any(Path(experiment.output).glob(f"{name}-seed*")))
+    return SeedSeries(next(names), experiment.seeds or [experiment.seed])
+
+
+def _folder_of_seed(experiment: Experiment, series: SeedSeries) -> RunFolder:
+    folder = RunFolder(Path(experiment.output) / series.folder_name(experiment.seed))
+    if folder.exists:
+        raise UserError(f"{folder.path} exists already; `hedgerow resume {folder.path}` continues its series")
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(experiment, error) from None
+    return folder
+
+
+def _names(experiment: Experiment) -> Iterator[str]:
+    """Names of run folders: with the current time, then with a number after it."""
+    name = f"{experiment.name}-{datetime.now():%Y%m%d-%H%M%S}"
+    yield name
+    yield from (f"{name}-{n}" for n in range(2, 1000))
+
+
+def _unwritable(experiment: Experiment, error: OSError) -> UserError:
+    return UserError(f"output: cannot write under {experiment.output!r} ({error.strerror})")
+
+
 def _new_folder(experiment: Experiment) -> RunFolder:
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    for suffix in ("", *(f"-{n}" for n in range(2, 1000))):
-        folder = RunFolder(Path(experiment.output) / f"{experiment.name}-{stamp}{suffix}")
+    for name in _names(experiment):
+        folder = RunFolder(Path(experiment.output) / name)
         try:
             folder.path.mkdir(parents=True)
         except FileExistsError:
             continue
         except OSError as error:
-            raise UserError(f"output: cannot write under {experiment.output!r} ({error.strerror})") from None
+            raise _unwritable(experiment, error) from None
         if experiment.checkpoints.storage and Storage(experiment.checkpoints.storage).holds(folder.name):
             # The name belongs to another run, started elsewhere in the same second.
             folder.path.rmdir()

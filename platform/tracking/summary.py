@@ -8,6 +8,7 @@ from hedgerow.algorithms.core.messages import SPENT
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.measures_section import measure_name, mode_of
 from hedgerow.platform.storage.history import RoundRecord
+from hedgerow.platform.tracking.best_round import Selection
 
 
 def summarise(
@@ -172,9 +173,14 @@ def is_no_share(label: str) -> bool:
     return " " in label
 
 
-def is_done(experiment: Experiment, records: list[RoundRecord]) -> bool:
-    """Whether the records are a complete run: all rounds, or with `evaluation.stop`, all targets."""
+def has_run_all(experiment: Experiment, records: list[RoundRecord]) -> bool:
+    """Whether records include the last round or, with `evaluation.stop`, have reached all targets."""
     evaluation = experiment.evaluation
     if evaluation.stop and all(first_to(records, target, evaluation.target_metric) for target in evaluation.targets):
         return True
     return bool(records) and records[-1]["round"] >= experiment.rounds
+
+
+def is_done(experiment: Experiment, records: list[RoundRecord]) -> bool:
+    """Whether the records are a complete run: all rounds, or up to where targets or patience end it."""
+    return has_run_all(experiment, records) or Selection(experiment, records).is_over

@@ -33,6 +33,16 @@ def split_names(context: click.Context, parameter: click.Parameter, value: str) 
     return [name.strip() for name in value.split(",") if name.strip()]
 
 
+def split_seeds(context: click.Context, parameter: click.Parameter, value: str | None) -> list[int] | None:
+    """Split a value into different seeds at commas."""
+    if value is None:
+        return None
+    texts = [text.strip() for text in value.split(",")]
+    if not all(text.isdecimal() for text in texts) or len(set(map(int, texts))) < len(texts):
+        raise click.BadParameter(f"{value!r} is not a list of different whole numbers, such as 0,1,2")
+    return [int(text) for text in texts]
+
+
 def announce(*names: str | Path) -> None:
     """Print on a terminal that the command has started: importing torch, Ray and MLflow takes seconds."""
     if sys.stderr.isatty():

@@ -10,7 +10,7 @@ import numpy as np
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.summary import main_metric, reported
 from hedgerow.platform.ui.plotting import COLOURS, STYLES, grid, new_figure, save, tidy
-from hedgerow.platform.ui.series import AXES, STREAM_CURVES, Points, curve, metric_label, of_stream
+from hedgerow.platform.ui.series import AXES, STREAM_CURVES, Points, curve, mean_series, metric_label, of_stream
 
 
 def draw_curves(runs: dict[str, list[RoundRecord]], folder: Path, targets: list[float] | None = None) -> list[Path]:
@@ -32,25 +32,51 @@ def curve_figures(
     return {f"curves_by_{by}": partial(curves, runs, by, targets) for by in AXES}
 
 
+def draw_seed_curves(
+    groups: dict[str, list[list[RoundRecord]]], folder: Path, targets: list[float] | None = None
+) -> list[Path]:
+    """Draw the same as `draw_curves` for experiments with several seeds, as `seed_curves` does."""
+    if all(of_stream(records) for runs in groups.values() for records in runs):
+        return draw_curves(_one_by_one(groups), folder)
+    return [file for by in AXES for file in save(seed_curves(groups, by, targets), folder / f"curves_by_{by}")]
+
+
+def _one_by_one(groups: dict[str, list[list[RoundRecord]]]) -> dict[str, list[RoundRecord]]:
+    return {f"{name} ({i})": records for name, runs in groups.items() for i, records in enumerate(runs, 1)}
+
+
 def curves(runs: dict[str, list[RoundRecord]], by: str = "round", targets: list[float] | None = None) -> Any:
     """One figure of `draw_curves`. by: a key of AXES; ignored for algorithms on a stream."""
+    return seed_curves({name: [records] for name, records in runs.items()}, by, targets)
+
+
+def seed_curves(
+    groups: dict[str, list[list[RoundRecord]]], by: str = "round", targets: list[float] | None = None
+) -> Any:
+    """One figure of `draw_curves` for experiments with several runs, by name: lines are means over the runs, bands are
+    one standard deviation. On a stream, each run has its own line.
+    """
+    runs = {name: group[0] for name, group in groups.items()}
+    if all(map(of_stream, runs.values())):
+        runs = _one_by_one(groups) if max(map(len, groups.values())) > 1 else runs
     if all(map(of_stream, runs.values())):
         metrics = {
             name: {key: list(curve(records, key).values()) for key in STREAM_CURVES} for name, records in runs.items()
         }
         return stream_curves({"": metrics})
-    extra = list(dict.fromkeys(name for records in runs.values() for name in reported(records)))
-    main = f"test_{main_metric(record for records in runs.values() for record in records)}"
+    every = [records for group in groups.values() for records in group]
+    extra = list(dict.fromkeys(name for records in every for name in reported(records)))
+    main = f"test_{main_metric(record for records in every for record in records)}"
     share = "accuracy" in main
     figure, (accuracy, loss, *others) = grid(2 + len(extra), 5, 4)
     scales = (100 if share else 1, *[1] * len(extra))
     panels = list(zip((accuracy, *others), (main, *extra), scales, strict=True))
-    for index, (name, records) in enumerate(runs.items()):
+    for index, (name, group) in enumerate(groups.items()):
         style = line_style(index)
         for axes, key, scale in panels:
-            _line(axes, curve(records, key, by), scale, label=name, **style)
-        _line(loss, curve(records, "test_loss", by), 1, label=f"{name}, test", **style)
-        _line(loss, curve(records, "train_loss", by), 1, label=f"{name}, training", alpha=0.35, **style)
+            _line(axes, group, key, by, scale, label=name, **style)
+        _line(loss, group, "test_loss", by, label=f"{name}, test", **style)
+        _line(loss, group, "train_loss", by, label=f"{name}, training", alpha=0.35, **style)
     for target in targets or []:
         accuracy.axhline(100 * target, color="0.4", linestyle="--", linewidth=0.8)
         accuracy.annotate(
@@ -68,10 +94,16 @@ def curves(runs: dict[str, list[RoundRecord]], by: str = "round", targets: list[
     return figure
 
 
-def _line(axes: Any, points: dict[int, tuple[float, float]], scale: float, **style: Any) -> None:
-    if points:
-        x, y = np.array(list(points.values()), dtype=float).T
-        axes.plot(x, scale * y, marker="o" if len(points) == 1 else None, **style)
+def _line(axes: Any, runs: list[list[RoundRecord]], key: str, by: str, scale: float = 1, **style: Any) -> None:
+    """Draw the mean of a metric over runs and, for several runs, its band."""
+    series = mean_series("", [curve(records, key, by) for records in runs], 0)
+    if not series.points:
+        return
+    x, y = np.array(series.points, dtype=float).T
+    axes.plot(x, scale * y, marker="o" if len(x) == 1 else None, **style)
+    if series.spread:
+        spread = np.array(series.spread)
+        axes.fill_between(x, scale * (y - spread), scale * (y + spread), color=style["color"], alpha=0.15, linewidth=0)
 
 
 def line_style(index: int) -> dict[str, Any]:

@@ -294,7 +294,7 @@ def _notes(groups: list[SeedGroup], quantity: Quantity) -> list[str]:
     for run in (run for group in groups for run in group.runs if not run.is_finished):
         notes.append(f"{run.folder.path} has {run.records[-1]['round']} of {run.values['rounds']} rounds.")
     if any(len(group.runs) == 1 for group in groups):
-        notes.append("One seed gives no deviation and no conclusion about differences; run more seeds: --set seed=1.")
+        notes.append("One seed gives no deviation and no conclusion about differences; run more seeds: --seeds 0,1,2.")
     if any(not quantity.complete(i) for i in range(len(groups))):
         notes.append(f"Some runs have no finite {quantity.name}: they diverged or were not evaluated.")
     if len(groups) > MANY:

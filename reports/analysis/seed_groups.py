@@ -10,7 +10,7 @@ import numpy as np
 from hedgerow.reports.analysis.run_reader import Run
 from hedgerow.searchspaces.results.trials import Trial, short_label, short_names
 
-NOT_COMPARED = ("name", "seed", "output", "resources", "engine", "checkpoints", "tracking")
+NOT_COMPARED = ("name", "seed", "seeds", "output", "resources", "engine", "checkpoints", "tracking")
 """Keys of the file that do not distinguish experiments: numbers differ only by the seed and in the last bits."""
 
 

@@ -31,6 +31,31 @@ class MeanStd:
 
 
 @dataclass(frozen=True)
+class Estimate:
+    """Mean of some values with its 95 % confidence interval by Student's t, which assumes normal values.
+
+    error: standard error. One value, and equal ones, have no interval and no error.
+    """
+
+    mean: float
+    low: float | None = None
+    high: float | None = None
+    error: float | None = None
+
+    @classmethod
+    def of(cls, values: Sequence[float] | np.ndarray) -> "Estimate":
+        """values: at least one."""
+        v = np.asarray(values, dtype=float)
+        n, mean = len(v), float(v.mean())
+        error = float(v.std(ddof=1)) / math.sqrt(n) if n > 1 else 0.0
+        # Accuracies and rounds are discrete: two seeds that agree by chance do not show how much others would vary.
+        if not error > ALIKE * np.abs(v).max():
+            return cls(mean)
+        margin = float(student.ppf((1 + CONFIDENCE) / 2, n - 1)) * error
+        return cls(mean, mean - margin, mean + margin, error)
+
+
+@dataclass(frozen=True)
 class Difference:
     """The mean difference of at least two pairs.
 
@@ -54,14 +79,11 @@ class Difference:
 def paired(differences: Sequence[float]) -> Difference:
     """Mean, interval and p-values of paired differences."""
     d = np.asarray(differences, dtype=float)
-    n, mean = len(d), float(d.mean())
-    error, flips = float(d.std(ddof=1)) / math.sqrt(n), sign_flips(d)
-    # Accuracies and rounds are discrete: two seeds that agree by chance do not show how much others would vary.
-    if error <= ALIKE * np.abs(d).max():
-        return Difference(mean, None, None, flips, flips, n)
-    margin = float(student.ppf((1 + CONFIDENCE) / 2, n - 1)) * error
-    p = float(2 * student.sf(abs(mean) / error, n - 1))
-    return Difference(mean, mean - margin, mean + margin, p, flips, n)
+    n, flips, mean = len(d), sign_flips(d), Estimate.of(d)
+    if mean.low is None or mean.high is None or mean.error is None:
+        return Difference(mean.mean, None, None, flips, flips, n)
+    p = float(2 * student.sf(abs(mean.mean) / mean.error, n - 1))
+    return Difference(mean.mean, mean.low, mean.high, p, flips, n)
 
 
 def sign_flips(differences: Sequence[float] | np.ndarray) -> float:

@@ -5,17 +5,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike
 
 from hedgerow.algorithms.core.algorithm import Algorithm
-from hedgerow.algorithms.core.client_data import EVAL_BATCH_SIZE, Batch
 from hedgerow.algorithms.core.pytree import Tree
-from hedgerow.algorithms.personalized.adaptation import Adapting, adapted
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.models.vmap_check import compare_constants
 from hedgerow.platform.runs.own_data import same_data
+from hedgerow.platform.runs.trained_model import Support, TrainedModel
 from hedgerow.platform.runtime.factory import Data, build_algorithms
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.searchspaces.hedge.deployment import DeployedState, Policy
@@ -48,7 +46,7 @@ class DeployedModel:
         """Numbers of the deployed experts."""
         return list(self.weights)
 
-    def predict(self, x: ArrayLike, support: tuple[ArrayLike, ArrayLike] | None = None) -> np.ndarray:
+    def predict(self, x: ArrayLike, support: Support | None = None) -> np.ndarray:
         """Probabilities (samples, classes) of raw samples, stored like those of the data set.
 
         For several experts, these are the weighted means of their probabilities. support: samples and labels of a task,
@@ -56,7 +54,7 @@ class DeployedModel:
         Raises UserError if the data of the search have changed, or if the model cannot predict.
         """
         return sum(
-            weight * self._probabilities(self._algorithms[expert], self.models[expert], x, support)
+            weight * TrainedModel(self.folder.path, self._algorithms[expert], self.models[expert]).predict(x, support)
             for expert, weight in self.weights.items()
         )  # type: ignore[return-value]
 
@@ -68,29 +66,6 @@ class DeployedModel:
             (algorithms[expert],) = build_algorithms([experiment], *data)
             compare_constants(algorithms[expert].task.module, expert_folder(self.folder.path, expert).constants)
         return algorithms
-
-    def _probabilities(
-        self, algorithm: Algorithm, w: Tree, x: ArrayLike, support: tuple[ArrayLike, ArrayLike] | None
-    ) -> np.ndarray:
-        task, name = algorithm.task, algorithm.hyper.name
-        if not task.is_scored:
-            raise UserError(f"{self.folder.path}: the task of this search has no predictions, only parameters")
-        if task.is_static:
-            raise UserError(
-                f"{self.folder.path}: the model normalises by statistics of the clients' samples, which it does not "
-                "contain; choose a model such as resnet18_gn to predict with it"
-            )
-        predictor = task
-        if support is not None:
-            if not isinstance(algorithm.inner, Adapting):
-                raise UserError(f"predict: {name} does not adapt its model to a task; omit `support`")
-            batch = Batch(task.prepare(_tensor(support[0])), _tensor(support[1]).long())
-            predictor, w = adapted(task, w, batch, algorithm.inner.hyper)
-        parts = []
-        with torch.no_grad():
-            for rows in _tensor(x).split(EVAL_BATCH_SIZE):
-                parts.append(predictor.logits(w, task.prepare(rows)).softmax(-1).numpy())
-        return np.concatenate(parts) if parts else np.zeros((0, 0), np.float32)
 
 
 def read_deployed(
@@ -105,7 +80,3 @@ def read_deployed(
         )
     trials = {expert: plan.trial(overrides[expert]) for expert in state.weights}
     return DeployedModel(folder, state.round, state.policy, state.weights, state.models, trials, plan.experiment, data)
-
-
-def _tensor(values: ArrayLike) -> torch.Tensor:
-    return torch.from_numpy(np.array(values))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Evaluation
+from hedgerow.platform.config.model_selection import uses_test_samples
 from hedgerow.platform.runs.finished_run import page, rounds_frame
 from hedgerow.platform.runtime.factory import Data
 from hedgerow.platform.storage.history import RoundRecord
@@ -45,7 +46,6 @@ from hedgerow.searchspaces.results.trials import (
     trial_labels,
 )
 from hedgerow.searchspaces.spaces.search_file import SearchSpec, read_search
-from hedgerow.searchspaces.spaces.search_section import uses_test_samples
 
 if TYPE_CHECKING:
     from pandas import DataFrame

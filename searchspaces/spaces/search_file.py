@@ -12,6 +12,7 @@ from hedgerow.platform.common.registry import WITHOUT_IMPORTS, nearest
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import parse_experiment, read_experiment, read_file
 from hedgerow.platform.config.measures_section import measure_name
+from hedgerow.platform.config.model_selection import uses_test_samples
 from hedgerow.platform.config.old_spellings import SLOTS, modernize
 from hedgerow.platform.config.validation_errors import explain
 from hedgerow.platform.config.yaml_reader import Lines, dump_values
@@ -20,7 +21,6 @@ from hedgerow.searchspaces.spaces.search_section import (
     SearchKind,
     evaluated_metrics,
     search_file,
-    uses_test_samples,
 )
 from hedgerow.searchspaces.spaces.space import Overrides, Space, configurations, corners, frozen, with_overrides
 
@@ -122,7 +122,9 @@ def parse_search(
         if experiment.task.partition.is_stream and isinstance(section, dict):
             # Each task of a stream is scored on its test samples before it is learnt.
             section = {"metric": "test_accuracy", **section}
-        elif isinstance(section, dict):
+        if experiment.seeds:
+            raise UserError(f"{lines.get(('seeds',), source)}: seeds: a search has one seed for all trials; set `seed`")
+        if not experiment.task.partition.is_stream and isinstance(section, dict):
             section = _with_metric(section, experiment)
     except UserError as error:
         others = error
@@ -235,8 +237,9 @@ def _check_recording(search: SearchKind, experiment: Experiment) -> None:
             f"search.record: `all` needs every configuration up to its last round, but {search.alone_by} ends or "
             "changes some; record with kind grid, random or hedge, and replay the recording with `hedgerow replay`"
         )
-    if experiment.evaluation.stop:
-        raise UserError("search.record: `all` needs every round, but evaluation.stop ends trials early; remove it")
+    if experiment.evaluation.ends_early:
+        key = "stop" if experiment.evaluation.stop else "patience"
+        raise UserError(f"search.record: `all` needs every round, but evaluation.{key} ends trials early; remove it")
 
 
 def _check_noise(search: SearchKind, experiment: Experiment) -> None:

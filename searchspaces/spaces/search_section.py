@@ -251,11 +251,6 @@ class SearchKind(Section):
         return None if self.pack == "off" or self.alone_by else self.pack
 
 
-def uses_test_samples(metric: str) -> bool:
-    """Whether a metric is computed from test samples or from the samples on which clients are evaluated."""
-    return not metric.startswith("train_") and not {"test", "client"}.isdisjoint(metric.split("_"))
-
-
 KINDS = Registry(SEARCH_KINDS, SearchKind, "search.kind")
 """Accepted values of `search.kind`: a built-in name, or the dotted path of the user's own SearchKind."""
 

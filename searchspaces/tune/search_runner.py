@@ -25,7 +25,7 @@ from hedgerow.platform.config.old_spellings import SLOTS
 from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.data import Dataset
 from hedgerow.platform.data.partition_summary import partition_record
-from hedgerow.platform.runs.finished_run import last_parameters
+from hedgerow.platform.runs.finished_run import saved_parameters
 from hedgerow.platform.runs.mlflow_sync import PUSHES, close_tracking, finish_push, save_final_model
 from hedgerow.platform.runs.own_data import data_record, loop_note, same_data, unhashed
 from hedgerow.platform.runs.runner import notifier, recorded
@@ -385,4 +385,4 @@ def _save_best(finished: FinishedSearch, data: Data, target: Path) -> None:
     best = finished.best
     folder, experiment = expert_folder(finished.folder.path, int(best.name)), finished.plan.trial(best.overrides)
     if latest_checkpoint(folder.checkpoints):
-        save_final_model(experiment, data[0], last_parameters(experiment, folder, data), target)
+        save_final_model(experiment, data[0], saved_parameters(experiment, folder, data), target)

@@ -184,6 +184,21 @@ def test_damaged_checkpoints_do_not_count_among_those_that_are_kept(tmp_path):
     assert flaw(newest) is None
 
 
+def test_the_best_checkpoint_is_kept_in_addition_to_the_newest_ones(tmp_path):
+    rounds = {round: written(tmp_path, round) for round in (3, 5, 10, 15)}
+    prune(tmp_path, 2, rounds[15], best=3)
+    assert checkpoints(tmp_path) == [rounds[3], rounds[10], rounds[15]]
+    prune(tmp_path, 1, rounds[15], best=15)
+    assert checkpoints(tmp_path) == [rounds[10], rounds[15]]
+    # One that is damaged, or that belongs to an abandoned course, is no best one.
+    flip(rounds[10] / "server.safetensors")
+    prune(tmp_path, 1, rounds[15], best=10)
+    assert checkpoints(tmp_path) == [rounds[15]]
+    newest = written(tmp_path, 12)
+    prune(tmp_path, 1, newest, best=15)
+    assert checkpoints(tmp_path) == [newest]
+
+
 def test_large_checkpoints_are_not_read_again_to_prune(tmp_path, monkeypatch):
     written(tmp_path, 1)
     monkeypatch.setattr(

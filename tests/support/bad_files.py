@@ -209,6 +209,32 @@ BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
         add("evaluation: {target_metric: client_loss, targets: [0.0]}"),
         (":19: evaluation: target 0 is not a loss above 0",),
     ),
+    (
+        "best round by an unknown metric",
+        add("checkpoints: {best: validation_acuracy}"),
+        ("`checkpoints.best`: 'validation_acuracy' is no accuracy or loss", "; did you mean 'validation_accuracy'?"),
+    ),
+    (
+        "best round without validation samples",
+        add("checkpoints: {best: validation_loss}"),
+        ("`checkpoints.best: validation_loss` needs validation samples; set `task.validation: {fraction: 0.1}`",),
+    ),
+    (
+        "patience with test samples",
+        add("evaluation: {patience: {metric: test_loss, evaluations: 3}}"),
+        ("evaluation.patience.metric", "selects by samples that only score the result; set it to validation_loss"),
+    ),
+    (
+        "patience without clients",
+        add("evaluation: {clients: 0, patience: {metric: client_loss, evaluations: 3}}"),
+        ("`evaluation.patience.metric: client_loss` needs `evaluation.clients` above 0",),
+    ),
+    ("patience of 0", add("evaluation: {patience: {evaluations: 0}}"), (":19: evaluation.patience.evaluations",)),
+    ("consent to nothing", add("evaluation: {allow_test_selection: true}"), ("has no effect without",)),
+    ("seed and seeds", add("seeds: [0, 1]"), ("give either `seed`, for one run, or `seeds`",)),
+    ("a seed twice", change(("seed: 0", "seeds: [3, 3]")), ("`seeds` has a seed twice; remove one",)),
+    ("no seeds", change(("seed: 0", "seeds: []")), (":2: seeds",)),
+    ("a negative seed", change(("seed: 0", "seeds: [0, -1]")), (":2: seeds",)),
     ("target of 95", add("evaluation: {targets: [95]}"), (":19: evaluation: target 95 is not a test accuracy",)),
     ("bad name", change(("digits-fedavg", "a/b")), (":1: name must be letters, digits, '.', '_' and '-'", "not 'a/b'")),
     (

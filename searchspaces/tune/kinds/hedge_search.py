@@ -151,9 +151,10 @@ class HedgeSearch(SearchKind):
         check_range(self.mode, self.range, self.rate == "adahedge")
         if self.exploration is not None and self.rate not in ("exp3", "exp3_ix"):
             raise UserError(f"search.exploration: rate {self.rate} observes every expert; remove `exploration`")
-        if experiment.evaluation.stop:
+        if experiment.evaluation.ends_early:
+            key = "stop" if experiment.evaluation.stop else "patience"
             raise UserError(
-                "evaluation.stop cannot be used with kind hedge, which weights all experts in every round; remove it"
+                f"evaluation.{key} cannot be used with kind hedge, which weights all experts in every round; remove it"
             )
         if self.rate in ("tuned", "exp3", "exp3_ix") and experiment.evaluation.every > experiment.rounds:
             raise UserError(f"search.rate: `{self.rate}` needs at least one evaluated round; lower evaluation.every")

@@ -1,0 +1,97 @@
+"""Writes the model of a run to a file that needs no Hedgerow: a state dict, safetensors or ONNX."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from hedgerow.platform.common.errors import UserError, first_line
+from hedgerow.platform.common.quiet import quiet_libraries
+from hedgerow.platform.runs.finished_run import FinishedRun, Round
+
+FORMATS = (".pt", ".safetensors", ".onnx")
+
+INPUTS = {
+    ".pt": "normalised samples, (x - mean) / std",
+    ".safetensors": "normalised samples, (x - mean) / std",
+    ".onnx": "raw samples, as they are stored",
+}
+"""Samples that the exported model takes, by format. Token sequences are never normalised."""
+
+
+class RawModel(nn.Module):
+    """Model with the normalisation before it and the softmax behind it: raw samples -> probabilities."""
+
+    def __init__(self, module: nn.Module, prepare: Callable[[Tensor], Tensor]):
+        super().__init__()
+        self.module, self.prepare = module, prepare
+
+    def forward(self, samples: Tensor) -> Tensor:
+        probabilities: Tensor = self.module(self.prepare(samples)).softmax(-1)
+        return probabilities
+
+
+def check_target(file: Path) -> None:
+    """Raises UserError if the file has no known ending, or the library for its format is missing."""
+    if file.suffix not in FORMATS:
+        raise UserError(f"{file}: the ending names the format; choose one of {', '.join(FORMATS)}")
+    if file.suffix == ".onnx":
+        try:
+            import onnx  # noqa: F401
+            import onnxscript  # noqa: F401
+        except ImportError:
+            raise UserError(
+                f"{file}: ONNX needs further packages; install them: pip install 'hedgerow[onnx]'"
+            ) from None
+
+
+def export_model(run: FinishedRun, file: Path, round: Round = None) -> None:
+    """Write the model of a run. round: see `FinishedRun.module`. Raises UserError.
+
+    .pt: state dict, for `torch.load(file, weights_only=True)`. .safetensors: the same tensors; mean and standard
+    deviation of the normalisation are in its metadata, as JSON. .onnx: a graph from raw samples, as they are stored, to
+    probabilities (samples, classes), for any number of samples.
+    """
+    check_target(file)
+    module = run.module(round)
+    state = {name: tensor.detach().contiguous().clone() for name, tensor in module.state_dict().items()}
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if file.suffix == ".pt":
+            torch.save(state, file)
+        elif file.suffix == ".safetensors":
+            save_file(state, file, {"format": "pt", **_normalisation(run)})
+        else:
+            _save_onnx(run, module, file, round)
+    except OSError as error:
+        raise UserError(f"{file}: cannot be written ({error.strerror or first_line(error)})") from None
+
+
+def _normalisation(run: FinishedRun) -> dict[str, str]:
+    task = run.task
+    parts = {"mean": task.mean, "std": task.std}
+    return {name: json.dumps(tensor.tolist()) for name, tensor in parts.items() if tensor is not None}
+
+
+def _save_onnx(run: FinishedRun, module: nn.Module, file: Path, round: Round) -> None:
+    samples = run.samples[:2]
+    # The same refusals as for predictions: static batch norm, tasks without predictions.
+    run.predict(samples, round)
+    quiet_libraries()
+    try:
+        torch.onnx.export(
+            RawModel(module, run.task.prepare).eval(),
+            (torch.tensor(samples),),
+            str(file),
+            input_names=["samples"],
+            output_names=["probabilities"],
+            dynamic_shapes=({0: torch.export.Dim("batch")},),
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+        )
+    except torch.onnx.OnnxExporterError as error:
+        raise UserError(f"{file}: ONNX cannot express this model ({first_line(error)}); export .safetensors") from error

@@ -1,0 +1,160 @@
+"""The model of a run, taken out of it: module, predictions and exported files are those that the run scored."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from ray_runs import small
+from safetensors.torch import load_file
+from torch import nn
+from toys import FrozenFirst
+
+import hedgerow
+from hedgerow.cli import main
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.runtime.factory import build_data
+
+PLAIN = {
+    "rounds": 3,
+    "algorithm": {"name": "fedavg", "batch_size": 8},
+    "resources__executor": "inline",
+    "checkpoints__every": 1,
+    "checkpoints__keep": 3,
+}
+
+
+def run(tmp_path, **settings):
+    """A finished run as read from its folder, and its data set and partition."""
+    experiment = small(tmp_path / "runs", **{**PLAIN, **settings})
+    finished = hedgerow.run(experiment, show=False)
+    return hedgerow.load(finished.folder.path), *build_data(experiment, None)
+
+
+def accuracy(probabilities, labels):
+    return (probabilities.argmax(1) == labels).mean()
+
+
+@pytest.mark.parametrize("model", [{"name": "mlp", "hidden": [8]}, {"name": "toys.FrozenFirst"}], ids=["mlp", "frozen"])
+def test_predictions_have_the_accuracy_that_the_run_recorded(model, tmp_path):
+    finished, dataset, _ = run(tmp_path, task__model=model)
+    for round in (1, 2, 3, None):
+        probabilities, module = finished.predict(dataset.x_test, round), finished.module(round)
+        assert accuracy(probabilities, dataset.y_test) == finished.records[(round or 0) - 1]["test_accuracy"]
+        np.testing.assert_allclose(probabilities.sum(1), 1, atol=1e-6)
+        logits = module(finished.prepare(dataset.x_test)).detach()
+        np.testing.assert_allclose(logits.softmax(-1).numpy(), probabilities, atol=1e-6)
+        assert not module.training
+
+
+def test_a_run_in_memory_has_the_same_module_as_its_folder(tmp_path):
+    finished = hedgerow.run(small(tmp_path, **PLAIN), show=False)
+    ours, loaded = (one.module().state_dict() for one in (finished, hedgerow.load(finished.folder.path)))
+    assert all(torch.equal(ours[name], loaded[name]) for name in loaded)
+
+
+def test_a_run_on_own_arrays_predicts_without_being_given_them_again(tmp_path):
+    experiment = small(tmp_path, **PLAIN)
+    dataset, partition = build_data(experiment, None)
+    finished = hedgerow.run(experiment, data=(dataset, partition), show=False)
+    assert accuracy(finished.predict(dataset.x_test), dataset.y_test) == finished.records[-1]["test_accuracy"]
+
+
+def test_the_module_needs_no_run_folder_and_fits_the_class_of_the_user(tmp_path):
+    finished, dataset, _ = run(tmp_path, task__model={"name": "toys.FrozenFirst"})
+    module, inputs, expected = finished.module(), finished.prepare(dataset.x_test), finished.predict(dataset.x_test)
+    shutil.rmtree(finished.folder.path)
+    own = FrozenFirst()
+    own.load_state_dict(module.state_dict())
+    assert torch.equal(own(inputs), module(inputs))
+    np.testing.assert_allclose(own(inputs).softmax(-1).detach().numpy(), expected, atol=1e-6)
+
+
+def test_tensors_of_the_model_that_are_buffers_are_loaded_too():
+    from hedgerow.platform.runs.trained_model import filled
+
+    module = nn.BatchNorm1d(2)
+    values = {"weight": [3.0, 4.0], "running_mean": [1.0, 2.0], "num_batches_tracked": np.array(7)}
+    state = filled(module, {name: np.array(value) for name, value in values.items()}).state_dict()
+    assert {name: state[name].tolist() for name in values} == {**values, "num_batches_tracked": 7}
+    assert state["running_var"].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("adapt", ["maml", "proto"])
+def test_personal_models_predict_for_their_client(adapt, tmp_path):
+    personal = {"name": "per_fedavg", "adapt": adapt, "batch_size": 4}
+    finished, dataset, partition = run(tmp_path, algorithm=personal, task__partition__holdout=0.3)
+    own = partition.shares()["held_out"]
+    scores = []
+    for client, (start, size) in enumerate(zip(own.offsets, own.sizes, strict=True)):
+        rows = partition.order[start : start + size]
+        scores.append(
+            (finished.predict(dataset.x_train[rows], client=client).argmax(1) == dataset.y_train[rows]).mean()
+        )
+    assert np.mean(scores) == pytest.approx(finished.records[-1]["client_accuracy"], abs=1e-7)
+
+    with pytest.raises(UserError, match=r"every client has its own model; choose one by `client=`, from 0 to 11"):
+        finished.predict(dataset.x_test)
+    with pytest.raises(UserError, match="no client 12; choose one from 0 to 11"):
+        finished.predict(dataset.x_test, client=12)
+    common = finished.module().state_dict()
+    assert all(torch.equal(common[name], torch.tensor(finished.parameters[name])) for name in common)
+    if adapt == "proto":
+        with pytest.raises(UserError, match="so it is no module; use `predict`"):
+            finished.module(client=0)
+    else:
+        rows = dataset.x_train[:5]
+        logits = finished.module(client=3)(finished.prepare(rows)).detach()
+        np.testing.assert_allclose(logits.softmax(-1).numpy(), finished.predict(rows, client=3), atol=1e-6)
+
+
+def test_models_that_cannot_predict_say_why(tmp_path):
+    finished, dataset, _ = run(tmp_path)
+    for call, message in {
+        lambda: finished.module(9): r"has no checkpoint of round 9 \(available: 1, 2, 3\); checkpoints.every, ",
+        lambda: finished.module("best"): r"has no best round: set `checkpoints.best` in the experiment",
+        lambda: finished.predict(
+            dataset.x_test, client=0
+        ): "with fedavg all clients have the same model; omit `client`",
+    }.items():
+        with pytest.raises(UserError, match=message):
+            call()
+    static, dataset, _ = run(tmp_path, rounds=1, task__model={"name": "mlp_static", "hidden": [8]})
+    with pytest.raises(UserError, match="normalises by statistics of the clients' samples"):
+        static.predict(dataset.x_test)
+
+
+def test_exported_files_predict_the_same_without_hedgerow(tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    finished, dataset, _ = run(tmp_path, task__model={"name": "toys.FrozenFirst"})
+    files = {ending: tmp_path / "models" / f"model.{ending}" for ending in ("pt", "safetensors", "onnx")}
+    for file in files.values():
+        done = CliRunner().invoke(main, ["export", str(finished.folder), str(file), "--round", "2"])
+        assert done.exit_code == 0, done.output
+    expected = finished.predict(dataset.x_test, 2)
+    for state in (torch.load(files["pt"], weights_only=True), load_file(files["safetensors"])):
+        own = FrozenFirst()
+        own.load_state_dict(state)
+        logits = own(finished.prepare(dataset.x_test)).detach()
+        np.testing.assert_allclose(logits.softmax(-1).numpy(), expected, atol=1e-6)
+    session = onnxruntime.InferenceSession(files["onnx"])
+    for samples in (dataset.x_test, dataset.x_test[:1]):
+        (probabilities,) = session.run(["probabilities"], {"samples": samples})
+        np.testing.assert_allclose(probabilities, expected[: len(samples)], atol=1e-6)
+
+
+def test_exports_that_cannot_be_written_are_refused_in_one_sentence(tmp_path):
+    finished, *_ = run(tmp_path, rounds=1)
+    folder = str(finished.folder)
+    for arguments, message in {
+        (folder, "model.h5"): "model.h5: the ending names the format; choose one of .pt, .safetensors, .onnx",
+        (folder, "model.pt", "--best"): "has no best round: set `checkpoints.best`",
+        (folder, "model.pt", "--round", "7"): "has no checkpoint of round 7 (available: 1)",
+        (folder, "model.pt", "--round", "1", "--best"): "give either --round or --best",
+        (str(tmp_path), "model.pt"): "is not a run",
+        (folder, f"{folder}/run.json/model.pt"): "cannot be written (File exists)",
+    }.items():
+        done = CliRunner().invoke(main, ["export", *arguments])
+        assert done.exit_code == 2
+        assert message in done.output
