@@ -130,7 +130,7 @@ def _tracked(module: nn.Module) -> set[str]:
         f"{name}.{key}".removeprefix(".")
         for name, layer in module.named_modules()
         if isinstance(layer, (*BATCH_NORMS, *TRACKING_NORMS))
-        for key, _ in layer.named_buffers()
+        for key, _ in module.get_submodule(name).named_buffers()
     }
 
 

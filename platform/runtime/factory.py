@@ -206,8 +206,8 @@ def _check_repeats(experiment: Experiment, dataset: Dataset) -> None:
 
 def _check_train_mode(experiment: Experiment, algorithm: Algorithm) -> None:
     """Raise UserError when the experiment does not support a model or teacher that differs in training mode."""
-    teacher = algorithm.task.teacher
-    if teacher is not None and getattr(teacher, "train_mode", None) and experiment.task.teacher.model is not None:
+    config = experiment.task.teacher
+    if config and config.model is not None and getattr(algorithm.task.teacher, "train_mode", None):
         raise UserError(
             "task.teacher.model: a teacher with batch norm or dropout is not trained here; train it as a run of its "
             "own, and set task.teacher.run to its folder"
