@@ -405,6 +405,7 @@ def test_buffers_of_the_users_own_are_averaged(tmp_path):
         ({"evaluation": {"model": "clients"}}, "evaluation.model: averages"),
         ({"objective": {"kind": "synthetic"}}, "objective: synthetic reads features inside the model"),
         ({"engine": {"compile": True}}, "engine.compile: a model with"),
+        ({"engine": {"plans": {"train/clients": {"mode": "vmap", "compiled": True}}}}, "engine.plans: a model with"),
         ({"model": "FromNumPy"}, "task.model: mode_models.FromNumPy draws from NumPy or Python's random"),
         ({"model": "nothing"}, "task.model.name: mode_models.nothing returns an object of type dict"),
         ({"model": "not_callable"}, "task.model.name: 'mode_models.not_callable' is not callable"),
