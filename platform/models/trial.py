@@ -148,7 +148,7 @@ def _tracked(module: nn.Module) -> set[str]:
         f"{name}.{key}".removeprefix(".")
         for name, layer in module.named_modules()
         if isinstance(layer, (*BATCH_NORMS, *TRACKING_NORMS))
-        for key, _ in layer.named_buffers()  # type: ignore[attr-defined]
+        for key, _ in module.get_submodule(name).named_buffers()
     }
 
 

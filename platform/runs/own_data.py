@@ -36,7 +36,7 @@ def data_record(experiment: Experiment, data: Data, own: bool) -> dict[str, Any]
 
 def loop_note(experiment: Experiment, dataset: Dataset) -> dict[str, str]:
     """Entry `no_vmap` of run.json: why clients run one after the other; {} if their model can be batched."""
-    reason = getattr(build_module(experiment, dataset), "no_vmap", None)
+    reason: str | None = build_module(experiment, dataset).no_vmap  # type: ignore[assignment]
     return {"no_vmap": reason} if reason else {}
 
 

@@ -290,8 +290,10 @@ def _check_train_mode(experiment: Experiment, algorithm: Algorithm) -> None:
         raise UserError(f"evaluation.model: averages of clients' latest models have no {mode.layers}; set it to server")
     if experiment.fedex and mode.buffers and mode.policy != "average":
         raise UserError("task.model.buffers: FedEx scores each client's model, with its buffers; set it to average")
-    if experiment.engine.compile is True:
-        raise UserError(f"engine.compile: a model with {mode.layers} is not compiled; set it to auto")
+    engine = experiment.engine
+    if engine.compile is True or any(plan.compiled for plan in engine.plans.values()):
+        place = "compile" if engine.compile is True else "plans"
+        raise UserError(f"engine.{place}: a model with {mode.layers} is not compiled; set it to false")
 
 
 def _check_streams(experiment: Experiment, partition: Partition) -> None:

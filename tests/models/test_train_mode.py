@@ -13,6 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 
 import hedgerow
 from hedgerow.algorithms.core.client_data import BatchSpec
+from hedgerow.algorithms.core.keyed_layers import KeyedFunctions
 from hedgerow.algorithms.core.pytree import flatten
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import parse_experiment
@@ -256,8 +257,6 @@ def test_zero_probability_is_no_randomness_and_makes_no_wrapper():
 
 def test_masks_differ_between_clients_rounds_steps_and_calls(monkeypatch):
     """Every call draws other numbers: their first bits are all different."""
-    from hedgerow.algorithms.core.keyed_layers import KeyedFunctions
-
     seen = []
     original = KeyedFunctions._words
 
@@ -275,8 +274,6 @@ def test_masks_differ_between_clients_rounds_steps_and_calls(monkeypatch):
 
 
 def test_dropout_keeps_the_right_share_and_mean():
-    from hedgerow.algorithms.core.keyed_layers import KeyedFunctions
-
     x = torch.ones(200, 500)
     with KeyedFunctions((5, 7), None, False, False):
         y, whole, noise = F.dropout(x, 0.3), F.dropout2d(x.view(200, 50, 2, 5), 0.3), torch.randn(100_000)
@@ -288,6 +285,37 @@ def test_dropout_keeps_the_right_share_and_mean():
     assert float(noise.std()) == pytest.approx(1, abs=0.02)
     assert float(alpha.mean()) == pytest.approx(0, abs=0.02)
     assert float(alpha.std()) == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"is_causal": True},
+        {"attn_mask": torch.ones(5, 5, dtype=torch.bool).triu()},
+        {"attn_mask": torch.linspace(-1, 1, 25).view(5, 5), "scale": 0.3},
+        {"enable_gqa": True},
+    ],
+)
+def test_attention_is_torchs(options):
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(2, 4, 5, 3, generator=generator) for _ in range(3))
+    if "enable_gqa" in options:
+        key, value = key[:, :2], value[:, :2]
+    expected = F.scaled_dot_product_attention(query, key, value, **options)
+    with KeyedFunctions((1, 2), None, False, False):
+        # The probability is below the resolution of the random numbers.
+        drawn = F.scaled_dot_product_attention(query, key, value, dropout_p=1e-12, **options)
+    torch.testing.assert_close(drawn, expected)
+
+
+@pytest.mark.parametrize("mode", ["loop", "vmap"])
+def test_variants_that_run_together_are_those_that_run_alone(mode):
+    variants = [experiment("NormedImages", mode=mode, hyper={"lr": lr}) for lr in (0.1, 0.05)]
+    together = build_coordinator(variants, *build_data(variants[0], None), None, [None, None])
+    together.next_round()
+    for server, alone in zip(together.servers, variants, strict=True):
+        close(flatten(server.state), state_of(alone, 1))
 
 
 def test_one_actor_and_two_agree(tmp_path):
@@ -377,6 +405,7 @@ def test_buffers_of_the_users_own_are_averaged(tmp_path):
         ({"evaluation": {"model": "clients"}}, "evaluation.model: averages"),
         ({"objective": {"kind": "synthetic"}}, "objective: synthetic reads features inside the model"),
         ({"engine": {"compile": True}}, "engine.compile: a model with"),
+        ({"engine": {"plans": {"train/clients": {"mode": "vmap", "compiled": True}}}}, "engine.plans: a model with"),
         ({"model": "FromNumPy"}, "task.model: mode_models.FromNumPy draws from NumPy or Python's random"),
         ({"model": "nothing"}, "task.model.name: mode_models.nothing returns an object of type dict"),
         ({"model": "not_callable"}, "task.model.name: 'mode_models.not_callable' is not callable"),
