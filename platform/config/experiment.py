@@ -112,8 +112,8 @@ class TaskConfig(Section):
     )
     metrics: list[MetricChoice] | None = Field(
         None,
-        description="metrics of the evaluations, by name or dotted path, the main one first: test_NAME, client_NAME, "
-        "validation_NAME; null: the usual ones of the loss, and none for a loss of your own",
+        description="metrics of the evaluations, by name or dotted path, beginning with the main one: test_NAME, "
+        "client_NAME, validation_NAME; null: the usual ones of the loss, and none for a loss of your own",
     )
     problem: ProblemConfig | None = Field(
         None, description="bilevel problem, for bilevel algorithms; null: plain classification"
