@@ -9,12 +9,10 @@ import argparse
 import os
 import tempfile
 import time
-from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import psutil
 from measuring import PeakMemory, conditions, write_results
 from ray.tune.experiment import Trial
 
@@ -25,7 +23,6 @@ from hedgerow.searchspaces.spaces.search_file import SearchSpec, parse_search
 from hedgerow.searchspaces.tune.search_runner import search
 
 EXPERTS = 200
-RATIOS = {"ratio": "search, s", "processor ratio": "processor, s"}
 CORES = os.cpu_count() or 1
 
 
@@ -117,48 +114,27 @@ def stream_plan(output: str, rounds: int, **search: Any) -> SearchSpec:
 
 
 class Clock:
-    """Records when each round of an expert was reported.
+    """Records when each round of an expert was reported."""
 
-    rounds: of each expert. started: experts that have reported once every process has sent its first report. processor:
-    processor seconds of all processes at that time, and at the end of the last round.
-    """
-
-    def __init__(self, rounds: int, started: int) -> None:
-        self.labels, self.rounds, self.started = [""] * 12, rounds, started
+    def __init__(self) -> None:
+        self.labels = [""] * 12
         self.reports: list[tuple[float, int]] = []
-        self.seen: set[int] = set()
-        self.processor = [0.0, 0.0]
 
     def trial(self, index: int, record: dict[str, Any]) -> None:
         self.reports.append((time.perf_counter(), index))
-        if index not in self.seen:
-            self.seen.add(index)
-            if len(self.seen) == self.started:
-                self.processor[0] = processor_seconds()
-        if record["round"] == self.rounds:
-            self.processor[1] = processor_seconds()
 
     def state(self, index: int, text: str) -> None: ...
 
     def hedge(self, record: dict[str, Any]) -> None: ...
 
 
-def processor_seconds() -> float:
-    """Processor seconds so far of this process and its descendants, which include Ray's processes."""
-    root, total = psutil.Process(), 0.0
-    for process in [root, *root.children(recursive=True)]:
-        with suppress(psutil.Error):
-            times = process.cpu_times()
-            total += times.user + times.system
-    return total
-
-
 def timed(chosen: SearchSpec, started: int = CORES) -> dict[str, float]:
     """Run a search: its wall time, start-up time, memory, and the time of all rounds at its steady pace.
 
-    The steady pace begins when every process has sent its first report, after all imports. started: see Clock.
+    The steady pace begins when every process has sent its first report, after all imports. started: number of experts
+    that have reported by then.
     """
-    clock = Clock(chosen.experiment.rounds, started)
+    clock = Clock()
     began = time.perf_counter()
     with PeakMemory(every=0.5) as peak:
         search(chosen, show=clock)
@@ -168,7 +144,6 @@ def timed(chosen: SearchSpec, started: int = CORES) -> dict[str, float]:
     share = 1 - sum(at <= start for at, _ in clock.reports) / len(clock.reports)
     return {
         "search, s": round((clock.reports[-1][0] - start) / share, 2),
-        "processor, s": round((clock.processor[1] - clock.processor[0]) / share, 2),
         "start-up, s": round(firsts[0] - began, 1),
         "whole command, s": round(whole, 1),
         "peak MB": round(peak.megabytes),
@@ -228,9 +203,8 @@ def measure_lockstep(rounds: int, repeat: int) -> dict[str, Any]:
         for way in list(ways)[:: -1 if repeat % 2 else 1]:
             with tempfile.TemporaryDirectory() as output:
                 times[way] = timed(make(output, length, **ways[way]), started=12)
-        found[name] = {"rounds": length, **times}
-        for key, seconds in RATIOS.items():
-            found[name][key] = round(times["lock-step"][seconds] / times["ahead"][seconds], 3)
+        ratio = round(times["lock-step"]["search, s"] / times["ahead"]["search, s"], 3)
+        found[name] = {"rounds": length, **times, "ratio": ratio}
     return found
 
 
@@ -257,8 +231,7 @@ def main() -> None:
     if "lockstep" in arguments.only:
         runs = [measure_lockstep(arguments.rounds, repeat) for repeat in range(arguments.repeats)]
         results["lockstep"] = {
-            f"{name}, lock-step / ahead": {key: median(run[name][key] for run in runs) for key in RATIOS}
-            for name in ("federated", "stream")
+            f"{name}, lock-step / ahead": median(run[name]["ratio"] for run in runs) for name in ("federated", "stream")
         } | {"runs": runs}
     write_results("search" if len(arguments.only) == 3 else "-".join(["search", *arguments.only]), results)
 

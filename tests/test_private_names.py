@@ -111,6 +111,7 @@ def test_a_name_that_ray_does_not_have_is_one_sentence(monkeypatch):
         ray_private.set_listening(False)
     with pytest.raises(UserError, match="_schedule_trial_train"):
         ray_private.continue_trial(object(), None)
+    ray_private.forget_decisions(object())
     monkeypatch.setitem(sys.modules, "ray._common.utils", None)
     assert ray_private.system_memory() > 0
     assert Path(ray_private.default_temp_folder()).is_dir()

@@ -172,3 +172,13 @@ def continue_trial(controller: Any, trial: Any) -> None:
         getattr(controller, "_tune_controller", controller)._schedule_trial_train(trial)
     except AttributeError as error:
         raise _unsupported("_schedule_trial_train", error) from error
+
+
+def forget_decisions(controller: Any) -> None:
+    """Drop the decisions that a restored Ray Tune controller has kept for trials that were being saved.
+
+    Tune would execute such a decision after the next save of the trial, instead of the scheduler's new one, and a trial
+    that waited would never continue. Fallback: they stay.
+    """
+    for name in ("_cached_trial_decisions", "_queued_trial_decisions"):
+        getattr(getattr(controller, "_tune_controller", controller), name, {}).clear()

@@ -16,7 +16,7 @@ from ray.tune.schedulers import TrialScheduler
 from ray.tune.utils import flatten_dict
 
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.common.ray_private import continue_trial
+from hedgerow.platform.common.ray_private import continue_trial, forget_decisions
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.searchspaces.hedge.async_rounds import HedgeRounds
 from hedgerow.searchspaces.hedge.deployment import Deployment
@@ -238,6 +238,7 @@ class HedgeScheduler(TrialScheduler):
         if self._opened or not trials:
             return
         self._opened = True
+        forget_decisions(tune_controller)
         self.rounds.open(self._journal or _journal_of(trials))
         self._unfinished.difference_update(self.rounds.retired)
         for trial in trials:

@@ -1,5 +1,6 @@
 """Hedge on Ray Tune: the weights of a sequential run, whatever the number of slots and whoever dies."""
 
+import json
 import os
 import signal
 from collections import Counter
@@ -13,6 +14,7 @@ from internals import scheduler_of
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 from ray import tune
 from ray.tune.error import TuneError
+from ray.tune.schedulers import TrialScheduler
 from reservations import free_reservations
 from trainables import Scripted, loss_of
 
@@ -27,6 +29,8 @@ ray.cloudpickle.register_pickle_by_value(trainables)
 
 ROUNDS = 12
 EXPERTS = 5
+SAVED = 3
+"""Rounds between two checkpoints of a trial."""
 SUMS = [sum(loss_of(expert, round) for round in range(1, ROUNDS + 1)) for expert in range(EXPERTS)]
 """The cumulative losses of an undisturbed search."""
 
@@ -54,15 +58,16 @@ class Told:
 class Interruption(tune.Callback):
     """Ends the search after so many results, while the file `armed` exists: by Ctrl-C, or by an error.
 
-    After Ctrl-C Tune writes a last snapshot, after an error it writes none.
+    After Ctrl-C Tune writes a last snapshot, after an error it writes none. saves: only after a result after which Tune
+    saves the trial.
     """
 
-    def __init__(self, armed: Path, after: int, by: str):
-        self.armed, self.after, self.by = armed, after, by
+    def __init__(self, armed: Path, after: int, by: str, saves: bool = False):
+        self.armed, self.after, self.by, self.saves = armed, after, by, saves
 
     def on_trial_result(self, **info: Any) -> None:
         self.after -= 1
-        if self.after <= 0 and self.armed.exists():
+        if self.after <= 0 and self.armed.exists() and not (self.saves and info["result"]["round"] % SAVED):
             self.armed.unlink()
             if self.by == "error":
                 raise RuntimeError("interrupted")
@@ -96,7 +101,7 @@ def search(
         run_config=tune.RunConfig(
             name="tune",
             failure_config=tune.FailureConfig(max_failures=failures),
-            checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=3, num_to_keep=1),
+            checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=SAVED, num_to_keep=1),
             verbose=0,
             **{"storage_path": str(folder)} | (run or {}),
         ),
@@ -282,6 +287,16 @@ class TestRestore:
         expected = HedgeRounds(Hedge(EXPERTS, 0.1), "loss", "min", range=(0, 1), journal=journal).hedge
         assert scheduler.rounds.hedge.probs() == pytest.approx(expected.probs(), abs=1e-12)
         assert scheduler.rounds.hedge.losses == pytest.approx([SUMS[i] for i in range(EXPERTS)], abs=1e-12)
+
+    def test_a_trial_that_waited_while_it_was_saved_continues_after_its_next_checkpoint(self, tmp_path):
+        (armed := tmp_path / "armed").touch()
+        # Of two experts in lock-step, the first to report a round waits.
+        stop = Interruption(armed, 5, "ctrl-c", saves=True)
+        search(tmp_path, experts=2, ahead=0, run={"callbacks": [stop]})
+        (snapshot,) = (tmp_path / "tune").glob("experiment_state-*.json")
+        kept = json.loads(snapshot.read_text())["runner_data"]["_cached_trial_decisions"]
+        assert list(kept.values()) == [TrialScheduler.NOOP]
+        assert finish(restored(tmp_path)).rounds.on_round.records == sequential(2)
 
     def test_an_expert_that_had_ended_is_not_waited_for_without_a_line_in_the_journal(self, tmp_path):
         (armed := tmp_path / "armed").touch()
