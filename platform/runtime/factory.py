@@ -308,6 +308,7 @@ def build_algorithms(experiments: list[Experiment], dataset: Dataset, partition:
     if any(one.slots.are_filled for one in experiments):
         pairs = zip(algorithms, experiments, strict=True)
         algorithms = [cast(Algorithm, Slotted(inner, one.slots)) for inner, one in pairs]
-    if first.fedex is None:
-        return algorithms
-    return [cast(Algorithm, FedExRounds(algorithm, first.fedex)) for algorithm in algorithms]
+    return [
+        cast(Algorithm, FedExRounds(algorithm, one.fedex)) if one.fedex else algorithm
+        for algorithm, one in zip(algorithms, experiments, strict=True)
+    ]
