@@ -2,7 +2,7 @@
 
     python benchmarks/tuning.py record [digits mnist ...] [--parts plain noisy ...] [--recordings 0 1 ...]
                                        [--data-root FOLDER] [--quick]
-    python benchmarks/tuning.py compare [digits mnist ...] [--seeds 5] [--quick]
+    python benchmarks/tuning.py compare [digits mnist ...] [--methods ASHA ...] [--seeds 5] [--quick]
 
 `record` trains every configuration of a task to its last round and keeps the curves in build/tuning; for FedEx, it
 trains runs whose clients draw configurations (parts fedex and arms). `compare` replays all methods on them at several
@@ -14,7 +14,7 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 from measuring import RESULTS, conditions
-from tuning_ranks import draw_ranks, ranking
+from tuning_ranks import draw_ranks, rankings
 from tuning_tasks import ARMS, FEDEX, NOISY, NOISY_CLIENTS, PARTS, PLAIN, TASKS, Task, record, seeds_of
 
 from hedgerow.platform.actors.session import ray_session
@@ -163,14 +163,28 @@ def by_recording(rows: list[Row], budget: float, method: str, value: str) -> lis
     return [mean(row[value] for row in chosen if row["recording"] == number) for number in numbers]
 
 
-def summary(rows: list[Row], methods: list[str], budgets: tuple[float, ...]) -> dict[str, Any]:
-    """Means by budget and method, and the differences from Hedge, paired over recordings."""
-    result: dict[str, Any] = {}
-    for budget in budgets:
-        entry: dict[str, Any] = {}
-        for method in methods:
-            entry[method] = {value: by_recording(rows, budget, method, value) for value in ("test", "online", "spent")}
-        others = [method for method in methods if method != REFERENCE]
+Scores = dict[str, dict[str, dict[str, list[float]]]]
+"""Test score, online score and cost for each recording, by budget and method."""
+
+
+def scores_of(rows: list[Row], methods: Iterable[str], budgets: tuple[float, ...]) -> Scores:
+    """Means over the seeds of the replays."""
+    values = ("test", "online", "spent")
+    return {
+        str(budget): {
+            method: {value: by_recording(rows, budget, method, value) for value in values} for method in methods
+        }
+        for budget in budgets
+    }
+
+
+def summary(scores: Scores) -> dict[str, Any]:
+    """Scores with the differences from Hedge, paired over recordings."""
+    result: dict[str, Any] = {
+        budget: {method: dict(one) for method, one in of.items()} for budget, of in scores.items()
+    }
+    for entry in result.values():
+        others = [method for method in entry if method != REFERENCE]
         for value in ("test", "online"):
             if len(entry[REFERENCE][value]) < 2:
                 continue
@@ -181,7 +195,6 @@ def summary(rows: list[Row], methods: list[str], budgets: tuple[float, ...]) -> 
             for method, p in zip(others, corrected, strict=True):
                 one = found[method]
                 entry[method][f"{value} minus {REFERENCE}"] = [one.mean, one.low, one.high, p]
-        result[str(budget)] = entry
     return result
 
 
@@ -192,10 +205,10 @@ def best_of(name: str, task: Task) -> list[float]:
     return [score(one, task.is_stream) for one in found]
 
 
-def compare(tasks: dict[str, Task], repeats: int, folder: Path) -> None:
-    """Replay all methods on the recordings of some tasks, and write the results to a folder.
+def compare(tasks: dict[str, Task], chosen: list[str], repeats: int, folder: Path) -> None:
+    """Replay methods on the recordings of some tasks, and write the results to a folder.
 
-    Results of tasks that are not named, or have no recordings, stay in the file.
+    Results of other tasks and methods stay in the file. Raises UserError when those are of other recordings.
     """
     file = folder / "tuning.json"
     known = json.loads(file.read_text())["tasks"] if file.exists() else {}
@@ -204,10 +217,11 @@ def compare(tasks: dict[str, Task], repeats: int, folder: Path) -> None:
         if not seeds_of(name, task):
             print(f"{name}: no recording in {task.folder}, left out")
             continue
-        known[name] = rounded(results_of(name, task, repeats))
+        before = known.get(name, {}) if set(METHODS) - set(chosen) else {}
+        known[name] = rounded(results_of(name, task, chosen, repeats, before))
         print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
     known = {name: known[name] for name in TASKS if name in known}
-    ranks = {value: ranking(known, value, MAIN) for value in ("test", "online")}
+    ranks = rankings(known, MAIN)
     results = {
         "methods": {
             title: {"slots": method.slots, "description": method.description}
@@ -216,20 +230,29 @@ def compare(tasks: dict[str, Task], repeats: int, folder: Path) -> None:
         },
         "main": MAIN,
         "tasks": known,
-        "ranks": {value: rounded(found) for value, found in ranks.items() if found},
+        "ranks": rounded(ranks),
     }
     folder.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(results, indent=1) + "\n")
-    titles = {"test": "Test score of the choice", "online": "Online score"}
-    if results["ranks"]:
-        draw_ranks({titles[value]: found for value, found in results["ranks"].items()}, folder / "tuning-ranks.png")
+    if ranks:
+        draw_ranks(ranks, folder / "tuning-ranks.png")
     print(f"Results are in {folder}.")
 
 
-def results_of(name: str, task: Task, repeats: int) -> dict[str, Any]:
-    """Results of a task: its size, scores by budget and method, and its further studies."""
-    methods = available(name, task)
+def results_of(name: str, task: Task, chosen: list[str], repeats: int, before: dict[str, Any]) -> dict[str, Any]:
+    """Results of a task: its size, scores by budget and method, and its further studies.
+
+    before: results of other methods on the same recordings. Raises UserError when the recordings are others.
+    """
+    methods = {title: method for title, method in available(name, task).items() if title in chosen}
+    best = best_of(name, task)
+    if before and (rounded(best), repeats) != (before["best"], before["seeds"]):
+        raise UserError(f"{name}: the results in the file are of other recordings or seeds; compare all methods again")
     first = Recording.read(task.file(name, seeds_of(name, task)[0]))
+    scores = scores_of(list(rows_of(name, task, methods, repeats, BUDGETS)), methods, BUDGETS)
+    for budget, entry in scores.items():
+        all_methods = before["budgets"][budget] | entry if before else entry
+        scores[budget] = {title: all_methods[title] for title in METHODS if title in all_methods}
     return {
         "title": task.title,
         "rounds": first.file["rounds"],
@@ -239,11 +262,11 @@ def results_of(name: str, task: Task, repeats: int) -> dict[str, Any]:
         "recordings": len(seeds_of(name, task)),
         "seeds": repeats,
         "conditions": conditions(),
-        "best": best_of(name, task),
-        "budgets": summary(list(rows_of(name, task, methods, repeats, BUDGETS)), list(methods), BUDGETS),
-        "one run": one_run(name, task) if "FedEx" in methods else None,
-        "noise": noise_study(name, task, repeats) if task.noise else None,
-        "deployed": stream_study(name, task) if task.is_stream else None,
+        "best": best,
+        "budgets": summary(scores),
+        "one run": one_run(name, task) if "FedEx" in methods else before.get("one run"),
+        "noise": before["noise"] if before else noise_study(name, task, repeats) if task.noise else None,
+        "deployed": before["deployed"] if before else stream_study(name, task) if task.is_stream else None,
     }
 
 
@@ -303,7 +326,7 @@ def noise_study(name: str, task: Task, repeats: int) -> dict[str, Any]:
     study = {}
     for title, (scale, part) in kinds.items():
         rows = list(rows_of(name, task, methods, repeats, (MAIN,), scale, part))
-        study[title] = summary(rows, list(methods), (MAIN,))[str(MAIN)]
+        study[title] = summary(scores_of(rows, methods, (MAIN,)))[str(MAIN)]
     return study
 
 
@@ -328,11 +351,18 @@ def main() -> None:
     recorder.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="recordings (default: all)")
     recorder.add_argument("--recordings", type=int, nargs="+", default=None, help="seeds (default: those of the task)")
     recorder.add_argument("--data-root", type=Path, default=None)
+    comparer.add_argument(
+        "--methods", nargs="+", choices=METHODS, default=list(METHODS), help="methods to replay (default: all)"
+    )
     comparer.add_argument("--seeds", type=int, default=5, help="seeds of the replays")
     given = parser.parse_args()
     tasks = {name: TASKS[name].quick if given.quick else TASKS[name] for name in given.tasks}
     if given.command == "compare":
-        compare(tasks, given.seeds, next(iter(tasks.values())).folder if given.quick else RESULTS)
+        folder = next(iter(tasks.values())).folder if given.quick else RESULTS
+        try:
+            compare(tasks, given.methods, given.seeds, folder)
+        except UserError as error:
+            parser.exit(2, f"{error}\n")
         return
     with ray_session(None):
         for name, task in tasks.items():

@@ -8,12 +8,26 @@ import numpy as np
 from scipy.stats import friedmanchisquare, rankdata, studentized_range
 
 
-def ranking(tasks: dict[str, Any], value: str, budget: float) -> dict[str, Any] | None:
-    """Mean ranks over the recordings of all tasks on which every method has the value; Friedman's test, and Nemenyi's
-    distance. None: there is no such task.
+def rankings(tasks: dict[str, Any], budget: float) -> dict[str, dict[str, Any]]:
+    """Rankings by test score and by online score, of the methods that were measured on every task; and of all methods,
+    if these are more. tasks: results by name.
     """
     entries = {name: task["budgets"][str(budget)] for name, task in tasks.items()}
     methods = list(dict.fromkeys(method for entry in entries.values() for method in entry))
+    common = [method for method in methods if all(method in entry for entry in entries.values())]
+    found = {}
+    for kind, compared in {"": common, ", all methods": methods}.items():
+        for value in ("test", "online"):
+            ranks = ranking(entries, compared, value) if kind == "" or len(common) < len(methods) else None
+            if ranks:
+                found[value + kind] = ranks
+    return found
+
+
+def ranking(entries: dict[str, Any], methods: list[str], value: str) -> dict[str, Any] | None:
+    """Mean ranks of methods over the recordings of all tasks on which each of them has the value; Friedman's test, and
+    Nemenyi's distance. None: there is no such task.
+    """
     complete = {
         name: entry for name, entry in entries.items() if all(entry.get(method, {}).get(value) for method in methods)
     }
@@ -42,10 +56,13 @@ def draw_ranks(rankings: dict[str, dict[str, Any]], file: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 2.7 * len(rankings)), layout="constrained")
-    for axes, (title, found) in zip(figure.subplots(len(rankings), squeeze=False)[:, 0], rankings.items(), strict=True):
+    for axes, (name, found) in zip(figure.subplots(len(rankings), squeeze=False)[:, 0], rankings.items(), strict=True):
         order = sorted(found["ranks"].items(), key=lambda pair: pair[1])
         count, rows = len(order), -(-len(order) // 2)
-        axes.set_title(f"{title}: mean rank over {found['blocks']} recordings", fontsize=10, loc="left")
+        value, _, kind = name.partition(",")
+        title = {"test": "Test score of the choice", "online": "Online score"}[value] + (kind and f",{kind}")
+        where = f"{found['blocks']} recordings ({', '.join(found['tasks'])})"
+        axes.set_title(f"{title}: mean rank over {where}", fontsize=10, loc="left")
         axes.set_xlim(0.4, count + 0.6)
         axes.set_ylim(-rows - 1.6, 1.2)
         axes.axis("off")

@@ -14,7 +14,7 @@ from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.data import Dataset
 from hedgerow.platform.runtime.factory import build_data, build_partition
 from hedgerow.searchspaces.results.recording import Recording
-from hedgerow.searchspaces.spaces.search_file import parse_search
+from hedgerow.searchspaces.spaces.search_file import SearchSpec, parse_search
 from hedgerow.searchspaces.tune.search_runner import search
 
 BUILD = Path(__file__).parent.parent / "build"
@@ -174,16 +174,8 @@ def record(name: str, task: Task, seed: int, data_root: Path | None, part: str =
     file = task.file(name, seed, part)
     if file.exists():
         return
-    section = {
-        "kind": "grid",
-        "space": fedex_space(task, local=part == ARMS) if part in (FEDEX, ARMS) else task.space,
-        "metric": "ctm" if task.is_stream else "validation_accuracy",
-        "record": "all",
-        **({"noise": {"clients": NOISY_CLIENTS}} if part == NOISY else {}),
-    }
     with TemporaryDirectory() as folder:
-        values = {**task.values, "name": name, "seed": seed, "tracking": {"enabled": False}, "output": folder}
-        plan = parse_search({**values, "checkpoints": {"every": 1000}, "search": section})
+        plan = plan_of(name, task, seed, part, folder)
         start = time.perf_counter()
         dataset, _ = build_data(plan.experiment, data_root)
         few = fewer_tests(dataset, task.test)
@@ -193,6 +185,19 @@ def record(name: str, task: Task, seed: int, data_root: Path | None, part: str =
         replace(recording, name=file.stem).write(file)
     seconds = time.perf_counter() - start
     print(f"{file.stem}: {len(recording.configurations)} configurations, {seconds:.0f} s", flush=True)
+
+
+def plan_of(name: str, task: Task, seed: int, part: str, output: str) -> SearchSpec:
+    """Search that records a part of a task."""
+    section = {
+        "kind": "grid",
+        "space": fedex_space(task, local=part == ARMS) if part in (FEDEX, ARMS) else task.space,
+        "metric": "ctm" if task.is_stream else "validation_accuracy",
+        "record": "all",
+        **({"noise": {"clients": NOISY_CLIENTS}} if part == NOISY else {}),
+    }
+    run = {"name": name, "seed": seed, "tracking": {"enabled": False}, "output": output, "checkpoints": {"every": 1000}}
+    return parse_search({**task.values, **run, "search": section})
 
 
 def fedex_space(task: Task, local: bool) -> dict[str, list[Any]]:

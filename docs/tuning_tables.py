@@ -124,13 +124,17 @@ def one_run() -> str:
 def ranks() -> str:
     """Mean rank of each method by both scores."""
     found = results()["ranks"]
-    order = sorted(found["test"]["ranks"], key=lambda method: found["test"]["ranks"][method])
-    rows = [[method, *(f"{found[value]['ranks'][method]:.2f}" for value in ("test", "online"))] for method in order]
-    rows.append(
-        ["critical distance (Nemenyi, 5 %)", *(f"{found[value]['distance']:.2f}" for value in ("test", "online"))]
-    )
-    rows.append(["p-value of Friedman's test", *(f"{found[value]['friedman_p']:.2g}" for value in ("test", "online"))])
-    return table(["method", "rank by test score", "rank by online score"], rows)
+    methods = list(dict.fromkeys(method for one in found.values() for method in one["ranks"]))
+    order = sorted(methods, key=lambda method: [one["ranks"].get(method, len(methods)) for one in found.values()])
+    rows = [
+        [method, *(f"{one['ranks'][method]:.2f}" if method in one["ranks"] else "-" for one in found.values())]
+        for method in order
+    ]
+    rows.append(["recordings", *(f"{one['blocks']} ({', '.join(one['tasks'])})" for one in found.values())])
+    rows.append(["critical distance (Nemenyi, 5 %)", *(f"{one['distance']:.2f}" for one in found.values())])
+    rows.append(["p-value of Friedman's test", *(f"{one['friedman_p']:.2g}" for one in found.values())])
+    heads = [name.replace("test", "test score").replace("online", "online score") for name in found]
+    return table(["method", *heads], rows)
 
 
 def noise() -> str:

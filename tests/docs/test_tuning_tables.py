@@ -1,6 +1,7 @@
 """The page about tuning has a table for every measured task, and names what was not measured."""
 
 import json
+import math
 import sys
 
 import pytest
@@ -48,3 +49,34 @@ def test_no_method_spends_more_than_its_budget():
     for task in RESULTS["tasks"].values():
         for budget, methods in task["budgets"].items():
             assert all(spent <= float(budget) + 1e-4 for one in methods.values() for spent in one["spent"])
+
+
+@pytest.fixture
+def tasks(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import tuning_tasks
+
+    yield tuning_tasks
+    sys.modules.pop("tuning_tasks")
+
+
+def test_every_recording_of_the_benchmark_is_a_valid_search(tasks, tmp_path):
+    for name, task in tasks.TASKS.items():
+        for one in (task, task.quick):
+            plans = {part: tasks.plan_of(name, one, 0, part, str(tmp_path)) for part in one.parts}
+            assert len(plans[tasks.PLAIN].configurations) == math.prod(map(len, one.space.values()))
+            if one.drawable:
+                fixed = [values for key, values in one.space.items() if key not in one.drawable]
+                assert len(plans[tasks.FEDEX].configurations) == math.prod(map(len, fixed))
+
+
+def test_an_arm_draws_a_configuration_and_its_neighbours(tasks, tmp_path):
+    digits = tasks.TASKS["digits"]
+    arms = tasks.plan_of("digits", digits, 0, tasks.ARMS, str(tmp_path)).configurations
+    rates = [[one["algorithm.lr"] for one in arm["fedex.factors"][0]] for arm in arms]
+    assert rates[0] == [0.01, 0.03]
+    assert rates[-1] == [0.3, 1.0]
+    assert [0.03, 0.1, 0.3] in rates
+    assert len(arms) == 30
+    # The neighbourhoods of two values are equal.
+    assert len(tasks.plan_of("cifar", tasks.TASKS["cifar"], 0, tasks.ARMS, str(tmp_path)).configurations) == 8
