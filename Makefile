@@ -56,11 +56,10 @@ bench: setup
 	$(BIN)/python benchmarks/gpu.py
 	$(BIN)/python benchmarks/peers.py $(if $(DATA_ROOT),--data-root '$(DATA_ROOT)')
 
-# Records each task once, for about an hour, and replays every kind of search on the recordings.
+# Records each task once, for hours, and replays every kind of search on the recordings. QUICK=1 tries it in minutes.
 bench-tuning: setup
-	$(BIN)/python benchmarks/tuning.py record $(if $(DATA_ROOT),--data-root '$(DATA_ROOT)')
-	$(BIN)/python benchmarks/tuning.py record digits --noisy
-	$(BIN)/python benchmarks/tuning.py compare
+	$(BIN)/python benchmarks/tuning.py record $(if $(DATA_ROOT),--data-root '$(DATA_ROOT)') $(if $(QUICK),--quick)
+	$(BIN)/python benchmarks/tuning.py compare $(if $(QUICK),--quick)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -17,10 +17,10 @@ def results() -> dict[str, Any]:
 
 
 def tuning(part: str) -> str:
-    """One of the tables, by its name: a task, or tasks, methods, ranks, noise, conditions."""
+    """One of the tables, by its name: a task, or tasks, methods, ranks, noise, online, one run, conditions."""
     tables = {
         **{"tasks": tasks, "methods": methods, "ranks": ranks},
-        **{"noise": noise, "online": online, "conditions": conditions},
+        **{"noise": noise, "online": online, "one run": one_run, "conditions": conditions},
     }
     return tables[part]() if part in tables else scores(part)
 
@@ -55,13 +55,16 @@ def tasks() -> str:
 
 
 def methods() -> str:
-    """What each method does."""
-    found = results()["methods"].items()
-    rows = [
-        [name, method["description"], "all" if method["slots"] is None else str(method["slots"])]
-        for name, method in found
-    ]
-    return table(["method", "what it does", "trials at once"], rows)
+    """What each method does, and on which tasks it was measured."""
+    found = results()
+    rows = []
+    for name, method in found["methods"].items():
+        where = [task for task, one in found["tasks"].items() if name in one["budgets"][str(found["main"])]]
+        slots = "all" if method["slots"] is None else str(method["slots"])
+        rows.append(
+            [name, method["description"], slots, "all" if len(where) == len(found["tasks"]) else ", ".join(where)]
+        )
+    return table(["method", "what it does", "trials at once", "tasks"], rows)
 
 
 def scores(name: str) -> str:
@@ -91,28 +94,52 @@ def scores(name: str) -> str:
 def difference(entry: dict[str, Any], value: str) -> str:
     """Paired difference from Hedge in percentage points, with its 95 % interval and the corrected p-value."""
     found = entry.get(f"{value} minus {REFERENCE}")
-    if found is None:
-        return ""
-    middle, low, high, p = found
-    interval = "" if low is None else f" [{100 * low:+.1f}, {100 * high:+.1f}]"
+    return "" if found is None else points(*found)
+
+
+def points(middle: float, low: float | None, high: float | None, p: float) -> str:
+    """Difference in percentage points, with its interval and p-value."""
+    interval = "" if low is None or high is None else f" [{100 * low:+.1f}, {100 * high:+.1f}]"
     return f"{100 * middle:+.1f}{interval}, p = {p:.2g}"
+
+
+def one_run() -> str:
+    """Test score of one run of FedEx, of a run with a random configuration, and of the whole recording."""
+    rows = [
+        [
+            task["title"],
+            percent(found["cost"]),
+            percent(mean(found["FedEx"])),
+            percent(mean(found["random configuration"])),
+            points(*found["difference"]) if "difference" in found else "",
+            percent(mean(task["best"])),
+        ]
+        for task in results()["tasks"].values()
+        if (found := task["one run"])
+    ]
+    head = ["task", "cost", "one run of FedEx", "a random configuration", "difference", "whole recording"]
+    return table(head, rows)
 
 
 def ranks() -> str:
     """Mean rank of each method by both scores."""
     found = results()["ranks"]
-    order = sorted(found["test"]["ranks"], key=lambda method: found["test"]["ranks"][method])
-    rows = [[method, *(f"{found[value]['ranks'][method]:.2f}" for value in ("test", "online"))] for method in order]
-    rows.append(
-        ["critical distance (Nemenyi, 5 %)", *(f"{found[value]['distance']:.2f}" for value in ("test", "online"))]
-    )
-    rows.append(["p-value of Friedman's test", *(f"{found[value]['friedman_p']:.2g}" for value in ("test", "online"))])
-    return table(["method", "rank by test score", "rank by online score"], rows)
+    methods = list(dict.fromkeys(method for one in found.values() for method in one["ranks"]))
+    order = sorted(methods, key=lambda method: [one["ranks"].get(method, len(methods)) for one in found.values()])
+    rows = [
+        [method, *(f"{one['ranks'][method]:.2f}" if method in one["ranks"] else "-" for one in found.values())]
+        for method in order
+    ]
+    rows.append(["recordings", *(f"{one['blocks']} ({', '.join(one['tasks'])})" for one in found.values())])
+    rows.append(["critical distance (Nemenyi, 5 %)", *(f"{one['distance']:.2f}" for one in found.values())])
+    rows.append(["p-value of Friedman's test", *(f"{one['friedman_p']:.2g}" for one in found.values())])
+    heads = [name.replace("test", "test score").replace("online", "online score") for name in found]
+    return table(["method", *heads], rows)
 
 
 def noise() -> str:
     """Test score on digits at the main budget, by noise."""
-    study = results()["noise"]
+    study = next(task["noise"] for task in results()["tasks"].values() if task["noise"])
     order = list(next(iter(study.values())))
     rows = [
         [method, *(f"{percent(mean(study[kind][method]['test']))}" for kind in study)]
@@ -127,14 +154,20 @@ def online() -> str:
     """Accuracy on the tasks of the stream before they are learnt, by the rule that deploys an expert."""
     rows = [
         [rule, percent(mean(found["accuracy"])), percent(mean(found["cost"]))]
-        for rule, found in results()["stream"].items()
+        for task in results()["tasks"].values()
+        for rule, found in (task["deployed"] or {}).items()
     ]
     return table(["deployed expert", "accuracy on the next task", "client rounds, share of all experts"], rows)
 
 
 def conditions() -> str:
-    """Versions and machine."""
-    found = results()["conditions"]
+    """Versions and machine of each task."""
     names = ("python", "torch", "ray", "optuna", "numpy")
-    versions = ", ".join(f"{name} {found['versions'][name]}" for name in names if name in found["versions"])
-    return f"{found['cores']} cores ({found['cpu']}), {versions}.\n"
+    lines: dict[str, list[str]] = {}
+    for name, task in results()["tasks"].items():
+        found = task["conditions"]
+        versions = ", ".join(f"{name} {found['versions'][name]}" for name in names if name in found["versions"])
+        lines.setdefault(f"{found['cores']} cores ({found['cpu']}), {versions}.", []).append(name)
+    if len(lines) == 1:
+        return f"{next(iter(lines))}\n"
+    return "".join(f"- {', '.join(tasks)}: {line}\n" for line, tasks in lines.items())

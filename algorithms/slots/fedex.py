@@ -24,13 +24,9 @@ Values = dict[str, float]
 """Hyperparameters by their dotted keys in the experiment file: {"algorithm.lr": 0.1}."""
 
 
-class FedEx(Settings):
-    """Hyperparameters that each client draws anew in each round, from distributions that the run learns (FedEx)."""
+class FedExSteps(Settings):
+    """How the distributions of FedEx learn: the keys that a run and a search of kind fedex share."""
 
-    factors: list[list[Values]] = Field(
-        description="for each distribution, the values that a client may draw from it: numbers by their keys in this "
-        "file; one list of whole configurations, or one list per parameter"
-    )
     schedule: Schedule = Field(
         "adaptive",
         description="step size sqrt(2 ln N) / D with D: adaptive, root of the sum of max |g|^2 so far; aggressive, "
@@ -43,6 +39,15 @@ class FedEx(Settings):
         0.0,
         ge=0,
         description="entropy (in nats) below which a distribution stops to learn and its most probable value is used",
+    )
+
+
+class FedEx(FedExSteps):
+    """Hyperparameters that each client draws anew in each round, from distributions that the run learns (FedEx)."""
+
+    factors: list[list[Values]] = Field(
+        description="for each distribution, the values that a client may draw from it: numbers by their keys in this "
+        "file; one list of whole configurations, or one list per parameter"
     )
 
     @model_validator(mode="after")
@@ -110,7 +115,7 @@ def draw(state: Tree, cohort: Cohort, cutoff: float) -> list[Tensor]:
     return result
 
 
-def updated(state: Tree, draws: list[Tensor], errors: Tensor, sizes: Tensor, settings: FedEx) -> Tree:
+def updated(state: Tree, draws: list[Tensor], errors: Tensor, sizes: Tensor, settings: FedExSteps) -> Tree:
     """State after a round.
 
     draws: as returned by `draw`. errors, sizes (clients,): validation error of each client after its local training,
@@ -137,7 +142,7 @@ def updated(state: Tree, draws: list[Tensor], errors: Tensor, sizes: Tensor, set
     return {"baseline": sums, "updates": updates, "distributions": moved}
 
 
-def _moved(distribution: Tree, drawn: Tensor, excess: Tensor, updates: Tensor, settings: FedEx) -> Tree:
+def _moved(distribution: Tree, drawn: Tensor, excess: Tensor, updates: Tensor, settings: FedExSteps) -> Tree:
     """Distribution after a step. excess (clients,): weighted errors above the baseline."""
     if is_settled(distribution, settings.cutoff):
         return distribution

@@ -409,6 +409,7 @@ def build_algorithms(experiments: list[Experiment], dataset: Dataset, partition:
         algorithms = [cast(Algorithm, Slotted(inner, one.slots)) for inner, one in pairs]
     if task.train_mode is not None:
         algorithms = [cast(Algorithm, TrainModeRounds(algorithm)) for algorithm in algorithms]
-    if first.fedex is None:
-        return algorithms
-    return [cast(Algorithm, FedExRounds(algorithm, first.fedex)) for algorithm in algorithms]
+    return [
+        cast(Algorithm, FedExRounds(algorithm, one.fedex)) if one.fedex else algorithm
+        for algorithm, one in zip(algorithms, experiments, strict=True)
+    ]

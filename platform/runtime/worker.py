@@ -14,7 +14,7 @@ from torch import nn
 from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.client_data import is_narrow
 from hedgerow.algorithms.core.messages import MODEL, PREDICTIONS
-from hedgerow.algorithms.core.pytree import Tree, flatten, leaves, stack, sub, tree_map
+from hedgerow.algorithms.core.pytree import Tree, flatten, stack, sub, tree_map
 from hedgerow.algorithms.core.task import Task
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.old_spellings import current_states
@@ -145,8 +145,11 @@ class Worker:
         downs = broadcasts * (len(shards) // max(1, len(broadcasts)))
         for i, (shard, down) in enumerate(zip(shards, downs, strict=True)):
             if len(shard.clients):
-                # A float may determine the shape of a message: such variants do not run together.
-                shapes = tuple(leaf.shape for leaf in leaves(down))
+                # A float may determine the shape of a message, or the values that clients draw: such variants do not
+                # run together.
+                shapes = tuple(
+                    (path, leaf.shape) for path, leaf in flatten({"all": down, "own": shard.per_client}).items()
+                )
                 groups.setdefault((shard.fusion_key, shard.clients.tobytes(), shapes), []).append(i)
         for group in groups.values():
             self._carry_out([shards[i] for i in group], [downs[i] for i in group], [partials[i] for i in group])

@@ -17,6 +17,7 @@ from hedgerow.reports.sections.costs import ledger, timing
 from hedgerow.reports.sections.curves import SHOWN, curves
 from hedgerow.reports.sections.environment import environment, partitions
 from hedgerow.reports.sections.fairness import fairness
+from hedgerow.reports.sections.fedex_distributions import distribution_figures
 from hedgerow.reports.sections.hedge_weights import hedge_figures, hedge_sentences, search_tables
 from hedgerow.reports.sections.targets import targets
 from hedgerow.searchspaces.results.trials import Trial as Configuration
@@ -60,6 +61,7 @@ def sections(data: ReportData, groups: list[SeedGroup]) -> list[PageSection]:
         _targets(groups),
         _comparison(group_by_seed(data.compared)[0]),
         *(_search(index, search, learners, places) for index, search in enumerate(data.searches, start=1)),
+        _fedex(best),
         _fairness(best),
         _partition(data),
         _shown_by_the_method(best),
@@ -261,6 +263,12 @@ def _search(index: int, search: Any, learners: list[SeedGroup], places: dict[str
     title = f"Search {search.folder.name} ({finished.plan.search.kind})"
     alerts = [finished.test_note] if finished.test_note else []
     return PageSection(f"search-{index}", title, texts, parts, alerts)
+
+
+def _fedex(shown: list[SeedGroup]) -> PageSection | None:
+    parts = distribution_figures(shown)
+    texts = ["Probability of each value in the draws of the clients, after each round."]
+    return PageSection("fedex", "FedEx", texts, list(parts)) if parts else None
 
 
 def _partition(data: ReportData) -> PageSection | None:

@@ -10,7 +10,7 @@ from hedgerow.reports.analysis.seed_groups import SeedGroup, experiment_key
 from hedgerow.reports.charts.charts import Chart, areas, lines
 from hedgerow.reports.charts.html_table import HtmlTable, table
 from hedgerow.reports.sections.curves import SHOWN
-from hedgerow.searchspaces.results.hedge_curves import HINDSIGHT, HedgeCurves, score_kind
+from hedgerow.searchspaces.results.hedge_curves import HINDSIGHT, HedgeCurves, WeightCurves, score_kind
 from hedgerow.searchspaces.results.search_table import hedge_sentences as summary_text
 from hedgerow.searchspaces.results.trials import display, trial_labels
 
@@ -27,9 +27,7 @@ def hedge_figures(search: Search, learners: Sequence[SeedGroup], places: dict[st
     own_key = experiment_key(search.as_learner())
     name = next(learner.label for learner in learners if learner.key == own_key)
     curves, keys, labels = HedgeCurves.read(hedge, SHOWN), _keys(search), trial_labels(search.finished.trials)
-    other_count, colours = len(curves.others), _colours([keys[i] for i in curves.named], places)
-    names = [labels[i] for i in curves.named] + [f"{other_count} other{'s' * (other_count > 1)}"] * (other_count > 0)
-    bands = [(label, band.tolist()) for label, band in zip(names, curves.bands, strict=True)]
+    colours = _colours([keys[i] for i in curves.named], places)
 
     def series(label: str, values: np.ndarray, index: int, strong: bool = False) -> Series:
         return Series(label, list(zip(curves.rounds, values.tolist(), strict=True)), [], index, strong)
@@ -39,7 +37,7 @@ def hedge_figures(search: Search, learners: Sequence[SeedGroup], places: dict[st
     ]
     regret = [series("regret", curves.regret, 0), series("bound", curves.bound, 1)]
     charts = [
-        areas("Hedge's weights by round", curves.rounds, bands, "weight", colours),
+        stacked("Hedge's weights by round", curves, labels, "weight", colours),
         lines("Losses by round", losses, "round", "loss"),
         lines(
             "Hedge's regret by round", regret, "round", "summed loss above the best expert's",
@@ -53,6 +51,16 @@ def hedge_figures(search: Search, learners: Sequence[SeedGroup], places: dict[st
     kind = score_kind(search.finished.plan.search.metric)
     charts.append(lines("Deployed policies by round", deployed, "round", f"{kind}, mean over the rounds so far"))
     return [chart for chart in charts if chart is not None]
+
+
+def stacked(
+    title: str, curves: WeightCurves, labels: list[str], y_label: str, colours: Sequence[int] = range(SHOWN)
+) -> Chart:
+    """Stacked areas of weights over the rounds. labels: of all of them. colours: of the named ones."""
+    other_count = len(curves.others)
+    names = [labels[i] for i in curves.named] + [f"{other_count} other{'s' * (other_count > 1)}"] * (other_count > 0)
+    bands = [(label, band.tolist()) for label, band in zip(names, curves.bands, strict=True)]
+    return areas(title, curves.rounds, bands, y_label, colours)
 
 
 def _keys(search: Search) -> list[str]:

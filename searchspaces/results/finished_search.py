@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Self
 
+from hedgerow.algorithms.slots.fedex import FedEx
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Evaluation
 from hedgerow.platform.config.model_selection import uses_test_samples
@@ -46,6 +47,7 @@ from hedgerow.searchspaces.results.trials import (
     trial_labels,
 )
 from hedgerow.searchspaces.spaces.search_file import SearchSpec, read_search
+from hedgerow.searchspaces.spaces.space import with_overrides
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -180,23 +182,24 @@ class FinishedSearch:
 
     @property
     def thetas(self) -> list[Distribution]:
-        """Distributions of a FedEx search, after each round of its run; empty for other kinds."""
-        settings = self.plan.experiment.fedex
-        if not self.plan.search.is_one_run or settings is None or not any(trial.records for trial in self.trials):
+        """Distributions of the best trial after each of its rounds; empty if its clients do not draw by FedEx."""
+        if not self.trials or not self.best.records:
             return []
-        return distributions(settings, self.best.records)
+        section = with_overrides(self.plan.values, self.best.overrides).get("fedex")
+        return distributions(FedEx.model_validate(section), self.best.records) if section else []
 
     @property
     def summary(self) -> dict[str, Any]:
         """Hedge's regret and choices (`hedge_summary`); in a sweep, the row of the best trial. With the test score of
-        the best trial, as `winner_test_accuracy` and `winner_test_loss`, and the distributions of FedEx, as `theta`.
+        the best trial, as `winner_test_accuracy` and `winner_test_loss`, and its distributions of FedEx, as `theta`.
         """
-        winner = {f"winner_{name}": value for name, value in self.test_score.items()}
+        winner: dict[str, Any] = {f"winner_{name}": value for name, value in self.test_score.items()}
+        if thetas := self.thetas:
+            winner["theta"] = {one.name: one.rows for one in thetas}
         if self.hedge:
             labels = trial_labels(self.trials)
             return hedge_summary(self.hedge, labels, self.plan.search.metric, self.trials) | winner
-        theta = {"theta": {one.name: one.rows for one in self.thetas}} if self.thetas else {}
-        return self.rows[0] | winner | theta
+        return self.rows[0] | winner
 
     @cached_property
     def frame(self) -> "DataFrame":
@@ -266,8 +269,8 @@ class FinishedSearch:
         parallel = {"parallel_coordinates": partial(parallel_lines, self.trials, search.metric, search.mode)}
         return {
             **(of_hedge if hedge else {}),
-            **{f"fedex_{one.name}": partial(theta_areas, one) for one in self.thetas},
             **({} if search.is_one_run else parallel),
+            **{f"fedex_{one.name}": partial(theta_areas, one) for one in self.thetas},
             **curve_figures(best_runs(self.trials, metric=search.metric, mode=search.mode), self._wanted.accuracies),
         }
 

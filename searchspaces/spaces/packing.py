@@ -44,11 +44,14 @@ def pack_trials(experiments: Sequence[Experiment], room: int, size: int | None) 
 
 
 def _fusion_key(experiment: Experiment) -> str:
-    """Key of experts that can share a pack: all settings except the floats of the algorithm and its slots."""
+    """Key of experts that can share a pack: all settings except the floats of the algorithm and its slots, and the
+    values that clients draw for the same keys.
+    """
     hyper = experiment.hyper
     blank = hyper.with_floats(dict.fromkeys(hyper.floats(), "a float")).model_dump(mode="json", warnings=False)
-    values = experiment.model_dump(mode="json", exclude={*blank})
-    return json.dumps(values | blank, sort_keys=True)
+    values = experiment.model_dump(mode="json", exclude={*blank, "fedex"})
+    drawn = sorted(experiment.fedex.keys) if experiment.fedex else None
+    return json.dumps(values | blank | {"fedex": drawn}, sort_keys=True)
 
 
 def client_actors(resources: Resources) -> int:

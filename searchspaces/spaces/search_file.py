@@ -26,7 +26,7 @@ from hedgerow.searchspaces.spaces.space import Overrides, Space, configurations,
 
 SEARCHABLE = (
     *("algorithm", "task.model", "task.partition", "seed", "participation", "clients_per_round"),
-    *("aggregation", "transforms", "objective", "simulation", "engine"),
+    *("aggregation", "transforms", "objective", "fedex", "simulation", "engine"),
 )
 """Keys that may differ between the trials of a search; all trials share data, rounds, evaluation and resources."""
 
@@ -160,7 +160,7 @@ def parse_search(
     # Some corners are also configurations.
     each = {frozen(overrides): overrides for overrides in (*corners(search.space, resolved), *configs)}
     for overrides in each.values():
-        _check_trial(base, overrides, lines, source)
+        _check_trial(search, base, overrides, lines, source)
     if search.is_one_run:
         try:
             base = search.within_run(base, configs)
@@ -203,13 +203,22 @@ def _search_section(section: Any, lines: Lines, source: str, imports: bool = Tru
     return file.search
 
 
-def _check_trial(base: dict[str, Any], overrides: Overrides, lines: Lines, source: str) -> None:
-    """Raises UserError with the location of the searched key when a configuration is not a valid experiment."""
+def _check_trial(search: SearchKind, base: dict[str, Any], overrides: Overrides, lines: Lines, source: str) -> None:
+    """Raises UserError with the location of the searched key when a configuration is not a valid experiment, or has a
+    value in place of which clients draw others.
+    """
     places = dict(lines)
     for key in overrides:
         home = ("search", "space", key)
         places[tuple(key.split("."))] = lines.get(home, lines.get(("search", "space"), source))
-    parse_experiment(with_overrides(base, overrides), places, source)
+    fedex = parse_experiment(with_overrides(base, overrides), places, source).fedex
+    # The section of a search of kind fedex has the keys of its space.
+    drawn = set(fedex.keys) & set(overrides) if fedex and not search.is_one_run else set()
+    for key in sorted(drawn):
+        raise UserError(
+            f"{places[tuple(key.split('.'))]}: search.space.{key} has no effect, because the clients draw this key "
+            "(fedex.factors); remove it from one of them"
+        )
 
 
 def _check_space(search: SearchKind, experiment: Experiment) -> None:

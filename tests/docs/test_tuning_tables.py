@@ -1,6 +1,7 @@
 """The page about tuning has a table for every measured task, and names what was not measured."""
 
 import json
+import math
 import sys
 
 import pytest
@@ -22,19 +23,61 @@ def tuning(monkeypatch):
 def test_every_measured_task_has_a_table_on_the_page(tuning):
     for name, task in RESULTS["tasks"].items():
         assert f"::: tuning {name}\n" in PAGE
-        table = tuning(name)
-        assert table.count("\n") == 2 + len(RESULTS["methods"])
-        assert all(f"| {method} |" in table for method in RESULTS["methods"])
+        table, methods = tuning(name), task["budgets"][str(RESULTS["main"])]
+        assert table.count("\n") == 2 + len(methods)
+        assert all(f"| {method} |" in table for method in methods)
         assert task["title"] in tuning("tasks")
 
 
-def test_methods_without_a_result_are_named_as_such(tuning):
-    assert "BOHB" not in RESULTS["methods"]
-    assert "BOHB is part of the script, but\nwas not run" in PAGE
-    assert "FedEx" not in tuning("methods")
+def test_the_page_says_on_which_tasks_each_method_was_measured(tuning):
+    lines = {line.split(" | ")[0].removeprefix("| "): line for line in tuning("methods").splitlines()[2:]}
+    assert lines.keys() == RESULTS["methods"].keys()
+    for method, line in lines.items():
+        where = [name for name, task in RESULTS["tasks"].items() if method in task["budgets"][str(RESULTS["main"])]]
+        assert line.endswith(f" | {'all' if len(where) == len(RESULTS['tasks']) else ', '.join(where)} |")
+
+
+def test_ranks_are_over_the_tasks_on_which_every_method_was_measured():
+    for name, ranks in RESULTS["ranks"].items():
+        value = name.partition(",")[0]
+        entries = {name: task["budgets"][str(RESULTS["main"])] for name, task in RESULTS["tasks"].items()}
+        complete = [name for name, entry in entries.items() if all(entry.get(m, {}).get(value) for m in ranks["ranks"])]
+        assert ranks["tasks"] == complete
+        assert ranks["blocks"] == sum(RESULTS["tasks"][name]["recordings"] for name in complete)
 
 
 def test_no_method_spends_more_than_its_budget():
     for task in RESULTS["tasks"].values():
         for budget, methods in task["budgets"].items():
             assert all(spent <= float(budget) + 1e-4 for one in methods.values() for spent in one["spent"])
+
+
+@pytest.fixture
+def tasks(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import tuning_tasks
+
+    yield tuning_tasks
+    sys.modules.pop("tuning_tasks")
+
+
+def test_every_recording_of_the_benchmark_is_a_valid_search(tasks, tmp_path):
+    for name, task in tasks.TASKS.items():
+        for one in (task, task.quick):
+            plans = {part: tasks.plan_of(name, one, 0, part, str(tmp_path)) for part in one.parts}
+            assert len(plans[tasks.PLAIN].configurations) == math.prod(map(len, one.space.values()))
+            if one.drawable:
+                fixed = [values for key, values in one.space.items() if key not in one.drawable]
+                assert len(plans[tasks.FEDEX].configurations) == math.prod(map(len, fixed))
+
+
+def test_an_arm_draws_a_configuration_and_its_neighbours(tasks, tmp_path):
+    digits = tasks.TASKS["digits"]
+    arms = tasks.plan_of("digits", digits, 0, tasks.ARMS, str(tmp_path)).configurations
+    rates = [[one["algorithm.lr"] for one in arm["fedex.factors"][0]] for arm in arms]
+    assert rates[0] == [0.01, 0.03]
+    assert rates[-1] == [0.3, 1.0]
+    assert [0.03, 0.1, 0.3] in rates
+    assert len(arms) == 30
+    # The neighbourhoods of two values are equal.
+    assert len(tasks.plan_of("cifar", tasks.TASKS["cifar"], 0, tasks.ARMS, str(tmp_path)).configurations) == 8

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from hedgerow.algorithms.slots.fedex import FedEx, Schedule
+from hedgerow.algorithms.slots.fedex import FedEx, FedExSteps
 from hedgerow.algorithms.slots.fedex_rounds import incompatibility
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
@@ -13,7 +13,7 @@ from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.searchspaces.spaces.search_section import Overrides, SearchKind, SearchSetup
 
 
-class FedExSearch(SearchKind):
+class FedExSearch(FedExSteps, SearchKind):
     """FedEx: clients draw configurations of their local training within one run (Khodak et al. 2021)."""
 
     is_one_run: ClassVar[bool] = True
@@ -21,19 +21,6 @@ class FedExSearch(SearchKind):
     joint: bool = Field(
         False,
         description="one distribution over all combinations, not one for each key; always so with `samples`",
-    )
-    schedule: Schedule = Field(
-        "adaptive",
-        description="step size sqrt(2 ln N) / D with D: adaptive, root of the sum of max |g|^2 so far; aggressive, "
-        "max |g| of the round; auto, root of the number of rounds; constant, 1",
-    )
-    discount: float = Field(
-        0.0, ge=0, le=1, description="weight of earlier rounds in the baseline of the errors; 0: the last round alone"
-    )
-    cutoff: float = Field(
-        0.0,
-        ge=0,
-        description="entropy (in nats) below which a distribution stops to learn and its most probable value is used",
     )
 
     def build(self, setup: SearchSetup) -> tuple[None, None]:
@@ -72,12 +59,8 @@ class FedExSearch(SearchKind):
         """Returns the file with the section `fedex`. Raises UserError."""
         if prod(len(factor) for factor in self._factors(configurations)) < 2:
             raise UserError("search.space: kind fedex needs at least 2 configurations, and there is 1; add values")
-        section = FedEx(
-            factors=self._factors(configurations),
-            schedule=self.schedule,
-            discount=self.discount,
-            cutoff=self.cutoff,
-        ).model_dump(mode="json")
+        steps = self.model_dump(include=set(FedExSteps.model_fields))
+        section = FedEx(factors=self._factors(configurations), **steps).model_dump(mode="json")
         if values.get("fedex") not in (None, section):
             raise UserError("fedex: a search of kind fedex sets this section; remove it")
         return {**values, "fedex": section}

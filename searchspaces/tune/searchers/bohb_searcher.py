@@ -1,5 +1,6 @@
 """BOHB's model of the results, as a searcher of Ray Tune. Needs the extra `bohb`."""
 
+import logging
 from typing import Any
 
 from ConfigSpace import ConfigurationSpace
@@ -27,6 +28,8 @@ class BohbSearcher(TuneBOHB):
     """
 
     def __init__(self, space: Space, metric: str, mode: str, random: float, setup: SearchSetup):
+        # Warns in many lines about every proposal whose expected improvement is infinite, as with few categories.
+        logging.getLogger("hpbandster").setLevel(logging.ERROR)
         self.dimensions = space
         self._numbers: dict[str, int] = {}
         self._budgets: dict[str, set[int]] = {}

@@ -256,28 +256,31 @@ def test_a_client_that_diverges_is_left_out_and_has_the_largest_error(mode):
 
 
 def test_variants_of_a_run_are_packed():
-    """Two values of mu side by side, each with its own theta."""
-    apart = [last(run("fedprox", section={"mu": mu})) for mu in (0.0, 1.0)]
+    """Two values of mu side by side, and two other lists of values, each with its own theta."""
+    fewer = [RATES[0], RATES[1][:1]]
+    other = [[{"algorithm.lr": lr} for lr in (0.1, 0.2, 0.3)], RATES[1][1:]]
+    variants = [(0.0, RATES), (1.0, RATES), (0.0, other), (0.0, fewer)]
+    apart = [last(run("fedprox", section={"mu": mu}, factors=factors)) for mu, factors in variants]
     algorithms = [
         [
             FedExRounds(
-                build(algorithm_class("fedprox"), {**SECTION, "mu": mu}, small_task(DATA)), FedEx(factors=RATES)
+                build(algorithm_class("fedprox"), {**SECTION, "mu": mu}, small_task(DATA)), FedEx(factors=factors)
             )
-            for mu in (0.0, 1.0)
+            for mu, factors in variants
         ]
         for _ in range(2)
     ]
     spec = apart[0][0].servers[0].experiment
     worker = Worker(algorithms[0], DATA, CLIENTS, spec.seed, spec.resources)
     servers = [FederatedServer(spec, one, CLIENTS, len(DATA.y_test)) for one in algorithms[1]]
-    pack = PackRun(servers, worker, [None, None])
+    pack = PackRun(servers, worker, [None] * len(variants))
     records = list(pack)[-1]
     for variant, (alone, record) in enumerate(apart):
         assert distance(flatten(alone.server), flatten(pack.servers[variant].state)) < 1e-6
         assert [records[variant][key] for key in record if key.startswith("draws")] == [
             value for key, value in record.items() if key.startswith("draws")
         ]
-    assert distance(apart[0][0].server["w"], apart[1][0].server["w"]) > 1e-3
+    assert all(distance(apart[0][0].server["w"], alone.server["w"]) > 1e-3 for alone, _ in apart[1:])
 
 
 def test_two_shares_are_one():

@@ -11,16 +11,25 @@ from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.runs.runner import run
 from hedgerow.platform.runtime.factory import check
 from hedgerow.searchspaces.results.finished_search import FinishedSearch
+from hedgerow.searchspaces.spaces.packing import pack_trials
 from hedgerow.searchspaces.spaces.search_file import SearchSpec, load_search, parse_search, read_search
 from hedgerow.searchspaces.tune.search_command import search_output
 from hedgerow.searchspaces.tune.search_runner import check_search, resume_search, search
 
 SPACE = {"algorithm.lr": [0.01, 0.3], "algorithm.momentum": [0, 0.5, 0.9]}
+SLOW_OR_FAST = [{"algorithm.lr": 0.01}, {"algorithm.lr": 0.3}]
 KEPT = {"algorithm": {"name": "scaffold", "batch_size": 8}, "rounds": 6, "checkpoints": {"every": 2, "keep": 9}}
 
 
 def fedex_plan(output, space=SPACE, settings=KEPT, **section) -> SearchSpec:
     return plan(output, **settings, search={"kind": "fedex", "space": space, "report_every": 2, **section})
+
+
+def wrapped_plan(output, space, **section) -> SearchSpec:
+    """A search of another kind over runs whose clients draw lr."""
+    search = {"kind": "asha", "space": space, "report_every": 1, "concurrency": 1, **section}
+    fedex = {"factors": [SLOW_OR_FAST]}
+    return plan(output, **KEPT, task__validation={"fraction": 0.2, "from": "clients"}, fedex=fedex, search=search)
 
 
 def without_clock(records):
@@ -113,6 +122,40 @@ def test_what_clients_cannot_draw_is_refused_in_a_sentence(tmp_path, space, chan
         values["fedex"] = change["fedex"]
     with pytest.raises(UserError, match=sentence):
         parse_search(values)
+
+
+def test_other_kinds_search_over_runs_of_fedex(tmp_path):
+    epochs = wrapped_plan(tmp_path, {"algorithm.epochs": [1, 2]})
+    assert [epochs.trial(one).algorithm.epochs for one in epochs.configurations] == [1, 2]
+    assert all(epochs.trial(one).fedex.factors == [SLOW_OR_FAST] for one in epochs.configurations)
+    arms = [[SLOW_OR_FAST], [[{"algorithm.lr": 0.1}, {"algorithm.lr": 0.2}]]]
+    lists = wrapped_plan(tmp_path, {"fedex.factors": arms, "algorithm.momentum": [0.0, 0.5]}, kind="grid")
+    trials = [lists.trial(one) for one in lists.configurations]
+    assert [trial.fedex.factors for trial in trials] == [arms[0], arms[0], arms[1], arms[1]]
+    assert pack_trials(trials, 1, None) == [[0, 1, 2, 3]]
+    others = wrapped_plan(tmp_path, {"fedex.factors": [arms[0], [[{"algorithm.momentum": m} for m in (0.0, 0.9)]]]})
+    assert pack_trials([others.trial(one) for one in others.configurations], 1, None) == [[0], [1]]
+
+
+@pytest.mark.parametrize(
+    ("space", "sentence"),
+    [
+        ({"algorithm.lr": [0.1, 0.2]}, "search.space.algorithm.lr has no effect, because the clients draw this key"),
+        (
+            {"fedex.factors": [[[{"algorithm.lr": 0.1}]], [SLOW_OR_FAST]]},
+            "fedex: `factors` has fewer than 2 configurations; give more values",
+        ),
+    ],
+)
+def test_a_searched_value_that_no_client_uses_is_refused(tmp_path, space, sentence):
+    with pytest.raises(UserError, match=sentence):
+        wrapped_plan(tmp_path, space)
+
+
+def test_a_searched_list_that_clients_cannot_draw_is_refused_before_any_work(tmp_path):
+    lists = {"fedex.factors": [[SLOW_OR_FAST], [[{"task.model.p": 0.1}, {"task.model.p": 0.2}]]]}
+    with pytest.raises(UserError, match=r"fedex: clients of scaffold cannot draw task.model.p by FedEx"):
+        check_search(wrapped_plan(tmp_path, lists), None)
 
 
 def test_no_validation_samples_are_refused_before_any_work(tmp_path):
@@ -208,3 +251,20 @@ def test_with_two_client_actors_it_learns_the_same(finished, tmp_path):
     for mine, theirs in zip(two.thetas, finished.thetas, strict=True):
         assert np.allclose(mine.probabilities, theirs.probabilities, atol=1e-6)
         assert (mine.draws == theirs.draws).all()
+
+
+@pytest.mark.exhaustive("processes")
+@pytest.mark.usefixtures("ray_here")
+def test_asha_over_runs_of_fedex_stops_some_and_shows_the_distribution_of_the_winner(tmp_path):
+    finished = search(wrapped_plan(tmp_path, {"algorithm.epochs": [5, 2, 1]}, grace=2, reduction=2))
+    lengths = [len(trial.records) for trial in finished.trials]
+    assert min(lengths) < max(lengths) == KEPT["rounds"]
+    for trial in finished.trials:
+        alone = run(finished.plan.trial(trial.overrides | {"resources.executor": "inline"}))
+        assert without_clock(trial.records) == without_clock(alone.records[: len(trial.records)])
+    (lr,) = finished.thetas
+    assert lr.labels == ["lr=0.01", "lr=0.3"]
+    assert lr.probabilities[-1].tolist() == [finished.best.records[-1][f"theta_0_{j}"] for j in range(2)]
+    assert finished.summary["theta"] == {"lr": lr.rows}
+    assert finished.figures[:2] == ["parallel_coordinates", "fedex_lr"]
+    assert "## Distribution of lr" in (finished.folder.path / "results.md").read_text()
