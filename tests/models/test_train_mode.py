@@ -79,8 +79,8 @@ def close(a, b, tolerance=1e-5):
 def reference_round(wanted, module):
     """A round of FedAvg with plain torch: models and buffers of all clients, and their numbers of samples."""
     data, partition = build_data(wanted, None)
-    x = (torch.from_numpy(data.x_train).float() - torch.from_numpy(data.mean)) / torch.from_numpy(data.std)
-    y, sizes, shares = torch.from_numpy(data.y_train), partition.train_sizes, partition.shares()["train"]
+    x = (torch.tensor(data.x_train).float() - torch.tensor(data.mean)) / torch.tensor(data.std)
+    y, sizes, shares = torch.tensor(data.y_train), partition.train_sizes, partition.shares()["train"]
     states = []
     for client in range(len(partition)):
         net = Normed()
