@@ -185,7 +185,10 @@ class FinishedSearch:
         """Distributions of the best trial after each of its rounds; empty if its clients do not draw by FedEx."""
         if not self.trials or not self.best.records:
             return []
-        section = with_overrides(self.plan.values, self.best.overrides).get("fedex")
+        usual = self.plan.experiment.fedex
+        own = {key: value for key, value in self.best.overrides.items() if key.partition(".")[0] == "fedex"}
+        # Of the file, only this section: others may name classes, which reading does not import.
+        section = with_overrides({"fedex": usual and usual.model_dump()}, own)["fedex"]
         return distributions(FedEx.model_validate(section), self.best.records) if section else []
 
     @property

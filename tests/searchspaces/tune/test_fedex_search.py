@@ -10,7 +10,9 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.runs.runner import run
 from hedgerow.platform.runtime.factory import check
+from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.searchspaces.results.finished_search import FinishedSearch
+from hedgerow.searchspaces.results.trials import Trial
 from hedgerow.searchspaces.spaces.packing import pack_trials
 from hedgerow.searchspaces.spaces.search_file import SearchSpec, load_search, parse_search, read_search
 from hedgerow.searchspaces.tune.search_command import search_output
@@ -135,6 +137,18 @@ def test_other_kinds_search_over_runs_of_fedex(tmp_path):
     assert pack_trials(trials, 1, None) == [[0, 1, 2, 3]]
     others = wrapped_plan(tmp_path, {"fedex.factors": [arms[0], [[{"algorithm.momentum": m} for m in (0.0, 0.9)]]]})
     assert pack_trials([others.trial(one) for one in others.configurations], 1, None) == [[0], [1]]
+
+
+def test_the_distributions_of_a_trial_are_over_its_own_lists(tmp_path):
+    arms = [[SLOW_OR_FAST], [[{"algorithm.lr": 0.1}, {"algorithm.lr": 0.2}]]]
+    lists = wrapped_plan(tmp_path, {"fedex.factors": arms}, kind="grid")
+    record = {"round": 1, "theta_0_0": 0.3, "theta_0_1": 0.7, "draws_0_0": 2, "draws_0_1": 4}
+    trials = [
+        Trial(f"{number:03d}", overrides, [record | {"validation_accuracy": accuracy}])
+        for number, (overrides, accuracy) in enumerate(zip(lists.configurations, (0.4, 0.6), strict=True))
+    ]
+    (lr,) = FinishedSearch(RunFolder(tmp_path), lists, trials, []).thetas
+    assert [(row["configuration"], row["probability"]) for row in lr.rows] == [("lr=0.2", 0.7), ("lr=0.1", 0.3)]
 
 
 @pytest.mark.parametrize(
