@@ -122,7 +122,7 @@ def test_fifty_steps_leave_next_to_nothing_of_the_local_gradient():
     left = {}
     for steps, lr in ((1, 0.1), (10, 0.1), (50, 0.1), (50, 0.5)):
         run = personal(PFLDyn, steps=steps, alpha=0.1, lr=lr)
-        before = run.run(1, P)
+        before = run.run(3, P)
         after = run.after(before, (1, 4))
         gradients = {k: slope(k, w) - client(before, k, "g") + 0.1 * (w - before.w) for k, w in enumerate(after.models)
                      if k in (1, 4)}  # fmt: skip
