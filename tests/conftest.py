@@ -1,5 +1,6 @@
 """Shared fixtures: one cache and one Ray for the whole session of a process."""
 
+import gc
 import os
 import shutil
 import sys
@@ -14,6 +15,8 @@ os.environ.setdefault("HEDGEROW_CACHE", tempfile.mkdtemp(prefix="hedgerow-test-c
 # Ray's workers have low priority by default, so the computations of another test process could starve them.
 os.environ.setdefault("RAY_worker_niceness", "0")
 torch.set_num_threads(1)
+# The modules of all tests create millions of lasting objects: collections skip them (see pytest_collection_finish).
+gc.disable()
 
 
 KINDS = {
@@ -45,6 +48,12 @@ def pytest_collection_modifyitems(items):
         mark = cases[0].get_closest_marker("grid")
         for item in rest_of_grid(cases, mark.args, **mark.kwargs):
             item.add_marker(pytest.mark.exhaustive("grid"))
+
+
+def pytest_collection_finish():
+    """Collect garbage from here on, without looking at the modules again and again."""
+    gc.freeze()
+    gc.enable()
 
 
 def rest_of_grid(cases, parameters, keep=None):

@@ -5,6 +5,7 @@ import sys
 import zipfile
 
 from paths import ROOT
+from preloaded import run_python
 
 PACKAGES = ("algorithms", "platform", "searchspaces", "cluster", "reports")
 
@@ -61,5 +62,4 @@ def test_a_client_actor_imports_neither_mlflow_nor_pandas_nor_torchvision():
         "import sys, hedgerow.platform.runtime.worker, hedgerow.platform.runtime.factory; "
         "print([m for m in ('mlflow', 'pandas', 'torchvision', 'sklearn', 'matplotlib') if m in sys.modules])"
     )
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert process.stdout.strip() == "[]"
+    assert run_python("-c", code).stdout.strip() == "[]"

@@ -24,6 +24,7 @@ class TestOnRay:
     def test_run_twice_alike_it_is_identical(self, undisturbed, tmp_path):
         assert same(run(small(tmp_path)), undisturbed)
 
+    @pytest.mark.exhaustive("processes")
     def test_three_actors_equal_one(self, undisturbed, tmp_path):
         other = run(small(tmp_path, resources__actors=3))
         for name, value in undisturbed.parameters.items():
@@ -93,6 +94,7 @@ class TestOnRay:
         assert "\n" not in str(refused.value)
         assert time.time() - start < 30
 
+    @pytest.mark.exhaustive("processes")
     def test_a_run_in_a_thread_works_as_in_tune(self, undisturbed, tmp_path):
         results = []
         thread = threading.Thread(target=lambda: results.append(run(small(tmp_path))))

@@ -12,6 +12,7 @@ import click
 import pytest
 from command_line import GOOD
 from paths import ROOT
+from preloaded import PreloadedPython
 from searches import plan
 from tracked_runs import small
 
@@ -63,8 +64,11 @@ PROMISED = promised()
 
 
 def hedgerow(*arguments: object, **env: str) -> subprocess.CompletedProcess:
-    words = [sys.executable, "-m", "hedgerow", *map(str, arguments), "--json"]
-    return subprocess.run(words, env=os.environ | env, capture_output=True, text=True, timeout=400)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    words = ["-m", "hedgerow", *arguments, "--json"]
+    with PreloadedPython(words, env=os.environ | env, text=True, **pipes) as process:
+        out, err = process.communicate()
+    return subprocess.CompletedProcess(words, process.returncode, out, err)
 
 
 def document(command: str, *arguments: object, **env: str) -> Any:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from preloaded import run_python
 from pydantic import BaseModel, TypeAdapter, ValidationError, create_model
 
 from hedgerow.algorithms import ALGORITHMS
@@ -26,20 +27,21 @@ def test_every_entry_is_a_class_of_its_kind_under_its_name(kind, name):
     assert (field.default, field.is_required()) == (name, False)
 
 
-def imported(code: str) -> set[str]:
-    """The modules that a process has after some code."""
-    code += "; import sys; print(*sys.modules)"
-    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+MODULES = "; import sys; print(*sys.modules)"
+"""Prints what a process has imported."""
 
 
 def test_naming_algorithms_imports_none_of_them():
-    found = imported("import hedgerow.algorithms")
+    code = "import hedgerow.algorithms" + MODULES
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    found = set(done.stdout.split())
     assert not {"torch", "numpy", "pydantic"} & found
     assert not {path.partition(":")[0] for path in ALGORITHMS.values()} & found
 
 
 def test_only_the_algorithm_that_is_named_is_imported():
-    found = imported("from hedgerow.platform.config.loader import algorithm_class; algorithm_class('fedavg')")
+    code = "from hedgerow.platform.config.loader import algorithm_class; algorithm_class('fedavg')" + MODULES
+    found = set(run_python("-c", code).stdout.split())
     methods = {path.partition(":")[0] for path in ALGORITHMS.values()} & found
     assert methods == {"hedgerow.algorithms.federated.fedavg"}
     assert not {"torchvision", "sklearn", "PIL", "pandas", "mlflow", "ray"} & found

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from functools import cache
 from typing import Any
 
 import pytest
@@ -20,8 +21,6 @@ from hedgerow.searchspaces.spaces.search_file import parse_search
 from hedgerow.searchspaces.spaces.space import without_slots
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
-SCHEMA = experiment_schema()
-VALIDATOR = Draft202012Validator(SCHEMA)
 
 GOOD = yaml.safe_load("""\
 name: good
@@ -42,6 +41,16 @@ search: {gamma: 0.5, space: {algorithm.lr: [0.1, 0.2], algorithm.momentum: {unif
 """)
 
 
+@cache
+def schema() -> dict[str, Any]:
+    return experiment_schema()
+
+
+@cache
+def validator() -> Draft202012Validator:
+    return Draft202012Validator(schema())
+
+
 def load(values: dict[str, Any]) -> None:
     """As `hedgerow run` and `hedgerow search` do. Raises UserError."""
     parse_experiment({key: value for key, value in values.items() if key != "search"})
@@ -50,11 +59,11 @@ def load(values: dict[str, Any]) -> None:
 
 
 def test_it_is_a_schema_of_draft_2020_12_with_every_algorithm():
-    assert SCHEMA["$schema"] == DIALECT == Draft202012Validator.META_SCHEMA["$id"]
-    Draft202012Validator.check_schema(SCHEMA)
-    assert json.loads(json.dumps(SCHEMA)) == SCHEMA
-    *known, own = SCHEMA["properties"]["algorithm"]["oneOf"]
-    sections = [SCHEMA["$defs"][one["$ref"].removeprefix("#/$defs/")] for one in known]
+    assert schema()["$schema"] == DIALECT == Draft202012Validator.META_SCHEMA["$id"]
+    Draft202012Validator.check_schema(schema())
+    assert json.loads(json.dumps(schema())) == schema()
+    *known, own = schema()["properties"]["algorithm"]["oneOf"]
+    sections = [schema()["$defs"][one["$ref"].removeprefix("#/$defs/")] for one in known]
     assert [section["properties"]["name"]["const"] for section in sections] == list(ALGORITHMS)
     assert all("name" in section["required"] for section in sections)
     assert "additionalProperties" not in own
@@ -67,7 +76,7 @@ def current(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_every_section_is_closed_and_every_key_is_described():
-    for name, section in [("", SCHEMA), *SCHEMA["$defs"].items()]:
+    for name, section in [("", schema()), *schema()["$defs"].items()]:
         for part in section.get("anyOf", [section]):
             if "properties" in part:
                 assert part["additionalProperties"] is False, name
@@ -78,28 +87,28 @@ def test_every_section_is_closed_and_every_key_is_described():
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.name)
 def test_every_example_fits(file):
-    VALIDATOR.validate(read_file(file)[0])
+    validator().validate(read_file(file)[0])
 
 
 def test_every_line_of_every_table_fits():
     """Each line with its first method, and every section of an algorithm that any line has."""
-    section = Draft202012Validator({**SCHEMA["properties"]["algorithm"], "$defs": SCHEMA["$defs"]})
+    section = Draft202012Validator({**schema()["properties"]["algorithm"], "$defs": schema()["$defs"]})
     seen = set()
     for row in [row for table in all_tables() for row in table.rows]:
         first = next(iter(row.methods.values()))
-        VALIDATOR.validate(current({"name": "line", **row.values, **without_slots(first)}))
+        validator().validate(current({"name": "line", **row.values, **without_slots(first)}))
         for method in row.methods.values():
             text = json.dumps(method)
             if text not in seen:
                 values = current({"name": "line", **row.values, **without_slots(method)})
                 section.validate(values["algorithm"])
-                VALIDATOR.validate(values)
+                validator().validate(values)
             seen.add(text)
     assert len(seen) > 100
 
 
 def test_the_good_file_fits():
-    VALIDATOR.validate(GOOD)
+    validator().validate(GOOD)
     load(GOOD)
 
 
@@ -119,7 +128,7 @@ def test_misspelt_keys_fail_in_the_schema_and_in_the_loader(path):
     for key in path:
         section = section[key]
     section["lrr"] = 1
-    assert not VALIDATOR.is_valid(values)
+    assert not validator().is_valid(values)
     with pytest.raises(UserError, match="lrr is not a key here"):
         load(values)
 
@@ -153,7 +162,7 @@ def test_what_is_out_of_bounds_fails_in_both(path, value):
     for key in path[:-1]:
         section = section[key]
     section[path[-1]] = value
-    assert not VALIDATOR.is_valid(values)
+    assert not validator().is_valid(values)
     with pytest.raises(UserError):
         load(values)
 
@@ -167,7 +176,7 @@ def test_what_the_loader_finds_in_one_key_the_schema_finds_too():
     ]
     assert len(found) > 15
     for name, text in found:
-        assert not VALIDATOR.is_valid(yaml.safe_load(text)), name
+        assert not validator().is_valid(yaml.safe_load(text)), name
 
 
 @pytest.mark.parametrize(
@@ -189,12 +198,12 @@ def test_what_the_loader_reads_before_its_models_do_fits(path, value):
     section[path[-1]] = value
     if path == ("search", "kind"):
         del values["search"]["gamma"]
-    VALIDATOR.validate(values)
+    validator().validate(values)
 
 
 def test_algorithms_of_one_s_own_are_checked_where_they_are_named():
     values = copy.deepcopy(GOOD) | {"algorithm": {"name": "toys.Stateful", "pul": 0.1}}
-    VALIDATOR.validate(values)
+    validator().validate(values)
     informed = Draft202012Validator(experiment_schema(["toys.Stateful"]))
     assert not informed.is_valid(values)
     with pytest.raises(UserError, match="did you mean 'pull'"):

@@ -3,12 +3,12 @@
 import resource
 import socket
 import subprocess
-import sys
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from paths import SUPPORT
+from preloaded import PreloadedPython
 
 from hedgerow.platform.storage.checkpoint import latest_checkpoint, load_tree
 from hedgerow.platform.tracking.tracker import RunLog
@@ -34,7 +34,7 @@ FILE = {
 
 def hedgerow(*arguments: str, **options) -> subprocess.Popen:
     """Run the command in a separate process, in the folder of the toy algorithms."""
-    return subprocess.Popen([sys.executable, "-m", "hedgerow", *arguments], cwd=SUPPORT, **options)
+    return PreloadedPython(["-m", "hedgerow", *arguments], cwd=SUPPORT, **options)
 
 
 def outcome(folder: Path) -> tuple[list[dict], dict[str, torch.Tensor]]:

@@ -17,15 +17,14 @@ PATIENCE = 5.0
 
 def free_reservations():
     """Remove placement groups and end actors that earlier tests have left, so that no test waits for their CPUs."""
-    gc.collect()
-    if not ray.is_initialized():
+    if not ray.is_initialized() or (all_free() and not placement_groups()):
         return
-    for name, group in placement_group_table().items():
-        if group["state"] != "REMOVED":
-            warnings.warn(f"an earlier test has left a placement group: {group['bundles']}", stacklevel=2)
-            remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(name))))
+    gc.collect()
+    for name, group in placement_groups().items():
+        warnings.warn(f"an earlier test has left a placement group: {group['bundles']}", stacklevel=2)
+        remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(name))))
     until = time.monotonic() + PATIENCE
-    while not (is_free := free_cpus() == ray.cluster_resources().get("CPU")) and time.monotonic() < until:
+    while not (is_free := all_free()) and time.monotonic() < until:
         time.sleep(0.1)
     if not is_free:
         for actor in known_actors():
@@ -33,6 +32,15 @@ def free_reservations():
                 warnings.warn(f"an earlier test has left an actor: {actor['ActorClassName']}", stacklevel=2)
                 with suppress(ProcessLookupError):
                     os.kill(actor["Pid"], signal.SIGKILL)
+
+
+def placement_groups() -> dict[str, dict]:
+    """Placement groups that exist or wait for resources, by id."""
+    return {name: group for name, group in placement_group_table().items() if group["state"] != "REMOVED"}
+
+
+def all_free() -> bool:
+    return free_cpus() == ray.cluster_resources().get("CPU")
 
 
 def free_cpus() -> float:

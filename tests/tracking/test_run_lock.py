@@ -4,13 +4,13 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from preloaded import PreloadedPython
 from ray_runs import small
 from searches import plan
 
@@ -46,7 +46,7 @@ with ExitStack() as held:
 
 def contender() -> subprocess.Popen:
     """A process that locks the folders whose names it reads, and holds them."""
-    return subprocess.Popen([sys.executable, "-c", CONTENDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    return PreloadedPython(["-c", CONTENDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def ask(process: subprocess.Popen, folder: Path) -> None:

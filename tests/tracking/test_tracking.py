@@ -17,6 +17,7 @@ import psutil
 import pytest
 import torch
 from mlflow.tracking import MlflowClient
+from preloaded import PreloadedPython
 from tracked_runs import small
 
 from hedgerow.platform.common.errors import UserError
@@ -183,8 +184,8 @@ def test_ctrl_c_ends_the_wait_for_a_hanging_server_and_the_process(tmp_path):
     server = Broken("hangs")
     file = tmp_path / "exp.yaml"
     file.write_text(dump_experiment(small(tmp_path, uri=server.uri, patience=150)))
-    command = [sys.executable, "-m", "hedgerow", "run", str(file)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    command = ["-m", "hedgerow", "run", str(file)]
+    with PreloadedPython(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         lines = []
         for line in process.stdout:
             lines.append(line)

@@ -2,13 +2,12 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 from command_line import hedgerow
+from preloaded import run_python
 from pydantic import BaseModel
 
 from hedgerow.platform.config.loader import load_experiment
@@ -111,11 +110,7 @@ def test_a_new_algorithm_is_fedavg_by_its_own_test_and_runs_by_its_path(here):
     written = hedgerow("new", "algorithm", "near_mean")
     assert written.exit_code == 0, written.output
     assert (here / "near_mean.py").read_text().count("\n") <= 65
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_near_mean.py"],
-        cwd=here, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = run_python("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_near_mean.py", cwd=here)
     assert "2 passed" in done.stdout
     assert hedgerow("new", "experiment", "mine", "--algorithm", "near_mean.NearMean").exit_code == 0
     text = (here / "mine.yaml").read_text()

@@ -8,7 +8,6 @@ import torch
 from helpers import identical, run_inline
 from image_students import EVERYBODY, IMAGES, parse, task
 from torch import nn
-from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
 from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.core.task import Task
@@ -100,12 +99,15 @@ def test_models_of_imagenet(name, wanted):
     assert sum(p.numel() for p in net.parameters()) == wanted
 
 
-@pytest.mark.parametrize("block", [BasicBlock, Bottleneck])
+@pytest.mark.parametrize("block", ["BasicBlock", "Bottleneck"])
 def test_resnets_of_large_images_are_torchvisions(block):
     """With its parameters they have its logits, by the statistics of the mini-batch."""
-    theirs = ResNet(block, [1, 1, 1, 1], num_classes=7)
+    # It imports torch's compiler, for which most test processes have no use.
+    from torchvision.models import resnet
+
+    theirs = resnet.ResNet(getattr(resnet, block), [1, 1, 1, 1], num_classes=7)
     config = {"name": "resnet", "channels": [64, 128, 256, 512], "large_images": True}
-    mine = build_model(parse({**config, "bottleneck": block is Bottleneck}), (3, 64, 64), 7)
+    mine = build_model(parse({**config, "bottleneck": block == "Bottleneck"}), (3, 64, 64), 7)
     names = {"conv1": "stages.0.0", "bn1": "stages.0.1", "fc": "head"}
     names |= {f"layer{stage}.0": f"stages.{stage - 1}.{4 if stage == 1 else 0}" for stage in range(1, 5)}
     parts = {"downsample": "shortcut", "bn1": "n1", "bn2": "n2", "bn3": "n3"}

@@ -214,7 +214,7 @@ def test_clients_count_by_their_samples(name):
 def test_a_client_that_diverges_is_left_out_until_the_round_ends(name, exchange):
     """From then on it is as if it were not there: what is left is a smaller problem, which is solved."""
     kind, change = KINDS[name]
-    settings = {"u_lr": 0.3, "u_steps": 200, **change}
+    settings = {"u_lr": 0.3, "u_steps": 100, **change}
     rest = linear(spectrum(60, 0.1, 1.0, 0, clients=5, spread=0.05)[[0, 1, 3, 4]], system(FIVE)[1].numpy())
     lost = Solving(kind, FIVE, diverging={exchange: 2}, **settings)
     assert lost.found[1].clients.tolist() == [0, 1, 3, 4]

@@ -75,7 +75,7 @@ def test_the_hypergradient_of_a_weight():
 @pytest.mark.parametrize("scale", ["paper", "per_sample", "per_client"])
 def test_what_clients_send_makes_the_hypergradient(scale):
     """Uncompressed and solved: x's step is the exact hypergradient's, with clients of different sizes."""
-    section = {**EVERYTHING, "u_lr": None, "u_steps": 150, "ridge": 0.3, "upper_scale": scale, "upper_lr": 1e-3}
+    section = {**EVERYTHING, "u_lr": None, "u_steps": 75, "ridge": 0.3, "upper_scale": scale, "upper_lr": 1e-3}
     runs = noisy({**section, "lr": 1e-9}, rounds=1, model={"name": "logreg"})
     config = runs.servers[0].experiment.task.partition
     clients, task = config.draw(DATA.y_train, DATA.classes, None, 0), runs.servers[0].algorithm.task

@@ -96,7 +96,7 @@ def test_pfldyn_reaches_the_optimum_after_adaptation(steps, active, rounds, alph
 
 SCAFFOLDS = [
     (1, M, 100, 0.5), (10, M, 20, 0.3), (50, M, 20, 0.05),
-    (1, P, 100, 0.5), (5, P, 120, 0.3), (10, P, 75, 0.1), (50, P, 70, 0.02),
+    (5, P, 120, 0.3), (1, P, 100, 0.5), (10, P, 75, 0.1), (50, P, 70, 0.02),
 ]  # fmt: skip
 
 

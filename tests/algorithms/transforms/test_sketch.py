@@ -1,13 +1,12 @@
 """Sketches: made again they are the same; and FedSep whose clients have sketches of their own (fedsep.md, Eq. 4)."""
 
 import hashlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
 from helpers import blobs, distance, partition, run_inline, small_task
+from preloaded import run_python
 
 from hedgerow.algorithms.compressed.fedsep_lasso import FedSepLasso
 from hedgerow.algorithms.core.pytree import flat
@@ -29,7 +28,7 @@ def test_two_processes_make_the_same_sketch():
         hashlib.sha256(torch.cat([s._block(i) for i in s._blocks]).numpy().tobytes()).hexdigest()
         for s in (GaussianRows(300, 70, 3), HashedRows(300, 70, torch.tensor(3)))
     ]
-    there = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    there = run_python("-c", program).stdout.split()
     assert here == there
     assert len(set(here)) == 2
 

@@ -176,7 +176,7 @@ def test_bohb_takes_no_conditions(tmp_path, monkeypatch):
 
 
 def test_a_kind_of_the_users_own_runs_a_search(ray_here, own):
-    finished = search(own_plan(own))
+    finished = search(own_plan(own, concurrency=1))
     assert [(trial.status, len(trial.records)) for trial in finished.trials] == [("finished", 4), ("stopped", 2)]
     assert finished.plan.search.kind == "my_search.FirstSearch"
     written = yaml.safe_load(finished.folder.experiment.read_text())["search"]
