@@ -151,7 +151,7 @@ def test_a_classifier_has_the_labels_and_the_vocabulary_of_the_data(config):
     module = build_module(experiment(classifier(config)), tokens_of(high=11, classes=3))
     assert module.network.get_input_embeddings().num_embeddings == 11
     assert module(torch.zeros(2, 8, dtype=torch.long)).shape == (2, 3)
-    with pytest.raises(UserError, match="task.model.vocabulary: the data have 11 tokens, not 5; raise it"):
+    with pytest.raises(UserError, match=r"task\.model\.vocabulary: the data have 11 tokens, not 5; raise it"):
         build_module(experiment(classifier(config, vocabulary=5)), tokens_of(high=11, classes=3))
 
 
