@@ -1,12 +1,14 @@
 """A data set: arrays in memory, or mapped from files."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from hedgerow.algorithms.core.measures import Targets
 from hedgerow.algorithms.measures.language import IGNORED
+from hedgerow.platform.data.mapped_arrays import blocks
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,11 @@ class Dataset:
     def sample_shape(self) -> tuple[int, ...]:
         """Shape of one sample."""
         return self.x_train.shape[1:]
+
+    @cached_property
+    def vocabulary(self) -> int:
+        """Number of distinct tokens: 1 more than the largest one."""
+        return 1 + max(int(x[part].max()) for x in (self.x_train, self.x_test) if len(x) for part in blocks(x))
 
     @property
     def output_shapes(self) -> list[tuple[int, ...]]:

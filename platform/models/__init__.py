@@ -17,5 +17,7 @@ MODELS = {
     "intervals": "hedgerow.platform.models.toy_models:IntervalsModel",
     "mlp_static": "hedgerow.platform.models.toy_models:StaticMLPModel",
     "char_lstm": "hedgerow.platform.models.char_lstm:CharLSTM",
+    "transformer_lm": "hedgerow.platform.models.transformers_nets:CausalTransformer",
+    "transformer_classifier": "hedgerow.platform.models.transformers_nets:TransformerClassifier",
     "quadratic": "hedgerow.platform.models.quadratic_xy:QuadraticXY",
 }

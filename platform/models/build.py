@@ -36,7 +36,7 @@ def build_model(
 
     sample_shape: shape of one sample, without the batch. is_tokens: samples are integer sequences. targets: kind of the
     targets. outputs: shapes that the output of one sample may have; empty: (classes,). The module's attribute `no_vmap`
-    is the reason why it cannot be batched over clients, or None; `constants` is `vmap_check.constants` of a user's own
+    is the reason why it cannot be batched over clients, or None; `constants` is `vmap_check.constants` of a foreign
     model, or the hash of the file of its parameters; `train_mode` says how it differs in training mode, or is None.
     Raises UserError when the model does not fit the data.
     """
@@ -51,7 +51,7 @@ def build_model(
     freeze(module, config.freeze)
     expected = Expected(targets, tuple(outputs) or ((classes,),))
     properties: dict[str, Any] = {"no_vmap": vmap_reason(module), "constants": digest, "train_mode": None}
-    if isinstance(config, CustomModel):
+    if config.is_foreign:
         mode = find_train_mode(module, config.name, sample_shape, expected, is_tokens, config.buffers)
         if properties["no_vmap"] is None and not hasattr(module, "no_vmap"):
             key = repr((config, sample_shape, classes, is_tokens))

@@ -1,6 +1,7 @@
 """Base class of all models: a section of the experiment file that builds its network. Also the section of users' own
 models."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
@@ -14,8 +15,8 @@ Width = Annotated[int, Field(ge=1)]
 Depth = Annotated[int, Field(ge=1, le=1000)]
 
 
-def _absolute(path: str | None) -> str | None:
-    # A run may be resumed from another folder.
+def absolute(path: str | None) -> str | None:
+    """Absolute path of a file or folder: a run may be resumed from another folder."""
     return None if path is None else str(Path(path).absolute())
 
 
@@ -26,7 +27,7 @@ StateDictFile = Annotated[
         description="file with the initial parameters, a state dict in the format of safetensors or torch.save; null: "
         "initial parameters from the seed",
     ),
-    AfterValidator(_absolute),
+    AfterValidator(absolute),
 ]
 FrozenNames = Annotated[
     list[str],
@@ -40,11 +41,21 @@ class Model(Section):
     takes: ClassVar[tuple[str, ...]] = ("images", "flat features")
     """Kinds of samples on which the model can be trained."""
 
+    is_foreign: ClassVar[bool] = False
+    """Whether other people wrote the network. It is tried before the first round: its training mode, and vmap."""
+
+    buffers: ClassVar[BufferPolicy] = "average"
+    """What becomes of buffers that training changes, see `CustomModel.buffers`."""
+
     name: str = ""
     """Name of the model in the experiment file, set by the registry."""
 
     init: StateDictFile = None
     freeze: FrozenNames = Field([])
+
+    def for_tokens(self, count: Callable[[], int]) -> Self:
+        """Section for sequences of tokens. count: returns the number of distinct tokens. Raises UserError."""
+        return self
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Builds the network, with parameters drawn from torch's generator. shape: of one sample. Raises UserError."""
@@ -68,6 +79,8 @@ class StagedModel(Model):
 
 class CustomModel(Section):
     """Your own model: `name` is the dotted path of a torch.nn.Module or of a function that returns one."""
+
+    is_foreign: ClassVar[bool] = True
 
     name: str
     args: dict[str, Any] = Field({}, description="keyword arguments of the class or function")

@@ -7,7 +7,6 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.data import Dataset
 from hedgerow.platform.data.content_hash import content_hash
-from hedgerow.platform.models.model import CustomModel
 from hedgerow.platform.models.vmap_check import compare_constants
 from hedgerow.platform.runtime.factory import Data, build_module, build_partition, check
 from hedgerow.platform.tracking.run_folder import RunFolder
@@ -29,7 +28,7 @@ def data_record(experiment: Experiment, data: Data, own: bool) -> dict[str, Any]
     record: dict[str, Any] = {"name": dataset.name, "dataset": content_hash(dataset), "partition": partition_hash}
     record |= {"drawn": is_drawn, "own": own}
     model = experiment.task.model
-    has_constants = isinstance(model, CustomModel) or model.init is not None
+    has_constants = model.is_foreign or model.init is not None
     constants = build_module(experiment, dataset).constants if has_constants else None
     return record | ({"frozen": constants} if constants else {})
 

@@ -27,7 +27,7 @@ from hedgerow.platform.data.sampling import steps_per_client
 from hedgerow.platform.data.sources.cache import load_dataset
 from hedgerow.platform.data.validation_samples import hold_back_pool, hold_back_shares
 from hedgerow.platform.models.build import build_model
-from hedgerow.platform.models.model import CustomModel
+from hedgerow.platform.models.model import Model
 from hedgerow.platform.models.vmap_check import compare_constants, fingerprint
 from hedgerow.platform.runtime.contract_check import check_contract
 from hedgerow.platform.storage.remote import check_storage
@@ -258,10 +258,10 @@ def _check_validation(experiment: Experiment, algorithm: Algorithm) -> None:
 
 
 def _check_repeats(experiment: Experiment, dataset: Dataset) -> None:
-    """Raise UserError when a user's own model differs each time it is built: every process builds it."""
+    """Raise UserError when a foreign model differs each time it is built: every process builds it."""
     task = experiment.task
     for place, config in (("task.model", task.model), ("task.teacher.model", task.teacher and task.teacher.model)):
-        if isinstance(config, CustomModel):
+        if config is not None and config.is_foreign:
             built = (_module(config, dataset, experiment.seed) for _ in range(2))
             once, again = (fingerprint([*module.named_parameters(), *module.named_buffers()]) for module in built)
             if once != again:
@@ -354,6 +354,8 @@ def build_module(experiment: Experiment, dataset: Dataset, seed: int | None = No
 def _module(config: ModelConfig, dataset: Dataset, seed: int) -> torch.nn.Module:
     with SEEDING, torch.random.fork_rng(devices=[]), fits("task.model"):
         torch.manual_seed(seed)
+        if isinstance(config, Model) and dataset.is_tokens:
+            config = config.for_tokens(lambda: dataset.vocabulary)
         return build_model(
             config, dataset.sample_shape, dataset.classes, dataset.is_tokens, dataset.targets, dataset.output_shapes
         )

@@ -10,7 +10,6 @@ from hedgerow.platform.config.composition import annotated
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import parse_experiment, read_file
 from hedgerow.platform.config.old_spellings import modernize
-from hedgerow.platform.models.model import CustomModel
 from hedgerow.platform.runs.mlflow_sync import push as push_run
 from hedgerow.platform.runs.own_data import loop_note
 from hedgerow.platform.runs.run_command import resume_one
@@ -102,8 +101,8 @@ def resolved(file: Path, overrides: Sequence[str]) -> CommandOutput:
 
 
 def _loop_note(experiment: Experiment) -> dict[str, str]:
-    """Why clients run one after the other, for a user's own model; {} if they can be batched, or data are missing."""
-    if not isinstance(experiment.task.model, CustomModel):
+    """Why clients run one after the other, for a foreign model; {} if they can be batched, or data are missing."""
+    if not experiment.task.model.is_foreign:
         return {}
     try:
         return loop_note(experiment, build_data(experiment, None)[0])

@@ -277,14 +277,16 @@ def test_the_new_stem_of_the_resnet_is_initialised_as_its_other_convolutions():
     assert float(weight.std()) == pytest.approx((2 / (64 * 9)) ** 0.5, rel=0.1)
 
 
-def test_only_the_resnet_imports_torchvision():
+def test_models_import_packages_only_when_they_need_them():
     code = (
         "import sys\n"
         "from hedgerow.platform.models.build import build_model\n"
         "from hedgerow.platform.models.feedforward import CNN\n"
         "from hedgerow.platform.models.char_lstm import CharLSTM\n"
+        "from hedgerow.platform.models.transformers_nets import CausalTransformer\n"
+        "CausalTransformer(config={'model_type': 'gpt2'}, lora={'targets': ['c_attn']})\n"
         "build_model(CNN(), (3, 32, 32), 10), build_model(CharLSTM(), (80,), 80, True)\n"
-        "assert 'torchvision' not in sys.modules\n"
+        "assert not {'torchvision', 'transformers', 'peft'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
