@@ -29,7 +29,11 @@ UNFIT = [
     ("name: mlp, hidden: [20]", "name: nopackage.Net", "no module named 'nopackage'"),
     ("name: mlp, hidden: [20]", "name: torch.nn.Lineer", "has no 'Lineer'; did you mean 'Linear'?"),
     ("name: mlp, hidden: [20]", "name: torch.nn.Linear", "task.model.args: torch.nn.Linear cannot be built from them"),
-    ("name: mlp, hidden: [20]", "name: json.JSONDecoder", "is not a torch.nn.Module"),
+    (
+        "name: mlp, hidden: [20]",
+        "name: json.JSONDecoder",
+        "returns an object of type JSONDecoder; name a torch.nn.Module",
+    ),
     (
         "rounds: 3",
         "rounds: 3\nclients_per_round: 101",

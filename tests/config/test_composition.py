@@ -46,9 +46,11 @@ def test_sections_are_merged_lists_and_sections_of_another_kind_are_replaced(her
         common, name="own", algorithm={"lr": 0.5}
     )
     mlp = resolved(here, "base: common.yaml\ntask: {model: {hidden: [8]}, partition: {alpha: 1.0}}")["task"]
-    assert mlp["model"] == {"name": "mlp", "hidden": [8]}
+    assert mlp["model"] == {**common["task"]["model"], "hidden": [8]}
     assert mlp["partition"] == {**common["task"]["partition"], "alpha": 1.0}
-    assert resolved(here, "base: common.yaml\ntask: {model: {name: logreg}}")["task"]["model"] == {"name": "logreg"}
+    assert resolved(here, "base: common.yaml\ntask: {model: {name: logreg}}")["task"]["model"].keys() == {
+        "name", "init", "freeze"
+    }  # fmt: skip
     prox = resolved(here, "base: common.yaml\nalgorithm: {name: fedprox, mu: 0.1}")["algorithm"]
     assert (prox["mu"], prox["batch_size"]) == (0.1, 50)
 

@@ -45,7 +45,7 @@ ALGORITHMS = (
     "fedavg, fedavg_oracle, fedavg_topk, fedbio, fedbio_local, fedbioacc, fedbioacc_local, feddf, feddst, feddyn, "
     "federated_dropout, fedhen, fednest, fedprox, fedrolex, fedsep, fedsep_bilevel, fedsep_masks, fedsgd, fedsplit, "
     "fetchsgd, fitnet, fjord, flash, focus, fs, ftml, ftrl, full_hypergradient, heterofl, kd, lfednest, local_bo, "
-    "mogd, moml, moml_zero, mrbo, noside, offline, per_fedavg, pfl_oracle, pfldyn, pflscaf, preprocess, scaffold, "
+    "mogd, moml, moml_zero, mrbo, noside, numpy_client, offline, per_fedavg, pfl_oracle, pfldyn, pflscaf, preprocess, scaffold, "
     "semckd, simkd, simkd_disk, stem, stocbio, storm, toe, zerofl, or the dotted path of your own)"
 )
 
@@ -109,7 +109,11 @@ BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
         change(("dirichlet", "iid")),
         (":10: task.partition.alpha is not a key here (allowed: clients,",),
     ),
-    ("of another model", change(("hidden: [200]", "kernel: 5")), (":13: task.model.kernel", "(allowed: hidden, name)")),
+    (
+        "of another model",
+        change(("hidden: [200]", "kernel: 5")),
+        (":13: task.model.kernel", "(allowed: freeze, hidden, init, name)"),
+    ),
     (
         "of the server's step",
         add("  server: {lrate: 1}"),
@@ -132,7 +136,7 @@ BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
     (
         "no kind",
         change(("    kind: dirichlet\n", "")),
-        (":7: task.partition is missing its key 'kind'", "one of iid, dirichlet, lab"),
+        (":7: task.partition is missing its key 'kind'", "one of iid, dirichlet, dirichlet_by_class, lab"),
     ),
     (
         "no model",
@@ -212,7 +216,10 @@ BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
     (
         "best round by an unknown metric",
         add("checkpoints: {best: validation_acuracy}"),
-        ("`checkpoints.best`: 'validation_acuracy' is no accuracy or loss", "; did you mean 'validation_accuracy'?"),
+        (
+            "`checkpoints.best`: 'validation_acuracy' is not a metric of evaluated rounds",
+            "; did you mean 'validation_accuracy'?",
+        ),
     ),
     (
         "best round without validation samples",

@@ -98,6 +98,9 @@ def divided(total: int, weights: np.ndarray, minimum: int = 0) -> np.ndarray:
     while True:
         rest = total - minimum * at_minimum.sum()
         free = np.where(at_minimum, 0.0, weights)
+        if free.sum() > 0 and not np.isfinite(rest / free.sum()):
+            # Their sum is too close to 0.
+            free = free / free.max()
         shares = free * (rest / free.sum()) if free.sum() > 0 else np.where(at_minimum, 0.0, rest / (~at_minimum).sum())
         below = ~at_minimum & (shares < minimum * (1 - 1e-12))
         if not below.any():

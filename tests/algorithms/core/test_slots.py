@@ -613,7 +613,8 @@ def test_parts_are_those_of_the_steps_that_run():
 def test_declared_parts_of_all_algorithms_exist(monkeypatch):
     monkeypatch.setattr("hedgerow.platform.runtime.factory.check_contract", lambda *_: None)
     for name in ALGORITHMS:
-        if algorithm_class(name).parts:
+        # numpy_client needs the factory of its clients.
+        if algorithm_class(name).parts and name != "numpy_client":
             wanted = complete("all", name)
             (inner,) = build_algorithms([wanted], *build_data(wanted, None))
             assert Slotted(inner, slots_of({"transforms": [CLIP_AND_TOP[0]]})).incompatibility() is None
