@@ -32,7 +32,7 @@ UNFIT = [
     (
         "name: mlp, hidden: [20]",
         "name: json.JSONDecoder",
-        "returns an object of type JSONDecoder; name a torch.nn.Module",
+        "returns an object of type JSONDecoder; name a torch.nn",
     ),
     (
         "rounds: 3",

@@ -89,6 +89,10 @@ class DirichletSizes(SizeLaw):
         return rng.dirichlet(np.full(clients, self.alpha))
 
 
+TINY = 1e-290
+"""Sum of weights below which they are rescaled before a division by it."""
+
+
 def divided(total: int, weights: np.ndarray, minimum: int = 0) -> np.ndarray:
     """Whole numbers that add up to `total`, in proportion to the weights, but at least `minimum`.
 
@@ -98,8 +102,8 @@ def divided(total: int, weights: np.ndarray, minimum: int = 0) -> np.ndarray:
     while True:
         rest = total - minimum * at_minimum.sum()
         free = np.where(at_minimum, 0.0, weights)
-        if free.sum() > 0 and not np.isfinite(rest / free.sum()):
-            # Their sum is too close to 0.
+        if 0 < free.sum() < TINY:
+            # A quotient by this sum would be infinite.
             free = free / free.max()
         shares = free * (rest / free.sum()) if free.sum() > 0 else np.where(at_minimum, 0.0, rest / (~at_minimum).sum())
         below = ~at_minimum & (shares < minimum * (1 - 1e-12))
