@@ -34,7 +34,10 @@ class Central(Algorithm):
     class Hyper(LocalOptimizer):
         momentum: float = Field(0.0, ge=0, lt=1, description="heavy-ball momentum, which persists across rounds")
         starts: int = Field(
-            1, ge=1, description="number of models trained side by side, each from its own initial parameters"
+            1,
+            ge=1,
+            le=10_000,
+            description="number of models trained side by side, each from its own initial parameters",
         )
 
     def incompatibility(self) -> str | None:
