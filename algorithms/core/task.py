@@ -106,6 +106,12 @@ class Task:
             return self.train_mode.logits(self.module, w, x)
         return functional_call(self.module, w, (x,))
 
+    def predictions(self, outputs: Tensor) -> Tensor:
+        """Predictions for outputs of the model: probabilities of classes, tokens or labels; numbers as they are."""
+        if self.targets == "numbers":
+            return outputs
+        return outputs.sigmoid() if self.targets == "labels" else outputs.softmax(-1)
+
     def teacher_logits(self, x: Tensor) -> Tensor:
         """Logits (samples, classes) of the teacher for prepared samples."""
         assert self.teacher is not None

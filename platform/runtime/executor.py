@@ -265,6 +265,12 @@ def _aggregate(exchange: Exchange, positions: Positions, partials: list[PartialA
     back = np.argsort(order)
     parts = [partial for partial in partials if len(partial.contributed)]
     mask = np.concatenate([partial.contributed for partial in parts])
+    for name in dict.fromkeys(name for part in parts for name in part.metrics):
+        if any(len(part.metrics.get(name, ())) != len(part.contributed) for part in parts):
+            raise UserError(
+                f"algorithm.name: only some clients return the metric {name} of step {exchange.step.__name__}; return "
+                "the same metrics from every client"
+            )
     metrics = {name: np.concatenate([part.metrics[name] for part in parts])[back] for name in parts[0].metrics}
     up = combine(parts, order[mask]) if mask.any() else {}
     deltas = [partial.client_model_delta for partial in parts if partial.client_model_delta is not None]

@@ -367,6 +367,12 @@ def build_teacher(teacher: Teacher, dataset: Dataset, seed: int) -> torch.nn.Mod
         return _module(teacher.model, dataset, seed)
     trained = load_experiment(teacher.experiment)
     module, folder = build_module(trained, dataset), RunFolder(Path(str(teacher.run)))
+    mode = getattr(module, "train_mode", None)
+    if mode is not None and mode.buffers and mode.policy != "average":
+        raise UserError(
+            f"task.teacher.run: the server of {teacher.run} has no running statistics (task.model.buffers: "
+            f"{mode.policy}), without which its model cannot teach; name a run with `buffers: average`"
+        )
     if folder.exists:
         compare_constants(module, folder.constants)
     return with_parameters(module, teacher.parameters(), str(teacher.run))

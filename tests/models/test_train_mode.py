@@ -361,6 +361,14 @@ def test_a_run_with_batch_norm_teaches_another_one(tmp_path):
         assert np.array_equal(tensor.numpy(), finished.parameters[name])
 
 
+def test_a_run_whose_server_has_no_statistics_cannot_teach(tmp_path):
+    finished = run(experiment("Normed", buffers="local", output=str(tmp_path)))
+    objective = {"kind": "distillation", "alpha": 0.5, "temperature": 2.0}
+    wanted = experiment("Dropped", objective=objective, task={"teacher": {"run": str(finished.folder.path)}})
+    with pytest.raises(UserError, match="has no running statistics .* name a run with `buffers: average`"):
+        check(wanted, None)
+
+
 # ---- what runs in the loop, and what is refused ----------------------------------------------------------------------
 
 
