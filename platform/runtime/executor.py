@@ -11,6 +11,7 @@ from hedgerow.algorithms.core.algorithm import Aggregate, Predictions
 from hedgerow.algorithms.core.messages import Cohort, Exchange
 from hedgerow.algorithms.core.pytree import Tree, count, tree_map
 from hedgerow.algorithms.slots.fedex_rounds import FEDEX
+from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.data.sampling import steps_per_client
 from hedgerow.platform.runtime.aggregation import PartialAggregate, combine, sum_trees
