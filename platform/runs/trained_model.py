@@ -66,7 +66,8 @@ class TrainedModel:
             return task, self.w
         if not isinstance(self.algorithm.inner, Adapting):
             raise UserError(f"predict: {self.algorithm.hyper.name} does not adapt its model to a task; omit `support`")
-        batch = Batch(task.prepare(as_tensor(support[0])), as_tensor(support[1]).long())
+        y = as_tensor(support[1])
+        batch = Batch(task.prepare(as_tensor(support[0])), y.float() if task.targets == "numbers" else y.long())
         return adapted(task, self.w, batch, self.algorithm.inner.hyper)
 
 

@@ -95,6 +95,8 @@ def _check_targets(experiment: Experiment, dataset: Dataset) -> None:
                 f"{place}: {choice.name} takes {' or '.join(takes)}, and the targets of {dataset.name} are {kind}; "
                 f"choose {' or '.join(fitting)}"
             )
+    if task.problem is not None and task.problem.needs_cross_entropy and task.loss.name != "cross_entropy":
+        raise UserError(f"task.loss: {task.problem.kind} minimises the cross-entropy; set it to cross_entropy")
     if kind == "classes":
         return
     needs = f"needs one class per sample, and the targets of {dataset.name} are {kind}"

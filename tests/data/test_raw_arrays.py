@@ -6,7 +6,7 @@ import torch
 from own_formats import CLIENTS, IMAGES, RNG, X, Y
 
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.data.dataset import Dataset, mistake_in
+from hedgerow.platform.data.dataset import mistake_in
 from hedgerow.platform.data.sources import raw_arrays
 from hedgerow.platform.data.sources.raw_arrays import RawSplit, build_dataset
 

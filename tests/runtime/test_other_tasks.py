@@ -281,6 +281,14 @@ def test_wrong_losses_and_metrics_are_refused_in_a_sentence(own, task, more, mes
     assert message in sentence
 
 
+def test_data_cleaning_minimises_the_cross_entropy_only(own):
+    task = {"data": {"name": "digits"}, "model": {"name": "logreg"}, "problem": {"kind": "cleaning"},
+            "partition": {"kind": "iid", "clients": 3, "validation": 0.2, "label_noise": 0.2},
+            "loss": "own_scores.pinball", "metrics": []}  # fmt: skip
+    with pytest.raises(UserError, match=r"task\.loss: cleaning minimises the cross-entropy; set it to cross_entropy"):
+        check(parse_experiment({**FILE, "task": task, "algorithm": {"name": "fedbio"}}), None)
+
+
 def test_a_file_without_a_loss_is_a_classification_with_the_names_it_always_had():
     digits = {"data": {"name": "digits"}, "partition": {"kind": "iid", "clients": 4}, "model": {"name": "logreg"}}
     made_file = parse_experiment({**FILE, "task": digits})
