@@ -154,6 +154,11 @@ class Task:
         """Returns the sums of no batch: zeros."""
         return torch.zeros(len(self.scoring.names), device=device)
 
+    @property
+    def with_accuracy(self) -> Self:
+        """The task with its loss and the accuracy alone, for models that are scored next to the trained one."""
+        return replace(self, scoring=Scoring(self.scoring.loss))
+
     def by_name(self, totals: Tensor) -> Params:
         """Returns sums of `score` as the metrics of a client step."""
         return dict(zip(self.scoring.names, totals.unbind(-1), strict=True))

@@ -80,7 +80,8 @@ def filled(module: nn.Module, w: Tree) -> nn.Module:
     mode = getattr(module, "train_mode", None)
     for layer in module.modules():
         if mode is not None and mode.policy != "average" and isinstance(layer, BATCH_NORMS):
-            layer.running_mean = layer.running_var = layer.num_batches_tracked = None
+            for name in ("running_mean", "running_var", "num_batches_tracked"):
+                setattr(layer, name, None)
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if name in w:
             tensor.data = as_tensor(w[name])

@@ -128,7 +128,7 @@ def _check_functions(experiment: Experiment, dataset: Dataset) -> None:
         if "." not in choice.name:
             continue
         targets, mask = torch.from_numpy(dataset.y_train[:2].copy()), torch.ones(2)
-        outputs = torch.zeros(2, *dataset.output_shapes[-1])
+        outputs = torch.zeros(2, *dataset.output_shapes[-1], requires_grad=True)
         try:
             result = choice.measure().function(outputs, targets, mask)
         except Exception as error:
@@ -142,6 +142,11 @@ def _check_functions(experiment: Experiment, dataset: Dataset) -> None:
             raise UserError(
                 f"{place}: {choice.name} returns {what} for 2 samples; return one value per sample, shape (2,), or a "
                 "pair (sum, count) of 0-d tensors"
+            )
+        if place == "task.loss" and not (result[0] if isinstance(result, tuple) else result).requires_grad:
+            raise UserError(
+                f"{place}: {choice.name} has no gradient, since its value does not depend on the outputs by "
+                "differentiable operations; choose another loss, or make it a metric"
             )
 
 
@@ -186,6 +191,8 @@ def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -
     _check_streams(experiment, partition)
     name = experiment.algorithm.name
     _check_train_mode(experiment, algorithm)
+    if experiment.task.model.init and getattr(experiment.algorithm, "starts", 1) > 1:
+        raise UserError("task.model.init: models trained side by side would all be the same; set algorithm.starts to 1")
     _check_losses(experiment, dataset, algorithm)
     _check_plans(experiment, algorithm)
     if reason := algorithm.incompatibility():
