@@ -351,12 +351,18 @@ def test_mistakes_in_targets_are_named(targets, change, message):
     assert message in mistake_in(replace(made(targets)[0], **change))
 
 
-def test_a_teacher_is_scored_by_its_accuracy_whatever_the_metrics_are():
-    task = {"data": {"name": "digits"}, "model": {"name": "logreg"}, "teacher": {"model": {"name": "logreg"}, "epochs": 1},
-            "partition": {"kind": "iid", "clients": 3}}  # fmt: skip
+def test_a_teacher_is_scored_by_its_accuracy_whatever_the_metrics_are(tmp_path):
+    task = {"data": {"name": "digits"}, "model": {"name": "logreg"}, "partition": {"kind": "iid", "clients": 3},
+            "teacher": {"model": {"name": "logreg"}, "epochs": 1}}  # fmt: skip
     scores = []
     for metrics in (None, []):
-        file = {**FILE, "rounds": 1, "task": {**task, "metrics": metrics}, "algorithm": {"name": "kd"}}
+        file = {
+            **FILE,
+            "rounds": 1,
+            "output": str(tmp_path),
+            "task": {**task, "metrics": metrics},
+            "algorithm": {"name": "kd"},
+        }
         (record,) = hedgerow.run(parse_experiment(file), show=False).records
         scores.append({name: value for name, value in record.items() if name.startswith("teacher_")})
     assert scores[0] == scores[1]

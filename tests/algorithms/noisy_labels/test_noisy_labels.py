@@ -11,8 +11,8 @@ from noisy import DATA, ESTIMATORS, EVERYTHING, noisy
 from torch import nn
 
 from hedgerow.algorithms.core.client_data import Batch
+from hedgerow.algorithms.core.measures import cross_entropies
 from hedgerow.algorithms.core.pytree import dot
-from hedgerow.algorithms.core.task import cross_entropies
 from hedgerow.algorithms.noisy_labels.focus import credibilities
 from hedgerow.algorithms.optim.hypergradient import cross_product, dense_hessian, lower_slope, slopes, solve
 from hedgerow.algorithms.optim.newton import newton
