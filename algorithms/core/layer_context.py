@@ -88,6 +88,21 @@ class Padding(NamedTuple):
 
 _current: ContextVar["LayerContext | None"] = ContextVar("layers", default=None)
 
+
+@contextmanager
+def evaluation_mode() -> Iterator[None]:
+    """Calls of the model are in evaluation mode, also in a training step: buffers stay as they are."""
+    context = _current.get()
+    if context is None:
+        yield
+        return
+    before, context.training = context.training, False
+    try:
+        yield
+    finally:
+        context.training = before
+
+
 SEEDING = Lock()
 """Held while torch's generator, which all threads share, is seeded and drawn from."""
 

@@ -138,11 +138,6 @@ class Scoring:
         counts = [_count(name) for name, measure in self.measures.items() if not measure.counts_samples]
         return ("loss", *(_total(name) for name in self.metrics), "samples", *counts)
 
-    @property
-    def gives_probabilities(self) -> bool:
-        """Whether the softmax of the outputs are probabilities of classes."""
-        return self.loss is cross_entropy
-
     def sums(self, outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
         """Returns the sums and counts of a mini-batch, (names,)."""
         pairs = {name: measure.sums(outputs, targets, mask) for name, measure in self.measures.items()}

@@ -106,6 +106,12 @@ class Task:
             return self.train_mode.logits(self.module, w, x)
         return functional_call(self.module, w, (x,))
 
+    def predictions(self, outputs: Tensor) -> Tensor:
+        """Predictions for outputs of the model: probabilities of classes, tokens or labels; numbers as they are."""
+        if self.targets == "numbers":
+            return outputs
+        return outputs.sigmoid() if self.targets == "labels" else outputs.softmax(-1)
+
     def teacher_logits(self, x: Tensor) -> Tensor:
         """Logits (samples, classes) of the teacher for prepared samples."""
         assert self.teacher is not None
@@ -147,6 +153,11 @@ class Task:
     def no_scores(self, device: torch.device) -> Tensor:
         """Returns the sums of no batch: zeros."""
         return torch.zeros(len(self.scoring.names), device=device)
+
+    @property
+    def with_accuracy(self) -> Self:
+        """The task with its loss and the accuracy alone, for models that are scored next to the trained one."""
+        return replace(self, scoring=Scoring(self.scoring.loss))
 
     def by_name(self, totals: Tensor) -> Params:
         """Returns sums of `score` as the metrics of a client step."""

@@ -77,6 +77,8 @@ class Taught(Algorithm):
         return Exchange(self.examine, {"w": w}, np.arange(cohort.test_shards), batches=once, on="test")
 
     def examine(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        scores = [self.teacher_task.score(down["w"], batch) for batch in data.batches("test")]
-        loss, correct, samples = torch.stack(scores).sum(0).unbind(0)
-        return {}, state, {"teacher_loss": loss, "teacher_correct": correct, "samples": samples}
+        task = self.teacher_task.with_accuracy
+        scores = [task.score(down["w"], batch) for batch in data.batches("test")]
+        totals = task.by_name(torch.stack(scores).sum(0))
+        samples = totals.pop("samples")
+        return {}, state, {f"teacher_{name}": total for name, total in totals.items()} | {"samples": samples}

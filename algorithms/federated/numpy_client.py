@@ -1,6 +1,7 @@
 """Federated averaging over existing clients: objects with the methods of Flower's `NumPyClient`."""
 
 import inspect
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -76,7 +77,11 @@ class NumPyClients(Algorithm):
         """Means of the results of the clients' own `evaluate`, weighted by their `num_examples`."""
         own = {name.removesuffix(OWN): values for name, values in test.metrics.items() if name.endswith(OWN)}
         samples = own.pop(EXAMPLES, None)
-        return {f"client_evaluate_{name}": float(np.average(own[name], weights=samples)) for name in own}
+        has_samples = samples is not None and samples.any()
+        return {
+            f"client_evaluate_{name}": float(np.average(values, weights=samples)) if has_samples else math.nan
+            for name, values in own.items()
+        }
 
     def _exchange(self, step: ClientStep, server: Tree, cohort: Cohort, weighted_by: str | None = None) -> Exchange:
         return Exchange(
@@ -92,11 +97,11 @@ class NumPyClients(Algorithm):
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         with _seeded(data.key):
             answer = _client(hp, down).fit(_arrays(down["w"]), dict(hp.config))
-        if not (isinstance(answer, tuple | list) and len(answer) == 3):
-            raise ContractError(f"`fit` of {hp.client_fn} returns no tuple (parameters, num_examples, metrics)")
-        parameters, examples, metrics = answer
+        parameters, examples, numbers = _parts(answer, f"`fit` of {hp.client_fn}", "parameters")
+        if not examples:
+            raise ContractError(f"`fit` of {hp.client_fn} returns num_examples 0; return a number above 0")
         w = _tree(parameters, down["w"], hp.client_fn)
-        return {"w": w}, state, {EXAMPLES: torch.tensor(float(examples)), **_numbers(metrics), MODEL: w}
+        return {"w": w}, state, {**numbers, EXAMPLES: torch.tensor(examples), MODEL: w}
 
     def evaluate_own(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """Client step after a round: the client's own `evaluate`, if it has one."""
@@ -105,10 +110,8 @@ class NumPyClients(Algorithm):
             if not callable(getattr(client, "evaluate", None)):
                 return {}, state, {}
             answer = client.evaluate(_arrays(down["w"]), dict(hp.config))
-        if not (isinstance(answer, tuple | list) and len(answer) == 3):
-            raise ContractError(f"`evaluate` of {hp.client_fn} returns no tuple (loss, num_examples, metrics)")
-        loss, examples, metrics = answer
-        numbers = {**_numbers(metrics), **_numbers({"loss": loss, EXAMPLES: examples})}
+        loss, examples, numbers = _parts(answer, f"`evaluate` of {hp.client_fn}", "loss")
+        numbers |= _numbers({"loss": loss, EXAMPLES: examples})
         return {}, state, {name + OWN: value for name, value in numbers.items()}
 
 
@@ -158,6 +161,16 @@ def _tree(parameters: Any, like: Tree, client_fn: str) -> Tree:
         name: torch.from_numpy(np.array(array)).to(leaf)
         for (name, leaf), array in zip(like.items(), arrays, strict=True)
     }
+
+
+def _parts(answer: Any, what: str, first: str) -> tuple[Any, float, dict[str, Tensor]]:
+    """First entry, num_examples, and numeric metrics of the answer of a client. Raises ContractError."""
+    if not (isinstance(answer, tuple | list) and len(answer) == 3 and isinstance(answer[2], Mapping)):
+        raise ContractError(f"{what} returns no tuple ({first}, num_examples, metrics), with a dictionary of metrics")
+    examples = answer[1]
+    if not isinstance(examples, int | float | np.number) or not 0 <= examples < math.inf:
+        raise ContractError(f"{what} returns num_examples {examples!r}; return the number of samples that it used")
+    return answer[0], float(examples), _numbers(answer[2])
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, Tensor]:

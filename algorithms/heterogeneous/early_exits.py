@@ -144,11 +144,13 @@ class TwoExits(Algorithm):
 
     def evaluate_client(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """Scores both models."""
-        total = torch.zeros(3, device=data.x.device)
+        task = self.task.with_accuracy
+        totals = task.no_scores(data.x.device)
         for batch in data.batches("test"):
-            total = total + self.task.rate(self.logits(down["simple"], batch.x, "early"), batch)
+            totals = totals + task.rate(self.logits(down["simple"], batch.x, "early"), batch)
         up, state, metrics = super().evaluate_client(hp, down, state, data)
-        return up, state, {**metrics, "simple_loss": total[0], "simple_correct": total[1]}
+        simple = {f"simple_{name}": total for name, total in task.by_name(totals).items() if name != "samples"}
+        return up, state, {**metrics, **simple}
 
 
 def _moved(average: Params, result: Aggregate, clients: int) -> Params:

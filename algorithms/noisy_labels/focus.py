@@ -60,10 +60,11 @@ class Focus(FedAvg):
 
     def mean_loss(self, w: Tree, data: ClientData) -> torch.Tensor:
         """Mean loss over all samples."""
-        totals = torch.zeros(3, device=data.x.device)
+        totals = self.task.no_scores(data.x.device)
         for batch in data.batches("all"):
             totals = totals + self.task.score(w, batch)
-        return totals[0] / totals[2]
+        scores = self.task.by_name(totals)
+        return scores["loss"] / scores[self.task.scoring.count("loss")]
 
 
 def credibilities(errors: torch.Tensor, alpha: float) -> torch.Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor
 from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm
 from hedgerow.algorithms.core.client_data import ClientData
 from hedgerow.algorithms.core.keyed_random import subkey
+from hedgerow.algorithms.core.layer_context import evaluation_mode
 from hedgerow.algorithms.core.messages import MODEL, ClientStep, Cohort, Exchange, Exchanges, ExchangeSteps, drive
 from hedgerow.algorithms.core.parts import ContractError, MessageSize, Wire
 from hedgerow.algorithms.core.pytree import Tree, add, leaves, sub
@@ -348,7 +349,10 @@ class Slotted:
                 "return the client's model in the metrics under MODEL"
             )
         if objective is not None and MODEL in metrics:
-            memory, extra = objective.end(self.task, hp, metrics[MODEL], slot_state.get(OBJECTIVE, {}), context, data)
+            with evaluation_mode():
+                memory, extra = objective.end(
+                    self.task, hp, metrics[MODEL], slot_state.get(OBJECTIVE, {}), context, data
+                )
             slot_state, metrics = {**slot_state, **_branches({OBJECTIVE: memory})}, {**metrics, **extra}
         if name == full_name and self._rewrites(name):
             up, new_state, transforms = self._sent(

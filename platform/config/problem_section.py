@@ -31,6 +31,9 @@ class Problem(Section):
     needs_classes: ClassVar[bool] = False
     """Whether the task must be a classification, with one class per sample and logits as outputs."""
 
+    needs_cross_entropy: ClassVar[bool] = False
+    """Whether a level of the problem minimises the cross-entropy, whatever `task.loss` is."""
+
     kind: str = ""
     """Value in the experiment file; the registry sets it."""
 
@@ -43,6 +46,7 @@ class CleaningProblem(Problem):
     """Data cleaning: x holds the weights of the training samples, y is the classifier."""
 
     needs_classes: ClassVar[bool] = True
+    needs_cross_entropy: ClassVar[bool] = True
 
     weights: Literal["sigmoid", "clipped"] = Field(
         "sigmoid",

@@ -7,6 +7,7 @@ import numpy as np
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.data.dataset import Dataset, selected
+from hedgerow.platform.data.mapped_arrays import concatenated
 from hedgerow.platform.data.partition import Partition
 
 
@@ -29,7 +30,7 @@ def with_public(dataset: Dataset, other: Dataset, samples: int | None) -> Datase
     owners, splits = dataset.train_clients, dataset.splits
     return replace(
         dataset,
-        x_train=np.concatenate([dataset.x_train, other.x_train[rows]]),
+        x_train=concatenated([dataset.x_train, other.x_train[rows]]),
         y_train=np.concatenate(
             [dataset.y_train, np.zeros((samples, *dataset.y_train.shape[1:]), dataset.y_train.dtype)]
         ),

@@ -1,13 +1,13 @@
 """Writes the model of a run to a file that needs no Hedgerow: a state dict, safetensors or ONNX."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from hedgerow.algorithms.core.task import Task
 from hedgerow.platform.common.errors import UserError, first_line
 from hedgerow.platform.common.quiet import quiet_libraries
 from hedgerow.platform.runs.finished_run import FinishedRun, Round
@@ -23,15 +23,14 @@ INPUTS = {
 
 
 class RawModel(nn.Module):
-    """Model with the normalisation before it and the softmax behind it: raw samples -> probabilities."""
+    """Model with the normalisation before it and, say, the softmax behind it: raw samples -> predictions."""
 
-    def __init__(self, module: nn.Module, prepare: Callable[[Tensor], Tensor]):
+    def __init__(self, module: nn.Module, task: Task):
         super().__init__()
-        self.module, self.prepare = module, prepare
+        self.module, self.task = module, task
 
     def forward(self, samples: Tensor) -> Tensor:
-        probabilities: Tensor = self.module(self.prepare(samples)).softmax(-1)
-        return probabilities
+        return self.task.predictions(self.module(self.task.prepare(samples)))
 
 
 def check_target(file: Path) -> None:
@@ -53,7 +52,7 @@ def export_model(run: FinishedRun, file: Path, round: Round = None) -> None:
 
     .pt: state dict, for `torch.load(file, weights_only=True)`. .safetensors: the same tensors; mean and standard
     deviation of the normalisation are in its metadata, as JSON. .onnx: a graph from raw samples, as they are stored, to
-    probabilities (samples, classes), for any number of samples.
+    probabilities (samples, classes), or to what `FinishedRun.predict` returns, for any number of samples.
     """
     check_target(file)
     module = run.module(round)
@@ -83,11 +82,11 @@ def _save_onnx(run: FinishedRun, module: nn.Module, file: Path, round: Round) ->
     quiet_libraries()
     try:
         torch.onnx.export(
-            RawModel(module, run.task.prepare).eval(),
+            RawModel(module, run.task).eval(),
             (torch.tensor(samples),),
             str(file),
             input_names=["samples"],
-            output_names=["probabilities"],
+            output_names=["predictions" if run.task.targets == "numbers" else "probabilities"],
             dynamic_shapes=({0: torch.export.Dim("batch")},),
             dynamo=True,
             external_data=False,

@@ -134,7 +134,8 @@ class FinishedRun:
         return dataset.x_test if len(dataset.x_test) else dataset.x_train
 
     def predict(self, x: ArrayLike, round: Round = None, client: int | None = None) -> np.ndarray:
-        """Probabilities (samples, classes) of raw samples, stored like those of the data set.
+        """Predictions for raw samples, stored like those of the data set: probabilities (samples, classes), or, if the
+        targets are no classes, probabilities of labels or tokens, or numbers.
 
         round: see `module`. client: whose own model predicts, if models are personal: the common model, adapted to the
         client's training samples. Raises UserError if the model cannot predict.

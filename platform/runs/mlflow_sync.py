@@ -151,6 +151,7 @@ def save_final_model(
 
     module = build_module(experiment, dataset)
     compare_constants(module, constants)
-    module.train_mode = None  # type: ignore[assignment]  # a copy that is not recorded
     samples = task_on(dataset, module).prepare(torch.tensor(dataset.x_train[:2])).numpy()
-    save_model(filled(module, parameters), samples, folder)
+    trained = filled(module, parameters)
+    trained.train_mode = None  # type: ignore[assignment]  # a copy that is not recorded
+    save_model(trained, samples, folder)

@@ -13,6 +13,7 @@ from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.client_data import EVAL_BATCH_SIZE, Batch
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.core.task import Params, Task, trainable
+from hedgerow.algorithms.core.torch_private import BATCH_NORMS
 from hedgerow.algorithms.personalized.adaptation import Adapting, adapted
 from hedgerow.platform.common.errors import UserError
 
@@ -32,7 +33,8 @@ class TrainedModel:
     w: Tree
 
     def predict(self, x: ArrayLike, support: Support | None = None) -> np.ndarray:
-        """Probabilities (samples, classes) of raw samples, stored like those of the data set.
+        """Predictions for raw samples, stored like those of the data set: probabilities (samples, classes), or, if the
+        targets are no classes, `Task.predictions`.
 
         support: samples and labels of a task, to which a model that learns to adapt is adapted first; None: it predicts
         without adaptation. Raises UserError if the model cannot predict.
@@ -54,7 +56,7 @@ class TrainedModel:
         parts = []
         with torch.no_grad():
             for rows in as_tensor(x).split(EVAL_BATCH_SIZE):
-                parts.append(predictor.logits(w, task.prepare(rows)).softmax(-1).numpy())
+                parts.append(task.predictions(predictor.logits(w, task.prepare(rows))).numpy())
         return np.concatenate(parts) if parts else np.zeros((0, 0), np.float32)
 
     def adapted(self, support: Support | None) -> tuple[Task, Params]:
@@ -64,15 +66,22 @@ class TrainedModel:
             return task, self.w
         if not isinstance(self.algorithm.inner, Adapting):
             raise UserError(f"predict: {self.algorithm.hyper.name} does not adapt its model to a task; omit `support`")
-        batch = Batch(task.prepare(as_tensor(support[0])), as_tensor(support[1]).long())
+        y = as_tensor(support[1])
+        batch = Batch(task.prepare(as_tensor(support[0])), y.float() if task.targets == "numbers" else y.long())
         return adapted(task, self.w, batch, self.algorithm.inner.hyper)
 
 
 def filled(module: nn.Module, w: Tree) -> nn.Module:
     """Module with the values of `w`, by name, in its parameters and buffers, in eval mode. Others stay unchanged.
 
-    Values may have other shapes, as those of a sub-model do.
+    Values may have other shapes, as those of a sub-model do. Batch norms whose statistics the server does not have
+    normalise by those of the mini-batch, as in evaluation.
     """
+    mode = getattr(module, "train_mode", None)
+    for layer in module.modules():
+        if mode is not None and mode.policy != "average" and isinstance(layer, BATCH_NORMS):
+            for name in ("running_mean", "running_var", "num_batches_tracked"):
+                setattr(layer, name, None)
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if name in w:
             tensor.data = as_tensor(w[name])

@@ -129,7 +129,8 @@ def other_scores(metrics: dict[str, np.ndarray], samples_of: str = "test") -> Ro
     for other in (name.removesuffix("_correct") for name in metrics if name.endswith("_correct")):
         samples = metrics["samples"].sum()
         record[f"{other}_{samples_of}_accuracy"] = float(metrics[f"{other}_correct"].sum() / samples)
-        record[f"{other}_{samples_of}_loss"] = float(metrics[f"{other}_loss"].sum() / samples)
+        count = metrics[f"{other}_loss_count"].sum() if f"{other}_loss_count" in metrics else samples
+        record[f"{other}_{samples_of}_loss"] = float(metrics[f"{other}_loss"].sum() / count)
     return record
 
 

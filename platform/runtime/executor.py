@@ -11,6 +11,7 @@ from hedgerow.algorithms.core.algorithm import Aggregate, Predictions
 from hedgerow.algorithms.core.messages import Cohort, Exchange
 from hedgerow.algorithms.core.pytree import Tree, count, tree_map
 from hedgerow.algorithms.slots.fedex_rounds import FEDEX
+from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.data.sampling import steps_per_client
 from hedgerow.platform.runtime.aggregation import PartialAggregate, combine, sum_trees
@@ -265,6 +266,12 @@ def _aggregate(exchange: Exchange, positions: Positions, partials: list[PartialA
     back = np.argsort(order)
     parts = [partial for partial in partials if len(partial.contributed)]
     mask = np.concatenate([partial.contributed for partial in parts])
+    for name in dict.fromkeys(name for part in parts for name in part.metrics):
+        if any(len(part.metrics.get(name, ())) != len(part.contributed) for part in parts):
+            raise UserError(
+                f"algorithm.name: only some clients return the metric {name} of step {exchange.step.__name__}; return "
+                "the same metrics from every client"
+            )
     metrics = {name: np.concatenate([part.metrics[name] for part in parts])[back] for name in parts[0].metrics}
     up = combine(parts, order[mask]) if mask.any() else {}
     deltas = [partial.client_model_delta for partial in parts if partial.client_model_delta is not None]

@@ -95,6 +95,8 @@ def _check_targets(experiment: Experiment, dataset: Dataset) -> None:
                 f"{place}: {choice.name} takes {' or '.join(takes)}, and the targets of {dataset.name} are {kind}; "
                 f"choose {' or '.join(fitting)}"
             )
+    if task.problem is not None and task.problem.needs_cross_entropy and task.loss.name != "cross_entropy":
+        raise UserError(f"task.loss: {task.problem.kind} minimises the cross-entropy; set it to cross_entropy")
     if kind == "classes":
         return
     needs = f"needs one class per sample, and the targets of {dataset.name} are {kind}"
@@ -126,7 +128,7 @@ def _check_functions(experiment: Experiment, dataset: Dataset) -> None:
         if "." not in choice.name:
             continue
         targets, mask = torch.from_numpy(dataset.y_train[:2].copy()), torch.ones(2)
-        outputs = torch.zeros(2, *dataset.output_shapes[-1])
+        outputs = torch.zeros(2, *dataset.output_shapes[-1], requires_grad=True)
         try:
             result = choice.measure().function(outputs, targets, mask)
         except Exception as error:
@@ -140,6 +142,11 @@ def _check_functions(experiment: Experiment, dataset: Dataset) -> None:
             raise UserError(
                 f"{place}: {choice.name} returns {what} for 2 samples; return one value per sample, shape (2,), or a "
                 "pair (sum, count) of 0-d tensors"
+            )
+        if place == "task.loss" and not (result[0] if isinstance(result, tuple) else result).requires_grad:
+            raise UserError(
+                f"{place}: {choice.name} has no gradient, since its value does not depend on the outputs by "
+                "differentiable operations; choose another loss, or make it a metric"
             )
 
 
@@ -184,6 +191,8 @@ def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -
     _check_streams(experiment, partition)
     name = experiment.algorithm.name
     _check_train_mode(experiment, algorithm)
+    if experiment.task.model.init and getattr(experiment.algorithm, "starts", 1) > 1:
+        raise UserError("task.model.init: models trained side by side would all be the same; set algorithm.starts to 1")
     _check_losses(experiment, dataset, algorithm)
     _check_plans(experiment, algorithm)
     if reason := algorithm.incompatibility():
@@ -369,6 +378,12 @@ def build_teacher(teacher: Teacher, dataset: Dataset, seed: int) -> torch.nn.Mod
         return _module(teacher.model, dataset, seed)
     trained = load_experiment(teacher.experiment)
     module, folder = build_module(trained, dataset), RunFolder(Path(str(teacher.run)))
+    mode = getattr(module, "train_mode", None)
+    if mode is not None and mode.buffers and mode.policy != "average":
+        raise UserError(
+            f"task.teacher.run: the server of {teacher.run} has no running statistics (task.model.buffers: "
+            f"{mode.policy}), without which its model cannot teach; name a run with `buffers: average`"
+        )
     if folder.exists:
         compare_constants(module, folder.constants)
     return with_parameters(module, teacher.parameters(), str(teacher.run))

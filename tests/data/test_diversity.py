@@ -1,14 +1,17 @@
 """ACID and ALID: whose classes, how many samples of each, nothing twice, permutations that are bijections."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from helpers import blobs
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.registries import partitions
 from hedgerow.platform.data.partitions.diversity import ACID, ALID
 from hedgerow.platform.data.partitions.random_splits import IID
-from hedgerow.platform.runtime.factory import build_data
+from hedgerow.platform.runtime.factory import build_data, build_partition
 
 CIFAR = {10: (5000, 1000), 100: (500, 100)}
 
@@ -96,3 +99,17 @@ def test_samples_are_those_of_both_sets_of_the_data():
 def test_what_does_not_fit_is_refused(config, lent, sentence):
     with pytest.raises(UserError, match=sentence):
         config.draw(labels_of(10), 10, None, 0, lent)
+
+
+def test_splits_of_the_data_set_are_not_followed():
+    base = blobs(samples=200, classes=2)
+    data = replace(base, x_test=base.x_train, y_test=base.y_train, splits=np.zeros(len(base.y_train), np.uint8))
+    partition = {"kind": "acid", "clients": 2, "labels_per_client": 2, "train": 10, "test": 4}
+    experiment = parse_experiment({
+        "name": "x", "rounds": 1, "participation": 1.0,
+        "task": {"data": {"name": "digits"}, "partition": partition, "model": {"name": "logreg"},
+                 "validation": {"fraction": 0.2, "from": "server"}},
+        "algorithm": {"name": "fedavg"},
+    })  # fmt: skip
+    drawn = build_partition(experiment, experiment.task.partition.prepare(data))
+    assert drawn.train_sizes.tolist() == [10, 10]

@@ -10,7 +10,9 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.data.content_hash import content_hash
 from hedgerow.platform.data.dataset import mistake_in
+from hedgerow.platform.data.mapped_arrays import array_file
 from hedgerow.platform.data.partitions.natural_clients import Natural
+from hedgerow.platform.data.public_pool import with_public
 from hedgerow.platform.runtime.factory import build_partition
 
 CLIENTS = np.array([5, 5, 5, 5, 5, 9, 9, 9, 9, 2, 2, 2, 2, 2, 2])
@@ -136,3 +138,12 @@ def test_clients_and_splits_of_the_wrong_length_are_refused(data):
         "has test_clients of shape (6,); give one value for each of the 7 samples"
     )
     assert "other numbers in splits than 0" in mistake_in(replace(data, splits=SPLITS + 2))
+
+
+def test_large_samples_stay_in_files(data, monkeypatch, tmp_path):
+    monkeypatch.setenv("HEDGEROW_CACHE", str(tmp_path))
+    monkeypatch.setattr("hedgerow.platform.data.mapped_arrays.LARGE", 0)
+    prepared = Natural(kind="natural").prepare(data)
+    assert array_file(prepared.x_train)
+    assert np.array_equal(prepared.x_train, np.concatenate([data.x_train, data.x_test]))
+    assert array_file(with_public(prepared, data, 4).x_train)

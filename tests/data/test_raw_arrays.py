@@ -6,11 +6,10 @@ import torch
 from own_formats import CLIENTS, IMAGES, RNG, X, Y
 
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.data.dataset import Dataset, mistake_in
+from hedgerow.platform.data.dataset import mistake_in
 from hedgerow.platform.data.sources import raw_arrays
 from hedgerow.platform.data.sources.raw_arrays import RawSplit, build_dataset
 
-TAKES_NUMBERS = "targets" in Dataset.__dataclass_fields__
 COLOURS = RNG.integers(0, 256, (60, 3, 8, 8), dtype=np.uint8)
 
 
@@ -207,16 +206,6 @@ def test_the_clients_of_joined_samples_are_their_numbers():
     assert np.array_equal(split.x[split.clients == 1], X[CLIENTS == "bert"])
 
 
-@pytest.mark.skipif(TAKES_NUMBERS, reason="data sets have targets of other kinds")
-@pytest.mark.parametrize("y", [Y + 0.5, np.eye(3)[Y], np.eye(3, dtype=int)[Y]], ids=str)
-def test_other_targets_than_classes_are_refused(y):
-    with pytest.raises(
-        UserError, match=r"has y_train of \w+ .*; give one label for each sample, as whole numbers or text"
-    ):
-        build(X, y)
-
-
-@pytest.mark.skipif(not TAKES_NUMBERS, reason="data sets have classes only")
 def test_numbers_rows_of_labels_and_tokens_are_targets():
     for y, kind, dtype, classes in (
         (Y + 0.5, "numbers", np.float32, 1),

@@ -361,6 +361,25 @@ def test_a_run_with_batch_norm_teaches_another_one(tmp_path):
         assert np.array_equal(tensor.numpy(), finished.parameters[name])
 
 
+@pytest.mark.parametrize("mode", ["loop", "vmap"])
+def test_the_score_of_an_auxiliary_loss_is_no_training(mode, tmp_path):
+    """The pass over all samples that moves the multiplier leaves running statistics alone."""
+    finished = run(experiment("Normed", output=str(tmp_path)))
+    objective = {"kind": "distillation", "limit": 0.5, "dual_lr": 0.1, "temperature": 2.0}
+    task = {"teacher": {"run": str(finished.folder.path)}}
+    steps = done(experiment("Normed", mode=mode)).servers[0].state["buffers"]["2.num_batches_tracked"]
+    server = done(experiment("Normed", mode=mode, objective=objective, task=task)).servers[0].state
+    assert server["buffers"]["2.num_batches_tracked"] == steps > 0
+
+
+def test_a_run_whose_server_has_no_statistics_cannot_teach(tmp_path):
+    finished = run(experiment("Normed", buffers="local", output=str(tmp_path)))
+    objective = {"kind": "distillation", "alpha": 0.5, "temperature": 2.0}
+    wanted = experiment("Dropped", objective=objective, task={"teacher": {"run": str(finished.folder.path)}})
+    with pytest.raises(UserError, match=r"has no running statistics .* name a run with `buffers: average`"):
+        check(wanted, None)
+
+
 # ---- what runs in the loop, and what is refused ----------------------------------------------------------------------
 
 

@@ -1,6 +1,7 @@
 """The model of a run, taken out of it: module, predictions and exported files are those that the run scored."""
 
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -158,3 +159,29 @@ def test_exports_that_cannot_be_written_are_refused_in_one_sentence(tmp_path):
         done = CliRunner().invoke(main, ["export", *arguments])
         assert done.exit_code == 2
         assert message in done.output
+
+
+@pytest.mark.parametrize("policy", ["local", "ignore"])
+def test_a_model_without_statistics_at_the_server_normalises_as_in_evaluation(policy, tmp_path):
+    model = {"name": "mode_models.Normed", "buffers": policy}
+    finished, dataset, _ = run(tmp_path, task__data={"name": "digits"}, task__model=model)
+    module = finished.module()
+    assert not any("running" in name for name in module.state_dict())
+    samples = dataset.x_test[:100]
+    probabilities = module(finished.prepare(samples)).softmax(-1).detach()
+    np.testing.assert_allclose(probabilities.numpy(), finished.predict(samples), atol=1e-6)
+
+
+def test_a_regression_predicts_numbers_and_several_labels_their_own_probabilities(tmp_path):
+    """Not a softmax, which is 1 for a single number."""
+    partition = {"kind": "iid", "clients": 2}
+    finished, dataset, _ = run(
+        tmp_path, task__data={"name": "diabetes"}, task__loss="mse", task__partition=partition,
+        task__model={"name": "mlp", "hidden": [8]},
+    )  # fmt: skip
+    errors = finished.predict(dataset.x_test)[:, 0] - dataset.y_test
+    assert np.square(errors).mean() == pytest.approx(finished.records[-1]["test_mse"], rel=1e-5)
+    task, outputs = finished.task, torch.tensor([[0.0, 2.0]])
+    assert torch.equal(task.predictions(outputs), outputs)
+    assert torch.equal(replace(task, targets="labels").predictions(outputs), outputs.sigmoid())
+    assert torch.equal(replace(task, targets="tokens").predictions(outputs), outputs.softmax(-1))

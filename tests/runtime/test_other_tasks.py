@@ -237,6 +237,7 @@ def test_a_loss_and_metrics_of_ones_own_in_a_run_and_its_record(own):
         ({"data": {"name": "digits"}}, "task.loss: mse takes numbers, and the targets of digits are classes; choose "
          "cross_entropy"),
         ({"loss": "own_scores.scalar"}, "task.loss: own_scores.scalar returns a tensor of shape () for 2 samples"),
+        ({"loss": "own_scores.share"}, "task.loss: own_scores.share has no gradient"),
     ],
 )  # fmt: skip
 def test_targets_that_do_not_fit_are_refused_in_a_sentence(own, changes, message):
@@ -279,6 +280,14 @@ def test_wrong_losses_and_metrics_are_refused_in_a_sentence(own, task, more, mes
         parse_experiment({**FILE, **more, "task": {**FILE["task"], **task}})
     (sentence,) = caught.value.sentences
     assert message in sentence
+
+
+def test_data_cleaning_minimises_the_cross_entropy_only(own):
+    task = {"data": {"name": "digits"}, "model": {"name": "logreg"}, "problem": {"kind": "cleaning"},
+            "partition": {"kind": "iid", "clients": 3, "validation": 0.2, "label_noise": 0.2},
+            "loss": "own_scores.pinball", "metrics": []}  # fmt: skip
+    with pytest.raises(UserError, match=r"task\.loss: cleaning minimises the cross-entropy; set it to cross_entropy"):
+        check(parse_experiment({**FILE, "task": task, "algorithm": {"name": "fedbio"}}), None)
 
 
 def test_a_file_without_a_loss_is_a_classification_with_the_names_it_always_had():
@@ -340,3 +349,30 @@ def test_data_sets_with_other_targets_are_accepted_and_hashed(targets):
 )
 def test_mistakes_in_targets_are_named(targets, change, message):
     assert message in mistake_in(replace(made(targets)[0], **change))
+
+
+def test_a_teacher_is_scored_by_its_accuracy_whatever_the_metrics_are(tmp_path):
+    task = {"data": {"name": "digits"}, "model": {"name": "logreg"}, "partition": {"kind": "iid", "clients": 3},
+            "teacher": {"model": {"name": "logreg"}, "epochs": 1}}  # fmt: skip
+    scores = []
+    for metrics in (None, []):
+        file = {
+            **FILE,
+            "rounds": 1,
+            "output": str(tmp_path),
+            "task": {**task, "metrics": metrics},
+            "algorithm": {"name": "kd"},
+        }
+        (record,) = hedgerow.run(parse_experiment(file), show=False).records
+        scores.append({name: value for name, value in record.items() if name.startswith("teacher_")})
+    assert scores[0] == scores[1]
+    assert scores[0]["teacher_test_accuracy"] > 0.1
+
+
+def test_models_side_by_side_do_not_begin_in_one_file(tmp_path):
+    file = tmp_path / "start.pt"
+    torch.save({"1.weight": torch.zeros(10, 64), "1.bias": torch.zeros(10)}, file)
+    task = {"data": {"name": "digits"}, "model": {"name": "logreg", "init": str(file)},
+            "partition": {"kind": "iid", "clients": 3}}  # fmt: skip
+    with pytest.raises(UserError, match=r"would all be the same; set algorithm\.starts to 1"):
+        check(parse_experiment({**FILE, "task": task, "algorithm": {"name": "central", "starts": 2}}), None)

@@ -84,3 +84,36 @@ def truncated_client_fn(cid):
     client = old_client_fn(cid)
     client.fit = lambda parameters, config: (parameters[:-1], 1, {})
     return client
+
+
+class Answering:
+    """A client with given answers."""
+
+    def __init__(self, examples, metrics, scored=1):
+        self.examples, self.metrics, self.scored = examples, metrics, scored
+
+    def fit(self, parameters, config):
+        return parameters, self.examples, self.metrics
+
+    def evaluate(self, parameters, config):
+        return 0.5, self.scored, {}
+
+
+def empty_client_fn(cid):
+    return Answering(0, {})
+
+
+def negative_client_fn(cid):
+    return Answering(-1, {})
+
+
+def mute_client_fn(cid):
+    return Answering(1, None)
+
+
+def uneven_client_fn(cid):
+    return Answering(1, {"loss": 1.0} if cid == "1" else {})
+
+
+def unscored_client_fn(cid):
+    return Answering(1, {}, scored=0)

@@ -34,8 +34,9 @@ class ACID(PartitionScheme):
             dataset,
             x_train=concatenated([dataset.x_train, dataset.x_test]),
             y_train=np.concatenate([dataset.y_train, dataset.y_test]),
-            # Test samples have no natural owners.
+            # Test samples have no natural owners, and the scheme makes splits of its own.
             train_clients=None,
+            splits=None,
             lent=len(dataset.y_test),
         )
 

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.data.dataset import Dataset
+from hedgerow.platform.data.mapped_arrays import concatenated
 from hedgerow.platform.data.partition import Partition
 from hedgerow.platform.data.partitions.scheme import SplitScheme, grouped
 
@@ -28,7 +29,7 @@ class Natural(SplitScheme):
         known = np.zeros(len(dataset.y_train), np.uint8) if dataset.splits is None else dataset.splits
         return replace(
             dataset,
-            x_train=np.concatenate([dataset.x_train, dataset.x_test]),
+            x_train=concatenated([dataset.x_train, dataset.x_test]),
             y_train=np.concatenate([dataset.y_train, dataset.y_test]),
             train_clients=np.concatenate([dataset.train_clients, dataset.test_clients]),
             splits=np.concatenate([known, np.full(len(dataset.y_test), 2, np.uint8)]),

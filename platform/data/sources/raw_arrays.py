@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from hedgerow.algorithms.core.measures import Targets
 from hedgerow.platform.common.errors import UserError, one_line
 from hedgerow.platform.data.dataset import Dataset, stratified_split
 from hedgerow.platform.data.mapped_arrays import blocks, concatenated, rewritten
@@ -84,7 +85,6 @@ def build_dataset(
     center, scale = _normalisation(stored["train"], at, tokens, mean, std)
     taken = {part: slice(None) if chosen is None else chosen for part, chosen in rows.items()}
     train_clients, test_clients = (None if owners[part] is None else owners[part][taken[part]] for part in rows)  # type: ignore[index]
-    other: dict[str, Any] = {} if targets.kind == "classes" else {"targets": targets.kind}
     return Dataset(
         name,
         stored["train"],
@@ -98,7 +98,7 @@ def build_dataset(
         train_clients,
         is_tokens=tokens,
         test_clients=test_clients,
-        **other,
+        targets=targets.kind,
     )
 
 
@@ -252,7 +252,7 @@ def _moments(x: np.ndarray, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndar
 class _Targets(NamedTuple):
     """Targets of each split. kind: as in `Dataset.targets`. classes: number of classes, labels, numbers or tokens."""
 
-    kind: str
+    kind: Targets
     ys: dict[str, np.ndarray]
     classes: int
     names: tuple[str, ...] = ()
@@ -271,11 +271,6 @@ def _targets(labels: dict[str, np.ndarray], at: str, class_names: Any, vocabular
     is_number = any(y.dtype.kind == "f" for y in labels.values())
     if first.ndim == 1 and not is_number:
         return _numbered(labels, at, class_names)
-    # The one place that decides whether data sets may have other targets than classes.
-    if "targets" not in Dataset.__dataclass_fields__:
-        raise UserError(
-            f"{at} has y_train of {first.dtype} {first.shape}; give one label for each sample, as whole numbers or text"
-        )
     width = 1 if first.ndim == 1 else first.shape[1]
     if first.ndim > 2 or any(y.dtype.kind in "UT" for y in labels.values()):
         raise UserError(f"{at} has y_train of {first.dtype} {first.shape}; give one or several numbers for each sample")

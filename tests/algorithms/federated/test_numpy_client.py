@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from hedgerow.algorithms.core.parts import ContractError
 from hedgerow.algorithms.federated.fedavg import FedAvg
 from hedgerow.algorithms.federated.numpy_client import NumPyClients
+from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import EngineConfig
 
 LOCAL = {"lr": 0.3, "steps": 2, "batch_size": None}
@@ -92,3 +93,26 @@ def test_a_wrong_factory_is_a_sentence(client_fn, said):
 def test_arrays_of_another_model_are_a_sentence():
     with pytest.raises(ContractError, match=r"returns arrays of shapes .* in the order of named_parameters"):
         ended(NumPyClients, {"client_fn": "flower_clients.truncated_client_fn"})
+
+
+@pytest.mark.parametrize(
+    ("client_fn", "said"),
+    [
+        ("empty_client_fn", "returns num_examples 0; return a number above 0"),
+        ("negative_client_fn", "returns num_examples -1; return the number of samples"),
+        ("mute_client_fn", "with a dictionary of metrics"),
+    ],
+)
+def test_wrong_answers_are_a_sentence(client_fn, said):
+    with pytest.raises(ContractError, match=said):
+        ended(NumPyClients, {"client_fn": f"flower_clients.{client_fn}"})
+
+
+def test_metrics_of_some_clients_only_are_a_sentence():
+    with pytest.raises(UserError, match="only some clients return the metric loss of step train"):
+        ended(NumPyClients, {"client_fn": "flower_clients.uneven_client_fn"})
+
+
+def test_scores_of_no_samples_are_nan():
+    _, records = ended(NumPyClients, {"client_fn": "flower_clients.unscored_client_fn"}, rounds=1)
+    assert np.isnan(records[-1]["client_evaluate_loss"])
