@@ -68,6 +68,11 @@ def build_model(
             f"task.model: {type(module).__name__} has no parameters to train, or all of them are frozen "
             "(requires_grad=False); leave some trainable"
         )
+    for name, parameter in trainable(module).items():
+        if parameter.dtype != torch.float32:
+            raise UserError(
+                f"task.model: {config.name} has the parameter {name!r} of type {parameter.dtype}; make it torch.float32"
+            )
     for name, value in properties.items():
         setattr(module, name, value)
     return module

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from hedgerow.platform.common.errors import UserError, one_line
+from hedgerow.platform.common.errors import UserError
 
 SAFETENSORS = ".safetensors"
 
@@ -35,9 +35,9 @@ def _read(file: Path) -> dict[str, Tensor]:
         raise UserError(f"task.model.init: there is no file {file}; give the path of a state dict")
     try:
         values = load_file(file) if file.suffix == SAFETENSORS else torch.load(file, "cpu", weights_only=True)
-    except Exception as error:  # damaged files raise errors of many kinds
+    except Exception:  # damaged files and pickled modules raise errors of many kinds, whose text is no help
         raise UserError(
-            f"task.model.init: {file} cannot be read ({one_line(error)[:200]}); save `module.state_dict()` with "
+            f"task.model.init: {file} cannot be read as a dictionary of tensors; save `module.state_dict()` with "
             "torch.save or safetensors"
         ) from None
     if not isinstance(values, dict) or not all(isinstance(value, Tensor) for value in values.values()):

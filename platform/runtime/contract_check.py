@@ -252,20 +252,21 @@ class _DryRun:
         if is_exhausted(error):
             return error
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].split(". ")[0]
+        works = f"works for one client, but not for several at once under torch.func.vmap ({reason})"
+        advice = "do not call .item() or branch on tensors in it, or set engine.mode to loop"
+        data, task = self.dealt["clients"], self.algorithm.task
         rows = torch.zeros((1, 1), dtype=torch.long)
-        data = self.dealt["clients"]
         try:
-            torch.func.vmap(lambda rows: self.algorithm.task.logits({}, data.prepare(data.x[rows])))(rows)
+            logits = torch.func.vmap(lambda rows: task.logits({}, data.prepare(data.x[rows])))(rows)
         except Exception:
-            kind = type(self.algorithm.task.module).__name__
-            return UserError(
-                f"task.model: {kind} works for one client, but not for several at once under torch.func.vmap "
-                f"({reason}); do not call .item() or branch on tensors in its forward, or set engine.mode to loop"
-            )
-        return self.violation(
-            f"its step `{exchange.step.__name__}` works for one client, but not for several at once under "
-            f"torch.func.vmap ({reason}); do not call .item() or branch on tensors in it, or set engine.mode to loop"
-        )
+            return UserError(f"task.model: {type(task.module).__name__} {works}; {advice}")
+        for name, function in task.scoring.measures.items():
+            try:
+                torch.func.vmap(function.sums)(logits, data.y[rows], torch.ones(rows.shape))
+            except Exception:
+                place = "task.loss: the loss" if name == "loss" else f"task.metrics: {name}"
+                return UserError(f"{place} {works}; {advice}")
+        return self.violation(f"its step `{exchange.step.__name__}` {works}; {advice}")
 
     def ask(self, exchange: Exchange, number: int, plan: ExecutionPlan) -> list[tuple[slice, Answers]]:
         def step(hp: Any, down: Tree, state: Tree, data: ClientData) -> Any:

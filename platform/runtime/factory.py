@@ -269,7 +269,8 @@ def _check_validation(experiment: Experiment, algorithm: Algorithm) -> None:
 def _check_repeats(experiment: Experiment, dataset: Dataset) -> None:
     """Raise UserError when a foreign model differs each time it is built: every process builds it."""
     task = experiment.task
-    for place, config in (("task.model", task.model), ("task.teacher.model", task.teacher and task.teacher.model)):
+    teacher = task.teacher.model if task.teacher else None
+    for place, config in (("task.model", task.model), ("task.teacher.model", teacher)):
         if config is not None and config.is_foreign:
             built = (_module(config, dataset, experiment.seed) for _ in range(2))
             once, again = (fingerprint([*module.named_parameters(), *module.named_buffers()]) for module in built)

@@ -180,6 +180,11 @@ def test_frozen_parameters_that_change_during_a_run_are_refused(tmp_path):
     ("algorithm", "model", "said"),
     [
         ({"name": "fedavg"}, "toys.Frozen", "task.model: Frozen has no parameters to train"),
+        (
+            {"name": "fedavg"},
+            "toys.Doubled",
+            "task.model: toys.Doubled has the parameter '1.weight' of type torch.float64",
+        ),
         ({"name": "pfldyn", "adapt": "proto", "proto_layer": "features"}, "toys.FrozenFirst", "set it to output"),
         ({"name": "heterofl"}, "toys.FrozenFirst", "1.weight is frozen"),
         ({"name": "zerofl"}, "toys.FrozenFirst", "1.weight is frozen"),

@@ -6,6 +6,7 @@ import torch
 from helpers import identical
 from image_students import parse
 from safetensors.torch import save_file
+from torch import nn
 
 import hedgerow
 from hedgerow.platform.common.errors import UserError
@@ -113,7 +114,8 @@ def test_a_relative_file_is_found_again_when_a_run_resumes_from_another_folder(s
         (lambda s: s | {"1.bias": torch.zeros(3)}, r"has '1.bias' of shape \(3,\), not \(8,\) as in Normed"),
         (lambda s: {"state_dict": s}, "is not a dictionary of tensors"),
         (lambda s: [1, 2], "is not a dictionary of tensors"),
-        (lambda s: print, "cannot be read"),
+        (lambda s: print, "cannot be read as a dictionary of tensors; save"),
+        (lambda s: nn.Linear(2, 2), "cannot be read as a dictionary of tensors; save"),
     ],
 )
 def test_files_that_do_not_fit_are_one_sentence(change, said, state, tmp_path):
@@ -130,7 +132,9 @@ def test_damaged_and_missing_files_are_one_sentence(name, tmp_path):
         built(name="mode_models.make", init=str(file))
     for content in (b"", b"nothing", b"PK\x03\x04"):
         file.write_bytes(content)
-        with pytest.raises(UserError, match=r"task.model.init: .* cannot be read") as refused:
+        with pytest.raises(
+            UserError, match=r"task.model.init: .* cannot be read as a dictionary of tensors; save"
+        ) as refused:
             built(name="mode_models.make", init=str(file))
         assert "\n" not in str(refused.value)
 

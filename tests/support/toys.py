@@ -196,6 +196,16 @@ class FrozenLast(nn.Sequential):
         self[3].requires_grad_(False)
 
 
+class Doubled(nn.Sequential):
+    """Digits to logits in double precision."""
+
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 10).double())
+
+    def forward(self, x):
+        return super().forward(x.double())
+
+
 class Frozen(nn.Sequential):
     """All layers are frozen."""
 
