@@ -3,6 +3,7 @@
 import inspect
 import math
 import random
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,6 +24,9 @@ from hedgerow.algorithms.core.parts import ContractError, Part, Parts
 from hedgerow.algorithms.core.pytree import Tree
 
 Scalar = bool | int | float | str
+
+FACTORY = "client_fn"
+"""Hyperparameter that names the factory of the clients."""
 
 EXAMPLES = "num_examples"
 """Metric of the client steps: number of samples that a client's `fit` or `evaluate` used."""
@@ -95,17 +99,15 @@ class NumPyClients(Algorithm):
         )
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        with _seeded(data.key):
+        with _seeded(data.key), _named(hp.client_fn):
             answer = _client(hp, down).fit(_arrays(down["w"]), dict(hp.config))
         parameters, examples, numbers = _parts(answer, f"`fit` of {hp.client_fn}", "parameters")
-        if not examples:
-            raise ContractError(f"`fit` of {hp.client_fn} returns num_examples 0; return a number above 0")
         w = _tree(parameters, down["w"], hp.client_fn)
         return {"w": w}, state, {**numbers, EXAMPLES: torch.tensor(examples), MODEL: w}
 
     def evaluate_own(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """Client step after a round: the client's own `evaluate`, if it has one."""
-        with _seeded(data.key):
+        with _seeded(data.key), _named(hp.client_fn):
             client = _client(hp, down)
             if not callable(getattr(client, "evaluate", None)):
                 return {}, state, {}
@@ -139,8 +141,33 @@ def _client(hp: Any, down: Tree) -> Any:
     # `NumPyClient.to_client` wraps the object.
     client = getattr(client, "numpy_client", client)
     if not callable(getattr(client, "fit", None)):
-        raise ContractError(f"{hp.client_fn} returns a {type(client).__name__} without `fit`; return a NumPyClient")
+        raise ContractError(
+            f"{hp.client_fn} returns an object of type {type(client).__name__}, which has no method `fit`; return a "
+            "NumPyClient",
+            FACTORY,
+        )
     return client
+
+
+@contextmanager
+def _named(client_fn: str) -> Iterator[None]:
+    """Errors of the user's clients become a ContractError with their location."""
+    try:
+        yield
+    except ContractError:
+        raise
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        text = " ".join(str(error).split())
+        raise ContractError(
+            f"a client of {client_fn} fails: {type(error).__name__} at {frame.filename}:{frame.lineno}: {text}; fix it "
+            "there, or make algorithm.run_config and task.model those of the clients",
+            FACTORY,
+        ) from error
+
+
+def _described(answer: Any) -> str:
+    return f"{type(answer).__name__} of {len(answer)}" if isinstance(answer, tuple | list) else type(answer).__name__
 
 
 def _arrays(w: Tree) -> list[np.ndarray]:
@@ -155,7 +182,8 @@ def _tree(parameters: Any, like: Tree, client_fn: str) -> Tree:
         returned = ", ".join(str(array.shape) for array in arrays)
         raise ContractError(
             f"`fit` of {client_fn} returns arrays of shapes {returned}, but the parameters of task.model have shapes "
-            f"{', '.join(map(str, shapes))}; return them in the order of named_parameters"
+            f"{', '.join(map(str, shapes))}; return them in the order of named_parameters",
+            FACTORY,
         )
     return {
         name: torch.from_numpy(np.array(array)).to(leaf)
@@ -166,10 +194,16 @@ def _tree(parameters: Any, like: Tree, client_fn: str) -> Tree:
 def _parts(answer: Any, what: str, first: str) -> tuple[Any, float, dict[str, Tensor]]:
     """First entry, num_examples, and numeric metrics of the answer of a client. Raises ContractError."""
     if not (isinstance(answer, tuple | list) and len(answer) == 3 and isinstance(answer[2], Mapping)):
-        raise ContractError(f"{what} returns no tuple ({first}, num_examples, metrics), with a dictionary of metrics")
+        raise ContractError(
+            f"{what} returns {_described(answer)}; return a tuple ({first}, num_examples, metrics), with a dictionary "
+            "of metrics",
+            FACTORY,
+        )
     examples = answer[1]
     if not isinstance(examples, int | float | np.number) or not 0 <= examples < math.inf:
-        raise ContractError(f"{what} returns num_examples {examples!r}; return the number of samples that it used")
+        raise ContractError(
+            f"{what} returns num_examples {examples!r}; return the number of samples that it used", FACTORY
+        )
     return answer[0], float(examples), _numbers(answer[2])
 
 

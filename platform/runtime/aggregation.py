@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hedgerow.algorithms.core.algorithm import Predictions
 from hedgerow.algorithms.core.messages import Reduction
+from hedgerow.algorithms.core.parts import ContractError
 from hedgerow.algorithms.core.pytree import Tree, count, leaves, tree_map
 from hedgerow.platform.common.heartbeat import beat
 
@@ -96,6 +97,8 @@ def combine(partials: list[PartialAggregate], order: np.ndarray) -> Tree:
         back = np.argsort(order)
         return tree_map(lambda *parts: torch.from_numpy(np.concatenate(parts)[back]), stacks[0], *stacks[1:])
     weight = sum(partial.weight for partial in partials)
+    if partials[0].reduce == "mean" and weight == 0:
+        raise ContractError("the clients' weights of an exchange are all 0, so that they have no mean")
     scale = 1.0 / weight if partials[0].reduce == "mean" else 1.0
     return sum_trees([partial.total for partial in partials if partial.total is not None], scale)
 

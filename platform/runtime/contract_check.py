@@ -156,7 +156,10 @@ class _DryRun:
                     "such an Exchange, or remove `task.validation`"
                 )
 
-    def violation(self, what: str) -> UserError:
+    def violation(self, what: str, key: str | None = None) -> UserError:
+        """Error of the algorithm or, with `key`, of the user's code that this hyperparameter names."""
+        if key:
+            return UserError(f"algorithm.{key}: {what}")
         name = type(self.algorithm.inner).__name__
         return UserError(f"algorithm.name: {name} breaks the contract of an algorithm: {what}")
 
@@ -173,7 +176,7 @@ class _DryRun:
             except StopIteration as stop:
                 return stop.value
             except ContractError as error:
-                raise self.violation(str(error)) from error
+                raise self.violation(str(error), error.key) from error
             exchanges = request if isinstance(request, list) else [request]
             for exchange in exchanges:
                 if not isinstance(exchange, Exchange):
@@ -197,11 +200,19 @@ class _DryRun:
             up, metrics = (tree_map(lambda leaf: leaf[0], tree) for tree in (up, metrics))
             up = tree_map(lambda leaf: leaf.nan_to_num(0.0, 0.0, 0.0), up)
             metrics.pop(MODEL, None)
+            factors = metrics[exchange.weighted_by].double() if exchange.weighted_by else 1.0
             partial.add(
-                up, torch.from_numpy(weights[rows]), torch.ones(rows.stop - rows.start, dtype=torch.bool), metrics
+                up,
+                torch.from_numpy(weights[rows]) * factors,
+                torch.ones(rows.stop - rows.start, dtype=torch.bool),
+                metrics,
             )
             self.keep(exchange, number, exchange.clients[rows], state)
-        return Aggregate(combine([partial.to_wire()], np.arange(n)), np.ones(n, bool), partial.metrics)
+        try:
+            up = combine([partial.to_wire()], np.arange(n))
+        except ContractError as error:
+            raise self.violation(str(error), error.key) from error
+        return Aggregate(up, np.ones(n, bool), partial.metrics)
 
     def keep(self, exchange: Exchange, number: int, clients: np.ndarray, state: Tree) -> None:
         if exchange.on != "clients" or number >= EVALUATION or not state:
@@ -295,7 +306,7 @@ class _DryRun:
         try:
             return list(chunks)
         except ContractError as error:
-            raise self.violation(str(error)) from error
+            raise self.violation(str(error), error.key) from error
         except UnknownStreamError as error:
             raise self.violation(
                 f"its step `{exchange.step.__name__}` reads the stream {error.stream!r}, but its Exchange has "

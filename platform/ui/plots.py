@@ -85,9 +85,13 @@ def seed_curves(
     labels = [f"{metric_label(main)} (%)" if share else metric_label(main), "loss", *map(metric_label, extra)]
     if main == "test_accuracy":
         labels[1] = "cross-entropy"
+    from matplotlib.ticker import MaxNLocator
+
     places = ["lower right" if share else "best", "upper right", *["best"] * len(extra)]
     for axes, label, place in zip((accuracy, loss, *others), labels, places, strict=True):
         axes.set(xlabel=AXES[by], ylabel=label)
+        if by == "round":
+            axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
         tidy(axes)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(frameon=False, fontsize="small", loc=place)

@@ -87,24 +87,32 @@ def truncated_client_fn(cid):
 
 
 class Answering:
-    """A client with given answers."""
+    """A client that returns the parameters that it receives, and other answers."""
 
-    def __init__(self, examples, metrics, scored=1):
-        self.examples, self.metrics, self.scored = examples, metrics, scored
+    def __init__(self, *others, scored=1):
+        self.others, self.scored = others, scored
 
     def fit(self, parameters, config):
-        return parameters, self.examples, self.metrics
+        return parameters, *self.others
 
     def evaluate(self, parameters, config):
         return 0.5, self.scored, {}
 
 
-def empty_client_fn(cid):
-    return Answering(0, {})
+def bare_client_fn(cid):
+    return object()
+
+
+def pair_client_fn(cid):
+    return Answering(1)
 
 
 def negative_client_fn(cid):
     return Answering(-1, {})
+
+
+def weightless_client_fn(cid):
+    return Answering(0, {})
 
 
 def mute_client_fn(cid):
@@ -117,3 +125,7 @@ def uneven_client_fn(cid):
 
 def unscored_client_fn(cid):
     return Answering(1, {}, scored=0)
+
+
+def failing_client_fn(context):
+    return Answering(context.run_config["missing"], {})

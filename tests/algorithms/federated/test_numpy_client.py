@@ -12,6 +12,8 @@ from hedgerow.algorithms.federated.fedavg import FedAvg
 from hedgerow.algorithms.federated.numpy_client import NumPyClients
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import EngineConfig
+from hedgerow.platform.config.loader import parse_experiment
+from hedgerow.platform.runtime.factory import check
 
 LOCAL = {"lr": 0.3, "steps": 2, "batch_size": None}
 PLAIN = {"client_fn": "flower_clients.client_fn"}
@@ -95,19 +97,6 @@ def test_arrays_of_another_model_are_a_sentence():
         ended(NumPyClients, {"client_fn": "flower_clients.truncated_client_fn"})
 
 
-@pytest.mark.parametrize(
-    ("client_fn", "said"),
-    [
-        ("empty_client_fn", "returns num_examples 0; return a number above 0"),
-        ("negative_client_fn", "returns num_examples -1; return the number of samples"),
-        ("mute_client_fn", "with a dictionary of metrics"),
-    ],
-)
-def test_wrong_answers_are_a_sentence(client_fn, said):
-    with pytest.raises(ContractError, match=said):
-        ended(NumPyClients, {"client_fn": f"flower_clients.{client_fn}"})
-
-
 def test_metrics_of_some_clients_only_are_a_sentence():
     with pytest.raises(UserError, match="only some clients return the metric loss of step train"):
         ended(NumPyClients, {"client_fn": "flower_clients.uneven_client_fn"})
@@ -116,3 +105,34 @@ def test_metrics_of_some_clients_only_are_a_sentence():
 def test_scores_of_no_samples_are_nan():
     _, records = ended(NumPyClients, {"client_fn": "flower_clients.unscored_client_fn"}, rounds=1)
     assert np.isnan(records[-1]["client_evaluate_loss"])
+
+
+@pytest.mark.parametrize(
+    ("client_fn", "said"),
+    [
+        ("truncated_client_fn", "`fit` of flower_clients.truncated_client_fn returns arrays of shapes"),
+        ("bare_client_fn", "flower_clients.bare_client_fn returns an object of type object, which has no method `fit`"),
+        ("pair_client_fn", "`fit` of flower_clients.pair_client_fn returns tuple of 2; return"),
+        ("mute_client_fn", "with a dictionary of metrics"),
+        ("negative_client_fn", "`fit` of flower_clients.negative_client_fn returns num_examples -1; return the number"),
+        ("failing_client_fn", "a client of flower_clients.failing_client_fn fails: KeyError at "),
+        ("weightless_client_fn", "the clients' weights of an exchange are all 0, so that they have no mean"),
+    ],
+)
+def test_the_check_before_a_run_names_the_factory(client_fn, said):
+    file = {
+        "name": "flower",
+        "rounds": 1,
+        "participation": 1.0,
+        "task": {
+            "data": {"name": "digits"},
+            "partition": {"kind": "iid", "clients": 6},
+            "model": {"name": "logreg"},
+        },
+        "algorithm": {"name": "numpy_client", "client_fn": f"flower_clients.{client_fn}"},
+    }
+    with pytest.raises(UserError) as found:
+        check(parse_experiment(file), None)
+    (sentence,) = found.value.sentences
+    assert said in sentence
+    assert sentence.startswith("algorithm.name: " if client_fn == "weightless_client_fn" else "algorithm.client_fn: ")
