@@ -5,10 +5,13 @@ from typing import Any
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from hedgerow.platform.common.errors import UserError, one_line
-from hedgerow.platform.common.registry import WITHOUT_IMPORTS, Registry
+from hedgerow.platform.common.registry import WITHOUT_IMPORTS, Registry, nearest
 from hedgerow.platform.common.section import Section
 from hedgerow.platform.loggers import LOGGERS
 from hedgerow.platform.loggers.run_logger import RunLogger
+
+METHODS = [name for name in vars(RunLogger) if name.startswith("on_")]
+"""Methods of a logger."""
 
 loggers = Registry(LOGGERS, RunLogger, "tracking.also")
 
@@ -36,8 +39,14 @@ class Logger(Section):
 
     def build(self) -> RunLogger:
         """Create the logger. Raises UserError."""
+        kind = loggers.resolve(self.name)
+        if unknown := next((name for name in dir(kind) if name.startswith("on_") and name not in METHODS), None):
+            raise UserError(
+                f"tracking.also: {self.name} has a method {unknown}, which is never called{nearest(unknown, METHODS)} "
+                f"(called: {', '.join(METHODS)})"
+            )
         try:
-            return loggers.resolve(self.name)(**self.args)
+            return kind(**self.args)
         except UserError:
             raise
         except Exception as error:

@@ -52,6 +52,11 @@ class Failing(RunLogger):
         CALLS.append(("failing", record["round"]))
 
 
+class Misspelt(RunLogger):
+    def on_rond(self, record):
+        raise AssertionError("never called")
+
+
 def experiment(folder, *also, **changes):
     values = yaml.safe_load(dump_experiment(small(folder, **INLINE, **changes)))
     values["tracking"] = {"enabled": False, "also": list(also)}
@@ -128,6 +133,7 @@ def test_weights_and_biases_receives_a_run_offline(tmp_path, monkeypatch):
     [
         ("tensorbord", "tracking.also.0.*'tensorbord' is not a run logger; did you mean 'tensorboard'"),
         ({"name": f"{__name__}.Meddling", "args": {"colour": 1}}, "cannot be created from its args"),
+        (f"{__name__}.Misspelt", "has a method on_rond, which is never called; did you mean 'on_round'"),
         (f"{__name__}.fresh", "is not a run logger; name a class that derives from RunLogger"),
     ],
 )
