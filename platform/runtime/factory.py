@@ -27,7 +27,7 @@ from hedgerow.platform.data.sampling import steps_per_client
 from hedgerow.platform.data.sources.cache import load_dataset
 from hedgerow.platform.data.validation_samples import hold_back_pool, hold_back_shares
 from hedgerow.platform.models.build import build_model
-from hedgerow.platform.models.model import Model
+from hedgerow.platform.models.model import CustomModel, Model
 from hedgerow.platform.models.vmap_check import compare_constants, fingerprint
 from hedgerow.platform.runtime.contract_check import check_contract
 from hedgerow.platform.storage.remote import check_storage
@@ -261,7 +261,7 @@ def _check_repeats(experiment: Experiment, dataset: Dataset) -> None:
     """Raise UserError when a foreign model differs each time it is built: every process builds it."""
     task = experiment.task
     for place, config in (("task.model", task.model), ("task.teacher.model", task.teacher and task.teacher.model)):
-        if config is not None and config.is_foreign:
+        if isinstance(config, Model | CustomModel) and config.is_foreign:
             built = (_module(config, dataset, experiment.seed) for _ in range(2))
             once, again = (fingerprint([*module.named_parameters(), *module.named_buffers()]) for module in built)
             if once != again:
