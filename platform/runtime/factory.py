@@ -27,7 +27,7 @@ from hedgerow.platform.data.sampling import steps_per_client
 from hedgerow.platform.data.sources.cache import load_dataset
 from hedgerow.platform.data.validation_samples import hold_back_pool, hold_back_shares
 from hedgerow.platform.models.build import build_model
-from hedgerow.platform.models.model import CustomModel, Model
+from hedgerow.platform.models.model import Model
 from hedgerow.platform.models.vmap_check import compare_constants, fingerprint
 from hedgerow.platform.runtime.contract_check import check_contract
 from hedgerow.platform.storage.remote import check_storage

@@ -82,7 +82,7 @@ class TestAFrozenProcess:
         assert same(finished, calm)
         assert not (finished.folder.path / ".signs").exists()
 
-    @pytest.mark.grid(keep=1)
+    @pytest.mark.exhaustive("kills")
     @pytest.mark.parametrize("what", ["client actor 0", "the coordinator"])
     def test_one_that_stays_so_is_replaced(self, what, calm, tmp_path):
         freeze = Freezer("ClientActor" if what == "client actor 0" else "CoordinatorActor")

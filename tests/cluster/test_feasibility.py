@@ -92,6 +92,7 @@ def test_so_many_actors_on_a_node_are_one_bundle_and_no_two_bundles_share_a_node
     assert bundles(Resources(memory_mb=100, actors_per_gpu=4), 2) == [{"CPU": 1, "GPU": 0.25}] * 2
 
 
+@pytest.mark.exhaustive("processes")
 def test_a_run_on_ray_has_its_actors_where_they_were_reserved(ray_here, tmp_path):
     values = {
         "name": "placed",

@@ -108,17 +108,13 @@ def understand(words: list[str], family: click.Group = main) -> None:
 
 
 def levels() -> list:
-    """Pages that search or report are exhaustive: a search starts processes, and a report runs experiments first."""
+    """`make test` runs the README; the other pages are exhaustive, since each of their blocks runs experiments."""
     slow = pytest.mark.exhaustive("processes")
-    return [pytest.param(page, marks=slow if searches(page) or reports(page) else ()) for page in PAGES]
+    return [pytest.param(page, marks=() if page.name == "README.md" else slow) for page in PAGES]
 
 
 def searches(page: Path) -> bool:
     return "search(" in page.read_text() or "\nhedgerow search " in page.read_text()
-
-
-def reports(page: Path) -> bool:
-    return "\nhedgerow report " in page.read_text()
 
 
 @pytest.mark.parametrize("page", levels(), ids=lambda page: page.relative_to(ROOT).as_posix())

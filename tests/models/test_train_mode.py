@@ -318,6 +318,7 @@ def test_variants_that_run_together_are_those_that_run_alone(mode):
         close(flatten(server.state), state_of(alone, 1))
 
 
+@pytest.mark.exhaustive("processes")
 def test_one_actor_and_two_agree(tmp_path):
     many = [
         experiment(

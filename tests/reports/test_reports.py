@@ -210,6 +210,7 @@ def test_the_page_is_an_artifact_of_the_run_and_a_store_that_is_gone_a_warning(r
     assert list((tmp_path / "elsewhere").iterdir()) == [moved]
 
 
+@pytest.mark.exhaustive("processes")
 def test_a_table_of_streams_shows_hedge_and_the_published_numbers(table, tmp_path):
     report(table, "-o", tmp_path / "table.html")
     text = (tmp_path / "table.html").read_text()

@@ -16,6 +16,9 @@ from hedgerow.platform.tracking.mlflow_store import default_uri
 from hedgerow.platform.ui.mlflow_server import PAGE_SETTINGS, page_command
 from hedgerow.searchspaces.tune.search_runner import search
 
+# `make test` looks at the runs and metrics of a search in MLflow in tune/test_search.py.
+pytestmark = pytest.mark.exhaustive("processes")
+
 TABLE = {"line": "feddyn/T0/digits", "headings": ["Slow", "Fast"], "changed": [], "grid": False}
 SPACE = {"algorithm.lr": [0.01, 0.3]}
 

@@ -368,7 +368,7 @@ def optimality(kind, rounds, transform):
     return float(np.abs(done.server["w"]["x"].numpy() - problem.optimum).max())
 
 
-@pytest.mark.grid("kind")
+@pytest.mark.grid(keep=1)
 @pytest.mark.parametrize("transform", [Quantize(), TopK(entries=2, error_feedback=False), Clip(norm=0.05)], ids=str)
 @pytest.mark.parametrize(("kind", "forgetful"), [(FedDyn, ForgetfulDyn), (Scaffold, ForgetfulScaffold)])
 def test_clients_remember_what_they_sent(kind, forgetful, transform):

@@ -185,7 +185,7 @@ def test_wrong_labels_are_found(section, least, noise, on_gaussians):
     assert robust["test_accuracy"] >= plain["test_accuracy"] + 0.02
 
 
-@pytest.mark.grid(keep=1)
+@pytest.mark.exhaustive("convergence")
 @pytest.mark.parametrize("noise", [0.4, [0.2, 0.9]], ids=["alike", "different"])
 def test_a_space_of_few_dimensions_does_as_well_in_smaller_steps(noise, on_gaussians):
     smaller = {"name": "comm_fedbio_non_iter", "compression": 1, "sketch": "gaussian", "upper_lr": 0.05}

@@ -142,6 +142,7 @@ def test_devices_are_told_of_where_models_are_personal():
     }
 
 
+@pytest.mark.exhaustive("processes")
 def test_the_digits_run_and_are_told_of(ray_here, tmp_path):
     changed = ("rounds=3", "tracking.enabled=false", "evaluation.targets=[0.2, 0.999]", "algorithm.steps=3")
     overrides = [word for change in changed for word in ("--set", change)]
