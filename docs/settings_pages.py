@@ -51,7 +51,8 @@ class Described:
         """Sections that a value may be, by the name that distinguishes them ("" for a single one)."""
         if "$ref" in schema:
             definition = self.definitions[schema["$ref"].rpartition("/")[2]]
-            return [(tag(definition), definition)]
+            # A section for which a name alone may stand is a choice of the two.
+            return [(tag(definition), definition)] if "properties" in definition else self.sections(definition)
         if "properties" in schema:
             # A user-defined class: only the key that names it is known.
             return [("", schema)]

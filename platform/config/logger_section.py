@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, GetJsonSchemaHandler, ValidationInfo, field_validator, model_validator
+from pydantic_core import CoreSchema
 
 from hedgerow.platform.common.errors import UserError, one_line
 from hedgerow.platform.common.registry import WITHOUT_IMPORTS, Registry, nearest
@@ -21,6 +22,10 @@ class Logger(Section):
 
     name: str = Field(description=f"{', '.join(LOGGERS)}, or the dotted path of your own subclass of RunLogger")
     args: dict[str, Any] = Field({}, description="keyword arguments of its constructor")
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"anyOf": [{"type": "string", "description": "its name or dotted path"}, handler(core)]}
 
     @model_validator(mode="before")
     @classmethod
