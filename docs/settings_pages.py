@@ -75,6 +75,12 @@ class Described:
                 yield f"| `{prefix}{name}` | a section | | {cell(field.get('description', ''))} |\n"
             for _, section in inner if len(inner) == 1 else []:
                 yield from self._rows(section, f"{prefix}{name}.", None)
+            for kind, section in inner if len(inner) > 1 else []:
+                # Sections that are chosen by their `name`, such as models, have chapters of their own.
+                for key, own in section["properties"].items() if "kind" in section["properties"] else ():
+                    if key != "kind":
+                        said = {**own, "description": f"{kind}: {own.get('description', '')}"}
+                        yield self.row(f"{prefix}{name}.{key}", said, key in section.get("required", []))
             for _, section in self.sections(entries(field)):
                 yield from self._rows(section, f"{prefix}{name}.NAME.", None)
 
