@@ -124,6 +124,8 @@ def _factory(dotted: str) -> Callable[..., Any]:
         found = getattr(import_module(module), name, None) if module else None
     except ImportError as error:
         raise ValueError(f"cannot import {dotted!r} ({error}); run from the folder that contains it") from None
+    except Exception as error:
+        raise ValueError(f"cannot import {dotted!r}: {_located(error)}; fix it there") from error
     if not callable(found):
         raise ValueError(f"{dotted!r} is not a function; write a dotted path such as my_client.client_fn")
     return found  # type: ignore[no-any-return]
@@ -157,13 +159,18 @@ def _named(client_fn: str) -> Iterator[None]:
     except ContractError:
         raise
     except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        text = " ".join(str(error).split())
         raise ContractError(
-            f"a client of {client_fn} fails: {type(error).__name__} at {frame.filename}:{frame.lineno}: {text}; fix it "
-            "there, or make algorithm.run_config and task.model those of the clients",
+            f"a client of {client_fn} fails: {_located(error)}; fix it there, or make algorithm.run_config and "
+            "task.model those of the clients",
             FACTORY,
         ) from error
+
+
+def _located(error: Exception) -> str:
+    """An error of the user's code on one line, with its last place outside of installed packages."""
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = next((frame for frame in reversed(frames) if "site-packages" not in frame.filename), frames[-1])
+    return f"{type(error).__name__} at {frame.filename}:{frame.lineno}: {' '.join(str(error).split())[:300]}"
 
 
 def _described(answer: Any) -> str:

@@ -25,6 +25,7 @@ def merge(
     lists are replaced. A key removes the keys of `base` that exclude it.
     """
     lines = dict(base[1])
+    algorithm = {**_section(base[0], "algorithm"), **_section(own[0], "algorithm")}
 
     def merged(old: dict[str, Any], new: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
         result = dict(old)
@@ -33,7 +34,7 @@ def merge(
             if isinstance(before, dict) and isinstance(value, dict) and not _renames(before, value):
                 result[key] = merged(before, value, place)
                 continue
-            for excluded in alternatives(own[0], place) if value is not None else ():
+            for excluded in alternatives({"algorithm": algorithm}, place) if value is not None else ():
                 if excluded not in new:
                     result.pop(excluded, None)
                     _forget(lines, (*path, excluded))
@@ -43,6 +44,11 @@ def merge(
 
     values = merged(base[0], own[0], ())
     return values, lines | own[1]
+
+
+def _section(values: dict[str, Any], name: str) -> dict[str, Any]:
+    section = values.get(name)
+    return section if isinstance(section, dict) else {}
 
 
 def _renames(before: dict[str, Any], section: dict[str, Any]) -> bool:

@@ -60,6 +60,6 @@ class Logger(Section):
             ) from error
 
 
-def build_loggers(sections: list[Logger]) -> dict[str, RunLogger]:
-    """Create the loggers of an experiment, by name. Raises UserError."""
-    return {section.name: section.build() for section in sections}
+def build_loggers(sections: list[Logger]) -> list[tuple[str, RunLogger]]:
+    """Create the loggers of an experiment, with their names. Raises UserError."""
+    return [(section.name, section.build()) for section in sections]

@@ -1,6 +1,6 @@
 """Base class of loggers and of users' callbacks, and the calls that no failure of theirs can disturb."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,39 +51,41 @@ class RunLogger:
 class Loggers:
     """The loggers of one run.
 
-    loggers: by name. warn: receives a sentence when a logger fails; no further method of this logger is called.
+    loggers: names and loggers; a name may occur twice. warn: receives a sentence when a logger fails; no further method
+    of this logger is called.
     """
 
-    def __init__(self, loggers: dict[str, RunLogger], warn: Callable[[str], None]):
-        self.loggers, self.warn = dict(loggers), warn
+    def __init__(self, loggers: Iterable[tuple[str, RunLogger]], warn: Callable[[str], None]):
+        self.loggers, self.warn = list(loggers), warn
 
     def start(self, name: str, folder: Path, settings: dict[str, Any], history: Sequence[Record]) -> None:
         """Tell the loggers that a run begins or is resumed."""
-        for key in list(self.loggers):
+        for one in list(self.loggers):
             run = LoggedRun(name, folder.absolute(), deepcopy(settings), deepcopy(list(history)))
-            self._call(key, "on_start", run)
+            self._call(one, "on_start", run)
 
     def round(self, record: Record) -> None:
         """Pass on the record of a round."""
-        for key in list(self.loggers):
-            self._call(key, "on_round", deepcopy(record))
-            if any(metric.startswith(SCORED) for metric in record):
-                self._call(key, "on_evaluation", deepcopy(record))
+        is_scored = any(metric.startswith(SCORED) for metric in record)
+        for one in list(self.loggers):
+            if self._call(one, "on_round", deepcopy(record)) and is_scored:
+                self._call(one, "on_evaluation", deepcopy(record))
 
     def end(self, status: str, summary: dict[str, Any]) -> None:
         """Tell the loggers that the run has ended."""
-        for key in list(self.loggers):
-            self._call(key, "on_end", status, deepcopy(summary))
+        for one in list(self.loggers):
+            self._call(one, "on_end", status, deepcopy(summary))
 
-    def _call(self, key: str, method: str, *arguments: Any) -> None:
-        logger = self.loggers.get(key)
-        if logger is None:
-            return
+    def _call(self, one: tuple[str, RunLogger], method: str, *arguments: Any) -> bool:
+        """Call a method of a logger; returns whether it succeeded."""
+        name, logger = one
         try:
             getattr(logger, method)(*arguments)
         except Exception as error:  # a failure of a logger must never end a run
-            del self.loggers[key]
+            self.loggers.remove(one)
             self.warn(
-                f"tracking.also: {key} failed in {method} ({type(error).__name__}: {first_line(error)}) and was "
+                f"tracking.also: {name} failed in {method} ({type(error).__name__}: {first_line(error)}) and was "
                 "switched off; the run is not affected"
             )
+            return False
+        return True

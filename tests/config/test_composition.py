@@ -59,6 +59,9 @@ def test_a_key_replaces_the_keys_that_exclude_it(here):
     own = resolved(here, "base: common.yaml\nclients_per_round: 4\nalgorithm: {steps: 3}")
     assert (own["participation"], own["clients_per_round"]) == (None, 4)
     assert (own["algorithm"]["epochs"], own["algorithm"]["steps"]) == (None, 3)
+    (here / "common.yaml").write_text(COMMON.replace("lr: 0.1", "epochs: 5"))
+    own = resolved(here, "base: common.yaml\nalgorithm: {steps: 3}")
+    assert (own["algorithm"]["epochs"], own["algorithm"]["steps"]) == (None, 3)
 
 
 def test_a_base_may_have_a_base_and_paths_are_relative_to_the_file(here):

@@ -99,6 +99,12 @@ def test_a_callback_follows_the_run_and_cannot_change_it(tmp_path):
     assert CALLS[-1] == ("end", "finished", plain.summary["test_accuracy"])
 
 
+def test_a_callback_may_be_named_twice_with_other_arguments(tmp_path):
+    also = [{"name": f"{__name__}.Meddling", "args": {"name": name}} for name in ("one", "two")]
+    run(experiment(tmp_path, *also, rounds=1))
+    assert [call[0] for call in CALLS] == [*["start"] * 2, *["round", "evaluation"] * 2, *["end"] * 2]
+
+
 def test_a_callback_that_fails_is_reported_and_the_run_goes_on(tmp_path):
     finished = run(experiment(tmp_path, f"{__name__}.Failing"))
     assert CALLS == [("failing", 1)]

@@ -1,0 +1,3 @@
+"""A module of clients that fails when it is imported."""
+
+raise RuntimeError("no credentials")
