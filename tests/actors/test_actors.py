@@ -28,6 +28,7 @@ def test_states_and_control_variates(tmp_path, name):
         assert a["train_loss"] == pytest.approx(b["train_loss"], abs=1e-5)
 
 
+@pytest.mark.exhaustive("processes")
 def test_two_levels(tmp_path):
     settings = {
         "participation": 1.0,

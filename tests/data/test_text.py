@@ -155,6 +155,7 @@ def test_what_cannot_be_read_is_told(make, options, sentence, tmp_path):
         load_dataset(source(**options), tmp_path)
 
 
+@pytest.mark.exhaustive("convergence")
 def test_the_model_learns_from_a_play(tmp_path):
     words = ["to be or not to be ", "that is the question "]
     text = "".join(f"ROLE {i}:\n{(words[i % 2] * 20).strip()}\n\n" for i in range(4))

@@ -107,17 +107,12 @@ def understand(words: list[str], family: click.Group = main) -> None:
         understand(list(context.params["command"]))
 
 
-def levels() -> list:
-    """`make test` runs the README; the other pages are exhaustive, since each of their blocks runs experiments."""
-    slow = pytest.mark.exhaustive("processes")
-    return [pytest.param(page, marks=() if page.name == "README.md" else slow) for page in PAGES]
-
-
 def searches(page: Path) -> bool:
     return "search(" in page.read_text() or "\nhedgerow search " in page.read_text()
 
 
-@pytest.mark.parametrize("page", levels(), ids=lambda page: page.relative_to(ROOT).as_posix())
+@pytest.mark.exhaustive("processes")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_every_block_of_a_page_runs(page, tmp_path, monkeypatch, request):
     if searches(page):
         request.getfixturevalue("ray_here")

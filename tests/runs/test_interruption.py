@@ -144,6 +144,8 @@ class Finaliser:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_interruption_that_is_lost_is_raised_again(monkeypatch):
     monkeypatch.setattr(signals, "REPEAT", 0.05)
+    # A shell starts background commands with SIGINT ignored, and `handling` keeps that.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     termination = signals.Termination()
     termination.saves = True
     with signals.handling(termination, signal.SIGINT):
@@ -152,6 +154,7 @@ def test_an_interruption_that_is_lost_is_raised_again(monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             time.sleep(20)
         termination.is_handled = True
+    signal.signal(signal.SIGINT, before)
 
 
 class Impatient:

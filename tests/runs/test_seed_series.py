@@ -60,6 +60,7 @@ def test_each_seed_is_a_run_and_all_are_summarised_together(tmp_path):
     )
 
 
+@pytest.mark.exhaustive("kills")
 def test_an_interrupted_series_continues_with_the_seeds_that_are_missing(tmp_path):
     calm = hedgerow.run(small(tmp_path / "calm", **SETTINGS), seeds=[0, 1, 2], show=False)
     rounds = []

@@ -156,6 +156,7 @@ class Broken:
 
 @pytest.mark.grid(keep=1)
 @pytest.mark.parametrize("kind", ["refuses", "hangs", "drips"])
+@pytest.mark.exhaustive("processes")
 def test_the_end_of_a_run_and_a_push_wait_for_a_broken_server_no_longer_than_their_patience(kind, tmp_path):
     notes, server = [], Broken(kind)
 

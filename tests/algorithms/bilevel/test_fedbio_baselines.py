@@ -68,6 +68,7 @@ def test_fednest_takes_as_many_exchanges_as_it_should():
     assert run.exchanges == 4 * (2 * 3 + 3)
 
 
+@pytest.mark.exhaustive("convergence")
 def test_stocbio_solves_the_pooled_problem():
     one = problem(clients=1)
     run = Run(StocBiO, one, steps=2, neumann_terms=20, **LOCAL).rounds(90)

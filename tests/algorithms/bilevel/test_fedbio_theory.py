@@ -136,6 +136,7 @@ def test_fedbio_is_exact_with_local_steps_where_clients_are_equal():
     assert max(run.distance(name) for name in "xyu") < 1e-6
 
 
+@pytest.mark.exhaustive("convergence")
 def test_fedbio_drifts_with_local_steps_where_clients_differ():
     """C5: more with more local steps, and about linearly in the step."""
     errors = {}

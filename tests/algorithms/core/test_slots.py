@@ -379,6 +379,7 @@ def test_clients_remember_what_they_sent(kind, forgetful, transform):
 
 @pytest.mark.grid(keep=1)
 @pytest.mark.parametrize(("kind", "most"), [(FedDyn, 0.1), (Scaffold, 0.1)])
+@pytest.mark.exhaustive("convergence")
 def test_noise_of_clients_ends_near_the_optimum(kind, most):
     assert optimality(kind, 240, Shaken()) < most
 

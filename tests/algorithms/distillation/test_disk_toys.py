@@ -143,6 +143,7 @@ def test_intervals_are_on_a_line():
 
 @pytest.mark.grid(keep=1)
 @pytest.mark.parametrize("data", ["intervals", "gaussians"])
+@pytest.mark.exhaustive("convergence")
 def test_a_toy_is_run_counted_and_drawn(data, tmp_path):
     line = find_rows(f"disk/6.1/{data}")[1][0]
     runs = {}

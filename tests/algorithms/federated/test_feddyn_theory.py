@@ -350,6 +350,7 @@ def test_lemmas_10_to_12_hold_in_one_round():
 
 @pytest.mark.grid(keep=1)
 @pytest.mark.parametrize("factor", [20, 30])
+@pytest.mark.exhaustive("convergence")
 def test_theorem_7_gradients_vanish_on_average(factor):
     alpha = factor * L * M / P
     run = Exact(FedDyn, WAVES, WAVE_SAMPLES, alpha=alpha, solver="newton")

@@ -144,6 +144,7 @@ def descent(kind, rounds, problem, smoothness, **hyper):
         (sized(12), 1.5, {"sketch": "gaussian"}),
     ],
 )
+@pytest.mark.exhaustive("convergence")
 def test_theorem_4s_rate(kind, least, change):
     """The mean of ||grad h||^2 over K rounds falls by about 2 from K to 4 K, as 1 / sqrt(K)."""
     problem, smoothness = toy()

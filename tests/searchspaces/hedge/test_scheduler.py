@@ -185,12 +185,14 @@ class TestHedgeScheduler:
         assert records == sequential(3)
         assert spread(tmp_path / "log", experts=3) <= 2 + 1
 
+    @pytest.mark.exhaustive("kills")
     def test_no_expert_waits_for_one_whose_process_could_not_be_reset(self, tmp_path):
         """Tune ends such a trial without a callback."""
         _, records, results = search(tmp_path, {1: {"no_reset": True}}, experts=2, failures=0, cpus=4, ahead=1)
         assert len(results.errors) == 1
         assert [record["losses"][1] for record in records] == [1.0] * ROUNDS
 
+    @pytest.mark.exhaustive("kills")
     def test_an_expert_whose_process_dies_goes_on_from_its_checkpoint(self, tmp_path):
         death = tmp_path / "death"
         death.touch()
@@ -198,6 +200,7 @@ class TestHedgeScheduler:
         assert not death.exists()
         assert records == sequential()
 
+    @pytest.mark.exhaustive("kills")
     def test_an_expert_that_is_broken_for_good_pays_the_worst_loss(self, tmp_path):
         _, records, results = search(tmp_path, {2: {"raise_at": 5}}, failures=0, ahead=3)
         assert len(results.errors) == 1
@@ -288,6 +291,7 @@ class TestRestore:
         assert scheduler.rounds.hedge.probs() == pytest.approx(expected.probs(), abs=1e-12)
         assert scheduler.rounds.hedge.losses == pytest.approx([SUMS[i] for i in range(EXPERTS)], abs=1e-12)
 
+    @pytest.mark.exhaustive("kills")
     def test_a_trial_that_waited_while_it_was_saved_continues_after_its_next_checkpoint(self, tmp_path):
         (armed := tmp_path / "armed").touch()
         # Of two experts in lock-step, the first to report a round waits.
@@ -298,6 +302,7 @@ class TestRestore:
         assert list(kept.values()) == [TrialScheduler.NOOP]
         assert finish(restored(tmp_path)).rounds.on_round.records == sequential(2)
 
+    @pytest.mark.exhaustive("kills")
     def test_an_expert_that_had_ended_is_not_waited_for_without_a_line_in_the_journal(self, tmp_path):
         (armed := tmp_path / "armed").touch()
         stop = Interruption(armed, 12, "ctrl-c")

@@ -331,6 +331,7 @@ def switching(rounds: int, experts: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("stream", [one_better, switching])
+@pytest.mark.exhaustive("convergence")
 def test_the_regret_of_exp3_is_within_its_bound_on_average(stream):
     for exploration in (0.0, 0.05):
         regrets = []

@@ -127,6 +127,7 @@ class TestRounds:
         assert turns.deployed.experts == [finished.hedge[-1]["leader"]] or turns.deployed.round == ROUNDS
         assert ahead.deployed.policy == "sample"
 
+    @pytest.mark.exhaustive("processes")
     def test_rounds_that_are_reported_together_are_those_of_a_report_per_round(self, tmp_path, reported_together):
         together, few = reported_together
         apart, many = reported(plan(tmp_path, deploy="mixture"), together=0)

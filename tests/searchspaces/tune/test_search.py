@@ -186,6 +186,7 @@ class TestSweeps:
         assert min(lengths) == 2
         assert {t.status for t in finished.trials if len(t.records) < ROUNDS} == {"stopped"}
 
+    @pytest.mark.exhaustive("processes")
     def test_optuna_proposes_configurations_one_after_the_other(self, tmp_path):
         space = {
             "algorithm.lr": {"loguniform": [0.01, 0.5]},
@@ -199,6 +200,7 @@ class TestSweeps:
             assert ("algorithm.pull" in trial.overrides) == (trial.overrides["algorithm.momentum"] == 0.5)
             assert len(trial.records) == ROUNDS
 
+    @pytest.mark.exhaustive("processes")
     def test_hyperband_halves_its_brackets(self, tmp_path):
         # Six rounds in brackets of halving by 6: two trials that run to the end, and up to six of which one does.
         kind = {"kind": "hyperband", "reduction": 6, "report_every": 1}
