@@ -22,7 +22,7 @@ from hedgerow.algorithms.core.keyed_random import subkey
 from hedgerow.algorithms.core.layer_context import evaluation_mode
 from hedgerow.algorithms.core.messages import MODEL, ClientStep, Cohort, Exchange, Exchanges, ExchangeSteps, drive
 from hedgerow.algorithms.core.parts import ContractError, MessageSize, Wire
-from hedgerow.algorithms.core.pytree import Tree, add, leaves, sub
+from hedgerow.algorithms.core.pytree import Tree, add, leaves, sub, tree_map
 from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.slots.slots import Slots, SlottedHyper
 from hedgerow.algorithms.transforms.transform import Transform
@@ -81,7 +81,7 @@ class Slotted:
         """Returns one sentence on why the slots do not fit the algorithm or the task; None if they do."""
         inner, hyper = self.inner, self.hyper
         name, aggregation, objective = hyper.name, hyper.aggregation, hyper.objective
-        optimizer = aggregation.server_optimizer
+        optimizer, rule = aggregation.server_optimizer, aggregation.rule
         if reason := self._wrong_declaration():
             return reason
         if aggregation.weighting is not None and (inner.fixes_weights or not (inner.parts or inner.weighting)):
@@ -98,6 +98,10 @@ class Slotted:
             return f"aggregation.weighting: the server state of {name} weights clients equally; set it to uniform"
         if inner.accumulates and not aggregation.rule.is_mean:
             return f"aggregation.rule: it would permanently bias the server state of {name}; set its kind to mean"
+        if not rule.uses_weights and (aggregation.weighting or inner.weighting) == "samples":
+            return f"aggregation.weighting: {rule.kind} treats all clients equally; set it to uniform"
+        if not rule.uses_weights and inner.fixes_weights:
+            return f"aggregation.rule: {rule.kind} treats clients equally, and {name} weights them; choose another rule"
         if not aggregation.rule.is_mean and any(
             part.kind == "opaque" for parts in inner.parts.values() for part in parts.values()
         ):
@@ -266,6 +270,11 @@ class Slotted:
                 "'mean', or remove the step from `parts`"
             )
         rule = hyper.aggregation.rule
+        if not rule.uses_weights and (weights is not None or weighted_by):
+            raise ContractError(
+                f"the exchange of `{name}` weights clients, but {rule.kind} treats them equally; set "
+                "aggregation.weighting to uniform"
+            )
         if not rule.is_mean:
             replacement = replace(replacement, reduce="stack")
         if hyper.transforms:
@@ -290,7 +299,12 @@ class Slotted:
             weights = np.ones(len(exchange.clients)) if exchange.weights is None else exchange.weights
             if exchange.weighted_by:
                 weights = weights * result.metrics[exchange.weighted_by]
-            update = rule.combine(update, torch.from_numpy(np.asarray(weights, np.float64)[result.contributed]))
+            weights = torch.from_numpy(np.asarray(weights, np.float64)[result.contributed])
+            if rule.incompatibility(len(weights)) is not None:
+                # Too many clients dropped out or diverged.
+                update = tree_map(lambda leaf: torch.zeros_like(leaf[0]), update)
+            else:
+                update = rule.combine(update, weights)
         for i, transform in reversed(list(enumerate(self.hyper.transforms))):
             for place, like in self._places(transform, step):
                 seed = cohort.seed_for(f"transform {i} {step} {place} {number}")

@@ -9,6 +9,7 @@ import torch
 
 from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.layer_context import SEEDING
+from hedgerow.algorithms.core.pytree import count
 from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.slots.fedex_rounds import FedExRounds
 from hedgerow.algorithms.slots.slotted import Slotted
@@ -199,6 +200,7 @@ def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -
         raise UserError(reason)
     if reason := experiment.aggregation.rule.incompatibility(experiment.cohort_size(len(partition))):
         raise UserError(f"aggregation.rule.{reason}")
+    _check_stack(experiment, algorithm, len(partition))
     if algorithm.requires_full_participation and experiment.cohort_size(len(partition)) < len(partition):
         raise UserError(f"participation: {name} needs all clients in every round; set it to 1.0")
     if experiment.simulation and (algorithm.requires_full_participation or algorithm.is_centralized):
@@ -247,6 +249,21 @@ def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -
         )
     _check_repeats(experiment, dataset)
     check_contract(experiment, algorithm, dataset, partition)
+
+
+def _check_stack(experiment: Experiment, algorithm: Algorithm, population: int) -> None:
+    """Raise UserError when the updates of a round do not fit into memory, for rules that need all of them at once."""
+    rule = experiment.aggregation.rule
+    if rule.is_mean:
+        return
+    clients, state = experiment.cohort_size(population), algorithm.init_server()
+    largest = max(sum(count(state[part.like]) for part in parts.values()) for parts in algorithm.parts.values())
+    # The updates as the workers return them, and the stack in the order of the clients.
+    require(
+        2 * 4 * clients * largest,
+        f"aggregation.rule: the updates of {clients} clients with {largest:,} numbers each",
+        "set its kind to mean, or lower the number of clients per round",
+    )
 
 
 def _check_validation(experiment: Experiment, algorithm: Algorithm) -> None:
