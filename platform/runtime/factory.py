@@ -254,15 +254,19 @@ def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -
 def _check_stack(experiment: Experiment, algorithm: Algorithm, population: int) -> None:
     """Raise UserError when the updates of a round do not fit into memory, for rules that need all of them at once."""
     rule = experiment.aggregation.rule
-    if rule.is_mean:
+    attack = experiment.slots.attack
+    if rule.is_mean and not (attack and attack.colludes):
         return
+    place, fix = "aggregation.rule", "set its kind to mean"
+    if rule.is_mean:
+        place, fix = "simulation.attack", "choose another attack"
     clients, state = experiment.cohort_size(population), algorithm.init_server()
     largest = max(sum(count(state[part.like]) for part in parts.values()) for parts in algorithm.parts.values())
     # The updates as the workers return them, and the stack in the order of the clients.
     require(
         2 * 4 * clients * largest,
-        f"aggregation.rule: the updates of {clients} clients with {largest:,} numbers each",
-        "set its kind to mean, or lower the number of clients per round",
+        f"{place}: the updates of {clients} clients with {largest:,} numbers each",
+        f"{fix}, or lower the number of clients per round",
     )
 
 
@@ -441,7 +445,7 @@ def build_algorithms(experiments: list[Experiment], dataset: Dataset, partition:
     # Experts of a pack have the same structure, even if a float leaves the slots of one of them empty.
     if any(one.slots.are_filled for one in experiments):
         pairs = zip(algorithms, experiments, strict=True)
-        algorithms = [cast(Algorithm, Slotted(inner, one.slots)) for inner, one in pairs]
+        algorithms = [cast(Algorithm, Slotted(inner, one.slots, dataset.classes)) for inner, one in pairs]
     if task.train_mode is not None:
         algorithms = [cast(Algorithm, TrainModeRounds(algorithm)) for algorithm in algorithms]
     return [
