@@ -156,7 +156,7 @@ class Slotted:
         if attack.flips_labels and self.inner.task.targets != "classes":
             return f"simulation.attack.kind: {attack.kind} needs one class per sample; choose another attack"
         if attack.colludes and self._has_opaque_parts:
-            return f"simulation.attack.kind: {name} sends values that {attack.kind} cannot change; choose another attack"
+            return f"simulation.attack.kind: {name} sends values that {attack.kind} cannot change; choose another"
         return None
 
     def _transform_objection(self, i: int, transform: Transform) -> str | None:
@@ -344,12 +344,12 @@ class Slotted:
             weights = np.ones(len(exchange.clients)) if exchange.weights is None else exchange.weights
             if exchange.weighted_by:
                 weights = weights * result.metrics[exchange.weighted_by]
-            weights = torch.from_numpy(np.asarray(weights, np.float64)[result.contributed])
-            if rule.incompatibility(len(weights)) is not None:
+            counted = torch.from_numpy(np.asarray(weights, np.float64)[result.contributed])
+            if rule.incompatibility(len(counted)) is not None:
                 # Too many clients dropped out or diverged.
                 update = tree_map(lambda leaf: torch.zeros_like(leaf[0]), update)
             else:
-                update = rule.combine(update, weights)
+                update = rule.combine(update, counted)
         for i, transform in reversed(list(enumerate(self.hyper.transforms))):
             for place, like in self._places(transform, step):
                 seed = cohort.seed_for(f"transform {i} {step} {place} {number}")

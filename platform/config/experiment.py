@@ -292,8 +292,9 @@ class Experiment(Section, Generic[H]):
         "the same for all clients",
     )
     simulation: Simulation | None = Field(
-        None, description="clients that are slow, unavailable, drop out during a round, or attack; null: all are "
-        "honest and take part in time"
+        None,
+        description="clients that are slow, unavailable, drop out during a round, or attack; null: all are "
+        "honest and take part in time",
     )
     evaluation: Evaluation = Evaluation()
     resources: Resources = Resources()
