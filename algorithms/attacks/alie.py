@@ -13,7 +13,7 @@ from hedgerow.algorithms.core.pytree import Tree, tree_map
 
 
 def largest_deviation(clients: int, attackers: int) -> float:
-    """Number of standard deviations that a majority still outvotes no more: z_max of Baruch et al., at least 0."""
+    """z_max of Baruch et al., at least 0: how many standard deviations attackers may deviate and have a majority."""
     honest = clients - attackers
     supporters = max(clients // 2 + 1 - attackers, 1)
     return NormalDist().inv_cdf(max((honest - supporters) / honest, 0.5))

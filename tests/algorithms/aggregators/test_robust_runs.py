@@ -5,6 +5,7 @@ import pytest
 import torch
 from helpers import blobs, identical, partition, run_inline, small_task
 
+from hedgerow import api
 from hedgerow.algorithms.federated.fedavg import FedAvg
 from hedgerow.platform.common import memory
 from hedgerow.platform.common.errors import UserError
@@ -96,3 +97,33 @@ def test_loop_and_vmap_agree(kind):
         ends.append(runs.server["w"])
     for name, leaf in ends[0].items():
         torch.testing.assert_close(ends[1][name], leaf, rtol=1e-4, atol=1e-5)
+
+
+def accuracy(scale, **rule):
+    """Test accuracy on digits after 20 rounds with two sign flippers among ten clients; scale 0: without them."""
+    attack = {"attack": {"kind": "sign_flip", "fraction": 0.2, "scale": scale}} if scale else None
+    values = {
+        **EXPERIMENT,
+        "rounds": 20,
+        "clients_per_round": 10,
+        "task": {**EXPERIMENT["task"], "model": {"name": "mlp", "hidden": [32]}},
+        "algorithm": {"name": "fedavg", "lr": 0.1, "batch_size": 16},
+        "aggregation": {"rule": rule or {"kind": "mean"}},
+        "simulation": attack,
+        "resources": {"executor": "inline"},
+        "engine": {"mode": "vmap", "chunk": 10},
+        "tracking": {"enabled": False},
+        "evaluation": {"every": 20},
+    }
+    records = api.run(values).records
+    assert "attackers" not in records[-1] if attack is None else records[-1]["attackers"] == 2
+    return records[-1]["test_accuracy"]
+
+
+def test_on_digits_median_and_krum_withstand_sign_flippers_that_ruin_the_mean(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    clean = accuracy(0)
+    assert clean > 0.8
+    assert accuracy(4.0) < 0.5
+    assert accuracy(4.0, kind="median") > clean - 0.03
+    assert accuracy(4.0, kind="krum", f=2) > clean - 0.03
