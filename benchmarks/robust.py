@@ -1,6 +1,6 @@
 """Time and peak memory of the aggregation rules on random updates.
 
-    python benchmarks/robust.py [--clients 20] [--numbers 1000000] [--attackers 2] [--repeats 3] [--only median krum ...]
+    python benchmarks/robust.py [--clients 20] [--numbers 1000000] [--attackers 2] [--repeats 3] [--only krum]
 
 Each rule combines the same stack of updates, float32, in a process of its own. The peak includes the stack and Python
 with PyTorch (`base_mb`, without the stack). --clients 100 --numbers 10000000 is a stack of 4 GB.
