@@ -172,7 +172,7 @@ def experiment_file() -> str:
     text += _chapter(described, "fedex", top["fedex"], 2)
     text += _chapter(described, "simulation", top["simulation"], 2)
     simulation = Described(Simulation)
-    for name in ("speed", "availability"):
+    for name in ("speed", "availability", "attack"):
         text += _chapter(simulation, f"simulation.{name}", simulation.schema["properties"][name], 3)
     for name in ("evaluation", "resources", "engine", "checkpoints", "tracking"):
         text += _chapter(described, name, top[name], 2)

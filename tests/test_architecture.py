@@ -21,6 +21,7 @@ LAYERS = [
         "algorithms/transforms",
         "algorithms/aggregators",
     ],
+    ["algorithms/attacks"],
     ["algorithms/objectives", "algorithms/bilevel", "algorithms/heterogeneous", "algorithms/compressed"],
     ["algorithms/slots"],
     ["algorithms/federated"],

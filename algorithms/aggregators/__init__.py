@@ -6,4 +6,10 @@ classes.
 
 AGGREGATORS = {
     "mean": "hedgerow.algorithms.aggregators.mean:Mean",
+    "median": "hedgerow.algorithms.aggregators.median:Median",
+    "trimmed_mean": "hedgerow.algorithms.aggregators.trimmed_mean:TrimmedMean",
+    "krum": "hedgerow.algorithms.aggregators.krum:Krum",
+    "multi_krum": "hedgerow.algorithms.aggregators.krum:MultiKrum",
+    "geometric_median": "hedgerow.algorithms.aggregators.geometric_median:GeometricMedian",
+    "centered_clipping": "hedgerow.algorithms.aggregators.centered_clipping:CenteredClipping",
 }

@@ -17,8 +17,14 @@ class Aggregator(Settings):
     is_mean: ClassVar[bool] = False
     """Whether the rule is the weighted mean, which workers sum locally; other rules receive every update."""
 
+    uses_weights: ClassVar[bool] = True
+    """Whether the rule uses client weights; if not, weights other than equal ones are refused."""
+
     def incompatibility(self, clients: int) -> str | None:
-        """Returns why it cannot combine updates of that many clients: "FIELD: the reason; the fix". None if it can."""
+        """Returns why it cannot combine updates of that many clients: "FIELD: the reason; the fix". None if it can.
+
+        A round in which it cannot combine the updates that remain after dropouts keeps the server's state.
+        """
         return None
 
     def combine(self, updates: Tree, weights: Tensor) -> Tree:

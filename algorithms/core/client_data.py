@@ -111,6 +111,8 @@ class ClientData:
     """(2,) 64 random bits, as two int64 of 32 bits each, derived from seed, round, exchange and client only, for
     randomness inside a step; `keyed_random.py` derives random numbers from them. None if the exchange is not
     `keyed`."""
+    relabel: Callable[[Tensor], Tensor] | None = None
+    """Changes the labels of each batch, as attackers do; None: they are as stored."""
 
     def batches(self, stream: str = "train") -> Iterator[Batch]:
         """Yields the mini-batches of a stream, in order."""
@@ -135,7 +137,8 @@ class ClientData:
             return x if self.batched or self.narrow else channels_last(x)
 
         has_views = keys is not None and len(keys) > 1
-        return Batch(view(0), self.y[rows], mask, active, rows, keys, view if has_views else None)
+        y = self.y[rows] if self.relabel is None else self.relabel(self.y[rows])
+        return Batch(view(0), y, mask, active, rows, keys, view if has_views else None)
 
     def steps(self, stream: str = "train") -> Tensor:
         """Number of real mini-batches of a stream, K in the papers; 0-d."""

@@ -6,6 +6,7 @@ from pydantic import Field, SerializeAsAny
 
 from hedgerow.algorithms.aggregators.aggregator import Aggregator
 from hedgerow.algorithms.aggregators.mean import Mean
+from hedgerow.algorithms.attacks.attack import Attack
 from hedgerow.algorithms.core.hyperparameters import HyperParameters, Settings
 from hedgerow.algorithms.core.messages import Weighting
 from hedgerow.algorithms.objectives.objective import Objective
@@ -36,11 +37,14 @@ class Slots(Settings):
     aggregation: SerializeAsAny[Aggregation] = Aggregation()
     transforms: list[SerializeAsAny[Transform]] = Field([])
     objective: SerializeAsAny[Objective] | None = None
+    attack: SerializeAsAny[Attack] | None = None
+    """Attack of malicious clients: `simulation.attack` of the experiment file."""
 
     @property
     def are_filled(self) -> bool:
         """Whether any slot differs from its default, which is the algorithm alone."""
-        return self.aggregation.is_filled or bool(self.transforms) or self.objective is not None
+        others = (self.objective, self.attack)
+        return self.aggregation.is_filled or bool(self.transforms) or any(slot is not None for slot in others)
 
 
 class SlottedHyper(Slots, HyperParameters):

@@ -16,13 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hedgerow.algorithms.attacks.attack import attackers
 from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm
 from hedgerow.algorithms.core.client_data import ClientData
 from hedgerow.algorithms.core.keyed_random import subkey
 from hedgerow.algorithms.core.layer_context import evaluation_mode
 from hedgerow.algorithms.core.messages import MODEL, ClientStep, Cohort, Exchange, Exchanges, ExchangeSteps, drive
 from hedgerow.algorithms.core.parts import ContractError, MessageSize, Wire
-from hedgerow.algorithms.core.pytree import Tree, add, leaves, sub
+from hedgerow.algorithms.core.pytree import Tree, add, leaves, sub, tree_map
 from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.slots.slots import Slots, SlottedHyper
 from hedgerow.algorithms.transforms.transform import Transform
@@ -36,6 +37,9 @@ OBJECTIVE = "objective"
 OPTIMIZER = "optimizer"
 """Key of server state that holds the state of the server optimiser."""
 
+ATTACKS = "@attacks"
+"""Input of a client step: whether the client attacks."""
+
 AS_IS = "@as_is"
 """Suffix of the name of a step in exchanges without aggregation rule and transforms, such as those of an evaluation."""
 
@@ -44,10 +48,11 @@ class Slotted:
     """An algorithm with filled slots. Attributes that are not defined here are those of the inner algorithm.
 
     The hyperparameters are a SlottedHyper; steps of the inner algorithm receive only its `algorithm`.
+    classes: number of classes of the task, for attacks that flip labels.
     """
 
-    def __init__(self, inner: Algorithm, slots: Slots):
-        self.inner = inner
+    def __init__(self, inner: Algorithm, slots: Slots, classes: int | None = None):
+        self.inner, self.classes = inner, classes
         self._hyper = SlottedHyper.of(inner.hyper, slots)
         self._steps: dict[str, ClientStep] = {}
         if slots.objective is not None and slots.objective.incompatibility(inner.task) is None:
@@ -81,13 +86,15 @@ class Slotted:
         """Returns one sentence on why the slots do not fit the algorithm or the task; None if they do."""
         inner, hyper = self.inner, self.hyper
         name, aggregation, objective = hyper.name, hyper.aggregation, hyper.objective
-        optimizer = aggregation.server_optimizer
+        optimizer, rule = aggregation.server_optimizer, aggregation.rule
         if reason := self._wrong_declaration():
             return reason
         if aggregation.weighting is not None and (inner.fixes_weights or not (inner.parts or inner.weighting)):
             return f"aggregation.weighting: {name} defines its own client weights; set it to null"
         if not aggregation.rule.is_mean and not inner.parts:
             return f"aggregation.rule: {name} does not average client updates; set its kind to mean"
+        if reason := self._attack_objection():
+            return reason
         if hyper.transforms and not inner.parts:
             return f"transforms: {name} does not average client updates; remove them"
         if not optimizer.is_plain and (inner.optimizes is None or OPTIMIZER in self._initial):
@@ -98,9 +105,11 @@ class Slotted:
             return f"aggregation.weighting: the server state of {name} weights clients equally; set it to uniform"
         if inner.accumulates and not aggregation.rule.is_mean:
             return f"aggregation.rule: it would permanently bias the server state of {name}; set its kind to mean"
-        if not aggregation.rule.is_mean and any(
-            part.kind == "opaque" for parts in inner.parts.values() for part in parts.values()
-        ):
+        if not rule.uses_weights and (aggregation.weighting or inner.weighting) == "samples":
+            return f"aggregation.weighting: {rule.kind} treats all clients equally; set it to uniform"
+        if not rule.uses_weights and inner.fixes_weights:
+            return f"aggregation.rule: {rule.kind} treats clients equally, and {name} weights them; choose another rule"
+        if not aggregation.rule.is_mean and self._has_opaque_parts:
             return f"aggregation.rule: {name} sends values that only a mean can combine; set its kind to mean"
         for i, transform in enumerate(hyper.transforms):
             if reason := self._transform_objection(i, transform):
@@ -120,7 +129,7 @@ class Slotted:
         """Returns which declaration that the slots need names a missing step or entry; None if all are right."""
         inner, where, aggregation = self.inner, f"algorithm.name: {type(self.inner).__name__}", self.hyper.aggregation
         entries = f"entries ({', '.join(self._initial)})"
-        needed = inner.parts if self.hyper.transforms or not aggregation.rule.is_mean else {}
+        needed = inner.parts if self._changes_updates else {}
         for step, parts in needed.items():
             if not callable(getattr(inner, step, None)):
                 return f"{where}.parts names the step {step!r}, which is not a method; correct its name"
@@ -132,6 +141,22 @@ class Slotted:
                     )
         if not aggregation.server_optimizer.is_plain and inner.optimizes not in (None, *self._initial):
             return f"{where}.optimizes: {inner.optimizes!r} is not in `init_server`; name one of its {entries}"
+        return None
+
+    @property
+    def _has_opaque_parts(self) -> bool:
+        return any(part.kind == "opaque" for parts in self.inner.parts.values() for part in parts.values())
+
+    def _attack_objection(self) -> str | None:
+        attack, name = self.hyper.attack, self.hyper.name
+        if attack is None:
+            return None
+        if not self.inner.parts:
+            return f"simulation.attack: {name} does not average client updates; remove it"
+        if attack.flips_labels and self.inner.task.targets != "classes":
+            return f"simulation.attack.kind: {attack.kind} needs one class per sample; choose another attack"
+        if attack.colludes and self._has_opaque_parts:
+            return f"simulation.attack.kind: {name} sends values that {attack.kind} cannot change; choose another"
         return None
 
     def _transform_objection(self, i: int, transform: Transform) -> str | None:
@@ -232,10 +257,25 @@ class Slotted:
 
         return (yield from drive(generator, run))
 
+    @property
+    def _changes_updates(self) -> bool:
+        hyper = self.hyper
+        return bool(hyper.transforms) or not hyper.aggregation.rule.is_mean or hyper.attack is not None
+
+    @property
+    def _stacks(self) -> bool:
+        """Whether the server needs every update of a round."""
+        attack = self.hyper.attack
+        return not self.hyper.aggregation.rule.is_mean or (attack is not None and attack.colludes)
+
+    def _attack_mask(self, clients: np.ndarray, cohort: Cohort) -> np.ndarray:
+        """Which of the clients attack."""
+        assert self.hyper.attack is not None
+        return attackers(cohort.seed, cohort.population, self.hyper.attack.fraction)[clients]
+
     def _rewrites(self, step: str) -> bool:
-        """Whether a step sends its transformed updates instead of its own result."""
-        changes = bool(self.hyper.transforms) or not self.hyper.aggregation.rule.is_mean
-        return changes and step in self.inner.parts and bool(self._likes(step))
+        """Whether a step sends its changed updates instead of its own result."""
+        return self._changes_updates and step in self.inner.parts and bool(self._likes(step))
 
     def _bound(self, exchange: Exchange, suffix: str = "") -> Exchange:
         """Returns the exchange with the step wrapped by the slots. suffix: `AS_IS` if the step sends its own result."""
@@ -266,11 +306,23 @@ class Slotted:
                 "'mean', or remove the step from `parts`"
             )
         rule = hyper.aggregation.rule
-        if not rule.is_mean:
+        if not rule.uses_weights and (weights is not None or weighted_by):
+            raise ContractError(
+                f"the exchange of `{name}` weights clients, but {rule.kind} treats them equally; set "
+                "aggregation.weighting to uniform"
+            )
+        if self._stacks:
             replacement = replace(replacement, reduce="stack")
         if hyper.transforms:
             keyed = exchange.keyed or any(transform.is_random for transform in hyper.transforms)
             replacement = replace(replacement, keyed=keyed, wire=self._message_size(name))
+        if hyper.attack is not None:
+            mask = {ATTACKS: torch.from_numpy(self._attack_mask(exchange.clients, cohort))}
+            replacement = replace(
+                replacement,
+                keyed=replacement.keyed or hyper.attack.is_random,
+                local_inputs_per_client={**exchange.local_inputs_per_client, **mask},
+            )
         return replacement
 
     def _message_size(self, step: str) -> MessageSize:
@@ -283,14 +335,21 @@ class Slotted:
 
     def _finished(self, exchange: Exchange, result: Aggregate, transforms: Tree, cohort: Cohort, number: int) -> Tree:
         """Converts the reduced updates to the aggregate that the inner algorithm expects."""
-        step, rule = exchange.step.__name__, self.hyper.aggregation.rule
+        step, rule, attack = exchange.step.__name__, self.hyper.aggregation.rule, self.hyper.attack
         likes = self._likes(step)
         update = {name: result.up[name] for name in likes}
-        if not rule.is_mean:
+        if attack is not None and attack.colludes:
+            update = attack.collude(update, self._attack_mask(exchange.clients, cohort)[result.contributed])
+        if self._stacks:
             weights = np.ones(len(exchange.clients)) if exchange.weights is None else exchange.weights
             if exchange.weighted_by:
                 weights = weights * result.metrics[exchange.weighted_by]
-            update = rule.combine(update, torch.from_numpy(np.asarray(weights, np.float64)[result.contributed]))
+            counted = torch.from_numpy(np.asarray(weights, np.float64)[result.contributed])
+            if rule.incompatibility(len(counted)) is not None:
+                # Too many clients dropped out or diverged.
+                update = tree_map(lambda leaf: torch.zeros_like(leaf[0]), update)
+            else:
+                update = rule.combine(update, counted)
         for i, transform in reversed(list(enumerate(self.hyper.transforms))):
             for place, like in self._places(transform, step):
                 seed = cohort.seed_for(f"transform {i} {step} {place} {number}")
@@ -337,6 +396,10 @@ class Slotted:
         objective = self.hyper.objective if name in self.inner.training_steps else None
         slot_state = {key: state[key] for key in (OBJECTIVE, TRANSFORMS) if key in state}
         inner_state = {key: entry for key, entry in state.items() if key not in slot_state}
+        attacks = down.get(ATTACKS)
+        if attacks is not None:
+            down = {key: entry for key, entry in down.items() if key != ATTACKS}
+            data = self._poisoned(data, attacks)
         inner, context = self.inner, None
         if objective is not None:
             loss, context = objective.begin(self.task, hp, down, slot_state.get(OBJECTIVE, {}), data)
@@ -356,18 +419,27 @@ class Slotted:
             slot_state, metrics = {**slot_state, **_branches({OBJECTIVE: memory})}, {**metrics, **extra}
         if name == full_name and self._rewrites(name):
             up, new_state, transforms = self._sent(
-                name, hp, down, inner_state, (up, new_state), slot_state.get(TRANSFORMS, {}), data
+                name, hp, down, inner_state, (up, new_state), slot_state.get(TRANSFORMS, {}), data, attacks
             )
             slot_state |= _branches({TRANSFORMS: transforms})
         return up, {**new_state, **slot_state}, metrics
 
     def _sent(
-        self, step: str, hp: Any, down: Tree, state: Tree, answer: tuple[Tree, Tree], states: Tree, data: ClientData
+        self,
+        step: str,
+        hp: Any,
+        down: Tree,
+        state: Tree,
+        answer: tuple[Tree, Tree],
+        states: Tree,
+        data: ClientData,
+        attacks: Tensor | None,
     ) -> tuple[Tree, Tree, Tree]:
         """Returns a client's updates after all transforms, its new state, and its new states of the transforms.
 
         state: the client's state before the step.
         answer: the update and the new state that the step returned.
+        attacks: whether the client attacks; None: there is no attack.
         """
         up, new_state = answer
         parts, transforms = self.inner.parts[step], self.hyper.transforms
@@ -377,6 +449,14 @@ class Slotted:
             name: sub(up[name], down[part.like]) if part.kind == "value" else up[name]
             for name, part in covered_parts.items()
         }
+        attack = self.hyper.attack
+        if attack is not None and attacks is not None:
+            key = None
+            if attack.is_random:
+                assert data.key is not None
+                key = subkey(data.key, crc32(b"attack"))
+            malicious = attack.client(hp.attack, update, key)
+            update = tree_map(lambda bad, own: torch.where(attacks, bad, own), malicious, update)
         if not transforms:
             return {**up, **update}, new_state, states
         diverged = ~torch.stack([leaf.sum() for leaf in leaves(update)]).sum().isfinite()
@@ -402,6 +482,14 @@ class Slotted:
         }
         new_state = {**new_state, **self.inner.remember(hp.algorithm, down, values, state)}
         return {**up, **_marked(update, diverged)}, new_state, states
+
+    def _poisoned(self, data: ClientData, attacks: Tensor) -> ClientData:
+        """Returns the data of a client, with flipped labels if it attacks in that way."""
+        attack, classes = self.hyper.attack, self.classes
+        if attack is None or not attack.flips_labels or classes is None:
+            return data
+        # Labels below 0 are hidden.
+        return replace(data, relabel=lambda y: torch.where(attacks & (y >= 0), classes - 1 - y, y))
 
     def _check_declared(self, step: str, up: Tree, down: Tree) -> None:
         """Raises ContractError if the result of a step differs from the parts that the algorithm declares."""

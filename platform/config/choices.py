@@ -2,11 +2,12 @@
 
 import inspect
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hedgerow.algorithms import ALIASES
 from hedgerow.algorithms.core.algorithm import Algorithm
+from hedgerow.algorithms.slots.support import supported_slots
 from hedgerow.platform.common.registry import Registry
 from hedgerow.platform.config import registries
 from hedgerow.platform.config.old_spellings import TRANSFORMED
@@ -28,6 +29,8 @@ class AlgorithmChoice(Choice):
 
     flags: tuple[str, ...] = ()
     """Requirements and capabilities: names of the class attributes of `Algorithm` that are True for it."""
+    slots: dict[str, bool] = field(default_factory=dict)
+    """Slot of an experiment file -> whether the algorithm supports it, as far as its declarations say."""
 
 
 def algorithms() -> list[Choice]:
@@ -35,11 +38,12 @@ def algorithms() -> list[Choice]:
     choices: list[Choice] = []
     for name in registries.algorithms.names():
         kind = registries.algorithms.resolve(name)
-        choices.append(AlgorithmChoice(name, said(kind), source(kind), flags(kind)))
+        choices.append(AlgorithmChoice(name, said(kind), source(kind), flags(kind), supported_slots(kind)))
     for alias, (transform, _) in TRANSFORMED.items():
         kind = registries.algorithms.resolve(ALIASES[alias])
         transform_class = registries.transforms.resolve(transform)
-        choices.append(AlgorithmChoice(alias, said(transform_class), source(transform_class), flags(kind)))
+        source_of = source(transform_class)
+        choices.append(AlgorithmChoice(alias, said(transform_class), source_of, flags(kind), supported_slots(kind)))
     return choices
 
 

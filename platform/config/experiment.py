@@ -292,7 +292,9 @@ class Experiment(Section, Generic[H]):
         "the same for all clients",
     )
     simulation: Simulation | None = Field(
-        None, description="clients that are slow, unavailable, or drop out during a round; null: all take part in time"
+        None,
+        description="clients that are slow, unavailable, drop out during a round, or attack; null: all are "
+        "honest and take part in time",
     )
     evaluation: Evaluation = Evaluation()
     resources: Resources = Resources()
@@ -468,8 +470,13 @@ class Experiment(Section, Generic[H]):
 
     @property
     def slots(self) -> Slots:
-        """Slots around the algorithm: aggregation, transforms and objective."""
-        return Slots.model_construct(aggregation=self.aggregation, transforms=self.transforms, objective=self.objective)
+        """Slots around the algorithm: aggregation, transforms, objective and attack."""
+        return Slots.model_construct(
+            aggregation=self.aggregation,
+            transforms=self.transforms,
+            objective=self.objective,
+            attack=self.simulation.attack if self.simulation else None,
+        )
 
     @property
     def hyper(self) -> SlottedHyper:

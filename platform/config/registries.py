@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 from hedgerow.algorithms import ALGORITHMS, ALIASES
 from hedgerow.algorithms.aggregators import AGGREGATORS
 from hedgerow.algorithms.aggregators.aggregator import Aggregator
+from hedgerow.algorithms.attacks import ATTACKS
+from hedgerow.algorithms.attacks.attack import Attack
 from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.objectives import OBJECTIVES
 from hedgerow.algorithms.objectives.objective import Objective
@@ -23,6 +25,7 @@ from hedgerow.platform.models.model import CustomModel, Model
 algorithms = Registry(ALGORITHMS, Algorithm, "algorithm.name", aliases=ALIASES)
 transforms = Registry(TRANSFORMS, Transform, "transforms.kind")
 aggregators = Registry(AGGREGATORS, Aggregator, "aggregation.rule.kind")
+attacks = Registry(ATTACKS, Attack, "simulation.attack.kind")
 objectives = Registry(OBJECTIVES, Objective, "objective.kind")
 datasets = Registry(DATASETS, Source, "task.data.name", function=DataFunction)
 partitions = Registry(PARTITIONS, PartitionScheme, "task.partition.kind")
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     ProblemConfig = Problem
     TransformConfig = Transform
     AggregatorConfig = Aggregator
+    AttackConfig = Attack
     ObjectiveConfig = Objective
 else:
     DataConfig = datasets.union()
@@ -44,6 +48,7 @@ else:
     ProblemConfig = problems.union()
     TransformConfig = transforms.union()
     AggregatorConfig = aggregators.union()
+    AttackConfig = attacks.union()
     ObjectiveConfig = objectives.union()
 
 

@@ -1,4 +1,4 @@
-"""The `simulation` section of an experiment file: speed and availability of clients."""
+"""The `simulation` section of an experiment file: speed and availability of clients, and attacks."""
 
 from typing import Annotated, Literal, Self
 
@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from hedgerow.algorithms.core.messages import Cohort
 from hedgerow.platform.common.section import Section
+from hedgerow.platform.config.registries import AttackConfig
 from hedgerow.platform.data.sampling import keyed_hash
 
 # ---- random numbers, one per client ----------------------------------------------------------------------------------
@@ -108,7 +109,7 @@ Availability = Annotated[Always | Bernoulli | Diurnal, Field(discriminator="kind
 
 
 class Simulation(Section):
-    """Clients that are slow, unavailable, or drop out during a round."""
+    """Clients that are slow, unavailable, drop out during a round, or attack."""
 
     speed: Speed = Field(ConstantSpeed(), description="speed of the clients, relative to `seconds_per_step`")
     jitter: float = Field(
@@ -129,6 +130,8 @@ class Simulation(Section):
     over_selection: float = Field(
         1.0, ge=1, description="sample this many times the clients of a round; the first ones to finish count"
     )
+
+    attack: AttackConfig | None = Field(None, description="attack of malicious clients; null: all clients are honest")
 
     def selected(self, wanted: int) -> int:
         """Number of clients to sample for a round of `wanted` clients."""

@@ -94,13 +94,23 @@ def combine(partials: list[PartialAggregate], order: np.ndarray) -> Tree:
     """
     if partials[0].reduce == "stack":
         stacks = [stack for partial in partials for stack in partial.stacks]
-        back = np.argsort(order)
-        return tree_map(lambda *parts: torch.from_numpy(np.concatenate(parts)[back]), stacks[0], *stacks[1:])
+        ranks = np.argsort(np.argsort(order))
+        return tree_map(lambda *parts: _in_order(parts, ranks), stacks[0], *stacks[1:])
     weight = sum(partial.weight for partial in partials)
     if partials[0].reduce == "mean" and weight == 0:
         raise ContractError("the clients' weights of an exchange are all 0, so that they have no mean")
     scale = 1.0 / weight if partials[0].reduce == "mean" else 1.0
     return sum_trees([partial.total for partial in partials if partial.total is not None], scale)
+
+
+def _in_order(parts: tuple[np.ndarray, ...], ranks: np.ndarray) -> Tensor:
+    """Stack of the rows of all parts, row i at ranks[i]: one copy, since stacks may take most of the memory."""
+    stacked = np.empty((len(ranks), *parts[0].shape[1:]), parts[0].dtype)
+    start = 0
+    for part in parts:
+        stacked[ranks[start : start + len(part)]] = part
+        start += len(part)
+    return torch.from_numpy(stacked)
 
 
 def sum_trees(trees: list[Tree], scale: float = 1.0) -> Tree:

@@ -9,6 +9,7 @@ import torch
 
 from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.layer_context import SEEDING
+from hedgerow.algorithms.core.pytree import count
 from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.slots.fedex_rounds import FedExRounds
 from hedgerow.algorithms.slots.slotted import Slotted
@@ -199,6 +200,7 @@ def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -
         raise UserError(reason)
     if reason := experiment.aggregation.rule.incompatibility(experiment.cohort_size(len(partition))):
         raise UserError(f"aggregation.rule.{reason}")
+    _check_stack(experiment, algorithm, len(partition))
     if algorithm.requires_full_participation and experiment.cohort_size(len(partition)) < len(partition):
         raise UserError(f"participation: {name} needs all clients in every round; set it to 1.0")
     if experiment.simulation and (algorithm.requires_full_participation or algorithm.is_centralized):
@@ -247,6 +249,25 @@ def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -
         )
     _check_repeats(experiment, dataset)
     check_contract(experiment, algorithm, dataset, partition)
+
+
+def _check_stack(experiment: Experiment, algorithm: Algorithm, population: int) -> None:
+    """Raise UserError when the updates of a round do not fit into memory, for rules that need all of them at once."""
+    rule = experiment.aggregation.rule
+    attack = experiment.slots.attack
+    if rule.is_mean and not (attack and attack.colludes):
+        return
+    place, fix = "aggregation.rule", "set its kind to mean"
+    if rule.is_mean:
+        place, fix = "simulation.attack", "choose another attack"
+    clients, state = experiment.cohort_size(population), algorithm.init_server()
+    largest = max(sum(count(state[part.like]) for part in parts.values()) for parts in algorithm.parts.values())
+    # The updates as the workers return them, and the stack in the order of the clients.
+    require(
+        2 * 4 * clients * largest,
+        f"{place}: the updates of {clients} clients with {largest:,} numbers each",
+        f"{fix}, or lower the number of clients per round",
+    )
 
 
 def _check_validation(experiment: Experiment, algorithm: Algorithm) -> None:
@@ -424,7 +445,7 @@ def build_algorithms(experiments: list[Experiment], dataset: Dataset, partition:
     # Experts of a pack have the same structure, even if a float leaves the slots of one of them empty.
     if any(one.slots.are_filled for one in experiments):
         pairs = zip(algorithms, experiments, strict=True)
-        algorithms = [cast(Algorithm, Slotted(inner, one.slots)) for inner, one in pairs]
+        algorithms = [cast(Algorithm, Slotted(inner, one.slots, dataset.classes)) for inner, one in pairs]
     if task.train_mode is not None:
         algorithms = [cast(Algorithm, TrainModeRounds(algorithm)) for algorithm in algorithms]
     return [

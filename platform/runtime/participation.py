@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hedgerow.algorithms.attacks.attack import attackers
 from hedgerow.algorithms.core.client_data import Split
 from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges, ExchangeSteps, drive
 from hedgerow.algorithms.core.pytree import tree_map
@@ -88,8 +89,12 @@ class ParticipationSimulator:
         return (yield from drive(exchanges, run))
 
     def record(self) -> dict[str, float]:
-        """Number of lost clients by reason, and the simulated seconds of the round."""
+        """Number of lost clients by reason, of attackers that answered, and the simulated seconds of the round."""
         lost = {name: int(getattr(self._participation, name).sum()) for name in ("unavailable", "dropped_out", "late")}
+        if attack := self.simulation.attack:
+            answered = self.sampled.clients[self._participation.answers]
+            mask = attackers(self.sampled.seed, self.sampled.population, attack.fraction)
+            lost["attackers"] = int(mask[answered].sum())
         return {**lost, "simulated_round_seconds": self._participation.seconds + self._later}
 
     def _seconds(self, cohort: Cohort, exchanges: list[Exchange]) -> np.ndarray:

@@ -48,3 +48,18 @@ def test_the_flags_of_an_algorithm_are_listed():
     assert {name for name, found in flags.items() if "needs_public" in found} == {"feddf", "ds_fl", "fed_et"}
     # What `hedgerow new` gives is asked for by flags.
     assert set().union(*flags.values()) > NEEDS.keys()
+
+
+def test_the_slots_of_an_algorithm_are_listed():
+    slots = {
+        choice.name: {slot for slot, is_supported in choice.slots.items() if is_supported}
+        for choice in KINDS["algorithms"]()
+    }
+    assert slots["fedavg"] == slots["fedprox"] == {
+        "aggregation.rule", "aggregation.weighting", "aggregation.server_optimizer", "transforms", "objective",
+        "simulation.attack",
+    }  # fmt: skip
+    # Their server states accumulate what clients send.
+    assert slots["fedavg"] - slots["feddyn"] == slots["fedavg"] - slots["scaffold"] == {"aggregation.rule"}
+    assert slots["central"] == {"objective"}
+    assert slots["fedavg_topk"] == slots["fedavg"]

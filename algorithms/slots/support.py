@@ -1,0 +1,39 @@
+"""Which slots an algorithm supports, as derived from its declarations."""
+
+from collections.abc import Callable
+
+from hedgerow.algorithms.core.algorithm import Algorithm
+
+
+def _averages(algorithm: Algorithm) -> bool:
+    return bool(algorithm.parts)
+
+
+def _takes_rules(algorithm: Algorithm) -> bool:
+    kinds = {part.kind for parts in algorithm.parts.values() for part in parts.values()}
+    return bool(kinds) and "opaque" not in kinds and not algorithm.accumulates
+
+
+SLOTS: dict[str, Callable[[Algorithm], bool]] = {
+    "aggregation.rule": _takes_rules,
+    "aggregation.weighting": lambda algorithm: (
+        not algorithm.fixes_weights and bool(algorithm.parts or algorithm.weighting)
+    ),
+    "aggregation.server_optimizer": lambda algorithm: algorithm.optimizes is not None,
+    "transforms": _averages,
+    "objective": lambda algorithm: bool(algorithm.training_steps),
+    "simulation.attack": lambda algorithm: _averages(algorithm) and not algorithm.requires_full_participation,
+}
+"""Slot, by its key in the experiment file -> whether the declarations of an algorithm allow it."""
+
+
+def supported_slots(kind: type[Algorithm]) -> dict[str, bool]:
+    """Slot -> whether an algorithm with its default hyperparameters supports it.
+
+    A supported slot may still refuse single values of it, such as server momentum, error feedback, or weights by
+    samples where the server state accumulates.
+    """
+    # Declarations may depend on hyperparameters, and never on the task.
+    algorithm = kind.__new__(kind)
+    algorithm.hyper = kind.Hyper.model_construct()
+    return {slot: supports(algorithm) for slot, supports in SLOTS.items()}
