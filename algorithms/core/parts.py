@@ -37,20 +37,21 @@ class ContractError(ValueError):
 
 class Wire(NamedTuple):
     """Message size of one part: `values` numbers of `value_bits` bits each, and `others`, such as indices, with
-    `other_bits` bits in total.
+    `other_bits` bits in total. The part has `leaves` tensors.
     """
 
     values: int
     value_bits: int = 32
     others: int = 0
     other_bits: int = 0
+    leaves: int = 1
 
     @classmethod
     def of(cls, tree: Tree) -> Self:
         """Size of a tree that is sent unchanged."""
         numbers = count(tree)
         bits = 8 * sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree))
-        return cls(numbers, bits // max(numbers, 1))
+        return cls(numbers, bits // max(numbers, 1), leaves=sum(1 for _ in leaves(tree)))
 
     @property
     def scalars(self) -> int:

@@ -40,6 +40,12 @@ OPTIMIZER = "optimizer"
 ATTACKS = "@attacks"
 """Input of a client step: whether the client attacks."""
 
+RECEIVED = "@transforms"
+"""Input of a client step: entries of the server states of the transforms that clients receive."""
+
+REPORTS = "@reports"
+"""Entry of a client step's result: what the client parts of transforms report."""
+
 AS_IS = "@as_is"
 """Suffix of the name of a step in exchanges without aggregation rule and transforms, such as those of an evaluation."""
 
@@ -166,8 +172,30 @@ class Slotted:
             return f"transforms.{i}.kind: {transform.kind} is both `joint` and `encodes`; set one of them to False"
         if transform.has_error_feedback and remembers:
             return f"transforms.{i}.error_feedback: clients of {name} already keep their own state; set it to false"
-        if transform.adds_server_noise and self.inner.accumulates:
-            return f"transforms.{i}: its noise would accumulate in the server state of {name}; remove it"
+        if transform.needs_bound and self._clip_before(i) is None:
+            return (
+                f"transforms.{i}: {transform.kind} needs updates of bounded norm; put a clip before it, and nothing "
+                "between them that makes updates longer"
+            )
+        earlier = self.hyper.transforms[:i]
+        if transform.quantizes and any(other.sparsifies for other in earlier):
+            return f"transforms.{i}: {transform.kind} would also round the zeros that are not sent; put it first"
+        if any(other.quantizes for other in earlier):
+            if transform.has_error_feedback:
+                return f"transforms.{i}.error_feedback: what it sends later is not quantised; set it to false"
+            if not transform.sparsifies:
+                return f"transforms.{i}: it would change quantised entries; put it before the quantisation"
+        if transform.adds_server_noise:
+            if any(not (other.keeps_bound or other.adds_server_noise) for other in self.hyper.transforms[i + 1 :]):
+                return f"transforms.{i}: transforms after it may make updates longer than the clip; remove them"
+            if self.inner.accumulates and not transform.may_accumulate:
+                return f"transforms.{i}: its noise would accumulate in the server state of {name}; remove it"
+            if self._has_opaque_parts:
+                return f"transforms.{i}: {name} also sends values that no noise protects; remove it"
+            if not aggregation.rule.is_mean:
+                return f"transforms.{i}: its noise is that of a mean; set aggregation.rule to mean"
+            if self.inner.fixes_weights or (aggregation.weighting or self.inner.weighting) == "samples":
+                return f"transforms.{i}: its noise is that of an unweighted mean; set aggregation.weighting to uniform"
         if transform.encodes and i + 1 < len(self.hyper.transforms):
             return f"transforms.{i}: it encodes updates, which later transforms cannot read; put it last"
         if transform.encodes and not aggregation.rule.is_mean:
@@ -179,6 +207,15 @@ class Slotted:
             updates = [like] if transform.joint else [like[part] for part in parts if part in like]
             if reason := next((reason for update in updates if (reason := transform.incompatibility(update))), None):
                 return f"transforms.{i}.{reason}"
+        return None
+
+    def _clip_before(self, i: int) -> int | None:
+        """Number of the clip that bounds the norm of the updates that transform i receives; None: there is none."""
+        for j in reversed(range(i)):
+            if self.hyper.transforms[j].is_clip:
+                return j
+            if not (self.hyper.transforms[j].keeps_bound or self.hyper.transforms[j].adds_server_noise):
+                return None
         return None
 
     @cached_property
@@ -246,7 +283,8 @@ class Slotted:
                 transforms is not None and e.on == "clients" and e.step.__name__ in self.inner.parts for e in exchanges
             ]
             replacements = [
-                self._changed(e, cohort) if c else self._bound(e, AS_IS) for e, c in zip(exchanges, mask, strict=True)
+                self._changed(e, cohort, transforms or {}) if c else self._bound(e, AS_IS)
+                for e, c in zip(exchanges, mask, strict=True)
             ]
             results = list((yield replacements))
             for i, exchange in enumerate(exchanges):
@@ -287,7 +325,7 @@ class Slotted:
         suffix = suffix if self._rewrites(name) else ""
         return replace(exchange, step=self.client_step(name + suffix), batches=batches)
 
-    def _changed(self, exchange: Exchange, cohort: Cohort) -> Exchange:
+    def _changed(self, exchange: Exchange, cohort: Cohort, states: Tree) -> Exchange:
         """Returns the exchange with the weights, reduction and randomness that the slots require."""
         name, hyper = exchange.step.__name__, self.hyper
         weights, weighted_by = exchange.weights, exchange.weighted_by
@@ -311,6 +349,13 @@ class Slotted:
                 f"the exchange of `{name}` weights clients, but {rule.kind} treats them equally; set "
                 "aggregation.weighting to uniform"
             )
+        if weights is not None and any(transform.adds_server_noise for transform in hyper.transforms):
+            raise ContractError(
+                f"the exchange of `{name}` weights clients, but the noise is that of an unweighted mean; set "
+                "aggregation.weighting to uniform"
+            )
+        if received := self._received(name, states):
+            replacement = replace(replacement, broadcast={**exchange.broadcast, RECEIVED: received})
         if self._stacks:
             replacement = replace(replacement, reduce="stack")
         if hyper.transforms:
@@ -331,19 +376,34 @@ class Slotted:
         for transform in self.hyper.transforms:
             for name in list(self._likes(step))[: 1 if transform.joint else None]:
                 wires[name] = transform.wire(wires[name])
-        return MessageSize(sum(wire.scalars for wire in wires.values()), sum(wire.bits for wire in wires.values()))
+        bits = sum(len(transform.reports) * len(self._places(transform, step)) for transform in self.hyper.transforms)
+        return MessageSize(
+            sum(wire.scalars for wire in wires.values()) + bits, sum(wire.bits for wire in wires.values()) + bits
+        )
+
+    def _received(self, step: str, states: Tree) -> Tree:
+        """Entries of the server states of the transforms that clients receive: number -> part -> tree."""
+        received: Tree = {}
+        for i, transform in enumerate(self.hyper.transforms):
+            for place, _ in self._places(transform, step) if transform.receives else ():
+                state = _get(states, (str(i), step, place or "joint"))
+                _put(received, (str(i), place or "joint"), {key: state[key] for key in transform.receives})
+        return received
 
     def _finished(self, exchange: Exchange, result: Aggregate, transforms: Tree, cohort: Cohort, number: int) -> Tree:
         """Converts the reduced updates to the aggregate that the inner algorithm expects."""
         step, rule, attack = exchange.step.__name__, self.hyper.aggregation.rule, self.hyper.attack
         likes = self._likes(step)
         update = {name: result.up[name] for name in likes}
+        reports = result.up.get(REPORTS, {})
         if attack is not None and attack.colludes:
             update = attack.collude(update, self._attack_mask(exchange.clients, cohort)[result.contributed])
         if self._stacks:
             weights = np.ones(len(exchange.clients)) if exchange.weights is None else exchange.weights
             if exchange.weighted_by:
                 weights = weights * result.metrics[exchange.weighted_by]
+            shares = torch.from_numpy(np.asarray(weights, np.float64)[result.contributed])
+            reports = tree_map(lambda leaf: (shares @ leaf.double() / shares.sum()).float(), reports)
             counted = torch.from_numpy(np.asarray(weights, np.float64)[result.contributed])
             if rule.incompatibility(len(counted)) is not None:
                 # Too many clients dropped out or diverged.
@@ -355,8 +415,9 @@ class Slotted:
                 seed = cohort.seed_for(f"transform {i} {step} {place} {number}")
                 path = (str(i), step, place or "joint")
                 source = update if transform.joint else update[place]
+                state = {**_get(transforms, path), **_get(reports, (str(i), place or "joint"))}
                 output, state = transform.server(
-                    source, _get(transforms, path), like, seed, int(result.contributed.sum())
+                    source, state, like, seed, int(result.contributed.sum()), self._bound_before(i, step, transforms)
                 )
                 update = output if transform.joint else {**update, place: output}
                 if state:
@@ -366,7 +427,14 @@ class Slotted:
             for name, part in self.inner.parts[step].items()
             if name in update
         }
-        return self.inner.project({**result.up, **values})
+        others = {name: value for name, value in result.up.items() if name != REPORTS}
+        return self.inner.project({**others, **values})
+
+    def _bound_before(self, i: int, step: str, states: Tree) -> float | None:
+        """Largest norm of the updates that transform i receives."""
+        if not self.hyper.transforms[i].needs_bound or (clip := self._clip_before(i)) is None:
+            return None
+        return self.hyper.transforms[clip].bound(_get(states, (str(clip), step, "joint")))
 
     def evaluate_params(self, server: Tree) -> Tree:
         w = self.inner.evaluate_params(self._inner_state(server))
@@ -396,9 +464,9 @@ class Slotted:
         objective = self.hyper.objective if name in self.inner.training_steps else None
         slot_state = {key: state[key] for key in (OBJECTIVE, TRANSFORMS) if key in state}
         inner_state = {key: entry for key, entry in state.items() if key not in slot_state}
-        attacks = down.get(ATTACKS)
+        attacks, received = down.get(ATTACKS), down.get(RECEIVED, {})
+        down = {key: entry for key, entry in down.items() if key not in (ATTACKS, RECEIVED)}
         if attacks is not None:
-            down = {key: entry for key, entry in down.items() if key != ATTACKS}
             data = self._poisoned(data, attacks)
         inner, context = self.inner, None
         if objective is not None:
@@ -419,7 +487,7 @@ class Slotted:
             slot_state, metrics = {**slot_state, **_branches({OBJECTIVE: memory})}, {**metrics, **extra}
         if name == full_name and self._rewrites(name):
             up, new_state, transforms = self._sent(
-                name, hp, down, inner_state, (up, new_state), slot_state.get(TRANSFORMS, {}), data, attacks
+                name, hp, down, inner_state, (up, new_state), slot_state.get(TRANSFORMS, {}), received, data, attacks
             )
             slot_state |= _branches({TRANSFORMS: transforms})
         return up, {**new_state, **slot_state}, metrics
@@ -432,6 +500,7 @@ class Slotted:
         state: Tree,
         answer: tuple[Tree, Tree],
         states: Tree,
+        received: Tree,
         data: ClientData,
         attacks: Tensor | None,
     ) -> tuple[Tree, Tree, Tree]:
@@ -439,6 +508,7 @@ class Slotted:
 
         state: the client's state before the step.
         answer: the update and the new state that the step returned.
+        received: entries of the server states of the transforms, see `_received`.
         attacks: whether the client attacks; None: there is no attack.
         """
         up, new_state = answer
@@ -461,6 +531,7 @@ class Slotted:
             return {**up, **update}, new_state, states
         diverged = ~torch.stack([leaf.sum() for leaf in leaves(update)]).sum().isfinite()
         states = _copied(states)
+        reports: Tree = {}
         message = update
         for i, transform in enumerate(transforms):
             places = [""] if transform.joint else list(update)
@@ -470,7 +541,12 @@ class Slotted:
                 if transform.is_random:
                     assert data.key is not None
                     key = subkey(data.key, crc32(f"{i} {place}".encode()))
-                output, transform_state = transform.client(hp.transforms[i], source, _get(states, path), key)
+                before = {**_get(states, path), **_get(received, (str(i), place or "joint"))}
+                output, transform_state = transform.client(hp.transforms[i], source, before, key)
+                if transform.reports:
+                    _put(reports, (str(i), place or "joint"), {key: transform_state[key] for key in transform.reports})
+                foreign = (*transform.receives, *transform.reports)
+                transform_state = {key: entry for key, entry in transform_state.items() if key not in foreign}
                 update = output if transform.joint else {**update, place: output}
                 if transform_state:
                     _put(states, path, transform_state)
@@ -481,7 +557,7 @@ class Slotted:
             for name, part in covered_parts.items()
         }
         new_state = {**new_state, **self.inner.remember(hp.algorithm, down, values, state)}
-        return {**up, **_marked(update, diverged)}, new_state, states
+        return {**up, **_marked(update, diverged), **_branches({REPORTS: reports})}, new_state, states
 
     def _poisoned(self, data: ClientData, attacks: Tensor) -> ClientData:
         """Returns the data of a client, with flipped labels if it attacks in that way."""

@@ -18,9 +18,12 @@ def joint_norm(tree: Tree) -> Tensor:
 class Clip(Transform):
     """Scales an update down to norm S if it is longer: u min(1, S / ||u||), over all of its parts together."""
 
-    joint = True
+    joint = is_clip = True
 
     norm: float = Field(gt=0, description="S, maximum norm of an update")
+
+    def bound(self, state: Tree) -> float:
+        return self.norm
 
     def client(self, hp: Any, update: Tree, state: Tree, key: Tensor | None) -> tuple[Tree, Tree]:
         # If the update is 0, the quotient is infinite and the factor is 1.

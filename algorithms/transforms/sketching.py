@@ -42,7 +42,9 @@ class Sketch(Transform):
         u = flat(update)
         return {"table": self._hashes(len(u), u.device).sketch(u)}, state
 
-    def server(self, update: Tree, state: Tree, like: Tree, key: int, clients: int) -> tuple[Tree, Tree]:
+    def server(
+        self, update: Tree, state: Tree, like: Tree, key: int, clients: int, bound: float | None = None
+    ) -> tuple[Tree, Tree]:
         hashes = self._hashes(count(like), torch.device("cpu"))
         momentum = self.server_momentum * state["momentum"] + update["table"]
         error = state["error"] + self.server_lr * momentum

@@ -15,12 +15,18 @@ from hedgerow.algorithms.transforms.transform import Transform
 class TopK(Transform):
     """Keeps the K entries of an update with the largest magnitudes; error feedback sends the others later."""
 
+    sparsifies = True
+
     entries: int = Field(1000, ge=1, description="K, number of entries that a client sends, with their indices")
     error_feedback: bool = Field(True, description="add omitted entries to the next update; false: they are lost")
 
     @property
     def has_error_feedback(self) -> bool:
         return self.error_feedback
+
+    @property
+    def keeps_bound(self) -> bool:
+        return not self.error_feedback
 
     def incompatibility(self, like: Tree) -> str | None:
         return exceeds_size(like, "entries", self.entries)

@@ -32,6 +32,39 @@ class Transform(Settings):
     adds_server_noise: ClassVar[bool] = False
     """Whether the server part adds noise, which would accumulate in the server state."""
 
+    needs_bound: ClassVar[bool] = False
+    """Whether a clip must bound the norm of the updates that it receives."""
+
+    is_clip: ClassVar[bool] = False
+    """Whether it bounds the norm of an update over all of its parts, see `bound`."""
+
+    sparsifies: ClassVar[bool] = False
+    """Whether it sets most entries to 0, which are not sent."""
+
+    quantizes: ClassVar[bool] = False
+    """Whether it rounds entries to few levels, which later transforms must not change."""
+
+    receives: ClassVar[tuple[str, ...]] = ()
+    """Entries of the server's state that every client receives, as entries of `state` in the client part."""
+
+    reports: ClassVar[tuple[str, ...]] = ()
+    """Entries that the client part adds to its state, 0-d tensors of one bit each, which are not kept but sent: their
+    mean over the clients is in `state` in the server part."""
+
+    @property
+    def may_accumulate(self) -> bool:
+        """Whether its server noise is wanted even where the server state accumulates it."""
+        return False
+
+    @property
+    def keeps_bound(self) -> bool:
+        """Whether it never makes an update longer, so that an earlier clip still bounds its norm."""
+        return False
+
+    def bound(self, state: Tree) -> float | None:
+        """Returns the largest norm of an update after a clip, given the server's state; None: it is not a clip."""
+        return None
+
     @property
     def has_error_feedback(self) -> bool:
         """Whether a client stores the part of an update that it did not send, and sends it later."""
@@ -58,12 +91,15 @@ class Transform(Settings):
         """
         return update, state
 
-    def server(self, update: Tree, state: Tree, like: Tree, key: int, clients: int) -> tuple[Tree, Tree]:
+    def server(
+        self, update: Tree, state: Tree, like: Tree, key: int, clients: int, bound: float | None = None
+    ) -> tuple[Tree, Tree]:
         """Server part: returns (the aggregated update, the new state).
 
         like: a tree with the shape of the update.
         key: a seed below 2^63.
         clients: number of updates that were aggregated.
+        bound: largest norm of a client's update, by the clip before this transform; None: there is no clip.
         """
         return update, state
 
