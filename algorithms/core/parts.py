@@ -37,13 +37,14 @@ class ContractError(ValueError):
 
 class Wire(NamedTuple):
     """Message size of one part: `values` numbers of `value_bits` bits each, and `others`, such as indices, with
-    `other_bits` bits in total. The part has `leaves` tensors.
+    `other_bits` bits in total, and `scales` numbers of 32 bits, such as extremes. The part has `leaves` tensors.
     """
 
     values: int
     value_bits: int = 32
     others: int = 0
     other_bits: int = 0
+    scales: int = 0
     leaves: int = 1
 
     @classmethod
@@ -55,11 +56,11 @@ class Wire(NamedTuple):
 
     @property
     def scalars(self) -> int:
-        return self.values + self.others
+        return self.values + self.others + self.scales
 
     @property
     def bits(self) -> int:
-        return self.values * self.value_bits + self.other_bits
+        return self.values * self.value_bits + self.other_bits + 32 * self.scales
 
 
 class MessageSize(NamedTuple):

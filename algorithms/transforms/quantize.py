@@ -58,7 +58,4 @@ class Quantize(Transform):
     def wire(self, wire: Wire) -> Wire:
         if self.bits == FULL:
             return wire
-        extremes = 2 * wire.leaves
-        return wire._replace(
-            value_bits=self.bits, others=wire.others + extremes, other_bits=wire.other_bits + 32 * extremes
-        )
+        return wire._replace(value_bits=self.bits, scales=2 * wire.leaves)
