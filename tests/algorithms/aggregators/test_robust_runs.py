@@ -26,6 +26,13 @@ EXPERIMENT = {
 }
 
 
+CLEANING = {
+    **EXPERIMENT["task"],
+    "problem": {"kind": "cleaning"},
+    "partition": {"kind": "iid", "clients": 10, "validation": 0.2},
+}
+
+
 def refusal(**values):
     """The sentence with which an experiment is refused before any work."""
     parsed = parse_experiment({**EXPERIMENT, **values})
@@ -42,6 +49,8 @@ def refusal(**values):
         ({"aggregation": {"rule": {"kind": "multi_krum", "f": 1, "m": 5}}}, "aggregation.rule.m: 5 is more than the 4"),
         ({"aggregation": {"rule": {"kind": "median"}, "weighting": "samples"}},
          "aggregation.weighting: median treats all clients equally; set it to uniform"),
+        ({"aggregation": {"rule": {"kind": "krum"}}, "algorithm": {"name": "fedavg_oracle"}, "task": CLEANING},
+         "aggregation.rule: krum treats clients equally, and fedavg_oracle weights them; choose another rule"),
         ({"aggregation": {"rule": {"kind": "median"}}, "algorithm": {"name": "feddyn"}},
          "aggregation.rule: it would permanently bias the server state of feddyn; set its kind to mean"),
         ({"aggregation": {"rule": {"kind": "median"}}, "algorithm": {"name": "central"}},
