@@ -90,12 +90,14 @@ class PartialAggregate:
 def combine(partials: list[PartialAggregate], order: np.ndarray) -> Tree:
     """Aggregated update (float32 torch tensors) of the shards' parts, added in the order of the shards.
 
-    order: for a stack, the position of each contribution in the order of the exchange's clients.
+    order: for a stack, the position of each contribution in the order of the exchange's clients. The parts lose their
+    stacks, which would take as much memory as the result.
     """
     if partials[0].reduce == "stack":
         stacks = [stack for partial in partials for stack in partial.stacks]
-        ranks = np.argsort(np.argsort(order))
-        return tree_map(lambda *parts: _in_order(parts, ranks), stacks[0], *stacks[1:])
+        for partial in partials:
+            partial.stacks.clear()
+        return _in_order(stacks, np.argsort(np.argsort(order)))
     weight = sum(partial.weight for partial in partials)
     if partials[0].reduce == "mean" and weight == 0:
         raise ContractError("the clients' weights of an exchange are all 0, so that they have no mean")
@@ -103,14 +105,18 @@ def combine(partials: list[PartialAggregate], order: np.ndarray) -> Tree:
     return sum_trees([partial.total for partial in partials if partial.total is not None], scale)
 
 
-def _in_order(parts: tuple[np.ndarray, ...], ranks: np.ndarray) -> Tensor:
-    """Stack of the rows of all parts, row i at ranks[i]: one copy, since stacks may take most of the memory."""
-    stacked = np.empty((len(ranks), *parts[0].shape[1:]), parts[0].dtype)
+def _in_order(stacks: list[Any], ranks: np.ndarray) -> Any:
+    """One stack of the rows of all stacks, row i at ranks[i]. Each stack is freed as soon as it is copied."""
+    if isinstance(stacks[0], dict):
+        return {key: _in_order([stack.pop(key) for stack in stacks], ranks) for key in list(stacks[0])}
+    result = np.empty((len(ranks), *stacks[0].shape[1:]), stacks[0].dtype)
     start = 0
-    for part in parts:
-        stacked[ranks[start : start + len(part)]] = part
-        start += len(part)
-    return torch.from_numpy(stacked)
+    stacks.reverse()
+    while stacks:
+        stack = stacks.pop()
+        result[ranks[start : start + len(stack)]] = stack
+        start += len(stack)
+    return torch.from_numpy(result)
 
 
 def sum_trees(trees: list[Tree], scale: float = 1.0) -> Tree:

@@ -6,6 +6,8 @@ import torch
 from helpers import blobs, identical, partition, run_inline, small_task
 
 from hedgerow import api
+from hedgerow.algorithms.core.messages import Exchange
+from hedgerow.algorithms.core.parts import ContractError
 from hedgerow.algorithms.federated.fedavg import FedAvg
 from hedgerow.platform.common import memory
 from hedgerow.platform.common.errors import UserError
@@ -26,6 +28,13 @@ EXPERIMENT = {
 }
 
 
+CLEANING = {
+    **EXPERIMENT["task"],
+    "problem": {"kind": "cleaning"},
+    "partition": {"kind": "iid", "clients": 10, "validation": 0.2},
+}
+
+
 def refusal(**values):
     """The sentence with which an experiment is refused before any work."""
     parsed = parse_experiment({**EXPERIMENT, **values})
@@ -42,6 +51,8 @@ def refusal(**values):
         ({"aggregation": {"rule": {"kind": "multi_krum", "f": 1, "m": 5}}}, "aggregation.rule.m: 5 is more than the 4"),
         ({"aggregation": {"rule": {"kind": "median"}, "weighting": "samples"}},
          "aggregation.weighting: median treats all clients equally; set it to uniform"),
+        ({"aggregation": {"rule": {"kind": "krum"}}, "algorithm": {"name": "fedavg_oracle"}, "task": CLEANING},
+         "aggregation.rule: krum treats clients equally, and fedavg_oracle weights them; choose another rule"),
         ({"aggregation": {"rule": {"kind": "median"}}, "algorithm": {"name": "feddyn"}},
          "aggregation.rule: it would permanently bias the server state of feddyn; set its kind to mean"),
         ({"aggregation": {"rule": {"kind": "median"}}, "algorithm": {"name": "central"}},
@@ -127,3 +138,17 @@ def test_on_digits_median_and_krum_withstand_sign_flippers_that_ruin_the_mean(tm
     assert accuracy(4.0) < 0.5
     assert accuracy(4.0, kind="median") > clean - 0.03
     assert accuracy(4.0, kind="krum", f=2) > clean - 0.03
+
+
+def test_weights_of_an_exchange_are_not_dropped_silently():
+    class Weighted(FedAvg):
+        def round(self, server, cohort):
+            down = {"w": server["w"]}
+            result = yield Exchange(self.train, down, cohort.clients, batches=self.hyper.batches, weights=cohort.sizes)
+            return {"w": result.up["w"]}
+
+    hyper = {"lr": 0.2, "epochs": None, "steps": 3, "batch_size": None, "aggregation": {"rule": {"kind": "median"}}}
+    with pytest.raises(ContractError, match="weights clients, but median treats them equally; set"):
+        next(run_inline(Weighted, small_task(DATA), DATA, CLIENTS, hyper))
+    hyper["aggregation"]["weighting"] = "uniform"
+    next(run_inline(Weighted, small_task(DATA), DATA, CLIENTS, hyper))

@@ -17,7 +17,7 @@ from hedgerow.algorithms.slots.slotted import Slotted
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.config.loader import parse_experiment
-from hedgerow.platform.config.registries import attacks
+from hedgerow.platform.config.registries import attacks, transforms
 from hedgerow.platform.config.slots_section import AggregationConfig
 from hedgerow.platform.config.system_heterogeneity import Simulation
 from hedgerow.platform.runtime.factory import build_data, check_task
@@ -36,12 +36,17 @@ KINDS = {
 }
 
 
-def run(attack, mode=VMAP, rounds=1, folder=None, kind=FedAvg, shards=1, data=DATA, rule="mean", **simulation):
+def run(
+    attack, mode=VMAP, rounds=1, folder=None, kind=FedAvg, shards=1, data=DATA, rule="mean", transforms=(), **simulation
+):
     """A run under an attack (None: without one). attack: its section."""
     hyper = named(kind)(lr=0.2, epochs=None, steps=3, batch_size=None)
     simulation = Simulation(**simulation) if attack is None else Simulation(attack=attack, **simulation)
     slots = Slots.model_construct(
-        aggregation=AggregationConfig(rule={"kind": rule}), transforms=[], objective=None, attack=simulation.attack
+        aggregation=AggregationConfig(rule={"kind": rule}),
+        transforms=list(transforms),
+        objective=None,
+        attack=simulation.attack,
     )
 
     def build():
@@ -131,6 +136,16 @@ def test_the_largest_deviation_of_alie():
     assert largest_deviation(10, 1) == largest_deviation(2, 1) == 0.0
 
 
+@pytest.mark.parametrize(("kind", "largest"), [("gaussian", 1.0), ("alie", 3.0)])
+def test_attacks_come_before_the_transforms_except_for_collusion(kind, largest):
+    settings = {"std": 100.0} if kind == "gaussian" else {"z": 100.0}
+    attack = {"kind": kind, "fraction": 0.4, **settings}
+    clip = transforms.section("clip")(norm=1.0)
+    model = end(attack, transforms=[clip])
+    change = float(torch.cat([(model[name] - START[name]).flatten() for name in model]).norm())
+    assert change <= 1.0 + 1e-5 if kind == "gaussian" else change > largest
+
+
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_no_attackers_change_no_more_than_rounding(kind):
     close(end({"kind": kind, "fraction": 0.0, **KINDS[kind]}, rounds=2), end(None, rounds=2))
@@ -195,6 +210,27 @@ def test_attacks_pass_the_checks_before_a_run(kind):
     parsed = parse_experiment({**EXPERIMENT, "simulation": {"attack": {"kind": kind}}})
     check_task(parsed, *build_data(parsed, None))
     assert flatten(parsed.slots.attack.model_dump())["fraction"] == 0.2
+
+
+OWN = '''
+from hedgerow.algorithms.attacks.attack import Attack
+from hedgerow.algorithms.core.pytree import scale
+
+
+class Silence(Attack):
+    """Attackers send a zero update."""
+
+    def client(self, hp, update, key):
+        return scale(update, 0.0)
+'''
+
+
+def test_an_attack_of_ones_own_runs_by_its_path(tmp_path, monkeypatch):
+    (tmp_path / "own_attack.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name, value in START.items():
+        assert torch.equal(end({"kind": "own_attack.Silence", "fraction": 1.0})[name], value)
 
 
 def test_unknown_attacks_are_refused_with_the_known_ones():
