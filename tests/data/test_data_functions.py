@@ -309,3 +309,10 @@ def test_a_dictionary_of_arrays_or_parts_is_one_data_set_and_no_clients(value, m
 def test_other_dictionaries_of_arrays_are_refused(value, sentence, monkeypatch):
     with pytest.raises(UserError, match=sentence):
         returns(value, monkeypatch)
+
+
+def test_labels_of_the_test_part_alone_are_reported(monkeypatch, capsys):
+    returns(((X, Y % 2), (X, Y)), monkeypatch)
+    assert "has labels in y_test that never occur in y_train (2); they count as classes" in capsys.readouterr().err
+    returns(((X, Y), (X, Y)), monkeypatch)
+    assert not capsys.readouterr().err
