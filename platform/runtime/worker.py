@@ -14,6 +14,7 @@ from torch import nn
 from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.client_data import is_narrow
 from hedgerow.algorithms.core.messages import MODEL, PREDICTIONS
+from hedgerow.algorithms.core.parts import ContractError
 from hedgerow.algorithms.core.pytree import Tree, flatten, stack, sub, tree_map
 from hedgerow.algorithms.core.task import Task
 from hedgerow.platform.common.errors import UserError
@@ -152,7 +153,13 @@ class Worker:
                 )
                 groups.setdefault((shard.fusion_key, shard.clients.tobytes(), shapes), []).append(i)
         for group in groups.values():
-            self._carry_out([shards[i] for i in group], [downs[i] for i in group], [partials[i] for i in group])
+            try:
+                self._carry_out([shards[i] for i in group], [downs[i] for i in group], [partials[i] for i in group])
+            except ContractError as error:
+                if error.key is None:
+                    raise
+                # The user's code may fail in a later round than the one of the contract check.
+                raise UserError(f"algorithm.{error.key}: {error} (round {shards[group[0]].round})") from error
         gpu_peak = peak(self.device) if self.device.type == "cuda" else 0.0
         return [replace(part.to_wire(), gpu_peak_mb=gpu_peak) for part in partials]
 

@@ -281,3 +281,38 @@ def test_a_search_uses_it_from_mapped_files(here, ray_here, monkeypatch):
         settings = {"algorithm.lr": lr, "resources.executor": "inline"}
         alone = api.run(load_search("search.yaml").trial(settings), show=False)
         assert json.loads(trial[-1])["test_loss"] == alone.frame["test_loss"].iloc[-1]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"x": X, "y": Y, "x_test": X, "y_test": Y},
+        {"train": (X, Y), "test": (X, Y)},
+    ],
+    ids=["arrays", "parts"],
+)
+def test_a_dictionary_of_arrays_or_parts_is_one_data_set_and_no_clients(value, monkeypatch):
+    data = returns(value, monkeypatch)
+    assert data.train_clients is None
+    assert len(data.y_train) == len(data.y_test) == len(Y)
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        ({"x": X, "y": Y, "test_x": X, "test_y": Y}, "returns the key 'test_x'"),
+        ({"x": X}, "returns x_train without y_train; return both"),
+        ({"x": X, "x_train": X, "y": Y}, "returns both x and x_train; return one of them"),
+        ({"y_test": Y, "x_test": X}, "returns no x_train; return x_train and y_train"),
+    ],
+)
+def test_other_dictionaries_of_arrays_are_refused(value, sentence, monkeypatch):
+    with pytest.raises(UserError, match=sentence):
+        returns(value, monkeypatch)
+
+
+def test_labels_of_the_test_part_alone_are_reported(monkeypatch, capsys):
+    returns(((X, Y % 2), (X, Y)), monkeypatch)
+    assert "has labels in y_test that never occur in y_train (2); they count as classes" in capsys.readouterr().err
+    returns(((X, Y), (X, Y)), monkeypatch)
+    assert not capsys.readouterr().err

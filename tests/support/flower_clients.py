@@ -129,3 +129,14 @@ def unscored_client_fn(cid):
 
 def failing_client_fn(context):
     return Answering(context.run_config["missing"], {})
+
+
+class FailingLater:
+    def fit(self, parameters, config):
+        if config["server_round"] == 3:
+            raise RuntimeError("no memory")
+        return parameters, 1, {}
+
+
+def later_failing_client_fn(context):
+    return FailingLater()

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import mlflow
 import numpy as np
@@ -22,7 +24,7 @@ from tracked_runs import small
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import dump_experiment, load_experiment
-from hedgerow.platform.loggers.metric_groups import grouped
+from hedgerow.platform.loggers.metric_groups import SAMPLES, grouped, hedge_grouped
 from hedgerow.platform.runs import runner
 from hedgerow.platform.runs.mlflow_sync import push
 from hedgerow.platform.runs.runner import run
@@ -369,3 +371,12 @@ def test_a_run_that_an_earlier_version_began_keeps_its_names(finished):
     assert steps == [1, 2, 3, 4, 5]
     assert not client.get_metric_history(old, "traffic/transmissions")
     client.delete_run(old)
+
+
+def test_the_how_to_on_loggers_names_the_recorded_groups():
+    page = (Path(__file__).parents[2] / "docs/how-to/loggers.md").read_text()
+    examples = re.findall(r"`(\w+)` is `(\w+/\w+)`", page)
+    assert len(examples) == 5
+    for name, shown in examples:
+        assert shown == (hedge_grouped(name) if name.startswith("hedge_") else grouped(name))
+    assert all(f"`{group}`" in page for group in (*SAMPLES, "traffic", "cohort", "cost", "hedge", "algorithm"))

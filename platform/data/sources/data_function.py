@@ -21,6 +21,9 @@ HINTS = {"tokens", "channels", "class_names", "mean", "std"}
 ARRAYS = {"x_train", "y_train", "x_test", "y_test", "train_clients", "test_clients"}
 """Other keys of a dictionary of arrays."""
 
+SHORT = {"x": "x_train", "y": "y_train"}
+"""Short names of keys in `ARRAYS`."""
+
 FORMS = (
     "return (x_train, y_train), (x_test, y_test), a dictionary with x_train and y_train, a torch Dataset or two, a "
     "hedgerow Dataset, or a list with (x, y) of each client"
@@ -54,8 +57,12 @@ class DataFunction(Source):
             if problem := mistake_in(result):
                 raise UserError(f"{at} {problem}")
             return result
-        if isinstance(result, Mapping) and "x_train" in result:
+        # Otherwise the arrays x and y, or the parts train and test, would be two clients of these names.
+        if isinstance(result, Mapping) and result.keys() & (ARRAYS | SHORT.keys() | {"test_x", "test_y"}):
             train, test, hints = _of_arrays(result, at)
+        elif isinstance(result, Mapping) and "train" in result and result.keys() <= {"train", "test"}:
+            train, test = _halves(result, at)
+            hints = {}
         elif isinstance(result, list | Mapping):
             train, test = _of_clients(result, at)
             hints = {}
@@ -86,15 +93,21 @@ class DataFunction(Source):
 
 def _of_arrays(values: Mapping[str, Any], at: str) -> tuple[RawSplit, RawSplit | None, dict[str, Any]]:
     """Splits of a dictionary of arrays, and its other entries. Raises UserError."""
+    for short, key in SHORT.items():
+        if short in values and key in values:
+            raise UserError(f"{at} returns both {short} and {key}; return one of them")
+    values = {SHORT.get(key, key): value for key, value in values.items()}
     for key in values:
         if key not in ARRAYS | HINTS:
             known = sorted(ARRAYS | HINTS)
             raise UserError(f"{at} returns the key {key!r}{nearest(str(key), known)} (allowed: {', '.join(known)})")
     if (channels := values.get("channels")) not in (None, "first", "last"):
         raise UserError(f"{at} returns channels {channels!r}; return first or last")
-    for key, other in (("y_train", "x_train"), ("x_test", "y_test"), ("y_test", "x_test")):
+    for key, other in (("y_train", "x_train"), ("x_train", "y_train"), ("x_test", "y_test"), ("y_test", "x_test")):
         if values.get(other) is not None and values.get(key) is None:
             raise UserError(f"{at} returns {other} without {key}; return both")
+    if values.get("x_train") is None:
+        raise UserError(f"{at} returns no x_train; return x_train and y_train")
     train, test = (
         RawSplit(values[f"x_{part}"], values[f"y_{part}"], values.get(f"{part}_clients"))
         if values.get(f"x_{part}") is not None

@@ -1,5 +1,6 @@
 """Turns arrays as users have them into a data set: layout, types, labels, clients, test split, normalisation."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -303,6 +304,14 @@ def _numbered(labels: dict[str, np.ndarray], at: str, class_names: Any) -> _Targ
     if known is None:
         values = np.unique(np.concatenate([np.unique(y) for y in labels.values()]))
         names = tuple(str(value) for value in values)
+        if "test" in labels and len(unseen := np.setdiff1d(labels["test"], labels["train"])):
+            # Not an error: a rare class may fall into the test set of real data.
+            shown = ", ".join(map(str, unseen[:5])) + (", ..." if len(unseen) > 5 else "")
+            print(
+                f"hedgerow: {at} has labels in y_test that never occur in y_train ({shown}); they count as classes: "
+                "correct them, or add training samples",
+                file=sys.stderr,
+            )
     elif "text" in kinds:
         values, names = np.array(known), known
     else:

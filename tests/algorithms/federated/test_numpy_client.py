@@ -7,7 +7,6 @@ from flower_clients import CLIENTS, DATA, SIZES
 from helpers import check_resuming, distance, model, run_inline, small_task
 from pydantic import ValidationError
 
-from hedgerow.algorithms.core.parts import ContractError
 from hedgerow.algorithms.federated.fedavg import FedAvg
 from hedgerow.algorithms.federated.numpy_client import NumPyClients
 from hedgerow.platform.common.errors import UserError
@@ -97,7 +96,7 @@ def test_a_wrong_factory_is_a_sentence(client_fn, said):
 
 
 def test_arrays_of_another_model_are_a_sentence():
-    with pytest.raises(ContractError, match=r"returns arrays of shapes .* in the order of named_parameters"):
+    with pytest.raises(UserError, match=r"returns arrays of shapes .* in the order of named_parameters"):
         ended(NumPyClients, {"client_fn": "flower_clients.truncated_client_fn"})
 
 
@@ -140,3 +139,13 @@ def test_the_check_before_a_run_names_the_factory(client_fn, said):
     (sentence,) = found.value.sentences
     assert said in sentence
     assert sentence.startswith("algorithm.name: " if client_fn == "weightless_client_fn" else "algorithm.client_fn: ")
+
+
+def test_a_client_that_fails_in_a_later_round_is_a_sentence_with_its_place():
+    run = run_inline(
+        NumPyClients, small_task(DATA), DATA, CLIENTS, {"client_fn": "flower_clients.later_failing_client_fn"}, rounds=4
+    )
+    with pytest.raises(
+        UserError, match=r"^algorithm.client_fn: .*RuntimeError at .*flower_clients.py:\d+: no memory.*"
+    ):
+        list(run)
