@@ -29,6 +29,7 @@ from hedgerow.platform.data.validation_samples import hold_back_pool, hold_back_
 from hedgerow.platform.models.build import build_model
 from hedgerow.platform.models.model import Model
 from hedgerow.platform.models.vmap_check import compare_constants, fingerprint
+from hedgerow.platform.runtime.asynchronous import schedule_objection
 from hedgerow.platform.runtime.contract_check import check_contract
 from hedgerow.platform.storage.remote import check_storage
 from hedgerow.platform.tracking.run_folder import RunFolder
@@ -199,6 +200,8 @@ def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -
         raise UserError(reason)
     if reason := experiment.aggregation.rule.incompatibility(experiment.cohort_size(len(partition))):
         raise UserError(f"aggregation.rule.{reason}")
+    if experiment.schedule and (reason := schedule_objection(experiment, algorithm, len(partition))):
+        raise UserError(reason)
     if algorithm.requires_full_participation and experiment.cohort_size(len(partition)) < len(partition):
         raise UserError(f"participation: {name} needs all clients in every round; set it to 1.0")
     if experiment.simulation and (algorithm.requires_full_participation or algorithm.is_centralized):

@@ -121,7 +121,7 @@ def measured(records: Iterable[RoundRecord]) -> list[str]:
 
 
 def _is_reported(name: str) -> bool:
-    standard = (SPENT, *MEASURED, "train_", "server_", "teacher_")
+    standard = (SPENT, *MEASURED, "train_", "server_", "teacher_", "staleness_count_")
     return name not in STANDARD and not name.startswith(standard)
 
 
