@@ -29,8 +29,8 @@ from hedgerow.platform.data.validation_samples import hold_back_pool, hold_back_
 from hedgerow.platform.models.build import build_model
 from hedgerow.platform.models.model import Model
 from hedgerow.platform.models.vmap_check import compare_constants, fingerprint
-from hedgerow.platform.runtime.asynchronous import schedule_objection
 from hedgerow.platform.runtime.contract_check import check_contract
+from hedgerow.platform.schedules.compatibility import schedule_objection
 from hedgerow.platform.storage.remote import check_storage
 from hedgerow.platform.tracking.run_folder import RunFolder
 

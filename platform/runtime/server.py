@@ -19,7 +19,6 @@ from hedgerow.platform.config.system_heterogeneity import Simulation
 from hedgerow.platform.data import Partition
 from hedgerow.platform.data.sampling import sample_clients
 from hedgerow.platform.data.validation_noise import ValidationNoise
-from hedgerow.platform.runtime.asynchronous import IN_FLIGHT, VERSIONS, EventQueue, groups, stale_round
 from hedgerow.platform.runtime.communication import CommunicationCost
 from hedgerow.platform.runtime.evaluation import evaluate, histograms, training_metrics, validate, with_predictions
 from hedgerow.platform.runtime.local_work import counted
@@ -31,6 +30,8 @@ from hedgerow.platform.runtime.participation import (
 )
 from hedgerow.platform.runtime.shards import EVALUATION
 from hedgerow.platform.runtime.worker import test_shards
+from hedgerow.platform.schedules.events import IN_FLIGHT, VERSIONS, EventQueue, groups
+from hedgerow.platform.schedules.stale_round import stale_round
 from hedgerow.platform.storage.history import History, RoundRecord
 from hedgerow.platform.tracking.best_round import Selection
 from hedgerow.platform.tracking.summary import has_run_all, reaches

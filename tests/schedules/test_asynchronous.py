@@ -15,7 +15,9 @@ from helpers import (
     run_inline,
     small_task,
 )
+from packs import RAGGED, pack
 from pydantic import TypeAdapter
+from ray_runs import numbers, same, small
 
 from hedgerow.algorithms.core.algorithm import Aggregate
 from hedgerow.algorithms.core.messages import Cohort
@@ -27,9 +29,11 @@ from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.schedule_section import Schedule
 from hedgerow.platform.config.system_heterogeneity import Simulation
-from hedgerow.platform.runtime.asynchronous import COUNT, EventQueue, Flight, groups, stale_round
+from hedgerow.platform.runs.runner import run
 from hedgerow.platform.runtime.executor import Executor
 from hedgerow.platform.runtime.factory import build_data, check_task
+from hedgerow.platform.schedules.events import COUNT, EventQueue, Flight, groups
+from hedgerow.platform.schedules.stale_round import stale_round
 
 DATA = blobs()
 EVEN = partition(np.full(12, 15), seed=1)
@@ -322,3 +326,35 @@ def test_refusals():
     assert "evaluation.model" in refused(evaluation={"model": "clients"})
     feedback = [{"kind": "top_k", "entries": 5, "error_feedback": True}]
     assert "keep states between rounds with these settings" in refused(transforms=feedback)
+
+
+# ---- on Ray ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.exhaustive("processes")
+@pytest.mark.usefixtures("ray_here")
+def test_two_actors_equal_one(tmp_path):
+    settings = {
+        "algorithm": {"name": "fedavg", "batch_size": 8},
+        "schedule": {"kind": "fedbuff", "buffer": 3},
+        "simulation": VARIED,
+    }
+    one, again, two = (
+        run(small(tmp_path / name, resources__actors=actors, **settings))
+        for name, actors in {"one": 1, "again": 1, "two": 2}.items()
+    )
+    assert same(one, again)
+    for mine, theirs in zip(numbers(one), numbers(two), strict=True):
+        assert mine == pytest.approx(theirs, abs=1e-6)
+    for name, value in one.parameters.items():
+        assert np.abs(value - two.parameters[name]).max() < 1e-6
+
+
+def test_variants_of_an_experiment_have_the_same_events():
+    packed = pack(FedAvg, [HYPER, HYPER | {"lr": 0.05}], **SETTINGS)
+    list(packed)
+    for server, hyper in zip(packed.servers, [HYPER, HYPER | {"lr": 0.05}], strict=True):
+        alone = inline(hyper=hyper, clients=RAGGED, **SETTINGS)
+        records = list(alone)
+        assert [r["simulated_seconds"] for r in records] == [r["simulated_seconds"] for r in server.history]
+        assert distance(model(alone), server.state["w"]) < 1e-5
