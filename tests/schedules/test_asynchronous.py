@@ -21,6 +21,7 @@ from ray_runs import numbers, same, small
 
 from hedgerow.algorithms.core.algorithm import Aggregate
 from hedgerow.algorithms.core.messages import Cohort
+from hedgerow.algorithms.core.pytree import flatten
 from hedgerow.algorithms.federated.fedavg import FedAvg
 from hedgerow.algorithms.federated.fedprox import FedProx
 from hedgerow.algorithms.federated.fedsgd import FedSGD
@@ -32,6 +33,7 @@ from hedgerow.platform.config.system_heterogeneity import Simulation
 from hedgerow.platform.runs.runner import run
 from hedgerow.platform.runtime.executor import Executor
 from hedgerow.platform.runtime.factory import build_data, check_task
+from hedgerow.platform.runtime.launch import build_coordinator
 from hedgerow.platform.schedules.events import COUNT, EventQueue, Flight, groups
 from hedgerow.platform.schedules.stale_round import stale_round
 
@@ -236,6 +238,79 @@ def test_counts_and_downloads():
     assert started == int(run.server["in_flight"]["started"])
     assert any(record["staleness_max"] for record in run.servers[0].history)
     assert len(run.server["versions"]) <= 6
+
+
+def whole(mode="loop", **sections):
+    """Coordinator of an experiment file after some rounds."""
+    values = {
+        "name": "whole",
+        "rounds": 4,
+        "participation": 0.5,
+        "task": {
+            "data": {"name": "digits"},
+            "partition": {"kind": "dirichlet", "clients": 8, "alpha": 0.5, "samples_per_client": 21},
+            "model": {"name": "logreg"},
+            **sections.pop("task", {}),
+        },
+        "algorithm": {"name": "fedavg", "epochs": 2, "batch_size": 8},
+        "engine": {"mode": mode},
+        "resources": {"executor": "inline"},
+        "tracking": {"enabled": False},
+    }
+    wanted = parse_experiment(values | sections)
+    data = build_data(wanted, None)
+    check_task(wanted, *data)
+    coordinator = build_coordinator([wanted], *data, None, [None])
+    while not coordinator.done:
+        coordinator.next_round()
+    return coordinator.servers[0]
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"task": {"model": {"name": "mode_models.Normed"}}},
+        {"task": {"model": {"name": "mode_models.Dropped"}}, "aggregation": {"weighting": "samples"}},
+        {"objective": {"kind": "stability"}},
+        {"transforms": [{"kind": "sketch", "columns": 2000}]},
+        {"transforms": [{"kind": "top_k", "entries": 100, "error_feedback": False}]},
+        {
+            "algorithm": {"name": "per_fedavg", "batch_size": 8},
+            "task": {"partition": {"kind": "iid", "clients": 8, "holdout": 0.2}},
+        },
+        {
+            "algorithm": {"name": "fedavg_oracle", "batch_size": 8},
+            "task": {
+                "partition": {"kind": "iid", "clients": 8, "validation": 0.2, "label_noise": 0.4},
+                "problem": {"kind": "cleaning"},
+            },
+        },
+    ],
+    ids=["batch norm", "dropout", "objective", "sketch", "top-k", "per_fedavg", "fedavg_oracle"],
+)
+def test_other_settings_compose(sections):
+    synchronous, full = whole(**sections), whole(**sections, schedule={"kind": "fedbuff", "buffer": 4})
+    states = [
+        {key: entry for key, entry in flatten(server.state).items() if not key.startswith(("in_flight", "versions"))}
+        for server in (synchronous, full)
+    ]
+    assert identical(*states)
+    stale = {"schedule": {"kind": "fedbuff", "buffer": 2}, "simulation": VARIED}
+    loop, vmap = (whole(mode, **sections, **stale) for mode in ("loop", "vmap"))
+    assert any(record["staleness_max"] for record in loop.history)
+    for name, value in flatten(loop.state).items():
+        torch.testing.assert_close(value, flatten(vmap.state)[name], rtol=1e-4, atol=1e-5)
+
+
+def test_quarantined_clients_neither_start_nor_arrive():
+    queue = EventQueue(schedule(buffer=2), simulation(), 0, 8, 4)
+    first = queue.next_step(queue.initial(), 1, lambda clients: 1.0 + clients, np.zeros(0, int))
+    out = first.in_flight["client"].numpy()
+    second = queue.next_step(first.in_flight, 2, lambda clients: 1.0 + clients, out)
+    clients = {flight.client for flight in second.arrivals} | set(second.in_flight["client"].tolist())
+    assert len(second.arrivals) == 2
+    assert not clients - set(range(8)) - set(out.tolist())
+    assert not {flight.client for flight in second.arrivals} & set(out.tolist())
 
 
 # ---- reproducibility -------------------------------------------------------------------------------------------------
