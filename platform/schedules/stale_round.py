@@ -23,7 +23,7 @@ def stale_round(
 
     version: number of server steps before. versions: messages of earlier versions.
     """
-    name, parts = algorithm.hyper.name, algorithm.inner.parts
+    parts = algorithm.inner.parts
     # With transforms, clients send differences to the message that they received.
     sends_differences = bool(getattr(algorithm.hyper, "transforms", ()))
 
@@ -32,8 +32,8 @@ def stale_round(
         step = exchange.step.__name__
         if number or len(exchanges) > 1 or exchange.per_client or exchange.reduce != "mean" or step not in parts:
             raise ContractError(
-                f"{name} declares `single_exchange`, but its round is not one exchange whose `parts` are averaged; "
-                "set it to False"
+                "it declares `single_exchange`, but its round is not one exchange whose `parts` are averaged; set "
+                "`single_exchange` to False"
             )
         only = arrived[0] if len(arrived) == 1 else None
         sent = [_from_version(exchange, group, version, versions) for group in arrived]

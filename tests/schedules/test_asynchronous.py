@@ -384,6 +384,12 @@ def refused(**values) -> str:
     return "accepted"
 
 
+def test_a_wrong_declaration_is_a_violation_of_the_contract():
+    assert "it declares `single_exchange`, but its round is not one exchange whose `parts` are averaged" in refused(
+        algorithm={"name": "toys.Twice"}
+    )
+
+
 def test_refusals():
     assert refused() == "accepted"
     assert "schedule: a round of scaffold is not one exchange" in refused(algorithm={"name": "scaffold"})
