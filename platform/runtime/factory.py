@@ -72,6 +72,9 @@ def build_partition(experiment: Experiment, dataset: Dataset) -> Partition:
             partition = drawn(dataset)
         if validation and not validation.is_at_server:
             partition = hold_back_shares(partition, validation.fraction, experiment.seed)
+    if experiment.schedule:
+        # A client may arrive several times before a server step.
+        return partition
     if experiment.cohort_size(len(partition)) > len(partition):
         raise UserError(
             f"clients_per_round: {experiment.clients_per_round} clients per round exceed the population of "

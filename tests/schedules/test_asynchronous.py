@@ -56,6 +56,12 @@ def inline(kind=FedAvg, hyper=None, clients=EVEN, **settings):
     return run_inline(kind, small_task(DATA), DATA, clients, HYPER if hyper is None else hyper, **settings)
 
 
+def done(run):
+    """A run after its last round."""
+    list(run)
+    return run
+
+
 def buffered(buffer=3, concurrency=6, **values):
     return schedule(buffer=buffer, concurrency=concurrency, **values)
 
@@ -183,6 +189,18 @@ def test_a_step_adds_the_mean_of_weighted_updates(transforms):
     # Two of the four updates are three versions old: s = 1/4.
     expected = w["x"] + (2 * updates[0]["x"] / 4 + 2 * updates[1]["x"]) / 4
     torch.testing.assert_close(stop.value.value["w"]["x"], expected)
+
+
+def test_fedasync_that_takes_over_every_model_is_a_relay():
+    # One client at work, and its model replaces the server's: a synchronous run with one client per round.
+    settings = {"rounds": 4, "participation": None, "clients_per_round": 1}
+    relay = schedule(kind="fedasync", alpha=1.0)
+    assert identical(model(done(inline(**settings))), model(done(inline(schedule=relay, **settings))))
+
+
+def test_a_buffer_may_be_larger_than_the_population():
+    records = list(inline(rounds=3, schedule=schedule(buffer=20, concurrency=12), simulation=simulation(**VARIED)))
+    assert [record["participants"] for record in records] == [20] * 3
 
 
 def test_fedasync_mixes_the_arriving_model():
@@ -401,6 +419,8 @@ def test_refusals():
     assert "schedule.concurrency: 11 clients at work exceed the population of 10; lower it" in refused(
         schedule={"kind": "fedbuff", "buffer": 2, "concurrency": 11}
     )
+    # A client may arrive several times before a server step.
+    assert refused(schedule={"kind": "fedbuff", "buffer": 12, "concurrency": 3}) == "accepted"
     clip = [{"kind": "clip", "norm": 1.0}]
     assert refused(transforms=clip) == "accepted"
     assert "transforms: fedasync mixes models, not updates" in refused(transforms=clip, schedule={"kind": "fedasync"})
