@@ -8,6 +8,7 @@ from pydantic import BaseModel
 
 from hedgerow.platform.config.experiment import Experiment, TaskConfig
 from hedgerow.platform.config.registries import algorithm_class
+from hedgerow.platform.config.schedule_section import FedBuffSchedule
 from hedgerow.platform.config.slots_section import AggregationConfig
 from hedgerow.platform.config.system_heterogeneity import Simulation
 from hedgerow.searchspaces.spaces.search_section import Dimension, search_file
@@ -174,6 +175,9 @@ def experiment_file() -> str:
     simulation = Described(Simulation)
     for name in ("speed", "availability", "attack"):
         text += _chapter(simulation, f"simulation.{name}", simulation.schema["properties"][name], 3)
+    text += _chapter(described, "schedule", top["schedule"], 2)
+    schedule = Described(FedBuffSchedule)
+    text += _chapter(schedule, "schedule.staleness", schedule.schema["properties"]["staleness"], 3)
     for name in ("evaluation", "resources", "engine", "checkpoints", "tracking"):
         text += _chapter(described, name, top[name], 2)
     search = Described(search_file())

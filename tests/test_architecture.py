@@ -32,7 +32,7 @@ LAYERS = [
     ["platform/storage", "platform/models", "platform/data", "platform/loggers"],
     ["platform/data/sources", "platform/data/partitions"],
     ["platform/config"],
-    ["platform/tracking"],
+    ["platform/tracking", "platform/schedules"],
     ["platform/runtime"],
     ["platform/ui"],
     ["platform/actors"],

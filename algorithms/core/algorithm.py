@@ -113,6 +113,10 @@ class Algorithm:
     """Step -> entry of its result -> Part, for steps whose results are averaged. Slots such as aggregation rules and
     transforms need it. A step must declare all entries of its result. {}: the algorithm takes no such slots."""
 
+    single_exchange: ClassVar[bool] = False
+    """Whether a round is one exchange with all clients of the cohort, and the server step depends only on the server
+    state and on the averaged `parts`. Asynchronous schedules need it."""
+
     no_vmap: ClassVar[str | None] = None
     """Reason why client steps cannot be batched over clients, so that they run in a loop; None: they can."""
 
@@ -168,6 +172,12 @@ class Algorithm:
     def project(self, server: Tree) -> Tree:
         """Projects a server state, or an aggregate with some of its entries, onto the feasible set."""
         return server
+
+    @classmethod
+    def supports_async(cls) -> bool:
+        """Returns whether the server may step before all clients of a cohort have answered."""
+        one_place = cls.is_centralized or cls.learns_stream
+        return cls.single_exchange and bool(cls.parts) and not (cls.accumulates or one_place)
 
     @property
     def inner(self) -> "Algorithm":

@@ -13,7 +13,7 @@ from hedgerow.algorithms.optim.local_sgd import LOCAL, LocalSolver, minimize
 class FedAvg(Algorithm):
     """Each active client runs local SGD from the server's model; the server averages the results."""
 
-    has_client_models = True
+    has_client_models = single_exchange = True
     parts: ClassVar[Parts] = {"train": {"w": Part("w", "value")}}
     training_steps: ClassVar[tuple[str, ...]] = ("train",)
     client_hyperparameters: ClassVar[tuple[str, ...]] = LOCAL

@@ -17,6 +17,7 @@ from hedgerow.algorithms.optim.local_sgd import LearningRate, clip_factor
 class FedSGD(Algorithm):
     """Each active client sends the gradient of its local loss at the server's model; the server steps along it."""
 
+    single_exchange = True
     parts: ClassVar[Parts] = {"gradient": {"gradient": Part("w", "difference")}}
     optimizes = "w"
 

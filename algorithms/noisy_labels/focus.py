@@ -31,6 +31,7 @@ class Focus(FedAvg):
     needs_classes = True
 
     needs_validation = True
+    single_exchange = False
     parts: ClassVar[Parts] = {}
     training_steps = ()
 

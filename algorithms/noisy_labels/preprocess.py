@@ -31,6 +31,7 @@ class Preprocess(FedAvg):
     needs_classes = True
 
     needs_cleaning = needs_validation = fixes_weights = True
+    single_exchange = False
     training_steps = ()
 
     class Hyper(FedAvg.Hyper):

@@ -1,4 +1,4 @@
-"""Clipping at a quantile of the norms (Andrew et al., "Differentially Private Learning with Adaptive Clipping", 2021)."""
+"""Clipping at a quantile of the norms (Andrew et al., "Differentially Private Learning with Adaptive Clipping")."""
 
 import math
 from typing import Any

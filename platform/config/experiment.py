@@ -41,6 +41,7 @@ from hedgerow.platform.config.registries import (
     TransformConfig,
 )
 from hedgerow.platform.config.resources import Resources
+from hedgerow.platform.config.schedule_section import Schedule
 from hedgerow.platform.config.slots_section import AggregationConfig
 from hedgerow.platform.config.system_heterogeneity import Simulation
 from hedgerow.platform.config.teacher_section import Teacher
@@ -296,6 +297,11 @@ class Experiment(Section, Generic[H]):
         description="clients that are slow, unavailable, drop out during a round, or attack; null: all are "
         "honest and take part in time",
     )
+    schedule: Schedule | None = Field(
+        None,
+        description="asynchronous rounds on the simulated clock of `simulation`; null: the server waits for the cohort "
+        "of each round",
+    )
     evaluation: Evaluation = Evaluation()
     resources: Resources = Resources()
     engine: EngineConfig = EngineConfig()
@@ -485,8 +491,16 @@ class Experiment(Section, Generic[H]):
 
     def cohort_size(self, population: int) -> int:
         """Number of the `population` clients that take part in a round, at least one. In a stream all tasks do, since
-        they are evaluated together.
+        they are evaluated together. With a schedule, number of updates of a server step.
         """
+        return self.schedule.updates if self.schedule else self._clients_per_round(population)
+
+    def concurrency(self, population: int) -> int:
+        """Number of clients that work at any time, with an asynchronous schedule."""
+        own = self.schedule.concurrency if self.schedule else None
+        return own or self._clients_per_round(population)
+
+    def _clients_per_round(self, population: int) -> int:
         if self.task.partition.is_stream:
             return population
         if self.participation is None:

@@ -34,7 +34,7 @@ from hedgerow.platform.tracking.best_round import Selection
 from hedgerow.platform.tracking.run_folder import RunFolder, SeedSeries, new_run, now, unfinished_run
 from hedgerow.platform.tracking.summary import diverged, kept, left_out, summarise
 from hedgerow.platform.tracking.tracker import RunLog, Tracker
-from hedgerow.platform.ui.plots import draw_curves, draw_histograms
+from hedgerow.platform.ui.plots import draw_curves, draw_histograms, draw_staleness
 
 if TYPE_CHECKING:
     from hedgerow.platform.actors.coordinator_actor import CoordinatorHandle
@@ -152,6 +152,7 @@ def _carry_out(
         warnings += [TEST_SELECTED] * experiment.selects_on_test
         draw_curves({experiment.name: records}, folder.figures, evaluation.accuracies)
         draw_histograms({experiment.name: progress["histograms"]}, folder.figures)
+        draw_staleness({experiment.name: records}, folder.figures)
         # Time of the rounds before an interruption, plus the whole session that finished the run.
         wall = before + time.perf_counter() - start
         folder.update(

@@ -31,6 +31,8 @@ from hedgerow.platform.runtime.engine import Answers, Samples, run_clients
 from hedgerow.platform.runtime.evaluation import validate
 from hedgerow.platform.runtime.shards import EVALUATION, ExecutionPlan, WorkShard
 from hedgerow.platform.runtime.worker import deal
+from hedgerow.platform.schedules.events import Group
+from hedgerow.platform.schedules.stale_round import stale_round
 
 SAMPLES, STEPS = 8, 2
 """Maximum number of samples and of mini-batches per client."""
@@ -134,6 +136,10 @@ class _DryRun:
             raise self.violation(
                 f"the server state that `round` returns {difference} `init_server`; return the complete state"
             )
+        if schedule := self.experiment.schedule:
+            arrived = [Group(0, cohort.clients)]
+            stale = stale_round(algorithm.round(initial, cohort), schedule, 0, arrived, {}, algorithm)
+            self.drive(stale, "round", 0)
         for client, last in self.wrote.items():
             if difference := _difference(state, self.states[client]):
                 raise self.violation(

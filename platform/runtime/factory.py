@@ -31,6 +31,7 @@ from hedgerow.platform.models.build import build_model
 from hedgerow.platform.models.model import Model
 from hedgerow.platform.models.vmap_check import compare_constants, fingerprint
 from hedgerow.platform.runtime.contract_check import check_contract
+from hedgerow.platform.schedules.compatibility import schedule_objection
 from hedgerow.platform.storage.remote import check_storage
 from hedgerow.platform.tracking.run_folder import RunFolder
 
@@ -72,6 +73,9 @@ def build_partition(experiment: Experiment, dataset: Dataset) -> Partition:
             partition = drawn(dataset)
         if validation and not validation.is_at_server:
             partition = hold_back_shares(partition, validation.fraction, experiment.seed)
+    if experiment.schedule:
+        # A client may arrive several times before a server step.
+        return partition
     if experiment.cohort_size(len(partition)) > len(partition):
         raise UserError(
             f"clients_per_round: {experiment.clients_per_round} clients per round exceed the population of "
@@ -201,6 +205,8 @@ def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -
     if reason := experiment.aggregation.rule.incompatibility(experiment.cohort_size(len(partition))):
         raise UserError(f"aggregation.rule.{reason}")
     _check_stack(experiment, algorithm, len(partition))
+    if experiment.schedule and (reason := schedule_objection(experiment, algorithm, len(partition))):
+        raise UserError(reason)
     if algorithm.requires_full_participation and experiment.cohort_size(len(partition)) < len(partition):
         raise UserError(f"participation: {name} needs all clients in every round; set it to 1.0")
     if experiment.simulation and (algorithm.requires_full_participation or algorithm.is_centralized):

@@ -72,7 +72,7 @@ class ParticipationSimulator:
         self._participation = participation(self.simulation, self.sampled, self._seconds(self.sampled, first), wanted)
         lost = self.sampled.clients[self._participation.dropped_out | self._participation.late]
         for exchange in first:
-            _add_download(self.cost, exchange, np.isin(exchange.clients, lost))
+            add_download(self.cost, exchange, np.isin(exchange.clients, lost))
         self._begun = not first
         return self.sampled.subset(self._participation.answers)
 
@@ -98,14 +98,20 @@ class ParticipationSimulator:
         return {**lost, "simulated_round_seconds": self._participation.seconds + self._later}
 
     def _seconds(self, cohort: Cohort, exchanges: list[Exchange]) -> np.ndarray:
-        """Seconds that each client of a cohort takes for exchanges that run in parallel."""
-        steps, received = np.zeros((2, len(cohort.clients)))
-        for exchange in exchanges:
-            at = np.searchsorted(cohort.clients, exchange.clients)
-            for spec in exchange.batches.values():
-                steps[at] += steps_per_client(spec, self.shares[spec.split].sizes[exchange.clients])
-            received[at] += _received(exchange)
-        return self.simulation.seconds(cohort, steps, received)
+        return client_seconds(self.simulation, self.shares, cohort, exchanges)
+
+
+def client_seconds(
+    simulation: Simulation, shares: Mapping[Split, Slices], cohort: Cohort, exchanges: list[Exchange]
+) -> np.ndarray:
+    """Simulated seconds that each client of a cohort takes for exchanges that run in parallel."""
+    steps, received = np.zeros((2, len(cohort.clients)))
+    for exchange in exchanges:
+        at = np.searchsorted(cohort.clients, exchange.clients)
+        for spec in exchange.batches.values():
+            steps[at] += steps_per_client(spec, shares[spec.split].sizes[exchange.clients])
+        received[at] += _received(exchange)
+    return simulation.seconds(cohort, steps, received)
 
 
 def with_clients(wanted: Exchange | list[Exchange]) -> list[Exchange]:
@@ -123,7 +129,7 @@ def _received(exchange: Exchange) -> np.ndarray:
     return np.full(len(exchange.clients), common.bytes_down + own.bytes_down / len(exchange.clients)) - 4 * padding
 
 
-def _add_download(cost: CommunicationCost, exchange: Exchange, which: np.ndarray) -> None:
+def add_download(cost: CommunicationCost, exchange: Exchange, which: np.ndarray) -> None:
     """Add the download cost of the clients of an exchange that `which` (bool) selects."""
     cost.add_download(exchange.broadcast, int(which.sum()))
     cost.add_download(tree_map(lambda leaf: leaf[which], exchange.per_client), 1)

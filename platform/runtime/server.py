@@ -15,15 +15,23 @@ from hedgerow.algorithms.core.pytree import Tree, add, count, flatten
 from hedgerow.algorithms.slots.slotted import OPTIMIZER
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
+from hedgerow.platform.config.system_heterogeneity import Simulation
 from hedgerow.platform.data import Partition
 from hedgerow.platform.data.sampling import sample_clients
 from hedgerow.platform.data.validation_noise import ValidationNoise
 from hedgerow.platform.runtime.communication import CommunicationCost
 from hedgerow.platform.runtime.evaluation import evaluate, histograms, training_metrics, validate, with_predictions
 from hedgerow.platform.runtime.local_work import counted
-from hedgerow.platform.runtime.participation import ParticipationSimulator, with_clients
+from hedgerow.platform.runtime.participation import (
+    ParticipationSimulator,
+    add_download,
+    client_seconds,
+    with_clients,
+)
 from hedgerow.platform.runtime.shards import EVALUATION
 from hedgerow.platform.runtime.worker import test_shards
+from hedgerow.platform.schedules.events import IN_FLIGHT, VERSIONS, EventQueue, groups
+from hedgerow.platform.schedules.stale_round import stale_round
 from hedgerow.platform.storage.history import History, RoundRecord
 from hedgerow.platform.tracking.best_round import Selection
 from hedgerow.platform.tracking.summary import has_run_all, reaches
@@ -65,6 +73,10 @@ class FederatedServer:
         # Set by searches: noise on the validation scores, and whether records count the samples that clients draw.
         self.noise: ValidationNoise | None = None
         self.counts_samples = False
+        self.events: EventQueue | None = None
+        if experiment.schedule:
+            simulation, concurrency = experiment.simulation or Simulation(), experiment.concurrency(self.population)
+            self.events = EventQueue(experiment.schedule, simulation, experiment.seed, self.population, concurrency)
         # Client id -> first round without this client. Kept when the server returns to a checkpoint.
         self.quarantined: dict[int, int] = {}
         self.restart()
@@ -74,6 +86,8 @@ class FederatedServer:
         self.state = self.algorithm.init_server()
         if self.tracks_client_models:
             self.state[AVERAGE] = self.algorithm.task.init()
+        if self.events:
+            self.state |= {IN_FLIGHT: self.events.initial(), VERSIONS: {}}
         self.round = self.committed = 0
         self.seconds = self.transmissions = 0.0
         self.history = History()
@@ -106,7 +120,9 @@ class FederatedServer:
         if self.algorithm.inner is not self.algorithm and OPTIMIZER in self.state:
             # Population-based training may continue a checkpoint with other settings of the server optimiser.
             server = {**server, OPTIMIZER: {**self.state[OPTIMIZER], **server.get(OPTIMIZER, {})}}
-        if missing := sorted(flatten(self.state).keys() - flatten(server).keys()):
+        # Which versions are in flight differs between rounds.
+        expected = {key: entry for key, entry in self.state.items() if key != VERSIONS}
+        if missing := sorted(flatten(expected).keys() - flatten(server).keys()):
             raise UserError(
                 f"the checkpoint of round {progress['round']} has no {missing[0]!r} in the server state: another "
                 "algorithm or an earlier version wrote it; start a new run"
@@ -183,14 +199,17 @@ class FederatedServer:
 
     def _next(self, number: int) -> ExchangeSteps:
         """State after the round (None if every client diverged), and the record of the round."""
-        sampled = sample_clients(self.experiment.seed, number, self.population, self.sample_size)
-        clients = self._without_quarantined(sampled, number)
-        state, record, cost = yield from self._timed("training", self._train(number, clients))
+        sampled = clients = np.zeros(0, int)
+        if self.events is None:
+            sampled = sample_clients(self.experiment.seed, number, self.population, self.sample_size)
+            clients = self._without_quarantined(sampled, number)
+        train = self._train(number, clients) if self.events is None else self._step(self.events, number)
+        state, record, cost = yield from self._timed("training", train)
         record |= self.algorithm.round_metrics(state or self.state)
         model_size = count(self.algorithm.evaluate_params(self.state))
         record |= cost.as_dict() | self._spent(record)
         if any(since <= number for since in self.quarantined.values()):
-            record["quarantined"] = len(sampled) - len(clients)
+            record["quarantined"] = len(sampled) - len(clients) if self.events is None else len(self._excluded(number))
         record["transmissions"] = self.transmissions + cost.transmissions(self.cohort_size, model_size)
         if self._is_evaluated(number):
             # Client states of this round are not final yet, and evaluation must not touch them.
@@ -226,6 +245,49 @@ class FederatedServer:
             cost.add([simulated.cost])
             record |= self._simulated(simulated)
         return state, record, cost
+
+    def _step(self, events: EventQueue, number: int) -> ExchangeSteps:
+        """Run one asynchronous server step; returns the same as `_train`."""
+        before = self.state
+
+        def first(clients: np.ndarray) -> tuple[Cohort, list[Exchange]]:
+            cohort = self._cohort(number, clients)
+            return cohort, with_clients(next(self.algorithm.round(before, cohort), []))
+
+        def seconds(clients: np.ndarray) -> np.ndarray:
+            return client_seconds(events.simulation, self.shares, *first(clients))
+
+        step = events.next_step(before[IN_FLIGHT], number, seconds, self._excluded(number))
+        arrived = groups(step.arrivals)
+        cohort = self._cohort(number, np.unique([flight.client for flight in step.arrivals]).astype(int))
+        aggregates: list[list[Aggregate]] = []
+        drawn: list[int] = []
+        state = before
+        if arrived:
+            exchanges: Exchanges = self.algorithm.round(before, cohort)
+            exchanges = stale_round(exchanges, events.schedule, number - 1, arrived, before[VERSIONS], self.algorithm)
+            exchanges = counted(exchanges, self.shares, drawn) if self.counts_samples else exchanges
+            with suppress(NoContributionsError):
+                state = yield from self._drive(exchanges, cohort, aggregates)
+        versions = {key: message for key, message in before[VERSIONS].items() if int(key) in step.versions}
+        cost, messages = CommunicationCost(), [first(clients)[1][0] for clients in step.started]
+        if number - 1 in step.versions:
+            versions[str(number - 1)] = messages[0].broadcast
+        state = {**state, IN_FLIGHT: step.in_flight, VERSIONS: versions}
+        for parallel in aggregates:
+            cost.add(aggregate.cost for aggregate in parallel)
+        # Clients receive the model when they start, which may be rounds before they arrive.
+        cost.scalars_down = cost.bytes_down = 0
+        for message in messages:
+            add_download(cost, message, np.ones(len(message.clients), bool))
+        record: RoundRecord = {"round": number, "participants": len(step.arrivals), **training_metrics(aggregates)}
+        if self.counts_samples:
+            record["sample_gradients"] = sum(drawn)
+        return state, record | step.record(number - 1, self.history[-1] if self.history else {}), cost
+
+    def _excluded(self, number: int) -> np.ndarray:
+        """Clients that are quarantined in a round."""
+        return np.array([client for client, since in self.quarantined.items() if since <= number], int)
 
     def _simulated(self, round: ParticipationSimulator) -> RoundRecord:
         """Record entries of a simulated round, with the simulated seconds of all rounds so far."""

@@ -51,7 +51,9 @@ def summarise(
     summary |= {key: value for key, value in final.items() if key.startswith("validation_")}
     if "simulated_seconds" in last:
         summary["simulated_seconds"] = last["simulated_seconds"]
-        summary["lost"] = {name: sum(r[name] for r in records) for name in ("unavailable", "dropped_out", "late")}
+        summary["lost"] = {
+            name: sum(r.get(name, 0) for r in records) for name in ("unavailable", "dropped_out", "late")
+        }
     summary["report"] = {name: value for name, value in final.items() if _is_reported(name)}
     summary["spent"] = {name.removeprefix(SPENT): last[name] for name in last if name.startswith(SPENT)}
     summary["exchanges"] = sum(r.get("exchanges", 0) for r in records)
@@ -121,7 +123,7 @@ def measured(records: Iterable[RoundRecord]) -> list[str]:
 
 
 def _is_reported(name: str) -> bool:
-    standard = (SPENT, *MEASURED, "train_", "server_", "teacher_")
+    standard = (SPENT, *MEASURED, "train_", "server_", "teacher_", "staleness_count_")
     return name not in STANDARD and not name.startswith(standard)
 
 

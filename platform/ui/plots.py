@@ -10,11 +10,22 @@ import numpy as np
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.summary import main_metric, reported
 from hedgerow.platform.ui.plotting import COLOURS, STYLES, grid, new_figure, save, tidy
-from hedgerow.platform.ui.series import AXES, STREAM_CURVES, Points, curve, mean_series, metric_label, of_stream
+from hedgerow.platform.ui.series import (
+    AXES,
+    STREAM_CURVES,
+    Points,
+    axes_of,
+    curve,
+    mean_series,
+    metric_label,
+    of_stream,
+    staleness_counts,
+)
 
 
 def draw_curves(runs: dict[str, list[RoundRecord]], folder: Path, targets: list[float] | None = None) -> list[Path]:
-    """Draw the main metric and the loss against rounds and transmitted parameters; returns the PNG and SVG files.
+    """Draw the main metric and the loss against rounds, transmitted parameters and, where clients are
+    simulated, simulated seconds; returns the PNG and SVG files.
 
     Algorithms on a stream transmit nothing: their accuracies on new and on all tasks are drawn against the tasks.
     runs: records by name in the legend. targets: accuracies that are drawn as dashed lines.
@@ -29,7 +40,7 @@ def curve_figures(
     """Functions that create the figures of `draw_curves`, by file name."""
     if all(map(of_stream, runs.values())):
         return {"curves_by_task": partial(curves, runs)}
-    return {f"curves_by_{by}": partial(curves, runs, by, targets) for by in AXES}
+    return {f"curves_by_{by}": partial(curves, runs, by, targets) for by in axes_of(runs.values())}
 
 
 def draw_seed_curves(
@@ -38,7 +49,8 @@ def draw_seed_curves(
     """Draw the same as `draw_curves` for experiments with several seeds, as `seed_curves` does."""
     if all(of_stream(records) for runs in groups.values() for records in runs):
         return draw_curves(_one_by_one(groups), folder)
-    return [file for by in AXES for file in save(seed_curves(groups, by, targets), folder / f"curves_by_{by}")]
+    axes = axes_of(records for runs in groups.values() for records in runs)
+    return [file for by in axes for file in save(seed_curves(groups, by, targets), folder / f"curves_by_{by}")]
 
 
 def _one_by_one(groups: dict[str, list[list[RoundRecord]]]) -> dict[str, list[RoundRecord]]:
@@ -145,6 +157,23 @@ def stream_curves(streams: dict[str, dict[str, dict[str, Points]]]) -> Any:
             if axes.lines:
                 axes.legend(frameon=False, fontsize="small", loc="lower right")
     return figure
+
+
+def draw_staleness(runs: dict[str, list[RoundRecord]], folder: Path) -> list[Path]:
+    """Draw how stale the updates of each run with an asynchronous schedule were; returns the PNG and SVG files.
+
+    runs: by the title of the panel.
+    """
+    panels = {name: counts for name, records in runs.items() if (counts := staleness_counts(records))}
+    if not panels:
+        return []
+    figure, places = grid(len(panels), 4.6, 3.2)
+    for axes, (name, counts) in zip(places, panels.items(), strict=True):
+        axes.bar(range(len(counts)), counts, color=COLOURS[0])
+        axes.set(title=name, xlabel="staleness (server steps)", ylabel="updates")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        tidy(axes, grid=False)
+    return save(figure, folder / "staleness")
 
 
 Histograms = dict[str, dict[str, list[int]]]

@@ -1,17 +1,18 @@
 """Data of curves and histograms, which matplotlib draws for a run, and inline SVG in a report."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
 import numpy as np
 
+from hedgerow.platform.schedules.events import COUNT
 from hedgerow.platform.storage.history import RoundRecord
 
 Points = list[tuple[float, float]]
 
-AXES = {"round": "round", "traffic": "transmitted parameters (down + up)"}
+AXES = {"round": "round", "traffic": "transmitted parameters (down + up)", "time": "simulated seconds"}
 """Quantities that curves are drawn against, with the label of their axis."""
 
 STREAM_CURVES = {
@@ -34,6 +35,8 @@ METRIC_LABELS = STREAM_CURVES | {
     "client_loss": "mean loss of clients",
     "server_test_accuracy": "test accuracy of the server's model",
     "server_test_loss": "test loss of the server's model",
+    "staleness_mean": "mean staleness of the updates",
+    "staleness_max": "largest staleness of the updates",
 }
 
 SMOOTHED = "efficiency_points"
@@ -77,9 +80,34 @@ def traffic(records: list[RoundRecord]) -> list[int]:
     return list(accumulate(record.get("scalars_down", 0) + record.get("scalars_up", 0) for record in records))
 
 
+def is_simulated(records: list[RoundRecord]) -> bool:
+    """Whether the rounds take simulated seconds."""
+    return bool(records) and "simulated_seconds" in records[-1]
+
+
+def axes_of(runs: Iterable[list[RoundRecord]]) -> list[str]:
+    """Keys of the AXES that curves of these runs are drawn against."""
+    timed = any(is_simulated(records) for records in runs)
+    return [by for by in AXES if by != "time" or timed]
+
+
+def staleness_counts(records: list[RoundRecord]) -> list[int]:
+    """Number of updates of a run by staleness, from 0; empty if the run had no asynchronous schedule."""
+    counts: dict[int, int] = {}
+    for record in records:
+        for name, number in record.items():
+            if name.startswith(COUNT):
+                tau = int(name.removeprefix(COUNT))
+                counts[tau] = counts.get(tau, 0) + int(number)
+    return [counts.get(tau, 0) for tau in range(max(counts, default=-1) + 1)]
+
+
 def curve(records: list[RoundRecord], key: str, by: str = "round") -> dict[int, tuple[float, float]]:
     """Points of a metric by round, for the rounds that have it. by: a key of AXES. NaN stands for null."""
-    places = traffic(records) if by == "traffic" else [record["round"] for record in records]
+    if by == "time" and not is_simulated(records):
+        return {}
+    position = "simulated_seconds" if by == "time" else "round"
+    places = traffic(records) if by == "traffic" else [record[position] for record in records]
     entries = [(record, place) for record, place in zip(records, places, strict=True) if key in record]
     points = [(place, math.nan if record[key] is None else record[key]) for record, place in entries]
     values = smoothed(points) if key == SMOOTHED else points

@@ -267,6 +267,13 @@ BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
         (":19: simulation.availability: `probability` times 1 + `amplitude` is 1.6, which is not a probability",),
     ),
     ("everybody drops out", add("simulation: {dropout: 1.0}"), (":19: simulation.dropout must be less than 1, not 1",)),
+    ("empty buffer", add("schedule: {kind: fedbuff, buffer: 0}"), (":19: schedule.buffer must be at least 1",)),
+    ("schedule", add("schedule: {kind: fedbuf}"), (":19: schedule.kind: 'fedbuf'", "mean 'fedbuff'?")),
+    (
+        "staleness",
+        add("schedule: {kind: fedasync, staleness: {kind: hing}}"),
+        (":19: schedule.staleness.kind: 'hing'", "mean 'hinge'?"),
+    ),
     ("no time", add("simulation: {deadline: 0.0}"), (":19: simulation.deadline must be greater than 0, not 0",)),
     (
         "under-selection",

@@ -60,6 +60,14 @@ class Broken(FedAvg):
         raise ValueError("this algorithm is broken")
 
 
+class Twice(FedAvg):
+    """Two exchanges, although it inherits the declaration of one."""
+
+    def round(self, server, cohort):
+        yield from super().round(server, cohort)
+        return (yield from super().round(server, cohort))
+
+
 class TwoPhases(Algorithm):
     """In each round, clients send their sizes; then, from the state of the first exchange, twice as much."""
 

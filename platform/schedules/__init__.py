@@ -1,0 +1,1 @@
+"""Asynchronous rounds on the simulated clock: events, stale updates and compatibility."""
