@@ -29,7 +29,7 @@ LAYERS = [
     ["algorithms/online"],
     ["algorithms"],
     ["platform/common"],
-    ["platform/storage", "platform/models", "platform/data", "platform/loggers"],
+    ["platform/storage", "platform/models", "platform/data", "platform/loggers", "platform/privacy"],
     ["platform/data/sources", "platform/data/partitions"],
     ["platform/config"],
     ["platform/tracking", "platform/schedules"],

@@ -53,6 +53,13 @@ class Aggregate:
     """Communication cost of the exchange, for the server's record (a CommunicationCost)."""
     predictions: Predictions | None = None
     """Predictions on the clients' samples, if the step returns them."""
+    expected: float | None = None
+    """Expected number of clients, by which a noisy sum was divided; None: by their actual number."""
+
+    @property
+    def clients(self) -> float:
+        """Number of clients that the mean stands for; the actual number, unless that is private."""
+        return int(self.contributed.sum()) if self.expected is None else self.expected
 
 
 class Algorithm:
@@ -115,7 +122,8 @@ class Algorithm:
 
     single_exchange: ClassVar[bool] = False
     """Whether a round is one exchange with all clients of the cohort, and the server step depends only on the server
-    state and on the averaged `parts`. Asynchronous schedules need it."""
+    state, on the averaged `parts` and on `Aggregate.clients`. Asynchronous schedules and differential privacy need
+    it."""
 
     no_vmap: ClassVar[str | None] = None
     """Reason why client steps cannot be batched over clients, so that they run in a loop; None: they can."""
@@ -178,6 +186,12 @@ class Algorithm:
         """Returns whether the server may step before all clients of a cohort have answered."""
         one_place = cls.is_centralized or cls.learns_stream
         return cls.single_exchange and bool(cls.parts) and not (cls.accumulates or one_place)
+
+    @classmethod
+    def supports_privacy(cls) -> bool:
+        """Whether all that clients send in a round is one update, which a clip and noise can cover."""
+        one_place = cls.is_centralized or cls.learns_stream or cls.requires_full_participation
+        return cls.single_exchange and bool(cls.parts) and not (cls.fixes_weights or one_place)
 
     @property
     def inner(self) -> "Algorithm":

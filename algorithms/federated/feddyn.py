@@ -19,7 +19,7 @@ class FedDyn(Algorithm):
     over all clients. Neither is ever transmitted.
     """
 
-    has_client_models = accumulates = refuses_server_momentum = True
+    has_client_models = accumulates = refuses_server_momentum = single_exchange = True
     parts: ClassVar[Parts] = {"train": {"w": Part("w", "value")}}
     training_steps: ClassVar[tuple[str, ...]] = ("train",)
     client_hyperparameters: ClassVar[tuple[str, ...]] = LOCAL
@@ -39,7 +39,7 @@ class FedDyn(Algorithm):
         alpha = self.hyper.alpha
         result = yield Exchange(self.train, {"w": server["w"]}, cohort.clients, batches=self.hyper.batches)
         update = sub(result.up["w"], server["w"])
-        h = add(server["h"], update, -alpha * int(result.contributed.sum()) / cohort.population)
+        h = add(server["h"], update, -alpha * result.clients / cohort.population)
         return {"w": add(result.up["w"], h, -1 / alpha), "h": h}
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:

@@ -18,7 +18,7 @@ class Scaffold(Algorithm):
     is a weighted mean.
     """
 
-    has_client_models = accumulates = True
+    has_client_models = accumulates = single_exchange = True
     parts: ClassVar[Parts] = {"train": {"w": Part("w", "value"), "change": Part("c", "difference")}}
     training_steps: ClassVar[tuple[str, ...]] = ("train",)
     client_hyperparameters: ClassVar[tuple[str, ...]] = LOCAL
@@ -40,7 +40,7 @@ class Scaffold(Algorithm):
         result = yield Exchange(
             self.train, {"w": server["w"], "c": server["c"]}, cohort.clients, batches=self.hyper.batches
         )
-        share = int(result.contributed.sum()) / cohort.population
+        share = result.clients / cohort.population
         return {"w": result.up["w"], "c": add(server["c"], result.up["change"], share)}
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:

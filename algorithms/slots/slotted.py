@@ -23,7 +23,7 @@ from hedgerow.algorithms.core.keyed_random import subkey
 from hedgerow.algorithms.core.layer_context import evaluation_mode
 from hedgerow.algorithms.core.messages import MODEL, ClientStep, Cohort, Exchange, Exchanges, ExchangeSteps, drive
 from hedgerow.algorithms.core.parts import ContractError, MessageSize, Wire
-from hedgerow.algorithms.core.pytree import Tree, add, leaves, sub, tree_map
+from hedgerow.algorithms.core.pytree import Tree, add, leaves, sub, tree_map, zeros_like
 from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.slots.slots import Slots, SlottedHyper
 from hedgerow.algorithms.transforms.transform import Transform
@@ -288,9 +288,11 @@ class Slotted:
             ]
             results = list((yield replacements))
             for i, exchange in enumerate(exchanges):
-                if mask[i] and self._rewrites(exchange.step.__name__) and results[i].contributed.any():
+                if not (mask[i] and self._rewrites(exchange.step.__name__)):
+                    continue
+                if results[i].contributed.any() or self._expected is not None:
                     aggregate = self._finished(replacements[i], results[i], transforms or {}, cohort, number + i)
-                    results[i] = replace(results[i], up=aggregate)
+                    results[i] = replace(results[i], up=aggregate, expected=self._expected)
             return results
 
         return (yield from drive(generator, run))
@@ -299,6 +301,12 @@ class Slotted:
     def _changes_updates(self) -> bool:
         hyper = self.hyper
         return bool(hyper.transforms) or not hyper.aggregation.rule.is_mean or hyper.attack is not None
+
+    @property
+    def _expected(self) -> float | None:
+        """Expected number of clients, by which a noisy sum is divided; None: it is divided by their actual number."""
+        expected = [transform.expected_clients for transform in self.hyper.transforms if transform.adds_server_noise]
+        return next((number for number in expected if number is not None), None)
 
     @property
     def _stacks(self) -> bool:
@@ -394,7 +402,8 @@ class Slotted:
         """Converts the reduced updates to the aggregate that the inner algorithm expects."""
         step, rule, attack = exchange.step.__name__, self.hyper.aggregation.rule, self.hyper.attack
         likes = self._likes(step)
-        update = {name: result.up[name] for name in likes}
+        # Without any client, the sum of a noisy mechanism is 0.
+        update = {name: result.up[name] if result.up else zeros_like(like) for name, like in likes.items()}
         reports = result.up.get(REPORTS, {})
         if attack is not None and attack.colludes:
             update = attack.collude(update, self._attack_mask(exchange.clients, cohort)[result.contributed])

@@ -23,6 +23,8 @@ SLOTS: dict[str, Callable[[Algorithm], bool]] = {
     "transforms": _averages,
     "objective": lambda algorithm: bool(algorithm.training_steps),
     "simulation.attack": lambda algorithm: _averages(algorithm) and not algorithm.requires_full_participation,
+    "privacy": lambda algorithm: type(algorithm).supports_privacy(),
+    "schedule": lambda algorithm: type(algorithm).supports_async(),
 }
 """Slot, by its key in the experiment file -> whether the declarations of an algorithm allow it."""
 

@@ -29,6 +29,10 @@ class GaussianNoise(Transform):
     )
 
     @property
+    def expected_clients(self) -> float | None:
+        return self.expected
+
+    @property
     def may_accumulate(self) -> bool:
         return self.accumulate
 

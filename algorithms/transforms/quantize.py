@@ -49,7 +49,7 @@ class Quantize(Transform):
         # In float64, so that levels of up to 31 bits are exact.
         step = (high.double() - low) / (2**self.bits - 1)
         position = (leaf.double() - low) / torch.where(step > 0, step, 1.0)
-        shift = 0.5
+        shift: float | Tensor = 0.5
         if self.stochastic:
             shift = (random_bits(key, leaf.numel(), number).double() / 2**32).view(leaf.shape)
         level = (position + shift).floor().clamp(0, 2**self.bits - 1)

@@ -52,6 +52,11 @@ class Transform(Settings):
     mean over the clients is in `state` in the server part."""
 
     @property
+    def expected_clients(self) -> float | None:
+        """Expected number of clients, by which the server part divides a noisy sum; None: their actual number."""
+        return None
+
+    @property
     def may_accumulate(self) -> bool:
         """Whether its server noise is wanted even where the server state accumulates it."""
         return False

@@ -31,6 +31,7 @@ from hedgerow.platform.config.measures_section import (
     target_objection,
 )
 from hedgerow.platform.config.model_selection import Patience, selection_mistake, uses_test_samples
+from hedgerow.platform.config.privacy_section import Privacy
 from hedgerow.platform.config.problem_section import QuadraticProblem
 from hedgerow.platform.config.registries import (
     DataConfig,
@@ -49,6 +50,7 @@ from hedgerow.platform.data.augmentation import Augmentation
 from hedgerow.platform.data.partitions.task_stream import Stream
 from hedgerow.platform.data.sources.quadratic_data import QuadraticData
 from hedgerow.platform.models.quadratic_xy import QuadraticXY
+from hedgerow.platform.privacy.accounting import epsilon_bound, multiplier_for
 from hedgerow.platform.storage.remote import is_uri
 
 
@@ -302,6 +304,9 @@ class Experiment(Section, Generic[H]):
         description="asynchronous rounds on the simulated clock of `simulation`; null: the server waits for the cohort "
         "of each round",
     )
+    privacy: Privacy | None = Field(
+        None, description="differential privacy of clients: clipped updates, noise, random cohorts; null: none"
+    )
     evaluation: Evaluation = Evaluation()
     resources: Resources = Resources()
     engine: EngineConfig = EngineConfig()
@@ -488,6 +493,31 @@ class Experiment(Section, Generic[H]):
     def hyper(self) -> SlottedHyper:
         """Hyperparameters that may differ between the trials of a pack, by the dotted paths of the file."""
         return SlottedHyper.of(self.algorithm, self.slots)
+
+    def private_slots(self, population: int) -> Slots:
+        """Slots, with the clip and the noise of `privacy` after the transforms."""
+        if not self.privacy:
+            return self.slots
+        own = self.privacy.transforms(self.noise_multiplier(population), self.cohort_size(population))
+        return self.slots.model_copy(update={"transforms": [*self.transforms, *own]})
+
+    def noise_multiplier(self, population: int) -> float:
+        """z of the accounting: as given by `privacy`, or solved for its epsilon. Raises UserError."""
+        privacy = self.privacy
+        assert privacy is not None
+        if privacy.noise_multiplier is not None:
+            return privacy.noise_multiplier
+        assert privacy.target_epsilon is not None
+        probability = privacy.probability(self.cohort_size(population), population)
+        return multiplier_for(privacy.target_epsilon, probability, self.rounds, privacy.delta, privacy.accountant)
+
+    def epsilon(self, rounds: int, population: int) -> float:
+        """Upper bound of epsilon after a round, see `epsilon_bound`. Raises UserError."""
+        privacy = self.privacy
+        assert privacy is not None
+        probability = privacy.probability(self.cohort_size(population), population)
+        multiplier = self.noise_multiplier(population)
+        return epsilon_bound(multiplier, probability, rounds, self.rounds, privacy.delta, privacy.accountant)
 
     def cohort_size(self, population: int) -> int:
         """Number of the `population` clients that take part in a round, at least one. In a stream all tasks do, since

@@ -52,6 +52,12 @@ def sample_clients(seed: int, round: int, population: int, count: int) -> np.nda
     return np.sort(rng.choice(population, count, replace=False, shuffle=False))
 
 
+def poisson_clients(seed: int, round: int, population: int, probability: float) -> np.ndarray:
+    """Cohort of a round in which each client takes part independently with this probability; ids in ascending order."""
+    draws = keyed_hash(seed, "poisson", round, np.arange(population)) >> np.uint64(11)
+    return np.flatnonzero(draws.astype(np.float64) / 2**53 < probability)
+
+
 def steps_per_client(spec: BatchSpec, sizes: np.ndarray) -> np.ndarray:
     """Number of mini-batches that each client of the given sizes draws."""
     per_epoch = -(-sizes // (spec.size or max(1, int(sizes.max(initial=1)))))

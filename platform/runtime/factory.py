@@ -207,6 +207,8 @@ def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -
     _check_stack(experiment, algorithm, len(partition))
     if experiment.schedule and (reason := schedule_objection(experiment, algorithm, len(partition))):
         raise UserError(reason)
+    if experiment.privacy:
+        _check_privacy(experiment, algorithm, len(partition))
     if algorithm.requires_full_participation and experiment.cohort_size(len(partition)) < len(partition):
         raise UserError(f"participation: {name} needs all clients in every round; set it to 1.0")
     if experiment.simulation and (algorithm.requires_full_participation or algorithm.is_centralized):
@@ -255,6 +257,28 @@ def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -
         )
     _check_repeats(experiment, dataset)
     check_contract(experiment, algorithm, dataset, partition)
+
+
+def _check_privacy(experiment: Experiment, algorithm: Algorithm, population: int) -> None:
+    """Raise UserError when something leaves clients without noise, or accounting is not possible."""
+    name, remove = experiment.algorithm.name, "remove one of the two"
+    clips = any(transform.is_clip or transform.adds_server_noise for transform in experiment.transforms)
+    normalises = algorithm.task.is_static or algorithm.task.train_mode is not None
+    reasons = [
+        (
+            not type(algorithm.inner).supports_privacy(),
+            f"privacy: a round of {name} is not one update of each client, which a clip and noise can cover; remove it",
+        ),
+        (clips, "transforms: `privacy` clips and adds noise itself; remove the clip and the noise"),
+        (experiment.schedule, f"schedule: privacy is accounted for cohorts drawn at random; {remove}"),
+        (experiment.simulation, f"simulation: privacy is accounted for cohorts that take part in full; {remove}"),
+        (experiment.fedex, f"fedex: scores of clients have no noise; {remove}"),
+        (experiment.evaluation.follows, "evaluation.model: clients' own models have no noise; set it to server"),
+        (normalises, "task.model: statistics of normalisation have no noise; choose a model without batch norm"),
+    ]
+    if reason := next((reason for is_true, reason in reasons if is_true), None):
+        raise UserError(reason)
+    experiment.epsilon(1, population)
 
 
 def _check_stack(experiment: Experiment, algorithm: Algorithm, population: int) -> None:
@@ -449,9 +473,10 @@ def build_algorithms(experiments: list[Experiment], dataset: Dataset, partition:
         task = first.task.problem.build(task, dataset, partition)
     algorithms = [algorithm_class(one.algorithm.name)(one.algorithm, task) for one in experiments]
     # Experts of a pack have the same structure, even if a float leaves the slots of one of them empty.
-    if any(one.slots.are_filled for one in experiments):
-        pairs = zip(algorithms, experiments, strict=True)
-        algorithms = [cast(Algorithm, Slotted(inner, one.slots, dataset.classes)) for inner, one in pairs]
+    slots = [one.private_slots(len(partition)) for one in experiments]
+    if any(one.are_filled for one in slots):
+        pairs = zip(algorithms, slots, strict=True)
+        algorithms = [cast(Algorithm, Slotted(inner, own, dataset.classes)) for inner, own in pairs]
     if task.train_mode is not None:
         algorithms = [cast(Algorithm, TrainModeRounds(algorithm)) for algorithm in algorithms]
     return [

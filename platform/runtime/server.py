@@ -17,7 +17,7 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.system_heterogeneity import Simulation
 from hedgerow.platform.data import Partition
-from hedgerow.platform.data.sampling import sample_clients
+from hedgerow.platform.data.sampling import poisson_clients, sample_clients
 from hedgerow.platform.data.validation_noise import ValidationNoise
 from hedgerow.platform.runtime.communication import CommunicationCost
 from hedgerow.platform.runtime.evaluation import evaluate, histograms, training_metrics, validate, with_predictions
@@ -201,10 +201,12 @@ class FederatedServer:
         """State after the round (None if every client diverged), and the record of the round."""
         sampled = clients = np.zeros(0, int)
         if self.events is None:
-            sampled = sample_clients(self.experiment.seed, number, self.population, self.sample_size)
+            sampled = self._sampled(number)
             clients = self._without_quarantined(sampled, number)
         train = self._train(number, clients) if self.events is None else self._step(self.events, number)
         state, record, cost = yield from self._timed("training", train)
+        if self.experiment.privacy:
+            record["epsilon"] = self.experiment.epsilon(number, self.population)
         record |= self.algorithm.round_metrics(state or self.state)
         model_size = count(self.algorithm.evaluate_params(self.state))
         record |= cost.as_dict() | self._spent(record)
@@ -215,6 +217,13 @@ class FederatedServer:
             # Client states of this round are not final yet, and evaluation must not touch them.
             record |= yield from self._timed("evaluation", self._evaluate(state or self.state, number))
         return state, record
+
+    def _sampled(self, number: int) -> np.ndarray:
+        """Clients that are sampled for a round."""
+        seed = self.experiment.seed
+        if self.experiment.privacy:
+            return poisson_clients(seed, number, self.population, self.cohort_size / self.population)
+        return sample_clients(seed, number, self.population, self.sample_size)
 
     def _train(self, number: int, clients: np.ndarray) -> ExchangeSteps:
         """Run the algorithm's round; returns the new state or None, the first record entries, and the cost."""
@@ -227,7 +236,8 @@ class FederatedServer:
             first = next(self.algorithm.round(self.state, cohort), [])
             cohort = simulated.begin(with_clients(first), self.cohort_size)
         state = None
-        if len(cohort.clients):
+        # A private round without clients is one of noise alone.
+        if len(cohort.clients) or self.experiment.privacy:
             exchanges = self.algorithm.round(self.state, cohort)
             exchanges = counted(exchanges, self.shares, drawn) if self.counts_samples else exchanges
             exchanges = simulated.timed(exchanges, cohort) if simulated else exchanges

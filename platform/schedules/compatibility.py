@@ -15,6 +15,9 @@ def schedule_objection(experiment: Experiment, algorithm: Algorithm, population:
         return f"schedule: a round of {name} is not one exchange that only averages updates; remove it"
     if not experiment.aggregation.rule.is_mean:
         return "schedule: it weights updates by their staleness, which only a mean does; set aggregation.rule to mean"
+    attack = getattr(hyper, "attack", None)
+    if attack is not None and (attack.colludes or isinstance(schedule, FedAsyncSchedule)):
+        return f"simulation.attack.kind: {schedule.kind} has no rounds in which {attack.kind} could act; choose another"
     if isinstance(schedule, FedAsyncSchedule) and transforms:
         return "transforms: fedasync mixes models, not updates; remove them, or set schedule.kind to fedbuff"
     if experiment.fedex:

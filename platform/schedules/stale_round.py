@@ -24,8 +24,9 @@ def stale_round(
     version: number of server steps before. versions: messages of earlier versions.
     """
     parts = algorithm.inner.parts
-    # With transforms, clients send differences to the message that they received.
-    sends_differences = bool(getattr(algorithm.hyper, "transforms", ()))
+    # With transforms or attacks, clients send differences to the message that they received.
+    slots = algorithm.hyper
+    sends_differences = bool(getattr(slots, "transforms", ())) or getattr(slots, "attack", None) is not None
 
     def run(exchanges: list[Exchange], number: int) -> ExchangeSteps:
         exchange = exchanges[0]

@@ -57,7 +57,7 @@ def test_the_slots_of_an_algorithm_are_listed():
     }
     assert slots["fedavg"] == slots["fedprox"] == {
         "aggregation.rule", "aggregation.weighting", "aggregation.server_optimizer", "transforms", "objective",
-        "simulation.attack",
+        "simulation.attack", "schedule",
     }  # fmt: skip
     # Their server states accumulate what clients send.
     assert slots["fedavg"] - slots["feddyn"] == slots["fedavg"] - slots["scaffold"] == {"aggregation.rule"}

@@ -1,0 +1,61 @@
+"""The `privacy` section of an experiment file: user-level differential privacy."""
+
+from typing import Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from hedgerow.algorithms.transforms.clip import Clip
+from hedgerow.algorithms.transforms.gaussian_noise import GaussianNoise
+from hedgerow.algorithms.transforms.transform import Transform
+from hedgerow.platform.common.section import Section
+
+
+class Privacy(Section):
+    """User-level differential privacy: clipped updates, noise on their sum, and cohorts in which each client takes
+    part independently (McMahan et al., 2018).
+    """
+
+    mechanism: Literal["gaussian"] = Field("gaussian", description="noise on the sum of the clipped updates")
+    clip: float = Field(gt=0, description="S, maximum norm of an update over all of its parts")
+    noise_multiplier: float | None = Field(
+        None, ge=0, description="z, standard deviation of the noise in units of S; null: solved for `target_epsilon`"
+    )
+    target_epsilon: float | None = Field(None, gt=0, description="epsilon after the last round; null: z is given")
+    delta: float = Field(gt=0, lt=1, description="delta at which epsilon is reported; well below 1 / clients")
+    sampling: Literal["poisson"] = Field(
+        "poisson", description="each client takes part in a round independently, with the probability `participation`"
+    )
+    accountant: Literal["pld", "rdp"] = Field(
+        "pld", description="accounting by privacy loss distributions, or by Renyi differential privacy, which is looser"
+    )
+    noise_cohort: int | None = Field(
+        None,
+        ge=1,
+        description="expected number of clients per round of the deployment that is accounted for; the noise is scaled "
+        "down to the smaller cohort of the simulation, which is not private itself; null: that of the simulation",
+    )
+
+    @field_validator("sampling", mode="before")
+    @classmethod
+    def _is_accounted(cls, value: object) -> object:
+        if value != "poisson":
+            raise ValueError("the accountant assumes that each client is drawn independently; set it to poisson")
+        return value
+
+    @model_validator(mode="after")
+    def _has_one_noise(self) -> Self:
+        if (self.noise_multiplier is None) == (self.target_epsilon is None):
+            raise ValueError("give either `noise_multiplier` or `target_epsilon`")
+        return self
+
+    def probability(self, clients: float, population: int) -> float:
+        """q of the accounting. clients: expected number of clients per round of the simulation."""
+        return min(1.0, (self.noise_cohort or clients) / population)
+
+    def transforms(self, multiplier: float, clients: float) -> list[Transform]:
+        """The clip and the noise. multiplier: z of the accounting; clients: expected number in the simulation."""
+        scaled = multiplier * clients / (self.noise_cohort or clients)
+        return [
+            Clip(kind="clip", norm=self.clip),
+            GaussianNoise(kind="gaussian_noise", multiplier=scaled, expected=clients, accumulate=True),
+        ]

@@ -1,0 +1,1 @@
+"""User-level differential privacy: accounting."""

@@ -1,0 +1,101 @@
+"""Privacy loss of rounds with Poisson cohorts and the Gaussian mechanism, by the package dp-accounting.
+
+Neighbouring data sets differ in one client, which is added or removed.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, Literal
+
+from hedgerow.platform.common.errors import UserError
+
+Accountant = Literal["pld", "rdp"]
+
+Mechanism = tuple[float, float, int]
+"""Noise multiplier z, sampling probability q, and number of rounds."""
+
+EXACT = 4
+"""Number of rounds up to which epsilon is computed for each round; it is rounded up to 3 significant bits beyond."""
+
+
+@lru_cache(maxsize=4096)
+def epsilon(multiplier: float, probability: float, rounds: int, delta: float, accountant: Accountant = "pld") -> float:
+    """Epsilon at `delta` after that many rounds; infinite without noise. Raises UserError without dp-accounting."""
+    return composed(((multiplier, probability, rounds),), delta, accountant)
+
+
+def composed(mechanisms: Sequence[Mechanism], delta: float, accountant: Accountant = "pld") -> float:
+    """Epsilon at `delta` of several mechanisms one after the other, such as the trials of a search."""
+    mechanisms = [one for one in mechanisms if one[2]]
+    if not mechanisms:
+        return 0.0
+    if any(multiplier == 0 for multiplier, *_ in mechanisms):
+        return math.inf
+    if accountant == "rdp":
+        return _by_rdp(mechanisms, delta)
+    total: Any = None
+    for multiplier, probability, rounds in mechanisms:
+        losses = _losses(multiplier, probability).self_compose(rounds)
+        total = losses if total is None else total.compose(losses)
+    return float(total.get_epsilon_for_delta(delta))
+
+
+def epsilon_bound(
+    multiplier: float, probability: float, rounds: int, last: int, delta: float, accountant: Accountant
+) -> float:
+    """Upper bound of epsilon after a round of a run of `last` rounds: epsilon of a round that is up to a quarter later.
+    It is exact in the first rounds and in the last one. A long run computes it a few dozen times, not in every round.
+    """
+    if rounds > EXACT:
+        unit = 2 ** (rounds.bit_length() - 3)
+        rounds = max(rounds, min(-(-rounds // unit) * unit, last))
+    return epsilon(multiplier, probability, rounds, delta, accountant)
+
+
+@lru_cache(maxsize=64)
+def multiplier_for(target: float, probability: float, rounds: int, delta: float, accountant: Accountant) -> float:
+    """Smallest noise multiplier, to three digits, whose epsilon at `delta` after all rounds is at most `target`."""
+    # RDP is quick and needs more noise than PLD.
+    high = 0.1
+    while epsilon(high, probability, rounds, delta, "rdp") > target:
+        high *= 2
+        if high > 1e6:
+            raise UserError(f"privacy.target_epsilon: no noise reaches {target:g} at this delta; raise it")
+    low = high / 64
+    while high / low > 1.001:
+        middle = math.sqrt(low * high)
+        low, high = (
+            (low, middle) if epsilon(middle, probability, rounds, delta, accountant) <= target else (middle, high)
+        )
+    return high
+
+
+@lru_cache(maxsize=16)
+def _losses(multiplier: float, probability: float) -> Any:
+    """Privacy loss distribution of one round."""
+    with _required():
+        from dp_accounting.pld import privacy_loss_distribution
+    return privacy_loss_distribution.from_gaussian_mechanism(multiplier, sampling_prob=probability)
+
+
+def _by_rdp(mechanisms: Sequence[Mechanism], delta: float) -> float:
+    with _required():
+        import dp_accounting
+        from dp_accounting import rdp
+    accountant = rdp.RdpAccountant()
+    for multiplier, probability, rounds in mechanisms:
+        round_event = dp_accounting.PoissonSampledDpEvent(probability, dp_accounting.GaussianDpEvent(multiplier))
+        accountant.compose(round_event, rounds)
+    return float(accountant.get_epsilon(delta))
+
+
+@contextmanager
+def _required() -> Iterator[None]:
+    try:
+        yield
+    except ImportError:
+        raise UserError(
+            "privacy: accounting needs the package dp-accounting; install it with `pip install hedgerow[privacy]`"
+        ) from None

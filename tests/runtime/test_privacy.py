@@ -1,0 +1,126 @@
+"""User-level differential privacy: accounting, Poisson cohorts, what is refused, and runs."""
+
+import math
+
+import numpy as np
+import pytest
+
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.loader import parse_experiment
+from hedgerow.platform.data.sampling import poisson_clients
+from hedgerow.platform.runs.runner import run
+
+accounting = pytest.importorskip("hedgerow.platform.privacy.accounting")
+pytest.importorskip("dp_accounting")
+
+
+@pytest.mark.parametrize(
+    ("probability", "rounds", "delta", "pld", "rdp"),
+    [(0.001, 1500, 1e-6, 0.2213, 0.8758), (0.01, 1000, 1e-5, 1.8282, 2.1014)],
+)
+def test_epsilon_has_the_reference_values(probability, rounds, delta, pld, rdp):
+    assert accounting.epsilon(1.0, probability, rounds, delta, "pld") == pytest.approx(pld, abs=1e-4)
+    assert accounting.epsilon(1.0, probability, rounds, delta, "rdp") == pytest.approx(rdp, abs=1e-4)
+
+
+def test_every_round_has_an_upper_bound_that_is_exact_at_the_end():
+    exact = [accounting.epsilon(1.0, 0.05, rounds, 1e-4, "rdp") for rounds in range(1, 41)]
+    bounds = [accounting.epsilon_bound(1.0, 0.05, rounds, 40, 1e-4, "rdp") for rounds in range(1, 41)]
+    assert bounds == sorted(bounds)
+    assert all(bound >= value for bound, value in zip(bounds, exact, strict=True))
+    assert bounds[:4] == exact[:4]
+    assert bounds[-1] == exact[-1]
+
+
+def test_a_target_is_reached_with_the_smallest_noise():
+    multiplier = accounting.multiplier_for(2.0, 0.05, 100, 1e-4, "pld")
+    assert accounting.epsilon(multiplier, 0.05, 100, 1e-4) <= 2.0
+    assert accounting.epsilon(multiplier * 0.99, 0.05, 100, 1e-4) > 2.0
+
+
+def test_mechanisms_compose():
+    both = accounting.composed([(1.0, 0.01, 400), (1.0, 0.01, 600)], 1e-5)
+    assert both == pytest.approx(accounting.epsilon(1.0, 0.01, 1000, 1e-5), rel=1e-3)
+    assert accounting.composed([(1.0, 0.01, 0)], 1e-5) == 0
+    assert accounting.epsilon(0.0, 0.1, 1, 1e-5) == math.inf
+
+
+def test_clients_take_part_independently():
+    cohorts = [poisson_clients(3, number, 200, 0.1) for number in range(2000)]
+    assert np.array_equal(cohorts[5], poisson_clients(3, 5, 200, 0.1))
+    sizes = np.array([len(cohort) for cohort in cohorts])
+    # The mean of 2000 binomial counts has standard error 0.095, and their variance is 18.
+    assert abs(sizes.mean() - 20) < 0.4
+    assert abs(sizes.var() - 18) < 3
+    counts = np.bincount(np.concatenate(cohorts), minlength=200)
+    assert abs(counts - 200).max() < 5 * math.sqrt(180)
+    assert len(poisson_clients(0, 1, 50, 1.0)) == 50
+
+
+def experiment(folder, name="fedavg", **changes):
+    values = {
+        "name": "private",
+        "rounds": 3,
+        "participation": 0.5,
+        "output": str(folder / "runs"),
+        "task": {
+            "data": {"name": "digits"},
+            "partition": {"kind": "iid", "clients": 10, "samples_per_client": 20},
+            "model": {"name": "mlp", "hidden": [8]},
+        },
+        "algorithm": {"name": name, "lr": 0.1, "epochs": 1, "batch_size": 10},
+        "privacy": {"clip": 0.5, "noise_multiplier": 1.0, "delta": 1e-3, "accountant": "rdp"},
+        "resources": {"executor": "inline"},
+        "engine": {"mode": "loop"},
+        "tracking": {"enabled": False},
+    }
+    return parse_experiment({**values, **changes})
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "feddyn", "scaffold"])
+def test_methods_are_private_by_the_same_section(name, tmp_path):
+    finished = run(experiment(tmp_path, name))
+    epsilons = [record["epsilon"] for record in finished.records]
+    assert epsilons == [accounting.epsilon(1.0, 0.5, number, 1e-3, "rdp") for number in (1, 2, 3)]
+    vmap = run(experiment(tmp_path / "vmap", name, engine={"mode": "vmap", "chunk": 3}))
+    assert vmap.records[-1]["test_loss"] == pytest.approx(finished.records[-1]["test_loss"], rel=1e-4)
+
+
+def test_without_noise_and_clip_and_with_all_clients_it_is_the_plain_run(tmp_path):
+    private = {"clip": 1e9, "noise_multiplier": 0.0, "delta": 1e-3}
+    bare = run(experiment(tmp_path / "bare", participation=1.0, privacy=None))
+    same = run(experiment(tmp_path / "same", participation=1.0, privacy=private))
+    assert same.records[-1]["test_loss"] == pytest.approx(bare.records[-1]["test_loss"], rel=1e-6)
+    assert same.records[-1]["epsilon"] == math.inf
+
+
+def test_a_round_without_clients_is_noise_alone(tmp_path):
+    seed = next(seed for seed in range(1000) if not len(poisson_clients(seed, 1, 10, 0.1)))
+    changes = {"seed": seed, "rounds": 1, "participation": 0.1}
+    silent = {"clip": 0.5, "noise_multiplier": 0.0, "delta": 1e-3}
+    noisy = run(experiment(tmp_path / "noisy", **changes))
+    still = run(experiment(tmp_path / "still", **changes, privacy=silent))
+    assert noisy.records[0]["participants"] == still.records[0]["participants"] == 0
+    differences = np.concatenate(
+        [(noisy.parameters[name] - still.parameters[name]).ravel() for name in noisy.parameters]
+    )
+    # Noise of standard deviation z S on the sum, over one expected client; still has the initial parameters.
+    assert differences.std() == pytest.approx(0.5, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"privacy": {"clip": 1, "delta": 1e-3}}, "either `noise_multiplier` or `target_epsilon`"),
+        ({"privacy": {"clip": 1, "noise_multiplier": 1, "delta": 1e-3, "sampling": "fixed"}}, "set it to poisson"),
+        ({"transforms": [{"kind": "clip", "norm": 1.0}]}, "remove the clip and the noise"),
+        ({"simulation": {}}, "remove one of the two"),
+        ({"evaluation": {"model": "clients"}}, "set it to server"),
+        ({"aggregation": {"weighting": "samples"}}, "set aggregation.weighting to uniform"),
+        ({"aggregation": {"rule": {"kind": "median"}}}, "set aggregation.rule to mean"),
+        ({"algorithm": {"name": "fedsplit"}}, "is not one update of each client"),
+    ],
+)
+def test_what_is_not_private_is_refused(changes, said, tmp_path):
+    with pytest.raises(UserError, match=said):
+        run(experiment(tmp_path, **changes))
