@@ -14,7 +14,7 @@ from hedgerow.reports.analysis.seed_groups import SeedGroup, differing_settings
 from hedgerow.reports.analysis.statistics import Difference, MeanStd, holm, paired
 from hedgerow.searchspaces.results.trials import final_value, number, show
 
-SETTING_KEYS = ("task.", "rounds", "participation", "clients_per_round", "simulation", "schedule")
+SETTING_KEYS = ("task.", "rounds", "participation", "clients_per_round", "simulation", "schedule", "privacy")
 """Keys of the file that are not part of a method. If they differ, the comparison covers more than methods."""
 
 LEVEL = 0.05

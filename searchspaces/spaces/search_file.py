@@ -26,7 +26,7 @@ from hedgerow.searchspaces.spaces.space import Overrides, Space, configurations,
 
 SEARCHABLE = (
     *("algorithm", "task.model", "task.partition", "seed", "participation", "clients_per_round"),
-    *("aggregation", "transforms", "objective", "fedex", "simulation", "schedule", "engine"),
+    *("aggregation", "transforms", "objective", "fedex", "simulation", "schedule", "privacy", "engine"),
 )
 """Keys that may differ between the trials of a search; all trials share data, rounds, evaluation and resources."""
 

@@ -25,6 +25,7 @@ from hedgerow.platform.config.old_spellings import SLOTS
 from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.data import Dataset
 from hedgerow.platform.data.partition_summary import partition_record
+from hedgerow.platform.privacy.accounting import composed
 from hedgerow.platform.runs.finished_run import saved_parameters
 from hedgerow.platform.runs.mlflow_sync import PUSHES, close_tracking, finish_push, save_final_model
 from hedgerow.platform.runs.own_data import data_record, loop_note, same_data, unhashed
@@ -140,7 +141,7 @@ def _check_trials(plan: SearchSpec, dataset: Dataset) -> None:
 
 def _shape(experiment: Experiment) -> str:
     """Fingerprint of the settings that decide whether an experiment fits its data."""
-    keys = {"task", "seed", "participation", "clients_per_round", "fedex", "simulation", "schedule"}
+    keys = {"task", "seed", "participation", "clients_per_round", "fedex", "simulation", "schedule", "privacy"}
     values = experiment.model_dump(mode="json", include=keys) | {"algorithm": experiment.algorithm.name}
     hyper = experiment.hyper
     blank = hyper.with_floats(dict.fromkeys(hyper.floats())).model_dump(mode="json", warnings=False)
@@ -182,6 +183,7 @@ def _carry_out(
                 listener.save_trials()
             raise
         warnings = list(dict.fromkeys([*warnings, *listener.warnings]))
+        warnings += _privacy_of_all(plan, folder, len(data[1]))
         finished = FinishedSearch(folder, plan, read_trials(folder), RunLog(folder.metrics, HedgeRecord).read())
         for trial in finished.trials:
             run_record = expert_folder(folder.path, int(trial.name)).record()
@@ -197,6 +199,29 @@ def _carry_out(
             model = partial(_save_best, finished, data)
             warnings += close_tracking(tracker, folder, model, lambda store: store.tell_result(), show)
     return replace(finished, warning="; ".join(warnings) or None)
+
+
+def _privacy_of_all(plan: SearchSpec, folder: RunFolder, population: int) -> list[str]:
+    """Keep epsilon of all trials together, and return a sentence on it; nothing without `privacy`."""
+    trials = read_trials(folder)
+    experiments = [plan.trial(trial.overrides) for trial in trials]
+    if not any(experiment.privacy for experiment in experiments):
+        return []
+    if not all(experiment.privacy for experiment in experiments):
+        return ["privacy: some trials are not private, so the search as a whole is not"]
+    mechanisms, deltas, accountants = [], [], []
+    for experiment, trial in zip(experiments, trials, strict=True):
+        assert experiment.privacy is not None
+        probability = experiment.privacy.probability(experiment.cohort_size(population), population)
+        mechanisms.append((experiment.noise_multiplier(population), probability, len(trial.records)))
+        deltas.append(experiment.privacy.delta)
+        accountants.append(experiment.privacy.accountant)
+    total = composed(mechanisms, min(deltas), accountants[0])
+    folder.update(privacy={"epsilon": total, "delta": min(deltas), "trials": len(trials)})
+    return [
+        f"privacy: all {len(trials)} trials together have epsilon {total:.4g} at delta {min(deltas):g}; the winner was "
+        "chosen among all of them, by scores without noise"
+    ]
 
 
 def _tune(plan: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallback) -> list[str]:

@@ -124,3 +124,17 @@ def test_a_round_without_clients_is_noise_alone(tmp_path):
 def test_what_is_not_private_is_refused(changes, said, tmp_path):
     with pytest.raises(UserError, match=said):
         run(experiment(tmp_path, **changes))
+
+
+@pytest.mark.exhaustive("processes")
+def test_a_search_accounts_for_all_trials_together(tmp_path, ray_here):
+    from hedgerow.searchspaces.spaces.search_file import parse_search
+    from hedgerow.searchspaces.tune.search_runner import search
+
+    values = experiment(tmp_path).model_dump(mode="json", exclude_unset=True)
+    values["task"]["validation"] = {"fraction": 0.2}
+    values["search"] = {"kind": "grid", "space": {"privacy.clip": {"grid": [0.2, 0.5]}}}
+    finished = search(parse_search(values, {}, "private"))
+    total = accounting.composed([(1.0, 0.5, 3)] * 2, 1e-3, "rdp")
+    assert finished.folder.record()["privacy"]["epsilon"] == pytest.approx(total)
+    assert f"together have epsilon {total:.4g}" in finished.warning
