@@ -57,9 +57,9 @@ def test_the_slots_of_an_algorithm_are_listed():
     }
     assert slots["fedavg"] == slots["fedprox"] == {
         "aggregation.rule", "aggregation.weighting", "aggregation.server_optimizer", "transforms", "objective",
-        "simulation.attack", "schedule",
+        "simulation.attack", "privacy", "schedule",
     }  # fmt: skip
     # Their server states accumulate what clients send.
-    assert slots["fedavg"] - slots["feddyn"] == slots["fedavg"] - slots["scaffold"] == {"aggregation.rule"}
+    assert slots["fedavg"] - slots["feddyn"] == slots["fedavg"] - slots["scaffold"] == {"aggregation.rule", "schedule"}
     assert slots["central"] == {"objective"}
     assert slots["fedavg_topk"] == slots["fedavg"]
