@@ -10,5 +10,6 @@ REPRODUCTIONS = {
     "fedhen": "papers/fedhen_tables.yaml",
     "side": "papers/side_tables.yaml",
     "disk": "papers/disk_tables.yaml",
+    "slots": "papers/slots_tables.yaml",
 }
 """File with the tables of each paper, by the first part of their names."""

@@ -20,6 +20,7 @@ from helpers import (
 )
 from torch import nn
 
+from hedgerow.algorithms.core.algorithm import Aggregate
 from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.core.keyed_random import uniform
 from hedgerow.algorithms.core.pytree import tree_map
@@ -172,7 +173,7 @@ def test_feddyn_at_its_fixed_point_stays_there():
     server = one.init_server()
     exchanges = one.round(server, SimpleNamespace(clients=np.arange(3), population=5))
     next(exchanges)
-    answer = SimpleNamespace(up={"w": server["w"]}, contributed=np.ones(3, bool))
+    answer = Aggregate({"w": server["w"]}, np.ones(3, bool), {})
     with pytest.raises(StopIteration) as stop:
         exchanges.send(answer)
     assert identical(stop.value.value["w"], server["w"])
