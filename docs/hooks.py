@@ -15,6 +15,7 @@ from latex2mathml.converter import convert
 from mkdocs.structure.files import File, Files
 from readme import cells, methods, source_file, tests
 from settings_pages import experiment_file, hyperparameters, indented
+from slot_tables import slots
 from tuning_tables import tuning
 
 ROOT = Path(__file__).parent.parent
@@ -64,6 +65,7 @@ PARTS = {
     "commands": lambda _: commands(),
     "module": lambda argument: module(*argument.split()),
     "experiment_file": lambda _: experiment_file(),
+    "slots": slots,
     "tuning": tuning,
 }
 

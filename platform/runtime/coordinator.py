@@ -72,6 +72,7 @@ class Coordinator:
         """Called for each variant after each of its rounds, before a checkpoint of that round is written."""
         self.reload()
         self._last_reported = servers[0].round
+        self._failure: UserError | None = None
 
     def advance(self, seconds: float, last_reported: int | None = None) -> tuple[list[RoundRecord], bool]:
         """Run rounds for about `seconds`, at least one.
@@ -80,8 +81,18 @@ class Coordinator:
         returned before), and whether the run is done.
         """
         until = time.perf_counter() + seconds
+        if self._failure:
+            raise self._failure
+        first = self.round
         while not self.done:
-            self.run_round()
+            try:
+                self.run_round()
+            except UserError as error:
+                if self.round == first:
+                    raise
+                # The rounds before it are reported first.
+                self._failure = error
+                break
             if time.perf_counter() >= until:
                 break
         after = self._last_reported if last_reported is None else last_reported

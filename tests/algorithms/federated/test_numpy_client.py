@@ -1,5 +1,7 @@
 """Existing clients with Flower's methods learn as FedAvg does, with its slots and its records."""
 
+import json
+
 import flower_clients
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from hedgerow.algorithms.federated.numpy_client import NumPyClients
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.config.loader import parse_experiment
+from hedgerow.platform.runs.runner import run as start_run
 from hedgerow.platform.runtime.factory import check
 
 LOCAL = {"lr": 0.3, "steps": 2, "batch_size": None}
@@ -149,3 +152,29 @@ def test_a_client_that_fails_in_a_later_round_is_a_sentence_with_its_place():
         UserError, match=r"^algorithm.client_fn: .*RuntimeError at .*flower_clients.py:\d+: no memory.*"
     ):
         list(run)
+
+
+def test_rounds_before_a_failure_are_recorded_and_the_run_is_resumable(tmp_path):
+    experiment = parse_experiment(
+        {
+            "name": "failing",
+            "rounds": 4,
+            "participation": 1.0,
+            "output": str(tmp_path),
+            "task": {
+                "data": {"name": "digits"},
+                "partition": {"kind": "iid", "clients": 2, "samples_per_client": 10},
+                "model": {"name": "mlp", "hidden": [4]},
+            },
+            "algorithm": {"name": "numpy_client", "client_fn": "flower_clients.later_failing_client_fn"},
+            "checkpoints": {"every": 1},
+            "resources": {"executor": "inline"},
+            "tracking": {"enabled": False},
+        }
+    )
+    with pytest.raises(UserError, match="no memory"):
+        start_run(experiment)
+    (folder,) = tmp_path.glob("failing-*")
+    rounds = [json.loads(line)["round"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert rounds == [1, 2]
+    assert json.loads((folder / "run.json").read_text())["status"] == "failed"
