@@ -511,6 +511,17 @@ class Experiment(Section, Generic[H]):
         probability = privacy.probability(self.cohort_size(population), population)
         return multiplier_for(privacy.target_epsilon, probability, self.rounds, privacy.delta, privacy.accountant)
 
+    def privacy_record(self, population: int) -> dict[str, float]:
+        """Parameters of the accounting, for the run's record; {} without `privacy`. Raises UserError."""
+        if not self.privacy:
+            return {}
+        return {
+            "noise_multiplier": self.noise_multiplier(population),
+            "sampling_probability": self.privacy.probability(self.cohort_size(population), population),
+            "clip": self.privacy.clip,
+            "delta": self.privacy.delta,
+        }
+
     def epsilon(self, rounds: int, population: int) -> float:
         """Upper bound of epsilon after a round, see `epsilon_bound`. Raises UserError."""
         privacy = self.privacy

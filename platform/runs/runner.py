@@ -70,6 +70,8 @@ def run(
     build_loggers(experiment.tracking.also)
     with new_run(experiment, data_root, series=series) as (folder, lock):
         folder.update(data=data_record(experiment, data, own), **loop_note(experiment, data[0]))
+        if privacy := experiment.privacy_record(len(data[1])):
+            folder.update(privacy=privacy)
         return _execute(experiment, folder, lock, data, show, address)
 
 

@@ -216,11 +216,11 @@ def _privacy_of_all(plan: SearchSpec, folder: RunFolder, population: int) -> lis
         mechanisms.append((experiment.noise_multiplier(population), probability, len(trial.records)))
         deltas.append(experiment.privacy.delta)
         accountants.append(experiment.privacy.accountant)
-    total = composed(mechanisms, min(deltas), accountants[0])
+    total = composed(mechanisms, min(deltas), "rdp" if set(accountants) == {"rdp"} else "pld")
     folder.update(privacy={"epsilon": total, "delta": min(deltas), "trials": len(trials)})
     return [
         f"privacy: all {len(trials)} trials together have epsilon {total:.4g} at delta {min(deltas):g}; the winner was "
-        "chosen among all of them, by scores without noise"
+        "chosen among all of them, which costs this sum, by scores without noise"
     ]
 
 

@@ -4,13 +4,17 @@ import math
 
 import numpy as np
 import pytest
+from helpers import SingleRun, check_resuming
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.data.sampling import poisson_clients
+from hedgerow.platform.privacy import accounting
 from hedgerow.platform.runs.runner import run
+from hedgerow.platform.runtime.factory import check
+from hedgerow.platform.runtime.launch import build_servers, worker_arguments
+from hedgerow.platform.runtime.worker import Worker
 
-accounting = pytest.importorskip("hedgerow.platform.privacy.accounting")
 pytest.importorskip("dp_accounting")
 
 
@@ -106,6 +110,33 @@ def test_a_round_without_clients_is_noise_alone(tmp_path):
     )
     # Noise of standard deviation z S on the sum, over one expected client; still has the initial parameters.
     assert differences.std() == pytest.approx(0.5, rel=0.1)
+
+
+def test_the_solved_noise_is_recorded_and_reaches_the_target(tmp_path):
+    private = {"clip": 0.5, "target_epsilon": 20.0, "delta": 1e-3, "accountant": "rdp"}
+    finished = run(experiment(tmp_path, privacy=private))
+    solved = finished.folder.record()["privacy"]["noise_multiplier"]
+    assert solved == accounting.multiplier_for(20.0, 0.5, 3, 1e-3, "rdp")
+    assert 19 < finished.records[-1]["epsilon"] <= 20
+
+
+def test_noise_of_a_larger_cohort_is_scaled_and_accounted_for(tmp_path):
+    private = {"clip": 0.5, "noise_multiplier": 2.0, "delta": 1e-3, "accountant": "rdp", "noise_cohort": 10}
+    made = experiment(tmp_path, privacy=private)
+    clip, noise = made.private_slots(100).transforms
+    assert (clip.norm, noise.multiplier, noise.expected) == (0.5, 2.0 * 50 / 10, 50)
+    assert made.epsilon(1, 100) == accounting.epsilon(2.0, 0.1, 1, 1e-3, "rdp")
+
+
+def test_a_resumed_run_is_undisturbed(tmp_path):
+    made = experiment(tmp_path, rounds=5)
+    data = check(made, None)
+
+    def start(folder):
+        worker = Worker(*worker_arguments([made], *data))
+        return SingleRun(build_servers([made], *data), worker, [folder])
+
+    check_resuming(start, 2, tmp_path / "state")
 
 
 @pytest.mark.parametrize(
