@@ -357,7 +357,7 @@ class Slotted:
                 f"the exchange of `{name}` weights clients, but {rule.kind} treats them equally; set "
                 "aggregation.weighting to uniform"
             )
-        if weights is not None and any(transform.adds_server_noise for transform in hyper.transforms):
+        if (weights is not None or weighted_by) and any(transform.adds_server_noise for transform in hyper.transforms):
             raise ContractError(
                 f"the exchange of `{name}` weights clients, but the noise is that of an unweighted mean; set "
                 "aggregation.weighting to uniform"

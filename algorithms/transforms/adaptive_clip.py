@@ -25,8 +25,14 @@ class AdaptiveClip(Transform):
     lr: float = Field(0.2, gt=0, description="learning rate of log S")
     init: float = Field(0.1, gt=0, description="S of the first round")
     bit_noise: float = Field(
-        0.0, ge=0, description="standard deviation of the Gaussian noise on the sum of the clients' bits"
+        0.0,
+        ge=0,
+        description="standard deviation of the Gaussian noise on the sum of the clients' bits, which no accounting covers",
     )
+
+    @property
+    def keeps_bound(self) -> bool:
+        return True
 
     def bound(self, state: Tree) -> float:
         return float(state["norm"])
@@ -42,6 +48,9 @@ class AdaptiveClip(Transform):
     def server(
         self, update: Tree, state: Tree, like: Tree, key: int, clients: int, bound: float | None = None
     ) -> tuple[Tree, Tree]:
+        if "bit" not in state:
+            # No client has answered.
+            return update, state
         share = float(state["bit"])
         if self.bit_noise:
             noise = torch.randn(1, generator=torch.Generator().manual_seed(key), dtype=torch.float64)

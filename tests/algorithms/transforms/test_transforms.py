@@ -1,13 +1,14 @@
 """Transforms of updates: closed forms, identities, message sizes, refusals; loop == vmap; resume == undisturbed."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from helpers import blobs, check_resuming, distance, identical, partition, run_inline, slots_of, small_task
 
-from hedgerow.algorithms.core.parts import Wire
+from hedgerow.algorithms.core.parts import ContractError, Wire
 from hedgerow.algorithms.core.pytree import count, flatten
 from hedgerow.algorithms.slots.slotted import Slotted
 from hedgerow.algorithms.transforms.adaptive_clip import AdaptiveClip
@@ -30,7 +31,7 @@ ADAPTIVE = {"kind": "adaptive_clip", "init": 0.3}
 
 
 def run(name, transforms, mode=LOOP, rounds=3, folder=None, **section):
-    kind = algorithm_class(name)
+    kind = algorithm_class(name) if isinstance(name, str) else name
     own = {"lr": 0.2, "steps": 3, "epochs": None, "batch_size": None}
     own = {key: value for key, value in own.items() if key in kind.Hyper.model_fields}
     settings = {"rounds": rounds, "engine": EngineConfig(mode=mode[0], chunk=mode[1])}
@@ -101,6 +102,28 @@ def test_the_norm_of_an_adaptive_clip_follows_the_share_of_short_updates():
     assert identical(flatten(short), flatten(update(0.01)))
     _, after = transform.server({}, {**state, "bit": torch.tensor(0.25)}, {}, 0, 4)
     assert float(after["norm"]) == pytest.approx(math.exp(-0.2 * (0.25 - 0.5)))
+
+
+def test_without_any_bit_the_norm_of_an_adaptive_clip_stays():
+    transform = AdaptiveClip(init=0.7, bit_noise=1.0)
+    _, after = transform.server({}, transform.init_server({}), {}, 0, 0)
+    assert float(after["norm"]) == pytest.approx(0.7)
+
+
+def test_weights_that_clients_report_are_refused_with_noise():
+    kind = algorithm_class("fedavg")
+
+    class Reporting(kind):
+        def round(self, server, cohort):
+            exchanges = super().round(server, cohort)
+            aggregate = yield replace(next(exchanges), weighted_by="loss")
+            try:
+                exchanges.send(aggregate)
+            except StopIteration as stop:
+                return stop.value
+
+    with pytest.raises(ContractError, match="the noise is that of an unweighted mean"):
+        list(run(Reporting, [CLIP, {"kind": "gaussian_noise", "multiplier": 1}]))
 
 
 def test_noise_on_the_sum_is_divided_by_the_expected_number_of_clients():
