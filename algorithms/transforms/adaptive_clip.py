@@ -27,7 +27,7 @@ class AdaptiveClip(Transform):
     bit_noise: float = Field(
         0.0,
         ge=0,
-        description="standard deviation of the Gaussian noise on the sum of the clients' bits, which no accounting covers",
+        description="standard deviation of the noise on the sum of the clients' bits; accounting ignores it",
     )
 
     @property
