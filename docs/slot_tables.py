@@ -7,20 +7,16 @@ from statistics import mean, stdev
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results" / "tables" / "slots-digits" / "table.json"
 METHODS = ("FedAvg", "FedDyn", "SCAFFOLD")
-TARGET = "after 40 rounds"
-
 Scores = dict[str, dict[str, list[float]]]
 
 
 def scores(file: Path = RESULTS) -> Scores:
-    """Test accuracies in per cent after the last round: setting without its seed -> method -> one per seed."""
+    """Best test accuracies over the rounds in per cent: setting without its seed -> method -> one per seed."""
     found: Scores = defaultdict(lambda: defaultdict(list))
     for line in json.loads(file.read_text())["lines"]:
-        row = line["standing"][TARGET]
-        setting = row["setting"].rstrip("* ").partition(", seed")[0]
-        for method in METHODS:
-            if row.get(method):
-                found[setting][method].append(float(row[method].rstrip("%*+ ")))
+        setting = line["line"].removeprefix("slots/digits/").rpartition("-")[0]
+        for method, accuracy in line["best_accuracy"].items():
+            found[setting][method].append(100 * accuracy)
     return found
 
 

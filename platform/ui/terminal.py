@@ -125,8 +125,10 @@ def closing_table(runs: list[tuple[str, dict[str, Any]]], console: Console | Non
 
 
 def print_rows(rows: list[dict[str, Any]], title: str, console: Console | None = None) -> None:
-    """Print a table of dictionaries with the same keys; numbers are aligned right, texts left."""
-    draw_table([{key: str(value) for key, value in row.items()} for row in rows], title, console or wide_console())
+    """Print a table of dictionaries; missing cells are empty. Numbers are aligned right, texts left."""
+    headings = dict.fromkeys(key for row in rows for key in row)
+    texts = [{key: str(row.get(key, "")) for key in headings} for row in rows]
+    draw_table(texts, title, console or wide_console())
 
 
 def draw_table(rows: list[dict[str, str]], title: str, console: Console, importance: Sequence[str] = ()) -> None:

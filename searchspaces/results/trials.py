@@ -274,8 +274,9 @@ def to_markdown(rows: list[Row]) -> str:
 
 
 def markdown_table(texts: list[dict[str, str]]) -> str:
-    """Markdown table of one or more dictionaries with the same keys."""
-    lines = [list(texts[0]), ["---"] * len(texts[0]), *(list(text.values()) for text in texts)]
+    """Markdown table of one or more dictionaries; missing cells are empty."""
+    headings = list(dict.fromkeys(key for text in texts for key in text))
+    lines = [headings, ["---"] * len(headings), *([text.get(key, "") for key in headings] for text in texts)]
     escaped = ([" ".join(cell.replace("|", "\\|").split()) for cell in line] for line in lines)
     return "".join(f"| {' | '.join(line)} |\n" for line in escaped)
 

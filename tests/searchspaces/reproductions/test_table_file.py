@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from hedgerow.platform.config.yaml_reader import parse_yaml
+from hedgerow.platform.ui.terminal import print_rows
 from hedgerow.searchspaces import reproductions
 from hedgerow.searchspaces.reproductions import REPRODUCTIONS
 from hedgerow.searchspaces.reproductions.published import all_tables, family_tables
@@ -21,6 +22,7 @@ from hedgerow.searchspaces.reproductions.table_file import (
     load_function,
     read_tables,
 )
+from hedgerow.searchspaces.results.trials import markdown_table
 
 RULES = """
 source: A paper of nobody
@@ -160,3 +162,10 @@ def test_the_names_of_tables_are_had_without_reading_them():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[:2] == ["10", "[]"]
     assert set(family_tables("moml")["5.1"].rows[0].published) == {"ctm", "ltm"}
+
+
+def test_rows_of_different_methods_are_one_table(capsys):
+    rows = [{"setting": "mean", "FedAvg": "1", "FedDyn": "2"}, {"setting": "median", "FedAvg": "3"}]
+    assert markdown_table(rows).splitlines()[-1] == "| median | 3 |  |"
+    print_rows(rows, "slots")
+    assert "FedDyn" in capsys.readouterr().out
