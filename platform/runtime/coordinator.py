@@ -85,12 +85,14 @@ class Coordinator:
             raise self._failure
         first = self.round
         while not self.done:
+            before = self.round
             try:
                 self.run_round()
             except UserError as error:
-                if self.round == first:
+                # An error after a round, while it is saved, ends the run at once: another process may have taken it over.
+                if before == first or self.round != before:
                     raise
-                # The rounds before it are reported first.
+                # The rounds before the one that failed are reported first.
                 self._failure = error
                 break
             if time.perf_counter() >= until:
