@@ -89,7 +89,7 @@ class Coordinator:
             try:
                 self.run_round()
             except UserError as error:
-                # An error after a round, while it is saved, ends the run at once: another process may have taken it over.
+                # An error while a round is saved ends the run at once: another process may have taken it over.
                 if before == first or self.round != before:
                     raise
                 # The rounds before the one that failed are reported first.
