@@ -178,7 +178,7 @@ def experiment_file() -> str:
     text += _chapter(described, "schedule", top["schedule"], 2)
     schedule = Described(FedBuffSchedule)
     text += _chapter(schedule, "schedule.staleness", schedule.schema["properties"]["staleness"], 3)
-    for name in ("evaluation", "resources", "engine", "checkpoints", "tracking"):
+    for name in ("privacy", "evaluation", "resources", "engine", "checkpoints", "tracking"):
         text += _chapter(described, name, top[name], 2)
     search = Described(search_file())
     text += _chapter(search, "search", search.schema["properties"]["search"], 2)
