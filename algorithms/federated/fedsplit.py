@@ -40,7 +40,7 @@ class FedSplit(Algorithm):
         result = yield Exchange(self.train, {"w": server["w"]}, cohort.clients, batches=self.hyper.batches)
         if self.hyper.average == "active":
             return {"w": result.up["z"]}
-        return {"w": add(server["w"], result.up["moved"], int(result.contributed.sum()) / cohort.population)}
+        return {"w": add(server["w"], result.up["moved"], result.clients / cohort.population)}
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         reflection = tree_map(lambda x, z: 2 * x - z, down["w"], state["z"])

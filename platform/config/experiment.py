@@ -50,7 +50,7 @@ from hedgerow.platform.data.augmentation import Augmentation
 from hedgerow.platform.data.partitions.task_stream import Stream
 from hedgerow.platform.data.sources.quadratic_data import QuadraticData
 from hedgerow.platform.models.quadratic_xy import QuadraticXY
-from hedgerow.platform.privacy.accounting import epsilon_bound, multiplier_for
+from hedgerow.platform.privacy.accounting import PrivacyAccount
 from hedgerow.platform.storage.remote import is_uri
 
 
@@ -495,40 +495,18 @@ class Experiment(Section, Generic[H]):
         return SlottedHyper.of(self.algorithm, self.slots)
 
     def private_slots(self, population: int) -> Slots:
-        """Slots, with the clip and the noise of `privacy` after the transforms."""
-        if not self.privacy:
+        """Slots, with the clip and the noise of `privacy` after the transforms. Raises UserError."""
+        account = self.privacy_account(population)
+        if self.privacy is None or account is None:
             return self.slots
-        own = self.privacy.transforms(self.noise_multiplier(population), self.cohort_size(population))
+        own = self.privacy.transforms(account.noise_multiplier, self.cohort_size(population))
         return self.slots.model_copy(update={"transforms": [*self.transforms, *own]})
 
-    def noise_multiplier(self, population: int) -> float:
-        """z of the accounting: as given by `privacy`, or solved for its epsilon. Raises UserError."""
-        privacy = self.privacy
-        assert privacy is not None
-        if privacy.noise_multiplier is not None:
-            return privacy.noise_multiplier
-        assert privacy.target_epsilon is not None
-        probability = privacy.probability(self.cohort_size(population), population)
-        return multiplier_for(privacy.target_epsilon, probability, self.rounds, privacy.delta, privacy.accountant)
-
-    def privacy_record(self, population: int) -> dict[str, float]:
-        """Parameters of the accounting, for the run's record; {} without `privacy`. Raises UserError."""
-        if not self.privacy:
-            return {}
-        return {
-            "noise_multiplier": self.noise_multiplier(population),
-            "sampling_probability": self.privacy.probability(self.cohort_size(population), population),
-            "clip": self.privacy.clip,
-            "delta": self.privacy.delta,
-        }
-
-    def epsilon(self, rounds: int, population: int) -> float:
-        """Upper bound of epsilon after a round, see `epsilon_bound`. Raises UserError."""
-        privacy = self.privacy
-        assert privacy is not None
-        probability = privacy.probability(self.cohort_size(population), population)
-        multiplier = self.noise_multiplier(population)
-        return epsilon_bound(multiplier, probability, rounds, self.rounds, privacy.delta, privacy.accountant)
+    def privacy_account(self, population: int) -> PrivacyAccount | None:
+        """Accounting of the run; None without `privacy`. Raises UserError."""
+        if self.privacy is None:
+            return None
+        return self.privacy.account(self.cohort_size(population), population, self.rounds)
 
     def cohort_size(self, population: int) -> int:
         """Number of the `population` clients that take part in a round, at least one. In a stream all tasks do, since

@@ -8,6 +8,7 @@ from hedgerow.algorithms.transforms.clip import Clip
 from hedgerow.algorithms.transforms.gaussian_noise import GaussianNoise
 from hedgerow.algorithms.transforms.transform import Transform
 from hedgerow.platform.common.section import Section
+from hedgerow.platform.privacy.accounting import Accountant, PrivacyAccount, multiplier_for
 
 
 class Privacy(Section):
@@ -25,7 +26,7 @@ class Privacy(Section):
     sampling: Literal["poisson"] = Field(
         "poisson", description="each client takes part in a round independently, with the probability `participation`"
     )
-    accountant: Literal["pld", "rdp"] = Field(
+    accountant: Accountant = Field(
         "pld", description="accounting by privacy loss distributions, or by Renyi differential privacy, which is looser"
     )
     noise_cohort: int | None = Field(
@@ -48,9 +49,16 @@ class Privacy(Section):
             raise ValueError("give either `noise_multiplier` or `target_epsilon`")
         return self
 
-    def probability(self, clients: float, population: int) -> float:
-        """q of the accounting. clients: expected number of clients per round of the simulation."""
-        return min(1.0, (self.noise_cohort or clients) / population)
+    def account(self, clients: int, population: int, rounds: int) -> PrivacyAccount:
+        """Accounting of a run, whose noise is solved for if it is not given. clients: expected number per round of the
+        simulation. Raises UserError.
+        """
+        q = min(1.0, (self.noise_cohort or clients) / population)
+        z = self.noise_multiplier
+        if z is None:
+            assert self.target_epsilon is not None
+            z = multiplier_for(self.target_epsilon, q, rounds, self.delta, self.accountant)
+        return PrivacyAccount(z, q, rounds, self.delta, self.accountant)
 
     def transforms(self, multiplier: float, clients: float) -> list[Transform]:
         """The clip and the noise. multiplier: z of the accounting; clients: expected number in the simulation."""

@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -43,16 +44,30 @@ def composed(mechanisms: Sequence[Mechanism], delta: float, accountant: Accounta
     return float(total.get_epsilon_for_delta(delta))
 
 
-def epsilon_bound(
-    multiplier: float, probability: float, rounds: int, last: int, delta: float, accountant: Accountant
-) -> float:
-    """Upper bound of epsilon after a round of a run of `last` rounds: epsilon of a round that is up to a quarter later.
-    It is exact in the first rounds and in the last one. A long run computes it a few dozen times, not in every round.
-    """
-    if rounds > EXACT:
-        unit = 2 ** (rounds.bit_length() - 3)
-        rounds = max(rounds, min(-(-rounds // unit) * unit, last))
-    return epsilon(multiplier, probability, rounds, delta, accountant)
+@dataclass(frozen=True)
+class PrivacyAccount:
+    """Privacy loss of a run. probability: q, that a client takes part in a round; rounds: of the whole run."""
+
+    noise_multiplier: float
+    probability: float
+    rounds: int
+    delta: float
+    accountant: Accountant
+
+    def mechanism(self, rounds: int) -> Mechanism:
+        """The mechanism of some rounds of the run."""
+        return self.noise_multiplier, self.probability, rounds
+
+    def epsilon(self, rounds: int) -> float:
+        """Upper bound of epsilon after some rounds: epsilon of a round that is up to a quarter later.
+
+        It is exact in the first rounds and in the last one. A long run computes it a few dozen times, not in every
+        round.
+        """
+        if rounds > EXACT:
+            unit = 2 ** (rounds.bit_length() - 3)
+            rounds = max(rounds, min(-(-rounds // unit) * unit, self.rounds))
+        return epsilon(*self.mechanism(rounds), self.delta, self.accountant)
 
 
 @lru_cache(maxsize=64)

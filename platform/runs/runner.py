@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -70,8 +71,8 @@ def run(
     build_loggers(experiment.tracking.also)
     with new_run(experiment, data_root, series=series) as (folder, lock):
         folder.update(data=data_record(experiment, data, own), **loop_note(experiment, data[0]))
-        if privacy := experiment.privacy_record(len(data[1])):
-            folder.update(privacy=privacy)
+        if account := experiment.privacy_account(len(data[1])):
+            folder.update(privacy=asdict(account))
         return _execute(experiment, folder, lock, data, show, address)
 
 

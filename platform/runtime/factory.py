@@ -263,7 +263,8 @@ def _check_privacy(experiment: Experiment, algorithm: Algorithm, population: int
     """Raise UserError when something leaves clients without noise, or accounting is not possible."""
     name, remove = experiment.algorithm.name, "remove one of the two"
     clips = any(transform.is_clip or transform.adds_server_noise for transform in experiment.transforms)
-    normalises = algorithm.task.is_static or algorithm.task.train_mode is not None
+    mode = algorithm.task.train_mode
+    normalises = algorithm.task.is_static or (mode is not None and mode.policy == "average" and bool(mode.buffers))
     reasons = [
         (
             not type(algorithm.inner).supports_privacy(),
@@ -274,11 +275,15 @@ def _check_privacy(experiment: Experiment, algorithm: Algorithm, population: int
         (experiment.simulation, f"simulation: privacy is accounted for cohorts that take part in full; {remove}"),
         (experiment.fedex, f"fedex: scores of clients have no noise; {remove}"),
         (experiment.evaluation.follows, "evaluation.model: clients' own models have no noise; set it to server"),
-        (normalises, "task.model: statistics of normalisation have no noise; choose a model without batch norm"),
+        (
+            normalises,
+            "task.model: statistics of batch norm would be sent without noise; choose a model without it",
+        ),
     ]
     if reason := next((reason for is_true, reason in reasons if is_true), None):
         raise UserError(reason)
-    experiment.epsilon(1, population)
+    if account := experiment.privacy_account(population):
+        account.epsilon(1)
 
 
 def _check_stack(experiment: Experiment, algorithm: Algorithm, population: int) -> None:

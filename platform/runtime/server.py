@@ -58,6 +58,7 @@ class FederatedServer:
         self.population = len(partition)
         self.cohort_size = experiment.cohort_size(self.population)
         self.sample_size = experiment.sample_size(self.population)
+        self.account = experiment.privacy_account(self.population)
         self.shares = partition.shares()
         self.tracks_client_models = experiment.evaluation.follows
         self.stateless = not algorithm.init_client() and not self.tracks_client_models
@@ -205,8 +206,8 @@ class FederatedServer:
             clients = self._without_quarantined(sampled, number)
         train = self._train(number, clients) if self.events is None else self._step(self.events, number)
         state, record, cost = yield from self._timed("training", train)
-        if self.experiment.privacy:
-            record["epsilon"] = self.experiment.epsilon(number, self.population)
+        if self.account:
+            record["epsilon"] = self.account.epsilon(number)
         record |= self.algorithm.round_metrics(state or self.state)
         model_size = count(self.algorithm.evaluate_params(self.state))
         record |= cost.as_dict() | self._spent(record)
@@ -221,7 +222,7 @@ class FederatedServer:
     def _sampled(self, number: int) -> np.ndarray:
         """Clients that are sampled for a round."""
         seed = self.experiment.seed
-        if self.experiment.privacy:
+        if self.account:
             return poisson_clients(seed, number, self.population, self.cohort_size / self.population)
         return sample_clients(seed, number, self.population, self.sample_size)
 
@@ -237,7 +238,7 @@ class FederatedServer:
             cohort = simulated.begin(with_clients(first), self.cohort_size)
         state = None
         # A private round without clients is one of noise alone.
-        if len(cohort.clients) or self.experiment.privacy:
+        if len(cohort.clients) or self.account:
             exchanges = self.algorithm.round(self.state, cohort)
             exchanges = counted(exchanges, self.shares, drawn) if self.counts_samples else exchanges
             exchanges = simulated.timed(exchanges, cohort) if simulated else exchanges

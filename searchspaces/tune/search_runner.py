@@ -204,22 +204,19 @@ def _carry_out(
 def _privacy_of_all(plan: SearchSpec, folder: RunFolder, population: int) -> list[str]:
     """Keep epsilon of all trials together, and return a sentence on it; nothing without `privacy`."""
     trials = read_trials(folder)
-    experiments = [plan.trial(trial.overrides) for trial in trials]
-    if not any(experiment.privacy for experiment in experiments):
+    accounts = [plan.trial(trial.overrides).privacy_account(population) for trial in trials]
+    private = [account for account in accounts if account]
+    if not private:
         return []
-    if not all(experiment.privacy for experiment in experiments):
+    if len(private) < len(trials):
         return ["privacy: some trials are not private, so the search as a whole is not"]
-    mechanisms, deltas, accountants = [], [], []
-    for experiment, trial in zip(experiments, trials, strict=True):
-        assert experiment.privacy is not None
-        probability = experiment.privacy.probability(experiment.cohort_size(population), population)
-        mechanisms.append((experiment.noise_multiplier(population), probability, len(trial.records)))
-        deltas.append(experiment.privacy.delta)
-        accountants.append(experiment.privacy.accountant)
-    total = composed(mechanisms, min(deltas), "rdp" if set(accountants) == {"rdp"} else "pld")
-    folder.update(privacy={"epsilon": total, "delta": min(deltas), "trials": len(trials)})
+    mechanisms = [one.mechanism(len(trial.records)) for one, trial in zip(private, trials, strict=True)]
+    delta = min(account.delta for account in private)
+    # Both accountants give upper bounds.
+    total = composed(mechanisms, delta, "rdp" if all(one.accountant == "rdp" for one in private) else "pld")
+    folder.update(privacy={"epsilon": total, "delta": delta, "trials": len(trials)})
     return [
-        f"privacy: all {len(trials)} trials together have epsilon {total:.4g} at delta {min(deltas):g}; the winner was "
+        f"privacy: all {len(trials)} trials together have epsilon {total:.4g} at delta {delta:g}; the winner was "
         "chosen among all of them, which costs this sum, by scores without noise"
     ]
 

@@ -29,7 +29,7 @@ def test_epsilon_has_the_reference_values(probability, rounds, delta, pld, rdp):
 
 def test_every_round_has_an_upper_bound_that_is_exact_at_the_end():
     exact = [accounting.epsilon(1.0, 0.05, rounds, 1e-4, "rdp") for rounds in range(1, 41)]
-    bounds = [accounting.epsilon_bound(1.0, 0.05, rounds, 40, 1e-4, "rdp") for rounds in range(1, 41)]
+    bounds = [accounting.PrivacyAccount(1.0, 0.05, 40, 1e-4, "rdp").epsilon(rounds) for rounds in range(1, 41)]
     assert bounds == sorted(bounds)
     assert all(bound >= value for bound, value in zip(bounds, exact, strict=True))
     assert bounds[:4] == exact[:4]
@@ -125,7 +125,7 @@ def test_noise_of_a_larger_cohort_is_scaled_and_accounted_for(tmp_path):
     made = experiment(tmp_path, privacy=private)
     clip, noise = made.private_slots(100).transforms
     assert (clip.norm, noise.multiplier, noise.expected) == (0.5, 2.0 * 50 / 10, 50)
-    assert made.epsilon(1, 100) == accounting.epsilon(2.0, 0.1, 1, 1e-3, "rdp")
+    assert made.privacy_account(100).epsilon(1) == accounting.epsilon(2.0, 0.1, 1, 1e-3, "rdp")
 
 
 def test_a_resumed_run_is_undisturbed(tmp_path):

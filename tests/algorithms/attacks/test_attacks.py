@@ -131,7 +131,7 @@ def test_alie_replaces_attackers_by_a_shifted_mean_of_the_others():
 
 
 def test_the_largest_deviation_of_alie():
-    # 50 clients, 24 of whom attack: 2 supporters, and the quantile of (50 - 24 - 2) / 26.
+    # 24 of 50 clients attack: 2 supporters, and the quantile of (50 - 24 - 2) / 26.
     assert largest_deviation(50, 24) == pytest.approx(1.4261, abs=1e-4)
     assert largest_deviation(10, 1) == largest_deviation(2, 1) == 0.0
 
