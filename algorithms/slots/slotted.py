@@ -25,6 +25,13 @@ from hedgerow.algorithms.core.messages import MODEL, ClientStep, Cohort, Exchang
 from hedgerow.algorithms.core.parts import ContractError, MessageSize, Wire
 from hedgerow.algorithms.core.pytree import Tree, add, leaves, sub, tree_map, zeros_like
 from hedgerow.algorithms.core.task import Task
+from hedgerow.algorithms.slots.slot_compatibility import (
+    OPTIMIZER,
+    changes_updates,
+    clip_before,
+    covered,
+    slots_objection,
+)
 from hedgerow.algorithms.slots.slots import Slots, SlottedHyper
 from hedgerow.algorithms.transforms.transform import Transform
 
@@ -33,9 +40,6 @@ TRANSFORMS = "transforms"
 
 OBJECTIVE = "objective"
 """Key of client state that holds the state of the objective."""
-
-OPTIMIZER = "optimizer"
-"""Key of server state that holds the state of the server optimiser."""
 
 ATTACKS = "@attacks"
 """Input of a client step: whether the client attacks."""
@@ -86,146 +90,16 @@ class Slotted:
     def task(self, task: Task) -> None:
         self.inner.task = task
 
-    # ---- compatibility -----------------------------------------------------------------------------------------------
-
     def incompatibility(self) -> str | None:
         """Returns one sentence on why the slots do not fit the algorithm or the task; None if they do."""
-        inner, hyper = self.inner, self.hyper
-        name, aggregation, objective = hyper.name, hyper.aggregation, hyper.objective
-        optimizer, rule = aggregation.server_optimizer, aggregation.rule
-        if reason := self._wrong_declaration():
-            return reason
-        if aggregation.weighting is not None and (inner.fixes_weights or not (inner.parts or inner.weighting)):
-            return f"aggregation.weighting: {name} defines its own client weights; set it to null"
-        if not aggregation.rule.is_mean and not inner.parts:
-            return f"aggregation.rule: {name} does not average client updates; set its kind to mean"
-        if reason := self._attack_objection():
-            return reason
-        if hyper.transforms and not inner.parts:
-            return f"transforms: {name} does not average client updates; remove them"
-        if not optimizer.is_plain and (inner.optimizes is None or OPTIMIZER in self._initial):
-            return f"aggregation.server_optimizer: {name} has its own server step; remove it"
-        if optimizer.momentum and inner.refuses_server_momentum:
-            return f"aggregation.server_optimizer.momentum: {name} diverges with server momentum; set it to 0"
-        if inner.accumulates and aggregation.weighting == "samples":
-            return f"aggregation.weighting: the server state of {name} weights clients equally; set it to uniform"
-        if inner.accumulates and not aggregation.rule.is_mean:
-            return f"aggregation.rule: it would permanently bias the server state of {name}; set its kind to mean"
-        if not rule.uses_weights and (aggregation.weighting or inner.weighting) == "samples":
-            return f"aggregation.weighting: {rule.kind} treats all clients equally; set it to uniform"
-        if not rule.uses_weights and inner.fixes_weights:
-            return f"aggregation.rule: {rule.kind} treats clients equally, and {name} weights them; choose another rule"
-        if not aggregation.rule.is_mean and self._has_opaque_parts:
-            return f"aggregation.rule: {name} sends values that only a mean can combine; set its kind to mean"
-        for i, transform in enumerate(hyper.transforms):
-            if reason := self._transform_objection(i, transform):
-                return reason
-        if objective is not None:
-            if not inner.training_steps:
-                return f"objective: {name} has its own loss; remove it"
-            if inner.is_centralized and (reason := objective.centralized_incompatibility(inner.hyper)):
-                return reason
-            if reason := objective.incompatibility(inner.task):
-                return reason
-            if inner.is_centralized and objective.init_client(inner.task):
-                return f"objective: {name} has no clients, but {objective.kind} needs client state; remove it"
-        return inner.incompatibility()
-
-    def _wrong_declaration(self) -> str | None:
-        """Returns which declaration that the slots need names a missing step or entry; None if all are right."""
-        inner, where, aggregation = self.inner, f"algorithm.name: {type(self.inner).__name__}", self.hyper.aggregation
-        entries = f"entries ({', '.join(self._initial)})"
-        needed = inner.parts if self._changes_updates else {}
-        for step, parts in needed.items():
-            if not callable(getattr(inner, step, None)):
-                return f"{where}.parts names the step {step!r}, which is not a method; correct its name"
-            for name, part in parts.items():
-                if part.like not in self._initial:
-                    return (
-                        f"{where}.parts: {name!r} of {step!r} is like {part.like!r}, which is not in `init_server`; "
-                        f"name one of its {entries}"
-                    )
-        if not aggregation.server_optimizer.is_plain and inner.optimizes not in (None, *self._initial):
-            return f"{where}.optimizes: {inner.optimizes!r} is not in `init_server`; name one of its {entries}"
-        return None
-
-    @property
-    def _has_opaque_parts(self) -> bool:
-        return any(part.kind == "opaque" for parts in self.inner.parts.values() for part in parts.values())
-
-    def _attack_objection(self) -> str | None:
-        attack, name = self.hyper.attack, self.hyper.name
-        if attack is None:
-            return None
-        if not self.inner.parts:
-            return f"simulation.attack: {name} does not average client updates; remove it"
-        if attack.flips_labels and self.inner.task.targets != "classes":
-            return f"simulation.attack.kind: {attack.kind} needs one class per sample; choose another attack"
-        if attack.colludes and self._has_opaque_parts:
-            return f"simulation.attack.kind: {name} sends values that {attack.kind} cannot change; choose another"
-        return None
-
-    def _transform_objection(self, i: int, transform: Transform) -> str | None:
-        name, aggregation = self.hyper.name, self.hyper.aggregation
-        remembers = type(self.inner).remember is not Algorithm.remember
-        if transform.encodes and transform.joint:
-            return f"transforms.{i}.kind: {transform.kind} is both `joint` and `encodes`; set one of them to False"
-        if transform.has_error_feedback and remembers:
-            return f"transforms.{i}.error_feedback: clients of {name} already keep their own state; set it to false"
-        if transform.needs_bound and self._clip_before(i) is None:
-            return (
-                f"transforms.{i}: {transform.kind} needs updates of bounded norm; put a clip before it, and nothing "
-                "between them that makes updates longer"
-            )
-        earlier = self.hyper.transforms[:i]
-        if transform.quantizes and any(other.sparsifies for other in earlier):
-            return f"transforms.{i}: {transform.kind} would also round the zeros that are not sent; put it first"
-        if any(other.quantizes for other in earlier):
-            if transform.has_error_feedback:
-                return f"transforms.{i}.error_feedback: what it sends later is not quantised; set it to false"
-            if not transform.sparsifies:
-                return f"transforms.{i}: it would change quantised entries; put it before the quantisation"
-        if transform.adds_server_noise:
-            if any(not (other.keeps_bound or other.adds_server_noise) for other in self.hyper.transforms[i + 1 :]):
-                return f"transforms.{i}: transforms after it may make updates longer than the clip; remove them"
-            if self.inner.accumulates and not transform.may_accumulate:
-                return f"transforms.{i}: its noise would accumulate in the server state of {name}; remove it"
-            if self._has_opaque_parts:
-                return f"transforms.{i}: {name} also sends values that no noise protects; remove it"
-            if not aggregation.rule.is_mean:
-                return f"transforms.{i}: its noise is that of a mean; set aggregation.rule to mean"
-            if self.inner.fixes_weights or (aggregation.weighting or self.inner.weighting) == "samples":
-                return f"transforms.{i}: its noise is that of an unweighted mean; set aggregation.weighting to uniform"
-        if transform.encodes and i + 1 < len(self.hyper.transforms):
-            return f"transforms.{i}: it encodes updates, which later transforms cannot read; put it last"
-        if transform.encodes and not aggregation.rule.is_mean:
-            return f"transforms.{i}: encoded updates can only be averaged; set aggregation.rule to mean"
-        if transform.encodes and remembers:
-            return f"transforms.{i}: clients of {name} cannot know the update that the server decodes; remove it"
-        for step, parts in self.inner.parts.items():
-            like = self._likes(step)
-            updates = [like] if transform.joint else [like[part] for part in parts if part in like]
-            if reason := next((reason for update in updates if (reason := transform.incompatibility(update))), None):
-                return f"transforms.{i}.{reason}"
-        return None
-
-    def _clip_before(self, i: int) -> int | None:
-        """Number of the clip that bounds the norm of the updates that transform i receives; None: there is none."""
-        for j in reversed(range(i)):
-            if self.hyper.transforms[j].is_clip:
-                return j
-            if not (self.hyper.transforms[j].keeps_bound or self.hyper.transforms[j].adds_server_noise):
-                return None
-        return None
+        return slots_objection(self.inner, self.hyper, self._initial)
 
     @cached_property
     def _initial(self) -> Tree:
         return self.inner.init_server()
 
     def _likes(self, step: str) -> Tree:
-        """Returns trees of the shapes of a step's updates, by part; opaque parts are left out."""
-        parts = self.inner.parts[step]
-        return {name: self._initial[part.like] for name, part in parts.items() if part.kind != "opaque"}
+        return covered(self.inner, step, self._initial)
 
     def _places(self, transform: Transform, step: str) -> list[tuple[str, Tree]]:
         """Returns where a transform acts in a step: ("", all parts) if `joint`, else (name, part) for each part."""
@@ -298,11 +172,6 @@ class Slotted:
         return (yield from drive(generator, run))
 
     @property
-    def _changes_updates(self) -> bool:
-        hyper = self.hyper
-        return bool(hyper.transforms) or not hyper.aggregation.rule.is_mean or hyper.attack is not None
-
-    @property
     def _expected(self) -> float | None:
         """Expected number of clients, by which a noisy sum is divided; None: it is divided by their actual number."""
         expected = [transform.expected_clients for transform in self.hyper.transforms if transform.adds_server_noise]
@@ -321,7 +190,7 @@ class Slotted:
 
     def _rewrites(self, step: str) -> bool:
         """Whether a step sends its changed updates instead of its own result."""
-        return self._changes_updates and step in self.inner.parts and bool(self._likes(step))
+        return changes_updates(self.hyper) and step in self.inner.parts and bool(self._likes(step))
 
     def _bound(self, exchange: Exchange, suffix: str = "") -> Exchange:
         """Returns the exchange with the step wrapped by the slots. suffix: `AS_IS` if the step sends its own result."""
@@ -441,7 +310,7 @@ class Slotted:
 
     def _bound_before(self, i: int, step: str, states: Tree) -> float | None:
         """Largest norm of the updates that transform i receives."""
-        if not self.hyper.transforms[i].needs_bound or (clip := self._clip_before(i)) is None:
+        if not self.hyper.transforms[i].needs_bound or (clip := clip_before(self.hyper.transforms, i)) is None:
             return None
         return self.hyper.transforms[clip].bound(_get(states, (str(clip), step, "joint")))
 

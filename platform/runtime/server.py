@@ -12,7 +12,7 @@ import numpy as np
 from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm, Predictions
 from hedgerow.algorithms.core.messages import SPENT, Cohort, Exchange, Exchanges, ExchangeSteps, drive
 from hedgerow.algorithms.core.pytree import Tree, add, count, flatten
-from hedgerow.algorithms.slots.slotted import OPTIMIZER
+from hedgerow.algorithms.slots.slot_compatibility import OPTIMIZER
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.system_heterogeneity import Simulation
