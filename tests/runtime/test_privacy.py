@@ -1,10 +1,11 @@
 """User-level differential privacy: accounting, Poisson cohorts, what is refused, and runs."""
 
 import math
+import sys
 
 import numpy as np
 import pytest
-from helpers import SingleRun, check_resuming
+from helpers import SingleRun, check_resuming, distance
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import parse_experiment
@@ -61,17 +62,20 @@ def test_clients_take_part_independently():
     assert len(poisson_clients(0, 1, 50, 1.0)) == 50
 
 
+TASK = {
+    "data": {"name": "digits"},
+    "partition": {"kind": "iid", "clients": 10, "samples_per_client": 20},
+    "model": {"name": "mlp", "hidden": [8]},
+}
+
+
 def experiment(folder, name="fedavg", **changes):
     values = {
         "name": "private",
         "rounds": 3,
         "participation": 0.5,
         "output": str(folder / "runs"),
-        "task": {
-            "data": {"name": "digits"},
-            "partition": {"kind": "iid", "clients": 10, "samples_per_client": 20},
-            "model": {"name": "mlp", "hidden": [8]},
-        },
+        "task": TASK,
         "algorithm": {"name": name, "lr": 0.1, "epochs": 1, "batch_size": 10},
         "privacy": {"clip": 0.5, "noise_multiplier": 1.0, "delta": 1e-3, "accountant": "rdp"},
         "resources": {"executor": "inline"},
@@ -139,6 +143,40 @@ def test_a_resumed_run_is_undisturbed(tmp_path):
     check_resuming(start, 2, tmp_path / "state")
 
 
+def test_two_workers_equal_one(tmp_path):
+    made = experiment(tmp_path, "scaffold", engine={"mode": "vmap", "chunk": 3})
+    data = check(made, None)
+
+    def trained(num_shards):
+        worker = Worker(*worker_arguments([made], *data))
+        done = SingleRun(build_servers([made], *data), worker, [None], num_shards)
+        list(done)
+        return done.server["w"]
+
+    assert distance(trained(1), trained(2)) < 1e-6
+
+
+@pytest.mark.parametrize("name", ["feddyn", "scaffold"])
+def test_server_memory_takes_a_round_without_clients(name, tmp_path):
+    seed = next(seed for seed in range(1000) if not len(poisson_clients(seed, 1, 10, 0.1)))
+    engine = {"mode": "vmap", "chunk": 2}
+    finished = run(experiment(tmp_path, name, seed=seed, rounds=2, participation=0.1, engine=engine))
+    assert finished.records[0]["participants"] == 0
+    assert all(np.isfinite(values).all() for values in finished.parameters.values())
+
+
+@pytest.mark.parametrize("model", [{"name": "mode_models.Dropped"}, {"name": "mode_models.Normed", "buffers": "local"}])
+def test_models_that_send_no_statistics_are_private(model, tmp_path):
+    finished = run(experiment(tmp_path, task={**TASK, "model": model}))
+    assert math.isfinite(finished.records[-1]["test_loss"])
+
+
+def test_accounting_without_its_package_is_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(UserError, match=r"install it with `pip install hedgerow\[privacy\]`"):
+        run(experiment(tmp_path, privacy={"clip": 1, "noise_multiplier": 1.2345, "delta": 1e-3, "accountant": "rdp"}))
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -149,6 +187,7 @@ def test_a_resumed_run_is_undisturbed(tmp_path):
         ({"evaluation": {"model": "clients"}}, "set it to server"),
         ({"aggregation": {"weighting": "samples"}}, "set aggregation.weighting to uniform"),
         ({"aggregation": {"rule": {"kind": "median"}}}, "set aggregation.rule to mean"),
+        ({"task": {**TASK, "model": {"name": "mode_models.Normed"}}}, "statistics of batch norm would be sent"),
         ({"algorithm": {"name": "fedsplit"}}, "is not one update of each client"),
     ],
 )
