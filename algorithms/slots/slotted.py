@@ -274,9 +274,10 @@ class Slotted:
         # Without any client, the sum of a noisy mechanism is 0.
         update = {name: result.up[name] if result.up else zeros_like(like) for name, like in likes.items()}
         reports = result.up.get(REPORTS, {})
-        if attack is not None and attack.colludes:
+        is_stack = self._stacks and result.contributed.any()
+        if is_stack and attack is not None and attack.colludes:
             update = attack.collude(update, self._attack_mask(exchange.clients, cohort)[result.contributed])
-        if self._stacks:
+        if is_stack:
             weights = np.ones(len(exchange.clients)) if exchange.weights is None else exchange.weights
             if exchange.weighted_by:
                 weights = weights * result.metrics[exchange.weighted_by]
