@@ -275,15 +275,14 @@ class Slotted:
         update = {name: result.up[name] if result.up else zeros_like(like) for name, like in likes.items()}
         reports = result.up.get(REPORTS, {})
         is_stack = self._stacks and result.contributed.any()
-        if is_stack and attack is not None and attack.colludes:
-            update = attack.collude(update, self._attack_mask(exchange.clients, cohort)[result.contributed])
         if is_stack:
+            if attack is not None and attack.colludes:
+                update = attack.collude(update, self._attack_mask(exchange.clients, cohort)[result.contributed])
             weights = np.ones(len(exchange.clients)) if exchange.weights is None else exchange.weights
             if exchange.weighted_by:
                 weights = weights * result.metrics[exchange.weighted_by]
-            shares = torch.from_numpy(np.asarray(weights, np.float64)[result.contributed])
-            reports = tree_map(lambda leaf: (shares @ leaf.double() / shares.sum()).float(), reports)
             counted = torch.from_numpy(np.asarray(weights, np.float64)[result.contributed])
+            reports = tree_map(lambda leaf: (counted @ leaf.double() / counted.sum()).float(), reports)
             if rule.incompatibility(len(counted)) is not None:
                 # Too many clients dropped out or diverged.
                 update = tree_map(lambda leaf: torch.zeros_like(leaf[0]), update)
