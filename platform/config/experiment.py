@@ -508,6 +508,16 @@ class Experiment(Section, Generic[H]):
             return None
         return self.privacy.account(self.cohort_size(population), population, self.rounds)
 
+    def with_solved_noise(self, population: int) -> Self:
+        """Returns the experiment with the noise that `privacy.target_epsilon` needs in its place, so that the other
+        processes of a run need not solve for it. Raises UserError.
+        """
+        account = self.privacy_account(population)
+        if self.privacy is None or account is None:
+            return self
+        privacy = self.privacy.model_copy(update={"noise_multiplier": account.noise_multiplier, "target_epsilon": None})
+        return self.model_copy(update={"privacy": privacy})
+
     def cohort_size(self, population: int) -> int:
         """Number of the `population` clients that take part in a round, at least one. In a stream all tasks do, since
         they are evaluated together. With a schedule, number of updates of a server step.

@@ -73,18 +73,23 @@ class PrivacyAccount:
 @lru_cache(maxsize=64)
 def multiplier_for(target: float, probability: float, rounds: int, delta: float, accountant: Accountant) -> float:
     """Smallest noise multiplier, to three digits, whose epsilon at `delta` after all rounds is at most `target`."""
-    # RDP is quick and needs more noise than PLD.
-    high = 0.1
-    while epsilon(high, probability, rounds, delta, "rdp") > target:
-        high *= 2
-        if high > 1e6:
-            raise UserError(f"privacy.target_epsilon: no noise reaches {target:g} at this delta; raise it")
-    low = high / 64
+    if accountant == "pld":
+        # RDP is quick and needs more noise.
+        high = multiplier_for(target, probability, rounds, delta, "rdp")
+        low = 0.8 * high
+    else:
+        high = 0.1
+        while epsilon(high, probability, rounds, delta, "rdp") > target:
+            high *= 2
+            if high > 1e6:
+                raise UserError(f"privacy.target_epsilon: no noise reaches {target:g} at this delta; raise it")
+        low = high / 2
+    while epsilon(low, probability, rounds, delta, accountant) <= target:
+        low, high = low / 2, low
     while high / low > 1.001:
         middle = math.sqrt(low * high)
-        low, high = (
-            (low, middle) if epsilon(middle, probability, rounds, delta, accountant) <= target else (middle, high)
-        )
+        is_enough = epsilon(middle, probability, rounds, delta, accountant) <= target
+        low, high = (low, middle) if is_enough else (middle, high)
     return high
 
 

@@ -126,7 +126,8 @@ def _carry_out(
     with recorded(folder, lock, tracker) as termination, followed(loggers, folder):
         loggers.start(folder.name, folder.path, experiment.model_dump(mode="json"), history)
         with open_coordinator(
-            *(experiment, dataset, partition, folder.checkpoints, address, folder.record().get("workers")),
+            *(experiment.with_solved_noise(len(partition)), dataset, partition, folder.checkpoints, address),
+            folder.record().get("workers"),
             notify=notifier(folder, warnings),
             claim=lock.claim,
         ) as coordinator:

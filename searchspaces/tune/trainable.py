@@ -196,6 +196,7 @@ class FederatedTrainable(tune.Trainable):
         self.together, numbers = together or 0.0, [member.number for member in self.members]
         self.barrier = None if together is None else RoundBarrier(barrier_file(self.shared.folder), numbers)
         partition = self._partition(experiments[0])
+        experiments = [experiment.with_solved_noise(len(partition)) for experiment in experiments]
         listen(Signs(signs_file(self.members[0].folder)).alive)
         executor = self._executor(experiments, partition)
         folders = [member.folder.checkpoints for member in self.members]
