@@ -99,6 +99,8 @@ def test_lists_in_parquet_and_other_separators_in_csv(tmp_path):
         ({"path": "damaged.{kind}"}, "task.data.path: {folder}/damaged.{kind} is not a readable"),
         ({"path": "gap.{kind}", "features": ["x1"]}, "column 'x1' of {folder}/gap.{kind} has no value in row 18; fill"),
         ({"path": "gap.{kind}", "label": "ward", "features": ["x0"]}, "column 'ward' of {folder}/gap.{kind} has no"),
+        ({"path": "empty.{kind}", "features": ["x1"]}, "{folder}/empty.{kind} has no samples in x_train"),
+        ({"path": "text.{kind}", "features": ["x0"]}, "has values that are not numbers, such as 'high'"),
         ({"path": "short.{kind}", "features": ["x1"]}, "too few to split"),
         ({"test": "narrow.{kind}", "features": ["x0", "x1"]}, "task.data.features: {folder}/narrow.{kind} has no"),
     ],
@@ -111,6 +113,8 @@ def test_mistakes_are_refused_in_one_sentence(tmp_path, kind, settings, sentence
     gap.loc[3, "ward"] = None
     write(tmp_path, kind, gap, "gap")
     write(tmp_path, kind, TABLE[:2], "short")
+    write(tmp_path, kind, TABLE[:0], "empty")
+    write(tmp_path, kind, TABLE.astype({"x0": str}).replace({"x0": {str(TABLE.x0[5]): "high"}}), "text")
     write(tmp_path, kind, TABLE[["x0", "state"]], "narrow")
     (tmp_path / f"damaged.{kind}").write_text('a,b\n"1')
     names = {"kind": kind, "folder": tmp_path, "file": tmp_path / path}

@@ -223,6 +223,8 @@ def _numbers(values: "Series[Any]", column: str, path: Path, row: int) -> np.nda
     """A column of numbers as (rows, 1), of lists of numbers as (rows, L). row: of the first value. Raises UserError."""
     _check_complete(values, column, path, row)
     array = values.to_numpy()
+    if not len(array):
+        return np.zeros((0, 1), np.float32)
     if array.dtype.kind == "O" and isinstance(array[0], np.ndarray | list):
         try:
             array = np.stack(list(array))
@@ -233,11 +235,21 @@ def _numbers(values: "Series[Any]", column: str, path: Path, row: int) -> np.nda
             ) from None
     if array.dtype.kind not in "biuf" or array.ndim > 2:
         raise UserError(
-            f"task.data.features: column {column!r} of {path} has values that are not numbers, such as {array[0]!r}; "
+            f"task.data.features: column {column!r} of {path} has values that are not numbers, such as {_text(array)!r}; "
             "name it in task.data.one_hot if it is a category, or leave it out of task.data.features"
         )
     with np.errstate(over="ignore"):
         return array.reshape(len(array), -1).astype(np.float32)
+
+
+def _text(array: np.ndarray) -> Any:
+    """The first value that cannot be read as a number; otherwise the first value."""
+    for value in array:
+        try:
+            float(value)
+        except (TypeError, ValueError):
+            return value
+    return array[0]
 
 
 def _check_complete(values: "Series[Any]", column: str, path: Path, row: int) -> None:
