@@ -235,8 +235,8 @@ def _numbers(values: "Series[Any]", column: str, path: Path, row: int) -> np.nda
             ) from None
     if array.dtype.kind not in "biuf" or array.ndim > 2:
         raise UserError(
-            f"task.data.features: column {column!r} of {path} has values that are not numbers, such as {_text(array)!r}; "
-            "name it in task.data.one_hot if it is a category, or leave it out of task.data.features"
+            f"task.data.features: column {column!r} of {path} has values that are not numbers, such as "
+            f"{_text(array)!r}; name it in task.data.one_hot if it is a category, or leave it out of task.data.features"
         )
     with np.errstate(over="ignore"):
         return array.reshape(len(array), -1).astype(np.float32)
