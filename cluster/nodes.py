@@ -67,6 +67,8 @@ def parse_nodes(text: str) -> list[Node]:
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"--nodes {text}: cannot be read: {' '.join(str(error).split())}") from None
         values, lines = parse_yaml(content, lambda line: f"--nodes {text}:{line}")
+        if isinstance(values, dict) and (types := _node_types(values, text)):
+            return types
         if not isinstance(values, dict):
             raise UserError(f"--nodes {text}: write `nodes:` and a list below it, such as `- {{cpus: 16, memory: 64}}`")
     else:
@@ -77,6 +79,59 @@ def parse_nodes(text: str) -> list[Node]:
         raise explain(error, Nodes, values, lines, f"--nodes {text}") from None
     nodes = [node for group in groups for node in group.nodes()]
     return [Node(f"node {number}", node.resources) for number, node in enumerate(nodes, start=1)]
+
+
+def _node_types(values: dict[str, Any], text: str) -> list[Node]:
+    """The nodes that a cluster starts on demand, by the file of Ray's launcher or of KubeRay, at their largest number.
+
+    Raises UserError for a type without resources. Empty for other files.
+    """
+    groups: list[tuple[str, int, int, dict[str, float]]]
+    if "available_node_types" in values:
+        types = values["available_node_types"]
+        groups = [
+            (name, kind.get("min_workers", 0), kind.get("max_workers", 0), kind.get("resources") or {})
+            for name, kind in types.items()
+            if name != values.get("head_node_type")
+        ]
+    else:
+        groups = [
+            (*(group[key] for key in ("groupName", "minReplicas", "maxReplicas")), _of_pod(group["template"]["spec"]))
+            for group in _ray_cluster(values).get("workerGroupSpecs", [])
+        ]
+    for name, _, _, resources in groups:
+        if not resources.get("CPU"):
+            raise UserError(
+                f"--nodes {text}: the node type {name!r} does not say its resources, which the cloud knows; add "
+                "`resources: {CPU: ..., GPU: ..., memory: ...}`, with memory in bytes"
+            )
+    nodes = []
+    for name, least, most, resources in groups:
+        counts = {kind: float(resources.get(kind, 0)) for kind in ("CPU", "GPU")}
+        for number in range(1, most + 1):
+            label = f"{name} {number}" + ", started on demand" * (number > least)
+            nodes.append(Node(label, counts | memory_of(resources.get("memory", 0))))
+    return nodes
+
+
+def _ray_cluster(values: dict[str, Any]) -> dict[str, Any]:
+    """Specification of a RayCluster, or of the one of a RayJob."""
+    spec = values.get("spec") or {}
+    return spec.get("rayClusterSpec") or spec if str(values.get("apiVersion", "")).startswith("ray.io/") else {}
+
+
+def _of_pod(spec: dict[str, Any]) -> dict[str, float]:
+    """Resources of a pod's first container by Ray's names."""
+    limits = spec["containers"][0].get("resources", {}).get("limits", {})
+    unit = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
+    memory = str(limits.get("memory", "0"))
+    resources = {"memory": float(memory[:-2]) * unit[memory[-2:]] if memory[-2:] in unit else float(memory)}
+    if "cpu" in limits:
+        cpu = str(limits["cpu"])
+        resources["CPU"] = float(cpu[:-1]) / 1000 if cpu.endswith("m") else float(cpu)
+    if "nvidia.com/gpu" in limits:
+        resources["GPU"] = float(limits["nvidia.com/gpu"])
+    return resources
 
 
 def _group(part: str, text: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Processes of a run on Ray: started, and kept warm for the next run of the same command."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,13 +10,11 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table
 
 from hedgerow.platform.actors.client_actor import ActorSpec, RayExecutor
-from hedgerow.platform.actors.placement import PATIENCE, bundle_of, bundles, reserved
+from hedgerow.platform.actors.nodes_of_run import Nodes
+from hedgerow.platform.actors.placement import PATIENCE, bundle_of, bundles, reserved, waiting
 from hedgerow.platform.actors.ray_health import gcs_answers
 from hedgerow.platform.actors.silence import Signs
 from hedgerow.platform.common.errors import UserError
-
-Nodes = dict[str, dict[str, float]]
-"""Resources of each node, by node id."""
 
 BRIEFLY = 5.0
 """Seconds to wait for resources that others may be using, if fewer actors are enough."""
@@ -75,22 +73,23 @@ def start_group(
     least: int,
     purpose: Any,
     start_coordinator: Callable[[RayExecutor], Any],
+    excluded: Collection[str] = (),
 ) -> ActorGroup:
-    """Start as many client actors as fit, at least `least`, and their coordinator.
+    """Start as many client actors as fit, at least `least`, and their coordinator. excluded: ids of nodes not to use.
 
     Raises UserError when the cluster's resources stay in use for too long.
     """
     actors, resources = max(least, min(room, num_shards)), spec.resources
     with ExitStack() as stack:
         try:
-            patience = PATIENCE if actors == least else BRIEFLY
-            group = stack.enter_context(reserved(resources, actors, patience))
+            patience = max(PATIENCE, waiting(resources)) if actors == least else BRIEFLY
+            group = stack.enter_context(reserved(resources, actors, patience, excluded))
         except UserError:
             if actors == least:
                 raise
             # Other jobs have taken the resources.
             actors = least
-            group = stack.enter_context(reserved(resources, actors))
+            group = stack.enter_context(reserved(resources, actors, max(PATIENCE, waiting(resources)), excluded))
         places = [bundle_of(resources, rank) for rank in range(actors)]
         executor = RayExecutor(spec, group, places, signs, num_shards)
         coordinator, sizes = start_coordinator(executor), bundles(resources, actors)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import ray
 from ray.exceptions import NodeDiedError, ObjectLostError, OutOfMemoryError, RayActorError, RayError, RayTaskError
-from ray.util.placement_group import PlacementGroup
+from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from hedgerow.algorithms.core.pytree import Tree, leaves, tree_map
@@ -34,6 +34,20 @@ SMALL = 100_000
 
 LOST = (RayActorError, NodeDiedError, ObjectLostError, OutOfMemoryError)
 """Exceptions that Ray raises when an actor, or an answer of it, is lost."""
+
+
+class BrokenNodesError(Exception):
+    """Client actors cannot start on some nodes.
+
+    reasons: first line of the error by node id.
+    """
+
+    def __init__(self, reasons: dict[str, str]):
+        super().__init__(reasons)
+        self.reasons = reasons
+
+    def __str__(self) -> str:
+        return f"a process could not start: {next(iter(self.reasons.values()))}"
 
 
 @dataclass(frozen=True)
@@ -144,12 +158,18 @@ class RayExecutor(Executor):
         calls = {rank: getattr(self.actors[rank], method).remote(*mine, **shared) for rank, mine in arguments.items()}
         return self._all(calls)
 
+    def _call(self, worker: int, method: str, *arguments: Any) -> Any:
+        return getattr(self.actors[worker], method).remote(*arguments)
+
     def _each(self, method: str, *arguments: Any) -> dict[int, Any]:
         """Call a method of all actors; returns the calls by rank."""
         return {rank: getattr(actor, method).remote(*arguments) for rank, actor in enumerate(self.actors)}
 
     def _all(self, calls: dict[int, Any]) -> list[Any]:
-        """Wait for calls to actors, by rank. If actors are lost, replaces them and raises WorkerLost."""
+        """Wait for calls to actors, by rank. If actors are lost, replaces them and raises WorkerLost.
+
+        Raises BrokenNodesError if they cannot start.
+        """
         answers: list[Any] = []
         lost: RayError | None = None
         silent = self._wait(calls)
@@ -157,17 +177,37 @@ class RayExecutor(Executor):
             try:
                 answers.append(ray.get(call))
             except LOST as error:
-                end_if_broken(error)
                 lost = error
             except RayTaskError as error:
                 if isinstance(error.cause, UserError):
                     raise error.cause from None
-                raise
+                if not isinstance(error.cause, LOST):
+                    raise
+                # The actor that should have sent client states.
+                lost = error.cause
         if lost is not None:
+            if isinstance(lost, RayActorError) and lost.actor_init_failed and (broken := self.broken_nodes()):
+                raise BrokenNodesError(broken) from lost
             self._replace_dead()
             reason = f"{', '.join(silent)} silent for too long (resources.actor_timeout)" if silent else str(lost)
             raise WorkerLost(reason) from lost
         return answers
+
+    def broken_nodes(self) -> dict[str, str]:
+        """Why client actors cannot start, by node id."""
+        calls = self._each("ready")
+        self._wait(calls)
+        reasons: dict[int, str] = {}
+        for rank, call in calls.items():
+            try:
+                ray.get(call)
+            except RayActorError as error:
+                if error.actor_init_failed:
+                    reasons[rank] = start_failure(error)
+            except LOST:
+                pass
+        nodes = placement_group_table(self.group)["bundles_to_node_id"] if reasons else {}
+        return {nodes[self.bundles[rank]]: reason for rank, reason in reasons.items()}
 
     def _wait(self, calls: dict[int, Any]) -> list[str]:
         """Wait until calls have ended. Kills actors that stay silent for too long, and returns their names."""
@@ -209,7 +249,12 @@ def _owns(clients: np.ndarray, rank: int, actors: int, shards: int) -> np.ndarra
 def end_if_broken(error: RayError) -> None:
     """Raise RuntimeError for an actor that failed to start, since a replacement would fail as well."""
     if isinstance(error, RayActorError) and error.actor_init_failed:
-        raise RuntimeError(f"a process could not start: {str(error).strip().splitlines()[-1]}") from error
+        raise RuntimeError(f"a process could not start: {start_failure(error)}") from error
+
+
+def start_failure(error: RayActorError) -> str:
+    """Why an actor failed to start: the last line of Ray's message."""
+    return str(error).strip().splitlines()[-1]
 
 
 def _broadcast(downs: list[Tree]) -> Any:

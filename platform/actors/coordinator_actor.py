@@ -14,9 +14,10 @@ from ray.util.placement_group import placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from hedgerow.algorithms.core.pytree import Tree
-from hedgerow.platform.actors.actor_pool import ActorGroup, Nodes, acquire, freed_by_idle, release, start_group
-from hedgerow.platform.actors.client_actor import LOST, ActorSpec, RayExecutor, end_if_broken
-from hedgerow.platform.actors.placement import PATIENCE, actors_that_fit, count_actors
+from hedgerow.platform.actors.actor_pool import ActorGroup, acquire, freed_by_idle, release, start_group
+from hedgerow.platform.actors.client_actor import LOST, ActorSpec, BrokenNodesError, RayExecutor, end_if_broken
+from hedgerow.platform.actors.nodes_of_run import Nodes, NodesOfRun
+from hedgerow.platform.actors.placement import PATIENCE, actors_that_fit, count_actors, least_actors, wait_for_nodes
 from hedgerow.platform.actors.ray_health import RayHealth
 from hedgerow.platform.actors.session import lasting_nodes, local_resources, ray_starting, starts_here
 from hedgerow.platform.actors.shared_data import opened, share
@@ -121,6 +122,7 @@ class CoordinatorHandle:
         checkpoint = latest_checkpoint(checkpoints)
         self._last_reported = len(local.servers[0].history) if local else round_of(checkpoint[0]) if checkpoint else 0
         # The processes are the same for `executor: auto` and `executor: ray`.
+        self.nodes = NodesOfRun(notify)
         self._purpose = self.resources.model_dump(exclude={"executor"}), num_shards, tuple(sys.path)
         self._actor_counts: list[int] = []
         self._lost: RayLost | None = None
@@ -142,6 +144,7 @@ class CoordinatorHandle:
             self._thread.shutdown()
         if self._is_started:
             self._stop_looking()
+            self.nodes.close()
             if kind is None:
                 release(self.group)
             else:
@@ -259,7 +262,7 @@ class CoordinatorHandle:
             self.signs.begin()
             arrays = share(self.dataset), ray.put(vars(self.partition))
             self.spec = ActorSpec([self.experiment], sys.path, *arrays)
-            nodes = lasting_nodes()
+            nodes = self.nodes.usable(lasting_nodes())
             self._seen, self._looked = set(nodes), time.monotonic()
             room = actors_that_fit(self.resources, list(freed_by_idle(nodes).values()))
             if not self._take_over_idle(set(nodes)):
@@ -278,7 +281,7 @@ class CoordinatorHandle:
         group.executor.signs = self.signs
         try:
             if len(group.executor.actors) == self.num_shards and set(group.hosts().values()) <= nodes:
-                with suppress(*LOST, RayTaskError, GetTimeoutError):
+                with suppress(*LOST, BrokenNodesError, RayTaskError, GetTimeoutError):
                     group.executor.actors = ray.get(group.unloaded, timeout=PATIENCE)
                     group.executor.load_run(self.spec)
                     call = group.coordinator.load_run.remote(*self._run_of(group.executor))
@@ -295,7 +298,8 @@ class CoordinatorHandle:
     def _gather(self, room: int, least: int) -> None:
         """Start client actors and their coordinator. For the arguments see `start_group`."""
         self.group = start_group(
-            self.spec, self.signs, self.num_shards, room, least, self._purpose, self._start_coordinator
+            *(self.spec, self.signs, self.num_shards, room, least, self._purpose, self._start_coordinator),
+            self.nodes.broken,
         )
         self._actor_counts.append(len(self.group.executor.actors))
 
@@ -320,7 +324,9 @@ class CoordinatorHandle:
         """
         if time.monotonic() < self._looked + LOOK or not self.health.check():
             return 0
-        nodes, self._looked = lasting_nodes(), time.monotonic()
+        found, self._looked = lasting_nodes(), time.monotonic()
+        self.nodes.start_on_new(self.spec, found)
+        nodes = self.nodes.usable(found)
         if set(nodes) == self._seen:
             return 0
         self._seen = set(nodes)
@@ -340,21 +346,39 @@ class CoordinatorHandle:
         if self.local is not None:
             with self._at_work():
                 return getattr(self.local, method)(*arguments)
-        lost: Exception | None = None
-        for _ in range(REPLACEMENTS):
+        losses = 0
+        while True:
             call = getattr(self.group.coordinator, method).remote(*arguments)
             try:
                 if self._is_answered(call):
                     return ray.get(call)
-                self._gather_anew(self._room(lasting_nodes()))
+                self._gather_anew(self._room(self.nodes.usable(lasting_nodes())))
             except LOST as error:
                 self.health.check()
+                if broken := self.group.executor.broken_nodes():
+                    # Its start asks the client actors.
+                    self._leave(BrokenNodesError(broken))
+                    continue
                 end_if_broken(error)
-                lost = error
+                losses += 1
+                if losses == REPLACEMENTS:
+                    raise RuntimeError(f"the coordinator or its nodes were lost {losses} times in a row") from error
                 self.group.coordinator = self._start_coordinator(self.group.executor)
             except RayTaskError as error:
-                raise error.cause from error
-        raise RuntimeError(f"the coordinator or its nodes were lost {REPLACEMENTS} times in a row") from lost
+                if not isinstance(error.cause, BrokenNodesError):
+                    raise error.cause from error
+                self._leave(error.cause)
+
+    def _leave(self, broken: BrokenNodesError) -> None:
+        """Place the client actors on other nodes than those where they cannot start. Raises RuntimeError if there is no
+        other.
+        """
+        left = {node: free for node, free in lasting_nodes().items() if node not in broken.reasons}
+        room = self._room(self.nodes.usable(left))
+        if not room:
+            raise RuntimeError(str(broken)) from broken
+        self.nodes.leave_out(broken.reasons)
+        self._gather_anew(room)
 
     def _is_answered(self, call: Any) -> bool:
         """Wait for an answer; False if a lost client actor has had no place to restart for too long.
@@ -418,6 +442,7 @@ def coordinator_on_ray(
             local = build_coordinator([experiment], dataset, partition, executor, [checkpoints], claim)
         else:
             ready.result()
+            wait_for_nodes(resources, least_actors(resources))
             shards = count_actors(resources, cohort)
         least = resources.min_actors or shards
         run = experiment, dataset, partition, checkpoints, shards, least, notify, claim, ready, local

@@ -51,6 +51,9 @@ _REACHABLE = listens_by_default()
 _starting: list[Future[None]] = []
 """Session that is starting or running, if this module has started it."""
 
+_named: list[str] = []
+"""Addresses of running clusters that the open sessions name."""
+
 
 @contextmanager
 def ray_session(address: str | None = None) -> Iterator[None]:
@@ -77,11 +80,22 @@ def ray_starting(address: str | None = None) -> Iterator[Future[None]]:
             f"{'--address' if address else 'RAY_ADDRESS'}: {target} is {kind}; use `hedgerow submit` to send jobs "
             "to a cluster's job server, or the address auto on a node of the cluster"
         )
-    if _starting or ray.is_initialized():
-        done: Future[None] = Future()
-        done.set_result(None)
-        yield _starting[0] if _starting else done
-        return
+    with ExitStack() as named:
+        if target:
+            _named.append(target)
+            named.callback(_named.remove, target)
+        if _starting or ray.is_initialized():
+            done: Future[None] = Future()
+            done.set_result(None)
+            yield _starting[0] if _starting else done
+        else:
+            with _starting_at(target) as ready:
+                yield ready
+
+
+@contextmanager
+def _starting_at(target: str | None) -> Iterator[Future[None]]:
+    """Start Ray on this machine, or connect to a cluster, in the background."""
     ready: Future[None] = Future()
     over = Event()
 
@@ -116,6 +130,11 @@ def ray_starting(address: str | None = None) -> Iterator[Future[None]]:
 def _fail(ready: Future[None], error: BaseException) -> None:
     with suppress(InvalidStateError):
         ready.set_exception(error)
+
+
+def on_cluster() -> bool:
+    """Whether the open session is that of a running cluster that the user names, and not a Ray of this machine."""
+    return bool(_named)
 
 
 def starts_here(address: str | None) -> bool:

@@ -34,6 +34,11 @@ class Resources(Section):
         description="number of client-actor processes that suffice to start a run, or to continue it when nodes are "
         "lost; the others join as nodes do, and the results stay those of `actors`; null: all of them",
     )
+    wait: float | Literal["auto"] = Field(
+        "auto",
+        description="seconds to wait for nodes with room for the client actors, which a cluster that scales starts "
+        "meanwhile; auto: 600 on a cluster, 0 where Ray is started on this machine",
+    )
     device: Literal["auto", "cpu"] = Field(
         "auto",
         description="device of the clients' computations; auto: the GPU if an actor reserves one or a fraction of one; "
@@ -105,6 +110,8 @@ class Resources(Section):
             )
         if self.silence != "auto" and self.silence <= 0:
             raise ValueError("`silence` must be auto or a number of seconds above 0")
+        if self.wait != "auto" and self.wait < 0:
+            raise ValueError("`wait` must be auto or a number of seconds, at least 0")
         if self.actors != "auto" and self.actors < 1:
             raise ValueError("`actors` must be auto or at least 1")
         if self.min_actors and self.actors == "auto":

@@ -15,7 +15,7 @@ from ray import tune
 from ray.tune.error import TuneError
 
 from hedgerow.platform.actors.actor_pool import shutdown_idle
-from hedgerow.platform.actors.placement import cpu_share, node_resources, trials_that_fit
+from hedgerow.platform.actors.placement import cpu_share, node_resources, trials_that_fit, wait_for_nodes
 from hedgerow.platform.actors.ray_health import RayHealth
 from hedgerow.platform.actors.session import ray_session
 from hedgerow.platform.actors.shared_data import share
@@ -231,6 +231,7 @@ def _tune(plan: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
     shutdown_idle()
     dataset, partition = data
     here, search, resources = folder.path.absolute(), plan.search, plan.experiment.resources
+    wait_for_nodes(resources, client_actors(resources))
     room = trials_that_fit(resources, client_actors(resources))
     request = trial_resources(resources)
     if plan.search.concurrency and plan.search.concurrency < room:

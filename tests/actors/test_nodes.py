@@ -1,22 +1,16 @@
 """On several nodes, each a raylet of its own: nodes that are lost, join, and are about to be taken."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
-from internals import gcs_client
 from paths import SUPPORT
-from processes import free_port, hedgerow
+from processes import hedgerow
+from ray_clusters import Nodes, environment, until
 from ray_runs import small
 from searches import one_after_the_other, plan
 
@@ -26,120 +20,6 @@ from hedgerow.platform.runtime.launch import build_coordinator, inline_executor
 from hedgerow.platform.storage.checkpoint import latest_checkpoint, read_checkpoint, round_of
 from hedgerow.platform.tracking.records import HedgeRecord
 from hedgerow.platform.tracking.tracker import RunLog
-
-BIN = Path(sys.executable).parent
-
-SWIFT = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000, "health_check_failure_threshold": 3}
-"""A lost node is known after seconds."""
-
-PREEMPTION = 2
-"""Ray's word for the reason that a spot machine is taken."""
-
-
-def until(true: Callable[[], object], what: str, seconds: float = 90) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, f"after {seconds:g} s still not: {what}"
-        time.sleep(0.1)
-
-
-class Nodes:
-    """A Ray cluster of real processes: a head without CPUs, where drivers live, and nodes of one CPU and one GPU each,
-    which is only declared.
-    """
-
-    def __init__(self) -> None:
-        # Paths of sockets must be short.
-        self.folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
-        port, jobs = free_port(), free_port()
-        self.address, self.jobs = f"127.0.0.1:{port}", f"http://127.0.0.1:{jobs}"
-        self.processes: dict[str, subprocess.Popen] = {}
-        head = {
-            "port": port,
-            "num-cpus": 0,
-            "node-ip-address": "127.0.0.1",
-            "dashboard-host": "127.0.0.1",
-            "dashboard-port": jobs,
-            "ray-client-server-port": free_port(),
-            "system-config": json.dumps(SWIFT),
-        }
-        self._start("head", "--head", *(f"--{name}={value}" for name, value in head.items()))
-        self.gcs = None
-        until(self._reached, "the head is up")
-
-    def add(self, name: str) -> None:
-        """Start a node and wait until it is there."""
-        self._start(name, f"--address={self.address}", "--num-cpus=1", "--num-gpus=1")
-        until(lambda: name in self.alive(), f"{name} is up")
-
-    def alive(self) -> dict[str, str]:
-        """The ids of the nodes, by name."""
-        found = self.gcs.get_all_node_info().values()
-        return {info.node_name: info.node_id.hex() for info in found if info.state == 0}
-
-    def raylets(self, name: str) -> list[psutil.Process]:
-        """A node's raylet; none where the node has ended, as Ray ends one that is to be taken once it is idle."""
-        with suppress(psutil.NoSuchProcess):
-            started = psutil.Process(self.processes[name].pid).children(recursive=True)
-            return [process for process in started if process.name() == "raylet"]
-        return []
-
-    def hosts(self, name: str, what: str) -> bool:
-        """Whether such an actor's process is on a node."""
-        with suppress(psutil.NoSuchProcess):
-            return any(what in title(on) for raylet in self.raylets(name) for on in raylet.children(recursive=True))
-        return False
-
-    def lose(self, name: str) -> None:
-        """Kill a node's raylet, and with it all that runs there."""
-        (raylet,) = self.raylets(name)
-        raylet.kill()
-        until(lambda: name not in self.alive(), f"{name} is gone")
-
-    def notice(self, name: str) -> None:
-        """Tell Ray that a node will be taken in ten minutes."""
-        deadline = int(1000 * (time.time() + 600))
-        accepted, why = self.gcs.drain_node(self.alive()[name], PREEMPTION, "a notice in a test", deadline)
-        assert accepted, why
-
-    def close(self) -> None:
-        for process in self.processes.values():
-            # Without ceremony: a node that is stopped waits for its work to end.
-            running = [psutil.Process(process.pid)] if process.poll() is None else []
-            for started in [child for parent in running for child in parent.children(recursive=True)] + running:
-                with suppress(psutil.NoSuchProcess):
-                    started.kill()
-            process.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _start(self, name: str, *arguments: str) -> None:
-        # As on machines of their own.
-        own = [
-            f"--node-name={name}",
-            f"--dashboard-agent-listen-port={free_port()}",
-            f"--temp-dir={self.folder}/{name}",
-        ]
-        command = [str(BIN / "ray"), "start", "--block", "--disable-usage-stats", *own, *arguments]
-        with Path(self.folder, f"{name}.log").open("w") as log:
-            self.processes[name] = subprocess.Popen(command, env=environment(), stdout=log, stderr=subprocess.STDOUT)
-
-    def _reached(self) -> bool:
-        try:
-            self.gcs = self.gcs or gcs_client(self.address)
-            return bool(self.alive())
-        except Exception:
-            return False
-
-
-def environment() -> dict[str, str]:
-    """Of all processes of the cluster and its drivers, whatever other Ray this process has started."""
-    return {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "RAY_AUTH_MODE": "disabled"}
-
-
-def title(process: psutil.Process) -> str:
-    with suppress(psutil.Error):
-        return "".join(process.cmdline())
-    return ""
 
 
 @pytest.fixture(scope="module")
@@ -190,8 +70,10 @@ def test_nodes_are_lost_join_and_are_taken_and_the_run_has_the_same_bits(nodes, 
     assert nodes.hosts("two", "ray::ClientActor")
     nodes.lose("two")
     goes_on()
+    before = saved()
     nodes.add("three")
-    until(lambda: nodes.hosts("three", "ray::ClientActor"), "the new node is used")
+    # A client actor that proves the node comes first; the run is saved when it goes over.
+    until(lambda: saved() > before and nodes.hosts("three", "ray::ClientActor"), "the new node is used")
     joined = saved()
     goes_on()
     nodes.notice("one")
@@ -259,3 +141,57 @@ def test_a_search_goes_on_where_there_is_room_when_a_node_is_lost(nodes, tmp_pat
     expected = one_after_the_other(plan(tmp_path / "alone", **settings))
     assert driver.wait(timeout=200) == 0, (tmp_path / "log").read_text()
     assert hedge(tmp_path / "runs") == expected
+
+
+def test_a_broken_node_is_left_out_and_the_run_has_the_same_bits(nodes, tmp_path):
+    # Without torch, as after a failed installation; one of them is there from the start, the other one joins.
+    (tmp_path / "broken" / "torch").mkdir(parents=True)
+    (tmp_path / "broken" / "torch" / "__init__.py").write_text("raise ImportError('libcudart.so.12 is not there')")
+    broken = {"PYTHONPATH": str(tmp_path / "broken")}
+    for name in set(nodes.alive()) - {"head"}:
+        nodes.lose(name)
+    nodes.add("broken", **broken)
+    nodes.add("sound")
+    slow = tmp_path / "slow"
+    slow.touch()
+    settings = {
+        "rounds": 200,
+        "engine__mode": "loop",
+        "engine__chunk": "auto",
+        "algorithm__slow_file": str(slow),
+        "resources": {"actors": 3, "min_actors": 1, "cpus_per_actor": 0.5, "gpus_per_actor": 1, "device": "cpu"},
+        "evaluation": {"every": 100},
+    }
+    experiment = small(tmp_path / "runs", **settings)
+    (tmp_path / "file.yaml").write_text(dump_experiment(experiment))
+    with (tmp_path / "log").open("w") as log:
+        driver = hedgerow(
+            "run", str(tmp_path / "file.yaml"), "--address", nodes.address, env=environment(), stdout=log, stderr=log
+        )
+
+    def said(name: str) -> bool:
+        text = (tmp_path / "log").read_text()
+        assert driver.poll() is None, text
+        return f"node {name} (" in text
+
+    def rounds() -> int:
+        return max((len(RunLog(file).read()) for file in (tmp_path / "runs").glob("*/metrics.jsonl")), default=0)
+
+    until(lambda: said("broken"), "the node that cannot start is left out")
+    until(rounds, "the run goes on")
+    nodes.add("worse", **broken)
+    until(lambda: said("worse"), "the node that joins is left out")
+    assert nodes.hosts("sound", "ray::ClientActor")
+    slow.unlink()
+    assert driver.wait(timeout=200) == 0, (tmp_path / "log").read_text()
+    (folder,) = (tmp_path / "runs").glob("small-*")
+    record = json.loads((folder / "run.json").read_text())
+    # The working actor has not been given up for the second node.
+    assert record["client_actors"] == [2, 1]
+    assert ["libcudart.so.12 is not there" in notice for notice in record["notices"]] == [True, True]
+
+    data = check(experiment, None)
+    calm = build_coordinator([experiment], *data, inline_executor([experiment], *data, 3), [tmp_path / "calm"])
+    calm.advance(1e6)
+    records = RunLog(folder / "metrics.jsonl").read()
+    assert [r | {"seconds": 0} for r in records] == [r | {"seconds": 0} for r in calm.servers[0].history]

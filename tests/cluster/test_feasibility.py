@@ -12,6 +12,7 @@ from hedgerow.cluster.feasibility import place
 from hedgerow.cluster.nodes import parse_nodes
 from hedgerow.cluster.round_time import RoundTimeModel, exchange_seconds, fitted_constants
 from hedgerow.platform.actors.placement import actors_that_fit, bundle_of, bundles, reserved, strategy
+from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.resources import Resources, gpu_share
 from hedgerow.platform.runs.runner import run
@@ -34,6 +35,29 @@ def test_described_nodes_are_those_of_the_file(tmp_path):
     assert nodes == parse_nodes(str(tmp_path / "nodes.yaml"))
     assert [node.resources["GPU"] for node in nodes] == [0, 2, 2]
     assert nodes[1].memory + nodes[1].store == pytest.approx(64e9)
+
+
+LAUNCHER = """
+head_node_type: head
+available_node_types:
+  head: {resources: {CPU: 0}, max_workers: 0}
+  gpu: {min_workers: 1, max_workers: 3, resources: {CPU: 8, GPU: 2, memory: 64000000000}}
+"""
+
+
+def test_a_plan_reads_the_file_of_a_cluster_that_scales(tmp_path):
+    (tmp_path / "launcher.yaml").write_text(LAUNCHER)
+    nodes = parse_nodes(str(tmp_path / "launcher.yaml"))
+    assert [node.name for node in nodes] == ["gpu 1", "gpu 2, started on demand", "gpu 3, started on demand"]
+    assert [node.resources for node in nodes] == [node.resources for node in parse_nodes("3x(cpus=8,gpus=2,memory=64)")]
+    pods = parse_nodes(str(ROOT / "cluster" / "files" / "kuberay-cluster.yaml"))
+    assert [node.name for node in pods][-1] == "gpu 4"
+    assert pods[0].resources["CPU"] == 8
+    assert pods[0].resources["GPU"] == 1
+    assert pods[0].memory + pods[0].store == pytest.approx(32 * 2**30)
+    (tmp_path / "launcher.yaml").write_text(LAUNCHER.replace("CPU: 8, GPU: 2, memory: 64000000000", ""))
+    with pytest.raises(UserError, match="the node type 'gpu' does not say its resources"):
+        parse_nodes(str(tmp_path / "launcher.yaml"))
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 16, 33])

@@ -1,0 +1,131 @@
+"""Clusters of Ray for tests: each node is a raylet of its own on this machine."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+from internals import gcs_client
+from processes import free_port
+
+BIN = Path(sys.executable).parent
+
+SWIFT = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000, "health_check_failure_threshold": 3}
+"""A lost node is known after seconds."""
+
+PREEMPTION = 2
+"""Ray's word for the reason that a spot machine is taken."""
+
+
+def until(true: Callable[[], object], what: str, seconds: float = 90) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, f"after {seconds:g} s still not: {what}"
+        time.sleep(0.1)
+
+
+class Nodes:
+    """A Ray cluster of real processes: a head without CPUs, where drivers live, and nodes of one CPU and one GPU each,
+    which is only declared.
+    """
+
+    def __init__(self) -> None:
+        # Paths of sockets must be short.
+        self.folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
+        port, jobs = free_port(), free_port()
+        self.address, self.jobs = f"127.0.0.1:{port}", f"http://127.0.0.1:{jobs}"
+        self.processes: dict[str, subprocess.Popen] = {}
+        head = {
+            "port": port,
+            "num-cpus": 0,
+            "node-ip-address": "127.0.0.1",
+            "dashboard-host": "127.0.0.1",
+            "dashboard-port": jobs,
+            "ray-client-server-port": free_port(),
+            "system-config": json.dumps(SWIFT),
+        }
+        self._start("head", "--head", *(f"--{name}={value}" for name, value in head.items()))
+        self.gcs = None
+        until(self._reached, "the head is up")
+
+    def add(self, name: str, **variables: str) -> None:
+        """Start a node and wait until it is there. variables: its environment variables."""
+        self._start(name, f"--address={self.address}", "--num-cpus=1", "--num-gpus=1", **variables)
+        until(lambda: name in self.alive(), f"{name} is up")
+
+    def alive(self) -> dict[str, str]:
+        """The ids of the nodes, by name."""
+        found = self.gcs.get_all_node_info().values()
+        return {info.node_name: info.node_id.hex() for info in found if info.state == 0}
+
+    def raylets(self, name: str) -> list[psutil.Process]:
+        """A node's raylet; none where the node has ended, as Ray ends one that is to be taken once it is idle."""
+        with suppress(psutil.NoSuchProcess):
+            started = psutil.Process(self.processes[name].pid).children(recursive=True)
+            return [process for process in started if process.name() == "raylet"]
+        return []
+
+    def hosts(self, name: str, what: str) -> bool:
+        """Whether such an actor's process is on a node."""
+        with suppress(psutil.NoSuchProcess):
+            return any(what in title(on) for raylet in self.raylets(name) for on in raylet.children(recursive=True))
+        return False
+
+    def lose(self, name: str) -> None:
+        """Kill a node's raylet, and with it all that runs there."""
+        (raylet,) = self.raylets(name)
+        raylet.kill()
+        until(lambda: name not in self.alive(), f"{name} is gone")
+
+    def notice(self, name: str) -> None:
+        """Tell Ray that a node will be taken in ten minutes."""
+        deadline = int(1000 * (time.time() + 600))
+        accepted, why = self.gcs.drain_node(self.alive()[name], PREEMPTION, "a notice in a test", deadline)
+        assert accepted, why
+
+    def close(self) -> None:
+        for process in self.processes.values():
+            # Without ceremony: a node that is stopped waits for its work to end.
+            running = [psutil.Process(process.pid)] if process.poll() is None else []
+            for started in [child for parent in running for child in parent.children(recursive=True)] + running:
+                with suppress(psutil.NoSuchProcess):
+                    started.kill()
+            process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _start(self, name: str, *arguments: str, **variables: str) -> None:
+        # As on machines of their own.
+        names = [
+            f"--node-name={name}",
+            f"--dashboard-agent-listen-port={free_port()}",
+            f"--temp-dir={self.folder}/{name}",
+        ]
+        command = [str(BIN / "ray"), "start", "--block", "--disable-usage-stats", *names, *arguments]
+        with Path(self.folder, f"{name}.log").open("w") as log:
+            own = environment() | variables
+            self.processes[name] = subprocess.Popen(command, env=own, stdout=log, stderr=subprocess.STDOUT)
+
+    def _reached(self) -> bool:
+        try:
+            self.gcs = self.gcs or gcs_client(self.address)
+            return bool(self.alive())
+        except Exception:
+            return False
+
+
+def environment() -> dict[str, str]:
+    """Of all processes of the cluster and its drivers, whatever other Ray this process has started."""
+    return {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "RAY_AUTH_MODE": "disabled"}
+
+
+def title(process: psutil.Process) -> str:
+    with suppress(psutil.Error):
+        return "".join(process.cmdline())
+    return ""
