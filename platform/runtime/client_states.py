@@ -32,6 +32,9 @@ class ClientStates:
         self.committed = Rows(first[0], clients, memory, folder)
         self.pending: dict[int, tuple[Tree, int]] = {}
         """Client id -> (stacked states, row of the client). Stacks without references are freed."""
+        self.lent: dict[int, tuple[Tree, int]] = {}
+        """Final states of clients of other workers, for the round `lent_for`."""
+        self.lent_for = 0
         self.round = 0
 
     def enter(self, round: int, number: int, committed: int) -> None:
@@ -40,6 +43,8 @@ class ClientStates:
             if self.round <= committed:
                 self.commit()
             self.pending = {}
+        if self.lent_for != round:
+            self.lent = {}
         self.round = round
 
     def commit(self) -> None:
@@ -52,6 +57,25 @@ class ClientStates:
             assert stack is not None
             self.load(clients[positions], tree_map(lambda leaf, rows=rows: _take(leaf, rows), stack))
         self.pending = {}
+
+    def borrow(self, round: int, clients: np.ndarray, states: Tree) -> None:
+        """Take final states of another worker's clients, for one round."""
+        if self.lent_for != round:
+            self.lent, self.lent_for = {}, round
+        self.lent |= {client: (states, row) for row, client in enumerate(clients.tolist())}
+
+    def take_back(self, round: int, clients: np.ndarray, states: Tree) -> None:
+        """Hold as pending what another worker has made of states in a round."""
+        self.enter(round, 1, round - 1)
+        self.keep(clients, states)
+
+    def give_back(self, clients: np.ndarray) -> tuple[np.ndarray, Tree]:
+        """New states of another worker's clients, and which clients have any; from now on they are not pending here."""
+        clients = clients[[client in self.pending for client in clients.tolist()]]
+        states = self.read(clients, lasting=True) if len(clients) else {}
+        for client in clients.tolist():
+            del self.pending[client]
+        return clients, states
 
     def read(self, clients: np.ndarray, lasting: bool = False) -> Tree:
         """States of `clients`, stacked along a new first dimension; {} for stateless clients.
@@ -91,7 +115,7 @@ class ClientStates:
 
     def clear(self) -> None:
         """Return every client to its initial state."""
-        self.round, self.pending = 0, {}
+        self.round, self.pending, self.lent, self.lent_for = 0, {}, {}, 0
         self.committed.clear()
 
     def _by_stack(self, clients: np.ndarray) -> list[tuple[Tree | None, list[int], list[int]]]:
@@ -100,8 +124,9 @@ class ClientStates:
         The stack is None for clients without a pending state.
         """
         groups: dict[int, tuple[Tree | None, list[int], list[int]]] = {}
+        lent = self.lent if self.lent_for == self.round else {}
         for position, client in enumerate(clients.tolist()):
-            stack, row = self.pending.get(client, (None, 0))
+            stack, row = self.pending.get(client) or lent.get(client, (None, 0))
             _, positions, rows = groups.setdefault(id(stack), (stack, [], []))
             positions.append(position)
             rows.append(row)

@@ -1,5 +1,6 @@
 """The executor: distributes exchanges to workers, and combines the partial aggregates that they return."""
 
+from collections import defaultdict
 from dataclasses import asdict, astuple, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.data.sampling import steps_per_client
 from hedgerow.platform.runtime.aggregation import PartialAggregate, combine, sum_trees
-from hedgerow.platform.runtime.assignment import longest_first, owner_of
+from hedgerow.platform.runtime.assignment import longest_first, near_states, owner_of
 from hedgerow.platform.runtime.autotune import MEASURED_STEPS, Measurement, Workload, tune_plan
 from hedgerow.platform.runtime.communication import CommunicationCost
 from hedgerow.platform.runtime.shards import EVALUATION, ClientCrashed, ExecutionPlan, WorkerLost, WorkShard
@@ -29,6 +30,10 @@ NO_MATTER = {
 
 Positions = list[np.ndarray]
 """For each share of the work, the positions of its clients in `Exchange.clients`."""
+
+
+Moved = dict[int, list[Any]]
+"""For each worker, client states that arrive from other workers, or Ray's references to them."""
 
 
 class PlanNotTuned(Exception):  # noqa: N818
@@ -59,6 +64,8 @@ class Executor:
             for experiment in experiments
         ]
         """For each variant: step -> plan."""
+        self._away: dict[int, tuple[int, dict[int, int]]] = {}
+        """For each variant: the last round in which states were lent, and to which worker each client's."""
 
     @property
     def num_workers(self) -> int:
@@ -73,8 +80,9 @@ class Executor:
             for number in range(self.num_shards)
         ]
         broadcasts = [exchange.received for exchange in exchanges]
+        moved = self._move_states(exchanges, positions)
         self._set_plans(exchanges, shards, broadcasts)
-        partials = self._run_shards(shards, broadcasts)
+        partials = self._run_shards(shards, broadcasts, moved)
         return [
             _aggregate(exchange, rows, [mine[i] for mine in partials])
             for i, (exchange, rows) in enumerate(zip(exchanges, positions, strict=True))
@@ -89,10 +97,12 @@ class Executor:
 
     def save_states(self, variant: int, folder: Path, round: int) -> None:
         """Commit `round` of a variant and write every worker's share of its client states into `folder`."""
-        self._send("save_states", dict.fromkeys(range(self.num_workers), (variant, folder, round)))
+        moved = self._bring_back(variant)
+        self._send("save_states", {w: (variant, folder, round, *moved[w]) for w in range(self.num_workers)})
 
     def load_states(self, variant: int, folder: Path | None) -> None:
         """Replace a variant's client states with those in `folder`, or with the initial ones."""
+        self._away.pop(variant, None)
         self._send("load_states", dict.fromkeys(range(self.num_workers), (variant, folder)))
 
     def _send(self, method: str, arguments: dict[int, tuple], broadcasts: list[Tree] | None = None) -> list[Any]:
@@ -103,10 +113,19 @@ class Executor:
         shared = {} if broadcasts is None else {"broadcasts": broadcasts}
         return [getattr(self.worker, method)(*mine, **shared) for mine in arguments.values()]
 
-    def _run_shards(self, shards: list[list[WorkShard]], broadcasts: list[Tree]) -> list[list[PartialAggregate]]:
-        """Run the shards of each share, one shard per exchange."""
+    def _call(self, worker: int, method: str, *arguments: Any) -> Any:
+        """Call a method of one worker. The result can only be passed on to other workers."""
+        return getattr(self.worker, method)(*arguments)
+
+    def _run_shards(
+        self, shards: list[list[WorkShard]], broadcasts: list[Tree], moved: Moved | None = None
+    ) -> list[list[PartialAggregate]]:
+        """Run the shards of each share, one shard per exchange. moved: states that arrive for them."""
         n = self.num_workers
-        orders = {worker: ([shard for mine in shards[worker::n] for shard in mine],) for worker in range(n)}
+        orders = {
+            worker: ([shard for mine in shards[worker::n] for shard in mine], *(moved or {}).get(worker, []))
+            for worker in range(n)
+        }
         partials: list[list[PartialAggregate]] = [[] for _ in shards]
         for worker, results in enumerate(self._send("run", orders, broadcasts)):
             parts = iter(results)
@@ -118,7 +137,9 @@ class Executor:
             return self.run([exchange])[0]
         positions: Positions = []
         partials: list[PartialAggregate] = []
-        for number, share in enumerate(self._assign(exchange)):
+        shares = self._assign(exchange)
+        moved: Moved | None = self._move_states([exchange], [shares])
+        for number, share in enumerate(shares):
             for row in share:
                 alone = [share[:0]] * self.num_shards
                 alone[number] = np.array([row])
@@ -126,9 +147,10 @@ class Executor:
                 begins = not partials
                 shards = [[replace(_shard(exchange, other, rows), begins=begins)] for other, rows in enumerate(alone)]
                 try:
-                    result = self._run_shards(shards, [exchange.received])[number][0]
+                    result = self._run_shards(shards, [exchange.received], moved)[number][0]
                 except WorkerLost as error:
                     raise ClientCrashed(exchange.variant, int(exchange.clients[row]), str(error)) from error
+                moved = None
                 positions.append(alone[number])
                 partials.append(result)
         return _aggregate(exchange, positions, partials)
@@ -136,9 +158,9 @@ class Executor:
     def _assign(self, exchange: Exchange) -> Positions:
         """Positions of the clients of each share.
 
-        Clients with states always stay in the same share. Without states, the work of the cohort is divided evenly, in
-        the same way for every exchange of the round, so that scratch states stay where they are. Each share starts with
-        its largest clients: chunks then contain clients with similar numbers of steps, and need little padding.
+        The work of the cohort is divided evenly, in the same way for every exchange of the round, so that scratch
+        states stay where they are; most clients with states run where these are kept. Each share starts with its
+        largest clients: chunks then contain clients with similar numbers of steps, and need little padding.
         """
         shares, clients = self.num_shards, exchange.clients
         if exchange.on != "clients" or not len(clients):
@@ -147,10 +169,60 @@ class Executor:
         cohort = _cohort(exchange)
         if cohort.is_stateless:
             owner = longest_first(cohort.sizes, shares)[np.searchsorted(cohort.clients, clients)]
-        else:
+        elif exchange.position >= EVALUATION:
             owner = owner_of(clients, shares)
+        else:
+            owner = near_states(cohort.clients, cohort.sizes, shares)[np.searchsorted(cohort.clients, clients)]
         by_size = np.argsort(-_sizes(exchange)[clients], kind="stable")
         return [by_size[owner[by_size] == share] for share in range(shares)]
+
+    def _move_states(self, exchanges: list[Exchange], positions: list[Positions]) -> Moved:
+        """Let states travel to the workers that run their clients, and back after the round.
+
+        Returns what each worker has to accept before it runs its shards.
+        """
+        moved: Moved = defaultdict(list)
+        n = self.num_workers
+        if n == 1:
+            return moved
+        for exchange, shares in zip(exchanges, positions, strict=True):
+            if exchange.on != "clients" or not len(exchange.clients) or _cohort(exchange).is_stateless:
+                continue
+            variant, round = exchange.variant, _cohort(exchange).round
+            last, away = self._away.get(variant, (0, {}))
+            if exchange.position == 0 or exchange.position >= EVALUATION or round != last:
+                # A round that did not end runs again, from the states before it.
+                if last <= exchange.committed_round or exchange.position >= EVALUATION:
+                    for worker, states in self._bring_back(variant).items():
+                        moved[worker] += states
+                away = {}
+            if exchange.position >= EVALUATION:
+                continue
+            guests: dict[tuple[int, int], list[int]] = defaultdict(list)
+            for share, rows in enumerate(shares):
+                clients = exchange.clients[rows]
+                homes = owner_of(clients, self.num_shards) % n
+                for client, home in zip(clients.tolist(), homes.tolist(), strict=True):
+                    if home != share % n and client not in away:
+                        guests[home, share % n].append(client)
+                        away[client] = share % n
+            self._away[variant] = round, away
+            for (home, worker), lent in guests.items():
+                arrived = moved.pop(home, [])
+                when = round, exchange.position, exchange.committed_round
+                moved[worker].append(self._call(home, "lend", variant, np.array(lent), *when, *arrived))
+        return moved
+
+    def _bring_back(self, variant: int) -> Moved:
+        """New states of a variant's clients that ran on another worker, for the workers that keep their states."""
+        moved: Moved = defaultdict(list)
+        _, away = self._away.pop(variant, (0, {}))
+        groups: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for client, worker in away.items():
+            groups[int(owner_of(np.array([client]), self.num_shards)[0]) % self.num_workers, worker].append(client)
+        for (home, worker), clients in groups.items():
+            moved[home].append(self._call(worker, "give_back", variant, np.array(clients)))
+        return moved
 
     # ---- plans ------------------------------------------------------------------------------------------------------
 

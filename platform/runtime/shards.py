@@ -69,6 +69,18 @@ class WorkShard:
         return self.step, *where, self.reduce, self.plan, self.keep_states, self.keyed, batches
 
 
+@dataclass(frozen=True)
+class MovedStates:
+    """Client states that travel between workers: NumPy arrays, with a leading dimension of the clients."""
+
+    variant: int
+    round: int
+    clients: np.ndarray
+    states: Tree
+    lent: bool
+    """True: final states, lent to another worker for a round. False: new states of the round, back at their worker."""
+
+
 class WorkerLost(Exception):  # noqa: N818
     """A worker died; its client states since the last checkpoint are lost. The executor has already replaced it."""
 

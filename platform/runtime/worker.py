@@ -28,7 +28,7 @@ from hedgerow.platform.runtime.autotune import Measurement, shortened
 from hedgerow.platform.runtime.client_states import ClientStates
 from hedgerow.platform.runtime.engine import Samples, run_clients
 from hedgerow.platform.runtime.process import memory_in_use, peak, reset_peak
-from hedgerow.platform.runtime.shards import EVALUATION, Place, WorkShard
+from hedgerow.platform.runtime.shards import EVALUATION, MovedStates, Place, WorkShard
 from hedgerow.platform.storage.checkpoint import read_states, save_tree
 
 PREPARED = 64 * 2**20
@@ -91,6 +91,10 @@ def deal(
     return places
 
 
+def _to_wire(states: Tree) -> Tree:
+    return tree_map(lambda leaf: leaf.cpu().numpy(), states)
+
+
 class Worker:
     """Hosts a share of the clients on one device.
 
@@ -130,12 +134,36 @@ class Worker:
         reset_peak(self.device)
         self.at_rest = memory_in_use(self.device)
 
-    def run(self, shards: list[WorkShard], broadcasts: list[Tree]) -> list[PartialAggregate]:
-        """Run shards of exchanges that run in parallel.
+    def lend(
+        self, variant: int, clients: np.ndarray, round: int, position: int, committed: int, *moved: MovedStates
+    ) -> MovedStates:
+        """States of clients at an exchange of a round, for another worker. moved: accepted first."""
+        self.accept(*moved)
+        states = self.states[variant]
+        states.enter(round, position, committed)
+        return MovedStates(variant, round, clients, _to_wire(states.read(clients, lasting=True)), lent=True)
+
+    def give_back(self, variant: int, clients: np.ndarray) -> MovedStates:
+        """New states of clients of another worker."""
+        states = self.states[variant]
+        clients, new = states.give_back(clients)
+        return MovedStates(variant, states.round, clients, _to_wire(new), lent=False)
+
+    def accept(self, *moved: MovedStates) -> None:
+        """Take states that come from other workers."""
+        for one in moved:
+            if len(one.clients):
+                states = self.states[one.variant]
+                take = states.borrow if one.lent else states.take_back
+                take(one.round, one.clients, tree_map(self._load, one.states))
+
+    def run(self, shards: list[WorkShard], *moved: MovedStates, broadcasts: list[Tree]) -> list[PartialAggregate]:
+        """Run shards of exchanges that run in parallel. moved: states that arrive for them.
 
         broadcasts: one per exchange. If the worker has several shares of the work, `shards` lists one share after the
         other, each in the order of the exchanges.
         """
+        self.accept(*moved)
         first = {shard.variant: shard for shard in reversed(shards)}
         for variant, shard in first.items():
             compare_constants(self.algorithms[variant].task.module, shard.constants)
@@ -243,12 +271,13 @@ class Worker:
         # The first run is a warm-up; then repeat for a tenth of a second, at least once.
         while len(seconds) < 2 or (sum(seconds[1:]) < 0.1 and len(seconds) < 20):
             start = time.perf_counter()
-            self.run(chunk, broadcasts)
+            self.run(chunk, broadcasts=broadcasts)
             seconds.append(time.perf_counter() - start)
         return Measurement(min(seconds[1:]), self.at_rest, peak(self.device) - self.at_rest)
 
-    def save_states(self, variant: int, folder: Path, round: int) -> None:
+    def save_states(self, variant: int, folder: Path, round: int, *moved: MovedStates) -> None:
         """Make `round` final and write a variant's client states into `folder`, in files of bounded size."""
+        self.accept(*moved)
         self.states[variant].enter(round + 1, 0, round)
         for number, (clients, states) in enumerate(self.states[variant].shards()):
             shard = {"clients": torch.from_numpy(clients), "states": states}

@@ -215,7 +215,7 @@ def test_a_worker_that_is_lost_with_its_spilled_states_changes_nothing(tmp_path)
     run_shards, answered = worker.run, []
 
     def dies_once(shards, broadcasts):
-        answers = run_shards(shards, broadcasts)
+        answers = run_shards(shards, broadcasts=broadcasts)
         answered.append(shards)
         if len(answered) == 12:
             # In the middle of a round, with a new process's empty states.

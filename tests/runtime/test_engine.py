@@ -328,7 +328,9 @@ def test_chunks_hold_clients_of_similar_size():
     run = run_inline(FedAvg, small_task(DATA), DATA, RAGGED, {"batch_size": 8}, rounds=1)
     seen = []
     worker_run = run.executor.worker.run
-    run.executor.worker.run = lambda shards, broadcasts: seen.append(shards[0]) or worker_run(shards, broadcasts)
+    run.executor.worker.run = lambda shards, broadcasts: (
+        seen.append(shards[0]) or worker_run(shards, broadcasts=broadcasts)
+    )
     next(run)
     assert RAGGED.sizes[seen[0].clients].tolist() == [60, 59, 40, 17, 3, 1]
 

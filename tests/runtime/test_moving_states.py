@@ -1,0 +1,132 @@
+"""Clients with states on several workers: the work is balanced, states travel, and the bits are those of one worker."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hedgerow.algorithms.core.pytree import flatten
+from hedgerow.platform.config.loader import parse_experiment
+from hedgerow.platform.runtime.assignment import near_states, owner_of
+from hedgerow.platform.runtime.executor import Executor
+from hedgerow.platform.runtime.factory import check
+from hedgerow.platform.runtime.launch import build_coordinator, inline_executor, worker_arguments
+from hedgerow.platform.runtime.worker import Worker
+
+
+class SeveralWorkers(Executor):
+    """Workers in this process, as the executor on Ray has them in several."""
+
+    def __init__(self, experiments, data, shares: int, workers: int):
+        arguments = worker_arguments(experiments, *data)
+        self.workers = [self._worker(arguments, rank, shares, workers) for rank in range(workers)]
+        self.lent = 0
+        super().__init__(experiments, None, shares)
+
+    @staticmethod
+    def _worker(arguments, rank: int, shares: int, workers: int) -> Worker:
+        return Worker(*arguments, name=f"states-{rank}", owns=lambda ids: owner_of(ids, shares) % workers == rank)
+
+    @property
+    def num_workers(self) -> int:
+        return len(self.workers)
+
+    def _send(self, method, arguments, broadcasts=None):
+        shared = {} if broadcasts is None else {"broadcasts": broadcasts}
+        return [getattr(self.workers[w], method)(*mine, **shared) for w, mine in arguments.items()]
+
+    def _call(self, worker, method, *arguments):
+        self.lent += method == "lend"
+        return getattr(self.workers[worker], method)(*arguments)
+
+
+def experiment(algorithm: dict, **settings):
+    return parse_experiment(
+        {
+            "name": "moving",
+            "rounds": 7,
+            "clients_per_round": 9,
+            "task": {
+                "data": {"name": "digits"},
+                "partition": {"kind": "dirichlet", "clients": 24, "alpha": 0.3, "samples_per_client": 20}
+                | {"unbalanced": 0.5, "holdout": 0.2},
+                "model": {"name": "mlp", "hidden": [8]},
+            },
+            "algorithm": {"lr": 0.1, "batch_size": 8, "epochs": 1, **algorithm},
+            "engine": {"mode": "vmap", "chunk": 2},
+            "evaluation": {"every": 3, "clients": 24},
+            "resources": {"executor": "inline"},
+            "tracking": {"enabled": False},
+            **settings,
+        }
+    )
+
+
+def histories(coordinator) -> list[dict]:
+    return [{k: v for k, v in r.items() if k not in ("seconds", "clock")} for r in coordinator.servers[0].history]
+
+
+def same_state(one: dict, two: dict) -> bool:
+    one, two = flatten(one), flatten(two)
+    return one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
+
+
+ALGORITHMS = [{"name": "feddyn"}, {"name": "scaffold"}, {"name": "pfldyn"}, {"name": "fedavg"}]
+
+
+@pytest.mark.parametrize("settings", ALGORITHMS, ids=lambda settings: settings["name"])
+@pytest.mark.parametrize("workers", [2, 3])
+def test_several_workers_have_the_bits_of_one(tmp_path, settings, workers):
+    follows = workers == 3 and settings["name"] != "pfldyn"
+    chosen = experiment(
+        settings, **({"evaluation": {"every": 3, "clients": 24, "model": "clients"}} if follows else {})
+    )
+    data = check(chosen, None)
+    shares = 3
+    one = build_coordinator([chosen], *data, inline_executor([chosen], *data, shares), [tmp_path / "one"])
+    several = SeveralWorkers([chosen], data, shares, workers)
+    many = build_coordinator([chosen], *data, several, [tmp_path / "many"])
+    one.advance(1e6)
+    many.advance(1e6)
+    assert (several.lent > 0) == (settings["name"] != "fedavg" or follows)
+    assert histories(one) == histories(many)
+    assert same_state(one.servers[0].state, many.servers[0].state)
+
+
+def test_a_run_continues_from_the_states_that_travelled(tmp_path):
+    chosen = experiment({"name": "feddyn"}, checkpoints={"every": 2})
+    data = check(chosen, None)
+    whole = build_coordinator([chosen], *data, inline_executor([chosen], *data, 4), [tmp_path / "whole"])
+    whole.advance(1e6)
+    half = build_coordinator([chosen], *data, SeveralWorkers([chosen], data, 4, 4), [tmp_path / "half"])
+    for _ in range(3):
+        half.next_round()
+    half.save()
+    # Another number of workers.
+    rest = build_coordinator([chosen], *data, SeveralWorkers([chosen], data, 4, 2), [tmp_path / "half"])
+    rest.advance(1e6)
+    assert histories(whole) == histories(rest)
+    assert same_state(whole.servers[0].state, rest.servers[0].state)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 500), st.integers(1, 60)), min_size=1, max_size=80, unique_by=lambda c: c[0]),
+    st.integers(1, 12),
+)
+def test_work_is_balanced_and_most_clients_stay(clients, shares):
+    ids, sizes = np.array(sorted(clients)).T
+    owner = near_states(ids, sizes, shares)
+    loads = np.bincount(owner, sizes, shares)
+    # Graham's bound for lists: the mean and the largest client.
+    assert loads.max() <= sizes.sum() / shares + 2 * sizes.max()
+    at_home = np.bincount(owner_of(ids, shares), sizes, shares)
+    if at_home.max() <= max(sizes.max(), -(-sizes.sum() // shares)):
+        assert (owner == owner_of(ids, shares)).all()
+
+
+def test_equal_clients_are_dealt_evenly():
+    rng = np.random.default_rng(0)
+    cohort = np.sort(rng.choice(10_000, 400, replace=False))
+    loads = np.bincount(near_states(cohort, np.full(400, 50), 100), minlength=100)
+    assert loads.tolist() == [4] * 100
