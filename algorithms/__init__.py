@@ -6,6 +6,7 @@ ALGORITHMS = {
     "fedsgd": "hedgerow.algorithms.federated.fedsgd:FedSGD",
     "feddyn": "hedgerow.algorithms.federated.feddyn:FedDyn",
     "scaffold": "hedgerow.algorithms.federated.scaffold:Scaffold",
+    "fednova": "hedgerow.algorithms.federated.fednova:FedNova",
     "fedsplit": "hedgerow.algorithms.federated.fedsplit:FedSplit",
     "central": "hedgerow.algorithms.federated.central:Central",
     "kd": "hedgerow.algorithms.distillation.kd:KD",

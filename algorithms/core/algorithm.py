@@ -185,13 +185,19 @@ class Algorithm:
     def supports_async(cls) -> bool:
         """Returns whether the server may step before all clients of a cohort have answered."""
         one_place = cls.is_centralized or cls.learns_stream
-        return cls.single_exchange and bool(cls.parts) and not (cls.accumulates or one_place)
+        has_states = cls.init_client is not Algorithm.init_client
+        return cls.single_exchange and bool(cls.parts) and not (cls.accumulates or has_states or one_place)
 
     @classmethod
     def supports_privacy(cls) -> bool:
         """Whether all that clients send in a round is one update, which a clip and noise can cover."""
         one_place = cls.is_centralized or cls.learns_stream or cls.requires_full_participation
         return cls.single_exchange and bool(cls.parts) and not (cls.fixes_weights or one_place)
+
+    @property
+    def has_opaque_parts(self) -> bool:
+        """Whether clients also send values that no slot changes, so that no noise can cover them."""
+        return any(part.kind == "opaque" for parts in self.parts.values() for part in parts.values())
 
     @property
     def inner(self) -> "Algorithm":

@@ -10,8 +10,7 @@ def _averages(algorithm: Algorithm) -> bool:
 
 
 def _takes_rules(algorithm: Algorithm) -> bool:
-    kinds = {part.kind for parts in algorithm.parts.values() for part in parts.values()}
-    return bool(kinds) and "opaque" not in kinds and not algorithm.accumulates
+    return _averages(algorithm) and not (algorithm.has_opaque_parts or algorithm.accumulates)
 
 
 SLOTS: dict[str, Callable[[Algorithm], bool]] = {
@@ -23,7 +22,7 @@ SLOTS: dict[str, Callable[[Algorithm], bool]] = {
     "transforms": _averages,
     "objective": lambda algorithm: bool(algorithm.training_steps),
     "simulation.attack": lambda algorithm: _averages(algorithm) and not algorithm.requires_full_participation,
-    "privacy": lambda algorithm: type(algorithm).supports_privacy(),
+    "privacy": lambda algorithm: type(algorithm).supports_privacy() and not algorithm.has_opaque_parts,
     "schedule": lambda algorithm: type(algorithm).supports_async(),
 }
 """Slot, by its key in the experiment file -> whether the declarations of an algorithm allow it."""

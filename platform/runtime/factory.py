@@ -200,6 +200,9 @@ def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -
         raise UserError("task.model.init: models trained side by side would all be the same; set algorithm.starts to 1")
     _check_losses(experiment, dataset, algorithm)
     _check_plans(experiment, algorithm)
+    if experiment.privacy:
+        # Before the slots, whose reasons name the transforms that `privacy` stands for.
+        _check_privacy(experiment, algorithm, len(partition))
     if reason := algorithm.incompatibility():
         raise UserError(reason)
     if reason := experiment.aggregation.rule.incompatibility(experiment.cohort_size(len(partition))):
@@ -207,8 +210,6 @@ def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -
     _check_stack(experiment, algorithm, len(partition))
     if experiment.schedule and (reason := schedule_objection(experiment, algorithm, len(partition))):
         raise UserError(reason)
-    if experiment.privacy:
-        _check_privacy(experiment, algorithm, len(partition))
     if algorithm.requires_full_participation and experiment.cohort_size(len(partition)) < len(partition):
         raise UserError(f"participation: {name} needs all clients in every round; set it to 1.0")
     if experiment.simulation and (algorithm.requires_full_participation or algorithm.is_centralized):
@@ -267,7 +268,7 @@ def _check_privacy(experiment: Experiment, algorithm: Algorithm, population: int
     normalises = algorithm.task.is_static or (mode is not None and mode.policy == "average" and bool(mode.buffers))
     reasons = [
         (
-            not type(algorithm.inner).supports_privacy(),
+            not type(algorithm.inner).supports_privacy() or algorithm.has_opaque_parts,
             f"privacy: a round of {name} is not one update of each client, which a clip and noise can cover; remove it",
         ),
         (clips, "transforms: `privacy` clips and adds noise itself; remove the clip and the noise"),
