@@ -18,6 +18,7 @@ ALGORITHMS = {
     "per_fedavg": "hedgerow.algorithms.personalized.per_fedavg:PerFedAvg",
     "pfldyn": "hedgerow.algorithms.personalized.pfldyn:PFLDyn",
     "pflscaf": "hedgerow.algorithms.personalized.pflscaf:PFLScaf",
+    "ditto": "hedgerow.algorithms.personalized.ditto:Ditto",
     "pfl_oracle": "hedgerow.algorithms.personalized.pfl_oracle:PFLOracle",
     "moml": "hedgerow.algorithms.online.moml:MOML",
     "b_moml": "hedgerow.algorithms.online.b_moml:BMOML",
