@@ -168,6 +168,16 @@ class Algorithm:
         """
         return {}
 
+    def client_model(self, down: Tree, state: Tree) -> Tree:
+        """Returns the model from which a training step starts. down, state: inputs of the step."""
+        return down["w"]
+
+    def keeps_buffer(self, name: str) -> bool:
+        """Whether each client keeps its own values of a buffer that training changes, such as running statistics, also
+        if the model's buffers are averaged otherwise.
+        """
+        return False
+
     def remember(self, hp: Any, down: Tree, sent: Tree, state: Tree) -> Tree:
         """Returns entries of a client's new state that depend on the update as sent: `sent`, in the form of the step's
         result.
