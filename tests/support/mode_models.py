@@ -24,6 +24,16 @@ class Normed(nn.Sequential):
         super().__init__(nn.Flatten(), nn.Linear(64, width), norm, nn.ReLU(), nn.Linear(width, 10))
 
 
+class NormedTwice(nn.Sequential):
+    """Two layers of batch norm."""
+
+    def __init__(self, width: int = 8):
+        first, second = nn.BatchNorm1d(width), nn.BatchNorm1d(width)
+        super().__init__(
+            nn.Flatten(), nn.Linear(64, width), first, nn.ReLU(), nn.Linear(width, width), second, nn.Linear(width, 10)
+        )
+
+
 class NormedImages(nn.Sequential):
     """Batch norm of feature maps."""
 
