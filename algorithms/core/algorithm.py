@@ -195,8 +195,7 @@ class Algorithm:
     def supports_async(cls) -> bool:
         """Returns whether the server may step before all clients of a cohort have answered."""
         one_place = cls.is_centralized or cls.learns_stream
-        has_states = cls.init_client is not Algorithm.init_client
-        return cls.single_exchange and bool(cls.parts) and not (cls.accumulates or has_states or one_place)
+        return cls.single_exchange and bool(cls.parts) and not (cls.accumulates or one_place)
 
     @classmethod
     def supports_privacy(cls) -> bool:

@@ -19,7 +19,7 @@ class Ditto(FedAvg):
     """
 
     is_personal = True
-    has_client_models = returns_predictions = False
+    has_client_models = False
 
     class Hyper(FedAvg.Hyper):
         lam: float = Field(
@@ -46,6 +46,7 @@ class Ditto(FedAvg):
         up, _, metrics = super().evaluate_client(hp, {**down, "w": state["v"]}, state, data)
         if self.task.targets != "classes":
             return up, state, metrics
+        # Predictions are those of the personal model.
         task = replace(self.task.with_accuracy, scored=None)
         totals = task.no_scores(data.x.device)
         for batch in data.batches("test"):

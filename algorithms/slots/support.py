@@ -13,6 +13,10 @@ def _takes_rules(algorithm: Algorithm) -> bool:
     return _averages(algorithm) and not (algorithm.has_opaque_parts or algorithm.accumulates)
 
 
+def _keeps_client_states(algorithm: Algorithm) -> bool:
+    return type(algorithm).init_client is not Algorithm.init_client
+
+
 SLOTS: dict[str, Callable[[Algorithm], bool]] = {
     "aggregation.rule": _takes_rules,
     "aggregation.weighting": lambda algorithm: (
@@ -23,7 +27,7 @@ SLOTS: dict[str, Callable[[Algorithm], bool]] = {
     "objective": lambda algorithm: bool(algorithm.training_steps),
     "simulation.attack": lambda algorithm: _averages(algorithm) and not algorithm.requires_full_participation,
     "privacy": lambda algorithm: type(algorithm).supports_privacy() and not algorithm.has_opaque_parts,
-    "schedule": lambda algorithm: type(algorithm).supports_async(),
+    "schedule": lambda algorithm: type(algorithm).supports_async() and not _keeps_client_states(algorithm),
 }
 """Slot, by its key in the experiment file -> whether the declarations of an algorithm allow it."""
 

@@ -414,6 +414,7 @@ def test_refusals():
     assert refused() == "accepted"
     assert "schedule: a round of scaffold is not one exchange" in refused(algorithm={"name": "scaffold"})
     assert "schedule: a round of feddyn is not one exchange" in refused(algorithm={"name": "feddyn"})
+    assert "schedule: clients of ditto keep states between rounds" in refused(algorithm={"name": "ditto"})
     assert "simulation.deadline: an asynchronous server waits for no client; remove it" in refused(
         simulation={"deadline": 3.0}
     )
