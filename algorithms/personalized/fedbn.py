@@ -28,6 +28,6 @@ class FedBN(PartlyShared):
         if not self.normalisations:
             return (
                 f"algorithm.name: {self.hyper.name} keeps batch normalisation on the clients, and this model has none; "
-                "choose a model with layers such as torch.nn.BatchNorm2d, or fedavg"
+                "choose one of your own with layers such as torch.nn.BatchNorm2d, or another algorithm"
             )
         return super().incompatibility()
