@@ -168,6 +168,16 @@ class Algorithm:
         """
         return {}
 
+    def client_model(self, down: Tree, state: Tree) -> Tree:
+        """Returns the model from which a training step starts. down, state: inputs of the step."""
+        return down["w"]
+
+    def keeps_buffer(self, name: str) -> bool:
+        """Whether each client keeps its own values of a buffer that training changes, such as running statistics, also
+        if the model's buffers are averaged otherwise.
+        """
+        return False
+
     def remember(self, hp: Any, down: Tree, sent: Tree, state: Tree) -> Tree:
         """Returns entries of a client's new state that depend on the update as sent: `sent`, in the form of the step's
         result.
@@ -192,6 +202,11 @@ class Algorithm:
         """Whether all that clients send in a round is one update, which a clip and noise can cover."""
         one_place = cls.is_centralized or cls.learns_stream or cls.requires_full_participation
         return cls.single_exchange and bool(cls.parts) and not (cls.fixes_weights or one_place)
+
+    @property
+    def has_opaque_parts(self) -> bool:
+        """Whether clients also send values that no slot changes, so that no noise can cover them."""
+        return any(part.kind == "opaque" for parts in self.parts.values() for part in parts.values())
 
     @property
     def inner(self) -> "Algorithm":

@@ -60,7 +60,7 @@ def slots_objection(inner: Algorithm, hyper: SlottedHyper, initial: Tree) -> str
         return f"aggregation.weighting: {rule.kind} treats all clients equally; set it to uniform"
     if not rule.uses_weights and inner.fixes_weights:
         return f"aggregation.rule: {rule.kind} treats clients equally, and {name} weights them; choose another rule"
-    if not aggregation.rule.is_mean and _has_opaque_parts(inner):
+    if not aggregation.rule.is_mean and inner.has_opaque_parts:
         return f"aggregation.rule: {name} sends values that only a mean can combine; set its kind to mean"
     for i in range(len(hyper.transforms)):
         if reason := _transform_objection(inner, hyper, initial, i):
@@ -96,10 +96,6 @@ def _wrong_declaration(inner: Algorithm, hyper: SlottedHyper, initial: Tree) -> 
     return None
 
 
-def _has_opaque_parts(inner: Algorithm) -> bool:
-    return any(part.kind == "opaque" for parts in inner.parts.values() for part in parts.values())
-
-
 def _attack_objection(inner: Algorithm, hyper: SlottedHyper) -> str | None:
     attack, name = hyper.attack, hyper.name
     if attack is None:
@@ -108,7 +104,7 @@ def _attack_objection(inner: Algorithm, hyper: SlottedHyper) -> str | None:
         return f"simulation.attack: {name} does not average client updates; remove it"
     if attack.flips_labels and inner.task.targets != "classes":
         return f"simulation.attack.kind: {attack.kind} needs one class per sample; choose another attack"
-    if attack.colludes and _has_opaque_parts(inner):
+    if attack.colludes and inner.has_opaque_parts:
         return f"simulation.attack.kind: {name} sends values that {attack.kind} cannot change; choose another"
     return None
 
@@ -138,7 +134,7 @@ def _transform_objection(inner: Algorithm, hyper: SlottedHyper, initial: Tree, i
             return f"transforms.{i}: transforms after it may make updates longer than the clip; remove them"
         if inner.accumulates and not transform.may_accumulate:
             return f"transforms.{i}: its noise would accumulate in the server state of {name}; remove it"
-        if _has_opaque_parts(inner):
+        if inner.has_opaque_parts:
             return f"transforms.{i}: {name} also sends values that no noise protects; remove it"
         if not aggregation.rule.is_mean:
             return f"transforms.{i}: its noise is that of a mean; set aggregation.rule to mean"

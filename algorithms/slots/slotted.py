@@ -348,7 +348,8 @@ class Slotted:
             data = self._poisoned(data, attacks)
         inner, context = self.inner, None
         if objective is not None:
-            loss, context = objective.begin(self.task, hp, down, slot_state.get(OBJECTIVE, {}), data)
+            whole = {"w": inner.client_model(down, inner_state)} if "w" in down else {}
+            loss, context = objective.begin(self.task, hp, {**down, **whole}, slot_state.get(OBJECTIVE, {}), data)
             inner = copy(inner)
             inner.task = inner.task.with_loss(loss)
         up, new_state, metrics = getattr(inner, name)(hp.algorithm, down, inner_state, data)

@@ -10,8 +10,11 @@ def _averages(algorithm: Algorithm) -> bool:
 
 
 def _takes_rules(algorithm: Algorithm) -> bool:
-    kinds = {part.kind for parts in algorithm.parts.values() for part in parts.values()}
-    return bool(kinds) and "opaque" not in kinds and not algorithm.accumulates
+    return _averages(algorithm) and not (algorithm.has_opaque_parts or algorithm.accumulates)
+
+
+def _keeps_client_states(algorithm: Algorithm) -> bool:
+    return type(algorithm).init_client is not Algorithm.init_client
 
 
 SLOTS: dict[str, Callable[[Algorithm], bool]] = {
@@ -23,8 +26,8 @@ SLOTS: dict[str, Callable[[Algorithm], bool]] = {
     "transforms": _averages,
     "objective": lambda algorithm: bool(algorithm.training_steps),
     "simulation.attack": lambda algorithm: _averages(algorithm) and not algorithm.requires_full_participation,
-    "privacy": lambda algorithm: type(algorithm).supports_privacy(),
-    "schedule": lambda algorithm: type(algorithm).supports_async(),
+    "privacy": lambda algorithm: type(algorithm).supports_privacy() and not algorithm.has_opaque_parts,
+    "schedule": lambda algorithm: type(algorithm).supports_async() and not _keeps_client_states(algorithm),
 }
 """Slot, by its key in the experiment file -> whether the declarations of an algorithm allow it."""
 

@@ -2,8 +2,8 @@
 
 A proxy runs each client step in a `LayerContext`: training steps in training mode, with random numbers keyed by the
 client, all others in evaluation mode. Buffers that training changes are part of the server state: they are broadcast
-with the model, sent with the update, and averaged by the number of training samples. Algorithm and slots are not aware
-of it.
+with the model, sent with the update, and averaged by the number of training samples. With `buffers: local`, and where
+the algorithm's `keeps_buffer` says so, they are client state. Algorithm and slots are not aware of it.
 """
 
 from collections.abc import Callable
@@ -72,12 +72,22 @@ class TrainModeRounds:
     @property
     def is_averaged(self) -> bool:
         """Whether the server averages buffers."""
-        return bool(self.mode.kept) and self.mode.policy == "average"
+        return bool(self._kept(local=False))
 
     @property
     def is_local(self) -> bool:
         """Whether buffers are client state."""
-        return bool(self.mode.kept) and self.mode.policy == "local"
+        return bool(self._kept(local=True))
+
+    def _kept(self, local: bool) -> list[str]:
+        """Names of the buffers that are client state, or of those that the server averages."""
+        everywhere = self.mode.policy == "local"
+        return [name for name in self.mode.kept if (everywhere or self.algorithm.keeps_buffer(name)) == local]
+
+    def _initial(self, local: bool) -> Tree:
+        """Initial values of these buffers under `BUFFERS`; {} if there are none."""
+        names, values = self._kept(local), self.mode.initial(self.task.module)
+        return {BUFFERS: {name: values[name] for name in names}} if names else {}
 
     def incompatibility(self) -> str | None:
         """Returns one sentence on why the model does not fit the algorithm; None if it does."""
@@ -104,8 +114,7 @@ class TrainModeRounds:
     # ---- server part -------------------------------------------------------------------------------------------------
 
     def init_server(self) -> Tree:
-        own = {BUFFERS: self.mode.initial(self.task.module)} if self.is_averaged else {}
-        return {**self.algorithm.init_server(), **own}
+        return {**self.algorithm.init_server(), **self._initial(local=False)}
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         buffers = server.get(BUFFERS, {})
@@ -166,8 +175,7 @@ class TrainModeRounds:
     # ---- client part -------------------------------------------------------------------------------------------------
 
     def init_client(self) -> Tree:
-        own = {BUFFERS: self.mode.initial(self.task.module)} if self.is_local else {}
-        return {**self.algorithm.init_client(), **own}
+        return {**self.algorithm.init_client(), **self._initial(local=True)}
 
     def client_step(self, name: str) -> ClientStep:
         """Returns the algorithm's step with this name, in its mode, under the same name."""
@@ -176,19 +184,20 @@ class TrainModeRounds:
         return self._steps[name]
 
     def _step(self, name: str, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        buffers = state.get(BUFFERS) or down.get(BUFFERS, {})
+        own, averaged = state.get(BUFFERS, {}), down.get(BUFFERS, {})
         trains = self._trains(name)
-        context = LayerContext(self.mode, trains, buffers, data.key)
+        context = LayerContext(self.mode, trains, {**averaged, **own}, data.key)
         own_down = {key: entry for key, entry in down.items() if key not in (BUFFERS, SHARE)}
         with context.entered():
             up, new_state, metrics = self.algorithm.client_step(name)(
                 hp, own_down, _without_buffers(state), context.observed(data)
             )
-        if BUFFERS in state:
-            new_state = {**new_state, BUFFERS: context.buffers}
+        if own:
+            new_state = {**new_state, BUFFERS: {name: context.buffers[name] for name in own}}
         if SHARE in down:
             share = down[SHARE]
-            sums = {key: value.to(_wide(value)) * share.to(_wide(value)) for key, value in context.buffers.items()}
+            after = {name: context.buffers[name] for name in averaged}
+            sums = {name: value.to(_wide(value)) * share.to(_wide(value)) for name, value in after.items()}
             up = {**up, BUFFERS: sums, SHARE: share}
         if MODEL in metrics and trains:
             metrics = {**metrics, MODEL: {**metrics[MODEL], **context.buffers}}

@@ -78,8 +78,11 @@ def filled(module: nn.Module, w: Tree) -> nn.Module:
     normalise by those of the mini-batch, as in evaluation.
     """
     mode = getattr(module, "train_mode", None)
-    for layer in module.modules():
-        if mode is not None and mode.policy != "average" and isinstance(layer, BATCH_NORMS):
+    for place, layer in module.named_modules():
+        if mode is None or not isinstance(layer, BATCH_NORMS):
+            continue
+        mean = f"{place}.running_mean"
+        if mode.policy != "average" or (mean in mode.buffers and mean not in w):
             for name in ("running_mean", "running_var", "num_batches_tracked"):
                 setattr(layer, name, None)
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:

@@ -10,7 +10,7 @@ import torch
 from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.layer_context import SEEDING
 from hedgerow.algorithms.core.pytree import count
-from hedgerow.algorithms.core.task import Task
+from hedgerow.algorithms.core.task import Task, trainable
 from hedgerow.algorithms.slots.fedex_rounds import FedExRounds
 from hedgerow.algorithms.slots.slotted import Slotted
 from hedgerow.algorithms.slots.train_mode_rounds import TrainModeRounds
@@ -200,6 +200,9 @@ def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -
         raise UserError("task.model.init: models trained side by side would all be the same; set algorithm.starts to 1")
     _check_losses(experiment, dataset, algorithm)
     _check_plans(experiment, algorithm)
+    if experiment.privacy:
+        # Before the slots, whose reasons name the transforms that `privacy` stands for.
+        _check_privacy(experiment, algorithm, len(partition))
     if reason := algorithm.incompatibility():
         raise UserError(reason)
     if reason := experiment.aggregation.rule.incompatibility(experiment.cohort_size(len(partition))):
@@ -207,8 +210,6 @@ def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -
     _check_stack(experiment, algorithm, len(partition))
     if experiment.schedule and (reason := schedule_objection(experiment, algorithm, len(partition))):
         raise UserError(reason)
-    if experiment.privacy:
-        _check_privacy(experiment, algorithm, len(partition))
     if algorithm.requires_full_participation and experiment.cohort_size(len(partition)) < len(partition):
         raise UserError(f"participation: {name} needs all clients in every round; set it to 1.0")
     if experiment.simulation and (algorithm.requires_full_participation or algorithm.is_centralized):
@@ -264,10 +265,11 @@ def _check_privacy(experiment: Experiment, algorithm: Algorithm, population: int
     name, remove = experiment.algorithm.name, "remove one of the two"
     clips = any(transform.is_clip or transform.adds_server_noise for transform in experiment.transforms)
     mode = algorithm.task.train_mode
-    normalises = algorithm.task.is_static or (mode is not None and mode.policy == "average" and bool(mode.buffers))
+    averaged = mode is not None and mode.policy == "average" and mode.buffers
+    normalises = algorithm.task.is_static or not all(algorithm.keeps_buffer(name) for name in averaged or ())
     reasons = [
         (
-            not type(algorithm.inner).supports_privacy(),
+            not type(algorithm.inner).supports_privacy() or algorithm.has_opaque_parts,
             f"privacy: a round of {name} is not one update of each client, which a clip and noise can cover; remove it",
         ),
         (clips, "transforms: `privacy` clips and adds noise itself; remove the clip and the noise"),
@@ -443,7 +445,14 @@ def build_teacher(teacher: Teacher, dataset: Dataset, seed: int) -> torch.nn.Mod
         )
     if folder.exists:
         compare_constants(module, folder.constants)
-    return with_parameters(module, teacher.parameters(), str(teacher.run))
+    parameters = teacher.parameters()
+    whole = [*trainable(module), *(mode.buffers if mode else ())]
+    if missing := next((name for name in whole if name not in parameters), None):
+        raise UserError(
+            f"task.teacher.run: the server of {teacher.run} does not have {missing!r}, which each of its clients has "
+            "for itself; name a run whose server has the whole model"
+        )
+    return with_parameters(module, parameters, str(teacher.run))
 
 
 def task_on(dataset: Dataset, module: torch.nn.Module) -> Task:

@@ -32,7 +32,10 @@ def summary_cells(summary: dict[str, Any]) -> dict[str, str]:
         "sent": size_text(summary["bytes"]),
         "time": f"{summary['seconds']:.1f} s",
         **({"simulated": f"{summary['simulated_seconds']:.4g} s"} if "simulated_seconds" in summary else {}),
-        **{name.replace("_", " "): f"{value:.3g}" for name, value in summary["report"].items()},
+        **{
+            name.replace("_", " "): percent(value) if name.endswith("_accuracy") else f"{value:.3g}"
+            for name, value in summary["report"].items()
+        },
         **{f"to {target_heading(target)}": _reached(summary, target) for target in summary["to_target"]},
     }
 

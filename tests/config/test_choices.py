@@ -62,4 +62,8 @@ def test_the_slots_of_an_algorithm_are_listed():
     # Their server states accumulate what clients send.
     assert slots["fedavg"] - slots["feddyn"] == slots["fedavg"] - slots["scaffold"] == {"aggregation.rule", "schedule"}
     assert slots["central"] == {"objective"}
+    # The number of steps is sent as it is; personal models are client state.
+    assert slots["fedavg"] - slots["fednova"] == {"aggregation.rule", "privacy"}
+    for name in ("ditto", "fedper", "fedrep", "fedbn"):
+        assert slots["fedavg"] - slots[name] == {"schedule"}
     assert slots["fedavg_topk"] == slots["fedavg"]

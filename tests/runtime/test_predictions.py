@@ -17,6 +17,8 @@ CASES = {
     "validation at the clients": ({"name": "fedavg"}, FEDERATED, {"fraction": 0.2, "from": "clients"}),
     "validation at the server": ({"name": "fedavg"}, FEDERATED, {"fraction": 0.2, "from": "server"}),
     "personal models": ({"name": "per_fedavg"}, HELD_OUT, {"fraction": 0.2, "from": "clients"}),
+    "two models per client": ({"name": "ditto"}, HELD_OUT, {"fraction": 0.2, "from": "clients"}),
+    "personal heads": ({"name": "fedper"}, HELD_OUT, {"fraction": 0.2, "from": "clients"}),
     "nearest prototypes": ({"name": "per_fedavg", "adapt": "proto"}, HELD_OUT, {"fraction": 0.2, "from": "clients"}),
     "slots": ({"name": "fedavg"}, FEDERATED, {"fraction": 0.2, "from": "clients"}),
     "stream": ({"name": "mogd"}, STREAM, None),

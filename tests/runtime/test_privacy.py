@@ -194,6 +194,7 @@ def test_accounting_without_its_package_is_a_sentence(tmp_path, monkeypatch):
         ({"aggregation": {"rule": {"kind": "median"}}}, "set aggregation.rule to mean"),
         ({"task": {**TASK, "model": {"name": "mode_models.Normed"}}}, "statistics of batch norm would be sent"),
         ({"algorithm": {"name": "fedsplit"}}, "is not one update of each client"),
+        ({"algorithm": {"name": "fednova"}}, "is not one update of each client"),
     ],
 )
 def test_what_is_not_private_is_refused(changes, said, tmp_path):

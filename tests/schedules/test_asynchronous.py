@@ -23,6 +23,7 @@ from hedgerow.algorithms.core.algorithm import Aggregate
 from hedgerow.algorithms.core.messages import Cohort
 from hedgerow.algorithms.core.pytree import flatten
 from hedgerow.algorithms.federated.fedavg import FedAvg
+from hedgerow.algorithms.federated.fednova import FedNova
 from hedgerow.algorithms.federated.fedprox import FedProx
 from hedgerow.algorithms.federated.fedsgd import FedSGD
 from hedgerow.platform.common.errors import UserError
@@ -147,6 +148,7 @@ STALE = {"dropped_out", "staleness_mean", "staleness_max", f"{COUNT}0"}
         (FedAvg, HYPER),
         (FedProx, HYPER | {"mu": 0.1}),
         (FedSGD, {"lr": 0.3}),
+        (FedNova, HYPER),
         (
             FedAvg,
             HYPER | {"aggregation": {"weighting": "samples", "server_optimizer": {"optimizer": "adam", "lr": 0.1}}},
@@ -412,6 +414,7 @@ def test_refusals():
     assert refused() == "accepted"
     assert "schedule: a round of scaffold is not one exchange" in refused(algorithm={"name": "scaffold"})
     assert "schedule: a round of feddyn is not one exchange" in refused(algorithm={"name": "feddyn"})
+    assert "schedule: clients of ditto keep states between rounds" in refused(algorithm={"name": "ditto"})
     assert "simulation.deadline: an asynchronous server waits for no client; remove it" in refused(
         simulation={"deadline": 3.0}
     )

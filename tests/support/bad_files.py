@@ -42,12 +42,13 @@ MODELS = (
     "quadratic, the dotted path of your own)"
 )
 ALGORITHMS = (
-    "b_moml, central, comm_fedbio_non_iter, comm_fedbio_sketch, comm_fedbio_topk, decouple, disk, ds_fl, fed_et, "
-    "fedavg, fedavg_oracle, fedavg_topk, fedbio, fedbio_local, fedbioacc, fedbioacc_local, feddf, feddst, feddyn, "
-    "federated_dropout, fedhen, fednest, fedprox, fedrolex, fedsep, fedsep_bilevel, fedsep_masks, fedsgd, fedsplit, "
-    "fetchsgd, fitnet, fjord, flash, focus, fs, ftml, ftrl, full_hypergradient, heterofl, kd, lfednest, local_bo, "
-    "mogd, moml, moml_zero, mrbo, noside, numpy_client, offline, per_fedavg, pfl_oracle, pfldyn, pflscaf, preprocess, "
-    "scaffold, semckd, simkd, simkd_disk, stem, stocbio, storm, toe, zerofl, or the dotted path of your own)"
+    "b_moml, central, comm_fedbio_non_iter, comm_fedbio_sketch, comm_fedbio_topk, decouple, disk, ditto, ds_fl, "
+    "fed_et, fedavg, fedavg_oracle, fedavg_topk, fedbio, fedbio_local, fedbioacc, fedbioacc_local, fedbn, feddf, "
+    "feddst, feddyn, federated_dropout, fedhen, fednest, fednova, fedper, fedprox, fedrep, fedrolex, fedsep, "
+    "fedsep_bilevel, fedsep_masks, fedsgd, fedsplit, fetchsgd, fitnet, fjord, flash, focus, fs, ftml, ftrl, "
+    "full_hypergradient, heterofl, kd, lfednest, local_bo, mogd, moml, moml_zero, mrbo, noside, numpy_client, "
+    "offline, per_fedavg, pfl_oracle, pfldyn, pflscaf, preprocess, scaffold, semckd, simkd, simkd_disk, stem, "
+    "stocbio, storm, toe, zerofl, or the dotted path of your own)"
 )
 
 BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [

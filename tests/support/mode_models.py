@@ -24,6 +24,20 @@ class Normed(nn.Sequential):
         super().__init__(nn.Flatten(), nn.Linear(64, width), norm, nn.ReLU(), nn.Linear(width, 10))
 
 
+NORMED = {"fedbn": ["task.model.name=mode_models.Normed"]}
+"""Algorithm that needs batch norm, which no built-in model has -> override of the model."""
+
+
+class NormedTwice(nn.Sequential):
+    """Two layers of batch norm."""
+
+    def __init__(self, width: int = 8):
+        first, second = nn.BatchNorm1d(width), nn.BatchNorm1d(width)
+        super().__init__(
+            nn.Flatten(), nn.Linear(64, width), first, nn.ReLU(), nn.Linear(width, width), second, nn.Linear(width, 10)
+        )
+
+
 class NormedImages(nn.Sequential):
     """Batch norm of feature maps."""
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from command_line import hedgerow
+from mode_models import NORMED
 
 from hedgerow.algorithms import ALGORITHMS
 from hedgerow.platform.common.errors import UserError
@@ -127,7 +128,7 @@ def test_another_participation_is_checked_again():
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "numpy_client"])  # needs a factory
 def test_algorithms_that_come_with_it_keep_the_contract(name, caplog, monkeypatch):
     monkeypatch.setattr("hedgerow.platform.runtime.factory.check_contract", lambda *_: None)
-    wanted = complete("all", name)
+    wanted = complete("all", name, NORMED.get(name, ()))
     data, clients = build_data(wanted, None)
     (algorithm,) = build_algorithms([wanted], data, clients)
     contract._passed.clear()

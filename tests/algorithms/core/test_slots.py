@@ -17,6 +17,7 @@ from helpers import (
     slots_of,
     small_task,
 )
+from mode_models import NORMED
 from pydantic import Field
 
 from hedgerow.algorithms import ALGORITHMS
@@ -616,9 +617,9 @@ def test_declared_parts_of_all_algorithms_exist(monkeypatch):
     for name in ALGORITHMS:
         # numpy_client needs the factory of its clients.
         if algorithm_class(name).parts and name != "numpy_client":
-            wanted = complete("all", name)
-            (inner,) = build_algorithms([wanted], *build_data(wanted, None))
-            assert Slotted(inner, slots_of({"transforms": [CLIP_AND_TOP[0]]})).incompatibility() is None
+            wanted = complete("all", name, NORMED.get(name, ()))
+            (built,) = build_algorithms([wanted], *build_data(wanted, None))
+            assert Slotted(built.inner, slots_of({"transforms": [CLIP_AND_TOP[0]]})).incompatibility() is None
 
 
 def test_the_server_optimizer_of_a_checkpoint_may_change(tmp_path):

@@ -70,7 +70,10 @@ def file(**more):
 
 def test_the_methods_that_minimise_the_tasks_loss_have_the_slot():
     methods = {name for name in ALGORITHMS if algorithm_class(name).training_steps}
-    assert methods == {"fedavg", "fedprox", "feddyn", "scaffold", "fedsplit", "central"}
+    assert methods == {
+        "fedavg", "fedprox", "feddyn", "scaffold", "fednova", "fedsplit", "central",
+        "ditto", "fedper", "fedrep", "fedbn",
+    }  # fmt: skip
     own = objective(kind="stability")
     assert all(objection(kind, task(), own) is None for kind in (FedAvg, FedProx, FedDyn, Scaffold, FedSplit, Central))
     assert objection(algorithm_class("fedsgd"), task(), own) == "objective: fedsgd has its own loss; remove it"

@@ -10,7 +10,10 @@ from toys import Diverging, Stateful, TwoPhases
 
 from hedgerow.algorithms.core.hyperparameters import HyperParameters
 from hedgerow.algorithms.federated.fedavg import FedAvg
+from hedgerow.algorithms.federated.fednova import FedNova
 from hedgerow.algorithms.federated.fedprox import FedProx
+from hedgerow.algorithms.personalized.ditto import Ditto
+from hedgerow.algorithms.personalized.fedrep import FedRep
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Checkpoints, EngineConfig
 from hedgerow.searchspaces.spaces.packing import members, pack_trials
@@ -37,6 +40,9 @@ PACKS = [
               for weight in ({"alpha": 0.2}, {"alpha": 0.9}, {"alpha": 0.5, "noise": 1.0})]),
     (FedAvg, [{"batch_size": 8, "objective": {"kind": "stability", "temperature": 1.0, "noise": 1.0, "limit": limit}}
               for limit in (0.0, 0.2)]),
+    (FedNova, [{"momentum": momentum, "batch_size": 8} for momentum in (0.0, 0.5, 0.9)]),
+    (Ditto, [{"lr": lr, "lam": lam, "batch_size": 8} for lr, lam in ((0.1, 0.0), (0.2, 1.0))]),
+    (FedRep, [{"lr": lr, "batch_size": 8, "head_epochs": 2} for lr in (0.1, 0.2)]),
     (Stateful, [{"pull": pull, "batch_size": 8} for pull in (0.0, 0.1, 0.3)]),
 ]  # fmt: skip
 

@@ -1,0 +1,53 @@
+"""FedNova (Wang, Liu, Liang, Joshi, Poor, "Tackling the Objective Inconsistency Problem in Heterogeneous Federated
+Optimization", 2020).
+"""
+
+from typing import Any, ClassVar
+
+import torch
+
+from hedgerow.algorithms.core.algorithm import Algorithm
+from hedgerow.algorithms.core.client_data import ClientData
+from hedgerow.algorithms.core.messages import MODEL, Cohort, Exchange, Exchanges
+from hedgerow.algorithms.core.parts import Part, Parts
+from hedgerow.algorithms.core.pytree import Tree, add, scale, sub
+from hedgerow.algorithms.optim.local_sgd import LOCAL, LocalSGD, minimize, plain_steps
+
+
+class FedNova(Algorithm):
+    """FedAvg with updates per local step, so that clients with more steps do not count more.
+
+    Each update is divided by the number of the client's steps. The server multiplies the mean by the mean number of
+    steps, which costs one number per client in addition to the model. With local momentum, the number of steps is
+    ||a||_1 of the paper.
+    """
+
+    has_client_models = single_exchange = True
+    parts: ClassVar[Parts] = {"train": {"direction": Part("w", "difference"), "steps": Part("steps", "opaque")}}
+    training_steps: ClassVar[tuple[str, ...]] = ("train",)
+    client_hyperparameters: ClassVar[tuple[str, ...]] = LOCAL
+    optimizes = "w"
+
+    class Hyper(LocalSGD):
+        """Hyperparameters of the local solver."""
+
+        assumes_sgd = "updates are divided by the number of SGD steps"
+
+    def init_server(self) -> Tree:
+        return {"w": self.task.init(), "steps": torch.zeros(())}
+
+    def round(self, server: Tree, cohort: Cohort) -> Exchanges:
+        result = yield Exchange(self.train, {"w": server["w"]}, cohort.clients, batches=self.hyper.batches)
+        steps = result.up["steps"]
+        return {"w": add(server["w"], result.up["direction"], steps), "steps": steps}
+
+    def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        w, loss = minimize(self.task.loss, down["w"], data, hp)
+        # A client without samples takes no step, and its update is 0.
+        steps = plain_steps(hp, data.steps("train")).float()
+        direction = scale(sub(w, down["w"]), 1 / steps.clamp(min=1.0))
+        return {"direction": direction, "steps": steps}, state, {"loss": loss, MODEL: w}
+
+    def round_metrics(self, server: Tree) -> dict[str, float]:
+        """`effective_steps`: tau_eff of the paper, the mean number of local steps."""
+        return {"effective_steps": float(server["steps"])}
