@@ -126,7 +126,7 @@ class ClientStates:
         groups: dict[int, tuple[Tree | None, list[int], list[int]]] = {}
         lent = self.lent if self.lent_for == self.round else {}
         for position, client in enumerate(clients.tolist()):
-            stack, row = self.pending.get(client) or lent.get(client, (None, 0))
+            stack, row = self.pending.get(client) or lent.get(client) or (None, 0)
             _, positions, rows = groups.setdefault(id(stack), (stack, [], []))
             positions.append(position)
             rows.append(row)
