@@ -25,7 +25,7 @@ fi
 
 # Slurm sends USR1 before the time limit, and TERM when it cancels or preempts the job. Hedgerow gets TERM from here alone,
 # and once: a second TERM would end it before the round is saved.
-command='' requeue='' stopping='' sent=''
+command='' stopping='' sent=''
 stop() {
     stopping=yes
     if [[ -n $command && -z $sent ]]; then
@@ -33,8 +33,7 @@ stop() {
         kill -TERM "$command" 2>/dev/null || true
     fi
 }
-trap 'requeue=yes; stop' USR1
-trap 'requeue=; stop' TERM
+trap stop USR1 TERM
 
 source "${HEDGEROW_ENV:-.venv}/bin/activate"
 # Other users of the network can reach the nodes: all processes of Ray show a token, from the common home folder.
@@ -52,18 +51,19 @@ port=$((20000 + SLURM_JOB_ID % 10000))
 address="$head_ip:$port"
 
 # On every node, Ray runs in a session of its own until this script sends USR2. TERM does not end it, because the command
-# has to save first. Slurm may send TERM to the nodes alone, before it preempts the job: the first node forwards it.
+# has to save first. At the beginning of the grace time of a preemption, Slurm sends TERM to the nodes alone: the first one
+# forwards it to this script.
 node='
-script=$1 address=$2 ending=
+script=$1 address=$2 ending= folder=/tmp/ray-$SLURM_JOB_ID
 trap "ending=yes; kill -TERM \$ray 2>/dev/null" USR2
 if ((SLURM_PROCID == 0)); then
     trap "kill -TERM \$script 2>/dev/null" TERM
-    set -- --head "--node-ip-address=${address%:*}" "--port=${address#*:}" --include-dashboard=false
-    set -- "$@" "--temp-dir=/tmp/ray-$SLURM_JOB_ID"
+    set -- --head "--node-ip-address=${address%:*}" "--port=${address#*:}" --include-dashboard=false "--temp-dir=$folder"
 else
     trap : TERM
     set -- "--address=$address"
 fi
+mkdir -m 700 $folder 2>/dev/null || [[ -O $folder && ! -L $folder ]] || exit 1
 setsid ray start "$@" "--num-cpus=$SLURM_CPUS_PER_TASK" --min-worker-port=0 --max-worker-port=0 --block >/dev/null &
 ray=$!
 [[ -z $ending ]] || kill -TERM $ray
@@ -71,39 +71,44 @@ while true; do
     wait $ray && code=0 || code=$?
     kill -0 $ray 2>/dev/null || break
 done
-rm -rf "/tmp/ray-$SLURM_JOB_ID"
+kill -KILL -- -$ray 2>/dev/null
+rm -rf $folder
 [[ -n $ending ]] || exit $code
 '
 setsid srun --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --cpus-per-task="$SLURM_CPUS_PER_TASK" \
     bash -c "$node" node $$ "$address" &
 ray=$!
 
-# Succeeds once Ray runs on all nodes.
-wait_for_nodes='
-import os, sys, time, ray
-address, nodes, step = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+# Runs the command once Ray runs on all nodes.
+on_ray='
+import os, signal, socket, sys, time, ray
+address, nodes, step, *command = sys.argv[1:]
+host, port = address.split(":")
 deadline = time.monotonic() + 300
 while True:
     try:
+        os.kill(int(step), 0)
+        socket.create_connection((host, int(port)), 5).close()
         ray.init(address=address, ignore_reinit_error=True, log_to_driver=False, logging_level="ERROR")
-        if sum(node["Alive"] for node in ray.nodes()) >= nodes:
+        # Ray has a handler of its own, which takes seconds.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if sum(node["Alive"] for node in ray.nodes()) >= int(nodes):
             break
-    except ConnectionError:
-        pass
-    try:
-        os.kill(step, 0)
     except ProcessLookupError:
         sys.exit("slurm.sh: Ray failed to start")
+    except ConnectionError:
+        pass
     if time.monotonic() > deadline:
         sys.exit("slurm.sh: Ray did not start on all nodes within 5 minutes")
-    time.sleep(1)
+    time.sleep(0.5)
+ray.shutdown()
+os.execvp(command[0], command)
 '
 
 # A job that starts again continues its own runs: their folders have its number in place of the time.
 case $1 in run | search | table) set -- "$@" --job "$SLURM_JOB_ID" ;; esac
 
-setsid bash -c 'python -c "$1" "$2" "$3" "$4" && shift 4 && exec hedgerow "$@"' \
-    command "$wait_for_nodes" "$address" "$SLURM_NNODES" "$ray" "$@" --address "$address" &
+setsid python -c "$on_ray" "$address" "$SLURM_NNODES" "$ray" hedgerow "$@" --address "$address" &
 command=$!
 [[ -z $stopping ]] || stop
 
@@ -123,9 +128,10 @@ for _ in {1..30}; do
     sleep 1
 done
 
-# 143: the command was stopped before it had finished.
-if [[ -n $requeue && $code == 143 ]]; then
-    echo "slurm.sh: $(date '+%F %T'): requeued before the time limit"
+# 143: the command was stopped. A job that still runs then was neither cancelled nor requeued by Slurm itself.
+state=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T 2>/dev/null) || true
+if [[ -n $stopping && $code == 143 && $state == RUNNING ]]; then
+    echo "slurm.sh: $(date '+%F %T'): the job is requeued"
     scontrol requeue "$SLURM_JOB_ID"
     # Slurm ends the script here.
     sleep 60

@@ -76,6 +76,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
 MpiDefault=none
+FirstJobId={1000 + os.getpid() % 8000}
 ReturnToService=2
 OverTimeLimit=0
 KillWait=10
