@@ -13,12 +13,12 @@ import pytest
 import torch
 import yaml
 from paths import ROOT, SUPPORT
-from processes import FILE, hedgerow, outcome
+from processes import FILE, ROUNDS, hedgerow, outcome
 from slurm import DAEMONS, program, slurm_cluster
 
 from hedgerow.platform.tracking.tracker import RunLog
 
-ROUNDS = 600
+SCRIPT = ROOT / "cluster" / "files" / "slurm.sh"
 PARTITIONS = """\
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
@@ -40,7 +40,7 @@ pytestmark = [
 def folder(tmp_path_factory):
     """Folder of the jobs, with an experiment that is slow while the file `slow` exists, and `calm` without jobs."""
     folder = tmp_path_factory.mktemp("jobs")
-    values = {**FILE, "rounds": ROUNDS, "output": str(folder / "runs")}
+    values = {**FILE, "output": str(folder / "runs")}
     values["algorithm"] = {**values["algorithm"], "slow_file": str(folder / "slow")}
     (folder / "slowed.yaml").write_text(yaml.safe_dump({**values, "name": "slowed"}))
     (folder / "calm.yaml").write_text(yaml.safe_dump({**values, "name": "calm"}))
@@ -65,9 +65,6 @@ def slurm(folder, tmp_path_factory):
 def submit(slurm, folder: Path, *words: object) -> str:
     """Submit slurm.sh. words: options of sbatch, the script and a command. Returns the number of the job."""
     return slurm("sbatch", *HERE, f"--chdir={folder}", *words)
-
-
-SCRIPT = ROOT / "cluster" / "files" / "slurm.sh"
 
 
 def until(look: Callable[[], bool], slurm, job: str, log: Path) -> None:
@@ -99,6 +96,7 @@ def check_same(folder: Path, run: Path) -> None:
 
 
 def test_a_job_too_short_for_its_run_is_requeued_until_the_run_is_finished(slurm, folder):
+    # Slowed down, 400 rounds take more than a minute.
     (folder / "slow").touch()
     limits = ("--time=1", "--signal=B:USR1@5")
     job = submit(slurm, folder, *limits, SCRIPT, "run", "slowed.yaml")
@@ -113,20 +111,20 @@ def test_a_job_too_short_for_its_run_is_requeued_until_the_run_is_finished(slurm
     check_same(folder, run)
 
 
-def test_a_preempted_job_saves_its_run_and_continues_it(slurm, folder):
+@pytest.mark.parametrize("way", ["preempted", "requeued"])
+def test_a_job_that_slurm_stops_saves_its_run_and_continues_it(way, slurm, folder):
     (folder / "slow").touch()
     job = submit(slurm, folder, "--partition=low", SCRIPT, "run", "slowed.yaml")
     run, log = folder / "runs" / f"slowed-{job}", folder / f"hedgerow-{job}.log"
     until(lambda: rounds(run) >= 3, slurm, job, log)
-    # Of a higher priority: Slurm sends SIGTERM to the steps of the other job, but not to its script.
-    other = slurm(
-        "sbatch", "--parsable", "--partition=high", "--exclusive", "--output=/dev/null", f"--chdir={folder}",
-        "--wrap=sleep 1",
-    )  # fmt: skip
+    if way == "preempted":
+        # In the grace time, Slurm sends SIGTERM to the steps of the job, but not to its script.
+        slurm("sbatch", "--partition=high", "--exclusive", "--output=/dev/null", f"--chdir={folder}", "--wrap=sleep 1")
+    else:
+        slurm("scontrol", "requeue", job)
     until(lambda: status(run) == "interrupted", slurm, job, log)
     (folder / "slow").unlink()
-    slurm.wait(other, "COMPLETED", seconds=60)
-    ended = slurm.wait(job, "COMPLETED", "FAILED", "PREEMPTED", "CANCELLED", seconds=300)
+    ended = slurm.wait(job, "COMPLETED", "FAILED", "CANCELLED", seconds=300)
     assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), log.read_text()
     check_same(folder, run)
 
