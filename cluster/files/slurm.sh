@@ -23,8 +23,8 @@ if (($# == 0)); then
     exit 2
 fi
 
-# Slurm sends USR1 before the time limit, and TERM when it cancels or preempts the job. Hedgerow gets TERM from here alone,
-# and once: a second TERM would end it before the round is saved.
+# Slurm sends USR1 before the time limit, and TERM when it cancels or preempts the job. Hedgerow gets TERM from here
+# alone, and once: a second TERM would end it before the round is saved.
 command='' stopping='' sent=''
 stop() {
     stopping=yes
@@ -45,20 +45,21 @@ export RAY_task_events_report_interval_ms=0
 export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0
 
 # This script runs on the first node. Its address is the first one that is not the loopback interface's.
-head_ip=$({ hostname --ip-address; hostname --all-ip-addresses; } | tr ' ' '\n' |
+head_ip=$({ hostname --ip-address || true; hostname --all-ip-addresses || true; } 2>/dev/null | tr ' ' '\n' |
     awk '!found && /^[0-9.]+$/ && !/^127\./ {found = $0} END {print found ? found : "127.0.0.1"}')
 port=$((20000 + SLURM_JOB_ID % 10000))
 address="$head_ip:$port"
 
-# On every node, Ray runs in a session of its own until this script sends USR2. TERM does not end it, because the command
-# has to save first. At the beginning of the grace time of a preemption, Slurm sends TERM to the nodes alone: the first one
-# forwards it to this script.
+# On every node, Ray runs in a session of its own until this script sends USR2. TERM does not end it, because the
+# command has to save first. At the beginning of the grace time of a preemption, Slurm sends TERM to the nodes alone:
+# the first one forwards it to this script.
 node='
 script=$1 address=$2 ending= folder=/tmp/ray-$SLURM_JOB_ID
 trap "ending=yes; kill -TERM \$ray 2>/dev/null" USR2
 if ((SLURM_PROCID == 0)); then
     trap "kill -TERM \$script 2>/dev/null" TERM
-    set -- --head "--node-ip-address=${address%:*}" "--port=${address#*:}" --include-dashboard=false "--temp-dir=$folder"
+    set -- --head "--node-ip-address=${address%:*}" "--port=${address#*:}" --include-dashboard=false
+    set -- "$@" "--temp-dir=$folder"
 else
     trap : TERM
     set -- "--address=$address"
@@ -96,7 +97,7 @@ while True:
             break
     except ProcessLookupError:
         sys.exit("slurm.sh: Ray failed to start")
-    except ConnectionError:
+    except OSError:
         pass
     if time.monotonic() > deadline:
         sys.exit("slurm.sh: Ray did not start on all nodes within 5 minutes")

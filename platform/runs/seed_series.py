@@ -27,8 +27,8 @@ def resume_series(folder: RunFolder, display: Display, address: str | None, data
     series = folder.series
     assert series is not None
     experiment = load_experiment(folder.experiment)
-    beside = experiment.model_copy(update={"output": str(folder.path.parent)})
-    folders = {seed: started_run(beside, series.folder_name(seed)) for seed in series.seeds}
+    here = experiment.model_copy(update={"output": str(folder.path.parent)})
+    folders = {seed: started_run(here, series.folder_name(seed)) for seed in series.seeds}
     if all(one and one.record()["status"] == "finished" for one in folders.values()):
         raise UserError(f"{series.name}: the runs of all seeds are finished: there is nothing to resume")
     if None in folders.values():
