@@ -19,6 +19,7 @@ from hedgerow.platform.ui.cli_options import (
     data_root_option,
     file_argument,
     files_argument,
+    job_option,
     output_option,
     run_argument,
     runs_argument,
@@ -90,6 +91,7 @@ def main() -> None:
 )
 @data_root_option
 @address_option
+@job_option
 @prints_output
 def run(
     files: tuple[Path, ...],
@@ -97,6 +99,7 @@ def run(
     seeds: list[int] | None,
     data_root: Path | None,
     address: str | None,
+    job: str | None,
 ) -> CommandOutput:
     """Run the experiments in FILES, one after the other, and compare them.
 
@@ -107,7 +110,7 @@ def run(
     announce(*files)
     from hedgerow.reports.seeds_command import run_experiments
 
-    return run_experiments(files, overrides, seeds, data_root, address)
+    return run_experiments(files, overrides, seeds, data_root, address, job)
 
 
 @main.command()
@@ -115,9 +118,10 @@ def run(
 @set_option
 @data_root_option
 @address_option
+@job_option
 @prints_output
 def search(
-    files: tuple[Path, ...], overrides: tuple[str, ...], data_root: Path | None, address: str | None
+    files: tuple[Path, ...], overrides: tuple[str, ...], data_root: Path | None, address: str | None, job: str | None
 ) -> CommandOutput:
     """Search over hyperparameters, as defined by the `search` section of each of FILES.
 
@@ -129,7 +133,7 @@ def search(
     announce(*files)
     from hedgerow.searchspaces.reproductions.table_command import search_files_or_row
 
-    return search_files_or_row(files, overrides, data_root, address)
+    return search_files_or_row(files, overrides, data_root, address, job)
 
 
 @main.command()
@@ -204,6 +208,7 @@ def complete_tables(context: click.Context, parameter: click.Parameter, incomple
 @output_option("Folder of the runs (default: runs).")
 @data_root_option
 @address_option
+@job_option
 @prints_output
 def table(
     name: str,
@@ -215,6 +220,7 @@ def table(
     output: Path | None,
     data_root: Path | None,
     address: str | None,
+    job: str | None,
 ) -> CommandOutput:
     """Run a published table, or one row of it, and print it next to the published numbers.
 
@@ -225,7 +231,7 @@ def table(
     announce(name)
     from hedgerow.searchspaces.reproductions.table_command import list_show_or_run
 
-    return list_show_or_run(name, overrides, methods, grid, show, report, output, data_root, address)
+    return list_show_or_run(name, overrides, methods, grid, show, report, output, data_root, address, job)
 
 
 @main.command()

@@ -31,10 +31,13 @@ def run_experiments(
     seeds: list[int] | None,
     data_root: Path | None,
     address: str | None,
+    job: str | None = None,
 ) -> CommandOutput:
-    """Run experiments, each with its seeds, and compare them. seeds: in place of those in the files."""
+    """Run experiments, each with its seeds, and compare them. seeds: in place of those in the files. job: see
+    `run_files`.
+    """
     given = [f"seeds={seeds}"] if seeds else []
-    runs = run_files(files, [*overrides, *given], data_root, address)
+    runs = run_files(files, [*overrides, *given], data_root, address, job)
     if all(group[0].folder.series is None for group in runs):
         return runs_output([run for group in runs for run in group])
     return _series_output(runs)

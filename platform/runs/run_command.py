@@ -19,7 +19,14 @@ from hedgerow.platform.runs.runner import run as run_experiment
 from hedgerow.platform.runs.seed_series import resume_series
 from hedgerow.platform.runtime.factory import build_data, check
 from hedgerow.platform.storage.remote import uri_of
-from hedgerow.platform.tracking.run_folder import RunFolder, SeedSeries, find_run, new_series
+from hedgerow.platform.tracking.run_folder import (
+    RunFolder,
+    SeedSeries,
+    find_run,
+    names_in_job,
+    new_series,
+    started_run,
+)
 from hedgerow.platform.tracking.summary import meta_regret
 from hedgerow.platform.ui.command_output import CommandOutput
 from hedgerow.platform.ui.mlflow_server import hints
@@ -29,24 +36,39 @@ from hedgerow.platform.ui.terminal import Progress, closing_table, print_rows
 
 
 def run_files(
-    files: Sequence[Path], overrides: Sequence[str], data_root: Path | None, address: str | None
+    files: Sequence[Path],
+    overrides: Sequence[str],
+    data_root: Path | None,
+    address: str | None,
+    job: str | None = None,
 ) -> list[list[FinishedRun]]:
     """Run experiments one after the other, each with all of its seeds. All files are read and all data are checked
-    before the first one starts. Returns the runs of each file.
+    before the first one starts. job: identifier of a job that may have started some of the runs before: finished ones
+    are read, the others are resumed. Returns the runs of each file.
     """
     experiments = [load_experiment(file, overrides) for file in files]
     series: list[SeedSeries | None] = [None for _ in files]
     plan = [(i, seeded) for i, experiment in enumerate(experiments) for seeded in experiment.each_seed()]
     data_sets = [check(seeded, data_root) for _, seeded in plan]
+    names = [None for _ in files] if job is None else names_in_job(experiments, job)
     runs: list[list[FinishedRun]] = [[] for _ in files]
     with _session(experiments, address):
         followers = [*(seeded for _, seeded in plan[1:]), None]
         for (i, seeded), data, following in zip(plan, data_sets, followers, strict=True):
             if experiments[i].seeds and not runs[i]:
                 # Only now: experiments with the same name need different folders.
-                series[i] = new_series(experiments[i])
-            with _kept_for(following), progress_of(seeded, in_series=series[i] is not None) as progress:
-                runs[i].append(run_experiment(seeded, data_root, progress, address, data, series=series[i]))
+                series[i] = new_series(experiments[i], names[i])
+            one = series[i]
+            name = one.folder_name(seeded.seed) if one else names[i]
+            begun = started_run(seeded, name) if job and name else None
+            if begun and begun.record()["status"] == "finished":
+                runs[i].append(FinishedRun.read(begun))
+                continue
+            with _kept_for(following), progress_of(seeded, in_series=one is not None) as progress:
+                if begun:
+                    runs[i].append(resume_run(str(begun), progress, address))
+                else:
+                    runs[i].append(run_experiment(seeded, data_root, progress, address, data, series=one, name=name))
     return runs
 
 

@@ -59,17 +59,18 @@ def run(
     data: Data | None = None,
     own: bool = False,
     series: SeedSeries | None = None,
+    name: str | None = None,
 ) -> FinishedRun:
     """Run an experiment from its first round.
 
     data_root: folder of the data sets. show: called with every round's record. address: a Ray cluster; None: the one
     this process is connected to, or a new one on this machine. data: result of `factory.check`, if it was called.
     own: whether these are the caller's arrays instead of the data in the file. series: that the run belongs to.
-    Raises UserError before any work if something is invalid.
+    name: of its folder; None: a new one. Raises UserError before any work if something is invalid.
     """
     data = data or check(experiment, data_root)
     build_loggers(experiment.tracking.also)
-    with new_run(experiment, data_root, series=series) as (folder, lock):
+    with new_run(experiment, data_root, series=series, name=name) as (folder, lock):
         folder.update(data=data_record(experiment, data, own), **loop_note(experiment, data[0]))
         if account := experiment.privacy_account(len(data[1])):
             folder.update(privacy=asdict(account))

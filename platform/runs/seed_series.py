@@ -12,8 +12,7 @@ from hedgerow.platform.runs import runner
 from hedgerow.platform.runs.finished_run import FinishedRun
 from hedgerow.platform.runs.own_data import same_data
 from hedgerow.platform.runtime.factory import Data, check
-from hedgerow.platform.storage.remote import Storage, uri_of
-from hedgerow.platform.tracking.run_folder import RunFolder, SeedSeries, find_run
+from hedgerow.platform.tracking.run_folder import RunFolder, started_run
 
 Display = Callable[[Experiment], AbstractContextManager[Any]]
 """Opens the display of the run of an experiment."""
@@ -28,7 +27,8 @@ def resume_series(folder: RunFolder, display: Display, address: str | None, data
     series = folder.series
     assert series is not None
     experiment = load_experiment(folder.experiment)
-    folders = {seed: _find(folder, series, seed, experiment) for seed in series.seeds}
+    here = experiment.model_copy(update={"output": str(folder.path.parent)})
+    folders = {seed: started_run(here, series.folder_name(seed)) for seed in series.seeds}
     if all(one and one.record()["status"] == "finished" for one in folders.values()):
         raise UserError(f"{series.name}: the runs of all seeds are finished: there is nothing to resume")
     if None in folders.values():
@@ -47,14 +47,3 @@ def resume_series(folder: RunFolder, display: Display, address: str | None, data
                 own = None if data is None else check(seeded, None, data)
                 runs.append(runner.run(seeded, root and Path(root), shown, address, own, own is not None, series))
     return runs
-
-
-def _find(folder: RunFolder, series: SeedSeries, seed: int, experiment: Experiment) -> RunFolder | None:
-    """Run folder of a seed, which is fetched if only its copy exists; None if the seed has not started."""
-    sibling = RunFolder(folder.path.with_name(series.folder_name(seed)))
-    if sibling.exists:
-        return sibling
-    storage = experiment.checkpoints.storage
-    if storage and Storage(storage).holds(sibling.name):
-        return find_run(str(uri_of(storage, sibling.name)))
-    return None

@@ -5,7 +5,8 @@ import os
 import platform as host
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -19,7 +20,7 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import dump_experiment, read_experiment
 from hedgerow.platform.storage.atomic_file import write_whole
-from hedgerow.platform.storage.remote import Storage, fetch, is_uri
+from hedgerow.platform.storage.remote import Storage, fetch, is_uri, uri_of
 from hedgerow.platform.storage.run_lock import RunLock
 from hedgerow.platform.tracking.records import PartitionRecord, Record, RunRecord, TrialRecord, read_object
 
@@ -131,12 +132,15 @@ def new_run(
     data_root: Path | None,
     resolved: str | None = None,
     series: SeedSeries | None = None,
+    name: str | None = None,
 ) -> Iterator[tuple[RunFolder, RunLock]]:
     """Create the folder of a new run under the experiment's `output`, and hold its lock.
 
     resolved: text of its experiment.yaml, if it contains more than the experiment. series: that the run belongs to.
+    name: of the folder; None: that of the seed in the series, or a new one with the current time.
     """
-    folder = _folder_of_seed(experiment, series) if series else _new_folder(experiment)
+    name = series.folder_name(experiment.seed) if series else name
+    folder = _named_folder(experiment, name) if name else _new_folder(experiment)
     # Locked before it has a record: without one, no other process takes it for a run.
     with RunLock(folder.path) as lock:
         folder.experiment.write_text(resolved or dump_experiment(experiment))
@@ -154,16 +158,37 @@ def new_run(
         yield folder, lock
 
 
-def new_series(experiment: Experiment) -> SeedSeries:
-    """Series of the experiment's `seeds`, with a name that no other series has."""
+def new_series(experiment: Experiment, name: str | None = None) -> SeedSeries:
+    """Series of the experiment's `seeds`. name: of the series; None: one that no other series has."""
     names = (name for name in _names(experiment) if not any(Path(experiment.output).glob(f"{name}-seed*")))
-    return SeedSeries(next(names), experiment.seeds or [experiment.seed])
+    return SeedSeries(name or next(names), experiment.seeds or [experiment.seed])
 
 
-def _folder_of_seed(experiment: Experiment, series: SeedSeries) -> RunFolder:
-    folder = RunFolder(Path(experiment.output) / series.folder_name(experiment.seed))
+def names_in_job(experiments: Sequence[Experiment], job: str) -> list[str]:
+    """Names of the run folders, or of the series, of a job's experiments. They are the same each time it starts."""
+    before: Counter[str] = Counter()
+    names = []
+    for experiment in experiments:
+        before[experiment.name] += 1
+        number = before[experiment.name]
+        names.append(f"{experiment.name}-{job}" + (f"-{number}" if number > 1 else ""))
+    return names
+
+
+def started_run(experiment: Experiment, name: str) -> RunFolder | None:
+    """Folder of a run that was started with this name, fetched if only its copy exists; None if there is none."""
+    folder, storage = RunFolder(Path(experiment.output) / name), experiment.checkpoints.storage
     if folder.exists:
-        raise UserError(f"{folder.path} exists already; `hedgerow resume {folder.path}` continues its series")
+        return folder
+    if storage and Storage(storage).holds(name):
+        return find_run(str(uri_of(storage, name)))
+    return None
+
+
+def _named_folder(experiment: Experiment, name: str) -> RunFolder:
+    folder = RunFolder(Path(experiment.output) / name)
+    if folder.exists:
+        raise UserError(f"{folder.path} exists already; `hedgerow resume {folder.path}` continues it")
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

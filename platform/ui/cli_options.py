@@ -1,5 +1,6 @@
 """Options and arguments that several commands share, and their shell completion."""
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +44,13 @@ def split_seeds(context: click.Context, parameter: click.Parameter, value: str |
     return [int(text) for text in texts]
 
 
+def check_job(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Returns the identifier of a job, which becomes part of the names of folders."""
+    if value is not None and not re.fullmatch(r"\w[\w.-]*", value, re.ASCII):
+        raise click.BadParameter(f"{value!r} is not an identifier of letters, digits, dots and hyphens, such as 1234")
+    return value
+
+
 def announce(*names: str | Path) -> None:
     """Print on a terminal that the command has started: importing torch, Ray and MLflow takes seconds."""
     if sys.stderr.isatty():
@@ -71,6 +79,13 @@ address_option = click.option(
     "--address",
     default=None,
     help="Address of a running Ray cluster (default: $RAY_ADDRESS, else Ray is started on this machine).",
+)
+job_option = click.option(
+    "--job",
+    default=None,
+    metavar="ID",
+    callback=check_job,
+    help="Identifier of a job that may start again: names its folders, and continues what it started before.",
 )
 server_option = click.option(
     "--address",

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.tracking.run_folder import RunFolder
+from hedgerow.platform.tracking.run_folder import RunFolder, names_in_job
 from hedgerow.platform.ui.command_output import CommandOutput
 from hedgerow.platform.ui.terminal import print_rows
 from hedgerow.searchspaces.reproductions import REPRODUCTIONS
@@ -19,17 +19,21 @@ from hedgerow.searchspaces.reproductions.table_file import PublishedTable, Table
 from hedgerow.searchspaces.reproductions.table_plots import draw_table
 from hedgerow.searchspaces.reproductions.table_report import all_remarks, table_document, write_table
 from hedgerow.searchspaces.tune.search_command import search_all, search_table
-from hedgerow.searchspaces.tune.search_runner import Data, check_search
+from hedgerow.searchspaces.tune.search_runner import Data, check_search, finish_started
 from hedgerow.searchspaces.tune.search_runner import search as run_search
 
 
 def search_files_or_row(
-    files: Sequence[Path], overrides: Sequence[str], data_root: Path | None, address: str | None
+    files: Sequence[Path],
+    overrides: Sequence[str],
+    data_root: Path | None,
+    address: str | None,
+    job: str | None = None,
 ) -> CommandOutput:
     """Run searches from files, or a row of a table if the name is not a file and starts with a family of tables."""
     if len(files) == 1 and not files[0].exists() and files[0].parts[0] in REPRODUCTIONS:
-        return run_table(plan_table(files[0].as_posix(), overrides, [], False, None), data_root, address)
-    return search_all(files, overrides, data_root, address)
+        return run_table(plan_table(files[0].as_posix(), overrides, [], False, None), data_root, address, job)
+    return search_all(files, overrides, data_root, address, job)
 
 
 def list_show_or_run(
@@ -42,6 +46,7 @@ def list_show_or_run(
     output: Path | None,
     data_root: Path | None,
     address: str | None,
+    job: str | None = None,
 ) -> CommandOutput:
     """List the rows of tables if `name` is a family or empty; otherwise report, show or run a table or a row."""
     if "/" not in name:
@@ -49,7 +54,7 @@ def list_show_or_run(
     if report:
         return report_table(name, output or Path("runs"))
     plans = plan_table(name, overrides, methods, grid, output)
-    return show_plans(plans) if show else run_table(plans, data_root, address)
+    return show_plans(plans) if show else run_table(plans, data_root, address, job)
 
 
 def list_lines(name: str) -> CommandOutput:
@@ -100,8 +105,13 @@ def plan_table(
     return [plan for row in rows for plan in plan_row(table, row, changed, methods, grid, folder)]
 
 
-def run_table(plans: Sequence[RowSearch], data_root: Path | None, address: str | None) -> CommandOutput:
-    """Run the lines of a table and print it next to the published numbers; reports why some lines cannot run."""
+def run_table(
+    plans: Sequence[RowSearch], data_root: Path | None, address: str | None, job: str | None = None
+) -> CommandOutput:
+    """Run the lines of a table and print it next to the published numbers; reports why some lines cannot run.
+
+    job: identifier of a job that may have started some of the searches before.
+    """
     ready: list[tuple[RowSearch, Data]] = []
     absent: list[str] = []
     for plan in plans:
@@ -116,12 +126,18 @@ def run_table(plans: Sequence[RowSearch], data_root: Path | None, address: str |
     results = []
     output = Path(ready[0][0].search.experiment.output)
     runs = trained_before(output, [plan.name for plan, _ in ready])
-    for plan, data in ready:
+    searches = [plan.search.experiment for plan, _ in ready]
+    names = [None for _ in ready] if job is None else names_in_job(searches, job)
+    for (plan, data), name in zip(ready, names, strict=True):
         note = plan.note
         sources = taken_over(plan.search, data, runs)
         note["taken_from"] = {number: str(run.path.relative_to(output)) for number, run in sources.items()}
         with search_table(plan.search) as table:
-            finished = run_search(plan.search, data_root, table, address, data, {"table": note}, begun=sources)
+            finished = finish_started(plan.search, name, table, address)
+            if finished is None:
+                finished = run_search(
+                    plan.search, data_root, table, address, data, {"table": note}, begun=sources, name=name
+                )
         runs |= trained(finished.folder)
         results.append(RowResult.read(plan.row, finished.folder, plan.headings[0]))
         if finished.warning:

@@ -15,7 +15,7 @@ from hedgerow.platform.runs.own_data import loop_note
 from hedgerow.platform.runs.run_command import resume_one
 from hedgerow.platform.runtime.factory import build_data
 from hedgerow.platform.storage.remote import uri_of
-from hedgerow.platform.tracking.run_folder import find_run
+from hedgerow.platform.tracking.run_folder import find_run, names_in_job
 from hedgerow.platform.ui.command_output import CommandOutput
 from hedgerow.platform.ui.mlflow_server import hints
 from hedgerow.platform.ui.notebook import in_notebook
@@ -26,21 +26,31 @@ from hedgerow.searchspaces.results.search_notebook import NotebookTable
 from hedgerow.searchspaces.results.search_table import SearchTable, closing_tables
 from hedgerow.searchspaces.results.trials import Trial, trial_labels
 from hedgerow.searchspaces.spaces.search_file import SearchSpec, load_search, parse_search
-from hedgerow.searchspaces.tune.search_runner import check_search, resume_search
+from hedgerow.searchspaces.tune.search_runner import check_search, finish_started, resume_search
 from hedgerow.searchspaces.tune.search_runner import push as push_search
 from hedgerow.searchspaces.tune.search_runner import search as run_search
 
 
 def search_all(
-    files: Sequence[Path], overrides: Sequence[str], data_root: Path | None, address: str | None
+    files: Sequence[Path],
+    overrides: Sequence[str],
+    data_root: Path | None,
+    address: str | None,
+    job: str | None = None,
 ) -> CommandOutput:
-    """Run searches one after another. All files are read and all data are checked before the first search starts."""
+    """Run searches one after another. All files are read and all data are checked before the first search starts.
+
+    job: identifier of a job that may have started some of them before: finished ones are read, the others are resumed.
+    """
     plans = [load_search(file, overrides) for file in files]
     datasets = [check_search(plan, data_root) for plan in plans]
     outputs, runs = [], []
-    for plan, data in zip(plans, datasets, strict=True):
+    names = [None for _ in plans] if job is None else names_in_job([plan.experiment for plan in plans], job)
+    for plan, data, name in zip(plans, datasets, names, strict=True):
         with search_table(plan) as table:
-            finished = run_search(plan, data_root, table, address, data)
+            finished = finish_started(plan, name, table, address)
+            if finished is None:
+                finished = run_search(plan, data_root, table, address, data, name=name)
         outputs.append(search_output(finished))
         runs.append((plan.experiment, finished.folder.path))
         # Rendered now instead of at the end: the next search may take long.

@@ -35,7 +35,14 @@ from hedgerow.platform.storage.checkpoint import checkpoint_warnings, latest_che
 from hedgerow.platform.storage.mirror import Mirror
 from hedgerow.platform.storage.run_lock import RunLock
 from hedgerow.platform.tracking.records import HedgeRecord
-from hedgerow.platform.tracking.run_folder import RunFolder, find_run, new_run, now, unfinished_run
+from hedgerow.platform.tracking.run_folder import (
+    RunFolder,
+    find_run,
+    new_run,
+    now,
+    started_run,
+    unfinished_run,
+)
 from hedgerow.platform.tracking.summary import diverged, left_out
 from hedgerow.platform.tracking.tracker import RunLog, Tracker
 from hedgerow.searchspaces.hedge.deployment import KEPT, LARGEST
@@ -82,6 +89,7 @@ def search(
     note: dict[str, Any] | None = None,
     own: bool = False,
     begun: Mapping[int, RunFolder] | None = None,
+    name: str | None = None,
 ) -> FinishedSearch:
     """Run a new search.
 
@@ -89,11 +97,11 @@ def search(
     that this process is connected to, or a new one on this machine. data: return value of `check_search`, if it was
     called. note: further entries of run.json. own: whether the data are the caller's arrays instead of the data set
     that the file names. begun: runs of the same training, by the number of the trial that continues from a copy.
-    Raises UserError before any work when a setting is invalid.
+    name: of its folder; None: a new one. Raises UserError before any work when a setting is invalid.
     """
     data = data or check_search(plan, data_root)
     build_loggers(plan.experiment.tracking.also)
-    with new_run(plan.experiment, data_root, plan.dump()) as (folder, lock):
+    with new_run(plan.experiment, data_root, plan.dump(), name=name) as (folder, lock):
         record = {"data": data_record(plan.experiment, data, own), **loop_note(plan.experiment, data[0])}
         folder.update(kind="search", **record, **(note or {}))
         for number, run in (begun or {}).items():
@@ -117,6 +125,18 @@ def resume_search(
         data = same_data(folder, plan.experiment, data)
         _check_trials(plan, data[0])
         return _execute(plan, folder, lock, data, show, address)
+
+
+def finish_started(
+    plan: SearchSpec, name: str | None, show: ShowSearch | None, address: str | None
+) -> FinishedSearch | None:
+    """Result of the search that was started with this name, resumed if it is not finished; None if there is none."""
+    folder = started_run(plan.experiment, name) if name else None
+    if folder is None:
+        return None
+    if folder.record()["status"] == "finished":
+        return FinishedSearch.read(folder)
+    return resume_search(str(folder), show, address)
 
 
 def check_search(plan: SearchSpec, data_root: Path | None, given: Data | None = None) -> Data:

@@ -21,7 +21,6 @@ from mlflow.cli import server as mlflow_server
 from paths import ROOT
 from ray.scripts.scripts import get_auth_token
 from ray.scripts.scripts import start as ray_start
-from ray.scripts.symmetric_run import symmetric_run
 
 from hedgerow.cli import main
 from hedgerow.cluster.submission import PACKAGES, check_command
@@ -214,25 +213,33 @@ def test_the_job_runs_an_experiment_that_can_be_submitted(tmp_path, monkeypatch)
     assert int(limits["cpu"]) >= per_gpu * int(limits["nvidia.com/gpu"]) * experiment.resources.cpus_per_actor
 
 
-def test_the_slurm_script_is_shell_and_its_commands_exist(tmp_path):
+def test_the_slurm_script_is_shell_and_its_commands_exist():
     script = FILES / "slurm.sh"
     assert subprocess.run(["bash", "-n", script], capture_output=True, text=True).stderr == ""
-    text = script.read_text().replace("\\\n", " ")
-    (line,) = (line for line in text.splitlines() if "symmetric-run" in line and not line.startswith("#"))
-    words = shlex.split(line.split("symmetric-run", 1)[1])
-    before, after = words[: words.index("--")], words[words.index("--") + 1 :]
-    assert given(before) <= options(symmetric_run) | options(ray_start)
-    assert given(before).isdisjoint({"--head", "--node-ip-address", "--port", "--block"})
-    assert after[0] == "hedgerow"
+    text = script.read_text()
+    start = text[text.index("if ((SLURM_PROCID == 0))") : text.index("--block") + len("--block")]
+    used = {word.strip('"').split("=")[0] for word in start.split() if word.strip('"').startswith("--")} - {"--"}
+    assert {"--head", "--address", "--port", "--num-cpus", "--block"} <= used <= options(ray_start)
     assert all("--address" in options(main.commands[name]) for name in ("run", "search", "table", "resume"))
+    restarted = re.search(r"^case \$1 in (.+?)\) set -- \"\$@\" --job ", text, re.MULTILINE)
+    assert restarted
+    assert {name for name in main.commands if "--job" in options(main.commands[name])} == set(restarted[1].split(" | "))
     assert "--generate" in options(get_auth_token)
-    # Without a command it says what it wants, before it asks Slurm for anything.
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "activate").write_text("")
-    done = subprocess.run(
-        ["bash", script], env={"ENVIRONMENT": str(tmp_path), "PATH": "/usr/bin:/bin"}, capture_output=True
-    )
+    # Without a command it says what it needs, before it asks Slurm for anything.
+    done = subprocess.run(["bash", script], env={"PATH": "/usr/bin:/bin"}, capture_output=True)
     assert (done.returncode, done.stderr[:6]) == (2, b"usage:")
+
+
+def test_the_slurm_script_reads_no_variable_that_slurm_overwrites():
+    text = (FILES / "slurm.sh").read_text()
+    read = set(re.findall(r"\$\{?([A-Za-z_]\w*)", text)) | {"SLURM_PROCID"}
+    own = set(re.findall(r"(?<![\w-])([A-Za-z_]\w*)=", text)) | {"_"}
+    # Slurm sets these, the third one because of --cpus-per-task. All others begin with HEDGEROW_.
+    given = {"SLURM_JOB_ID", "SLURM_NNODES", "SLURM_CPUS_PER_TASK", "SLURM_PROCID"}
+    assert "\n#SBATCH --cpus-per-task=" in text
+    assert read - own - given == {"HEDGEROW_ENV"}
+    # Slurm sets ENVIRONMENT to BATCH.
+    assert "ENVIRONMENT" not in read
 
 
 def test_images_and_versions_are_those_of_this_project():
