@@ -4,12 +4,13 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import ray
+import torch
 from ray.exceptions import NodeDiedError, ObjectLostError, OutOfMemoryError, RayActorError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -22,6 +23,7 @@ from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.data import Partition
+from hedgerow.platform.runtime.aggregation import PartialAggregate, pairwise, scaled
 from hedgerow.platform.runtime.assignment import owner_of
 from hedgerow.platform.runtime.executor import Executor
 from hedgerow.platform.runtime.launch import worker_arguments
@@ -31,6 +33,9 @@ from hedgerow.platform.runtime.worker import Worker
 
 SMALL = 100_000
 """Size in bytes below which Ray sends an argument along with the call."""
+
+LARGE = 8_000_000
+"""Size in bytes from which actors on several nodes add up their sums among themselves."""
 
 LOST = (RayActorError, NodeDiedError, ObjectLostError, OutOfMemoryError)
 """Exceptions that Ray raises when an actor, or an answer of it, is lost."""
@@ -48,6 +53,14 @@ class BrokenNodesError(Exception):
 
     def __str__(self) -> str:
         return f"a process could not start: {next(iter(self.reasons.values()))}"
+
+
+@dataclass(frozen=True)
+class StoredSum:
+    """A sum in the object store of the node of an actor."""
+
+    rank: int
+    sum: Any
 
 
 @dataclass(frozen=True)
@@ -83,8 +96,9 @@ class ClientActor(Worker):
         partition: dict[str, Any],
         rank: int,
         owns: Callable[[np.ndarray], np.ndarray],
+        apart: bool = False,
     ):
-        self.rank, self.owns = rank, owns
+        self.rank, self.owns, self.apart = rank, owns, apart
         self.load_run(spec, data, partition)
 
     def load_run(self, spec: ActorSpec, data: dict[str, Any], partition: dict[str, Any]) -> None:
@@ -92,6 +106,25 @@ class ClientActor(Worker):
         init_process(spec.resources.threads, gpus=spec.resources.gpu)
         arguments = worker_arguments(spec.experiments, opened(data), Partition(**partition))
         Worker.__init__(self, *arguments, name=f"states-{self.rank:04d}", owns=self.owns)
+
+    def run(self, *arguments: Any, **broadcasts: Any) -> list[PartialAggregate]:
+        """Like Worker.run; large sums stay on this node if the actors are on several nodes."""
+        return [
+            replace(part, total=self._stored(part.total), client_model_delta=self._stored(part.client_model_delta))
+            for part in super().run(*arguments, **broadcasts)
+        ]
+
+    def _stored(self, total: Any) -> Any:
+        is_large = self.apart and total is not None and sum(leaf.nbytes for leaf in leaves(total)) >= LARGE
+        return StoredSum(self.rank, ray.put(total)) if is_large else total
+
+    def add(self, one: Tree, other: Tree) -> Tree:
+        """Sum of two sums."""
+        return tree_map(np.add, one, other)
+
+    def scale(self, total: Tree, scale: float) -> Tree:
+        """A sum times a number, as float32."""
+        return tree_map(lambda leaf: scaled(leaf, scale), total)
 
     def unload_run(self) -> None:
         """Release data and states until the next `load_run`."""
@@ -119,6 +152,10 @@ class RayExecutor(Executor):
         self.spec, self.group, self.bundles, self.signs = spec, group, bundles, signs
         self.silence = Silence(spec.resources)
         self.actors = [self._spawn(rank) for rank in range(len(bundles))]
+
+    def _hosts(self) -> dict[int, str]:
+        """Node id of each bundle."""
+        return placement_group_table(self.group)["bundles_to_node_id"]
 
     def __getstate__(self) -> dict[str, Any]:
         # The spec contains the experiments, and restores them after its import path.
@@ -160,6 +197,22 @@ class RayExecutor(Executor):
 
     def _call(self, worker: int, method: str, *arguments: Any) -> Any:
         return getattr(self.actors[worker], method).remote(*arguments)
+
+    def _sum_up(self, totals: list[Any], scale: float) -> Tree:
+        """Large sums on several nodes are added up in a tree of the actors; the coordinator receives only the result.
+
+        The actor of the first of two sums adds them. Neighbours are on the same node wherever these are filled up.
+        """
+        if not totals or not isinstance(totals[0], StoredSum):
+            return super()._sum_up(totals, scale)
+
+        def add(one: StoredSum, other: StoredSum) -> StoredSum:
+            return StoredSum(one.rank, self._call(one.rank, "add", one.sum, other.sum))
+
+        total = pairwise(totals, add)
+        (result,) = self._all({total.rank: self._call(total.rank, "scale", total.sum, scale)})
+        # Ray's arrays are read-only.
+        return tree_map(lambda leaf: torch.from_numpy(leaf.copy()), result)
 
     def _each(self, method: str, *arguments: Any) -> dict[int, Any]:
         """Call a method of all actors; returns the calls by rank."""
@@ -206,7 +259,7 @@ class RayExecutor(Executor):
                     reasons[rank] = start_failure(error)
             except LOST:
                 pass
-        nodes = placement_group_table(self.group)["bundles_to_node_id"] if reasons else {}
+        nodes = self._hosts() if reasons else {}
         return {nodes[self.bundles[rank]]: reason for rank, reason in reasons.items()}
 
     def _wait(self, calls: dict[int, Any]) -> list[str]:
@@ -238,7 +291,9 @@ class RayExecutor(Executor):
         cpus, gpus = resources.cpus_per_actor, resources.gpus_per_actor
         actor = ray.remote(ClientActor).options(num_cpus=cpus, num_gpus=gpus, scheduling_strategy=strategy)
         owns = partial(_owns, rank=rank, actors=len(self.bundles), shards=self.num_shards)
-        return actor.remote(spec, spec.data, spec.partition, rank, owns)
+        # On one node, the coordinator reads the sums from shared memory.
+        apart = len(set(self._hosts().values())) > 1
+        return actor.remote(spec, spec.data, spec.partition, rank, owns, apart)
 
 
 def _owns(clients: np.ndarray, rank: int, actors: int, shards: int) -> np.ndarray:

@@ -1,5 +1,6 @@
 """Partial aggregates: weighted sums in float64, so that it does not matter how clients are grouped."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -87,11 +88,15 @@ class PartialAggregate:
         return replace(self, total=total, client_model_delta=delta)
 
 
-def combine(partials: list[PartialAggregate], order: np.ndarray) -> Tree:
-    """Aggregated update (float32 torch tensors) of the shards' parts, added in the order of the shards.
+SumUp = Callable[[list[Any], float], Tree]
+"""Scaled sum of trees, as `sum_trees` computes it."""
+
+
+def combine(partials: list[PartialAggregate], order: np.ndarray, sum_up: SumUp | None = None) -> Tree:
+    """Aggregated update (float32 torch tensors) of the shards' parts.
 
     order: for a stack, the position of each contribution in the order of the exchange's clients. The parts lose their
-    stacks, which would take as much memory as the result.
+    stacks, which would take as much memory as the result. sum_up: None: `sum_trees`.
     """
     if partials[0].reduce == "stack":
         stacks = [stack for partial in partials for stack in partial.stacks]
@@ -102,7 +107,7 @@ def combine(partials: list[PartialAggregate], order: np.ndarray) -> Tree:
     if partials[0].reduce == "mean" and weight == 0:
         raise ContractError("the clients' weights of an exchange are all 0, so that they have no mean")
     scale = 1.0 / weight if partials[0].reduce == "mean" else 1.0
-    return sum_trees([partial.total for partial in partials if partial.total is not None], scale)
+    return (sum_up or sum_trees)([partial.total for partial in partials if partial.total is not None], scale)
 
 
 def _in_order(stacks: list[Any], ranks: np.ndarray) -> Any:
@@ -119,14 +124,27 @@ def _in_order(stacks: list[Any], ranks: np.ndarray) -> Any:
     return torch.from_numpy(result)
 
 
+def pairwise(parts: Sequence[Any], add: Callable[[Any, Any], Any]) -> Any:
+    """Sum of neighbours, then of neighbouring sums, and so on: an order that fits a tree of processes."""
+    while len(parts) > 1:
+        pairs = [add(parts[i], parts[i + 1]) for i in range(0, len(parts) - 1, 2)]
+        parts = [*pairs, parts[-1]] if len(parts) % 2 else pairs
+    return parts[0]
+
+
 def sum_trees(trees: list[Tree], scale: float = 1.0) -> Tree:
-    """Scaled sum of trees of float64 arrays, as float32 torch tensors; {} for no trees."""
+    """Scaled sum of trees of float64 arrays, pairwise, as float32 torch tensors; {} for no trees."""
 
     def added(*parts: np.ndarray) -> Tensor:
         beat()
-        return torch.from_numpy(np.asarray(sum(parts) * scale)).float()
+        return torch.from_numpy(scaled(pairwise(parts, np.add), scale))
 
     return tree_map(added, trees[0], *trees[1:]) if trees else {}
+
+
+def scaled(total: np.ndarray, scale: float) -> np.ndarray:
+    """A float64 sum times a number, as float32."""
+    return np.asarray(total * scale, dtype=np.float32)
 
 
 def _finite_rows(tree: Tree, finite: Tensor) -> Tree:

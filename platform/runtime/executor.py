@@ -15,7 +15,7 @@ from hedgerow.algorithms.slots.fedex_rounds import FEDEX
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.data.sampling import steps_per_client
-from hedgerow.platform.runtime.aggregation import PartialAggregate, combine, sum_trees
+from hedgerow.platform.runtime.aggregation import PartialAggregate, SumUp, combine, sum_trees
 from hedgerow.platform.runtime.assignment import longest_first, near_states, owner_of
 from hedgerow.platform.runtime.autotune import MEASURED_STEPS, Measurement, Workload, tune_plan
 from hedgerow.platform.runtime.communication import CommunicationCost
@@ -84,7 +84,7 @@ class Executor:
         self._set_plans(exchanges, shards, broadcasts)
         partials = self._run_shards(shards, broadcasts, moved)
         return [
-            _aggregate(exchange, rows, [mine[i] for mine in partials])
+            _aggregate(exchange, rows, [mine[i] for mine in partials], self._sum_up)
             for i, (exchange, rows) in enumerate(zip(exchanges, positions, strict=True))
         ]
 
@@ -112,6 +112,10 @@ class Executor:
         """
         shared = {} if broadcasts is None else {"broadcasts": broadcasts}
         return [getattr(self.worker, method)(*mine, **shared) for mine in arguments.values()]
+
+    def _sum_up(self, totals: list[Any], scale: float) -> Tree:
+        """Scaled sum of trees that workers returned; see `sum_trees`."""
+        return sum_trees(totals, scale)
 
     def _call(self, worker: int, method: str, *arguments: Any) -> Any:
         """Call a method of one worker. The result can only be passed on to other workers."""
@@ -153,7 +157,7 @@ class Executor:
                 moved = None
                 positions.append(alone[number])
                 partials.append(result)
-        return _aggregate(exchange, positions, partials)
+        return _aggregate(exchange, positions, partials, self._sum_up)
 
     def _assign(self, exchange: Exchange) -> Positions:
         """Positions of the clients of each share.
@@ -317,7 +321,7 @@ def _shard(exchange: Exchange, number: int, rows: np.ndarray) -> WorkShard:
     )
 
 
-def _aggregate(exchange: Exchange, positions: Positions, partials: list[PartialAggregate]) -> Aggregate:
+def _aggregate(exchange: Exchange, positions: Positions, partials: list[PartialAggregate], sum_up: SumUp) -> Aggregate:
     """Combine partial aggregates. positions: of the clients of each partial aggregate, in `Exchange.clients`."""
     cost = CommunicationCost()
     if not len(exchange.clients):
@@ -345,14 +349,14 @@ def _aggregate(exchange: Exchange, positions: Positions, partials: list[PartialA
                 "the same metrics from every client"
             )
     metrics = {name: np.concatenate([part.metrics[name] for part in parts])[back] for name in parts[0].metrics}
-    up = combine(parts, order[mask]) if mask.any() else {}
+    up = combine(parts, order[mask], sum_up) if mask.any() else {}
     deltas = [partial.client_model_delta for partial in parts if partial.client_model_delta is not None]
     each = [predictions for part in parts for predictions in part.predictions]
     predictions = None
     if len(each) == len(order):
         columns = zip(*(each[i] for i in back), strict=True)
         predictions = Predictions(*(np.concatenate(column) for column in columns))
-    return Aggregate(up, mask[back], metrics, sum_trees(deltas), cost, predictions)
+    return Aggregate(up, mask[back], metrics, sum_up(deltas, 1.0), cost, predictions)
 
 
 def _steps(exchange: Exchange, sizes: np.ndarray) -> tuple[int, bool]:

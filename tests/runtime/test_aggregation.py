@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from hedgerow.platform.runtime.aggregation import WIDENED, PartialAggregate, combine, finite_clients
+from hedgerow.platform.runtime.aggregation import (
+    WIDENED,
+    PartialAggregate,
+    combine,
+    finite_clients,
+    pairwise,
+    sum_trees,
+)
 
 CLIENTS = 7
 WEIGHTS = torch.tensor([1.0, 2.0, 0.5, 3.0, 1.0, 4.0, 2.5], dtype=torch.float64)
@@ -70,3 +77,12 @@ def test_a_stack_has_the_order_of_the_clients():
     found = reduced(answers(), [[4, 2, 0], [6, 5, 3, 1]], "stack")
     # `order` says that the first answer to come in is client 0's, and so on.
     assert torch.equal(found["w"]["scalar"], answers()["w"]["scalar"][[4, 2, 0, 6, 5, 3, 1]])
+
+
+def test_sums_are_added_as_in_a_tree_of_processes():
+    names = "abcdefg"
+    assert pairwise(list(names), lambda one, other: f"({one}{other})") == "(((ab)(cd))((ef)g))"
+    parts = [{"w": np.array([10.0**k, 1.0])} for k in range(7)]
+    found = sum_trees(parts, 0.5)
+    assert torch.equal(found["w"], torch.tensor([0.5 * 1111111, 3.5]))
+    assert found["w"].dtype == torch.float32
