@@ -14,19 +14,20 @@ from hedgerow.algorithms.core.parts import ContractError
 from hedgerow.algorithms.core.pytree import Tree, count, leaves, tree_map
 from hedgerow.platform.common.heartbeat import beat
 
-WIDENED = 2**16
-"""Number of values that are converted to float64 at a time: half a megabyte."""
+WIDENED, WIDENED_GPU = 2**16, 2**24
+"""Number of values that are converted to float64 at a time: half a megabyte, and 128 MB on a GPU."""
 
 
 def finite_clients(up: Tree, count: int) -> Tensor:
     """Mask (C,) of the clients of a chunk that sent only finite numbers."""
-    finite = torch.ones(count, dtype=torch.bool)
+    finite: Tensor | None = None
     for leaf in leaves(up):
         if leaf.is_floating_point():
             # The sum of a row is finite exactly when its entries are, unless they are so large that the client diverged
             # anyway.
-            finite &= torch.isfinite(leaf.reshape(count, -1).sum(1)).cpu()
-    return finite
+            rows = torch.isfinite(leaf.reshape(count, -1).sum(1))
+            finite = rows if finite is None else finite & rows
+    return torch.ones(count, dtype=torch.bool) if finite is None else finite.cpu()
 
 
 @dataclass
@@ -82,9 +83,7 @@ class PartialAggregate:
 
     def to_wire(self) -> "PartialAggregate":
         """Copy with NumPy leaves: torch tensors cost several times more in Ray's serialisation."""
-        total, delta = (
-            None if tree is None else tree_map(_to_numpy, tree) for tree in (self.total, self.client_model_delta)
-        )
+        total, delta = (None if tree is None else to_host(tree) for tree in (self.total, self.client_model_delta))
         return replace(self, total=total, client_model_delta=delta)
 
 
@@ -162,9 +161,29 @@ def _added(total: Tree | None, tree: Tree, weights: Tensor) -> Tree:
 def _add_weighted(total: Tensor, leaf: Tensor, weights: Tensor) -> None:
     """total += weights @ leaf, in pieces that stay in a core's cache while they are converted to float64."""
     sums, rows = total.view(-1), leaf.reshape(len(leaf), total.numel())
-    size = max(1, WIDENED // max(1, len(leaf))) if leaf.device.type == "cpu" else max(1, total.numel())
+    size = max(1, (WIDENED if leaf.device.type == "cpu" else WIDENED_GPU) // max(1, len(leaf)))
     for piece, widened in zip(sums.split(size), rows.split(size, dim=1), strict=True):
         piece += weights @ widened.double()
+
+
+def to_host(tree: Tree, at_once: bool | None = None) -> Tree:
+    """Copy with NumPy leaves. From a GPU, all leaves of equal type travel in one transfer.
+
+    at_once: None: if the leaves are on a GPU.
+    """
+    every = leaves(tree)
+    if at_once is None:
+        at_once = any(leaf.device.type != "cpu" for leaf in every)
+    if not at_once or len({leaf.dtype for leaf in every}) > 1:
+        return tree_map(_to_numpy, tree)
+    together, start = _to_numpy(torch.cat([leaf.reshape(-1) for leaf in every])), 0
+
+    def next_leaf(leaf: Tensor) -> np.ndarray:
+        nonlocal start
+        start += leaf.numel()
+        return together[start - leaf.numel() : start].reshape(leaf.shape)
+
+    return tree_map(next_leaf, tree)
 
 
 def _to_numpy(leaf: Any) -> np.ndarray:

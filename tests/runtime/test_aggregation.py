@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from hedgerow.algorithms.core.pytree import flatten
 from hedgerow.platform.runtime.aggregation import (
     WIDENED,
     PartialAggregate,
@@ -11,6 +12,7 @@ from hedgerow.platform.runtime.aggregation import (
     finite_clients,
     pairwise,
     sum_trees,
+    to_host,
 )
 
 CLIENTS = 7
@@ -86,3 +88,12 @@ def test_sums_are_added_as_in_a_tree_of_processes():
     found = sum_trees(parts, 0.5)
     assert torch.equal(found["w"], torch.tensor([0.5 * 1111111, 3.5]))
     assert found["w"].dtype == torch.float32
+
+
+def test_leaves_that_travel_together_are_those_that_travel_alone():
+    tree = {"a": torch.arange(6.0).view(2, 3), "b": {"c": torch.tensor(7.0), "none": torch.zeros(0, 4)}}
+    one, other = flatten(to_host(tree, at_once=True)), flatten(to_host(tree))
+    assert one.keys() == other.keys()
+    assert all(np.array_equal(one[key], other[key]) and one[key].shape == other[key].shape for key in one)
+    mixed = {"a": torch.ones(2), "n": torch.ones(2, dtype=torch.int64)}
+    assert to_host(mixed, at_once=True)["n"].dtype == np.int64
