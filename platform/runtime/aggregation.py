@@ -171,10 +171,10 @@ def to_host(tree: Tree, at_once: bool | None = None) -> Tree:
 
     at_once: None: if the leaves are on a GPU.
     """
-    every = leaves(tree)
+    every = list(leaves(tree))
     if at_once is None:
         at_once = any(leaf.device.type != "cpu" for leaf in every)
-    if not at_once or len({leaf.dtype for leaf in every}) > 1:
+    if not at_once or not every or len({leaf.dtype for leaf in every}) > 1:
         return tree_map(_to_numpy, tree)
     together, start = _to_numpy(torch.cat([leaf.reshape(-1) for leaf in every])), 0
 
