@@ -190,10 +190,15 @@ class RayExecutor(Executor):
         for actor in self.actors:
             ray.kill(actor)
 
-    def _send(self, method: str, arguments: dict[int, tuple], broadcasts: list[Tree] | None = None) -> list[Any]:
+    def _send(
+        self, method: str, arguments: dict[int, tuple], broadcasts: list[Tree] | None = None, again: bool = False
+    ) -> list[Any]:
         shared = {} if broadcasts is None else {"broadcasts": _broadcast(broadcasts)}
-        calls = {rank: getattr(self.actors[rank], method).remote(*mine, **shared) for rank, mine in arguments.items()}
-        return self._all(calls)
+
+        def call(rank: int) -> Any:
+            return getattr(self.actors[rank], method).remote(*arguments[rank], **shared)
+
+        return self._all({rank: call(rank) for rank in arguments}, call if again else None)
 
     def _call(self, worker: int, method: str, *arguments: Any) -> Any:
         return getattr(self.actors[worker], method).remote(*arguments)
@@ -218,33 +223,37 @@ class RayExecutor(Executor):
         """Call a method of all actors; returns the calls by rank."""
         return {rank: getattr(actor, method).remote(*arguments) for rank, actor in enumerate(self.actors)}
 
-    def _all(self, calls: dict[int, Any]) -> list[Any]:
+    def _all(self, calls: dict[int, Any], again: Callable[[int], Any] | None = None) -> list[Any]:
         """Wait for calls to actors, by rank. If actors are lost, replaces them and raises WorkerLost.
 
-        Raises BrokenNodesError if they cannot start.
+        again: first repeats the calls to actors that are lost. Raises BrokenNodesError if actors cannot start.
         """
-        answers: list[Any] = []
-        lost: RayError | None = None
+        answers: dict[int, Any] = dict.fromkeys(calls)
+        lost: dict[int, RayError] = {}
         silent = self._wait(calls)
-        for call in calls.values():
+        for rank, call in calls.items():
             try:
-                answers.append(ray.get(call))
+                answers[rank] = ray.get(call)
             except LOST as error:
-                lost = error
+                lost[rank] = error
             except RayTaskError as error:
                 if isinstance(error.cause, UserError):
                     raise error.cause from None
                 if not isinstance(error.cause, LOST):
                     raise
                 # The actor that should have sent client states.
-                lost = error.cause
-        if lost is not None:
-            if isinstance(lost, RayActorError) and lost.actor_init_failed and (broken := self.broken_nodes()):
-                raise BrokenNodesError(broken) from lost
+                lost[rank] = error.cause
+        if lost:
+            first = next(iter(lost.values()))
+            if isinstance(first, RayActorError) and first.actor_init_failed and (broken := self.broken_nodes()):
+                raise BrokenNodesError(broken) from first
             self._replace_dead()
-            reason = f"{', '.join(silent)} silent for too long (resources.actor_timeout)" if silent else str(lost)
-            raise WorkerLost(reason) from lost
-        return answers
+            if again is None or silent:
+                reason = f"{', '.join(silent)} silent for too long (resources.actor_timeout)" if silent else str(first)
+                raise WorkerLost(reason) from first
+            repeated = {rank: again(rank) for rank in lost}
+            answers |= zip(repeated, self._all(repeated), strict=True)
+        return list(answers.values())
 
     def broken_nodes(self) -> dict[str, str]:
         """Why client actors cannot start, by node id."""

@@ -82,7 +82,12 @@ class Executor:
         broadcasts = [exchange.received for exchange in exchanges]
         moved = self._move_states(exchanges, positions)
         self._set_plans(exchanges, shards, broadcasts)
-        partials = self._run_shards(shards, broadcasts, moved)
+        # Then a worker has nothing that the exchange needs and another one does not have.
+        again = all(
+            _cohort(exchange).is_stateless and (exchange.position == 0 or exchange.position >= EVALUATION)
+            for exchange in exchanges
+        )
+        partials = self._run_shards(shards, broadcasts, moved, again)
         return [
             _aggregate(exchange, rows, [mine[i] for mine in partials], self._sum_up)
             for i, (exchange, rows) in enumerate(zip(exchanges, positions, strict=True))
@@ -105,10 +110,13 @@ class Executor:
         self._away.pop(variant, None)
         self._send("load_states", dict.fromkeys(range(self.num_workers), (variant, folder)))
 
-    def _send(self, method: str, arguments: dict[int, tuple], broadcasts: list[Tree] | None = None) -> list[Any]:
+    def _send(
+        self, method: str, arguments: dict[int, tuple], broadcasts: list[Tree] | None = None, again: bool = False
+    ) -> list[Any]:
         """Call a method of some workers in parallel, and wait for their results.
 
-        arguments: by worker. broadcasts: passed to all of them as well; None: nothing.
+        arguments: by worker. broadcasts: passed to all of them as well; None: nothing. again: repeat the calls to
+        workers that are lost, once, and keep the results of the others.
         """
         shared = {} if broadcasts is None else {"broadcasts": broadcasts}
         return [getattr(self.worker, method)(*mine, **shared) for mine in arguments.values()]
@@ -122,16 +130,19 @@ class Executor:
         return getattr(self.worker, method)(*arguments)
 
     def _run_shards(
-        self, shards: list[list[WorkShard]], broadcasts: list[Tree], moved: Moved | None = None
+        self, shards: list[list[WorkShard]], broadcasts: list[Tree], moved: Moved | None = None, again: bool = False
     ) -> list[list[PartialAggregate]]:
-        """Run the shards of each share, one shard per exchange. moved: states that arrive for them."""
+        """Run the shards of each share, one shard per exchange.
+
+        moved: states that arrive for them. again: see `_send`.
+        """
         n = self.num_workers
         orders = {
             worker: ([shard for mine in shards[worker::n] for shard in mine], *(moved or {}).get(worker, []))
             for worker in range(n)
         }
         partials: list[list[PartialAggregate]] = [[] for _ in shards]
-        for worker, results in enumerate(self._send("run", orders, broadcasts)):
+        for worker, results in enumerate(self._send("run", orders, broadcasts, again)):
             parts = iter(results)
             partials[worker::n] = [[next(parts) for _ in mine] for mine in shards[worker::n]]
         return partials

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -54,6 +55,21 @@ class TestOnRay:
         )
         assert not death.exists()
         assert same(calm, disturbed)
+
+    def test_only_the_lost_share_of_clients_without_states_runs_again(self, tmp_path):
+        death, log = tmp_path / "death", tmp_path / "log"
+        death.touch()
+        settings = {"participation": 1.0, "engine__mode": "loop", "engine__chunk": "auto", "resources__actors": 2}
+        named = {"name": "toys.Counted", "epochs": 2, "batch_size": 8}
+        calm, disturbed = at_once(
+            small(tmp_path / "calm", algorithm=named | {"log_file": str(tmp_path / "other")}, **settings),
+            small(tmp_path / "run", algorithm=named | {"log_file": str(log), "kill_file": str(death)}, **settings),
+        )
+        assert not death.exists()
+        assert same(calm, disturbed)
+        # 12 clients on two actors in four rounds: the survivor, the dead one and its successor, and the check before.
+        counts = sorted(Counter(log.read_text().split()).values())[-3:]
+        assert counts == [7, 18, 24]
 
     @pytest.mark.exhaustive("kills")
     def test_a_killed_coordinator_goes_on_from_its_checkpoint(self, tmp_path):

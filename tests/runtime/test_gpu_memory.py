@@ -47,7 +47,7 @@ def test_a_chunk_too_large_for_the_gpu_ends_the_measurement(tmp_path, monkeypatc
 class OnGpu(Executor):
     """Of which every answer comes from a worker that has held so many MB of a GPU."""
 
-    def _send(self, method, arguments, broadcasts=None):
+    def _send(self, method, arguments, broadcasts=None, again=False):
         answers = super()._send(method, arguments, broadcasts)
         for partials in answers if method == "run" else ():
             for partial in partials:

@@ -32,7 +32,7 @@ class SeveralWorkers(Executor):
     def num_workers(self) -> int:
         return len(self.workers)
 
-    def _send(self, method, arguments, broadcasts=None):
+    def _send(self, method, arguments, broadcasts=None, again=False):
         shared = {} if broadcasts is None else {"broadcasts": broadcasts}
         return [getattr(self.workers[w], method)(*mine, **shared) for w, mine in arguments.items()]
 

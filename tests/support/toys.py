@@ -50,6 +50,26 @@ class Stateful(FedAvg):
         return {"w": w}, {"sum": moved, "times": state["times"] + 1}, {"loss": loss}
 
 
+class Counted(FedAvg):
+    """FedAvg whose clients write down their process; one process dies at its seventh client."""
+
+    class Hyper(FedAvg.Hyper):
+        name: str = "toys.Counted"
+        log_file: str = ""
+        kill_file: str = ""
+
+    def train(self, hp, down, state, data):
+        if not data.batched:
+            own, log = f"{os.getpid()}\n", Path(hp.log_file)
+            with log.open("a") as lines:
+                lines.write(own)
+            if hp.kill_file and log.read_text().splitlines(keepends=True).count(own) == 7:
+                with suppress(FileNotFoundError):
+                    Path(hp.kill_file).unlink()
+                    os.kill(os.getpid(), signal.SIGKILL)
+        return super().train(hp, down, state, data)
+
+
 class Broken(FedAvg):
     """An algorithm with a mistake in it."""
 
