@@ -20,6 +20,8 @@ from hedgerow.platform.config.loader import dump_experiment
 from hedgerow.platform.runs.runner import run
 from hedgerow.platform.tracking.tracker import RunLog
 
+pytestmark = pytest.mark.exhaustive("processes")
+
 WORKERS = {"min_workers": 0, "max_workers": 2, "resources": {"CPU": 1}, "node_config": {}}
 LISTS = [f"{who}setup_commands" for who in ("", "head_", "worker_")]
 LISTS += ["initialization_commands", "head_start_ray_commands", "worker_start_ray_commands", "cluster_synced_files"]

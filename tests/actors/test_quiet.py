@@ -50,6 +50,7 @@ def test_a_run_that_diverges_shows_lines_of_its_own_only(tmp_path):
     assert all(line.startswith(("digits-fedavg", "  warning:")) for line in done.stderr.splitlines())
 
 
+@pytest.mark.exhaustive("processes")
 def test_what_the_user_s_own_code_says_stays_visible(tmp_path):
     (tmp_path / "noisy.py").write_text(NOISY)
     done = hedgerow(tmp_path, "run", write(tmp_path, task={

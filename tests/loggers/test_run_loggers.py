@@ -125,6 +125,7 @@ def test_tensorboard_has_every_value_once_also_after_a_resume(tmp_path):
     assert without_clock(again.records) == without_clock(finished.records)
 
 
+@pytest.mark.exhaustive("processes")
 def test_weights_and_biases_receives_a_run_offline(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")

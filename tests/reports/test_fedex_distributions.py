@@ -1,5 +1,6 @@
 """The report shows the distributions from which clients draw by FedEx."""
 
+import pytest
 from reported_runs import small
 
 from hedgerow.reports.analysis.run_reader import read_all
@@ -15,6 +16,7 @@ FEDEX = {
 }
 
 
+@pytest.mark.exhaustive("processes")
 def test_each_distribution_is_a_stacked_figure_over_the_rounds(tmp_path):
     drawn, plain = small(tmp_path, "drawn", 0, fedex=FEDEX), small(tmp_path, "plain", 0)
     data = read_all([str(drawn.path), str(plain.path)])

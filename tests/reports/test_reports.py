@@ -220,6 +220,7 @@ def test_a_table_of_streams_shows_hedge_and_the_published_numbers(table, tmp_pat
     assert 'id="ledger"' not in text
 
 
+@pytest.mark.exhaustive("processes")
 def test_a_search_is_compared_by_what_hedge_itself_achieves(table):
     (folder,) = table.parent.parent.glob("moml-*")
     expert = folder / "experts" / "000"

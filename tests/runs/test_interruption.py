@@ -119,6 +119,7 @@ def test_on_ray_a_signal_leaves_neither_processes_nor_words_of_its_own(tmp_path)
     assert not psutil.wait_procs(family, timeout=60)[1]
 
 
+@pytest.mark.exhaustive("kills")
 @pytest.mark.timeout(600)
 def test_two_signals_end_a_run_at_once(tmp_path):
     # The first round takes many minutes.
@@ -168,6 +169,7 @@ class Impatient:
             os.kill(os.getpid(), signal.SIGINT)
 
 
+@pytest.mark.exhaustive("kills")
 @pytest.mark.usefixtures("ray_here")
 def test_ctrl_c_saves_the_trials_of_a_search(tmp_path):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

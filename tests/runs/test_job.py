@@ -129,6 +129,7 @@ def test_a_search_continues_where_the_job_was_stopped(tmp_path):
     assert [len(trial.records) for trial in FinishedSearch.read(RunFolder(run)).trials] == [6] * 4
 
 
+@pytest.mark.exhaustive("processes")
 @pytest.mark.usefixtures("ray_here")
 def test_a_table_is_not_run_again(tmp_path):
     words = ["moml/small/digits", "--methods", "TOE", "--set", "rounds=4", "--set", "task.partition.tasks=4",

@@ -257,6 +257,7 @@ def test_a_driver_killed_outright_goes_on_elsewhere(tmp_path):
     assert identical(parameters, undisturbed.servers[0].state["w"])
 
 
+@pytest.mark.exhaustive("kills")
 def test_a_storage_that_fails_on_the_way_ends_no_run(tmp_path):
     def break_storage(record):
         if record["round"] == 3:

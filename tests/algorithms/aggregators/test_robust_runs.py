@@ -131,6 +131,7 @@ def accuracy(scale, **rule):
     return records[-1]["test_accuracy"]
 
 
+@pytest.mark.exhaustive("convergence")
 def test_on_digits_median_and_krum_withstand_sign_flippers_that_ruin_the_mean(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     clean = accuracy(0)

@@ -100,6 +100,7 @@ def test_it_converges_as_fast_as_published(decoder, bound):
     assert decoder == "fista" or values == sorted(values, reverse=True)
 
 
+@pytest.mark.exhaustive("convergence")
 def test_the_encoder_is_minus_the_derivative_of_the_decoder():
     """C11, and C3: on a converged decode, by finite differences; whatever the decoder's step."""
     matrix, omega = sparse_instance()

@@ -211,6 +211,7 @@ def toy(name, rounds, **hyper):
     return done, x
 
 
+@pytest.mark.exhaustive("convergence")
 def test_the_toy_problem_with_a_constraint():
     """CK-TOY: the first update by hand; then the point at which both brackets vanish. Decouple ends elsewhere."""
     u, v = 0.3, -0.2

@@ -226,6 +226,7 @@ def test_the_histogram_of_the_weights_is_kept_and_drawn(tmp_path):
     assert draw_histograms({"a": {}}, tmp_path) == []
 
 
+@pytest.mark.exhaustive("convergence")
 def test_the_literal_scale_moves_no_weight_below_a_half(on_gaussians):
     section = {"name": "comm_fedbio_topk", "compression": 17, **SOLVER, "upper_scale": "paper"}
     assert on_gaussians(0.4, **ROBUST, **section)["cleaning_f1"] == 0

@@ -233,6 +233,7 @@ class TestHedgeScheduler:
         with pytest.raises(TuneError, match=r"expert 0 reported loss = 50 in round 1, but .* instead of a percentage"):
             search(tmp_path, {0: {"loss": 50.0}}, experts=1, mode="max", range=None)
 
+    @pytest.mark.exhaustive("processes")
     def test_losses_outside_the_range_are_warned_about_and_without_one_they_move_the_weights(self, tmp_path, caplog):
         # Cross-entropies of ten classes.
         special = {0: {"loss": 2.3}, 1: {"loss": 2.1}}
@@ -315,6 +316,7 @@ class TestRestore:
         assert [record["round"] for record in scheduler.rounds.on_round.records] == list(range(1, ROUNDS + 1))
         assert scheduler.rounds.retired == {0: False, 1: False}
 
+    @pytest.mark.exhaustive("kills")
     @pytest.mark.grid(keep=1)
     @pytest.mark.parametrize("place", ["local", "remote"])
     def test_a_journal_that_is_ahead_of_tunes_snapshot_counts_no_round_twice(self, tmp_path, place):

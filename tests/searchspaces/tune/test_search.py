@@ -145,6 +145,7 @@ class TestHedge:
         assert runs
         assert {found.info.status for found in runs} == {"FAILED"}
 
+    @pytest.mark.exhaustive("processes")
     def test_what_mlflow_missed_is_pushed_later(self, finished):
         assert push(str(finished.folder.path)) == []
         client, runs = runs_of(finished)
@@ -178,6 +179,7 @@ class TestSweeps:
         assert record["summary"]["test_accuracy"] == alone.summary["test_accuracy"]
         assert record["plans"]["train/clients"] == {"mode": "loop", "chunk": 1, "compiled": False}
 
+    @pytest.mark.exhaustive("processes")
     def test_asha_stops_the_weaker_trials_early(self, tmp_path):
         kind = {"kind": "asha", "grace": 2, "reduction": 2, "report_every": 2, "concurrency": 1}
         finished = search(plan(tmp_path, search=kind | {"space": {"algorithm.lr": [0.5, 0.3, 0.0001, 0.0002]}}))
