@@ -34,9 +34,11 @@ def until(true: Callable[[], object], what: str, seconds: float = 90) -> None:
 class Nodes:
     """A Ray cluster of real processes: a head without CPUs, where drivers live, and nodes of one CPU and one GPU each,
     which is only declared.
+
+    system: Ray's own settings.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, system: dict[str, int] = SWIFT) -> None:
         # Paths of sockets must be short.
         self.folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
         port, jobs = free_port(), free_port()
@@ -49,7 +51,7 @@ class Nodes:
             "dashboard-host": "127.0.0.1",
             "dashboard-port": jobs,
             "ray-client-server-port": free_port(),
-            "system-config": json.dumps(SWIFT),
+            "system-config": json.dumps(system),
         }
         self._start("head", "--head", *(f"--{name}={value}" for name, value in head.items()))
         self.gcs = None
@@ -83,6 +85,17 @@ class Nodes:
         (raylet,) = self.raylets(name)
         raylet.kill()
         until(lambda: name not in self.alive(), f"{name} is gone")
+
+    def stall(self, seconds: float) -> None:
+        """Freeze the control store on the head, as if the network to it were gone."""
+        (server,) = (
+            child
+            for child in psutil.Process(self.processes["head"].pid).children(recursive=True)
+            if child.name() == "gcs_server"
+        )
+        server.suspend()
+        time.sleep(seconds)
+        server.resume()
 
     def notice(self, name: str) -> None:
         """Tell Ray that a node will be taken in ten minutes."""
