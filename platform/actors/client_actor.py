@@ -1,5 +1,6 @@
 """Client actors: workers in processes of their own, and the executor that sends them their shares of the work."""
 
+import pickle
 import sys
 import time
 from collections.abc import Callable
@@ -32,7 +33,11 @@ from hedgerow.platform.runtime.shards import WorkerLost
 from hedgerow.platform.runtime.worker import Worker
 
 SMALL = 100_000
-"""Size in bytes below which Ray sends an argument along with the call."""
+"""Size in bytes below which Ray sends an argument along with the call.
+
+What is small is pickled here, once for all actors: Ray's own pickling, which also takes functions, is several times
+slower.
+"""
 
 LARGE = 8_000_000
 """Size in bytes from which actors on several nodes add up their sums among themselves."""
@@ -114,8 +119,15 @@ class ClientActor(Worker):
             for part in super().run(*arguments, **broadcasts)
         ]
 
+    def call(self, method: str, arguments: bytes, *moved: Any, **broadcasts: Any) -> Any:
+        """Call a method with pickled arguments; a small answer is pickled as well. broadcasts: as `_broadcast`."""
+        shared = {name: pickle.loads(v) if isinstance(v, bytes) else v for name, v in broadcasts.items()}
+        answer = getattr(self, method)(*pickle.loads(arguments), *moved, **shared)
+        is_large = method == "run" and any(part.total is not None and _size(part.total) > SMALL for part in answer)
+        return answer if is_large else pickle.dumps(answer)
+
     def _stored(self, total: Any) -> Any:
-        is_large = self.apart and total is not None and sum(leaf.nbytes for leaf in leaves(total)) >= LARGE
+        is_large = self.apart and total is not None and _size(total) >= LARGE
         return StoredSum(self.rank, ray.put(total)) if is_large else total
 
     def add(self, one: Tree, other: Tree) -> Tree:
@@ -196,7 +208,9 @@ class RayExecutor(Executor):
         shared = {} if broadcasts is None else {"broadcasts": _broadcast(broadcasts)}
 
         def call(rank: int) -> Any:
-            return getattr(self.actors[rank], method).remote(*arguments[rank], **shared)
+            moved = [one for one in arguments[rank] if isinstance(one, ray.ObjectRef)]
+            others = [one for one in arguments[rank] if not isinstance(one, ray.ObjectRef)]
+            return self.actors[rank].call.remote(method, pickle.dumps(others), *moved, **shared)
 
         return self._all({rank: call(rank) for rank in arguments}, call if again else None)
 
@@ -231,9 +245,11 @@ class RayExecutor(Executor):
         answers: dict[int, Any] = dict.fromkeys(calls)
         lost: dict[int, RayError] = {}
         silent = self._wait(calls)
+        with suppress(*LOST, RayTaskError):
+            return [_unpickled(answer) for answer in ray.get(list(calls.values()))]
         for rank, call in calls.items():
             try:
-                answers[rank] = ray.get(call)
+                answers[rank] = _unpickled(ray.get(call))
             except LOST as error:
                 lost[rank] = error
             except RayTaskError as error:
@@ -322,6 +338,15 @@ def start_failure(error: RayActorError) -> str:
 
 
 def _broadcast(downs: list[Tree]) -> Any:
-    """Trees for all actors: in the object store, once, or as they are if storing them would cost more than it saves."""
+    """Trees for all actors: in the object store, once, or pickled if storing them would cost more than it saves."""
     arrays = [tree_map(lambda leaf: np.asarray(leaf.numpy(), order="C"), down) for down in downs]
-    return arrays if sum(leaf.nbytes for down in arrays for leaf in leaves(down)) < SMALL else ray.put(arrays)
+    return pickle.dumps(arrays) if sum(map(_size, arrays)) < SMALL else ray.put(arrays)
+
+
+def _size(tree: Tree) -> int:
+    """Size of the leaves in bytes."""
+    return sum(leaf.nbytes for leaf in leaves(tree))
+
+
+def _unpickled(answer: Any) -> Any:
+    return pickle.loads(answer) if isinstance(answer, bytes) else answer
