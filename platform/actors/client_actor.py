@@ -26,7 +26,7 @@ from hedgerow.platform.runtime.assignment import owner_of
 from hedgerow.platform.runtime.executor import Executor
 from hedgerow.platform.runtime.launch import worker_arguments
 from hedgerow.platform.runtime.process import free_memory, init_process
-from hedgerow.platform.runtime.shards import WorkerLost
+from hedgerow.platform.runtime.shards import ChunkTooLarge, WorkerLost
 from hedgerow.platform.runtime.worker import Worker
 
 SMALL = 100_000
@@ -168,10 +168,11 @@ class RayExecutor(Executor):
     def _all(self, calls: dict[int, Any]) -> list[Any]:
         """Wait for calls to actors, by rank. If actors are lost, replaces them and raises WorkerLost.
 
-        Raises BrokenNodesError if they cannot start.
+        Raises BrokenNodesError if they cannot start, and ChunkTooLarge as the actors do.
         """
         answers: list[Any] = []
         lost: RayError | None = None
+        too_large: ChunkTooLarge | None = None
         silent = self._wait(calls)
         for call in calls.values():
             try:
@@ -181,6 +182,10 @@ class RayExecutor(Executor):
             except RayTaskError as error:
                 if isinstance(error.cause, UserError):
                     raise error.cause from None
+                if isinstance(error.cause, ChunkTooLarge):
+                    # Raised only once all actors have answered: none of them may still be at work on this round.
+                    too_large = error.cause
+                    continue
                 if not isinstance(error.cause, LOST):
                     raise
                 # The actor that should have sent client states.
@@ -191,6 +196,8 @@ class RayExecutor(Executor):
             self._replace_dead()
             reason = f"{', '.join(silent)} silent for too long (resources.actor_timeout)" if silent else str(lost)
             raise WorkerLost(reason) from lost
+        if too_large is not None:
+            raise too_large
         return answers
 
     def broken_nodes(self) -> dict[str, str]:
