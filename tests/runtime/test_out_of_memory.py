@@ -1,19 +1,25 @@
 """A chunk of clients that does not fit into memory is halved, and the run has the numbers of the smaller chunk."""
 
 import json
+import re
 
 import pytest
 import torch
 from ray_runs import numbers, same, small
+from searches import plan
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.runs.runner import resume, run
 from hedgerow.platform.runtime.autotune import Measurement, Workload, tune_plan
 from hedgerow.platform.runtime.coordinator import Coordinator
+from hedgerow.platform.runtime.executor import Executor
 from hedgerow.platform.runtime.factory import check
 from hedgerow.platform.runtime.launch import build_coordinator
-from hedgerow.platform.runtime.shards import ChunkTooLarge, ExecutionPlan
+from hedgerow.platform.runtime.shards import ChunkTooLarge, ExecutionPlan, WorkerLost
+from hedgerow.platform.tracking.tracker import RunLog
+from hedgerow.searchspaces.results.trials import expert_folder
+from hedgerow.searchspaces.tune.search_runner import search
 
 INLINE = {"resources": {"executor": "inline"}, "algorithm__name": "toys.Hungry"}
 STEPS = {"train": "train/clients", "evaluate": "evaluate_client/clients"}
@@ -111,6 +117,36 @@ def test_a_resumed_run_changes_its_plan_at_the_same_round(tmp_path, every):
     assert len(resumed.folder.record()["notices"]) == 1
 
 
+@pytest.mark.usefixtures("round_by_round")
+def test_a_worker_that_is_lost_later_repeats_rounds_under_the_plan_they_had(tmp_path, monkeypatch):
+    """The replay begins before round 3, whose chunk was halved: no earlier round runs under the smaller chunk."""
+    limit, replayed, original = tmp_path / "limit", [], Executor.run
+
+    def run_with_limit(name: str, lost_in: int):
+        limit.unlink(missing_ok=True)
+        replayed.clear()
+
+        def lose_worker(self, exchanges):
+            replayed.append(exchanges[0].cohort.round)
+            if replayed[-1] == lost_in and replayed.count(lost_in) == 1:
+                # There is room again, but the run does not go back to the larger chunk.
+                limit.unlink()
+                for states in self.worker.states:
+                    states.clear()
+                raise WorkerLost("lost")
+            return original(self, exchanges)
+
+        monkeypatch.setattr(Executor, "run", lose_worker)
+        settings = INLINE | {"algorithm__limit_file": str(limit), "checkpoints__every": 1000, "rounds": 5}
+        show = lambda record: limit.touch() if record["round"] == 2 else None  # noqa: E731
+        return run(small(tmp_path / name, **settings, engine=chunks("train", 4)), show=show)
+
+    calm, disturbed = run_with_limit("calm", 0), run_with_limit("disturbed", 5)
+    assert same(calm, disturbed)
+    assert min(replayed[replayed.index(5) :]) == 3
+    assert calm.folder.record()["notices"] == disturbed.folder.record()["notices"]
+
+
 def test_experts_of_a_trial_halve_their_chunk_together(tmp_path):
     data = check(small(tmp_path, **INLINE), None)
 
@@ -132,7 +168,7 @@ def test_experts_of_a_trial_halve_their_chunk_together(tmp_path):
         assert first == second
 
 
-@pytest.mark.exhaustive("kills")
+@pytest.mark.exhaustive("processes")
 @pytest.mark.usefixtures("ray_here")
 @pytest.mark.parametrize("step", ["train", "evaluate"])
 def test_client_actors_halve_their_chunk_as_well(tmp_path, step):
@@ -151,7 +187,25 @@ def test_client_actors_halve_their_chunk_as_well(tmp_path, step):
     assert notice.startswith(f"round 1 is repeated: the step {STEPS[step]} does not fit")
 
 
-@pytest.mark.exhaustive("kills")
+@pytest.mark.exhaustive("processes")
+@pytest.mark.usefixtures("ray_here")
+def test_a_search_reports_the_trials_whose_chunk_was_halved(tmp_path):
+    changes = {"algorithm": {"name": "toys.Hungry", "batch_size": 8}, "rounds": 2}
+    halved = search(plan(tmp_path / "halved", **changes, engine=chunks("train", 4)))
+    given = search(plan(tmp_path / "given", **changes, engine=chunks("train", 2)))
+    sentence = "the step train/clients does not fit into memory with 4 clients at once, and runs with 2 from now on"
+    notices = halved.folder.record()["notices"]
+    assert notices
+    assert all(re.fullmatch(rf"trial [\d, ]+: round 1 is repeated: {sentence}", notice) for notice in notices)
+    assert "notices" not in given.folder.record()
+    for number in range(4):
+        one, other = (expert_folder(done.folder.path, number) for done in (halved, given))
+        assert one.record()["plans"] == other.record()["plans"]
+        first, second = ([{**r, "seconds": 0} for r in RunLog(folder.metrics).read()] for folder in (one, other))
+        assert first == second
+
+
+@pytest.mark.exhaustive("processes")
 @pytest.mark.usefixtures("ray_here")
 def test_a_client_that_does_not_fit_alone_ends_a_run_on_ray_in_one_sentence(tmp_path):
     settings = {"resources": {"executor": "ray", "actors": 2}, "algorithm__name": "toys.Hungry", "algorithm__most": 0}
@@ -187,8 +241,7 @@ def test_a_plan_that_fails_with_more_mini_batches_is_not_chosen(tmp_path, monkey
             raise ChunkTooLarge("train/clients", plan, "no room")
         return Measurement(0.01 * plan.chunk**0.1)
 
-    plan = tune_plan(EngineConfig(), None, Workload(8, steps=20), {}, measure)
-    assert plan == ExecutionPlan("vmap", 4)
+    assert tune_plan(EngineConfig(), None, Workload(8, steps=20), {}, measure) == ExecutionPlan("vmap", 4)
 
 
 @pytest.mark.usefixtures("round_by_round")
