@@ -108,9 +108,13 @@ def _node_types(values: dict[str, Any], text: str) -> list[Node]:
     nodes = []
     for name, least, most, resources in groups:
         counts = {kind: float(resources.get(kind, 0)) for kind in ("CPU", "GPU")}
+        # Ray starts a node with these resources: without `object_store_memory`, `memory` is all that the node has.
+        memory = {kind: float(resources.get(kind, 0)) for kind in ("memory", "object_store_memory")}
+        if not memory["object_store_memory"]:
+            memory = memory_of(memory["memory"])
         for number in range(1, most + 1):
             label = f"{name} {number}" + ", started on demand" * (number > least)
-            nodes.append(Node(label, counts | memory_of(resources.get("memory", 0))))
+            nodes.append(Node(label, counts | memory))
     return nodes
 
 

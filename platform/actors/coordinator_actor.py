@@ -64,6 +64,7 @@ class CoordinatorActor(Coordinator):
         listen(executor.signs.alive)
         servers = build_servers(spec.experiments, opened(data), Partition(**partition))
         Coordinator.__init__(self, servers, executor, [checkpoints], claim)
+        self.on_notice = executor.signs.notice
 
     def unload_run(self) -> list[Any]:
         """Release a run that has ended, here and in the client actors, until the next one begins.
@@ -118,6 +119,8 @@ class CoordinatorHandle:
         self.notify, self.silence = notify, Silence(self.resources)
         self.signs = Signs(self.checkpoints.parent / ".signs")
         self.num_shards, self.least, self.local = num_shards, least, local
+        if local:
+            local.on_notice = notify
         # The process that continues the run already knows the earlier rounds.
         checkpoint = latest_checkpoint(checkpoints)
         self._last_reported = len(local.servers[0].history) if local else round_of(checkpoint[0]) if checkpoint else 0

@@ -12,7 +12,8 @@ from hedgerow.platform.common.ray_private import system_memory
 SURELY_FREE = 2**28
 """Bytes that every machine is assumed to have free: smaller requests are not checked."""
 
-_EXHAUSTED = ("can't allocate memory", "Storage size calculation overflowed", "Overflow when unpacking")
+_NO_ROOM = "can't allocate memory"
+_EXHAUSTED = (_NO_ROOM, "Storage size calculation overflowed", "Overflow when unpacking")
 # On a CPU, PyTorch raises plain RuntimeErrors and TypeErrors for these: only the text identifies them.
 
 
@@ -43,6 +44,13 @@ def fits(place: str) -> Iterator[None]:
 def is_exhausted(error: BaseException) -> bool:
     """Whether the error is a failed allocation, on a CPU or a GPU, in this process or in an actor."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(part in str(error) for part in _EXHAUSTED)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory was missing for an allocation that smaller sizes might not need."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and _NO_ROOM in str(error)
 
 
 def gigabytes(count: float) -> str:

@@ -206,7 +206,9 @@ def open_coordinator(
             f"resources.gpus_per_actor: {resources.gpus_per_actor:g} is above 0 with `executor: inline`, but "
             "PyTorch finds no GPU on this machine; set it to 0"
         )
-    yield build_coordinator([experiment], dataset, partition, None, [checkpoints], claim)
+    coordinator = build_coordinator([experiment], dataset, partition, None, [checkpoints], claim)
+    coordinator.on_notice = notify
+    yield coordinator
 
 
 def notifier(folder: RunFolder, warnings: list[str]) -> Callable[[str], None]:
@@ -245,8 +247,8 @@ def recorded(folder: RunFolder, lock: RunLock, tracker: Tracker | None) -> Itera
                 _note_end(folder, lock, tracker, "interrupted" if isinstance(error, RayLost) else "failed")
             if is_exhausted(error):
                 raise UserError(
-                    f"{folder}: the run does not fit into memory; lower engine.chunk, algorithm.batch_size or the "
-                    "sizes of task.model, and run it again"
+                    f"{folder}: the run does not fit into memory; lower algorithm.batch_size or the sizes of "
+                    "task.model, and run it again"
                 ) from error
             raise
         finally:

@@ -1,10 +1,9 @@
-"""Loop or vmap, chunk size, compiled or not: measured once per machine and task, then cached."""
+"""Loop or vmap, chunk size, compiled or not: measured once per kind of machine and task, then cached."""
 
 import hashlib
 import json
 import logging
 import os
-import platform as host
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,9 +16,9 @@ import torch
 from hedgerow.algorithms.core.client_data import BatchSpec
 from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.data.mapped_arrays import cache_folder
-from hedgerow.platform.runtime.shards import ExecutionPlan
+from hedgerow.platform.runtime.shards import ChunkTooLarge, ExecutionPlan
 
-FORMAT = 4
+FORMAT = 5
 """Version of cached answers; answers of another version are ignored."""
 
 MEASURED_STEPS = 2
@@ -141,7 +140,7 @@ def tune_plan(
 
     Choices that the file leaves open are measured, and cached for this user. Plans differ in the last bits of their
     sums, so the same numbers need the same plan: it is recorded in run.json. no_vmap: reason why the model cannot be
-    batched, or None. key: everything that the choice depends on.
+    batched, or None. key: everything that the choice depends on, including the hardware of the workers.
     """
     if config.mode == "loop" or no_vmap:
         return ExecutionPlan("loop")
@@ -175,10 +174,14 @@ def _fastest(plans: list[ExecutionPlan], workload: Workload, measure: Measure) -
     if len(candidates) > 1 and workload.steps > MEASURED_STEPS:
         steps = min(workload.steps, RUN_OFF_STEPS)
         for plan in candidates:
-            took = workload.seconds(plan, measure(plan, steps))
+            try:
+                took = workload.seconds(plan, measure(plan, steps))
+            except (ChunkTooLarge, torch.OutOfMemoryError):
+                # More mini-batches take more memory.
+                continue
             slope = max(0.0, took - seconds[plan]) / (steps - MEASURED_STEPS)
             rerun[plan] = took + slope * (workload.steps - steps)
-        steps = workload.steps
+        steps = workload.steps if rerun else min(workload.steps, MEASURED_STEPS)
     final = rerun or seconds
     best = min(final, key=final.__getitem__)
     # Compare only plans with the same measurement: the second one, if it includes batched plans.
@@ -191,7 +194,8 @@ def _fastest(plans: list[ExecutionPlan], workload: Workload, measure: Measure) -
 def _measured(plans: list[ExecutionPlan], workload: Workload, measure: Measure) -> dict[ExecutionPlan, float]:
     """Seconds of a worker's share under each plan, from small chunks to large ones.
 
-    Stops when larger chunks are slower, would exceed the memory limit, or ran out of GPU memory.
+    Stops when larger chunks are slower, would exceed the memory limit, or ran out of memory. If the smallest chunk did,
+    smaller ones are tried.
     """
     seconds: dict[ExecutionPlan, float] = {}
     cost, chunk = Measurement(0.0), 1
@@ -200,10 +204,12 @@ def _measured(plans: list[ExecutionPlan], workload: Workload, measure: Measure) 
             break
         try:
             cost, chunk = measure(plan), plan.chunk
-        except torch.OutOfMemoryError:
-            if not seconds:
+        except (ChunkTooLarge, torch.OutOfMemoryError):
+            if seconds:
+                break
+            if plan.chunk == 1:
                 raise
-            break
+            return _measured([replace(plan, chunk=plan.chunk // 2)], workload, measure)
         seconds[plan] = workload.seconds(plan, cost)
         if plan.mode == "vmap" and seconds[plan] > NO_BETTER * min(seconds.values()):
             break
@@ -221,7 +227,7 @@ def _pays(compiled: ExecutionPlan, best: ExecutionPlan, workload: Workload, meas
 
 
 def _digest(key: dict) -> str:
-    key = key | {"format": FORMAT, "torch": torch.__version__, "machine": [host.node(), host.machine(), os.cpu_count()]}
+    key = key | {"format": FORMAT, "torch": torch.__version__}
     return hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:24]
 
 

@@ -18,7 +18,7 @@ from hedgerow.platform.models.vmap_check import compare_constants
 from hedgerow.platform.runtime.executor import Executor
 from hedgerow.platform.runtime.recovery import SUSPICIOUS, attempt, find_crashing_clients, persist
 from hedgerow.platform.runtime.server import FederatedServer
-from hedgerow.platform.runtime.shards import ExecutionPlan
+from hedgerow.platform.runtime.shards import ChunkTooLarge, ExecutionPlan
 from hedgerow.platform.storage.atomic_file import Altered
 from hedgerow.platform.storage.checkpoint import (
     DamagedCheckpoint,
@@ -66,10 +66,14 @@ class Coordinator:
             self._recorded.append({step: ExecutionPlan(**plan) for step, plan in known.items()})
             executor.plans[variant] |= self._recorded[-1]
             self._constants.append(folder.constants if folder and is_run else None)
+        # For each variant: plans that replace those of the executor from the round on that runs next.
+        self._next_plans: list[dict[str, ExecutionPlan]] = [{} for _ in servers]
         self._saved: dict[int, Path] = {}
         self._passed_over: dict[Path, str] = {}
         self.on_round: Callable[[int, FederatedServer], None] = lambda variant, server: None
         """Called for each variant after each of its rounds, before a checkpoint of that round is written."""
+        self.on_notice: Callable[[str], None] = lambda sentence: None
+        """Receives sentences for the user about events during the run."""
         self.reload()
         self._last_reported = servers[0].round
         self._failure: UserError | None = None
@@ -154,7 +158,7 @@ class Coordinator:
 
     def plans(self) -> dict[str, Any]:
         """Plan of each step of the first variant (loop or vmap, chunk size), once it is known."""
-        return self._plans_as_values(0)
+        return _as_values(self.executor.plans[0])
 
     def warnings(self) -> list[str]:
         """One sentence for each damaged checkpoint that was skipped."""
@@ -173,7 +177,19 @@ class Coordinator:
         return [variant for variant, round in rounds.items() if round == min(rounds.values())]
 
     def _run_in_lockstep(self, variants: list[int], run: Run) -> None:
-        """Run the rounds of some variants side by side: exchanges that are due together run in parallel."""
+        """Run the next round of some variants side by side.
+
+        If a chunk of clients does not fit into memory, it is halved, and the round runs again from its beginning.
+        """
+        rounds = {variant: self.servers[variant].round for variant in variants}
+        while unfinished := [variant for variant in variants if self.servers[variant].round == rounds[variant]]:
+            try:
+                self._attempt_round(unfinished, run)
+            except ChunkTooLarge as error:
+                self._halve_chunk(error, self.servers[unfinished[0]].round + 1, set(variants) - set(unfinished))
+
+    def _attempt_round(self, variants: list[int], run: Run) -> None:
+        """Run the next round of some variants: exchanges that are due together run in parallel."""
         rounds = {variant: self.servers[variant].run_round() for variant in variants}
         replies: dict[int, list[Aggregate] | None] = dict.fromkeys(variants)
         while True:
@@ -189,6 +205,28 @@ class Coordinator:
             aggregates = iter(run([exchange for exchanges in requests.values() for exchange in exchanges]))
             replies = {variant: [next(aggregates) for _ in exchanges] for variant, exchanges in requests.items()}
 
+    def _halve_chunk(self, failed: ChunkTooLarge, round: int, finished: set[int]) -> None:
+        """Halve the chunk of a step that does not fit into memory, from `round` on.
+
+        The states before the round are saved with the new plan, so that a replay or a resumed run changes plans at the
+        same round. finished: variants that have run the round already, and are not saved before it is reported.
+        """
+        self._next_plans = self.executor.smaller_plans(failed)
+        if not any(self._next_plans):
+            raise failed
+        chunk = failed.plan.chunk
+        self.on_notice(
+            f"round {round} is repeated: the step {failed.step} does not fit into memory with {chunk} clients at once, "
+            f"and runs with {chunk // 2} from now on"
+        )
+        for variant, plans in enumerate(self._next_plans):
+            if plans and variant not in finished and self.folders[variant] is not None:
+                self._saved.pop(variant, None)
+                self._save_variant(variant)
+        for plans, following in zip(self.executor.plans, self._next_plans, strict=True):
+            plans |= following
+        self._next_plans = [{} for _ in self.servers]
+
     # ---- checkpoints and recovery ------------------------------------------------------------------------------------
 
     def reload(self) -> None:
@@ -200,20 +238,23 @@ class Coordinator:
 
         Raises UserError when another process has taken over the run.
         """
-        for variant, (server, folder) in enumerate(zip(self.servers, self.folders, strict=True)):
-            assert folder is not None
-            saved = self._saved.get(variant)
-            if saved is None or saved.parent != folder or round_of(saved) != server.round:
-                write = partial(self._write, variant, folder)
-                self._check_claim()
-                persist(f"checkpoint {server.round}", write, self._replay_to_here)
-                # Check again: this process may have been suspended while it wrote, and would delete the other one's
-                # rounds.
-                self._check_claim()
-                best = server.selection.best
-                keep = server.experiment.checkpoints.keep
-                prune(folder, keep, self._saved[variant], best.round if best else None)
-        return [self._saved[variant] for variant in range(len(self.servers))]
+        return [self._save_variant(variant) for variant in range(len(self.servers))]
+
+    def _save_variant(self, variant: int) -> Path:
+        """Write a checkpoint of one variant, as `save` does; returns its folder."""
+        server, folder = self.servers[variant], self.folders[variant]
+        assert folder is not None
+        saved = self._saved.get(variant)
+        if saved is None or saved.parent != folder or round_of(saved) != server.round:
+            write = partial(self._write, variant, folder)
+            self._check_claim()
+            persist(f"checkpoint {server.round}", write, self._replay_to_here)
+            # Check again: this process may have been suspended while it wrote, and would delete the other one's rounds.
+            self._check_claim()
+            best = server.selection.best
+            keep = server.experiment.checkpoints.keep
+            prune(folder, keep, self._saved[variant], best.round if best else None)
+        return self._saved[variant]
 
     def load(self, variant: int, checkpoint: Path) -> None:
         """Continue a variant from a checkpoint folder, its own or another one. Raises DamagedCheckpoint."""
@@ -284,7 +325,7 @@ class Coordinator:
             self._saved[variant] = write_checkpoint(
                 target,
                 state["server"],
-                state["progress"] | {"plans": self._plans_as_values(variant)},
+                state["progress"] | {"plans": _as_values(self.executor.plans[variant] | self._next_plans[variant])},
                 lambda aside: self.executor.save_states(variant, aside, server.committed),
                 server.history,
             )
@@ -301,14 +342,16 @@ class Coordinator:
             plans = self.executor.plans[variant]
             if folder and plans != self._recorded[variant] and folder.exists:
                 self._recorded[variant] = dict(plans)
-                folder.update(plans=self._plans_as_values(variant))
-
-    def _plans_as_values(self, variant: int) -> dict[str, Any]:
-        return {step: asdict(plan) for step, plan in self.executor.plans[variant].items()}
+                folder.update(plans=_as_values(plans))
 
     def _check_claim(self) -> None:
         if self.claim:
             self.claim.check()
+
+
+def _as_values(plans: dict[str, ExecutionPlan]) -> dict[str, Any]:
+    """Plans as JSON values."""
+    return {step: asdict(plan) for step, plan in plans.items()}
 
 
 def _remedy(error: Exception) -> str:

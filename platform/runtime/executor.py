@@ -19,7 +19,15 @@ from hedgerow.platform.runtime.aggregation import PartialAggregate, SumUp, combi
 from hedgerow.platform.runtime.assignment import longest_first, near_states, owner_of
 from hedgerow.platform.runtime.autotune import MEASURED_STEPS, Measurement, Workload, tune_plan
 from hedgerow.platform.runtime.communication import CommunicationCost
-from hedgerow.platform.runtime.shards import EVALUATION, ClientCrashed, ExecutionPlan, WorkerLost, WorkShard
+from hedgerow.platform.runtime.shards import (
+    EVALUATION,
+    ChunkTooLarge,
+    ClientCrashed,
+    ExecutionPlan,
+    WorkerLost,
+    WorkShard,
+    step_name,
+)
 from hedgerow.platform.runtime.worker import Worker
 
 NO_MATTER = {
@@ -47,7 +55,8 @@ class Executor:
     shares of the work, which determines the bits of sums; the worker runs one after the other. measures: False: raise
     PlanNotTuned where a plan is not known yet.
 
-    Every method may raise WorkerLost. A step runs under its known plan, or else under a newly chosen one.
+    Every method may raise WorkerLost. A step runs under its known plan, or else under a newly chosen one. `run` raises
+    ChunkTooLarge if a chunk of several clients does not fit into memory; the round can run again from its beginning.
     """
 
     def __init__(
@@ -64,6 +73,7 @@ class Executor:
             for experiment in experiments
         ]
         """For each variant: step -> plan."""
+        self._kinds: list[dict[str, Any]] | None = None
         self._away: dict[int, tuple[int, dict[int, int]]] = {}
         """For each variant: the last round in which states were lent, and to which worker each client's."""
 
@@ -241,6 +251,12 @@ class Executor:
 
     # ---- plans ------------------------------------------------------------------------------------------------------
 
+    def smaller_plans(self, failed: ChunkTooLarge) -> list[dict[str, ExecutionPlan]]:
+        """For each variant, the steps whose plan failed, with half the clients at once."""
+        smaller = replace(failed.plan, chunk=failed.plan.chunk // 2)
+        names = failed.step, f"{failed.step}/one"
+        return [{step: smaller for step in names if plans.get(step) == failed.plan} for plans in self.plans]
+
     def _set_plans(self, exchanges: list[Exchange], shards: list[list[WorkShard]], broadcasts: list[Tree]) -> None:
         """Give every shard its plan: the known plan of its variant for the step, else a newly chosen one."""
         # All parallel exchanges of a step share one plan, which is chosen for the largest messages.
@@ -282,6 +298,7 @@ class Executor:
             "experts": len(fused),
             "share": share,
             "numbers": _message_size(exchange),
+            "hardware": self._hardware(),
         }
 
         def measure(plan: ExecutionPlan, steps: int | None = MEASURED_STEPS) -> Measurement:
@@ -296,6 +313,13 @@ class Executor:
             engine = engine.model_copy(update={"compile": False})
         no_vmap = _owner(exchange).no_vmap or getattr(module, "no_vmap", None)
         return tune_plan(engine, no_vmap, workload, key, measure)
+
+    def _hardware(self) -> list[dict[str, Any]]:
+        """Kinds of hardware that the workers run on: plans are the same for machines of the same kind."""
+        if self._kinds is None:
+            found = self._send("hardware", dict.fromkeys(range(self.num_workers), ()))
+            self._kinds = [dict(kind) for kind in sorted({tuple(sorted(one.items())) for one in found})]
+        return self._kinds
 
     def _measure(self, shards: list[list[WorkShard]], broadcasts: list[Tree], steps: int | None) -> Measurement:
         """Time a chunk of shards with one fusion key under their plan, with all workers active; see Worker.measure."""
@@ -391,12 +415,8 @@ def _message_size(exchange: Exchange) -> int:
 
 
 def _plan_key(exchange: Exchange) -> str:
-    """Name under which the plan of a step is stored; a single client has a plan of its own.
-
-    An evaluation that returns its predictions runs under the same plan as one that does not, with the same bits.
-    """
-    step = exchange.step.__name__.replace("predict_client", "evaluate_client")
-    return f"{step}/{exchange.on}" + ("/one" if len(exchange.clients) == 1 else "")
+    """Name under which the plan of a step is stored; a single client has a plan of its own."""
+    return step_name(exchange.step.__name__, exchange.on) + ("/one" if len(exchange.clients) == 1 else "")
 
 
 def _owner(exchange: Exchange) -> Any:

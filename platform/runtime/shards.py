@@ -81,6 +81,28 @@ class MovedStates:
     """True: final states, lent to another worker for a round. False: new states of the round, back at their worker."""
 
 
+def step_name(step: str, place: Place) -> str:
+    """Name of a step and the place where it runs, under which its plan is stored.
+
+    An evaluation that returns its predictions runs under the same plan as one that does not, with the same bits.
+    """
+    return f"{step.replace('predict_client', 'evaluate_client')}/{place}"
+
+
+class ChunkTooLarge(Exception):  # noqa: N818
+    """A chunk of several clients does not fit into a worker's memory.
+
+    step: see `step_name`. plan: the plan under which it ran. reason: message of the failed allocation.
+    """
+
+    def __init__(self, step: str, plan: ExecutionPlan, reason: str):
+        super().__init__(step, plan, reason)
+        self.step, self.plan, self.reason = step, plan, reason
+
+    def __str__(self) -> str:
+        return f"{self.step} does not fit into memory with {self.plan.chunk} clients at once: {self.reason}"
+
+
 class WorkerLost(Exception):  # noqa: N818
     """A worker died; its client states since the last checkpoint are lost. The executor has already replaced it."""
 

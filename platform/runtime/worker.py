@@ -17,7 +17,9 @@ from hedgerow.algorithms.core.messages import MODEL, PREDICTIONS
 from hedgerow.algorithms.core.parts import ContractError
 from hedgerow.algorithms.core.pytree import Tree, flatten, stack, sub, tree_map
 from hedgerow.algorithms.core.task import Task
-from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.errors import UserError, first_line
+from hedgerow.platform.common.hardware import hardware
+from hedgerow.platform.common.memory import is_out_of_memory
 from hedgerow.platform.config.old_spellings import current_states
 from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.data import Dataset, Partition
@@ -27,8 +29,8 @@ from hedgerow.platform.runtime.aggregation import PartialAggregate, finite_clien
 from hedgerow.platform.runtime.autotune import Measurement, shortened
 from hedgerow.platform.runtime.client_states import ClientStates
 from hedgerow.platform.runtime.engine import Samples, run_clients
-from hedgerow.platform.runtime.process import memory_in_use, peak, reset_peak
-from hedgerow.platform.runtime.shards import EVALUATION, MovedStates, Place, WorkShard
+from hedgerow.platform.runtime.process import free_memory, memory_in_use, peak, reset_peak
+from hedgerow.platform.runtime.shards import EVALUATION, ChunkTooLarge, MovedStates, Place, WorkShard, step_name
 from hedgerow.platform.storage.checkpoint import read_states, save_tree
 
 PREPARED = 64 * 2**20
@@ -134,6 +136,10 @@ class Worker:
         reset_peak(self.device)
         self.at_rest = memory_in_use(self.device)
 
+    def hardware(self) -> dict[str, Any]:
+        """Kind of hardware that this worker runs on."""
+        return hardware(self.device)
+
     def lend(
         self, variant: int, clients: np.ndarray, round: int, position: int, committed: int, *moved: MovedStates
     ) -> MovedStates:
@@ -161,7 +167,8 @@ class Worker:
         """Run shards of exchanges that run in parallel. moved: states that arrive for them.
 
         broadcasts: one per exchange. If the worker has several shares of the work, `shards` lists one share after the
-        other, each in the order of the exchanges.
+        other, each in the order of the exchanges. Raises ChunkTooLarge if a chunk of several clients does not fit into
+        memory.
         """
         self.accept(*moved)
         first = {shard.variant: shard for shard in reversed(shards)}
@@ -181,13 +188,24 @@ class Worker:
                 )
                 groups.setdefault((shard.fusion_key, shard.clients.tobytes(), shapes), []).append(i)
         for group in groups.values():
+            first_of_group = shards[group[0]]
+            failure = ""
             try:
                 self._carry_out([shards[i] for i in group], [downs[i] for i in group], [partials[i] for i in group])
             except ContractError as error:
                 if error.key is None:
                     raise
                 # The user's code may fail in a later round than the one of the contract check.
-                raise UserError(f"algorithm.{error.key}: {error} (round {shards[group[0]].round})") from error
+                raise UserError(f"algorithm.{error.key}: {error} (round {first_of_group.round})") from error
+            except Exception as error:
+                if first_of_group.plan.chunk == 1 or not is_out_of_memory(error):
+                    raise
+                failure = first_line(error)
+            if failure:
+                # Not within `except`: the error's traceback refers to the tensors of the chunk.
+                free_memory()
+                name = step_name(first_of_group.step, first_of_group.on)
+                raise ChunkTooLarge(name, first_of_group.plan, failure)
         gpu_peak = peak(self.device) if self.device.type == "cuda" else 0.0
         return [replace(part.to_wire(), gpu_peak_mb=gpu_peak) for part in partials]
 

@@ -197,10 +197,12 @@ class FederatedTrainable(tune.Trainable):
         self.barrier = None if together is None else RoundBarrier(barrier_file(self.shared.folder), numbers)
         partition = self._partition(experiments[0])
         experiments = [experiment.with_solved_noise(len(partition)) for experiment in experiments]
-        listen(Signs(signs_file(self.members[0].folder)).alive)
+        signs = Signs(signs_file(self.members[0].folder))
+        listen(signs.alive)
         executor = self._executor(experiments, partition)
         folders = [member.folder.checkpoints for member in self.members]
         self.coordinator = build_coordinator(experiments, self.dataset, partition, executor, folders, self.shared.claim)
+        self.coordinator.on_notice = signs.notice
         for server, (_, overrides) in zip(self.coordinator.servers, members(self.trial_id, config), strict=True):
             server.counts_samples = self.shared.search.records
             server.noise = self._noise(overrides)

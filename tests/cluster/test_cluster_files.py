@@ -4,6 +4,7 @@ Ray's schema and the command lines of Ray and MLflow are asked themselves; manif
 """
 
 import copy
+import itertools
 import json
 import re
 import shlex
@@ -23,6 +24,7 @@ from ray.scripts.scripts import get_auth_token
 from ray.scripts.scripts import start as ray_start
 
 from hedgerow.cli import main
+from hedgerow.cluster.nodes import parse_nodes
 from hedgerow.cluster.submission import PACKAGES, check_command
 from hedgerow.platform.config.loader import parse_experiment
 
@@ -31,7 +33,7 @@ PINNED = dict(
     line.split(";")[0].strip().split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if line
 )
 LAUNCHERS = ("ray-onprem.yaml", "ray-aws.yaml")
-MANIFESTS = ("kuberay-storage.yaml", "kuberay-cluster.yaml", "kuberay-job.yaml")
+MANIFESTS = ("kuberay-storage.yaml", "kuberay-redis.yaml", "kuberay-cluster.yaml", "kuberay-job.yaml")
 
 # The keys of KubeRay's API (ray.io/v1) that a manifest may have.
 CLUSTER_KEYS = {
@@ -67,7 +69,11 @@ def given(words: list[str]) -> set[str]:
 
 def pods() -> dict[str, Any]:
     """The pods of all manifests."""
-    found = {"mlflow": documents("kuberay-storage.yaml")["Deployment/mlflow"]["spec"]["template"]}
+    found = {
+        "mlflow": documents("kuberay-storage.yaml")["Deployment/mlflow"]["spec"]["template"],
+        "redis": documents("kuberay-redis.yaml")["Deployment/redis"]["spec"]["template"],
+        "submitter": documents("kuberay-job.yaml")["RayJob/hedgerow-digits"]["spec"]["submitterPodTemplate"],
+    }
     for name, spec in clusters().items():
         found[f"{name} head"] = spec["headGroupSpec"]["template"]
         found |= {f"{name} {group['groupName']}": group["template"] for group in spec["workerGroupSpecs"]}
@@ -79,6 +85,15 @@ def clusters() -> dict[str, Any]:
         "cluster": documents("kuberay-cluster.yaml")["RayCluster/hedgerow"]["spec"],
         "job": documents("kuberay-job.yaml")["RayJob/hedgerow-digits"]["spec"]["rayClusterSpec"],
     }
+
+
+def uncommented(name: str, first: str) -> dict[str, Any]:
+    """The keys of a file's commented lines from `first` on."""
+    lines = (FILES / name).read_text().splitlines()
+    start = next(i for i, line in enumerate(lines) if line.strip() == f"# {first}")
+    indent = lines[start].index("#")
+    block = itertools.takewhile(lambda line: line[indent:].startswith("# "), lines[start:])
+    return yaml.safe_load("\n".join(line[indent + 2 :] for line in block))
 
 
 @pytest.mark.parametrize("name", LAUNCHERS)
@@ -175,14 +190,171 @@ def test_a_manifest_s_cluster_has_the_keys_of_kuberay_and_the_options_of_ray(nam
         assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
 
 
+VOLUMES = {
+    "configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret",
+}  # fmt: skip
+
+
+def violations(pod: dict[str, Any], injected: list[dict[str, Any]] | None = None) -> list[str]:
+    """Rules of the Pod Security Standard "restricted" (which includes "baseline") that a pod violates.
+
+    injected: containers that the operator adds. No sysctl is allowed, although the standard allows some. The rules
+    about Windows are left out.
+    """
+    spec, found = pod["spec"], []
+    whole = spec.get("securityContext", {})
+    containers = [*spec.get("initContainers", []), *spec["containers"], *(injected or [])]
+    contexts = [container.get("securityContext", {}) for container in containers]
+    ports = [port for container in containers for port in container.get("ports", [])]
+
+    def rule(name: str, holds: bool) -> None:
+        if not holds:
+            found.append(name)
+
+    def every(key: str, allowed: tuple[Any, ...]) -> bool:
+        """A field of each container, or of the pod where a container leaves it out."""
+        return all(one.get(key, whole.get(key)) in allowed for one in contexts)
+
+    # Baseline.
+    rule("host namespaces", not any(spec.get(key) for key in ("hostNetwork", "hostPID", "hostIPC")))
+    rule("privileged", not any(one.get("privileged") for one in contexts))
+    rule("host ports", not any(port.get("hostPort") for port in ports))
+    rule("SELinux", not any("seLinuxOptions" in one for one in (whole, *contexts)))
+    rule("AppArmor", all(one.get("appArmorProfile", {}).get("type") != "Unconfined" for one in (whole, *contexts)))
+    rule("/proc", all(one.get("procMount", "Default") == "Default" for one in contexts))
+    rule("sysctls", not whole.get("sysctls"))
+    # Restricted.
+    rule("volumes", all(set(volume) - {"name"} <= VOLUMES for volume in spec.get("volumes", [])))
+    rule("escalation", all(one.get("allowPrivilegeEscalation") is False for one in contexts))
+    rule("root", every("runAsNonRoot", (True,)))
+    rule("user 0", all(one.get("runAsUser") != 0 for one in (whole, *contexts)))
+    kinds = [one.get("seccompProfile", whole.get("seccompProfile", {})).get("type") for one in contexts]
+    rule("seccomp", set(kinds) <= {"RuntimeDefault", "Localhost"})
+    capabilities = [one.get("capabilities", {}) for one in contexts]
+    rule("dropped capabilities", all("ALL" in one.get("drop", []) for one in capabilities))
+    rule("added capabilities", all(set(one.get("add", [])) <= {"NET_BIND_SERVICE"} for one in capabilities))
+    return found
+
+
+def autoscaler_of(spec: dict[str, Any]) -> dict[str, Any]:
+    """The container that KubeRay adds to the head, as far as the security rules are concerned."""
+    return {"name": "autoscaler", "securityContext": spec["autoscalerOptions"]["securityContext"]}
+
+
+def test_all_pods_meet_the_restricted_pod_security_standard():
+    added = {f"{name} head": [autoscaler_of(spec)] for name, spec in clusters().items()}
+    assert len(pods()) == 7
+    for name, pod in pods().items():
+        assert violations(pod, added.get(name)) == [], name
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "rule"),
+    [
+        (("hostNetwork",), True, "host namespaces"),
+        (("volumes",), [{"name": "x", "hostPath": {"path": "/"}}], "volumes"),
+        (("securityContext", "runAsNonRoot"), False, "root"),
+        (("securityContext", "runAsUser"), 0, "user 0"),
+        (("securityContext", "seccompProfile"), {"type": "Unconfined"}, "seccomp"),
+        (("containers", 0, "securityContext", "allowPrivilegeEscalation"), True, "escalation"),
+        (("containers", 0, "securityContext", "privileged"), True, "privileged"),
+        (("containers", 0, "securityContext", "capabilities", "drop"), ["NET_RAW"], "dropped capabilities"),
+        (("containers", 0, "securityContext", "capabilities", "add"), ["SYS_PTRACE"], "added capabilities"),
+        (("containers", 0, "securityContext", "runAsNonRoot"), False, "root"),
+    ],
+)  # fmt: skip
+def test_the_rules_of_the_standard_notice_each_violation(path, value, rule):
+    pod = pods()["cluster gpu"]
+    assert violations({"spec": _with(pod["spec"], path[:-1], path[-1], value)}) == [rule]
+
+
+@pytest.mark.parametrize("name", ["cluster", "job"])
+def test_a_manifest_s_workers_start_on_demand_on_nodes_with_gpus(name):
+    spec = clusters()[name]
+    assert spec["enableInTreeAutoscaling"] is True
+    # Of version 2, KubeRay itself sets the variables and the restart policy, but only where it is named.
+    assert spec["autoscalerOptions"]["version"] == "v2"
+    for group in spec["workerGroupSpecs"]:
+        assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (0, 0, 4)
+        pod = group["template"]["spec"]
+        assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in pod["tolerations"]
+        assert pod["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
+    assert parse_nodes(str(FILES / "kuberay-cluster.yaml"))[0].name == "gpu 1, started on demand"
+
+
+def test_the_control_store_s_redis_is_the_one_of_its_manifest():
+    options = uncommented("kuberay-cluster.yaml", "gcsFaultToleranceOptions:")
+    assert options.keys() <= CLUSTER_KEYS
+    manifest = documents("kuberay-cluster.yaml")["RayCluster/hedgerow"]
+    schema = jsonschema.Draft202012Validator(SCHEMAS["RayCluster"])
+    schema.validate(_with(manifest, ("spec",), "gcsFaultToleranceOptions", options["gcsFaultToleranceOptions"]))
+    for changed in ({"redisAdress": "redis:6379"}, {}, {"redisAddress": 6379}):
+        assert not schema.is_valid(_with(manifest, ("spec",), "gcsFaultToleranceOptions", changed))
+    redis = documents("kuberay-redis.yaml")
+    service = redis["Service/redis"]["spec"]
+    assert options["gcsFaultToleranceOptions"]["redisAddress"] == f"redis:{service['ports'][0]['port']}"
+    assert service["selector"].items() <= redis["Deployment/redis"]["spec"]["template"]["metadata"]["labels"].items()
+    (container,) = pods()["redis"]["spec"]["containers"]
+    (variable,) = container["env"]
+    assert variable["valueFrom"] == options["gcsFaultToleranceOptions"]["redisPassword"]["valueFrom"]
+    # The password is in no file: a command creates the secret.
+    assert container["args"][-2:] == ["--requirepass", f"$({variable['name']})"]
+    secret = variable["valueFrom"]["secretKeyRef"]
+    command = f"kubectl create secret generic {secret['name']} --from-literal={secret['key']}="
+    assert command in (FILES / "kuberay-redis.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    "toleration",
+    [
+        {"key": "nvidia.com/gpu", "operator": "Exists", "value": "x"},
+        {"operator": "Equal", "value": "x"},
+        {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule", "tolerationSeconds": 3},
+        {"key": "nvidia.com/gpu", "operator": "Exist"},
+    ],
+)
+def test_tolerations_that_kubernetes_refuses_are_refused(toleration):
+    manifest = documents("kuberay-cluster.yaml")["RayCluster/hedgerow"]
+    path = ("spec", "workerGroupSpecs", 0, "template", "spec", "tolerations")
+    schema = jsonschema.Draft202012Validator(SCHEMAS["RayCluster"])
+    assert not schema.is_valid(_with(manifest, path, 0, toleration))
+
+
+def test_nodes_on_aws_install_nothing_and_say_their_resources():
+    config = yaml.safe_load((FILES / "ray-aws.yaml").read_text())
+    assert config["setup_commands"] == []
+    assert list(config["file_mounts"]) == ["/home/ray/.ray/auth_token"]
+    nodes = parse_nodes(str(FILES / "ray-aws.yaml"))
+    assert [node.name for node in nodes] == [f"gpu {n}, started on demand" for n in (1, 2, 3, 4)]
+    gpu = config["available_node_types"]["gpu"]
+    # What the plan shows is what Ray starts the node with.
+    assert nodes[0].resources == gpu["resources"]
+    assert gpu["node_config"]["InstanceType"] == "g5.4xlarge"
+    assert {kind: gpu["resources"][kind] for kind in ("CPU", "GPU")} == {"CPU": 16, "GPU": 1}
+    assert 0.85 * 64 * 2**30 < nodes[0].memory + nodes[0].store < 64 * 2**30
+    mount = next(line for line in config["initialization_commands"] if "mount -t nfs4" in line)
+    assert any("nfs-common" in line for line in config["initialization_commands"][:-2])
+    assert f".efs.{config['provider']['region']}.amazonaws.com:/ /shared" in mount
+
+
+def test_the_alternative_that_installs_at_start_is_a_launcher_file():
+    config = yaml.safe_load((FILES / "ray-aws.yaml").read_text()) | uncommented("ray-aws.yaml", "docker:")
+    check_launcher_file(config)
+    filled = prepare_launcher_file(copy.deepcopy(config))
+    assert filled["head_setup_commands"][: len(config["setup_commands"])] == config["setup_commands"]
+    assert "constraints.txt" in config["setup_commands"][0]
+    assert config["file_mounts"]["/home/ray/hedgerow"] == "."
+
+
 def test_what_pods_mount_and_reach_is_there():
     storage = documents("kuberay-storage.yaml")
-    claims = {key.split("/")[1] for key in storage if key.startswith("PersistentVolumeClaim/")}
+    redis = documents("kuberay-redis.yaml")
+    claims = {key.split("/")[1] for key in [*storage, *redis] if key.startswith("PersistentVolumeClaim/")}
     maps = {key.split("/")[1] for key in documents("kuberay-job.yaml") if key.startswith("ConfigMap/")}
     for pod in pods().values():
-        volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+        volumes = {volume["name"]: volume for volume in pod["spec"].get("volumes", [])}
         for container in pod["spec"]["containers"]:
-            assert {mount["name"] for mount in container["volumeMounts"]} <= volumes.keys()
+            assert {mount["name"] for mount in container.get("volumeMounts", [])} <= volumes.keys()
         for volume in volumes.values():
             claim, config = volume.get("persistentVolumeClaim"), volume.get("configMap")
             assert claim["claimName"] in claims if claim else config["name"] in maps
@@ -211,6 +383,8 @@ def test_the_job_runs_an_experiment_that_can_be_submitted(tmp_path, monkeypatch)
     per_gpu = experiment.resources.actors_per_gpu
     assert per_gpu
     assert int(limits["cpu"]) >= per_gpu * int(limits["nvidia.com/gpu"]) * experiment.resources.cpus_per_actor
+    # All workers are asked for, and all of them are used.
+    assert experiment.resources.actors == gpu["maxReplicas"] * int(limits["nvidia.com/gpu"]) * per_gpu
 
 
 def test_the_slurm_script_is_shell_and_its_commands_exist():
@@ -247,11 +421,14 @@ def test_images_and_versions_are_those_of_this_project():
     assert version
     base = f"rayproject/ray:{PINNED['ray']}-py311-gpu"
     assert f"\nFROM {base}\n" in (FILES / "Dockerfile").read_text()
-    assert yaml.safe_load((FILES / "ray-aws.yaml").read_text())["docker"]["image"] == base
+    aws = yaml.safe_load((FILES / "ray-aws.yaml").read_text())
+    assert aws["docker"]["image"].split("/")[-1] == f"hedgerow:{version[1]}"
+    assert uncommented("ray-aws.yaml", "docker:")["docker"]["image"] == base
     for spec in clusters().values():
         assert spec["rayVersion"] == PINNED["ray"]
-    for pod in pods().values():
-        assert [container["image"] for container in pod["spec"]["containers"]] == [f"hedgerow:{version[1]}"]
+    images = {name: [container["image"] for container in pod["spec"]["containers"]] for name, pod in pods().items()}
+    assert images.pop("redis") == ["redis:7.4"]
+    assert set(map(tuple, images.values())) == {(f"hedgerow:{version[1]}",)}
 
 
 def test_the_image_gets_all_that_is_installed():

@@ -121,7 +121,7 @@ def test_a_run_that_exhausts_the_memory_ends_in_a_sentence(tmp_path, monkeypatch
 
     values = parse_yaml(change(("rounds: 100", "rounds: 1")), str)[0]
     values |= {"resources": {"executor": "inline"}, "tracking": {"enabled": False}, "output": str(tmp_path)}
-    with pytest.raises(UserError, match=r"the run does not fit into memory; lower engine\.chunk"):
+    with pytest.raises(UserError, match=r"the run does not fit into memory; lower algorithm\.batch_size"):
         run(parse_experiment(values), show=fail)
 
 

@@ -2,6 +2,8 @@
 
 import json
 import os
+import platform
+import socket
 from pathlib import Path
 
 import psutil
@@ -67,6 +69,22 @@ def test_a_run_resumed_before_its_first_checkpoint_keeps_its_plan(tmp_path, cach
     again = run_again(small(tmp_path / "again", **settings), engine__plans=resumed.plans, show=False)
     assert again.plans == seen[0]
     assert same(again, resumed)
+
+
+def test_machines_of_the_same_kind_share_their_plans(tmp_path, cache, monkeypatch):
+    settings = MEASURED | {"resources__executor": "inline", "rounds": 1}
+    first = run(small(tmp_path / "first", **settings))
+    known = set(cache.glob("*.json"))
+    monkeypatch.setattr(platform, "node", lambda: "another-host")
+    monkeypatch.setattr(socket, "gethostname", lambda: "another-host")
+    assert run(small(tmp_path / "second", **settings)).plans == first.plans
+    assert set(cache.glob("*.json")) == known
+    others = ({"cpu": "another model", "cores": 2}, {"cpu": "a", "cores": 2, "gpu": "H100", "gpu_memory": 80 * 10**9})
+    for kind in others:
+        monkeypatch.setattr("hedgerow.platform.runtime.worker.hardware", lambda device, kind=kind: kind)
+        run(small(tmp_path / kind["cpu"], **settings))
+        before, known = known, set(cache.glob("*.json"))
+        assert known > before
 
 
 def test_experts_of_a_trial_keep_their_plans(tmp_path, cache):

@@ -33,18 +33,95 @@ AMOUNTS = {
     "additionalProperties": False,
 }
 PORT = record("containerPort", containerPort={"type": "integer", "minimum": 1, "maximum": 65535}, name=NAME)
+SECRET_KEY = record("key", name=WORD, key=WORD, optional=TRUTH)
+FIELD = record("fieldPath", apiVersion=WORD, fieldPath=WORD)
+SOURCE = {
+    **record(
+        "",
+        fieldRef=FIELD,
+        resourceFieldRef=record("resource", containerName=NAME, resource=WORD, divisor=QUANTITY),
+        configMapKeyRef=SECRET_KEY,
+        secretKeyRef=SECRET_KEY,
+    ),
+    "minProperties": 1,
+    "maxProperties": 1,
+}
+"""EnvVarSource: exactly one of its fields."""
+SECCOMP = {
+    **record("type", type={"enum": ["Unconfined", "RuntimeDefault", "Localhost"]}, localhostProfile=WORD),
+    "if": {"properties": {"type": {"const": "Localhost"}}},
+    "then": {"required": ["type", "localhostProfile"]},
+    "else": {"not": {"required": ["localhostProfile"]}},
+}
+SELINUX = record("", user=WORD, role=WORD, type=WORD, level=WORD)
+APP_ARMOR = record("type", type={"enum": ["Unconfined", "RuntimeDefault", "Localhost"]}, localhostProfile=WORD)
+CONTAINER_SECURITY = record(
+    "",
+    capabilities=record("", add=list_of(WORD), drop=list_of(WORD)),
+    privileged=TRUTH,
+    seLinuxOptions=SELINUX,
+    runAsUser=NUMBER,
+    runAsGroup=NUMBER,
+    runAsNonRoot=TRUTH,
+    readOnlyRootFilesystem=TRUTH,
+    allowPrivilegeEscalation=TRUTH,
+    procMount={"enum": ["Default", "Unmasked"]},
+    seccompProfile=SECCOMP,
+    appArmorProfile=APP_ARMOR,
+)
+POD_SECURITY = record(
+    "",
+    seLinuxOptions=SELINUX,
+    runAsUser=NUMBER,
+    runAsGroup=NUMBER,
+    runAsNonRoot=TRUTH,
+    supplementalGroups=list_of(NUMBER),
+    supplementalGroupsPolicy={"enum": ["Merge", "Strict"]},
+    fsGroup=NUMBER,
+    fsGroupChangePolicy={"enum": ["OnRootMismatch", "Always"]},
+    sysctls=list_of(record("name value", name=WORD, value={"type": "string"})),
+    seccompProfile=SECCOMP,
+    appArmorProfile=APP_ARMOR,
+)
+TOLERATION = {
+    **record(
+        "",
+        key=WORD,
+        operator={"enum": ["Exists", "Equal"]},
+        value={"type": "string"},
+        effect={"enum": ["NoSchedule", "PreferNoSchedule", "NoExecute"]},
+        tolerationSeconds=NUMBER,
+    ),
+    # No value for Exists; an empty key needs Exists; seconds are for NoExecute alone.
+    "allOf": [
+        {
+            "if": {"properties": {"operator": {"const": "Exists"}}, "required": ["operator"]},
+            "then": {"not": {"required": ["value"]}},
+            "else": {"required": ["key"]},
+        },
+        {
+            "if": {"required": ["tolerationSeconds"]},
+            "then": {"properties": {"effect": {"const": "NoExecute"}}, "required": ["effect"]},
+        },
+    ],
+}
+ENV = list_of(record("name", name=WORD, value={"type": "string"}, valueFrom=SOURCE))
+MOUNTS = list_of(record("name mountPath", name=NAME, mountPath=WORD, readOnly=TRUTH, subPath=WORD))
+RESOURCES = record("", requests=AMOUNTS, limits=AMOUNTS)
+PULL = {"enum": ["Always", "Never", "IfNotPresent"]}
 CONTAINER = record(
     "name image",
     name=NAME,
     image=WORD,
     command=list_of({"type": "string"}),
     args=list_of({"type": "string"}),
-    env=list_of(record("name", name=WORD, value={"type": "string"}, valueFrom={"type": "object"})),
+    env=ENV,
     ports=list_of(PORT),
-    resources=record("", requests=AMOUNTS, limits=AMOUNTS),
-    volumeMounts=list_of(record("name mountPath", name=NAME, mountPath=WORD, readOnly=TRUTH, subPath=WORD)),
+    resources=RESOURCES,
+    volumeMounts=MOUNTS,
     readinessProbe={"type": "object"},
-    imagePullPolicy={"enum": ["Always", "Never", "IfNotPresent"]},
+    imagePullPolicy=PULL,
+    securityContext=CONTAINER_SECURITY,
 )
 VOLUME = record(
     "name",
@@ -60,11 +137,38 @@ POD = record(
         "containers",
         containers=list_of(CONTAINER, least=1),
         volumes=list_of(VOLUME),
-        securityContext=record("", fsGroup=NUMBER, runAsUser=NUMBER, runAsGroup=NUMBER),
+        initContainers=list_of(CONTAINER),
+        securityContext=POD_SECURITY,
         nodeSelector=WORDS,
-        tolerations=list_of({"type": "object"}),
+        tolerations=list_of(TOLERATION),
+        restartPolicy={"enum": ["Always", "OnFailure", "Never"]},
+        hostNetwork=TRUTH,
+        hostPID=TRUTH,
+        hostIPC=TRUTH,
         serviceAccountName=NAME,
     ),
+)
+CREDENTIAL = record("", valueFrom=SOURCE, value={"type": "string"})
+REDIS = record(
+    "redisAddress",
+    redisAddress=WORD,
+    redisUsername=CREDENTIAL,
+    redisPassword=CREDENTIAL,
+    externalStorageNamespace=WORD,
+)
+"""GcsFaultToleranceOptions."""
+AUTOSCALER = record(
+    "",
+    resources=RESOURCES,
+    image=WORD,
+    imagePullPolicy=PULL,
+    securityContext=CONTAINER_SECURITY,
+    idleTimeoutSeconds=NUMBER,
+    upscalingMode={"enum": ["Default", "Aggressive", "Conservative"]},
+    version={"enum": ["v1", "v2"]},
+    env=ENV,
+    envFrom=list_of({"type": "object"}),
+    volumeMounts=MOUNTS,
 )
 SERVICE_TYPE = {"enum": ["ClusterIP", "NodePort", "LoadBalancer"]}
 CLUSTER_SPEC = record(
@@ -86,6 +190,8 @@ CLUSTER_SPEC = record(
         )
     ),
     enableInTreeAutoscaling=TRUTH,
+    autoscalerOptions=AUTOSCALER,
+    gcsFaultToleranceOptions=REDIS,
     suspend=TRUTH,
 )
 JOB_SPEC = record(
@@ -93,6 +199,7 @@ JOB_SPEC = record(
     entrypoint=WORD,
     rayClusterSpec=CLUSTER_SPEC,
     submissionMode={"enum": ["K8sJobMode", "HTTPMode", "InteractiveMode", "SidecarMode"]},
+    submitterPodTemplate=POD,
     runtimeEnvYAML=WORD,
     shutdownAfterJobFinishes=TRUTH,
     ttlSecondsAfterFinished=NUMBER,

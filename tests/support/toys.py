@@ -70,6 +70,51 @@ class Counted(FedAvg):
         return super().train(hp, down, state, data)
 
 
+class AtMost(torch.autograd.Function):
+    """The identity, for which memory is missing when more than `most` clients are batched; it learns their number from
+    vmap. kind: cuda raises the error of a GPU; cpu has torch's allocator fail.
+    """
+
+    @staticmethod
+    def forward(value, most, kind):
+        return value.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def vmap(info, in_dims, value, most, kind):
+        if info.batch_size > most:
+            if kind == "cuda":
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+            torch.empty(2**60, dtype=torch.uint8)
+        return value.clone(), in_dims[0]
+
+
+class Hungry(Stateful):
+    """A step has memory for at most `most` clients at once; with `limit_file`, while that file exists."""
+
+    class Hyper(Stateful.Hyper):
+        name: str = "toys.Hungry"
+        most: int = 2
+        kind: str = "cuda"
+        step: str = "train"
+        limit_file: str = ""
+
+    def train(self, hp, down, state, data):
+        up, state, metrics = super().train(hp, down, state, data)
+        return up, state, {"loss": self._limited(hp, "train", data, metrics["loss"])}
+
+    def evaluate_client(self, hp, down, state, data):
+        up, state, metrics = super().evaluate_client(hp, down, state, data)
+        return up, state, {**metrics, "loss": self._limited(hp, "evaluate", data, metrics["loss"])}
+
+    def _limited(self, hp, step, data, value):
+        is_limited = data.batched and hp.step == step and (not hp.limit_file or Path(hp.limit_file).exists())
+        return AtMost.apply(value, hp.most, hp.kind) if is_limited else value
+
+
 class Broken(FedAvg):
     """An algorithm with a mistake in it."""
 
