@@ -10,6 +10,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from hedgerow.platform.actors.client_actor import ActorSpec, ClientActor, start_failure
 from hedgerow.platform.actors.placement import actors_that_fit
+from hedgerow.platform.actors.shared_folder import name_of
 
 Nodes = dict[str, dict[str, float]]
 """Resources of each node, by node id."""
@@ -40,7 +41,7 @@ class NodesOfRun:
 
     def leave_out(self, broken: dict[str, str]) -> None:
         """Do not use these nodes again. broken: why, by node id."""
-        names = {node["NodeID"]: f"{node['NodeName']} ({node['NodeManagerAddress']})" for node in ray.nodes()}
+        names = {node["NodeID"]: name_of(node) for node in ray.nodes()}
         for node, reason in broken.items():
             if node not in self.broken:
                 self.notify(f"node {names.get(node, node)} is left out of this run: {reason}")

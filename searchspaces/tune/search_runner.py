@@ -19,6 +19,7 @@ from hedgerow.platform.actors.placement import cpu_share, node_resources, trials
 from hedgerow.platform.actors.ray_health import RayHealth
 from hedgerow.platform.actors.session import ray_session
 from hedgerow.platform.actors.shared_data import share
+from hedgerow.platform.actors.shared_folder import check_shared
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.logger_section import build_loggers
 from hedgerow.platform.config.old_spellings import SLOTS
@@ -233,6 +234,7 @@ def _tune(plan: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
     here, search, resources = folder.path.absolute(), plan.search, plan.experiment.resources
     wait_for_nodes(resources, client_actors(resources))
     room = trials_that_fit(resources, client_actors(resources))
+    check_shared(here, resources)
     request = trial_resources(resources)
     if plan.search.concurrency and plan.search.concurrency < room:
         # Limits trials by reserving CPUs instead of counting: a paused trial must leave no room for another process.

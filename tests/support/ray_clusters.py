@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -55,9 +55,16 @@ class Nodes:
         self.gcs = None
         until(self._reached, "the head is up")
 
-    def add(self, name: str, **variables: str) -> None:
-        """Start a node and wait until it is there. variables: its environment variables."""
-        self._start(name, f"--address={self.address}", "--num-cpus=1", "--num-gpus=1", **variables)
+    def add(self, name: str, *, hides: Path | None = None, **variables: str) -> None:
+        """Start a node and wait until it is there.
+
+        variables: its environment variables. hides: folder in whose place the node sees an empty one, see `can_hide`.
+        """
+        before = (
+            ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs none "{hides}" && exec "$@"', "sh"] if hides else []
+        )
+        options = f"--address={self.address}", "--num-cpus=1", "--num-gpus=1"
+        self._start(name, *options, before=before, **variables)
         until(lambda: name in self.alive(), f"{name} is up")
 
     def alive(self) -> dict[str, str]:
@@ -100,14 +107,14 @@ class Nodes:
             process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _start(self, name: str, *arguments: str, **variables: str) -> None:
+    def _start(self, name: str, *arguments: str, before: Sequence[str] = (), **variables: str) -> None:
         # As on machines of their own.
         names = [
             f"--node-name={name}",
             f"--dashboard-agent-listen-port={free_port()}",
             f"--temp-dir={self.folder}/{name}",
         ]
-        command = [str(BIN / "ray"), "start", "--block", "--disable-usage-stats", *names, *arguments]
+        command = [*before, str(BIN / "ray"), "start", "--block", "--disable-usage-stats", *names, *arguments]
         with Path(self.folder, f"{name}.log").open("w") as log:
             own = environment() | variables
             self.processes[name] = subprocess.Popen(command, env=own, stdout=log, stderr=subprocess.STDOUT)
@@ -118,6 +125,14 @@ class Nodes:
             return bool(self.alive())
         except Exception:
             return False
+
+
+def can_hide() -> bool:
+    """Whether this process may give others mounts of their own, as root on Linux."""
+    if shutil.which("unshare") is None:
+        return False
+    command = ["unshare", "--mount", "mount", "-t", "tmpfs", "none", tempfile.gettempdir()]
+    return subprocess.run(command, capture_output=True).returncode == 0
 
 
 def environment() -> dict[str, str]:
