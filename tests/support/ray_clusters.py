@@ -76,7 +76,7 @@ class Nodes:
         """A node's raylet; none where the node has ended, as Ray ends one that is to be taken once it is idle."""
         with suppress(psutil.NoSuchProcess):
             started = psutil.Process(self.processes[name].pid).children(recursive=True)
-            return [process for process in started if process.name() == "raylet"]
+            return [process for process in started if title(process).split("\0")[0].endswith("/raylet")]
         return []
 
     def hosts(self, name: str, what: str) -> bool:
@@ -141,6 +141,7 @@ def environment() -> dict[str, str]:
 
 
 def title(process: psutil.Process) -> str:
+    """Command line of a process; empty if it has ended."""
     with suppress(psutil.Error):
-        return "".join(process.cmdline())
+        return "\0".join(process.cmdline())
     return ""
