@@ -58,17 +58,21 @@ def without_node_dumps() -> Iterator[None]:
 
     Ray has no argument for this. Its thread that prints messages starts in `ray.init`. Fallback: they are printed.
     """
-    from ray._private import worker
+    from ray._private import worker as ray_worker
 
-    listen = getattr(worker, "listen_error_messages", None)
+    listen = getattr(ray_worker, "listen_error_messages", None)
     if listen is None:
         yield
         return
-    worker.listen_error_messages = lambda connected, stopped: listen(_WithoutNodeDumps(connected), stopped)
+
+    def without_dumps(worker: Any, threads_stopped: Any) -> None:
+        listen(_WithoutNodeDumps(worker), threads_stopped)
+
+    ray_worker.listen_error_messages = without_dumps
     try:
         yield
     finally:
-        worker.listen_error_messages = listen
+        ray_worker.listen_error_messages = listen
 
 
 class _WithoutNodeDumps:
