@@ -9,7 +9,7 @@ import ray
 import torch
 from pydantic import Field, ValidationError
 
-from hedgerow.platform.actors.session import local_resources, memory_of
+from hedgerow.platform.actors.session import local_resources, memory_of, mig_slices
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.section import Section
 from hedgerow.platform.config.validation_errors import explain
@@ -153,7 +153,7 @@ def _group(part: str, text: str) -> dict[str, Any]:
 
 def local_node() -> Node:
     """This machine, with the resources that Ray would detect if a run started it."""
-    return Node("this machine", {"GPU": float(torch.cuda.device_count()), **local_resources()})
+    return Node("this machine", {"GPU": float(mig_slices() or torch.cuda.device_count()), **local_resources()})
 
 
 def cluster_nodes() -> list[Node]:

@@ -7,8 +7,10 @@ from typing import Any
 
 import click
 import ray
+import torch
 
 from hedgerow.algorithms.core.pytree import leaves
+from hedgerow.algorithms.core.torch_private import compute_capabilities
 from hedgerow.cluster.feasibility import MemoryEstimate, check_memory, estimate_memory, place
 from hedgerow.cluster.nodes import Node, cluster_nodes, local_node, parse_nodes
 from hedgerow.cluster.round_time import measure_round_time, predict_round_time
@@ -24,6 +26,9 @@ from hedgerow.platform.ui.command_output import CommandOutput
 from hedgerow.platform.ui.terminal import print_rows
 from hedgerow.searchspaces.spaces.packing import client_actors, pack_trials
 from hedgerow.searchspaces.spaces.search_file import SearchSpec, load_search
+
+DRIVERS = {"12": 525, "13": 580}
+"""Oldest version of the NVIDIA driver for each major version of CUDA [NVIDIA, CUDA Compatibility, table 1]."""
 
 
 def plan_file(
@@ -84,6 +89,8 @@ def _plan(
     if search:
         summary = f"room for {room} concurrent trials of {summary}; {trials} run"
         where = "coordinators: reserve no CPU and run next to the driver or in each trial"
+    gpus = sum(node.resources.get("GPU", 0) for node in nodes)
+    needs = cuda_requirements() if resources.gpu else resources.unused_gpus(gpus)
     clients = -(-cohort // actors)
 
     def render() -> None:
@@ -92,6 +99,8 @@ def _plan(
         )
         print_rows(rows, "Placement")
         click.echo(where)
+        if needs:
+            click.echo(f"GPUs: {needs}")
         click.echo(seconds)
 
     document = {
@@ -100,9 +109,23 @@ def _plan(
         "trials": trials,
         "actors": actors,
         "placement": rows,
+        "gpus": needs,
         "round": seconds,
     }
     return CommandOutput(document, render)
+
+
+def cuda_requirements() -> str:
+    """Driver and GPUs that the installed PyTorch needs."""
+    cuda = torch.version.cuda
+    if cuda is None:
+        return (
+            f"PyTorch {torch.__version__} on this machine is built without CUDA; nodes with GPUs need a build with it"
+        )
+    driver, capabilities = DRIVERS.get(cuda.split(".")[0]), compute_capabilities()
+    least = f", version {driver} or newer" if driver else ""
+    kernels = f", and GPUs of compute capability {capabilities[0]} or newer" if capabilities else ""
+    return f"PyTorch {torch.__version__} needs an NVIDIA driver for CUDA {cuda}{least}{kernels}"
 
 
 def _size(resources: Resources) -> str:

@@ -4,9 +4,11 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+import ray
 import torch
 from paths import ROOT
 from ray._private import ray_constants
@@ -102,6 +104,26 @@ def test_whether_code_is_transformed(monkeypatch):
     monkeypatch.setattr(torch_private, "_peek_interpreter_stack", None)
     look(torch.ones(2))
     assert flags == [False, True, True]
+
+
+def test_the_versions_of_ray_are_those_of_the_package():
+    allowed = f">={ray_private.LEAST},<{ray_private.UNTESTED}"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = [*project["dependencies"], *project["optional-dependencies"]["cluster"]]
+    assert {need.partition("]")[2] for need in needed if need.startswith("ray[")} == {allowed}
+    assert f"ray=={ray_private.TRIED}" in (ROOT / "constraints.txt").read_text().split()
+    # The bound is the next minor version after the one that the tests run with.
+    assert ray.__version__ == ray_private.TRIED
+    major, minor, _ = ray_private.TRIED.split(".")
+    assert f"{major}.{int(minor) + 1}" == ray_private.UNTESTED
+    ray_private.check_version()
+
+
+@pytest.mark.parametrize("version", ["2.54.1", "2.61.0", "3.0.0.dev0"])
+def test_other_versions_of_ray_are_refused(version, monkeypatch):
+    monkeypatch.setattr(ray, "__version__", version)
+    with pytest.raises(UserError, match=f"^Ray {version} is installed, but .* install ray.tune.==2.60.0$"):
+        ray_private.check_version()
 
 
 def test_a_name_that_ray_does_not_have_is_one_sentence(monkeypatch):

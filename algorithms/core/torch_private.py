@@ -134,3 +134,13 @@ def submodules(module: nn.Module) -> list[tuple[str, nn.Module]]:
     """
     children = getattr(module, "_modules", None)
     return list(module.named_children() if children is None else children.items())
+
+
+def compute_capabilities() -> list[str]:
+    """CUDA compute capabilities that torch's kernels are compiled for, such as "9.0"; without the name, an empty list.
+
+    torch.cuda.get_arch_list is empty on a machine without a GPU.
+    """
+    flags = getattr(torch._C, "_cuda_getArchFlags", lambda: None)() or ""
+    numbers = [name.removeprefix("sm_") for name in flags.split() if name.removeprefix("sm_").isdigit()]
+    return [f"{number[:-1]}.{number[-1]}" for number in numbers]

@@ -120,11 +120,10 @@ class ClientActor(Worker):
         ]
 
     def call(self, method: str, arguments: bytes, *moved: Any, **broadcasts: Any) -> Any:
-        """Call a method with pickled arguments; a small answer is pickled as well. broadcasts: as `_broadcast`."""
+        """Call a method with pickled arguments; small sums are pickled as well. broadcasts: as `_broadcast`."""
         shared = {name: pickle.loads(v) if isinstance(v, bytes) else v for name, v in broadcasts.items()}
         answer = getattr(self, method)(*pickle.loads(arguments), *moved, **shared)
-        is_large = method == "run" and any(part.total is not None and _size(part.total) > SMALL for part in answer)
-        return answer if is_large else pickle.dumps(answer)
+        return pickle.dumps(answer) if method == "run" and all(map(_is_small, answer)) else answer
 
     def _stored(self, total: Any) -> Any:
         is_large = self.apart and total is not None and _size(total) >= LARGE
@@ -366,6 +365,11 @@ def _broadcast(downs: list[Tree]) -> Any:
 def _size(tree: Tree) -> int:
     """Size of the leaves in bytes."""
     return sum(leaf.nbytes for leaf in leaves(tree))
+
+
+def _is_small(part: PartialAggregate) -> bool:
+    trees = [part.total, part.client_model_delta, *part.stacks]
+    return all(tree is None or (isinstance(tree, dict) and _size(tree) <= SMALL) for tree in trees)
 
 
 def _unpickled(answer: Any) -> Any:

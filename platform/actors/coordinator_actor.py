@@ -16,8 +16,15 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.platform.actors.actor_pool import ActorGroup, acquire, freed_by_idle, release, start_group
 from hedgerow.platform.actors.client_actor import LOST, ActorSpec, BrokenNodesError, RayExecutor, end_if_broken
-from hedgerow.platform.actors.nodes_of_run import Nodes, NodesOfRun
-from hedgerow.platform.actors.placement import PATIENCE, actors_that_fit, count_actors, least_actors, wait_for_nodes
+from hedgerow.platform.actors.nodes_of_run import LostNodes, Nodes, NodesOfRun
+from hedgerow.platform.actors.placement import (
+    PATIENCE,
+    actors_that_fit,
+    count_actors,
+    least_actors,
+    say_unused_gpus,
+    wait_for_nodes,
+)
 from hedgerow.platform.actors.ray_health import RayHealth
 from hedgerow.platform.actors.session import lasting_nodes, local_resources, ray_starting, starts_here
 from hedgerow.platform.actors.shared_data import opened, share
@@ -126,6 +133,11 @@ class CoordinatorHandle:
         self._last_reported = len(local.servers[0].history) if local else round_of(checkpoint[0]) if checkpoint else 0
         # The processes are the same for `executor: auto` and `executor: ray`.
         self.nodes = NodesOfRun(notify)
+        self.lost_nodes = LostNodes(
+            lambda node: notify(
+                f"node {node} was lost after round {self._last_reported}; the run continues on the other nodes"
+            )
+        )
         self._purpose = self.resources.model_dump(exclude={"executor"}), num_shards, tuple(sys.path)
         self._actor_counts: list[int] = []
         self._lost: RayLost | None = None
@@ -258,6 +270,7 @@ class CoordinatorHandle:
         self._ready.result()
         if not self._is_needed:
             return
+        say_unused_gpus(self.resources)
         self.health = RayHealth(self.checkpoints.parent, self.claim, self._works_without_ray)
         with ExitStack() as begun:
             # Without this, the thread of `health` would later treat any end of this Ray as the loss of a run.
@@ -295,6 +308,7 @@ class CoordinatorHandle:
             if not usable:
                 group.close()
         if usable:
+            self.lost_nodes.use(group.hosts().values())
             self._actor_counts.append(self.num_shards)
         return usable
 
@@ -304,9 +318,11 @@ class CoordinatorHandle:
             *(self.spec, self.signs, self.num_shards, room, least, self._purpose, self._start_coordinator),
             self.nodes.broken,
         )
+        self.lost_nodes.use(self.group.hosts().values())
         self._actor_counts.append(len(self.group.executor.actors))
 
     def _gather_anew(self, room: int) -> None:
+        self.lost_nodes.look(self.group.hosts().values())
         self.group.close()
         self._gather(room, self.resources.min_actors or 1)
 
@@ -328,6 +344,7 @@ class CoordinatorHandle:
         if time.monotonic() < self._looked + LOOK or not self.health.check():
             return 0
         found, self._looked = lasting_nodes(), time.monotonic()
+        self.lost_nodes.look(self.group.hosts().values())
         self.nodes.start_on_new(self.spec, found)
         nodes = self.nodes.usable(found)
         if set(nodes) == self._seen:
@@ -393,6 +410,7 @@ class CoordinatorHandle:
             if not self.health.check():
                 continue
             self._pass_on_notices()
+            self.lost_nodes.look(self.group.hosts().values())
             if watch.look(self.notify):
                 # The call will raise an error.
                 return True

@@ -1,7 +1,7 @@
 """The nodes that a run may use: not those on which client actors cannot start, nor those that have yet to start one."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import ray
@@ -10,12 +10,41 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from hedgerow.platform.actors.client_actor import ActorSpec, ClientActor, start_failure
 from hedgerow.platform.actors.placement import actors_that_fit
+from hedgerow.platform.actors.shared_folder import name_of
 
 Nodes = dict[str, dict[str, float]]
 """Resources of each node, by node id."""
 
 TOO_LONG = 600.0
 """Seconds within which a node has to start a client actor."""
+
+
+NOTICED = 60.0
+"""Seconds after which Ray has noticed the loss of a node; the loss of its actors is noticed at once."""
+
+
+class LostNodes:
+    """Reports nodes that were lost while they were in use, each once.
+
+    notify: receives the name and address of each.
+    """
+
+    def __init__(self, notify: Callable[[str], None]):
+        self.notify = notify
+        self._in_use: dict[str, float] = {}
+
+    def use(self, nodes: Collection[str]) -> None:
+        """Note that these nodes are in use from now on, and no others."""
+        self._in_use = dict.fromkeys(nodes, time.monotonic())
+
+    def look(self, nodes: Collection[str]) -> None:
+        """Report nodes that were lost. nodes: those that are in use now."""
+        known, now = {node["NodeID"]: node for node in ray.nodes()}, time.monotonic()
+        lost = [node for node in self._in_use if node in known and not known[node]["Alive"]]
+        recent = {node: last for node, last in self._in_use.items() if node not in lost and last > now - NOTICED}
+        self._in_use = recent | dict.fromkeys((node for node in nodes if node not in lost), now)
+        for node in lost:
+            self.notify(name_of(known[node]))
 
 
 class NodesOfRun:
@@ -40,7 +69,7 @@ class NodesOfRun:
 
     def leave_out(self, broken: dict[str, str]) -> None:
         """Do not use these nodes again. broken: why, by node id."""
-        names = {node["NodeID"]: f"{node['NodeName']} ({node['NodeManagerAddress']})" for node in ray.nodes()}
+        names = {node["NodeID"]: name_of(node) for node in ray.nodes()}
         for node, reason in broken.items():
             if node not in self.broken:
                 self.notify(f"node {names.get(node, node)} is left out of this run: {reason}")

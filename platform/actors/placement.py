@@ -35,9 +35,7 @@ def _room(resources: Resources, node: Mapping[str, float]) -> int:
     if resources.cpus_per_actor:
         rooms.append(int(node.get("CPU", 0) / resources.cpus_per_actor + 1e-6))
     share, memory = resources.gpus_per_actor, reserved_memory(resources)
-    if share >= 1:
-        rooms.append(int(node.get("GPU", 0) / share))
-    elif share:
+    if share:
         rooms.append(int(node.get("GPU", 0)) * shares_of_a_gpu(share))
     if memory:
         rooms.append(int(node.get("memory", 0) / memory))
@@ -119,6 +117,12 @@ def wait_for_nodes(resources: Resources, actors: int) -> None:
     finally:
         if ray.is_initialized():
             remove_placement_group(group)
+
+
+def say_unused_gpus(resources: Resources) -> None:
+    """Print one line if the cluster has GPUs that the clients do not use."""
+    if sentence := resources.unused_gpus(sum(node.get("GPU", 0) for node in node_resources())):
+        _say(sentence)
 
 
 def _say(sentence: str) -> None:

@@ -18,12 +18,14 @@ from hedgerow.platform.actors.cluster_probe import trouble_at
 from hedgerow.platform.actors.ray_folder import private_folder, private_token
 from hedgerow.platform.common.errors import UserError, first_line
 from hedgerow.platform.common.ray_private import (
+    check_version,
     draining_nodes,
     free_resources,
     host_and_port,
     listens_by_default,
     set_listening,
     system_memory,
+    without_node_dumps,
 )
 
 ANSWERING, CONNECTING = 20.0, 60.0
@@ -71,8 +73,9 @@ def ray_session(address: str | None = None) -> Iterator[None]:
 def ray_starting(address: str | None = None) -> Iterator[Future[None]]:
     """Like `ray_session`, in the background, since starting Ray takes seconds. `result()` of the future waits for it.
 
-    Raises UserError at once for an address that is not that of a cluster.
+    Raises UserError at once for an address that is not that of a cluster, or a version of Ray that is not supported.
     """
+    check_version()
     target = _wanted(address)
     if target and "://" in target:
         kind = "the address of a job server" if target.startswith("http") else "an address for Ray Client"
@@ -154,7 +157,7 @@ def _started() -> Iterator[None]:
     with ExitStack() as opened:
         try:
             memory = int(local_resources()["memory"])
-            opened.enter_context(local_ray(num_cpus=cpu_count(), _memory=memory))
+            opened.enter_context(local_ray(num_cpus=cpu_count(), num_gpus=mig_slices(), _memory=memory))
         except Exception as error:
             # Ray has no exception of its own for a failed start.
             raise UserError(
@@ -207,7 +210,8 @@ def _init(address: str, **settings: Any) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     before = _get_handler(signal.SIGTERM)
     try:
-        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **settings)
+        with without_node_dumps():
+            ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **settings)
     finally:
         # Ray's own handler prints a native stack, and aborts the process three seconds later.
         _set_handler(signal.SIGTERM, before)
@@ -228,6 +232,12 @@ def memory_of(total: float) -> dict[str, float]:
 def local_resources() -> dict[str, float]:
     """Resources for client actors without a GPU, if Ray is started on this machine."""
     return {"CPU": float(cpu_count()), **memory_of(system_memory())}
+
+
+def mig_slices() -> int | None:
+    """Number of MIG slices in CUDA_VISIBLE_DEVICES; None without any. Ray by itself counts GPUs, not slices."""
+    names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return len(names) if all(name.startswith("MIG-") for name in names) else None
 
 
 def node_resources() -> list[dict[str, float]]:

@@ -1,12 +1,16 @@
-"""Private names of Ray that this package uses, all tested with Ray 2.60.0.
+"""Private names of Ray that this package uses, all tested with Ray 2.60.0, and the check of Ray's version.
 
-Ray may rename or remove them in any release. Each function documents what it does in that case: it uses a fallback, or
-raises a UserError that names the tested version. Importing Ray takes a second, so each function imports it itself.
+Ray may rename or remove them in any release, so a version that was not tested is refused. Each function documents what
+it does without its name: it uses a fallback, or raises a UserError that names the tested version. Importing Ray takes a
+second, so each function imports it itself.
 """
 
 import logging
 import os
+import re
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,12 @@ from hedgerow.platform.common.errors import UserError
 
 TRIED = "2.60.0"
 """Version of Ray with which all names were tested."""
+
+LEAST, UNTESTED = "2.55", "2.61"
+"""Lowest version of Ray that has all names, and the first one with which they were not tested."""
+
+NODE_LOSS = {"raylet_died", "node_removed"}
+"""Types of Ray's messages about a lost node."""
 
 REACHABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Ray's environment variable that decides whether processes that Ray starts listen to other machines."""
@@ -26,6 +36,58 @@ def _unsupported(name: str, error: Exception) -> UserError:
         f"Ray {ray.__version__} does not have {name} ({error}), which Hedgerow needs and Ray {TRIED} has; install that "
         "version"
     )
+
+
+def check_version() -> None:
+    """Raise UserError if the installed version of Ray is not one that this package supports."""
+    import ray
+
+    def numbers(version: str) -> tuple[int, ...]:
+        return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+
+    if not numbers(LEAST) <= numbers(ray.__version__) < numbers(UNTESTED):
+        raise UserError(
+            f"Ray {ray.__version__} is installed, but Hedgerow needs Ray >= {LEAST} and < {UNTESTED}; "
+            f"install ray[tune]=={TRIED}"
+        )
+
+
+@contextmanager
+def without_node_dumps() -> Iterator[None]:
+    """A `ray.init` in this context prints no messages about lost nodes, with dozens of lines of their logs.
+
+    Ray has no argument for this. Its thread that prints messages starts in `ray.init`. Fallback: they are printed.
+    """
+    from ray._private import worker as ray_worker
+
+    listen = getattr(ray_worker, "listen_error_messages", None)
+    if listen is None:
+        yield
+        return
+
+    def without_dumps(worker: Any, threads_stopped: Any) -> None:
+        listen(_WithoutNodeDumps(worker), threads_stopped)
+
+    ray_worker.listen_error_messages = without_dumps
+    try:
+        yield
+    finally:
+        ray_worker.listen_error_messages = listen
+
+
+class _WithoutNodeDumps:
+    """Ray's global worker, or its subscriber of error messages, without messages about lost nodes."""
+
+    def __init__(self, wrapped: Any):
+        self._wrapped = wrapped
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._wrapped, name)
+        return _WithoutNodeDumps(value) if name == "gcs_error_subscriber" else value
+
+    def poll(self) -> tuple[Any, Any]:
+        key, message = self._wrapped.poll()
+        return key, None if message and message.get("type") in NODE_LOSS else message
 
 
 def system_memory() -> int:

@@ -24,7 +24,11 @@ class Resources(Section):
         "auto", description="number of client actors; auto: one per free CPU (or GPU share)"
     )
     cpus_per_actor: float = Field(1.0, ge=0, description="CPUs that each client actor reserves")
-    gpus_per_actor: float = Field(0.0, ge=0, description="GPUs, or fraction of a GPU, that each client actor reserves")
+    gpus_per_actor: float = Field(
+        0.0,
+        ge=0,
+        description="fraction of a GPU that each client actor reserves, at most 1; 0: clients compute on the CPU",
+    )
     actors_per_gpu: int | None = Field(
         None, ge=1, le=10_000, description="client actors per GPU, in place of `gpus_per_actor`; null: use that key"
     )
@@ -93,6 +97,18 @@ class Resources(Section):
         """Number of GPUs, or fraction of a GPU, that each client actor computes on."""
         return self.gpus_per_actor if self.device == "auto" else 0.0
 
+    def unused_gpus(self, gpus: float) -> str | None:
+        """Sentence about the GPUs of the nodes if clients use none of them, unless the file chooses the CPU.
+
+        gpus: number of GPUs of the nodes.
+        """
+        if not gpus or self.gpus_per_actor or self.device == "cpu":
+            return None
+        return (
+            f"the nodes have {gpus:g} GPU{'s' * (gpus > 1)}, but clients compute on the CPU, since "
+            "resources.gpus_per_actor is 0; set resources.actors_per_gpu to use them, or resources.device to cpu"
+        )
+
     @model_validator(mode="before")
     @classmethod
     def _share_of_a_gpu(cls, values: Any) -> Any:
@@ -118,8 +134,11 @@ class Resources(Section):
             raise ValueError("`min_actors` needs a number of `actors`, which determines the results; set `actors`")
         if self.min_actors and isinstance(self.actors, int) and self.min_actors > self.actors:
             raise ValueError(f"`min_actors: {self.min_actors}` is more than `actors: {self.actors}`; lower it")
-        if self.gpus_per_actor > 1 and self.gpus_per_actor != int(self.gpus_per_actor):
-            raise ValueError("`gpus_per_actor` above 1 must be a whole number")
+        if self.gpus_per_actor > 1:
+            raise ValueError(
+                f"`gpus_per_actor: {self.gpus_per_actor:g}` is above 1, but a client actor computes on one GPU; set it "
+                "to 1, and `actors` to the number of GPUs"
+            )
         if self.actors_per_node and self.placement == "spread":
             raise ValueError("`actors_per_node` decides where client actors are; remove `placement: spread`")
         if self.cpus_per_actor == 0 and self.gpus_per_actor == 0:

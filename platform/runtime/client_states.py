@@ -103,11 +103,16 @@ class ClientStates:
 
     def shards(self) -> Iterator[tuple[np.ndarray, Tree]]:
         """Final states, in parts of about `SHARD` bytes: ids (n,), and a tree with n rows, on the CPU."""
-        clients = self.committed.written()
+        number = 0
+        while part := self.shard(number):
+            yield part
+            number += 1
+
+    def shard(self, number: int) -> tuple[np.ndarray, Tree] | None:
+        """Part `number` of `shards`; None after the last one."""
         step = max(1, SHARD // max(self.width, 1))
-        for start in range(0, len(clients), step):
-            ids = clients[start : start + step]
-            yield ids, self._final(ids, torch.device("cpu"))
+        ids = self.committed.written()[number * step : (number + 1) * step]
+        return (ids, self._final(ids, torch.device("cpu"))) if len(ids) else None
 
     def load(self, clients: np.ndarray, states: Tree) -> None:
         """Set final states, as `shards` yields them."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from hedgerow.algorithms.core.algorithm import Aggregate, Predictions
@@ -13,6 +14,7 @@ from hedgerow.algorithms.core.messages import Cohort, Exchange
 from hedgerow.algorithms.core.pytree import Tree, count, tree_map
 from hedgerow.algorithms.slots.fedex_rounds import FEDEX
 from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.heartbeat import beat
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.data.sampling import steps_per_client
 from hedgerow.platform.runtime.aggregation import PartialAggregate, SumUp, combine, sum_trees
@@ -29,6 +31,7 @@ from hedgerow.platform.runtime.shards import (
     step_name,
 )
 from hedgerow.platform.runtime.worker import Worker
+from hedgerow.platform.storage.checkpoint import read_states, save_tree, seal_of
 
 NO_MATTER = {
     *("executor", "state_memory_mb", "state_folder", "min_actors"),
@@ -111,14 +114,51 @@ class Executor:
         return [self._run_one_by_one(exchange) for exchange in exchanges]
 
     def save_states(self, variant: int, folder: Path, round: int) -> None:
-        """Commit `round` of a variant and write every worker's share of its client states into `folder`."""
+        """Commit `round` of a variant and write every worker's share of its client states into `folder`.
+
+        The states of a worker whose node does not have the folder are written here, one part at a time.
+        """
         moved = self._bring_back(variant)
-        self._send("save_states", {w: (variant, folder, round, *moved[w]) for w in range(self.num_workers)})
+        orders = {worker: (variant, folder, round, *moved[worker]) for worker in range(self.num_workers)}
+        for worker, is_written in enumerate(self._send("save_states", orders)):
+            number = 0
+            while not is_written and (part := self._send("states_part", {worker: (variant, number)})[0]):
+                name, tree = part
+                save_tree(tree_map(torch.from_numpy, tree), folder / name)
+                beat()
+                number += 1
 
     def load_states(self, variant: int, folder: Path | None) -> None:
-        """Replace a variant's client states with those in `folder`, or with the initial ones."""
+        """Replace a variant's client states with those in `folder`, or with the initial ones.
+
+        They are read here for workers whose nodes do not have the folder.
+        """
         self._away.pop(variant, None)
-        self._send("load_states", dict.fromkeys(range(self.num_workers), (variant, folder)))
+        n = self.num_workers
+        answers = self._send("load_states", dict.fromkeys(range(n), (variant, folder, folder and seal_of(folder))))
+        absent = [worker for worker, is_complete in enumerate(answers) if not is_complete]
+        if folder is None or not absent:
+            return
+
+        def homes(clients: np.ndarray) -> np.ndarray:
+            return owner_of(clients, self.num_shards) % n
+
+        for clients, states in read_states(folder, lambda clients: np.isin(homes(clients), absent)):
+            home = homes(clients)
+            rows = {worker: np.flatnonzero(home == worker) for worker in np.unique(home).tolist()}
+            self._send(
+                "put_states",
+                {
+                    worker: (
+                        variant,
+                        folder,
+                        clients[mine],
+                        tree_map(lambda leaf, mine=mine: leaf[mine].numpy(), states),
+                    )
+                    for worker, mine in rows.items()
+                },
+            )
+            beat()
 
     def _send(
         self, method: str, arguments: dict[int, tuple], broadcasts: list[Tree] | None = None, again: bool = False

@@ -31,7 +31,7 @@ from hedgerow.platform.runtime.client_states import ClientStates
 from hedgerow.platform.runtime.engine import Samples, run_clients
 from hedgerow.platform.runtime.process import free_memory, memory_in_use, peak, reset_peak
 from hedgerow.platform.runtime.shards import EVALUATION, ChunkTooLarge, MovedStates, Place, WorkShard, step_name
-from hedgerow.platform.storage.checkpoint import read_states, save_tree
+from hedgerow.platform.storage.checkpoint import read_states, save_tree, seal_of
 
 PREPARED = 64 * 2**20
 """A training set of at most this many bytes is normalised once in each worker; a larger one batch by batch."""
@@ -293,27 +293,57 @@ class Worker:
             seconds.append(time.perf_counter() - start)
         return Measurement(min(seconds[1:]), self.at_rest, peak(self.device) - self.at_rest)
 
-    def save_states(self, variant: int, folder: Path, round: int, *moved: MovedStates) -> None:
-        """Make `round` final and write a variant's client states into `folder`, in files of bounded size."""
+    def save_states(self, variant: int, folder: Path, round: int, *moved: MovedStates) -> bool:
+        """Make `round` final and write a variant's client states into `folder`, in files of bounded size.
+
+        Returns whether they are written: not if this node does not have the folder.
+        """
         self.accept(*moved)
         self.states[variant].enter(round + 1, 0, round)
+        if not folder.is_dir():
+            return False
         for number, (clients, states) in enumerate(self.states[variant].shards()):
-            shard = {"clients": torch.from_numpy(clients), "states": states}
-            save_tree(shard, folder / f"{self.name}-{number:04d}.safetensors")
+            save_tree({"clients": torch.from_numpy(clients), "states": states}, folder / self._file(number))
+        return True
 
-    def load_states(self, variant: int, folder: Path | None) -> None:
-        """Replace a variant's client states with those in `folder`, or the initial ones. Raises DamagedCheckpoint."""
+    def states_part(self, variant: int, number: int) -> tuple[str, Tree] | None:
+        """Part of the states that `save_states` has made final, and the name of its file; None after the last one."""
+        part = self.states[variant].shard(number)
+        return (
+            (self._file(number), _to_wire({"clients": torch.from_numpy(part[0]), "states": part[1]})) if part else None
+        )
+
+    def _file(self, number: int) -> str:
+        return f"{self.name}-{number:04d}.safetensors"
+
+    def load_states(self, variant: int, folder: Path | None, seal: str | None = None) -> bool:
+        """Replace a variant's client states with those in `folder`, or the initial ones. Raises DamagedCheckpoint.
+
+        seal: see `seal_of`. Returns whether the states are complete: not if this node does not have the folder with
+        this seal; they then follow by `put_states`.
+        """
+        self.states[variant].clear()
+        if folder is None:
+            return True
+        if seal is not None and seal_of(folder) != seal:
+            return False
+        for clients, mine in read_states(folder, self.owns or partial(np.ones_like, dtype=bool)):
+            self._put(variant, folder, clients, mine)
+        return True
+
+    def put_states(self, variant: int, folder: Path, clients: np.ndarray, states: Tree) -> None:
+        """Set final states of some clients, which another process has read from `folder`."""
+        self._put(variant, folder, clients, tree_map(torch.from_numpy, states))
+
+    def _put(self, variant: int, folder: Path, clients: np.ndarray, mine: Tree) -> None:
         states = self.states[variant]
-        states.clear()
-        owns = self.owns or partial(np.ones_like, dtype=bool)
-        for clients, mine in read_states(folder, owns) if folder else ():
-            mine = current_states(mine, states.initial)
-            if flatten(mine).keys() != flatten(states.initial).keys():
-                raise UserError(
-                    f"{folder}: the entries of the client states ({', '.join(sorted(flatten(mine)))}) are not those "
-                    "of this algorithm, so an earlier version wrote them; start a new run"
-                )
-            states.load(clients, mine)
+        mine = current_states(mine, states.initial)
+        if flatten(mine).keys() != flatten(states.initial).keys():
+            raise UserError(
+                f"{folder}: the entries of the client states ({', '.join(sorted(flatten(mine)))}) are not those "
+                "of this algorithm, so an earlier version wrote them; start a new run"
+            )
+        states.load(clients, mine)
 
     def _load(self, array: Any) -> torch.Tensor:
         """Move an array to this worker's device; on the CPU, a view of the same memory, which must not change."""

@@ -185,6 +185,14 @@ def read_states(folder: Path, owns: Callable[[np.ndarray], np.ndarray]) -> Itera
             yield clients[mine], tree_map(lambda leaf, mine=mine: leaf[mine], states)
 
 
+def seal_of(folder: Path) -> str | None:
+    """SHA-256 of a checkpoint's commit marker, by which another node recognises the checkpoint; None without one."""
+    try:
+        return sha256((folder / SEAL).read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
 def flaw(folder: Path) -> str | None:
     """Reason why a checkpoint cannot be used, found by reading all of it; None if it is intact."""
     try:

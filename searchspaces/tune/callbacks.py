@@ -9,9 +9,11 @@ import ray
 from ray import tune
 from ray.tune.experiment import Trial
 
+from hedgerow.platform.actors.nodes_of_run import LostNodes
 from hedgerow.platform.actors.ray_health import LOOK, RayHealth
 from hedgerow.platform.actors.silence import Signs, Silence, Watch
 from hedgerow.platform.common.errors import RayLost
+from hedgerow.platform.common.ray_private import actor_record
 from hedgerow.platform.common.signals import Termination
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import dump_experiment
@@ -71,6 +73,11 @@ class SearchCallback(tune.Callback):
         self._silence = Silence(plan.experiment.resources)
         self._watches: dict[str, tuple[Watch, Signs]] = {}
         self._looked = 0.0
+        self._lost_nodes = LostNodes(
+            lambda node: self.notify(f"node {node} was lost; its trials start again on the other nodes")
+        )
+        self._places: dict[str, tuple[Any, str]] = {}
+        """Process of each trial, and the id of its node."""
         self.is_idle: Callable[[Trial], bool] = lambda trial: False
         """Whether a running trial has nothing to do, and therefore gives no sign of life."""
         self.on_end: Callable[[int], None] = lambda index: None
@@ -78,8 +85,19 @@ class SearchCallback(tune.Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         """State without terminals and locks: Tune saves callbacks to disk, for a restore that is not used here."""
-        transient = ("lock", "show", "tracker", "loggers", "notify", "health", "termination", "is_idle", "on_end")
-        return self.__dict__ | dict.fromkeys(transient) | {"_started": {}, "_watches": {}}
+        transient = (
+            "lock",
+            "show",
+            "tracker",
+            "loggers",
+            "notify",
+            "health",
+            "termination",
+            "is_idle",
+            "on_end",
+            "_lost_nodes",
+        )
+        return self.__dict__ | dict.fromkeys(transient) | {"_started": {}, "_watches": {}, "_places": {}}
 
     def hedge(self, record: RoundRecord) -> None:
         """Record a complete round of Hedge."""
@@ -104,6 +122,8 @@ class SearchCallback(tune.Callback):
         if time.monotonic() < self._looked + LOOK:
             return
         self._looked = time.monotonic()
+        if answers:
+            self._lost_nodes.look(self._nodes())
         for trial in list(self._started.values()) if answers else ():
             if trial.status == Trial.RUNNING:
                 self._pass_on_notices(trial)
@@ -113,6 +133,20 @@ class SearchCallback(tune.Callback):
                 else:
                     # Tune restarts a trial that is killed for its silence.
                     watch.look(self.notify)
+
+    def _nodes(self) -> set[str]:
+        """Ids of the nodes on which trials run."""
+        for trial in self._started.values():
+            actor = trial.temporary_state.ray_actor
+            if actor is not None and self._places.get(trial.trial_id, (None, ""))[0] is not actor:
+                record = actor_record(actor)
+                if record.get("State") == "ALIVE":
+                    self._places[trial.trial_id] = actor, record["Address"]["NodeID"]
+        return {
+            self._places[name][1]
+            for name, trial in self._started.items()
+            if trial.status == Trial.RUNNING and name in self._places
+        }
 
     def _pass_on_notices(self, trial: Trial) -> None:
         if trial.trial_id in self._watches:

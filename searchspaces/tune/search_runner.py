@@ -1,6 +1,7 @@
 """Run and resume searches: trials run on Ray Tune, and everything is recorded as for a single run."""
 
 import json
+import logging
 import os
 import shutil
 import sys
@@ -15,10 +16,18 @@ from ray import tune
 from ray.tune.error import TuneError
 
 from hedgerow.platform.actors.actor_pool import shutdown_idle
-from hedgerow.platform.actors.placement import cpu_share, node_resources, trials_that_fit, wait_for_nodes
+from hedgerow.platform.actors.client_actor import LOST
+from hedgerow.platform.actors.placement import (
+    cpu_share,
+    node_resources,
+    say_unused_gpus,
+    trials_that_fit,
+    wait_for_nodes,
+)
 from hedgerow.platform.actors.ray_health import RayHealth
 from hedgerow.platform.actors.session import ray_session
 from hedgerow.platform.actors.shared_data import share
+from hedgerow.platform.actors.shared_folder import check_shared
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.logger_section import build_loggers
 from hedgerow.platform.config.old_spellings import SLOTS
@@ -76,8 +85,18 @@ TUNE_SETTINGS = {
 }
 """Environment variables that disable bookkeeping of Ray Tune that a search does not need."""
 
+TUNE_LOG = "ray.tune.execution.tune_controller"
+"""Name of the logger to which Ray Tune reports failed trials."""
+
 TOGETHER = 1.0
 """Seconds of lock-step rounds that a trial reports together: a report costs milliseconds, and may be this old."""
+
+
+def _one_line(record: logging.LogRecord) -> bool:
+    """Log filter that removes the traceback of a trial whose process or node was lost: it is Ray's own."""
+    if record.exc_info and isinstance(record.exc_info[1], LOST):
+        record.exc_info = None
+    return True
 
 
 def search(
@@ -248,11 +267,14 @@ def _tune(plan: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
     """
     for name, value in TUNE_SETTINGS.items():
         os.environ.setdefault(name, value)
+    logging.getLogger(TUNE_LOG).addFilter(_one_line)
     shutdown_idle()
     dataset, partition = data
     here, search, resources = folder.path.absolute(), plan.search, plan.experiment.resources
     wait_for_nodes(resources, client_actors(resources))
     room = trials_that_fit(resources, client_actors(resources))
+    check_shared(here, resources)
+    say_unused_gpus(resources)
     request = trial_resources(resources)
     if plan.search.concurrency and plan.search.concurrency < room:
         # Limits trials by reserving CPUs instead of counting: a paused trial must leave no room for another process.

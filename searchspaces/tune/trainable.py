@@ -14,6 +14,7 @@ from ray.tune import PlacementGroupFactory
 from hedgerow.platform.actors.client_actor import ActorSpec, RayExecutor
 from hedgerow.platform.actors.placement import bundles
 from hedgerow.platform.actors.shared_data import opened
+from hedgerow.platform.actors.shared_folder import name_of, unshared
 from hedgerow.platform.actors.silence import Signs
 from hedgerow.platform.common.heartbeat import listen
 from hedgerow.platform.config.experiment import Experiment
@@ -97,6 +98,10 @@ class FederatedTrainable(tune.Trainable):
 
     def setup(self, config: dict[str, Any], shared: Shared) -> None:  # type: ignore[override]
         init_process(1, shared.import_path)
+        if not RunFolder(shared.folder).exists:
+            # A node that has joined since `check_shared`.
+            node = ray.get_runtime_context().get_node_id()
+            raise unshared(shared.folder, next(name_of(one) for one in ray.nodes() if one["NodeID"] == node))
         self.shared = shared
         # Views of the object store: one copy of the data per node, regardless of the number of trials.
         self.dataset = opened(ray.get(shared.data))

@@ -1,6 +1,7 @@
 """On several nodes, each a raylet of its own: nodes that are lost, join, and are about to be taken."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -83,7 +84,15 @@ def test_nodes_are_lost_join_and_are_taken_and_the_run_has_the_same_bits(nodes, 
     slow.unlink()
     assert driver.wait(timeout=200) == 0, (tmp_path / "log").read_text()
     (folder,) = (tmp_path / "runs").glob("small-*")
-    assert json.loads((folder / "run.json").read_text())["client_actors"] == [2, 1, 2, 1]
+    record, text = json.loads((folder / "run.json").read_text()), (tmp_path / "log").read_text()
+    assert record["client_actors"] == [2, 1, 2, 1]
+    # One sentence of Hedgerow for the node that was lost, none for the one that was left, and no dump of Ray.
+    (notice,) = record["notices"]
+    assert re.fullmatch(r"node two \([\d.]+\) was lost after round \d+; the run continues on the other nodes", notice)
+    assert text.count("hedgerow: node ") == 1
+    assert f"hedgerow: {notice}" in text
+    for words in ("(raylet)", "Raylet is terminated", "marked dead", "state-dump"):
+        assert words not in text
 
     data = check(experiment, None)
     calm = build_coordinator([experiment], *data, inline_executor([experiment], *data, 2), [tmp_path / "calm"])
@@ -120,8 +129,10 @@ def test_a_submitted_search_uses_the_nodes(nodes, tmp_path):
 
 
 def test_a_search_goes_on_where_there_is_room_when_a_node_is_lost(nodes, tmp_path):
-    # Beside one that another test leaves.
     nodes.add("five")
+    if len(nodes.alive()) == 2:
+        # Without a node that another test has left.
+        nodes.add("six")
     slow = tmp_path / "slow"
     slow.touch()
     settings = {"rounds": 60, "algorithm__slow_file": str(slow), **SEARCH}
@@ -136,11 +147,17 @@ def test_a_search_goes_on_where_there_is_room_when_a_node_is_lost(nodes, tmp_pat
         return len(hedge(tmp_path / "runs")) >= 5
 
     until(begun, "Hedge has rounds")
-    nodes.lose(next(name for name in nodes.alive() if name != "head" and nodes.hosts(name, "ray::ResourceTrainable")))
+    lost = next(name for name in nodes.alive() if name != "head" and nodes.hosts(name, "ray::ResourceTrainable"))
+    nodes.lose(lost)
     slow.unlink()
     expected = one_after_the_other(plan(tmp_path / "alone", **settings))
     assert driver.wait(timeout=200) == 0, (tmp_path / "log").read_text()
     assert hedge(tmp_path / "runs") == expected
+    text = (tmp_path / "log").read_text()
+    assert re.search(rf"hedgerow: node {lost} \([\d.]+\) was lost; its trials start again on the other nodes", text)
+    assert text.count("hedgerow: node ") == 1
+    assert "(raylet)" not in text
+    assert "Traceback" not in text
 
 
 def test_a_broken_node_is_left_out_and_the_run_has_the_same_bits(nodes, tmp_path):

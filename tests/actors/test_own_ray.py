@@ -67,6 +67,41 @@ def test_ray_starts_next_to_a_foreign_one_or_its_stale_address_and_leaves_nothin
         foreign.wait()
 
 
+MIG = """
+import os, ray, time
+from hedgerow.platform.actors.session import ray_session
+with ray_session():
+    print(int(ray.cluster_resources()["GPU"]))
+    look = ray.remote(num_cpus=0.5, num_gpus=1)(lambda: time.sleep(3) or os.environ["CUDA_VISIBLE_DEVICES"])
+    print(*sorted(ray.get([look.remote(), look.remote()])))
+"""
+
+
+def test_each_mig_slice_is_a_gpu(short):
+    ended = subprocess.run(
+        [sys.executable, "-c", MIG],
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.stdout.split() == ["2", "MIG-a", "MIG-b"], ended.stderr
+
+
+def test_a_run_says_that_it_leaves_gpus_unused(short, tmp_path):
+    file = tmp_path / "file.yaml"
+    experiment = small(tmp_path / "runs", rounds=1, resources__executor="ray", resources__actors=1)
+    command = [sys.executable, "-m", "hedgerow", "run", str(file)]
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}
+    said = []
+    for device in ("auto", "cpu"):
+        file.write_text(yaml.safe_dump(experiment.model_dump(mode="json") | {"resources": {"device": device}}))
+        ended = subprocess.run([*command, "--set", "resources.executor=ray", "--set", "resources.actors=1"],
+                               cwd=SUPPORT, env=environment, capture_output=True, text=True)  # fmt: skip
+        assert ended.returncode == 0, ended.stderr
+        said.append("hedgerow: the nodes have 2 GPUs, but clients compute on the CPU" in ended.stderr)
+    assert said == [True, False]
+
+
 def watched_to_its_end(command, short):
     """What starts Ray here ends well, keeps it to this user, and leaves neither a folder nor a token."""
     ended = subprocess.Popen(command, cwd=SUPPORT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)

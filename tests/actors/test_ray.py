@@ -127,4 +127,4 @@ def test_how_many_actors_fit():
     assert actors_that_fit(Resources(cpus_per_actor=1, gpus_per_actor=0.25), nodes) == 5
     # A share of 0.4 leaves 0.2 of each GPU unused: a share lies on one GPU.
     assert actors_that_fit(Resources(cpus_per_actor=0.5, gpus_per_actor=0.4), nodes) == 6
-    assert actors_that_fit(Resources(cpus_per_actor=0, gpus_per_actor=2), nodes) == 1
+    assert actors_that_fit(Resources(cpus_per_actor=0, gpus_per_actor=1), nodes) == 3

@@ -145,6 +145,16 @@ def test_a_plan_tells_what_it_counts():
     assert "│ 1 │ node 1 │ 0 of 0 │" in text
     assert "│ 1 │ node 2 │ 8 of 8 │ 8 of 16 │ 2 of 2 │" in text
     assert "no prediction, since there are no measurements for GPUs" in text
+    # Of the pinned PyTorch, whose kernels and driver docs/how-to/cluster.md names.
+    needs = "needs an NVIDIA driver for CUDA 13.2, version 580 or newer, and GPUs of compute capability 7.5 or newer"
+    assert needs in " ".join(text.split())
+    unused = "GPUs: the nodes have 4 GPUs, but clients compute on the CPU, since resources.gpus_per_actor is 0; set"
+    assert unused in " ".join(plan(DIGITS, "--nodes", MIXED).split())
+    for settings in (
+        (DIGITS, "--nodes", MIXED, "--set", "resources.device=cpu"),
+        (DIGITS, "--nodes", "1x(cpus=4,memory=9)"),
+    ):
+        assert "GPUs: " not in plan(*settings)
 
 
 def test_the_plan_of_a_search_is_its_trials():
@@ -169,7 +179,7 @@ def test_a_search_places_its_trials_itself():
 LACKING = [
     (("resources.actors=37",), MIXED, "room for 36: not enough CPUs"),
     (("resources.gpus_per_actor=1", "resources.actors=5"), MIXED, "room for 4: not enough GPUs"),
-    (("resources.gpus_per_actor=3",), MIXED, "room for 0: not enough GPUs"),
+    (("resources.gpus_per_actor=2",), MIXED, "is above 1, but a client actor computes on one GPU"),
     (("resources.cpus_per_actor=17",), MIXED, "not enough CPUs"),
     (("resources.gpus_per_actor=1",), "1x(cpus=8,memory=9)+1x(cpus=0,gpus=1,memory=9)", "CPUs on the nodes that have"),
     (("resources.actors=20",), "1x(cpus=20,memory=16)", "not enough memory on node 1: 20 client actors need 12 GB"),

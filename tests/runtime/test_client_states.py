@@ -265,6 +265,41 @@ def test_a_checkpoint_in_many_files_resumes_with_any_budget_and_any_number_of_wo
     assert sorted(shared) == sorted(written)
 
 
+def test_workers_without_the_folder_of_a_checkpoint_write_the_same_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(states_module, "SHARD", 1500)
+    runs = [stateful(tmp_path / "near"), stateful(tmp_path / "far")]
+    worker = runs[1].executor.worker
+    runs[1].executor.worker = Elsewhere(worker)
+    for run in runs:
+        list(run)
+        run.save()
+    files = [sorted(latest_checkpoint(tmp_path / name)[0].glob("states*")) for name in ("near", "far")]
+    assert len(files[0]) > 3
+    assert [file.name for file in files[0]] == [file.name for file in files[1]]
+    assert [file.read_bytes() for file in files[0]] == [file.read_bytes() for file in files[1]]
+    everybody, (states,) = np.arange(10), worker.states
+    whole = tree_map(torch.clone, states.read(everybody))
+    states.clear()
+    runs[1].executor.load_states(0, files[1][0].parent)
+    assert equal(states.read(everybody), whole)
+
+
+class Elsewhere:
+    """A worker on a node that does not have the folders of this one."""
+
+    def __init__(self, worker):
+        self.worker = worker
+
+    def __getattr__(self, name):
+        return getattr(self.worker, name)
+
+    def save_states(self, variant, folder, *rest):
+        return self.worker.save_states(variant, folder / "absent", *rest)
+
+    def load_states(self, variant, folder, seal):
+        return self.worker.load_states(variant, folder and folder / "absent", seal)
+
+
 def test_a_chunk_gets_states_that_are_its_own():
     # A step that writes into its state (as the batched form may) must not write into what is kept.
     run = stateful(rounds=1)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -57,9 +57,16 @@ class Nodes:
         self.gcs = None
         until(self._reached, "the head is up")
 
-    def add(self, name: str, **variables: str) -> None:
-        """Start a node and wait until it is there. variables: its environment variables."""
-        self._start(name, f"--address={self.address}", "--num-cpus=1", "--num-gpus=1", **variables)
+    def add(self, name: str, *, hides: Path | None = None, **variables: str) -> None:
+        """Start a node and wait until it is there.
+
+        variables: its environment variables. hides: folder in whose place the node sees an empty one, see `can_hide`.
+        """
+        before = (
+            ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs none "{hides}" && exec "$@"', "sh"] if hides else []
+        )
+        options = f"--address={self.address}", "--num-cpus=1", "--num-gpus=1"
+        self._start(name, *options, before=before, **variables)
         until(lambda: name in self.alive(), f"{name} is up")
 
     def alive(self) -> dict[str, str]:
@@ -71,7 +78,7 @@ class Nodes:
         """A node's raylet; none where the node has ended, as Ray ends one that is to be taken once it is idle."""
         with suppress(psutil.NoSuchProcess):
             started = psutil.Process(self.processes[name].pid).children(recursive=True)
-            return [process for process in started if process.name() == "raylet"]
+            return [process for process in started if title(process).split("\0")[0].endswith("/raylet")]
         return []
 
     def hosts(self, name: str, what: str) -> bool:
@@ -113,14 +120,14 @@ class Nodes:
             process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _start(self, name: str, *arguments: str, **variables: str) -> None:
+    def _start(self, name: str, *arguments: str, before: Sequence[str] = (), **variables: str) -> None:
         # As on machines of their own.
         names = [
             f"--node-name={name}",
             f"--dashboard-agent-listen-port={free_port()}",
             f"--temp-dir={self.folder}/{name}",
         ]
-        command = [str(BIN / "ray"), "start", "--block", "--disable-usage-stats", *names, *arguments]
+        command = [*before, str(BIN / "ray"), "start", "--block", "--disable-usage-stats", *names, *arguments]
         with Path(self.folder, f"{name}.log").open("w") as log:
             own = environment() | variables
             self.processes[name] = subprocess.Popen(command, env=own, stdout=log, stderr=subprocess.STDOUT)
@@ -133,12 +140,21 @@ class Nodes:
             return False
 
 
+def can_hide() -> bool:
+    """Whether this process may give others mounts of their own, as root on Linux."""
+    if shutil.which("unshare") is None:
+        return False
+    command = ["unshare", "--mount", "mount", "-t", "tmpfs", "none", tempfile.gettempdir()]
+    return subprocess.run(command, capture_output=True).returncode == 0
+
+
 def environment() -> dict[str, str]:
     """Of all processes of the cluster and its drivers, whatever other Ray this process has started."""
     return {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "RAY_AUTH_MODE": "disabled"}
 
 
 def title(process: psutil.Process) -> str:
+    """Command line of a process; empty if it has ended."""
     with suppress(psutil.Error):
-        return "".join(process.cmdline())
+        return "\0".join(process.cmdline())
     return ""

@@ -1,0 +1,109 @@
+"""On several nodes, one of which does not have the folder of the output: it sees an empty one in its place."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+from helpers import identical
+from paths import SUPPORT
+from processes import hedgerow
+from ray_clusters import Nodes, can_hide, environment, until
+from ray_runs import small
+from searches import plan
+
+from hedgerow.algorithms.core.pytree import flatten
+from hedgerow.platform.config.loader import dump_experiment
+from hedgerow.platform.runtime.factory import check
+from hedgerow.platform.runtime.launch import build_coordinator, inline_executor
+from hedgerow.platform.storage.checkpoint import load_tree
+from hedgerow.platform.tracking.tracker import RunLog
+
+pytestmark = pytest.mark.skipif(not can_hide(), reason="needs mount namespaces, as root on Linux")
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("nodes") / "runs"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def nodes(output):
+    cluster = Nodes()
+    try:
+        cluster.add("near")
+        cluster.add("far", hides=output)
+        yield cluster
+    finally:
+        cluster.close()
+
+
+def test_a_run_with_client_states_needs_no_shared_folder(nodes, output, tmp_path):
+    slow = tmp_path / "slow"
+    slow.touch()
+    settings = {
+        "rounds": 8,
+        "engine__mode": "loop",
+        "engine__chunk": "auto",
+        "algorithm__slow_file": str(slow),
+        "resources": {"actors": 2, "min_actors": 2, "cpus_per_actor": 0.5, "gpus_per_actor": 1, "device": "cpu"},
+    }
+    experiment = small(output, **settings)
+    (tmp_path / "file.yaml").write_text(dump_experiment(experiment))
+    with (tmp_path / "log").open("w") as log:
+        driver = hedgerow(
+            "run", str(tmp_path / "file.yaml"), "--address", nodes.address, env=environment(), stdout=log, stderr=log
+        )
+
+    def rounds() -> int:
+        assert driver.poll() is None, (tmp_path / "log").read_text()
+        return max((len(RunLog(file).read()) for file in output.glob("small-*/metrics.jsonl")), default=0)
+
+    until(lambda: rounds() >= 3, "the run goes on")
+    assert nodes.hosts("near", "ray::ClientActor")
+    assert nodes.hosts("far", "ray::ClientActor")
+    driver.send_signal(signal.SIGINT)
+    assert driver.wait(timeout=60) == 130, (tmp_path / "log").read_text()
+    slow.unlink()
+    # The states travel from the node and back to it.
+    (folder,) = output.glob("small-*")
+    command = [sys.executable, "-m", "hedgerow", "resume", str(folder), "--address", nodes.address]
+    done = subprocess.run(command, cwd=SUPPORT, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    data = check(experiment, None)
+    calm = build_coordinator([experiment], *data, inline_executor([experiment], *data, 2), [tmp_path / "calm"])
+    calm.advance(1e6)
+    records = RunLog(folder / "metrics.jsonl").read()
+    assert [r | {"seconds": 0} for r in records] == [r | {"seconds": 0} for r in calm.servers[0].history]
+    (last,) = (folder / "checkpoints").glob("round-00000008")
+    files = [sorted(where.glob("states-*")) for where in (last, tmp_path / "calm" / last.name)]
+    assert [len(one) for one in files] == [2, 1]
+    states = [dict(read_clients(one)) for one in files]
+    assert states[0].keys() == states[1].keys()
+    assert all(identical(states[0][client], states[1][client]) for client in states[0])
+
+
+def read_clients(files):
+    """State of each client in the files of a checkpoint."""
+    for tree in map(load_tree, files):
+        for row, client in enumerate(tree["clients"].tolist()):
+            yield client, {name: leaf[row] for name, leaf in flatten(tree["states"]).items()}
+
+
+def test_a_search_names_the_nodes_that_do_not_share_its_folder(nodes, output, tmp_path):
+    resources = {"cpus_per_actor": 0.5, "gpus_per_actor": 0.5, "device": "cpu"}
+    (tmp_path / "file.yaml").write_text(plan(output / "search", resources=resources).dump())
+    command = [sys.executable, "-m", "hedgerow", "search", str(tmp_path / "file.yaml"), "--address", nodes.address]
+    done = subprocess.run(command, cwd=SUPPORT, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 2, done.stdout + done.stderr
+    (folder,) = (output / "search").iterdir()
+    sentence = rf"output: node far \([\d.]+\) does not share the folder {folder}, to which the trials"
+    assert re.search(sentence, done.stderr)
+    assert "near" not in done.stderr
+    assert json.loads((folder / "run.json").read_text())["status"] == "failed"
+    assert not (folder / "experts").exists()
+    assert not list(folder.glob(".shared-*"))
