@@ -239,18 +239,12 @@ class RayExecutor(Executor):
     def _all(self, calls: dict[int, Any], again: Callable[[int], Any] | None = None) -> list[Any]:
         """Wait for calls to actors, by rank. If actors are lost, replaces them and raises WorkerLost.
 
-<<<<<<< HEAD
-        again: first repeats the calls to actors that are lost. Raises BrokenNodesError if actors cannot start.
+        again: first repeats the calls to actors that are lost. Raises BrokenNodesError if actors cannot start, and
+        ChunkTooLarge as the actors do.
         """
         answers: dict[int, Any] = dict.fromkeys(calls)
         lost: dict[int, RayError] = {}
-=======
-        Raises BrokenNodesError if they cannot start, and ChunkTooLarge as the actors do.
-        """
-        answers: list[Any] = []
-        lost: RayError | None = None
         too_large: ChunkTooLarge | None = None
->>>>>>> kube
         silent = self._wait(calls)
         with suppress(*LOST, RayTaskError):
             return [_unpickled(answer) for answer in ray.get(list(calls.values()))]
@@ -275,20 +269,14 @@ class RayExecutor(Executor):
             if isinstance(first, RayActorError) and first.actor_init_failed and (broken := self.broken_nodes()):
                 raise BrokenNodesError(broken) from first
             self._replace_dead()
-<<<<<<< HEAD
             if again is None or silent:
                 reason = f"{', '.join(silent)} silent for too long (resources.actor_timeout)" if silent else str(first)
                 raise WorkerLost(reason) from first
             repeated = {rank: again(rank) for rank in lost}
             answers |= zip(repeated, self._all(repeated), strict=True)
-        return list(answers.values())
-=======
-            reason = f"{', '.join(silent)} silent for too long (resources.actor_timeout)" if silent else str(lost)
-            raise WorkerLost(reason) from lost
         if too_large is not None:
             raise too_large
-        return answers
->>>>>>> kube
+        return list(answers.values())
 
     def broken_nodes(self) -> dict[str, str]:
         """Why client actors cannot start, by node id."""
