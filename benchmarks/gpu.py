@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.runtime.factory import build_algorithms
-from hedgerow.platform.runtime.shards import ExecutionPlan, WorkShard
+from hedgerow.platform.runtime.shards import ChunkTooLarge, ExecutionPlan, WorkShard
 from hedgerow.platform.runtime.worker import Worker
 
 PEAK = {
@@ -77,7 +77,7 @@ def clients_per_second(worker: Worker, down: dict[str, Any], clients: int, plan:
     seconds = []
     for number in range(1, repeats + 3):
         start = time.perf_counter()
-        worker.run([shard_of(worker, clients, plan, number)], [down])
+        worker.run([shard_of(worker, clients, plan, number)], broadcasts=[down])
         seconds.append(time.perf_counter() - start)
     return clients / median(seconds[2:])
 
@@ -85,7 +85,7 @@ def clients_per_second(worker: Worker, down: dict[str, Any], clients: int, plan:
 def flops_per_client(worker: Worker, down: dict[str, Any]) -> float:
     """Floating-point operations of one client's round, forward and backward."""
     with FlopCounterMode(display=False) as counter:
-        worker.run([shard_of(worker, 1, ExecutionPlan("loop"), 1)], [down])
+        worker.run([shard_of(worker, 1, ExecutionPlan("loop"), 1)], broadcasts=[down])
     return float(counter.get_total_flops())
 
 
@@ -103,7 +103,7 @@ def by_chunk(name: str, clients: int, device: str, repeats: int) -> dict[str, An
         label = plan.mode if plan.mode == "loop" else f"vmap {plan.chunk}{' compiled' if plan.compiled else ''}"
         try:
             rates[label] = round(clients_per_second(worker, down, clients, plan, repeats), 1)
-        except torch.OutOfMemoryError:
+        except (ChunkTooLarge, torch.OutOfMemoryError):
             rates[label] = "out of memory"
     return rates
 
@@ -138,7 +138,7 @@ def by_precision(name: str, clients: int, device: str, repeats: int, card: str) 
 def _serve(pipe: Any, name: str, clients: int, device: str, plan: ExecutionPlan) -> None:
     worker, down = worker_of(name, clients, device)
     while (number := pipe.recv()) is not None:
-        worker.run([shard_of(worker, clients, plan, number)], [down])
+        worker.run([shard_of(worker, clients, plan, number)], broadcasts=[down])
         pipe.send(number)
 
 

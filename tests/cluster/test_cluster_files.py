@@ -206,6 +206,9 @@ def violations(pod: dict[str, Any], injected: list[dict[str, Any]] | None = None
     containers = [*spec.get("initContainers", []), *spec["containers"], *(injected or [])]
     contexts = [container.get("securityContext", {}) for container in containers]
     ports = [port for container in containers for port in container.get("ports", [])]
+    kinds_of_probes = ("readinessProbe", "livenessProbe", "startupProbe")
+    actions = [container.get(kind, {}) for container in containers for kind in kinds_of_probes]
+    probes = [action.get(kind, {}) for action in actions for kind in ("tcpSocket", "httpGet")]
 
     def rule(name: str, holds: bool) -> None:
         if not holds:
@@ -222,6 +225,7 @@ def violations(pod: dict[str, Any], injected: list[dict[str, Any]] | None = None
     rule("SELinux", not any("seLinuxOptions" in one for one in (whole, *contexts)))
     rule("AppArmor", all(one.get("appArmorProfile", {}).get("type") != "Unconfined" for one in (whole, *contexts)))
     rule("/proc", all(one.get("procMount", "Default") == "Default" for one in contexts))
+    rule("probe hosts", not any(probe.get("host") for probe in probes))
     rule("sysctls", not whole.get("sysctls"))
     # Restricted.
     rule("volumes", all(set(volume) - {"name"} <= VOLUMES for volume in spec.get("volumes", [])))
@@ -261,6 +265,7 @@ def test_all_pods_meet_the_restricted_pod_security_standard():
         (("containers", 0, "securityContext", "capabilities", "drop"), ["NET_RAW"], "dropped capabilities"),
         (("containers", 0, "securityContext", "capabilities", "add"), ["SYS_PTRACE"], "added capabilities"),
         (("containers", 0, "securityContext", "runAsNonRoot"), False, "root"),
+        (("containers", 0, "readinessProbe"), {"tcpSocket": {"port": 1, "host": "10.0.0.1"}}, "probe hosts"),
     ],
 )  # fmt: skip
 def test_the_rules_of_the_standard_notice_each_violation(path, value, rule):

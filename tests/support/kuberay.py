@@ -79,6 +79,7 @@ POD_SECURITY = record(
     supplementalGroupsPolicy={"enum": ["Merge", "Strict"]},
     fsGroup=NUMBER,
     fsGroupChangePolicy={"enum": ["OnRootMismatch", "Always"]},
+    seLinuxChangePolicy={"enum": ["MountOption", "Recursive"]},
     sysctls=list_of(record("name value", name=WORD, value={"type": "string"})),
     seccompProfile=SECCOMP,
     appArmorProfile=APP_ARMOR,
