@@ -124,7 +124,7 @@ class Executor:
             number = 0
             while not is_written and (part := self._send("states_part", {worker: (variant, number)})[0]):
                 name, tree = part
-                save_tree(tree_map(torch.from_numpy, tree), folder / name)
+                save_tree(tree_map(torch.as_tensor, tree), folder / name)
                 beat()
                 number += 1
 

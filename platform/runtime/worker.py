@@ -94,7 +94,8 @@ def deal(
 
 
 def _to_wire(states: Tree) -> Tree:
-    return tree_map(lambda leaf: leaf.cpu().numpy(), states)
+    """NumPy leaves, except for types that NumPy does not have, such as bfloat16."""
+    return tree_map(lambda leaf: leaf.cpu() if leaf.dtype == torch.bfloat16 else leaf.cpu().numpy(), states)
 
 
 class Worker:

@@ -168,7 +168,7 @@ def test_a_trial_that_waits_for_others_is_not_silent(tmp_path):
     listener.health = SimpleNamespace(check=lambda: True)
     scheduler = HedgeScheduler(1)
     listener.is_idle = scheduler.is_holding
-    trial = SimpleNamespace(trial_id="a", status=Trial.RUNNING)
+    trial = SimpleNamespace(trial_id="a", status=Trial.RUNNING, temporary_state=SimpleNamespace(ray_actor=None))
     silence = Silence(wanted.experiment.resources)
     # To kill it would need its actor.
     watch = Watch("trial 0", None, silence, tmp_path / "signs")

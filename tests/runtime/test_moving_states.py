@@ -72,7 +72,7 @@ def same_state(one: dict, two: dict) -> bool:
     return one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
 
 
-ALGORITHMS = [{"name": "feddyn"}, {"name": "scaffold"}, {"name": "pfldyn"}, {"name": "fedavg"}]
+ALGORITHMS = [{"name": "feddyn"}, {"name": "scaffold"}, {"name": "pfldyn"}, {"name": "fedavg"}, {"name": "toys.Narrow"}]
 
 
 @pytest.mark.parametrize("settings", ALGORITHMS, ids=lambda settings: settings["name"])
@@ -94,8 +94,9 @@ def test_several_workers_have_the_bits_of_one(tmp_path, settings, workers):
     assert same_state(one.servers[0].state, many.servers[0].state)
 
 
-def test_a_run_continues_from_the_states_that_travelled(tmp_path):
-    chosen = experiment({"name": "feddyn"}, checkpoints={"every": 2})
+@pytest.mark.parametrize("name", ["feddyn", "toys.Narrow"])
+def test_a_run_continues_from_the_states_that_travelled(tmp_path, name):
+    chosen = experiment({"name": name}, checkpoints={"every": 2})
     data = check(chosen, None)
     whole = build_coordinator([chosen], *data, inline_executor([chosen], *data, 4), [tmp_path / "whole"])
     whole.advance(1e6)

@@ -50,6 +50,21 @@ class Stateful(FedAvg):
         return {"w": w}, {"sum": moved, "times": state["times"] + 1}, {"loss": loss}
 
 
+class Narrow(FedAvg):
+    """FedAvg with a client state in bfloat16, a type that NumPy does not have: a mean of the client's models."""
+
+    class Hyper(FedAvg.Hyper):
+        name: str = "toys.Narrow"
+
+    def init_client(self):
+        return {"mean": tree_map(lambda leaf: leaf.bfloat16(), self.task.init())}
+
+    def train(self, hp, down, state, data):
+        start = tree_map(lambda w, mean: 0.9 * w + 0.1 * mean.float(), down["w"], state["mean"])
+        w, loss = minimize(self.task.loss, start, data, hp)
+        return {"w": w}, {"mean": tree_map(lambda leaf: leaf.bfloat16(), w)}, {"loss": loss}
+
+
 class Counted(FedAvg):
     """FedAvg whose clients write down their process; one process dies at its seventh client."""
 
