@@ -1,6 +1,5 @@
 """Client actors: workers in processes of their own, and the executor that sends them their shares of the work."""
 
-import pickle
 import sys
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from hedgerow.algorithms.core.pytree import Tree, leaves, tree_map
 from hedgerow.platform.actors.shared_data import opened
 from hedgerow.platform.actors.silence import BEAT, Signs, Silence, Watch
+from hedgerow.platform.actors.small_messages import pack, unpack
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import parse_experiment
@@ -33,11 +33,7 @@ from hedgerow.platform.runtime.shards import ChunkTooLarge, WorkerLost
 from hedgerow.platform.runtime.worker import Worker
 
 SMALL = 100_000
-"""Size in bytes below which Ray sends an argument along with the call.
-
-What is small is pickled here, once for all actors: Ray's own pickling, which also takes functions, is several times
-slower.
-"""
+"""Size in bytes below which an argument is sent along with the call."""
 
 LARGE = 8_000_000
 """Size in bytes from which actors on several nodes add up their sums among themselves."""
@@ -121,9 +117,9 @@ class ClientActor(Worker):
 
     def call(self, method: str, arguments: bytes, *moved: Any, **broadcasts: Any) -> Any:
         """Call a method with pickled arguments; small sums are pickled as well. broadcasts: as `_broadcast`."""
-        shared = {name: pickle.loads(v) if isinstance(v, bytes) else v for name, v in broadcasts.items()}
-        answer = getattr(self, method)(*pickle.loads(arguments), *moved, **shared)
-        return pickle.dumps(answer) if method == "run" and all(map(_is_small, answer)) else answer
+        shared = {name: unpack(value) for name, value in broadcasts.items()}
+        answer = getattr(self, method)(*unpack(arguments), *moved, **shared)
+        return pack(answer) if method == "run" and all(map(_is_small, answer)) else answer
 
     def _stored(self, total: Any) -> Any:
         is_large = self.apart and total is not None and _size(total) >= LARGE
@@ -209,7 +205,7 @@ class RayExecutor(Executor):
         def call(rank: int) -> Any:
             moved = [one for one in arguments[rank] if isinstance(one, ray.ObjectRef)]
             others = [one for one in arguments[rank] if not isinstance(one, ray.ObjectRef)]
-            return self.actors[rank].call.remote(method, pickle.dumps(others), *moved, **shared)
+            return self.actors[rank].call.remote(method, pack(others), *moved, **shared)
 
         return self._all({rank: call(rank) for rank in arguments}, call if again else None)
 
@@ -247,10 +243,10 @@ class RayExecutor(Executor):
         too_large: ChunkTooLarge | None = None
         silent = self._wait(calls)
         with suppress(*LOST, RayTaskError):
-            return [_unpickled(answer) for answer in ray.get(list(calls.values()))]
+            return [unpack(answer) for answer in ray.get(list(calls.values()))]
         for rank, call in calls.items():
             try:
-                answers[rank] = _unpickled(ray.get(call))
+                answers[rank] = unpack(ray.get(call))
             except LOST as error:
                 lost[rank] = error
             except RayTaskError as error:
@@ -347,7 +343,7 @@ def start_failure(error: RayActorError) -> str:
 def _broadcast(downs: list[Tree]) -> Any:
     """Trees for all actors: in the object store, once, or pickled if storing them would cost more than it saves."""
     arrays = [tree_map(lambda leaf: np.asarray(leaf.numpy(), order="C"), down) for down in downs]
-    return pickle.dumps(arrays) if sum(map(_size, arrays)) < SMALL else ray.put(arrays)
+    return pack(arrays) if sum(map(_size, arrays)) < SMALL else ray.put(arrays)
 
 
 def _size(tree: Tree) -> int:
@@ -358,7 +354,3 @@ def _size(tree: Tree) -> int:
 def _is_small(part: PartialAggregate) -> bool:
     trees = [part.total, part.client_model_delta, *part.stacks]
     return all(tree is None or (isinstance(tree, dict) and _size(tree) <= SMALL) for tree in trees)
-
-
-def _unpickled(answer: Any) -> Any:
-    return pickle.loads(answer) if isinstance(answer, bytes) else answer
