@@ -19,8 +19,7 @@ run: setup
 	$(BIN)/hedgerow run $(addprefix examples/digits_,$(addsuffix .yaml,fedavg fedprox feddyn scaffold))
 	$(BIN)/hedgerow search examples/digits_hedge.yaml
 
-# Almost every promise once, by three processes on two cores, since many tests wait for processes that start; then what
-# takes longer: whole grids, long convergence runs, kills, browsers.
+# Almost every promise once; then what takes longer: whole grids, long convergence runs, kills, browsers.
 # The many processes of the tests share compiled modules, also where the environment forbids to store them.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest
 # Searches of Ray Tune that have stalled next to a second test process, for a reason that is not known yet: run alone.
@@ -28,7 +27,7 @@ ALONE  := tests/searchspaces/hedge/test_scheduler.py
 SHARED := --dist worksteal --ignore $(ALONE)
 
 test: setup
-	$(PYTEST) --numprocesses 3 $(SHARED) -m 'not exhaustive'
+	$(PYTEST) --numprocesses 2 $(SHARED) -m 'not exhaustive'
 	$(PYTEST) $(ALONE) -m 'not exhaustive'
 
 test-all: test

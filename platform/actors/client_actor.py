@@ -117,7 +117,7 @@ class ClientActor(Worker):
 
     def call(self, method: str, arguments: bytes, *moved: Any, **broadcasts: Any) -> Any:
         """Call a method with pickled arguments; small sums are pickled as well. broadcasts: as `_broadcast`."""
-        shared = {name: unpack(value) for name, value in broadcasts.items()}
+        shared = {name: _received(value) for name, value in broadcasts.items()}
         answer = getattr(self, method)(*unpack(arguments), *moved, **shared)
         return pack(answer) if method == "run" and all(map(_is_small, answer)) else answer
 
@@ -158,6 +158,9 @@ class RayExecutor(Executor):
         super().__init__(spec.experiments, None, num_shards or len(bundles))
         self.spec, self.group, self.bundles, self.signs = spec, group, bundles, signs
         self.silence = Silence(spec.resources)
+        # On one node, the coordinator reads the sums from shared memory. One value for all actors, later ones included:
+        # their sums are added up in the same way.
+        self.apart = len(set(self._hosts().values())) > 1
         self.actors = [self._spawn(rank) for rank in range(len(bundles))]
 
     def _hosts(self) -> dict[int, str]:
@@ -288,7 +291,8 @@ class RayExecutor(Executor):
             except LOST:
                 pass
         nodes = self._hosts() if reasons else {}
-        return {nodes[self.bundles[rank]]: reason for rank, reason in reasons.items()}
+        # A bundle that Ray is moving has no node.
+        return {node: reason for rank, reason in reasons.items() if (node := nodes[self.bundles[rank]])}
 
     def _wait(self, calls: dict[int, Any]) -> list[str]:
         """Wait until calls have ended. Kills actors that stay silent for too long, and returns their names."""
@@ -319,9 +323,7 @@ class RayExecutor(Executor):
         cpus, gpus = resources.cpus_per_actor, resources.gpus_per_actor
         actor = ray.remote(ClientActor).options(num_cpus=cpus, num_gpus=gpus, scheduling_strategy=strategy)
         owns = partial(_owns, rank=rank, actors=len(self.bundles), shards=self.num_shards)
-        # On one node, the coordinator reads the sums from shared memory.
-        apart = len(set(self._hosts().values())) > 1
-        return actor.remote(spec, spec.data, spec.partition, rank, owns, apart)
+        return actor.remote(spec, spec.data, spec.partition, rank, owns, self.apart)
 
 
 def _owns(clients: np.ndarray, rank: int, actors: int, shards: int) -> np.ndarray:
@@ -346,6 +348,13 @@ def _broadcast(downs: list[Tree]) -> Any:
     return pack(arrays) if sum(map(_size, arrays)) < SMALL else ray.put(arrays)
 
 
+def _received(broadcasts: Any) -> list[Tree]:
+    """Broadcasts in aligned memory: the bits of kernels may depend on it."""
+    if not isinstance(broadcasts, bytes):
+        return broadcasts
+    return [tree_map(lambda leaf: torch.from_numpy(leaf).clone(), tree) for tree in unpack(broadcasts)]
+
+
 def _size(tree: Tree) -> int:
     """Size of the leaves in bytes."""
     return sum(leaf.nbytes for leaf in leaves(tree))
@@ -353,4 +362,6 @@ def _size(tree: Tree) -> int:
 
 def _is_small(part: PartialAggregate) -> bool:
     trees = [part.total, part.client_model_delta, *part.stacks]
-    return all(tree is None or (isinstance(tree, dict) and _size(tree) <= SMALL) for tree in trees)
+    return not part.predictions and all(
+        tree is None or (isinstance(tree, dict) and _size(tree) <= SMALL) for tree in trees
+    )

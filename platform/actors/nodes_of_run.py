@@ -18,7 +18,6 @@ Nodes = dict[str, dict[str, float]]
 TOO_LONG = 600.0
 """Seconds within which a node has to start a client actor."""
 
-
 NOTICED = 60.0
 """Seconds after which Ray has noticed the loss of a node; the loss of its actors is noticed at once."""
 
@@ -42,7 +41,7 @@ class LostNodes:
         known, now = {node["NodeID"]: node for node in ray.nodes()}, time.monotonic()
         lost = [node for node in self._in_use if node in known and not known[node]["Alive"]]
         recent = {node: last for node, last in self._in_use.items() if node not in lost and last > now - NOTICED}
-        self._in_use = recent | dict.fromkeys((node for node in nodes if node not in lost), now)
+        self._in_use = recent | dict.fromkeys((node for node in nodes if known.get(node, {}).get("Alive")), now)
         for node in lost:
             self.notify(name_of(known[node]))
 
@@ -62,7 +61,7 @@ class NodesOfRun:
         self._sound: set[str] = set()
 
     def usable(self, nodes: Nodes) -> Nodes:
-        """Those that the run may use now. All nodes of the first call are."""
+        """Nodes that the run may use now: all of the first call, and later ones that have started an actor."""
         if self._known is None:
             self._known = set(nodes)
         return {node: free for node, free in nodes.items() if node in self._known and node not in self.broken}
@@ -83,6 +82,9 @@ class NodesOfRun:
         self._known |= freed
         self._sound -= freed
         for node in set(nodes) - self._known - self._sound - self._starting.keys() - self.broken.keys():
+            if not actors_that_fit(spec.resources, [nodes[node]]):
+                # Too small, or in use by others.
+                continue
             where = NodeAffinitySchedulingStrategy(node, soft=False)
             resources = spec.resources
             options = {"num_cpus": resources.cpus_per_actor, "num_gpus": resources.gpus_per_actor}
@@ -98,7 +100,7 @@ class NodesOfRun:
                 if has_ended:
                     ray.get(answer)
                     self._sound.add(node)
-                elif is_late:
+                elif is_late and actors_that_fit(spec.resources, [nodes.get(node, {})]):
                     self.leave_out({node: f"no client actor has started there within {TOO_LONG:g} s"})
             except RayActorError as error:
                 # A node that is lost meanwhile is not broken.

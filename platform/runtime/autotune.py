@@ -16,7 +16,7 @@ import torch
 from hedgerow.algorithms.core.client_data import BatchSpec
 from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.data.mapped_arrays import cache_folder
-from hedgerow.platform.runtime.shards import ChunkTooLarge, ExecutionPlan
+from hedgerow.platform.runtime.shards import ChunkTooLarge, ExecutionPlan, WorkerLost
 
 FORMAT = 5
 """Version of cached answers; answers of another version are ignored."""
@@ -218,9 +218,11 @@ def _measured(plans: list[ExecutionPlan], workload: Workload, measure: Measure) 
 
 def _pays(compiled: ExecutionPlan, best: ExecutionPlan, workload: Workload, measure: Measure) -> bool:
     """Whether the compiled plan is faster than the best one."""
-    seconds = workload.seconds(best, measure(best, None))
     try:
+        seconds = workload.seconds(best, measure(best, None))
         return workload.seconds(compiled, measure(compiled, None)) < seconds
+    except WorkerLost:
+        raise
     except Exception as error:  # no compiler on this machine, or a step that cannot be traced
         logging.getLogger(__name__).info("not compiled: %s", error)
         return False

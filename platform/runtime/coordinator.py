@@ -69,6 +69,7 @@ class Coordinator:
         # For each variant: plans that replace those of the executor from the round on that runs next.
         self._next_plans: list[dict[str, ExecutionPlan]] = [{} for _ in servers]
         self._saved: dict[int, Path] = {}
+        self._behind: set[int] = set()
         self._passed_over: dict[Path, str] = {}
         self.on_round: Callable[[int, FederatedServer], None] = lambda variant, server: None
         """Called for each variant after each of its rounds, before a checkpoint of that round is written."""
@@ -116,6 +117,11 @@ class Coordinator:
         self._record_plans()
         for variant in records:
             self.on_round(variant, self.servers[variant])
+        # Their plans changed after they had run this round.
+        for variant in self._behind & records.keys():
+            self._saved.pop(variant, None)
+            self._save_variant(variant)
+        self._behind -= records.keys()
         every = self.servers[0].experiment.checkpoints.every
         is_best = any(self.servers[variant].has_best_round for variant in records)
         if self.done or (every and self.round % every == 0) or is_best:
@@ -220,9 +226,12 @@ class Coordinator:
             f"and runs with {chunk // 2} from now on"
         )
         for variant, plans in enumerate(self._next_plans):
-            if plans and variant not in finished and self.folders[variant] is not None:
+            if plans and self.folders[variant] is not None:
                 self._saved.pop(variant, None)
-                self._save_variant(variant)
+                if variant in finished:
+                    self._behind.add(variant)
+                else:
+                    self._save_variant(variant)
         for plans, following in zip(self.executor.plans, self._next_plans, strict=True):
             plans |= following
         self._next_plans = [{} for _ in self.servers]

@@ -29,6 +29,7 @@ from hedgerow.platform.runtime.shards import (
     WorkerLost,
     WorkShard,
     step_name,
+    to_wire,
 )
 from hedgerow.platform.runtime.worker import Worker
 from hedgerow.platform.storage.checkpoint import read_states, save_tree, seal_of
@@ -93,6 +94,7 @@ class Executor:
             for number in range(self.num_shards)
         ]
         broadcasts = [exchange.received for exchange in exchanges]
+        # Before plans are measured, which begins the round on every worker.
         moved = self._move_states(exchanges, positions)
         self._set_plans(exchanges, shards, broadcasts)
         # Then a worker has nothing that the exchange needs and another one does not have.
@@ -153,7 +155,7 @@ class Executor:
                         variant,
                         folder,
                         clients[mine],
-                        tree_map(lambda leaf, mine=mine: leaf[mine].numpy(), states),
+                        to_wire(tree_map(lambda leaf, mine=mine: leaf[mine], states)),
                     )
                     for worker, mine in rows.items()
                 },
@@ -176,8 +178,8 @@ class Executor:
         return sum_trees(totals, scale)
 
     def _call(self, worker: int, method: str, *arguments: Any) -> Any:
-        """Call a method of one worker. The result can only be passed on to other workers."""
-        return getattr(self.worker, method)(*arguments)
+        """Call a method of one of several workers. The result can only be passed on to other workers."""
+        raise NotImplementedError
 
     def _run_shards(
         self, shards: list[list[WorkShard]], broadcasts: list[Tree], moved: Moved | None = None, again: bool = False
@@ -198,12 +200,14 @@ class Executor:
         return partials
 
     def _run_one_by_one(self, exchange: Exchange) -> Aggregate:
-        if exchange.on != "clients":
+        if exchange.on != "clients" or not len(exchange.clients):
             return self.run([exchange])[0]
         positions: Positions = []
         partials: list[PartialAggregate] = []
         shares = self._assign(exchange)
-        moved: Moved | None = self._move_states([exchange], [shares])
+        if moved := self._move_states([exchange], [shares]):
+            # By itself: no client is to blame if a worker is lost that sends states.
+            self._send("accept", {worker: tuple(states) for worker, states in moved.items()})
         for number, share in enumerate(shares):
             for row in share:
                 alone = [share[:0]] * self.num_shards
@@ -212,10 +216,9 @@ class Executor:
                 begins = not partials
                 shards = [[replace(_shard(exchange, other, rows), begins=begins)] for other, rows in enumerate(alone)]
                 try:
-                    result = self._run_shards(shards, [exchange.received], moved)[number][0]
+                    result = self._run_shards(shards, [exchange.received])[number][0]
                 except WorkerLost as error:
                     raise ClientCrashed(exchange.variant, int(exchange.clients[row]), str(error)) from error
-                moved = None
                 positions.append(alone[number])
                 partials.append(result)
         return _aggregate(exchange, positions, partials, self._sum_up)
@@ -251,17 +254,20 @@ class Executor:
         if n == 1:
             return moved
         for exchange, shares in zip(exchanges, positions, strict=True):
-            if exchange.on != "clients" or not len(exchange.clients) or _cohort(exchange).is_stateless:
-                continue
             variant, round = exchange.variant, _cohort(exchange).round
+            is_evaluation = exchange.position >= EVALUATION
             last, away = self._away.get(variant, (0, {}))
-            if exchange.position == 0 or exchange.position >= EVALUATION or round != last:
-                # A round that did not end runs again, from the states before it.
-                if last <= exchange.committed_round or exchange.position >= EVALUATION:
+            # Before any exchange that begins a round, since workers then commit the states of the round before.
+            if away and (exchange.position == 0 or is_evaluation or round != last):
+                if last <= exchange.committed_round or is_evaluation:
                     for worker, states in self._bring_back(variant).items():
                         moved[worker] += states
+                else:
+                    # That round did not end, and runs again from the states before it.
+                    del self._away[variant]
                 away = {}
-            if exchange.position >= EVALUATION:
+            is_trained = exchange.on == "clients" and len(exchange.clients) and not is_evaluation
+            if not is_trained or _cohort(exchange).is_stateless:
                 continue
             guests: dict[tuple[int, int], list[int]] = defaultdict(list)
             for share, rows in enumerate(shares):

@@ -4,10 +4,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from hedgerow.algorithms.core.client_data import BatchSpec
 from hedgerow.algorithms.core.messages import Reduction
-from hedgerow.algorithms.core.pytree import Tree
+from hedgerow.algorithms.core.pytree import Tree, tree_map
 
 EVALUATION = 1_000_000
 """Position of the first exchange of an evaluation; the exchanges of a round are numbered from 0."""
@@ -101,6 +102,11 @@ class ChunkTooLarge(Exception):  # noqa: N818
 
     def __str__(self) -> str:
         return f"{self.step} does not fit into memory with {self.plan.chunk} clients at once: {self.reason}"
+
+
+def to_wire(states: Tree) -> Tree:
+    """NumPy leaves, except for types that NumPy does not have, such as bfloat16."""
+    return tree_map(lambda leaf: leaf.cpu() if leaf.dtype == torch.bfloat16 else leaf.cpu().numpy(), states)
 
 
 class WorkerLost(Exception):  # noqa: N818

@@ -30,7 +30,15 @@ from hedgerow.platform.runtime.autotune import Measurement, shortened
 from hedgerow.platform.runtime.client_states import ClientStates
 from hedgerow.platform.runtime.engine import Samples, run_clients
 from hedgerow.platform.runtime.process import free_memory, memory_in_use, peak, reset_peak
-from hedgerow.platform.runtime.shards import EVALUATION, ChunkTooLarge, MovedStates, Place, WorkShard, step_name
+from hedgerow.platform.runtime.shards import (
+    EVALUATION,
+    ChunkTooLarge,
+    MovedStates,
+    Place,
+    WorkShard,
+    step_name,
+    to_wire,
+)
 from hedgerow.platform.storage.checkpoint import read_states, save_tree, seal_of
 
 PREPARED = 64 * 2**20
@@ -93,11 +101,6 @@ def deal(
     return places
 
 
-def _to_wire(states: Tree) -> Tree:
-    """NumPy leaves, except for types that NumPy does not have, such as bfloat16."""
-    return tree_map(lambda leaf: leaf.cpu() if leaf.dtype == torch.bfloat16 else leaf.cpu().numpy(), states)
-
-
 class Worker:
     """Hosts a share of the clients on one device.
 
@@ -148,13 +151,13 @@ class Worker:
         self.accept(*moved)
         states = self.states[variant]
         states.enter(round, position, committed)
-        return MovedStates(variant, round, clients, _to_wire(states.read(clients, lasting=True)), lent=True)
+        return MovedStates(variant, round, clients, to_wire(states.read(clients, lasting=True)), lent=True)
 
     def give_back(self, variant: int, clients: np.ndarray) -> MovedStates:
         """New states of clients of another worker."""
         states = self.states[variant]
         clients, new = states.give_back(clients)
-        return MovedStates(variant, states.round, clients, _to_wire(new), lent=False)
+        return MovedStates(variant, states.round, clients, to_wire(new), lent=False)
 
     def accept(self, *moved: MovedStates) -> None:
         """Take states that come from other workers."""
@@ -311,7 +314,7 @@ class Worker:
         """Part of the states that `save_states` has made final, and the name of its file; None after the last one."""
         part = self.states[variant].shard(number)
         return (
-            (self._file(number), _to_wire({"clients": torch.from_numpy(part[0]), "states": part[1]})) if part else None
+            (self._file(number), to_wire({"clients": torch.from_numpy(part[0]), "states": part[1]})) if part else None
         )
 
     def _file(self, number: int) -> str:
@@ -334,7 +337,7 @@ class Worker:
 
     def put_states(self, variant: int, folder: Path, clients: np.ndarray, states: Tree) -> None:
         """Set final states of some clients, which another process has read from `folder`."""
-        self._put(variant, folder, clients, tree_map(torch.from_numpy, states))
+        self._put(variant, folder, clients, tree_map(torch.as_tensor, states))
 
     def _put(self, variant: int, folder: Path, clients: np.ndarray, mine: Tree) -> None:
         states = self.states[variant]

@@ -6,13 +6,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hedgerow.algorithms.core.pytree import flatten
+from hedgerow.algorithms.core.pytree import flatten, tree_map
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.runtime.assignment import near_states, owner_of
 from hedgerow.platform.runtime.executor import Executor
 from hedgerow.platform.runtime.factory import check
 from hedgerow.platform.runtime.launch import build_coordinator, inline_executor, worker_arguments
 from hedgerow.platform.runtime.worker import Worker
+from hedgerow.platform.storage.checkpoint import latest_checkpoint, read_states
 
 
 class SeveralWorkers(Executor):
@@ -72,6 +73,10 @@ def same_state(one: dict, two: dict) -> bool:
     return one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
 
 
+def every(clients: np.ndarray) -> np.ndarray:
+    return np.ones_like(clients, dtype=bool)
+
+
 ALGORITHMS = [{"name": "feddyn"}, {"name": "scaffold"}, {"name": "pfldyn"}, {"name": "fedavg"}, {"name": "toys.Narrow"}]
 
 
@@ -92,6 +97,35 @@ def test_several_workers_have_the_bits_of_one(tmp_path, settings, workers):
     assert (several.lent > 0) == (settings["name"] != "fedavg" or follows)
     assert histories(one) == histories(many)
     assert same_state(one.servers[0].state, many.servers[0].state)
+
+
+def test_a_round_without_clients_loses_no_state(tmp_path):
+    # Poisson cohorts of three clients on average: some are empty.
+    chosen = experiment(
+        {"name": "ditto"},
+        **{"rounds": 25, "clients_per_round": 3, "evaluation": {"every": 4, "clients": 5}},
+        privacy={"clip": 1.0, "noise_multiplier": 0.1, "delta": 0.01},
+    )
+    data = check(chosen, None)
+    one = build_coordinator([chosen], *data, inline_executor([chosen], *data, 3), [tmp_path / "one"])
+    many = build_coordinator([chosen], *data, SeveralWorkers([chosen], data, 3, 3), [tmp_path / "many"])
+    one.advance(1e6)
+    many.advance(1e6)
+    participants = [record["participants"] for record in one.servers[0].history]
+    assert 0 in participants
+    assert histories(one) == histories(many)
+    one.save()
+    many.save()
+    found = [
+        {
+            int(c): flatten(tree_map(lambda leaf, row=row: leaf[row], states))
+            for ids, states in read_states(folder, every)
+            for row, c in enumerate(ids)
+        }
+        for folder in (latest_checkpoint(tmp_path / name)[0] for name in ("one", "many"))
+    ]
+    assert found[0].keys() == found[1].keys()
+    assert all(torch.equal(state[key], found[1][c][key]) for c, state in found[0].items() for key in state)
 
 
 @pytest.mark.parametrize("name", ["feddyn", "toys.Narrow"])
