@@ -3,9 +3,9 @@
     python benchmarks/compression.py [--rounds 40] [--seeds 3]
 
 FedAvg on scikit-learn's digits, 100 clients with Dirichlet(0.3) labels, 20 of them per round, and an MLP with 50 hidden
-units, the same for every transform. Nothing is tuned. The sketch
-has no server momentum, as the others. The bytes are those of the run's ledger, of all clients and
-rounds. The accuracy is the mean of the last three evaluations (every fifth round) on the test set.
+units, the same for every transform. Nothing is tuned. The sketch has no server momentum, as the others. The bytes are
+those of the run's ledger, of all clients and rounds. The accuracy is the mean of the last three evaluations on the test
+set, one every fifth round.
 
 Prints the results, and writes benchmarks/results/compression.json and compression.png.
 """

@@ -1,4 +1,4 @@
-"""What an exchange costs apart from the clients' work: wall time and the coordinator's processor time per round.
+"""Cost of an exchange apart from the clients' work: wall time and the coordinator's processor time per round.
 
     python benchmarks/round_overhead.py [--actors 1 8 16] [--rounds 200]
 

@@ -43,6 +43,7 @@ def write(folder: Path, **sections: object) -> str:
     return str(file)
 
 
+@pytest.mark.exhaustive("processes")
 def test_a_run_that_diverges_shows_lines_of_its_own_only(tmp_path):
     settings = {"name": "fedavg", "lr": 1.0e30, "clip_norm": None, "batch_size": 8}
     done = hedgerow(tmp_path, "run", write(tmp_path, algorithm=settings))

@@ -56,6 +56,7 @@ class TestOnRay:
         assert not death.exists()
         assert same(calm, disturbed)
 
+    @pytest.mark.exhaustive("kills")
     def test_only_the_lost_share_of_clients_without_states_runs_again(self, tmp_path):
         death, log = tmp_path / "death", tmp_path / "log"
         death.touch()

@@ -21,6 +21,7 @@ def mapped(tmp_path, monkeypatch):
     return replace(data, x_train=np.load(tmp_path / "x.npy", mmap_mode="r"))
 
 
+@pytest.mark.exhaustive("processes")
 def test_other_processes_open_the_file_and_get_no_copy(mapped, tmp_path, ray_here, monkeypatch):
     reference = share(mapped)
     values = ray_here.get(reference)

@@ -135,6 +135,7 @@ def test_targets_are_drawn_where_their_metric_is(run):
     assert "target" not in figures["Test accuracy by round"].svg
 
 
+@pytest.mark.exhaustive("processes")
 @pytest.mark.parametrize("there", [True, False], ids=["at hand", "elsewhere"])
 def test_reading_imports_nothing_that_a_file_names(there, tmp_path, monkeypatch):
     tracked = small(tmp_path, "tracked", 0, tracked=True)

@@ -212,6 +212,7 @@ def test_a_signal_ends_the_wait_for_a_cluster_that_does_not_answer(mute, tmp_pat
     assert ended(command, 143).startswith("hedgerow: interrupted")
 
 
+@pytest.mark.exhaustive("processes")
 def test_an_address_at_which_nobody_answers_is_one_sentence(tmp_path):
     command = started("run", written(tmp_path, "ours"), "--address", "127.0.0.1:1")
     assert ended(command, 2) == (

@@ -46,6 +46,7 @@ def records(folder):
     return [{**record, "seconds": 0} for record in FinishedRun.read(RunFolder(folder)).records]
 
 
+@pytest.mark.exhaustive("processes")
 def test_files_and_seeds_continue_where_the_job_was_stopped(tmp_path, interrupted_at):
     files = []
     for name, seeds in (("one", None), ("several", [3, 1]), ("last", None)):

@@ -83,6 +83,7 @@ def test_an_interrupted_series_continues_with_the_seeds_that_are_missing(tmp_pat
         hedgerow.resume(second)
 
 
+@pytest.mark.exhaustive("processes")
 def test_experiments_with_seeds_are_compared_as_compare_does(tmp_path):
     files = []
     for name, rate in (("low", 0.05), ("high", 0.2)):

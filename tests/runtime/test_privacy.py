@@ -116,6 +116,7 @@ def test_a_round_without_clients_is_noise_alone(tmp_path):
     assert differences.std() == pytest.approx(0.5, rel=0.1)
 
 
+@pytest.mark.exhaustive("processes")
 def test_the_solved_noise_is_recorded_and_reaches_the_target(tmp_path):
     private = {"clip": 0.5, "target_epsilon": 20.0, "delta": 1e-3, "accountant": "rdp"}
     finished = run(experiment(tmp_path, privacy=private))

@@ -229,6 +229,7 @@ def test_fedasync_mixes_the_arriving_model():
     assert len(replaced) == 5
 
 
+@pytest.mark.exhaustive("convergence")
 def test_a_straggler_delays_an_asynchronous_server_less(capsys):
     speeds = {"kind": "list", "speeds": [0.1, *[1.0] * 11]}
     settings = {"simulation": simulation(speed=speeds), "hyper": HYPER | {"lr": 0.01}}

@@ -214,6 +214,7 @@ def leave_after(round: int, prepare=lambda: None):
     return show
 
 
+@pytest.mark.exhaustive("kills")
 def test_a_run_whose_folder_is_lost_goes_on_from_its_copy(tmp_path):
     calm = run(kept(tmp_path / "calm"))
     assert contents(tmp_path / "calm" / "there" / calm.folder.name) == contents(calm.folder.path)

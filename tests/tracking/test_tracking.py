@@ -100,6 +100,7 @@ def test_pushing_again_records_nothing_twice(finished, recorded):
     assert client.get_run(entry.info.run_id).info.status == "FINISHED"
 
 
+@pytest.mark.exhaustive("kills")
 def test_a_server_that_is_down_delays_nothing_and_loses_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     start = time.time()

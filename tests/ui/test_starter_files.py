@@ -106,6 +106,7 @@ def test_what_would_not_run_is_not_written(here):
     assert not list(here.iterdir())
 
 
+@pytest.mark.exhaustive("processes")
 def test_a_new_algorithm_is_fedavg_by_its_own_test_and_runs_by_its_path(here):
     written = hedgerow("new", "algorithm", "near_mean")
     assert written.exit_code == 0, written.output

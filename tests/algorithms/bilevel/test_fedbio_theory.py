@@ -129,6 +129,7 @@ def test_independent_and_shared_batches_are_the_same_where_all_samples_are_used(
     assert far(shared.server, apart.server) < 1e-13
 
 
+@pytest.mark.exhaustive("convergence")
 def test_fedbio_is_exact_with_local_steps_where_clients_are_equal():
     """C3."""
     run = Run(FedBiO, problem(heterogeneity=0.0), steps=10, **STEPS).rounds(60)

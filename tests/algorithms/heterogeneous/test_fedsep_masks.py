@@ -225,6 +225,7 @@ def test_clients_choose_what_serves_their_own_samples():
     assert (on[:, noise].mean(1) < on[:, 3:].mean(1)).all()
 
 
+@pytest.mark.exhaustive("convergence")
 @pytest.mark.grid(keep=1)
 @pytest.mark.parametrize("way", WAYS[:3])
 def test_they_learn(way):

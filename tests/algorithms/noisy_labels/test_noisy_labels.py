@@ -204,6 +204,7 @@ def test_an_estimate_that_failed_moves_no_weight():
     assert records[-1]["test_loss"] < records[0]["test_loss"]
 
 
+@pytest.mark.exhaustive("convergence")
 def test_other_problems_keep_their_hypergradient_as_it_is():
     """x of hyper-representation learning is shared: no 1/N is to be made up for."""
     section = {"name": "comm_fedbio_topk", "compression": 2, "u_steps": 5, "upper_lr": 0.1, "ridge": 0.05}

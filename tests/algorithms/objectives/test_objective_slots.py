@@ -130,6 +130,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.exhaustive("processes")
 def test_an_objective_of_ones_own_runs_by_its_dotted_path(here):
     quietly = ("--set", "tracking.enabled=false", "--set", "resources.executor=inline")
     done = hedgerow("run", "own_objective.yaml", *quietly)

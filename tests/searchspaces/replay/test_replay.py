@@ -75,6 +75,7 @@ def test_replayed_hedge_has_the_weights_of_the_live_search(recorded, recording):
     assert again.costs["client_rounds"] == 6 * ROUNDS * CLIENTS
 
 
+@pytest.mark.exhaustive("processes")
 @pytest.mark.grid(keep=1)
 @pytest.mark.parametrize(
     "section", [{"kind": "asha", "grace": 1, "reduction": 2}, {"kind": "hyperband", "reduction": 3}]

@@ -175,6 +175,7 @@ def test_bohb_takes_no_conditions(tmp_path, monkeypatch):
         plan(tmp_path, search={"kind": "bohb", "samples": 2, "space": space})
 
 
+@pytest.mark.exhaustive("processes")
 def test_a_kind_of_the_users_own_runs_a_search(ray_here, own):
     finished = search(own_plan(own, concurrency=1))
     assert [(trial.status, len(trial.records)) for trial in finished.trials] == [("finished", 4), ("stopped", 2)]
