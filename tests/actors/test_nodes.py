@@ -74,12 +74,13 @@ def test_nodes_are_lost_join_and_are_taken_and_the_run_has_the_same_bits(nodes, 
     before = saved()
     nodes.add("three")
     # A client actor that proves the node comes first; the run is saved when it goes over.
-    until(lambda: saved() > before and nodes.hosts("three", "ray::ClientActor"), "the new node is used")
+    until(lambda: saved() > before, "the run goes over")
     joined = saved()
+    until(lambda: all(nodes.hosts(name, "ray::ClientActor") for name in ("one", "three")), "the new node is used")
     goes_on()
     nodes.notice("one")
+    until(lambda: saved() > joined, "the run is saved before the node is left")
     until(lambda: not nodes.hosts("one", "ray::ClientActor"), "the node that is to go is left")
-    assert saved() > joined
     goes_on()
     slow.unlink()
     assert driver.wait(timeout=200) == 0, (tmp_path / "log").read_text()

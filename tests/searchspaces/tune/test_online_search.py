@@ -158,8 +158,8 @@ class TestRounds:
         victim.wait()
         assert 5 <= _rounds(folders[0]) < rounds
         before = load(folders[0])
-        # The deployed state is one of a complete round, also in the middle of the search.
-        assert abs(before.deployed.round - len(before.hedge)) <= 1
+        # Rounds are reported together, so that the deployed state may be ahead of the records by a report.
+        assert len(before.hedge) - 1 <= before.deployed.round <= rounds
         resumed = resume_search(str(folders[0]))
         undisturbed = search(plan(tmp_path / "undisturbed", rounds))
         assert resumed.hedge == undisturbed.hedge
