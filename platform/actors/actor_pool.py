@@ -16,8 +16,9 @@ from hedgerow.platform.actors.ray_health import gcs_answers
 from hedgerow.platform.actors.silence import Signs
 from hedgerow.platform.common.errors import UserError
 
-BRIEFLY = 5.0
-"""Seconds to wait for resources that others may be using, if fewer actors are enough."""
+BRIEFLY = 20.0
+"""Seconds to wait for resources that others may have taken, if fewer actors are enough. Ray takes up to some seconds to
+release those of actors that were ended just before."""
 
 
 @dataclass

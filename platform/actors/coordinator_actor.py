@@ -1,5 +1,6 @@
 """The coordinator as a Ray actor, and the handle through which a run calls its coordinator in any process."""
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -46,6 +47,9 @@ REPLACEMENTS = 3
 
 LOOK = 1.0
 """Seconds between two checks of the cluster."""
+
+AGAIN = 30.0
+"""Seconds after which a placement that found fewer resources than were free is tried again."""
 
 HOMELESS = 5.0
 """Seconds that Ray has to find another node for actors that were lost with their node."""
@@ -140,6 +144,7 @@ class CoordinatorHandle:
         )
         self._purpose = self.resources.model_dump(exclude={"executor"}), num_shards, tuple(sys.path)
         self._actor_counts: list[int] = []
+        self._again = math.inf
         self._lost: RayLost | None = None
         self._is_needed, self._is_started, self._is_computing = True, False, False
         self._ready = ready
@@ -319,7 +324,9 @@ class CoordinatorHandle:
             self.nodes.broken,
         )
         self.lost_nodes.use(self.group.hosts().values())
-        self._actor_counts.append(len(self.group.executor.actors))
+        running = len(self.group.executor.actors)
+        self._actor_counts.append(running)
+        self._again = time.monotonic() + AGAIN if running < min(room, self.num_shards) else math.inf
 
     def _gather_anew(self, room: int) -> None:
         self.lost_nodes.look(self.group.hosts().values())
@@ -347,9 +354,9 @@ class CoordinatorHandle:
         self.lost_nodes.look(self.group.hosts().values())
         self.nodes.start_on_new(self.spec, found)
         nodes = self.nodes.usable(found)
-        if set(nodes) == self._seen:
+        if set(nodes) == self._seen and self._looked < self._again:
             return 0
-        self._seen = set(nodes)
+        self._seen, self._again = set(nodes), math.inf
         room, running = self._room(nodes), len(self.group.executor.actors)
         leaving = not set(self.group.hosts().values()) <= set(nodes)
         of_use = room > running < self.num_shards or (leaving and room >= (self.resources.min_actors or 1))
