@@ -65,6 +65,20 @@ def without_levels(tensor: Tensor) -> Tensor:
     return tensor
 
 
+try:
+    from torch.nn.utils.stateless import _reparametrize_module
+except ImportError:
+    _reparametrize_module = None
+
+
+def set_parameters(module: nn.Module, w: dict[str, Tensor]) -> AbstractContextManager[Any] | None:
+    """Context in which a module has other parameters, as in `torch.func.functional_call`.
+
+    Without the private name it returns None: callers then use `functional_call`.
+    """
+    return _reparametrize_module and _reparametrize_module(module, w, tie_weights=True)
+
+
 GUARDS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 """Names by which functions of torch.nn.functional ask whether they are overridden."""
 

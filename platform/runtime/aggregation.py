@@ -162,8 +162,13 @@ def _add_weighted(total: Tensor, leaf: Tensor, weights: Tensor) -> None:
     """total += weights @ leaf, in pieces that stay in a core's cache while they are converted to float64."""
     sums, rows = total.view(-1), leaf.reshape(len(leaf), total.numel())
     size = max(1, (WIDENED if leaf.device.type == "cpu" else WIDENED_GPU) // max(1, len(leaf)))
+    # On a GPU, reading the number would wait.
+    alone = float(weights) if len(leaf) == 1 and leaf.device.type == "cpu" else None
     for piece, widened in zip(sums.split(size), rows.split(size, dim=1), strict=True):
-        piece += weights @ widened.double()
+        if alone is None:
+            piece += weights @ widened.double()
+        else:
+            piece.add_(widened[0], alpha=alone)
 
 
 def to_host(tree: Tree, at_once: bool | None = None) -> Tree:
