@@ -50,7 +50,22 @@ _REACHABLE = listens_by_default()
 """Whether Ray's processes are reachable from other machines; on macOS and Windows they are not, by default."""
 
 
-_starting: list[Future[None]] = []
+class DeferredStart(Future[None]):
+    """Future of a Ray that starts on this machine once it is needed: `begin` or `result` starts it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = Event()
+
+    def begin(self) -> None:
+        self.begun.set()
+
+    def result(self, timeout: float | None = None) -> None:
+        self.begin()
+        return super().result(timeout)
+
+
+_starting: list[DeferredStart] = []
 """Session that is starting or running, if this module has started it."""
 
 _named: list[str] = []
@@ -70,10 +85,11 @@ def ray_session(address: str | None = None) -> Iterator[None]:
 
 
 @contextmanager
-def ray_starting(address: str | None = None) -> Iterator[Future[None]]:
+def ray_starting(address: str | None = None) -> Iterator[DeferredStart]:
     """Like `ray_session`, in the background, since starting Ray takes seconds. `result()` of the future waits for it.
 
-    Raises UserError at once for an address that is not that of a cluster, or a version of Ray that is not supported.
+    A Ray of this machine starts only once it is needed, see DeferredStart. Raises UserError at once for an address that
+    is not that of a cluster, or a version of Ray that is not supported.
     """
     check_version()
     target = _wanted(address)
@@ -88,7 +104,7 @@ def ray_starting(address: str | None = None) -> Iterator[Future[None]]:
             _named.append(target)
             named.callback(_named.remove, target)
         if _starting or ray.is_initialized():
-            done: Future[None] = Future()
+            done = DeferredStart()
             done.set_result(None)
             yield _starting[0] if _starting else done
         else:
@@ -97,12 +113,17 @@ def ray_starting(address: str | None = None) -> Iterator[Future[None]]:
 
 
 @contextmanager
-def _starting_at(target: str | None) -> Iterator[Future[None]]:
+def _starting_at(target: str | None) -> Iterator[DeferredStart]:
     """Start Ray on this machine, or connect to a cluster, in the background."""
-    ready: Future[None] = Future()
+    ready = DeferredStart()
     over = Event()
+    if target:
+        ready.begin()
 
     def hold() -> None:
+        ready.begun.wait()
+        if over.is_set():
+            return
         # On Linux, the processes that Ray starts here end with the thread that started them.
         try:
             with _connected(target) if target else _started():
@@ -126,6 +147,7 @@ def _starting_at(target: str | None) -> Iterator[Future[None]]:
         _starting.clear()
         limit.cancel()
         over.set()
+        ready.begin()
         if target is None or (ready.done() and ready.exception() is None):
             thread.join()
 

@@ -136,7 +136,10 @@ def _session(experiments: Sequence[Experiment], address: str | None) -> Iterator
     from hedgerow.platform.actors.actor_pool import shutdown_idle
     from hedgerow.platform.actors.session import ray_starting
 
-    with ray_starting(address):
+    with ray_starting(address) as ready:
+        if any(_only_on_ray(experiment) for experiment in experiments):
+            # While the data are loaded.
+            ready.begin()
         try:
             yield
         finally:
@@ -157,6 +160,10 @@ def _kept_for(following: Experiment | None) -> Iterator[None]:
 
 def _on_ray(experiment: Experiment) -> bool:
     return experiment.resources.executor != "inline"
+
+
+def _only_on_ray(experiment: Experiment) -> bool:
+    return _on_ray(experiment) and (experiment.resources.executor == "ray" or experiment.resources.gpu)
 
 
 def runs_output(finished: list[FinishedRun]) -> CommandOutput:

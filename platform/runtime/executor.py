@@ -48,25 +48,18 @@ Moved = dict[int, list[Any]]
 """For each worker, client states that arrive from other workers, or Ray's references to them."""
 
 
-class PlanNotTuned(Exception):  # noqa: N818
-    """A plan must be measured, and this executor does not measure."""
-
-
 class Executor:
     """Runs exchanges on one worker in this process; also the reference that the executor on Ray must match.
 
     experiments: variants of one experiment, which differ only in floats of their algorithm. num_shards: number of
-    shares of the work, which determines the bits of sums; the worker runs one after the other. measures: False: raise
-    PlanNotTuned where a plan is not known yet.
+    shares of the work, which determines the bits of sums; the worker runs one after the other.
 
     Every method may raise WorkerLost. A step runs under its known plan, or else under a newly chosen one. `run` raises
     ChunkTooLarge if a chunk of several clients does not fit into memory; the round can run again from its beginning.
     """
 
-    def __init__(
-        self, experiments: list[Experiment], worker: Worker | None, num_shards: int = 1, measures: bool = True
-    ):
-        self.worker, self.num_shards, self.measures = worker, num_shards, measures
+    def __init__(self, experiments: list[Experiment], worker: Worker | None, num_shards: int = 1):
+        self.worker, self.num_shards = worker, num_shards
         self.begin(experiments)
 
     def begin(self, experiments: list[Experiment]) -> None:
@@ -369,8 +362,6 @@ class Executor:
 
     def _measure(self, shards: list[list[WorkShard]], broadcasts: list[Tree], steps: int | None) -> Measurement:
         """Time a chunk of shards with one fusion key under their plan, with all workers active; see Worker.measure."""
-        if not self.measures:
-            raise PlanNotTuned
         n = self.num_workers
         largest = {worker: max(shards[worker::n], key=lambda mine: len(mine[0].clients)) for worker in range(n)}
         # All at once, as in a round: they share caches and memory. Each runs its own clients, which may have states.
