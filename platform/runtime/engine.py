@@ -202,8 +202,9 @@ def run_clients(
         streams, keys = next(alone) if alone else samples.drawn(shard.batches, key, clients, shard.keyed)
         answers = run(extra, states(clients), streams, keys)
         size = min(plan.chunk, n - start)
-        update, state, metrics = (tree_map(lambda leaf, size=size: leaf[:, :size], tree) for tree in answers)
-        yield slice(start, start + size), (update, state, metrics)
+        if size < plan.chunk:
+            answers = tuple(tree_map(lambda leaf, size=size: leaf[:, :size], tree) for tree in answers)
+        yield slice(start, start + size), answers
 
 
 Run = Callable[[Tree, Tree, Any, Tree], Any]
@@ -221,6 +222,8 @@ def _run_one(step: ClientStep, hypers: list[Any], broadcasts: list[Tree], sample
         for variant, (hp, down) in enumerate(zip(hypers, broadcasts, strict=True)):
             message, mine = (tree_map(lambda leaf, v=variant: leaf[v, 0], tree) for tree in (extra, state))
             answers.append(step(hp, {**down, **message}, mine, data))
+        if len(answers) == 1:
+            return tuple(tree_map(lambda leaf: leaf[None, None], tree) for tree in answers[0])
         return tuple(tree_map(lambda leaf: leaf[:, None], stack(*part)) for part in zip(*answers, strict=True))
 
     return run
