@@ -13,7 +13,13 @@ EVAL_BATCH_SIZE = 200
 
 def channels_last(t: Tensor) -> Tensor:
     """Converts images and kernels to the format in which CPU convolutions are 1.3 to 1.5 times faster."""
-    return t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t
+    if t.dim() != 4:
+        return t
+    if t.shape[1] == 1:
+        # `contiguous` leaves the strides of a single channel as they are, from which torch concludes the other format.
+        _, _, height, width = t.shape
+        return t.contiguous().as_strided(t.shape, (height * width, 1, width, 1))
+    return t.contiguous(memory_format=torch.channels_last)
 
 
 NARROW = 8
