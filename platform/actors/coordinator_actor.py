@@ -30,7 +30,7 @@ from hedgerow.platform.actors.placement import (
 from hedgerow.platform.actors.ray_health import RayHealth
 from hedgerow.platform.actors.session import DeferredStart, lasting_nodes, local_resources, ray_starting, starts_here
 from hedgerow.platform.actors.shared_data import opened, share
-from hedgerow.platform.actors.silence import Signs, Silence, Watch
+from hedgerow.platform.actors.silence import Signs, Silence, Watch, WatchedActor
 from hedgerow.platform.common.errors import RayLost
 from hedgerow.platform.common.heartbeat import listen
 from hedgerow.platform.config.experiment import Experiment
@@ -433,7 +433,10 @@ class CoordinatorHandle:
 
         A coordinator that stays silent for too long is killed.
         """
-        until, watch = None, Watch("the coordinator", self.group.coordinator, self.silence, self.signs.file)
+        until, watch = (
+            None,
+            Watch("the coordinator", WatchedActor(self.group.coordinator), self.silence, self.signs.file),
+        )
         while not ray.wait([call], timeout=LOOK)[0]:
             if not self.health.check():
                 continue
