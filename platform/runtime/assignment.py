@@ -60,17 +60,22 @@ def near_states(clients: np.ndarray, sizes: np.ndarray, speeds: np.ndarray) -> n
 
 def _deal(owner: np.ndarray, clients: np.ndarray, sizes: np.ndarray, loads: np.ndarray, speeds: np.ndarray) -> None:
     """Set the share of some clients (positions in `sizes`) in `owner`. loads: work that the shares have already."""
-    # The first of each heap is the best share of its speed, so that one comparison per speed suffices.
-    heaps: dict[float, list[tuple[int, int]]] = {}
-    for share, (load, speed) in enumerate(zip(loads.tolist(), speeds.tolist(), strict=True)):
-        heaps.setdefault(speed, []).append((load, share))
-    for heap in heaps.values():
+    # Shares of the same speed are in one heap, whose first share is the best of them.
+    rates = speeds.tolist()
+    by_speed: dict[float, list[tuple[int, int]]] = {}
+    for share, load in enumerate(loads.tolist()):
+        by_speed.setdefault(rates[share], []).append((load, share))
+    heaps = list(by_speed.values())
+    for heap in heaps:
         heapq.heapify(heap)
-    for client in clients[np.argsort(-sizes[clients], kind="stable")].tolist():
-        size = int(sizes[client])
-        _, share, speed = min(((heap[0][0] + size) / speed, heap[0][1], speed) for speed, heap in heaps.items())
+    best, several = heaps[0], len(heaps) > 1
+    order = clients[np.argsort(-sizes[clients], kind="stable")]
+    for client, size in zip(order.tolist(), sizes[order].tolist(), strict=True):
+        if several:
+            _, _, best = min(((heap[0][0] + size) / rates[heap[0][1]], heap[0][1], heap) for heap in heaps)
+        load, share = best[0]
         owner[client] = share
-        heapq.heapreplace(heaps[speed], (heaps[speed][0][0] + size, share))
+        heapq.heapreplace(best, (load + size, share))
 
 
 def speeds_in(round: int, changes: Iterable[SpeedChange], shares: int) -> np.ndarray:

@@ -122,6 +122,7 @@ class Coordinator:
             compare_constants(server.algorithm.task.module, expected)
         records = self.next_round()
         self._record_plans()
+        self._review_speeds()
         for variant in records:
             self.on_round(variant, self.servers[variant])
         # Their plans changed after they had run this round.
@@ -129,7 +130,6 @@ class Coordinator:
             self._saved.pop(variant, None)
             self._save_variant(variant)
         self._behind -= records.keys()
-        self._review_speeds()
         every = self.servers[0].experiment.checkpoints.every
         is_best = any(self.servers[variant].has_best_round for variant in records)
         if self.done or (every and self.round % every == 0) or is_best:
