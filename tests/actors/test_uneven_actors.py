@@ -5,24 +5,25 @@ import shutil
 from collections import Counter
 from pathlib import Path
 
+import psutil
 import pytest
-from ray_runs import same, small
+from ray_runs import hosts_coordinator, same, small
 
 from hedgerow.api import run as run_again
 from hedgerow.platform.runs.runner import resume, run
 
 
-def samples_by_actor(log: Path) -> list[Counter[int]]:
-    """For each round of 12 clients: number of samples by process."""
-    lines = [tuple(map(int, line.split())) for line in log.read_text().splitlines()]
+def samples_by_actor(log: Path, last: int = 0) -> list[Counter[int]]:
+    """For each round of 12 clients: number of samples by process. last: of so many rounds; 0: of all."""
+    lines = [tuple(map(int, line.split())) for line in log.read_text().splitlines()][-12 * last :]
     rounds = [Counter() for _ in lines[::12]]
     for number, (process, samples) in enumerate(lines):
         rounds[number // 12][process] += samples
     return rounds
 
 
-def shares(log: Path) -> list[list[int]]:
-    return [sorted(by_actor.values()) for by_actor in samples_by_actor(log)]
+def shares(log: Path, last: int = 0) -> list[list[int]]:
+    return [sorted(by_actor.values()) for by_actor in samples_by_actor(log, last)]
 
 
 @pytest.mark.usefixtures("kept")
@@ -70,3 +71,41 @@ def test_a_slow_actor_gets_fewer_samples_and_the_numbers_can_be_repeated(tmp_pat
     assert repeated.speeds == changes
     assert same(repeated, whole)
     assert shares(tmp_path / "again") == dealt
+
+
+@pytest.mark.exhaustive("kills")
+@pytest.mark.usefixtures("ray_here")
+def test_a_coordinator_that_dies_goes_on_with_the_recorded_speeds(tmp_path):
+    victims: list[psutil.Process] = []
+    seen: list[list[dict]] = []
+
+    def kill_once(record):
+        if record["round"] >= 7 and not victims:
+            (folder,) = (tmp_path / "run").iterdir()
+            seen.append(json.loads((folder / "run.json").read_text())["speeds"])
+            victims.extend(p for p in psutil.Process().children(recursive=True) if hosts_coordinator(p))
+            victims[0].kill()
+
+    slow = {"name": "toys.Uneven", "epochs": 2, "batch_size": 8, "slow_file": str(tmp_path / "slow")}
+    settings = {
+        "rounds": 14,
+        "participation": 1.0,
+        "engine": {"mode": "loop"},
+        "checkpoints": {"every": 4},
+        "resources": {"executor": "ray", "actors": 2, "cpus_per_actor": 1, "speeds": "measured"},
+    }
+    run_folder, log = tmp_path / "run", tmp_path / "log"
+    disturbed = run(small(run_folder, **settings, algorithm={**slow, "log_file": str(log)}), show=kill_once)
+    assert len(victims) == 1
+    assert disturbed.speeds[: len(seen[0])] == seen[0]
+    assert seen[0][0]["from_round"] == 6
+    repeated = run_again(
+        small(tmp_path / "repeated", **settings, algorithm={**slow, "log_file": str(tmp_path / "again")}),
+        resources__speeds=disturbed.speeds,
+        engine__plans=disturbed.plans,
+        show=False,
+    )
+    assert same(repeated, disturbed)
+    # Rounds in between ran twice in the disturbed run.
+    assert shares(log)[:7] == shares(tmp_path / "again")[:7]
+    assert shares(log, last=5) == shares(tmp_path / "again", last=5)
