@@ -14,7 +14,7 @@ SMOOTHING = 0.5
 """Weight of the latest measurement in a share's smoothed time per sample."""
 
 TOLERANCE = 0.15
-"""Largest relative difference of a measured speed from the one in use that changes nothing."""
+"""Largest relative difference of a share's change of speed from the median of all shares that changes nothing."""
 
 LEAST = 0.05
 """Smallest measured speed, relative to the fastest share."""
@@ -94,4 +94,6 @@ def changed_speeds(in_use: np.ndarray, seconds: Sequence[float]) -> np.ndarray |
     seconds: smoothed time per sample of each share.
     """
     speeds = np.maximum(LEAST, np.round(min(seconds) / np.array(seconds), 2))
-    return speeds if (np.abs(speeds / in_use - 1) > TOLERANCE).any() else None
+    change = speeds / in_use
+    # The fastest of many shares is often a matter of chance; their median is not.
+    return speeds if (np.abs(change / np.median(change) - 1) > TOLERANCE).any() else None

@@ -81,6 +81,8 @@ def test_speeds_change_when_they_differ_clearly():
     assert changed_speeds(equal, [1.0, 1.1, 1.05]) is None
     assert changed_speeds(equal, [1.0, 2.001, 1.0]).tolist() == [1.0, 0.5, 1.0]
     assert changed_speeds(np.array([1.0, 0.5, 1.0]), [1.0, 1.9, 1.0]) is None
+    # One share that is fast by chance changes nothing for the others.
+    assert changed_speeds(np.ones(9), [0.88] + [1.0] * 8) is None
     # A share that stands still has some speed.
     assert changed_speeds(equal, [1.0, 1e9, 1.0]).tolist() == [1.0, 0.05, 1.0]
 
