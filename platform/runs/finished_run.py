@@ -92,9 +92,10 @@ class FinishedRun:
 
         As `resources.speeds`, together with the plans, they let another run reproduce the numbers bit for bit.
         """
-        chosen = self.experiment.resources.speeds
-        recorded = self.folder.record().get("speeds", [])
-        return recorded if isinstance(chosen, str) else [change.model_dump() for change in chosen]
+        speeds = self.experiment.resources.speeds
+        if isinstance(speeds, str):
+            return self.folder.record().get("speeds", [])
+        return [change.model_dump() for change in speeds]
 
     @cached_property
     def frame(self) -> "DataFrame":

@@ -63,14 +63,14 @@ class Coordinator:
         self._recorded: list[dict[str, ExecutionPlan]] = []
         self._constants: list[str | None] = []
         # Last round after which measured speeds were compared with those in use, by this or an earlier process.
-        self._reviewed = 0
+        self._last_review = 0
         for variant, (server, folder) in enumerate(zip(servers, self._run_folders, strict=True)):
             server.variant = variant
             is_run = folder is not None and folder.exists
             record = folder.record() if folder and is_run else {}
             self._recorded.append({step: ExecutionPlan(**plan) for step, plan in record.get("plans", {}).items()})
             self._take_speeds(record.get("speeds", []))
-            self._reviewed = max(self._reviewed, record.get("speeds_reviewed", 0))
+            self._last_review = max(self._last_review, record.get("last_speed_review", 0))
             executor.plans[variant] |= self._recorded[-1]
             self._constants.append(folder.constants if folder and is_run else None)
         # For each variant: plans that replace those of the executor from the round on that runs next.
@@ -371,13 +371,13 @@ class Coordinator:
     def _review_speeds(self) -> None:
         """From time to time, let the executor compare measured speeds, and record those of the next round."""
         is_measured = self.servers[0].experiment.resources.speeds == "measured"
-        if not is_measured or self.round % REVIEW or self.round <= self._reviewed or self.done:
+        if not is_measured or self.round % REVIEW or self.round <= self._last_review or self.done:
             return
         persist(f"round {self.round}", partial(self.executor.review_speeds, self.round + 1), self._recover)
-        self._reviewed = self.round
+        self._last_review = self.round
         folder = self._run_folders[0]
         if folder and folder.exists:
-            folder.update(speeds=self.speeds(), speeds_reviewed=self._reviewed)
+            folder.update(speeds=self.speeds(), last_speed_review=self._last_review)
 
     def _take_speeds(self, changes: list[dict[str, Any]]) -> None:
         """Use recorded speeds, unless those in use continue them."""

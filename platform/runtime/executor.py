@@ -260,22 +260,22 @@ class Executor:
         return [by_size[owner[by_size] == share] for share in range(shares)]
 
     def review_speeds(self, from_round: int) -> None:
-        """Compare the measured speeds of the shares with those in use. If they differ, they are in use from a round on.
+        """Compare the measured speeds of the shares with those in use, and append them to `speeds` if they differ.
 
-        Nothing is measured with one worker, or if a share has had no clients.
+        They are in use from `from_round` on. Nothing changes with one worker, or while a share has had no clients.
         """
-        measured = self._send("seconds_per_sample", dict.fromkeys(range(self.num_workers), ()))
+        times = self._send("seconds_per_sample", dict.fromkeys(range(self.num_workers), ()))
         if self.num_workers == 1:
             return
-        for share, seconds in [item for one in measured for item in one.items()]:
+        for share, seconds in [item for one in times for item in one.items()]:
             before = self._seconds.get(share, seconds)
             self._seconds[share] = before + SMOOTHING * (seconds - before)
         if len(self._seconds) < self.num_shards:
             return
         in_use = speeds_in(from_round, self.speeds, self.num_shards)
-        changed = changed_speeds(in_use, [self._seconds[share] for share in range(self.num_shards)])
-        if changed is not None:
-            self.speeds.append(SpeedChange(from_round=from_round, speeds=changed.tolist()))
+        speeds = changed_speeds(in_use, [self._seconds[share] for share in range(self.num_shards)])
+        if speeds is not None:
+            self.speeds.append(SpeedChange(from_round=from_round, speeds=speeds.tolist()))
 
     def _move_states(self, exchanges: list[Exchange], positions: list[Positions]) -> Moved:
         """Let states travel to the workers that run their clients, and back after the round.

@@ -56,7 +56,7 @@ class Ended(Record):
     client_actors: list[int] = []
     plans: dict[str, StepPlan] = {}
     speeds: list[SpeedChange] = []
-    speeds_reviewed: int = 0
+    last_speed_review: int = 0
     data: DataRecord | None = None
     summary: dict[str, Any] = {}
     histograms: dict[str, dict[str, list[int]]] = {}
