@@ -174,6 +174,8 @@ def test_the_plan_of_a_search_knows_how_many_of_its_trials_run_at_once(setting, 
 def test_a_search_places_its_trials_itself():
     told = plan(str(ROOT / "examples" / "digits_hedge.yaml"), "--set", "resources.actors_per_node=2", code=2)
     assert "resources.actors_per_node is for single runs" in told
+    told = plan(str(ROOT / "examples" / "digits_hedge.yaml"), "--set", "resources.speeds=measured", code=2)
+    assert "resources.speeds is for single runs" in told
 
 
 LACKING = [
