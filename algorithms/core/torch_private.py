@@ -10,6 +10,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
+import torch.nn.utils.stateless
 from torch import Tensor, nn
 
 try:
@@ -65,10 +66,8 @@ def without_levels(tensor: Tensor) -> Tensor:
     return tensor
 
 
-try:
-    from torch.nn.utils.stateless import _reparametrize_module
-except ImportError:
-    _reparametrize_module = None
+_reparametrize_module: Callable[..., AbstractContextManager[Any]] | None
+_reparametrize_module = getattr(torch.nn.utils.stateless, "_reparametrize_module", None)
 
 
 def set_parameters(module: nn.Module, w: dict[str, Tensor]) -> AbstractContextManager[Any] | None:
@@ -76,7 +75,7 @@ def set_parameters(module: nn.Module, w: dict[str, Tensor]) -> AbstractContextMa
 
     Without the private name it returns None: callers then use `functional_call`.
     """
-    return _reparametrize_module and _reparametrize_module(module, w, tie_weights=True)
+    return None if _reparametrize_module is None else _reparametrize_module(module, w, tie_weights=True)
 
 
 GUARDS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")

@@ -116,6 +116,7 @@ def _serve(connection: socket.socket) -> None:
     worker: Any = None
     while (message := _get(connection)) is not None:
         method, arguments, shared = message
+        reply: tuple[Any, Exception | None]
         try:
             if method == "load_run":
                 worker, answer = _build_worker(*arguments), os.getpid()
@@ -146,7 +147,7 @@ def _build_worker(
     sys.path[:0] = [entry for entry in import_path if entry not in sys.path]
     parsed = [parse_experiment(values) for values in experiments]
     init_process(parsed[0].resources.threads)
-    opened = {name: value.open() if isinstance(value, ArrayFile) else value for name, value in data.items()}
+    opened: dict[str, Any] = {name: v.open() if isinstance(v, ArrayFile) else v for name, v in data.items()}
     arguments = worker_arguments(parsed, Dataset(**opened), Partition(**partition))
     return Worker(
         *arguments,
@@ -179,7 +180,8 @@ def _get(connection: socket.socket) -> Any:
 
 def _read(connection: socket.socket, size: int) -> memoryview | None:
     # Memory of torch is aligned: the bits of kernels may depend on it.
-    view = memoryview(torch.empty(size, dtype=torch.uint8).numpy())
+    memory: Any = torch.empty(size, dtype=torch.uint8).numpy()
+    view = memoryview(memory)
     done = 0
     while done < size:
         try:
@@ -305,7 +307,9 @@ class LocalExecutor(Executor):
 
     def _begin(self, ranks: Any) -> None:
         """Build the workers of new processes."""
-        calls = {rank: ("load_run", (*self._load, rank, self.num_workers, self.num_shards), {}) for rank in ranks}
+        calls: dict[int, Any] = {
+            rank: ("load_run", (*self._load, rank, self.num_workers, self.num_shards), {}) for rank in ranks
+        }
         answers, errors, lost = self._answers(calls)
         if errors:
             raise errors[0]
@@ -357,9 +361,8 @@ class LocalExecutor(Executor):
         answers: dict[int, Any] = {}
         errors: list[Exception] = []
         while waiting:
-            ready = wait(list(waiting), BEAT)
+            ready: list[Any] = wait(list(waiting), BEAT)
             for connection in ready:
-                assert isinstance(connection, socket.socket)
                 rank = waiting.pop(connection)
                 reply = _get(connection)
                 if reply is None:
