@@ -17,18 +17,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.platform.actors.actor_pool import ActorGroup, acquire, freed_by_idle, release, start_group
+from hedgerow.platform.actors.actor_room import actors_that_fit, count_actors, least_actors, local_resources
 from hedgerow.platform.actors.client_actor import LOST, ActorSpec, BrokenNodesError, RayExecutor, end_if_broken
 from hedgerow.platform.actors.nodes_of_run import LostNodes, Nodes, NodesOfRun
-from hedgerow.platform.actors.placement import (
-    PATIENCE,
-    actors_that_fit,
-    count_actors,
-    least_actors,
-    say_unused_gpus,
-    wait_for_nodes,
-)
+from hedgerow.platform.actors.placement import PATIENCE, say_unused_gpus, wait_for_nodes
 from hedgerow.platform.actors.ray_health import RayHealth
-from hedgerow.platform.actors.session import DeferredStart, lasting_nodes, local_resources, ray_starting, starts_here
+from hedgerow.platform.actors.session import DeferredStart, lasting_nodes, node_resources, ray_starting, starts_here
 from hedgerow.platform.actors.shared_data import opened, share
 from hedgerow.platform.actors.silence import Signs, Silence, Watch, WatchedActor
 from hedgerow.platform.common.errors import RayLost
@@ -495,7 +489,7 @@ def coordinator_on_ray(
         else:
             ready.result()
             wait_for_nodes(resources, least_actors(resources))
-            shards = count_actors(resources, cohort)
+            shards = count_actors(resources, cohort, node_resources())
         least = resources.min_actors or shards
         run = experiment, dataset, partition, checkpoints, shards, least, notify, claim, ready, local
         with CoordinatorHandle(*run) as handle:

@@ -22,8 +22,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from joblib import cpu_count
 
 from hedgerow.algorithms.core.pytree import Tree, tree_map
+from hedgerow.platform.actors.actor_room import actors_that_fit, count_actors, local_resources
 from hedgerow.platform.actors.silence import BEAT, Silence, Watch
 from hedgerow.platform.actors.small_messages import pack_apart, unpack_apart
 from hedgerow.platform.config.experiment import Experiment
@@ -221,11 +223,9 @@ def local_coordinator(
 
     num_shards: original number of shares of a run that is resumed; None: new run.
     """
-    from hedgerow.platform.actors.placement import actors_that_fit, count_actors
-    from hedgerow.platform.actors.session import local_resources
-
     resources, cohort = experiment.resources, experiment.cohort_size(len(partition))
-    here = [local_resources()]
+    # The memory of this machine is asked of Ray, whose import takes a second.
+    here = [local_resources() if resources.memory_mb else {"CPU": float(cpu_count())}]
     shards = num_shards or count_actors(resources, cohort, here)
     workers = max(1, min(shards, actors_that_fit(resources, here)))
     executor = LocalExecutor([experiment], dataset, partition, workers, shards, notify)

@@ -14,6 +14,7 @@ import ray
 from joblib import cpu_count
 from ray.exceptions import AuthenticationError
 
+from hedgerow.platform.actors.actor_room import local_resources
 from hedgerow.platform.actors.cluster_probe import trouble_at
 from hedgerow.platform.actors.ray_folder import private_folder, private_token
 from hedgerow.platform.common.errors import UserError, first_line
@@ -24,7 +25,6 @@ from hedgerow.platform.common.ray_private import (
     host_and_port,
     listens_by_default,
     set_listening,
-    system_memory,
     without_node_dumps,
 )
 
@@ -42,9 +42,6 @@ QUICK = {
 Processes that start with their modules loaded are ready sooner; sums of small models travel with the reply; no process
 keeps a history of its calls, which takes kilobytes per call and is not used without a dashboard.
 """
-
-STORE_SHARE, STORE_MOST = 0.3, 200e9
-"""Default fraction of a node's memory that Ray takes for its object store, and the maximum in bytes."""
 
 _REACHABLE = listens_by_default()
 """Whether Ray's processes are reachable from other machines; on macOS and Windows they are not, by default."""
@@ -243,17 +240,6 @@ def _init(address: str, **settings: Any) -> None:
 _get_handler, _set_handler = ctypes.pythonapi.PyOS_getsig, ctypes.pythonapi.PyOS_setsig
 _get_handler.argtypes, _get_handler.restype = [ctypes.c_int], ctypes.c_void_p
 _set_handler.argtypes, _set_handler.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
-
-
-def memory_of(total: float) -> dict[str, float]:
-    """Split of a node's memory (bytes): the part that processes may reserve, and the object store."""
-    store = min(STORE_SHARE * total, STORE_MOST)
-    return {"memory": total - store, "object_store_memory": store}
-
-
-def local_resources() -> dict[str, float]:
-    """Resources for client actors without a GPU, if Ray is started on this machine."""
-    return {"CPU": float(cpu_count()), **memory_of(system_memory())}
 
 
 def mig_slices() -> int | None:

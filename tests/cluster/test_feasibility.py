@@ -11,7 +11,8 @@ from hedgerow.cli import main
 from hedgerow.cluster.feasibility import place
 from hedgerow.cluster.nodes import parse_nodes
 from hedgerow.cluster.round_time import RoundTimeModel, exchange_seconds, fitted_constants
-from hedgerow.platform.actors.placement import actors_that_fit, bundle_of, bundles, reserved, strategy
+from hedgerow.platform.actors.actor_room import actors_that_fit
+from hedgerow.platform.actors.placement import bundle_of, bundles, reserved, strategy
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.resources import Resources, gpu_share
