@@ -231,8 +231,10 @@ def table(
     Example: hedgerow table feddyn/T2.3/mnist-iid --set rounds=50 --data-root data
     """
     announce(name)
+    from hedgerow.platform.actors.local_processes import prepare
     from hedgerow.searchspaces.reproductions.table_command import list_show_or_run
 
+    prepare()
     return list_show_or_run(name, overrides, methods, grid, show, report, output, data_root, address, job)
 
 

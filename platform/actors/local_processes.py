@@ -89,6 +89,9 @@ def _run_child(work: Callable[[], None]) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         ctypes.CDLL(None).prctl(_PARENT_DEATH, signal.SIGKILL)
+        # Standard output belongs to the command: it may be a JSON document.
+        os.dup2(2, 1)
+        sys.stdout = sys.stderr
         work()
         code = 0
     except BaseException:
@@ -245,7 +248,10 @@ class LocalProcess:
         self.connection, there = socket.socketpair()
         for end in (self.connection, there):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
-        socket.send_fds(_forks, [b"f"], [there.fileno()])
+        try:
+            socket.send_fds(_forks, [b"f"], [there.fileno()])
+        except OSError as error:
+            raise RuntimeError("the process that forks this run's processes has ended") from error
         there.close()
         self.pid: int | None = None
 

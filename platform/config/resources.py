@@ -27,8 +27,9 @@ class Resources(Section):
 
     executor: Literal["auto", "ray", "inline"] = Field(
         "auto",
-        description="where clients run; ray: in Ray actors; inline: in this process; auto: in Ray actors, and in this "
-        "process until the actors have started, with the same results",
+        description="where clients run; ray: in Ray actors; inline: in this process; auto: in Ray actors on a cluster "
+        "or with GPUs, and otherwise in processes that the command forks on this machine, with the same results (a run "
+        "from Python begins in its own process, and starts Ray if much work remains)",
     )
     actors: int | Literal["auto"] = Field(
         "auto", description="number of client actors; auto: one per free CPU (or GPU share)"
