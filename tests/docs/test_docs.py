@@ -169,4 +169,4 @@ def test_every_test_that_is_named_is_there():
         for file in re.findall(r"[\w/]*\btest_\w+\.py", page.read_text()):
             named += 1
             assert (ROOT / file).is_file(), f"{page.relative_to(ROOT)}: {file}"
-    assert named > 100
+    assert named > 60
