@@ -1,4 +1,4 @@
-"""The documentation tells the truth: every block of it is run, page by page, or at least read where it needs more."""
+"""The documentation is true: every block of it is run, page by page, or at least read where it needs more."""
 
 import re
 import shlex
@@ -56,7 +56,7 @@ class Reader:
             elif words and words[0] == "make":
                 assert f"\n{words[1]}:" in (ROOT / "Makefile").read_text(), line
             else:
-                assert block.needs or not words, f"nobody runs {line!r}"
+                assert block.needs or not words, f"no test runs {line!r}"
 
     def spelled_out(self, word: str) -> list[str]:
         """What a shell makes of a word."""

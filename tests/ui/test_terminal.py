@@ -122,7 +122,7 @@ def test_a_table_leaves_out_columns_and_cuts_no_word():
 
 
 def headings_of(text: str) -> list[str]:
-    """The headings of a table, each of which may take several lines."""
+    """The headings of a table; each may take several lines."""
     lines = [line.strip("┃").split("┃") for line in text.splitlines() if line.startswith("┃")]
     return [" ".join(" ".join(parts).split()) for parts in zip(*lines, strict=True)]
 
