@@ -33,7 +33,7 @@ from hedgerow.platform.ui.command_output import CommandOutput, handle_user_error
 HELP_SECTIONS = {
     "Run": ("run", "search", "replay", "table", "resume"),
     "Write": ("new", "schema", "completion"),
-    "Look": ("report", "compare", "export", "show", "list", "partition", "ui", "push"),
+    "Inspect": ("report", "compare", "export", "show", "list", "partition", "ui", "push"),
     "Clusters": ("plan", "submit", "jobs", "logs", "stop"),
 }
 """Commands under each heading, in the order of the help."""
@@ -338,7 +338,7 @@ def completion(shell: str) -> None:
     click.echo(kind(main, {}, "hedgerow", "_HEDGEROW_COMPLETE").source())
 
 
-# Look
+# Inspect
 
 
 @main.command()
