@@ -42,6 +42,7 @@ def test_the_wheel_holds_every_module(tmp_path):
     assert spaces <= set(zipfile.ZipFile(wheel).namelist())
     pages = {f"hedgerow/{p.relative_to(ROOT).as_posix()}" for p in (ROOT / "reports/page/template").iterdir()}
     assert pages <= set(zipfile.ZipFile(wheel).namelist())
+    assert "hedgerow/reports/demo.zip" in zipfile.ZipFile(wheel).namelist()
     cluster_files = {f"hedgerow/{p.relative_to(ROOT).as_posix()}" for p in (ROOT / "cluster/files").iterdir()}
     assert cluster_files | {"hedgerow/cluster/round_time.json"} <= set(zipfile.ZipFile(wheel).namelist())
 
